@@ -1,0 +1,35 @@
+"""Run one Typer command and turn bad input into one line on stderr and exit status 2."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+from typer._click.exceptions import ClickException  # Typer bundles Click; it exports no base class
+
+from forebay.traces.errors import InputError
+
+
+def new_app(**options: Any) -> typer.Typer:
+    """A Typer app as every word of `forebay` wants it: plain tracebacks, no shell completion."""
+    return typer.Typer(add_completion=False, pretty_exceptions_enable=False, **options)
+
+
+def run_command(app: typer.Typer, word: str, words: Sequence[str]) -> int:
+    """Call `app` with `words`; the exit status."""
+    command = typer.main.get_command(app)
+    try:
+        status = command.main(list(words), prog_name=f"forebay {word}", standalone_mode=False)
+    except ClickException as error:
+        context = getattr(error, "ctx", None)
+        hint = f" (see '{context.command_path} --help')" if context else ""
+        print(f"forebay {word}: {error.format_message()}{hint}", file=sys.stderr)
+        return 2
+    except (typer.Abort, KeyboardInterrupt):
+        return 130
+    except InputError as error:
+        print(f"forebay {word}: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        return 1
+    return status if isinstance(status, int) else 0

@@ -1,0 +1,211 @@
+"""The books of one backend: what runs there, what waits for it, and how long that will take.
+
+Books change when a decision is made, not when a socket opens. An engine prefills first come,
+first served, so the requests sent and not yet answered form a line; its head has been computed
+on since `_head_since`. A backlog is a prediction and shrinks as time passes, but never to
+nothing while the head streams and has given no token: a late engine must look busy, not free.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import inf, log
+
+from forebay.proxy.core.cost import CostModel, features
+from forebay.proxy.core.model import BackendSpec, Bucket, Request
+from forebay.proxy.core.prefix import PrefixIndex
+from forebay.proxy.core.queueing import DeadlineQueue
+
+OVERDUE_SHARE = 0.1  # of its prediction: what a late prefill still counts for
+KV_FULL = 0.95  # of the pool: beyond it the engine preempts or keeps requests waiting
+DEFAULT_INDEX_BLOCKS = 1 << 16  # of a backend whose KV pool is unknown: 128 MiB of prompt text
+LOAD_HALF_LIFE_S = 120.0
+OBSERVE_AFTER_S = 0.05  # prefills batched in one step answer together: measure them together
+
+
+@dataclass(slots=True)
+class Flight:
+    """A request that was sent and has not finished."""
+
+    request: Request
+    bucket: str
+    sent_at: float
+    prefill_s: float
+    uncached_tokens: int
+    reserved_tokens: int
+    first_token_at: float | None = None
+
+
+class Backend:
+    def __init__(self, spec: BackendSpec, buckets: Iterable[Bucket]) -> None:
+        self.spec = spec
+        self.name = spec.name
+        self.kv_tokens = spec.kv_tokens
+        self.up = False
+        self.cost = CostModel()
+        self.prefixes = PrefixIndex(DEFAULT_INDEX_BLOCKS)
+        self.queues = {bucket.name: DeadlineQueue() for bucket in buckets}
+        self.flights: dict[str, Flight] = {}
+        self.reserved_tokens = 0
+        self.sent_prompt_tokens = 0
+        self.prefills: OrderedDict[str, Flight] = OrderedDict()
+        self.prefills_of = dict.fromkeys(self.queues, 0)
+        self.decode_s = 1.0  # smoothed time from first token to finish
+        self._line_s = 0.0  # sum of prefill_s over `prefills`
+        self._head_since = 0.0
+        self._load = 0.0
+        self._load_at = 0.0
+        self._worked_s = dict.fromkeys(self.queues, 0.0)  # decayed prefill seconds, by bucket
+        self._pending_terms = [0.0, 0.0, 0.0]
+        self._pending_since = 0.0
+
+    def __repr__(self) -> str:
+        state = "up" if self.up else "down"
+        return (
+            f"<Backend {self.name} {state} running={len(self.flights)}/{self.spec.max_concurrency}"
+            f" prefills={len(self.prefills)} queued={self.queued}>"
+        )
+
+    @property
+    def queued(self) -> int:
+        return sum(len(queue) for queue in self.queues.values())
+
+    @property
+    def idle(self) -> bool:
+        return not self.flights and not self.queued
+
+    def matched_tokens(self, request: Request) -> int:
+        """Prompt tokens this backend probably holds; the last token is always computed."""
+        if not request.blocks:
+            return 0
+        matched = self.prefixes.match(request.blocks) * request.block_tokens
+        return max(0, min(int(matched), request.prompt_tokens - 1))
+
+    def prefill_s(self, request: Request, matched_tokens: int) -> float:
+        return self.cost.predict_s(request.prompt_tokens - matched_tokens, request.prompt_tokens)
+
+    # What is ahead of a newcomer.
+
+    def backlog_s(self, now: float) -> float:
+        """Predicted seconds until the engine has given a first token to all it was sent."""
+        if not self.prefills:
+            return 0.0
+        head = next(iter(self.prefills.values()))
+        left = head.prefill_s - (now - self._head_since)
+        floor = OVERDUE_SHARE * head.prefill_s if head.request.streams else 0.0
+        return self._line_s - head.prefill_s + max(left, floor)
+
+    def backlog_below_at(self, limit_s: float) -> float:
+        """When the backlog falls below `limit_s` by itself; inf if only an answer can do it."""
+        if not self.prefills:
+            return -inf
+        head = next(iter(self.prefills.values()))
+        rest = self._line_s - head.prefill_s
+        floor = OVERDUE_SHARE * head.prefill_s if head.request.streams else 0.0
+        if not head.request.streams and rest >= limit_s:
+            return self._head_since + head.prefill_s  # the head leaves the line then
+        if rest + floor >= limit_s:
+            return inf
+        return self._head_since + self._line_s - limit_s
+
+    def slots_wait_s(self, ahead: int) -> float:
+        """Predicted wait for a free slot with `ahead` others waiting for one too."""
+        missing = len(self.flights) + ahead + 1 - self.spec.max_concurrency
+        return max(0, missing) * self.decode_s / self.spec.max_concurrency
+
+    def kv_fits(self, tokens: int) -> bool:
+        return not self.flights or self.reserved_tokens + tokens <= KV_FULL * self.kv_tokens
+
+    def kv_wait_s(self, tokens: int) -> float:
+        """Predicted wait for `tokens` of KV cache: those who run give theirs back in turn."""
+        missing = self.reserved_tokens + tokens - KV_FULL * self.kv_tokens
+        if missing <= 0 or not self.flights:
+            return 0.0
+        return min(1.0, missing / self.reserved_tokens) * self.decode_s
+
+    def load(self, now: float) -> float:
+        """Prompt tokens sent, halved every LOAD_HALF_LIFE_S: the long-run share."""
+        return self._load * self._decay(now)
+
+    def worked_share(self, bucket: str, now: float) -> float:
+        """Share of its time that the engine lately spent on prefills of one bucket."""
+        return self._worked_s[bucket] * self._decay(now) * log(2) / LOAD_HALF_LIFE_S
+
+    def _decay(self, now: float) -> float:
+        return float(0.5 ** ((now - self._load_at) / LOAD_HALF_LIFE_S))
+
+    # What changes the books.
+
+    def sent(self, request: Request, bucket: str, matched_tokens: int, now: float) -> Flight:
+        uncached = request.prompt_tokens - matched_tokens
+        flight = Flight(
+            request,
+            bucket,
+            sent_at=now,
+            prefill_s=self.prefill_s(request, matched_tokens),
+            uncached_tokens=uncached,
+            reserved_tokens=uncached + request.output_tokens,
+        )
+        if not self.prefills:
+            self._head_since = now
+            self._begin_observation(now)
+        self.flights[request.id] = self.prefills[request.id] = flight
+        self.prefills_of[bucket] += 1
+        self._line_s += flight.prefill_s
+        self.reserved_tokens += flight.reserved_tokens
+        self.sent_prompt_tokens += request.prompt_tokens
+        decay = self._decay(now)
+        self._worked_s = {name: s * decay for name, s in self._worked_s.items()}
+        self._worked_s[bucket] += flight.prefill_s
+        self._load, self._load_at = self._load * decay + request.prompt_tokens, now
+        self.prefixes.touch(request.blocks)
+        return flight
+
+    def first_token(self, request_id: str, now: float) -> None:
+        """The engine answered: its prefill is over, and says how long prefills take."""
+        flight = self.flights.get(request_id)
+        if flight is None or request_id not in self.prefills:
+            return
+        flight.first_token_at = now
+        terms = features(flight.uncached_tokens, flight.request.prompt_tokens)
+        self._pending_terms = [a + b for a, b in zip(self._pending_terms, terms, strict=True)]
+        self._leave_line(flight, now)
+        elapsed_s = now - self._pending_since
+        if not self.prefills or elapsed_s >= OBSERVE_AFTER_S:
+            if elapsed_s > 0:
+                a, b, c = self._pending_terms
+                self.cost.observe((a, b, c), elapsed_s)
+            self._begin_observation(now)
+
+    def finished(self, request_id: str, now: float) -> Flight:
+        """It completed, failed or was cancelled: everything it held is given back."""
+        flight = self.flights.pop(request_id)
+        if request_id in self.prefills:
+            self._leave_line(flight, now)
+            # It left without a first token: what was measured so far means nothing.
+            self._begin_observation(now)
+        elif flight.first_token_at is not None:
+            self.decode_s += 0.1 * (now - flight.first_token_at - self.decode_s)
+        self.reserved_tokens -= flight.reserved_tokens
+        return flight
+
+    def pass_time(self, now: float) -> None:
+        """Take those out of the line whose first token cannot be seen and is predicted past."""
+        while self.prefills:
+            head = next(iter(self.prefills.values()))
+            ends_at = self._head_since + head.prefill_s
+            if head.request.streams or ends_at > now:
+                return
+            self._leave_line(head, ends_at)
+            self._begin_observation(now)
+
+    def _leave_line(self, flight: Flight, now: float) -> None:
+        if next(iter(self.prefills)) == flight.request.id:
+            self._head_since = now
+        del self.prefills[flight.request.id]
+        self.prefills_of[flight.bucket] -= 1
+        self._line_s = self._line_s - flight.prefill_s if self.prefills else 0.0
+
+    def _begin_observation(self, now: float) -> None:
+        self._pending_terms = [0.0, 0.0, 0.0]
+        self._pending_since = now

@@ -1,0 +1,74 @@
+"""The bounded waiting room of one bucket on one backend, earliest deadline first.
+
+Everything the shaper asks on every event is O(log n) or O(1); `ahead_s` looks at each waiting
+request only when deadlines are out of order, and the queue is bounded by `max_queue`.
+"""
+
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from math import inf
+
+from forebay.proxy.core.model import Request
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A request in the queue. `order` breaks ties: the shaper counts arrivals."""
+
+    request: Request
+    bucket: str
+    arrived_at: float
+    deadline: float
+    order: int
+    work_s: float
+    excluded: frozenset[str] = frozenset()
+
+    @property
+    def key(self) -> tuple[float, int]:
+        return self.deadline, self.order
+
+
+class DeadlineQueue:
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, str]] = []
+        self._waiting: dict[str, Waiting] = {}
+        self._latest = -inf
+        self.work_s = 0.0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def push(self, waiting: Waiting) -> None:
+        self._waiting[waiting.request.id] = waiting
+        heappush(self._heap, (*waiting.key, waiting.request.id))
+        self._latest = max(self._latest, waiting.deadline)
+        self.work_s += waiting.work_s
+
+    def head(self) -> Waiting | None:
+        """Who is next; None when nobody waits."""
+        while self._heap:
+            deadline, order, request_id = self._heap[0]
+            waiting = self._waiting.get(request_id)
+            if waiting is not None and waiting.key == (deadline, order):
+                return waiting
+            heappop(self._heap)  # removed earlier: drop its ticket now
+        return None
+
+    def remove(self, request_id: str) -> Waiting | None:
+        waiting = self._waiting.pop(request_id, None)
+        if waiting is not None:
+            self.work_s -= waiting.work_s
+            if not self._waiting:
+                self._heap.clear()
+                self._latest, self.work_s = -inf, 0.0
+        return waiting
+
+    def ahead_s(self, deadline: float) -> float:
+        """Seconds of prefill that leave before a newcomer with this deadline."""
+        if deadline >= self._latest:
+            return self.work_s
+        return sum(w.work_s for w in self._waiting.values() if w.deadline <= deadline)
+
+    def everyone(self) -> list[Waiting]:
+        """All who wait, in the order in which they leave."""
+        return sorted(self._waiting.values(), key=lambda w: w.key)

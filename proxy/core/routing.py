@@ -1,0 +1,84 @@
+"""Which backend a request is meant for.
+
+A route is a pure function from the options (one per backend that is up) to one of them. To try
+another policy write one such function, name it in `policies.py`, and simulate it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from forebay.proxy.core.model import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What sending a request to one backend would mean.
+
+    Attributes:
+        wait_s: predicted wait before its prefill begins.
+        prefill_s: predicted prefill, with what is matched taken off.
+        cold_prefill_s: the same if nothing were cached.
+        matched_tokens: prompt tokens the backend probably holds.
+        load: prompt tokens it was sent lately (Backend.load).
+    """
+
+    backend: str
+    wait_s: float
+    prefill_s: float
+    cold_prefill_s: float
+    matched_tokens: int
+    load: float
+
+    @property
+    def ttft_s(self) -> float:
+        return self.wait_s + self.prefill_s
+
+
+@dataclass(frozen=True, slots=True)
+class Affinity:
+    """How much a cached prefix is worth.
+
+    Attributes:
+        min_match: a match below this share of the prompt is no reason to prefer a backend; every
+            prompt shares an instruction or a system prompt with every other (naive affinity
+            collapses on it: all to one backend).
+        max_imbalance: a backend sent more than this times the mean load is preferred to no one.
+    """
+
+    min_match: float = 0.25
+    max_imbalance: float = 1.25
+
+
+Route = Callable[[Request, Sequence[Option], Affinity], Option]
+
+WORK_WEIGHT = 2.0
+"""A second of prefill delays this request and about one more behind it; a second of wait only
+this one. With 1, a busy warm backend is left too early and the work is done twice."""
+
+
+def warm_or_least_work(request: Request, options: Sequence[Option], affinity: Affinity) -> Option:
+    """The earliest first token, where prefill counts double and cached prefixes save it.
+
+    Ties (all cold, all idle) go to the backend that was sent the fewest tokens, then to the
+    first, so that a run can be repeated.
+    """
+    # Slack for lumps: a few long prompts on one backend are no imbalance yet.
+    fair = affinity.max_imbalance * sum(o.load for o in options) / len(options)
+    fair += 2.0 * request.prompt_tokens
+
+    def score(option: Option) -> tuple[float, float]:
+        enough = option.matched_tokens >= affinity.min_match * request.prompt_tokens
+        prefill_s = option.prefill_s if enough and option.load <= fair else option.cold_prefill_s
+        return option.wait_s + WORK_WEIGHT * prefill_s, option.load
+
+    return min(options, key=score)
+
+
+def least_work(request: Request, options: Sequence[Option], affinity: Affinity) -> Option:
+    """The shortest predicted wait, cached prefixes ignored."""
+    return min(options, key=lambda o: (o.wait_s, o.load))
+
+
+def fewest_tokens(request: Request, options: Sequence[Option], affinity: Affinity) -> Option:
+    """By turns, in tokens: the backend that was sent the fewest lately."""
+    return min(options, key=lambda o: o.load)

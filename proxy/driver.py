@@ -1,0 +1,123 @@
+"""Run a shaper on an asyncio loop: the only place where decisions meet the clock."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from math import inf
+
+from forebay.proxy.core.model import Action, Reject, Request, Send
+from forebay.proxy.core.shaper import Shaper
+
+
+class Rejected(Exception):
+    """The shaper refused the request; `action` says why and when to come back."""
+
+    def __init__(self, action: Reject) -> None:
+        super().__init__(action.reason)
+        self.action = action
+
+
+class Grant:
+    """A slot on a backend. `send` says which; it changes when the request is tried elsewhere."""
+
+    def __init__(self, driver: "Driver", send: Send) -> None:
+        self._driver = driver
+        self.send = send
+
+    def first_token(self) -> None:
+        """The backend has given its first output."""
+        self._driver.apply(self._driver.shaper.first_token(self.send.request.id, self._driver.now))
+
+    async def retry(self) -> Send:
+        """Give the slot back and wait for one on another backend; raises Rejected if none is."""
+        driver, request_id = self._driver, self.send.request.id
+        future = driver.expect(request_id)
+        driver.apply(driver.shaper.retry(request_id, driver.now))
+        self.send = await driver.granted(request_id, future)
+        return self.send
+
+
+class Driver:
+    """Carries the shaper's actions out on futures and keeps its timer."""
+
+    def __init__(self, shaper: Shaper, record: Callable[[float, Action], None]) -> None:
+        self.shaper = shaper
+        self._record = record
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[str, asyncio.Future[Action]] = {}
+        self._held: set[str] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def now(self) -> float:
+        return self._loop.time()
+
+    @asynccontextmanager
+    async def slot(self, request: Request) -> AsyncIterator[Grant]:
+        """Wait for a backend; its slot is freed on leaving, however the block ends.
+
+        Raises Rejected when the request is refused.
+        """
+        future = self.expect(request.id)
+        self.apply(self.shaper.arrive(request, self.now))
+        grant = Grant(self, await self.granted(request.id, future))
+        try:
+            yield grant
+        finally:
+            # A retry that was refused or cancelled has given the slot back already.
+            if request.id in self._held:
+                self._held.remove(request.id)
+                self.apply(self.shaper.finish(request.id, self.now))
+
+    def expect(self, request_id: str) -> asyncio.Future[Action]:
+        self._held.discard(request_id)
+        self._waiting[request_id] = future = self._loop.create_future()
+        return future
+
+    async def granted(self, request_id: str, future: asyncio.Future[Action]) -> Send:
+        try:
+            action = await future
+        except asyncio.CancelledError:
+            # The decision may have raced the cancellation: give back whichever we hold.
+            if self._waiting.pop(request_id, None):
+                self.apply(self.shaper.cancel(request_id, self.now))
+            elif request_id in self._held:
+                self._held.remove(request_id)
+                self.apply(self.shaper.finish(request_id, self.now))
+            raise
+        if isinstance(action, Reject):
+            raise Rejected(action)
+        return action
+
+    def backend_up(self, name: str, kv_tokens: float | None = None) -> None:
+        self.apply(self.shaper.backend_up(name, self.now, kv_tokens))
+
+    def backend_down(self, name: str) -> None:
+        self.apply(self.shaper.backend_down(name, self.now))
+
+    def close(self) -> None:
+        """Stop the timer; requests still held are finished by their own tasks."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def apply(self, actions: list[Action]) -> None:
+        now = self.now
+        for action in actions:
+            self._record(now, action)
+            if isinstance(action, Send):
+                self._held.add(action.request.id)
+            future = self._waiting.pop(action.request.id)
+            if not future.cancelled():  # else its task runs soon, and gives back what it got
+                future.set_result(action)
+        self._rearm()
+
+    def _rearm(self) -> None:
+        self.close()
+        at = self.shaper.wake_at()
+        if at < inf:
+            self._timer = self._loop.call_at(at, self._on_timer, at)
+
+    def _on_timer(self, at: float) -> None:
+        # The loop may fire a hair early; the shaper is told the time it asked for.
+        self.apply(self.shaper.wake(max(at, self.now)))

@@ -1,0 +1,114 @@
+"""Cut a server-sent event stream into events and say what each one means for the request.
+
+Bytes come in as the network cut them; nothing here changes what is relayed. The format is the
+WHATWG event stream: lines end in LF, CRLF or CR, an empty line ends an event, comments start
+with a colon. One event is bounded, so a peer that never ends one cannot fill memory.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+MAX_EVENT_BYTES = 4 << 20
+_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+
+
+class MalformedStream(Exception):
+    """The stream is not a sequence of OpenAI events: too long an event or no JSON object."""
+
+
+class EventScanner:
+    """Split chunks of bytes into the `data` payloads of complete events."""
+
+    def __init__(self, limit: int = MAX_EVENT_BYTES) -> None:
+        self._held = b""
+        self._limit = limit
+
+    @property
+    def mid_event(self) -> bool:
+        """An event has begun and not ended: a stream that stops here was cut."""
+        return bool(self._held.strip())
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """The payloads completed by `chunk`, in order; comments and other fields are dropped."""
+        data = self._held + chunk if self._held else chunk
+        payloads, start = [], 0
+        for end in _END.finditer(data):
+            if payload := _payload(data[start : end.start()]):
+                payloads.append(payload)
+            start = end.end()
+        self._held = data[start:]
+        if len(self._held) > self._limit:
+            raise MalformedStream(f"an event of more than {self._limit} bytes")
+        return payloads
+
+
+def _payload(event: bytes) -> bytes:
+    if event.startswith(b"data: ") and b"\n" not in event and b"\r" not in event:
+        return event[6:]
+    lines = [line[5:] for line in event.splitlines() if line.startswith(b"data:")]
+    return b"\n".join(line[1:] if line.startswith(b" ") else line for line in lines)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEvent:
+    """What one event of an OpenAI stream says.
+
+    Attributes:
+        done: the `[DONE]` mark.
+        has_output: non-empty content, reasoning or tool-call text (role-only, empty and usage
+            events are not output: vllm#3768).
+        finish_reason: of the first choice that carries one.
+        usage: the usage object, when the event has one.
+        error: the error object, when the event has one.
+    """
+
+    done: bool = False
+    has_output: bool = False
+    finish_reason: str | None = None
+    usage: dict[str, Any] | None = None
+    error: dict[str, Any] | None = None
+
+
+_DONE = StreamEvent(done=True)
+
+
+def parse_event(payload: bytes) -> StreamEvent:
+    """Read one payload of a chat or completion stream; raises MalformedStream."""
+    if payload == b"[DONE]":
+        return _DONE
+    try:
+        body = orjson.loads(payload)
+    except orjson.JSONDecodeError as error:
+        raise MalformedStream("an event that is not JSON") from error
+    if not isinstance(body, dict):
+        raise MalformedStream("an event that is not an object")
+    usage, error_body = body.get("usage"), body.get("error")
+    has_output, finish_reason = False, None
+    choices = body.get("choices")
+    for choice in choices if isinstance(choices, list) else ():
+        if isinstance(choice, dict):
+            has_output = has_output or _has_output(choice)
+            finish_reason = finish_reason or choice.get("finish_reason")
+    return StreamEvent(
+        has_output=has_output,
+        finish_reason=finish_reason,
+        usage=usage if isinstance(usage, dict) else None,
+        error=error_body if isinstance(error_body, dict) else None,
+    )
+
+
+def _has_output(choice: dict[str, Any]) -> bool:
+    if choice.get("text"):
+        return True
+    delta = choice.get("delta")
+    if not isinstance(delta, dict):
+        return False
+    return bool(
+        delta.get("content")
+        or delta.get("reasoning_content")
+        or delta.get("reasoning")
+        or delta.get("tool_calls")
+    )

@@ -1,0 +1,233 @@
+"""The parts of the core, each by literal values: cost, prefixes, queue, routes, admission."""
+
+import random
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.proxy.core.admission import refuse, retry_after_s
+from forebay.proxy.core.backend import OVERDUE_SHARE, Backend
+from forebay.proxy.core.cost import CostModel, features
+from forebay.proxy.core.model import Action, BackendSpec, Bucket, Request, Send
+from forebay.proxy.core.partition import may_take_last_at
+from forebay.proxy.core.prefix import PrefixIndex
+from forebay.proxy.core.queueing import DeadlineQueue, Waiting
+from forebay.proxy.core.routing import Affinity, Option, warm_or_least_work
+from forebay.proxy.core.shaper import Shaper
+
+CHAT = Bucket("chat", 5_000, max_queue=2, max_wait_s=2.0)
+DOCUMENT = Bucket("document", 131_072, max_queue=2, max_wait_s=30.0, prefills_per_backend=1)
+
+
+class TestCost:
+    @pytest.mark.parametrize("factor", [0.1, 0.5, 3.0, 20.0])
+    def test_learns_a_machine_of_another_speed(self, factor: float) -> None:
+        rng, model = random.Random(1), CostModel()
+
+        def truth(u: float, n: float) -> float:
+            return factor * (0.01 + 2e-5 * u + 8e-10 * u * (n - u / 2))
+
+        for _ in range(300):
+            n = rng.choice([500, 2_000, 12_000, 60_000, 120_000])
+            u = n * rng.choice([1.0, 0.2])
+            model.observe(features(u, n), truth(u, n) * rng.uniform(0.9, 1.1))
+        for n in (1_000, 30_000, 100_000):
+            assert model.predict_s(n, n) == pytest.approx(truth(n, n), rel=0.15)
+
+    def test_ten_answers_are_enough_for_a_rough_idea(self) -> None:
+        model = CostModel()
+        for _ in range(10):
+            model.observe(features(10_000, 10_000), 1.5)
+        assert model.predict_s(10_000, 10_000) == pytest.approx(1.5, rel=0.1)
+
+    @given(
+        st.lists(
+            st.tuples(st.floats(1, 131_072), st.floats(0.01, 1), st.floats(0, 1e4)), max_size=60
+        )
+    )
+    def test_never_predicts_nothing_or_less(self, seen: list[tuple[float, float, float]]) -> None:
+        model = CostModel()
+        for n, share, seconds in seen:
+            model.observe(features(n * share, n), seconds)
+            assert 0 < model.predict_s(1, 1) < inf
+            assert 0 < model.predict_s(131_072, 131_072) < inf
+
+
+class TestPrefixIndex:
+    def test_matches_the_leading_run_only(self) -> None:
+        index = PrefixIndex(10)
+        index.touch([1, 2, 3])
+        assert [index.match(b) for b in ([1, 2, 3, 4], [1, 9, 3], [])] == [3, 1, 0]
+
+    def test_the_tail_is_evicted_before_the_head(self) -> None:
+        index = PrefixIndex(4)
+        index.touch([1, 2, 3])
+        index.touch([7, 8])
+        assert index.match([1, 2, 3]) == 2
+        assert index.match([7, 8]) == 2
+
+    @given(st.lists(st.lists(st.integers(0, 9), max_size=8, unique=True), max_size=30))
+    def test_bounded(self, prompts: list[list[int]]) -> None:
+        index = PrefixIndex(5)
+        for prompt in prompts:
+            index.touch(prompt)
+            assert len(index) <= 5
+            assert index.match(prompt) == min(5, len(prompt))
+
+
+class TestDeadlineQueue:
+    @given(st.lists(st.tuples(st.sampled_from([1.0, 2.0, 3.0]), st.booleans()), max_size=40))
+    def test_leaves_by_deadline_then_arrival(self, steps: list[tuple[float, bool]]) -> None:
+        queue, model = DeadlineQueue(), list[Waiting]()
+        for order, (deadline, pop) in enumerate(steps):
+            waiting = Waiting(Request(str(order), 1), "chat", 0.0, deadline, order, 0.5)
+            queue.push(waiting)
+            model.append(waiting)
+            if pop:
+                head = min(model, key=lambda w: (w.deadline, w.order))
+                assert queue.head() is head
+                queue.remove(head.request.id)
+                model.remove(head)
+            assert queue.work_s == pytest.approx(0.5 * len(model))
+            assert queue.ahead_s(2.0) == pytest.approx(0.5 * sum(w.deadline <= 2.0 for w in model))
+        assert queue.everyone() == sorted(model, key=lambda w: (w.deadline, w.order))
+
+    def test_removing_one_who_is_not_there(self) -> None:
+        assert DeadlineQueue().remove("nobody") is None
+
+
+def option(backend: str, wait_s: float, matched: int = 0, load: float = 0.0) -> Option:
+    """A 10,000-token prompt at 1 ms a token."""
+    return Option(backend, wait_s, (10_000 - matched) / 1000, 10.0, matched, load)
+
+
+class TestRoute:
+    @pytest.mark.parametrize(
+        ("options", "picked"),
+        [
+            ([option("a", 0), option("b", 0)], "a"),  # a tie: the first
+            ([option("a", 0, load=9.0), option("b", 0)], "b"),  # then the fewest tokens
+            ([option("a", 3), option("b", 1)], "b"),  # the shortest wait
+            ([option("a", 3, matched=9_000), option("b", 0)], "a"),  # warm, though busier
+            ([option("a", 19, matched=9_000), option("b", 0)], "b"),  # warm, but too busy
+            ([option("a", 0.1, matched=2_000), option("b", 0)], "b"),  # a common root only
+            # sent far more than its share: its cache is no reason any more
+            ([option("a", 0.1, matched=9_000, load=1e6), option("b", 0, load=1e5)], "b"),
+        ],
+    )
+    def test_warm_or_least_work(self, options: list[Option], picked: str) -> None:
+        request = Request("r", 10_000)
+        assert warm_or_least_work(request, options, Affinity()).backend == picked
+
+
+class TestAdmission:
+    @pytest.mark.parametrize(
+        ("wait_s", "timeout_s", "queued", "idle", "reason"),
+        [
+            (0.0, inf, 0, False, None),
+            (1.6, inf, 0, False, None),  # with the safety of 1.25 just within 2 s
+            (1.7, inf, 0, False, "deadline_unattainable"),
+            (0.0, 9.0, 0, False, "deadline_unattainable"),  # its own prefill takes 10 s
+            (0.0, 9.0, 0, True, None),  # but an idle backend never refuses
+            (0.0, inf, 2, False, "queue_full"),
+        ],
+    )
+    def test_refuse(
+        self, wait_s: float, timeout_s: float, queued: int, idle: bool, reason: str | None
+    ) -> None:
+        request = Request("r", 10_000, timeout_s=timeout_s)
+        got = refuse(request, CHAT, option("a", wait_s), queued=queued, idle=idle)
+        assert got == reason
+
+    @pytest.mark.parametrize(("wait_s", "seconds"), [(0.0, 1.0), (5.0, 4.0), (1e6, 60.0)])
+    def test_retry_after(self, wait_s: float, seconds: float) -> None:
+        assert retry_after_s(Request("r", 1), CHAT, wait_s) == seconds
+
+
+@pytest.mark.parametrize(
+    ("flowing_until", "at"),
+    [(inf, 25.0), (12.0, 12.0)],  # half its patience, or when the chats stop coming
+)
+def test_a_long_prefill_waits_for_the_last_clear_engine(flowing_until: float, at: float) -> None:
+    assert may_take_last_at(10.0, 30.0, flowing_until) == at
+
+
+class TestBacklog:
+    def backend(self) -> Backend:
+        backend = Backend(BackendSpec("a", 8), [CHAT, DOCUMENT])
+        backend.up = True
+        return backend
+
+    def test_shrinks_with_time_but_a_late_engine_looks_busy(self) -> None:
+        backend = self.backend()
+        flight = backend.sent(Request("r", 100_000), "document", 0, now=10.0)
+        whole = flight.prefill_s
+        assert backend.backlog_s(10.0) == whole
+        assert backend.backlog_s(10.0 + whole / 2) == pytest.approx(whole / 2)
+        assert backend.backlog_s(10.0 + 5 * whole) == pytest.approx(OVERDUE_SHARE * whole)
+        backend.first_token("r", 10.0 + whole)
+        assert backend.backlog_s(11.0 + whole) == 0.0
+
+    def test_an_answer_that_does_not_stream_leaves_the_line_when_it_should(self) -> None:
+        backend = self.backend()
+        flight = backend.sent(Request("r", 100_000, streams=False), "document", 0, now=0.0)
+        backend.pass_time(flight.prefill_s)
+        assert not backend.prefills
+        assert backend.cost.observations == 0
+
+
+class Fleet:
+    """Two backends, one clock, actions carried out on nothing."""
+
+    def __init__(self, names: str = "ab") -> None:
+        specs = [BackendSpec(n, 64, 1e6) for n in names]
+        self.shaper = Shaper(specs, [CHAT, DOCUMENT])
+        for name in names:
+            self.shaper.backend_up(name, 0.0)
+
+    def sends(self, actions: list[Action]) -> list[tuple[str, str]]:
+        return [(a.request.id, a.backend) for a in actions if isinstance(a, Send)]
+
+
+class TestShaper:
+    def test_fifty_users_one_document_wait_for_the_first_prefill(self) -> None:
+        """Single flight: followers go where the leader's prefill is, after it."""
+        fleet = Fleet("a")
+        blocks = tuple(range(58))
+        prompts = [Request(str(i), 120_000, 50, blocks, 2_048.0) for i in range(3)]
+        assert fleet.sends(fleet.shaper.arrive(prompts[0], 0.0)) == [("0", "a")]
+        assert fleet.sends(fleet.shaper.arrive(prompts[1], 0.1)) == []
+        assert fleet.sends(fleet.shaper.arrive(prompts[2], 0.1)) == []
+        (send,) = fleet.shaper.first_token("0", 7.0)
+        assert isinstance(send, Send)
+        assert send.request.id == "1"
+        assert send.matched_tokens == 58 * 2_048
+
+    def test_a_chat_finds_one_engine_clear_of_long_documents(self) -> None:
+        fleet = Fleet()
+        chat, first, second = Request("c", 500), Request("d1", 120_000), Request("d2", 120_000)
+        assert fleet.sends(fleet.shaper.arrive(chat, 0.0)) == [("c", "a")]
+        assert fleet.sends(fleet.shaper.arrive(first, 0.1)) == [("d1", "b")]
+        assert fleet.sends(fleet.shaper.arrive(second, 0.2)) == []
+        assert fleet.sends(fleet.shaper.arrive(Request("c2", 500), 0.3)) == [("c2", "a")]
+        fleet.shaper.first_token("c", 0.31)
+        fleet.shaper.first_token("c2", 0.33)
+        # No chat for ten seconds: the second document need not wait for the first any longer.
+        assert fleet.shaper.wake_at() <= 10.3
+        now, sent = 0.4, list[tuple[str, str]]()
+        while not sent and now < 20:
+            now = fleet.shaper.wake_at()
+            sent = fleet.sends(fleet.shaper.wake(now))
+        assert sent == [("d2", "a")]
+        assert now == pytest.approx(10.3)
+
+    def test_everything_down(self) -> None:
+        fleet = Fleet("a")
+        fleet.shaper.backend_down("a", 1.0)
+        (reject,) = fleet.shaper.arrive(Request("r", 10), 1.0)
+        assert getattr(reject, "reason", None) == "no_backend_available"
+
+    def test_repr_shows_the_state_in_a_line(self) -> None:
+        assert "running=0/64" in repr(Fleet().shaper)

@@ -1,0 +1,231 @@
+"""Whatever happens to the shaper, no request is lost, doubled, late or needlessly held."""
+
+from math import inf
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Send
+from forebay.proxy.core.policies import ROUTES
+from forebay.proxy.core.shaper import Shaper
+
+DOCUMENTS = [tuple(range(d * 1000, d * 1000 + 60)) for d in range(3)]
+
+
+class ShaperMachine(RuleBasedStateMachine):
+    """The machine keeps its own model: who waits, who runs where, since when."""
+
+    @initialize(
+        slots=st.lists(st.integers(1, 3), min_size=1, max_size=3),
+        kv_tokens=st.sampled_from([inf, 150_000.0]),
+        prefills=st.sampled_from([1, inf]),
+        max_queue=st.integers(0, 3),
+        route=st.sampled_from(sorted(ROUTES)),
+    )
+    def start(
+        self, slots: list[int], kv_tokens: float, prefills: float, max_queue: int, route: str
+    ) -> None:
+        self.now = 0.0
+        self.max_queue = max_queue
+        self.slots = {str(i): n for i, n in enumerate(slots)}
+        self.up = set(self.slots)
+        self.prefills_per_backend = prefills
+        self.waiting: dict[str, Request] = {}
+        self.since: dict[str, float] = {}
+        self.running: dict[str, tuple[Request, str, str]] = {}
+        self.no_token: set[str] = set()
+        self.arrived = self.left = 0
+        self.shaper = Shaper(
+            [BackendSpec(name, n, kv_tokens) for name, n in self.slots.items()],
+            [
+                Bucket("chat", 5_000, max_queue=max_queue, max_wait_s=2.0),
+                Bucket("document", 131_072, max_queue, 30.0, prefills),
+            ],
+            route=ROUTES[route],
+        )
+        for name in self.slots:
+            self.apply(self.shaper.backend_up(name, self.now))
+
+    def bucket(self, request: Request) -> str:
+        return "chat" if request.prompt_tokens <= 5_000 else "document"
+
+    def idle(self, backend: str) -> bool:
+        return all(b != backend for _, b, _ in self.running.values())
+
+    def apply(self, actions: list[Action], newcomer: str | None = None) -> None:
+        for action in actions:
+            request = self.waiting.pop(action.request.id)
+            assert request == action.request
+            if isinstance(action, Send):
+                assert action.backend in self.up
+                assert action.bucket == self.bucket(request)
+                self.running[request.id] = request, action.backend, action.bucket
+                self.no_token.add(request.id)
+            else:
+                self.left += 1
+                self.check(action, newcomer == request.id)
+
+    def check(self, reject: Reject, on_arrival: bool) -> None:
+        if reject.reason == "prompt_too_long":
+            assert reject.request.prompt_tokens > 131_072
+            return
+        assert 1.0 <= reject.retry_after_s <= 60.0
+        if reject.reason == "queue_full":
+            mates = [r for r in self.waiting.values() if self.bucket(r) == reject.bucket]
+            assert on_arrival
+            assert len(mates) >= self.max_queue
+        elif reject.reason == "deadline_unattainable" and on_arrival:
+            # An idle backend never refuses work, however wrong the estimate.
+            assert not any(self.idle(name) for name in self.up) or self.waiting
+        elif reject.reason == "deadline_unattainable":
+            patience_s = 2.0 if reject.bucket == "chat" else 30.0
+            patience_s = min(patience_s, reject.request.timeout_s)
+            assert self.now - self.since[reject.request.id] >= min(patience_s, 0.0)
+
+    @rule(
+        tokens=st.sampled_from([10, 500, 5_000, 5_001, 40_000, 131_072, 131_073]),
+        document=st.sampled_from([None, 0, 1, 2]),
+        timeout_s=st.sampled_from([0.05, 1.0, inf]),
+        streams=st.booleans(),
+    )
+    def arrive(self, tokens: int, document: int | None, timeout_s: float, streams: bool) -> None:
+        blocks = () if document is None else DOCUMENTS[document][: tokens // 2048]
+        request = Request(str(self.arrived), tokens, 100, blocks, 2048.0, timeout_s, streams)
+        self.arrived += 1
+        self.waiting[request.id] = request
+        self.since[request.id] = self.now
+        self.apply(self.shaper.arrive(request, self.now), newcomer=request.id)
+
+    @precondition(lambda self: self.no_token)
+    @rule(data=st.data())
+    def first_token(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.no_token)))
+        self.no_token.remove(request_id)
+        self.apply(self.shaper.first_token(request_id, self.now))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.running)))
+        del self.running[request_id]
+        self.no_token.discard(request_id)
+        self.left += 1
+        self.apply(self.shaper.finish(request_id, self.now))
+
+    @precondition(lambda self: self.no_token)
+    @rule(data=st.data())
+    def retry(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.no_token)))
+        request, failed, _ = self.running.pop(request_id)
+        self.no_token.remove(request_id)
+        self.waiting[request_id] = request
+        self.since[request_id] = self.now
+        actions = self.shaper.retry(request_id, self.now)
+        assert not any(
+            isinstance(a, Send) and a.request.id == request_id and a.backend == failed
+            for a in actions
+        )
+        self.apply(actions)
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.waiting)))
+        del self.waiting[request_id]
+        self.left += 1
+        self.apply(self.shaper.cancel(request_id, self.now))
+
+    @precondition(lambda self: self.up)
+    @rule(data=st.data())
+    def backend_down(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.up)))
+        self.up.remove(name)
+        self.apply(self.shaper.backend_down(name, self.now))
+
+    @precondition(lambda self: len(self.up) < len(self.slots))
+    @rule(data=st.data())
+    def backend_up(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(set(self.slots) - self.up)))
+        self.up.add(name)
+        self.apply(self.shaper.backend_up(name, self.now))
+
+    @rule(step=st.sampled_from([0.0, 0.01, 0.3, 5.0]))
+    def time_passes(self, step: float) -> None:
+        end, wakes = self.now + step, 0
+        while (at := self.shaper.wake_at()) <= end:
+            assert at > self.now or wakes == 0, "a timer that does not move spins"
+            self.now, wakes = at, wakes + 1
+            self.apply(self.shaper.wake(at))
+            assert wakes < 500
+        self.now = end
+
+    @invariant()
+    def every_request_is_somewhere(self) -> None:
+        assert self.arrived == len(self.waiting) + len(self.running) + self.left
+        assert {w.request.id for w in self.shaper.waiting()} == set(self.waiting)
+
+    @invariant()
+    def books_balance(self) -> None:
+        for name, backend in self.shaper.backends.items():
+            mine = {i: r for i, (r, b, _) in self.running.items() if b == name}
+            assert set(backend.flights) == set(mine)
+            assert len(mine) <= self.slots[name]
+            assert set(backend.prefills) <= set(mine)
+            assert set(backend.prefills) >= {
+                i for i in mine if i in self.no_token and mine[i].streams
+            }
+            for bucket in ("chat", "document"):
+                lined = [i for i in backend.prefills if self.running[i][2] == bucket]
+                assert backend.prefills_of[bucket] == len(lined)
+            if not mine:
+                assert backend.reserved_tokens == 0
+                assert backend.backlog_s(self.now) == 0.0
+
+    @invariant()
+    def queues_are_bounded(self) -> None:
+        for bucket in ("chat", "document"):
+            mates = [r for r in self.waiting.values() if self.bucket(r) == bucket]
+            assert self.shaper.queued(bucket) == len(mates)
+            # A retry is never refused for a full queue: at most all slots come back at once.
+            assert len(mates) <= self.max_queue + sum(self.slots.values())
+
+    @invariant()
+    def prefill_limit_holds(self) -> None:
+        for backend in self.shaper.backends.values():
+            assert backend.prefills_of["document"] <= self.prefills_per_backend
+
+    @invariant()
+    def nobody_waits_while_every_engine_idles(self) -> None:
+        if self.waiting and self.up:
+            assert self.running
+        if not self.up:
+            assert not self.waiting
+
+    @invariant()
+    def no_head_waits_that_may_start(self) -> None:
+        for backend in self.shaper.backends.values():
+            for queue in backend.queues.values():
+                if head := queue.head():
+                    assert not self.shaper._can_start(backend, head, self.now)
+
+    @invariant()
+    def nobody_waits_past_the_deadline(self) -> None:
+        assert all(w.deadline >= self.now for w in self.shaper.waiting())
+
+    def teardown(self) -> None:
+        """Everyone finishes: nothing is left anywhere."""
+        if not hasattr(self, "shaper"):
+            return
+        while self.running:
+            request_id = min(self.running)
+            del self.running[request_id]
+            self.no_token.discard(request_id)
+            self.left += 1
+            self.apply(self.shaper.finish(request_id, self.now))
+        assert not self.waiting
+        assert self.shaper.wake_at() == inf
+
+
+TestShaper = ShaperMachine.TestCase
+TestShaper.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -1,0 +1,40 @@
+"""The trace record: one request as every reader, writer, replayer and simulator knows it."""
+
+from dataclasses import dataclass
+
+BLOCK_TOKENS = 512
+"""Tokens a block id stands for unless a trace says otherwise (Mooncake's block size)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """One request of a trace.
+
+    The prompt is `text`, or `blocks`: ids of runs of `block_tokens` tokens, prefix-chained, so
+    that two prompts share exactly the tokens of their equal leading ids. The last block holds
+    what remains of `input_tokens`. With neither, only the lengths are known and the prompt
+    shares nothing.
+
+    Attributes:
+        id: unique within a trace.
+        arrival_s: seconds from the start of the trace, never going back.
+        input_tokens: prompt length in tokens.
+        output_tokens: tokens to generate.
+        blocks: block ids, or None when the prompt is text or unknown.
+        block_tokens: tokens in a full block.
+        text: the prompt itself, or None.
+        session: conversation the request belongs to.
+        tenant: customer the request is billed to.
+        document: document the prompt is about.
+    """
+
+    id: str
+    arrival_s: float
+    input_tokens: int
+    output_tokens: int
+    blocks: tuple[int, ...] | None = None
+    block_tokens: int = BLOCK_TOKENS
+    text: str | None = None
+    session: str | None = None
+    tenant: str | None = None
+    document: str | None = None
