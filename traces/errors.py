@@ -1,4 +1,4 @@
-"""The one exception for bad input: its text is the line the user reads, and the exit status is 2."""
+"""The one exception for bad input: its text is the line the user reads; the exit status is 2."""
 
 
 class InputError(Exception):

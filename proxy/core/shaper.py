@@ -35,8 +35,8 @@ from forebay.proxy.core.queueing import Waiting
 from forebay.proxy.core.routing import Affinity, Option, Route, warm_or_least_work
 
 DISPATCH_AHEAD_S = 0.3
-"""A backend is sent more while its predicted backlog is below this: enough that it never waits
-for us, too little for its own queue to matter."""
+"""A backend is sent more while its predicted backlog is below this (the default): enough that it
+never waits for us, too little for its own queue to matter."""
 
 OVERTAKEN_MOST = 0.8  # of the engine: how much of it those who overtake are assumed to take
 MATCH_SLACK_S = 1e-9  # float rounding: a timer set for the moment a backlog ends must find it so
@@ -50,11 +50,13 @@ class Shaper:
         *,
         route: Route = warm_or_least_work,
         affinity: Affinity | None = None,
+        dispatch_ahead_s: float = DISPATCH_AHEAD_S,
     ) -> None:
         self.buckets = {b.name: b for b in sorted(buckets, key=lambda b: b.up_to)}
         self.backends = {spec.name: Backend(spec, buckets) for spec in backends}
         self.affinity = affinity or Affinity()
         self._route = route
+        self._dispatch_ahead_s = dispatch_ahead_s
         self._usable = {
             bucket.name: [
                 b
@@ -122,7 +124,7 @@ class Shaper:
         return self._dispatch([], now)
 
     def retry(self, request_id: str, now: float) -> list[Action]:
-        """Its backend failed before the first byte: try another one, ahead of newcomers."""
+        """Its backend failed before the first byte: send it to another one, queue or refuse it."""
         self._pass_time(now)
         failed, waiting = self._running.pop(request_id)
         failed.finished(request_id, now)
@@ -133,8 +135,13 @@ class Shaper:
             lost = self._reject(waiting, "no_backend_available", now)
             return [lost, *self._dispatch([failed], now)]
         option = self._route(waiting.request, options, self.affinity)
+        backend = self.backends[option.backend]
+        full = self._queued[waiting.bucket] >= self.buckets[waiting.bucket].max_queue
+        if full and not self._can_start(backend, waiting, now):
+            lost = self._reject(waiting, "queue_full", now, option.wait_s)
+            return [lost, *self._dispatch([failed], now)]
         self._enqueue(waiting, option, now)
-        return self._dispatch([failed, self.backends[option.backend]], now)
+        return self._dispatch([failed, backend], now)
 
     def backend_up(self, name: str, now: float, kv_tokens: float | None = None) -> list[Action]:
         """The backend takes work. Its cache is empty: it has just started, or was unreachable."""
@@ -164,7 +171,11 @@ class Shaper:
 
     def wake_at(self) -> float:
         """When `wake` has something to do; infinity if no timer is needed."""
-        return min((at for at in self._moments() if at > self._now), default=inf)
+        if not self._waiting:
+            return inf
+        heads = [h for b in self.backends.values() for q in b.queues.values() if (h := q.head())]
+        due = min(head.deadline for head in heads)
+        return min([due, *(at for at in self._moments(heads) if at > self._now)])
 
     def wake(self, now: float) -> list[Action]:
         """Time has passed: send those whose turn it is, refuse those whose deadline is over."""
@@ -253,7 +264,7 @@ class Shaper:
         return (
             backend.up
             and len(backend.flights) < backend.spec.max_concurrency
-            and backend.backlog_s(now) < DISPATCH_AHEAD_S + MATCH_SLACK_S
+            and backend.backlog_s(now) < self._dispatch_ahead_s + MATCH_SLACK_S
         )
 
     def _clear_at(self, backend: Backend, waiting: Waiting, prefill_s: float, now: float) -> float:
@@ -359,18 +370,11 @@ class Shaper:
         for backend in self.backends.values():
             backend.pass_time(now)
 
-    def _moments(self) -> Iterator[float]:
-        """When something can change without an event: deadlines, backlogs that end, patience."""
+    def _moments(self, heads: Iterable[Waiting]) -> Iterator[float]:
+        """When a head may be able to start without an event; what is past has had its effect."""
+        for head in heads:
+            yield may_take_last_at(head.arrived_at, self.buckets[head.bucket].max_wait_s, inf)
         for backend in self.backends.values():
-            if not backend.queued:
-                continue
-            for queue in backend.queues.values():
-                if head := queue.head():
-                    yield head.deadline
-                    bucket = self.buckets[head.bucket]
-                    yield may_take_last_at(head.arrived_at, bucket.max_wait_s, inf)
-        if self._waiting:
-            for backend in self.backends.values():
-                yield backend.backlog_below_at(DISPATCH_AHEAD_S)
-            for arrived_at in self._last_arrival.values():
-                yield arrived_at + FLOWING_S
+            yield backend.backlog_below_at(self._dispatch_ahead_s)
+        for arrived_at in self._last_arrival.values():
+            yield arrived_at + FLOWING_S

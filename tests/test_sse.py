@@ -1,0 +1,79 @@
+"""Events come out the same however the network cut them."""
+
+import itertools
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.proxy.sse import EventScanner, MalformedStream, StreamEvent, parse_event
+
+STREAM = (
+    b": keep-alive\n\n"
+    b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
+    b'data: {"choices":[{"delta":{"content":"a"}}]}\r\n\r\n'
+    b"event: x\ndata: 1\ndata:2\n\n"
+    b"data: [DONE]\n\n"
+)
+PAYLOADS = [
+    b'{"choices":[{"delta":{"role":"assistant","content":""}}]}',
+    b'{"choices":[{"delta":{"content":"a"}}]}',
+    b"1\n2",
+    b"[DONE]",
+]
+
+
+@given(st.lists(st.integers(1, len(STREAM) - 1), max_size=12))
+def test_any_cut(cuts: list[int]) -> None:
+    scanner, got, edges = EventScanner(), list[bytes](), [0, *sorted(cuts), len(STREAM)]
+    for start, end in itertools.pairwise(edges):
+        got += scanner.feed(STREAM[start:end])
+    assert got == PAYLOADS
+    assert not scanner.mid_event
+
+
+def test_a_cut_event_is_noticed() -> None:
+    scanner = EventScanner()
+    assert scanner.feed(b'data: {"choi') == []
+    assert scanner.mid_event
+
+
+def test_an_event_without_end_is_bounded() -> None:
+    scanner = EventScanner(limit=100)
+    with pytest.raises(MalformedStream, match="100 bytes"):
+        scanner.feed(b"data: " + b"x" * 200)
+
+
+def choice(**delta: object) -> dict[str, object]:
+    return {"choices": [{"delta": delta, "finish_reason": None}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "event"),
+    [
+        (choice(role="assistant", content=""), StreamEvent()),
+        (choice(content="x"), StreamEvent(has_output=True)),
+        (choice(reasoning_content="x"), StreamEvent(has_output=True)),
+        (choice(reasoning="x"), StreamEvent(has_output=True)),
+        (choice(tool_calls=[{"index": 0}]), StreamEvent(has_output=True)),
+        ({"choices": [{"text": ""}]}, StreamEvent()),
+        ({"choices": [{"text": "x"}]}, StreamEvent(has_output=True)),
+        ({"choices": [{"finish_reason": "stop"}]}, StreamEvent(finish_reason="stop")),
+        ({"choices": [], "usage": {"a": 1}}, StreamEvent(usage={"a": 1})),
+        ({"error": {"code": 503}}, StreamEvent(error={"code": 503})),
+        ({"choices": "odd", "usage": None}, StreamEvent()),
+    ],
+)
+def test_what_an_event_says(body: dict[str, object], event: StreamEvent) -> None:
+    assert parse_event(orjson.dumps(body)) == event
+
+
+def test_done() -> None:
+    assert parse_event(b"[DONE]").done
+
+
+@pytest.mark.parametrize("payload", [b"{", b"[1]", b"7", b"\xff"])
+def test_malformed(payload: bytes) -> None:
+    with pytest.raises(MalformedStream):
+        parse_event(payload)
