@@ -100,7 +100,7 @@ class TestDeadlineQueue:
 
 def option(backend: str, wait_s: float, matched: int = 0, load: float = 0.0) -> Option:
     """A 10,000-token prompt at 1 ms a token."""
-    return Option(backend, wait_s, (10_000 - matched) / 1000, 10.0, matched, load)
+    return Option(backend, wait_s, wait_s / 4, (10_000 - matched) / 1000, 10.0, matched, load)
 
 
 class TestRoute:
@@ -127,7 +127,7 @@ class TestAdmission:
         ("wait_s", "timeout_s", "queued", "idle", "reason"),
         [
             (0.0, inf, 0, False, None),
-            (1.6, inf, 0, False, None),  # with the safety of 1.25 just within 2 s
+            (1.6, inf, 0, False, None),  # with its margin of a quarter just within 2 s
             (1.7, inf, 0, False, "deadline_unattainable"),
             (0.0, 9.0, 0, False, "deadline_unattainable"),  # its own prefill takes 10 s
             (0.0, 9.0, 0, True, None),  # but an idle backend never refuses
@@ -141,17 +141,23 @@ class TestAdmission:
         got = refuse(request, CHAT, option("a", wait_s), queued=queued, idle=idle)
         assert got == reason
 
-    @pytest.mark.parametrize(("wait_s", "seconds"), [(0.0, 1.0), (5.0, 4.0), (1e6, 60.0)])
+    @pytest.mark.parametrize(("wait_s", "seconds"), [(0.0, 1.0), (5.0, 3.0), (1e6, 60.0)])
     def test_retry_after(self, wait_s: float, seconds: float) -> None:
         assert retry_after_s(Request("r", 1), CHAT, wait_s) == seconds
 
 
 @pytest.mark.parametrize(
-    ("flowing_until", "at"),
-    [(inf, 25.0), (12.0, 12.0)],  # half its patience, or when the chats stop coming
+    ("flowing_until", "refused_share", "at"),
+    [
+        (100.0, 0.0, 25.0),  # half its patience
+        (12.0, 0.0, 12.0),  # or when the chats stop coming
+        (100.0, 0.06, 37.0),  # nearly all of it, while chats are being refused
+    ],
 )
-def test_a_long_prefill_waits_for_the_last_clear_engine(flowing_until: float, at: float) -> None:
-    assert may_take_last_at(10.0, 30.0, flowing_until) == at
+def test_a_long_prefill_waits_for_the_last_clear_engine(
+    flowing_until: float, refused_share: float, at: float
+) -> None:
+    assert may_take_last_at(10.0, 30.0, flowing_until, refused_share) == at
 
 
 class TestBacklog:

@@ -206,7 +206,7 @@ class ShaperMachine(RuleBasedStateMachine):
         for backend in self.shaper.backends.values():
             for queue in backend.queues.values():
                 if head := queue.head():
-                    assert not self.shaper._can_start(backend, head, self.now)
+                    assert not self.shaper._outlook.may_start(backend, head, self.now)
 
     @invariant()
     def nobody_waits_past_the_deadline(self) -> None:

@@ -17,6 +17,7 @@ FORGETTING = 0.99
 NOISE = 0.04  # variance of one relative observation: batching, decode beside the prefill
 LEAST_SHARE = 0.02  # of the prior: a coefficient may shrink this far, never to nothing
 UNSURE = 12.0  # sum of the variances of the three scales at the start, and their ceiling
+SPREAD_GAIN = 0.05
 MOST_OFF = 5.0  # one observation counts as at most this many times the prediction
 
 Vector = tuple[float, float, float]
@@ -34,11 +35,12 @@ def features(uncached_tokens: float, prompt_tokens: float) -> Vector:
 class CostModel:
     """Prefill seconds on one backend; `scale` multiplies each term of the prior."""
 
-    __slots__ = ("_p", "observations", "scale")
+    __slots__ = ("_p", "observations", "scale", "spread")
 
     def __init__(self) -> None:
         self.scale: list[float] = [1.0, 1.0, 1.0]
         self.observations = 0
+        self.spread = 0.25  # smoothed relative error of predictions, either way
         # Start unsure by a factor of a few, so that the first answers correct the prior fast.
         self._p = [[UNSURE / 3 if i == j else 0.0 for j in range(3)] for i in range(3)]
 
@@ -61,6 +63,7 @@ class CostModel:
         px = [sum(row[j] * x[j] for j in range(3)) for row in self._p]
         denominator = NOISE * FORGETTING + sum(xi * pxi for xi, pxi in zip(x, px, strict=True))
         error = elapsed_s / predicted - 1.0
+        self.spread += SPREAD_GAIN * (abs(error) - self.spread)
         for i in range(3):
             self.scale[i] = max(LEAST_SHARE, self.scale[i] + px[i] / denominator * error)
         # Forget only while sure: directions never excited would otherwise grow without bound.

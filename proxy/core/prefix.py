@@ -13,6 +13,8 @@ class PrefixIndex:
     def __init__(self, capacity_blocks: int) -> None:
         self.capacity_blocks = capacity_blocks
         self._held: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._anonymous = 0
+        self._other = 0.0
 
     def __len__(self) -> int:
         return len(self._held)
@@ -25,9 +27,18 @@ class PrefixIndex:
                 return position
         return len(blocks)
 
-    def touch(self, blocks: Sequence[int]) -> None:
-        """The backend now computes or reuses `blocks`."""
+    def touch(self, blocks: Sequence[int], other_blocks: float = 0.0) -> None:
+        """The backend now computes or reuses `blocks`.
+
+        `other_blocks` is what the request holds besides, in blocks: the end of the prompt and
+        the output. Nobody asks for it again, but it pushes others out all the same.
+        """
         held = self._held
+        self._other += other_blocks
+        while self._other >= 1.0:
+            self._other -= 1.0
+            self._anonymous -= 1  # no hash is negative
+            held[self._anonymous] = None
         for block in reversed(blocks):
             held[block] = None
             held.move_to_end(block)

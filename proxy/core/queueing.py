@@ -13,14 +13,15 @@ from forebay.proxy.core.model import Request
 
 @dataclass(slots=True)
 class Waiting:
-    """A request in the queue. `order` breaks ties: the shaper counts arrivals."""
+    """A request in the queue of `backend`. `order` breaks ties: the shaper counts arrivals."""
 
     request: Request
     bucket: str
     arrived_at: float
     deadline: float
     order: int
-    work_s: float
+    work_s: float = 0.0
+    backend: str = ""
     excluded: frozenset[str] = frozenset()
 
     @property

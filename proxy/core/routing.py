@@ -16,6 +16,7 @@ class Option:
 
     Attributes:
         wait_s: predicted wait before its prefill begins.
+        margin_s: how much longer that wait may be, nine times in ten.
         prefill_s: predicted prefill, with what is matched taken off.
         cold_prefill_s: the same if nothing were cached.
         matched_tokens: prompt tokens the backend probably holds.
@@ -24,6 +25,7 @@ class Option:
 
     backend: str
     wait_s: float
+    margin_s: float
     prefill_s: float
     cold_prefill_s: float
     matched_tokens: int

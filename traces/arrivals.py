@@ -1,0 +1,41 @@
+"""When requests arrive: endless times from a seed, in seconds from 0, never going back."""
+
+from collections.abc import Iterator
+from itertools import count, repeat
+from math import isfinite
+from random import Random
+
+from forebay.traces.errors import InputError
+
+KINDS = ("burst", "constant", "poisson")
+
+
+def arrival_times(kind: str, rate_per_s: float, seed: int) -> Iterator[float]:
+    """Endless arrival times, to the microsecond.
+
+    `constant`: one every 1/rate; `poisson`: exponential gaps of that mean; `burst`: all at 0,
+    whatever the rate.
+
+    Raises:
+        InputError: an unknown kind, or a rate that is not more than 0.
+    """
+    if kind not in KINDS:
+        raise InputError(f"--arrivals {kind}: not known; one of: {', '.join(KINDS)}")
+    if kind == "burst":
+        return repeat(0.0)
+    check_rate(rate_per_s, "--rate")
+    if kind == "constant":
+        return (round(index / rate_per_s, 6) for index in count())
+    return _poisson(rate_per_s, Random(f"{seed}:arrivals"))
+
+
+def check_rate(rate_per_s: float, option: str) -> None:
+    if not (isfinite(rate_per_s) and rate_per_s > 0):
+        raise InputError(f"{option} {rate_per_s:g}: not a rate; give more than 0 requests a second")
+
+
+def _poisson(rate_per_s: float, dice: Random) -> Iterator[float]:
+    now_s = 0.0
+    while True:
+        now_s += dice.expovariate(rate_per_s)
+        yield round(now_s, 6)

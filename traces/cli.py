@@ -1,0 +1,276 @@
+"""`forebay traces`: parse the words, call, print. Data goes to stdout, talk to stderr."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from forebay.traces.cli_output import Totals, print_description, report, say
+from forebay.traces.errors import InputError
+from forebay.traces.output import answers_path, json_bytes, meta_path, refuse_existing
+from forebay.traces.synth_cli import app as synth_app
+from forebay.traces.tokens import DEFAULT_ENCODING
+
+app = typer.Typer(
+    help="Import, describe and make traces.\n\n"
+    "example:  forebay traces describe mooncake_trace.jsonl",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(synth_app, name="synth")
+
+Output = Annotated[str, typer.Option("--output", "-o", help="the trace to write; - is stdout")]
+Force = Annotated[bool, typer.Option("--force", help="overwrite what is there")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="count bad rows instead of stopping")]
+AsJson = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
+Seed = Annotated[int, typer.Option("--seed", help="equal seeds make equal traces")]
+Arrivals = Annotated[str, typer.Option("--arrivals", help="poisson, constant or burst")]
+Rate = Annotated[float, typer.Option("--rate", help="requests a second")]
+Tokens = Annotated[
+    str, typer.Option("--tokens", help="encoding or model to count by, or: estimate")
+]
+
+
+@app.command("import")
+def import_trace(
+    format_name: Annotated[str, typer.Argument(metavar="FORMAT", help="mooncake or azure")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="the published file; - is stdin")],
+    output: Output,
+    skip_bad: SkipBad = False,
+    force: Force = False,
+    spread_ticks: Annotated[
+        bool, typer.Option("--spread-ticks", help="mooncake: spread arrivals inside 3 s ticks")
+    ] = False,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Turn a published trace into Forebay's format.
+
+    example:  forebay traces import mooncake conversation_trace.jsonl -o conversation.jsonl
+    """
+    from forebay.traces.formats import importer
+    from forebay.traces.jsonl import write_trace
+    from forebay.traces.mooncake import spread_ticks as spread
+
+    if spread_ticks and format_name != "mooncake":
+        raise InputError(f"--spread-ticks: {format_name} has no ticks; leave it out")
+    read = importer(format_name)
+    refuse_existing([output, meta_path(output)], force=force)
+    reader = read(file, skip_bad=skip_bad)
+    totals = Totals(spread(reader, seed=seed) if spread_ticks else reader)
+    write_trace(output, totals)
+    facts = {
+        "command": "import",
+        "format": format_name,
+        "file": file,
+        "spread_ticks": spread_ticks,
+        "seed": seed if spread_ticks else None,
+        "skipped": reader.skipped,
+    }
+    report(totals, output, facts, as_json)
+
+
+@app.command()
+def describe(
+    trace: Annotated[str, typer.Argument(metavar="TRACE", help="the trace; - is stdin")],
+    as_json: AsJson = False,
+    format_name: Annotated[
+        str | None, typer.Option("--format", help="forebay, mooncake or azure; else looked at")
+    ] = None,
+    skip_bad: SkipBad = False,
+) -> None:
+    """Rates, burstiness, length quantiles and the ideal prefix hit ratio of a trace.
+
+    example:  forebay traces describe mooncake_trace.jsonl --json
+    """
+    from forebay.traces.describe import describe as measure
+    from forebay.traces.formats import open_trace
+
+    reader = open_trace(trace, format_name=format_name, skip_bad=skip_bad)
+    result = measure(reader)
+    if as_json:
+        sys.stdout.buffer.write(json_bytes(result.as_dict()))
+        sys.stdout.buffer.flush()
+    else:
+        print_description(trace, result)
+    if reader.skipped:
+        say(f"{reader.skipped} bad rows skipped")
+
+
+@app.command()
+def zeroscrolls(
+    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="zip, directory or .jsonl")],
+    output: Output,
+    task: Annotated[
+        str | None, typer.Option("--task", help="the task, where the path does not say")
+    ] = None,
+    split: Annotated[str, typer.Option("--split", help="test or validation")] = "test",
+    form: Annotated[
+        str, typer.Option("--form", help="completions (input unchanged) or chat")
+    ] = "completions",
+    order: Annotated[str, typer.Option("--order", help="file, grouped, shuffled or zipf")] = "file",
+    zipf: Annotated[float, typer.Option("--zipf", help="exponent of --order zipf")] = 0.8,
+    context: Annotated[
+        int | None,
+        typer.Option("--context", help="cut prompts to this many tokens, answer included"),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", help="only the first so many, in that order")
+    ] = None,
+    tokens: Tokens = DEFAULT_ENCODING,
+    arrivals: Arrivals = "poisson",
+    rate: Rate = 1.0,
+    seed: Seed = 0,
+    skip_bad: SkipBad = False,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a trace from ZeroSCROLLS tasks: real documents, several questions about each.
+
+    example:  forebay traces zeroscrolls squality.zip --order shuffled --rate 2 -o squality.jsonl
+    """
+    from forebay.traces.jsonl import write_trace
+    from forebay.traces.sharing import IdealCache
+    from forebay.traces.tokens import counter
+    from forebay.traces.zeroscrolls import by_document, read_task
+    from forebay.traces.zeroscrolls_trace import ordered, to_trace
+
+    for option, value in (("--context", context), ("--limit", limit)):
+        if value is not None and value < 1:
+            raise InputError(f"{option} {value}: give 1 or more")
+    refuse_existing([output, meta_path(output)], force=force)
+    files = [read_task(path, task=task, split=split, skip_bad=skip_bad) for path in paths]
+    for warning in (warning for file in files for warning in file.warnings):
+        say(f"warning: {warning}")
+    count = counter(tokens)
+    samples = ordered(
+        [sample for file in files for sample in file.samples], order, seed=seed, zipf_s=zipf
+    )[:limit]
+    totals = Totals(
+        to_trace(
+            samples,
+            count,
+            form=form,
+            context_tokens=context,
+            arrivals=arrivals,
+            rate_per_s=rate,
+            seed=seed,
+        ),
+        IdealCache(),
+    )
+    write_trace(output, totals)
+    facts = {
+        "command": "zeroscrolls",
+        "sources": [
+            {
+                "task": file.task,
+                "split": file.split,
+                "path": file.path,
+                "sha256": file.sha256,
+                "rows": file.rows,
+                "samples": len(file.samples),
+                "skipped": file.skipped,
+            }
+            for file in files
+        ],
+        "documents": len(by_document(samples)),
+        "form": form,
+        "order": order,
+        "zipf_s": zipf if order == "zipf" else None,
+        "context_tokens": context,
+        "tokens_by": count.name,
+        "arrivals": arrivals,
+        "rate_per_s": rate,
+        "seed": seed,
+    }
+    say(f"tokens counted by {count.name}")
+    report(totals, output, facts, as_json)
+
+
+@app.command()
+def needle(
+    output: Output,
+    haystack: Annotated[
+        list[str] | None,
+        typer.Option("--haystack", help='.jsonl of {"doc_id", "text"}; else meaningless words'),
+    ] = None,
+    lengths: Annotated[
+        str, typer.Option("--lengths", help="prompt tokens, with commas")
+    ] = "8192,32768,122880",
+    depths: Annotated[str, typer.Option("--depths", help="0 to 1, with commas")] = "0.1,0.5,0.9",
+    questions: Annotated[int, typer.Option("--questions", help="questions a haystack")] = 4,
+    output_tokens: Annotated[int, typer.Option("--output-tokens", help="answer budget")] = 32,
+    tokens: Tokens = DEFAULT_ENCODING,
+    arrivals: Arrivals = "constant",
+    rate: Rate = 1.0,
+    seed: Seed = 0,
+    answers: Annotated[
+        str | None, typer.Option("--answers", help="expected answers; else OUTPUT.answers.jsonl")
+    ] = None,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Hide a fact in a long text and ask for it; expected answers go beside the trace.
+
+    example:  forebay traces needle --haystack stories.jsonl --lengths 8192,65536 -o needle.jsonl
+    """
+    from forebay.traces.jsonl import row_bytes
+    from forebay.traces.needle import (
+        answer_line,
+        generated_haystack,
+        load_haystack,
+        needle_requests,
+    )
+    from forebay.traces.output import whole_file
+    from forebay.traces.tokens import counter
+
+    if output == "-" and answers is None:
+        raise InputError("--answers: a trace on standard output has no file beside it; name one")
+    beside = Path(answers) if answers else answers_path(output)
+    refuse_existing([output, meta_path(output), beside], force=force)
+    wanted = _numbers(lengths, "--lengths", int)
+    shares = _numbers(depths, "--depths", float)
+    count = counter(tokens)
+    if haystack:
+        text = load_haystack(haystack)
+    else:  # a third more than needed: a word may be less than a token to some vocabulary
+        text = generated_haystack(max(wanted, default=0) * 4 // 3, seed)
+    made = needle_requests(
+        text,
+        count,
+        lengths=wanted,
+        depths=shares,
+        questions=questions,
+        output_tokens=output_tokens,
+        arrivals=arrivals,
+        rate_per_s=rate,
+        seed=seed,
+    )
+    totals = Totals(())
+    with whole_file(output) as trace, whole_file(beside) as expected:
+        for request, answer in made:
+            totals.add(request)
+            trace.write(row_bytes(request))
+            expected.write(answer_line(answer))
+    facts = {
+        "command": "needle",
+        "haystack": haystack,
+        "lengths": wanted,
+        "depths": shares,
+        "questions": questions,
+        "answers": str(beside),
+        "tokens_by": count.name,
+        "arrivals": arrivals,
+        "rate_per_s": rate,
+        "seed": seed,
+    }
+    say(f"tokens counted by {count.name}; expected answers in {beside}")
+    report(totals, output, facts, as_json)
+
+
+def _numbers(text: str, option: str, kind: type[Any]) -> list[Any]:
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"{option}: {text!r} is not numbers with commas between") from None

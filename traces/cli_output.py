@@ -1,0 +1,108 @@
+"""What the commands of `forebay traces` print, and the totals of a trace on its way to a file."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from forebay.traces.describe import Description, Lengths
+from forebay.traces.output import json_bytes, write_meta
+from forebay.traces.schema import TraceRequest
+from forebay.traces.sharing import IdealCache
+
+
+def say(line: str) -> None:
+    """Talk: standard error, so that standard output can be a pipe of data."""
+    print(line, file=sys.stderr)
+
+
+class Totals:
+    """Passes requests on and adds them up; with a cache also their ideal hit ratio."""
+
+    def __init__(self, requests: Iterable[TraceRequest], cache: IdealCache | None = None) -> None:
+        self._requests = requests
+        self._cache = cache
+        self._hit_tokens = 0.0
+        self.requests = 0
+        self.input_tokens = 0
+        self.output_tokens = 0
+        self.last_s = 0.0
+
+    def __iter__(self) -> Iterator[TraceRequest]:
+        for request in self._requests:
+            self.add(request)
+            yield request
+
+    def add(self, request: TraceRequest) -> None:
+        self.requests += 1
+        self.input_tokens += request.input_tokens
+        self.output_tokens += request.output_tokens
+        self.last_s = request.arrival_s
+        if self._cache is not None:
+            self._hit_tokens += self._cache.look_up(request).hit_tokens
+
+    def as_dict(self) -> dict[str, Any]:
+        facts: dict[str, Any] = {
+            "requests": self.requests,
+            "input_tokens": self.input_tokens,
+            "output_tokens": self.output_tokens,
+            "last_arrival_s": self.last_s,
+        }
+        if self._cache is not None:
+            facts["ideal_hit_ratio"] = self._hit_tokens / max(self.input_tokens, 1)
+        return facts
+
+
+def report(totals: Totals, output: str, facts: dict[str, Any], as_json: bool) -> None:
+    """Write the facts beside the trace and say, in a line or as JSON, what was made."""
+    everything = {**totals.as_dict(), **facts}
+    write_meta(output, everything)
+    if as_json and output != "-":  # standard output is the trace then
+        sys.stdout.buffer.write(json_bytes(everything))
+        sys.stdout.buffer.flush()
+        return
+    skipped = f", {facts['skipped']} bad rows skipped" if facts.get("skipped") else ""
+    say(
+        f"{totals.requests:,} requests, {totals.input_tokens:,} input and "
+        f"{totals.output_tokens:,} output tokens over {totals.last_s:,.1f} s{skipped}"
+        + (f" -> {output}" if output != "-" else "")
+    )
+
+
+def print_description(trace: str, result: Description) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    def number(value: float | None, digits: int = 2) -> str:
+        return "-" if value is None else f"{value:,.{digits}f}"
+
+    rates = Table()
+    rates.add_column("arrivals and sharing")
+    rates.add_column("", justify="right")
+    for name, value in (
+        ("duration, s", number(result.duration_s, 1)),
+        ("mean rate, requests/s", number(result.rate_per_s)),
+        ("peak of 1 s, requests/s", number(result.peak_rate_1s)),
+        ("peak of 60 s, requests/s", number(result.peak_rate_60s)),
+        ("inter-arrival CV (Poisson 1)", number(result.interarrival_cv)),
+        ("dispersion of 60 s counts (Poisson 1)", number(result.dispersion_60s)),
+        ("ideal prefix hit ratio, of tokens", number(result.ideal_hit_ratio, 3)),
+        ("requests reusing more than the root", f"{result.reuse_share:.1%}"),
+        ("sessions", f"{result.sessions:,}"),
+        ("documents", f"{result.documents:,}"),
+    ):
+        rates.add_row(name, value)
+    lengths = Table()
+    lengths.add_column("tokens")
+    for name in ("mean", "p50", "p90", "p99", "max"):
+        lengths.add_column(name, justify="right")
+    for name, one in (("input", result.input_tokens), ("output", result.output_tokens)):
+        lengths.add_row(name, *_length_cells(one))
+    console = Console()
+    console.print(f"{trace}: {result.requests:,} requests", markup=False, soft_wrap=True)
+    console.print(rates)
+    console.print(lengths)
+
+
+def _length_cells(lengths: Lengths) -> list[str]:
+    values = (lengths.p50, lengths.p90, lengths.p99, lengths.max)
+    return [f"{lengths.mean:,.0f}", *(f"{value:,}" for value in values)]

@@ -1,0 +1,158 @@
+"""Forebay's own trace format: one JSON object a line, in order of arrival.
+
+    {"id": "a", "arrival_s": 0.0, "input_tokens": 1500, "output_tokens": 64, "blocks": [0, 1, 2],
+     "session": "user-1", "tenant": "acme", "document": "report.pdf"}
+
+| key | type | |
+| --- | --- | --- |
+| `id` | string | unique within the trace (not checked, see `reader`) |
+| `arrival_s` | number | seconds from the start, 0 or more, never going back |
+| `input_tokens` | integer | 1 or more |
+| `output_tokens` | integer | 0 or more |
+| `blocks` | integers | optional; ids in [0, 2^64), ceil(input_tokens / block_tokens) of them |
+| `block_tokens` | integer | optional; left out when 512 |
+| `text` | string | optional; the prompt itself, never beside `blocks` |
+| `session`, `tenant`, `document` | string | optional |
+
+Keys stand in this order; one that is null is left out; an unknown key is an error, so that a
+misspelt one is not silently lost. Equal requests give equal bytes.
+"""
+
+from collections.abc import Iterable
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from forebay.traces.output import whole_file
+from forebay.traces.reader import RowError, TraceReader
+from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
+
+_KEYS = frozenset(TraceRequest.__slots__)
+_OPTIONAL_TEXT = ("text", "session", "tenant", "document")
+MAX_BLOCK_ID = 2**64 - 1
+
+
+def read_trace(path: str | Path, *, skip_bad: bool = False) -> TraceReader:
+    """A stream of the requests in `path` (`-`: standard input); see `TraceReader` for errors."""
+    return TraceReader(path, lambda line, _: parse_row(line), skip_bad=skip_bad)
+
+
+def parse_row(line: bytes) -> TraceRequest:
+    """One line of the format; RowError when it is not."""
+    row = parse_object(line)
+    if not _KEYS.issuperset(row):
+        unknown = next(key for key in row if key not in _KEYS)
+        raise RowError(f"unknown key {unknown!r}; the keys are {', '.join(TraceRequest.__slots__)}")
+    identity = row.get("id")
+    if type(identity) is not str or not identity:
+        raise RowError(f"id: {_shown(identity)} is not a string with something in it")
+    for key in _OPTIONAL_TEXT:
+        value = row.get(key)
+        if value is not None and type(value) is not str:
+            raise RowError(f"{key}: {_shown(value)} is not a string; quote it or leave it out")
+    input_tokens = whole_number(row, "input_tokens", least=1)
+    block_tokens = BLOCK_TOKENS
+    if row.get("block_tokens") is not None:
+        block_tokens = whole_number(row, "block_tokens", least=1)
+    blocks = None
+    if row.get("blocks") is not None:
+        if row.get("text") is not None:
+            raise RowError("both text and blocks; a prompt is one or the other")
+        blocks = block_ids(row, "blocks", input_tokens, block_tokens)
+    return TraceRequest(
+        id=identity,
+        arrival_s=seconds(row, "arrival_s"),
+        input_tokens=input_tokens,
+        output_tokens=whole_number(row, "output_tokens", least=0),
+        blocks=blocks,
+        block_tokens=block_tokens,
+        text=row.get("text"),
+        session=row.get("session"),
+        tenant=row.get("tenant"),
+        document=row.get("document"),
+    )
+
+
+def parse_object(line: bytes) -> dict[str, Any]:
+    """One line as a JSON object; RowError when it is not one."""
+    try:
+        row = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise RowError(f"not JSON ({error}); each line must hold one JSON object") from error
+    if not isinstance(row, dict):
+        raise RowError(f"{_shown(row)} is not a JSON object; each line must hold one")
+    return row
+
+
+def whole_number(row: dict[str, Any], key: str, *, least: int) -> int:
+    value = row.get(key)
+    if type(value) is not int or value < least:  # not isinstance: True is no number of tokens
+        raise RowError(f"{key}: {_shown(value)} is not a whole number of {least} or more")
+    return value
+
+
+def seconds(row: dict[str, Any], key: str) -> float:
+    """A time of 0 or more under `key`, in whatever unit the file has."""
+    value: Any = row.get(key)
+    if type(value) not in (int, float) or not isfinite(value) or value < 0:
+        raise RowError(f"{key}: {_shown(value)} is not a time of 0 or more")
+    return float(value)
+
+
+def block_ids(
+    row: dict[str, Any], key: str, input_tokens: int, block_tokens: int
+) -> tuple[int, ...]:
+    """The ids under `key`, as many as `input_tokens` needs."""
+    ids = row.get(key)
+    if not isinstance(ids, list):
+        raise RowError(f"{key}: {_shown(ids)} is not a list of block ids")
+    # Four passes in C are several times faster than one loop here, and traces are long.
+    if ids and (set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) > MAX_BLOCK_ID):
+        wrong = next(one for one in ids if type(one) is not int or not 0 <= one <= MAX_BLOCK_ID)
+        raise RowError(f"{key}: {_shown(wrong)} is not a block id (a whole number in [0, 2^64))")
+    needed = -(-input_tokens // block_tokens)
+    if len(ids) != needed:
+        raise RowError(
+            f"{key}: {len(ids)} ids for {input_tokens} tokens; blocks of {block_tokens} tokens "
+            f"make {needed}"
+        )
+    return tuple(ids)
+
+
+def row_bytes(request: TraceRequest) -> bytes:
+    """`request` as one line of the format, with its newline."""
+    row: dict[str, Any] = {
+        "id": request.id,
+        "arrival_s": float(request.arrival_s),
+        "input_tokens": request.input_tokens,
+        "output_tokens": request.output_tokens,
+    }
+    if request.blocks is not None:
+        row["blocks"] = request.blocks
+    if request.block_tokens != BLOCK_TOKENS:
+        row["block_tokens"] = request.block_tokens
+    for key in _OPTIONAL_TEXT:
+        value = getattr(request, key)
+        if value is not None:
+            row[key] = value
+    return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def write_trace(path: str | Path, rows: Iterable[TraceRequest]) -> int:
+    """Write `rows` to `path` (`-`: standard output), whole or not at all; how many there were."""
+    count = 0
+    with whole_file(path) as file:
+        for request in rows:
+            file.write(row_bytes(request))
+            count += 1
+    return count
+
+
+def _shown(value: object) -> str:
+    """`value` short enough for one line of an error."""
+    if value is None:
+        return "nothing"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,17 @@
+"""Which of several documents is asked about: Zipf popularity."""
+
+from bisect import bisect_right
+from itertools import accumulate
+from random import Random
+
+
+class Zipf:
+    """Rank k of `count` (from 0) with a chance proportional to 1 / (k + 1)^s; s = 0 is even."""
+
+    def __init__(self, count: int, s: float) -> None:
+        self._sums = list(accumulate((rank + 1) ** -s for rank in range(count)))
+
+    def draw(self, dice: Random) -> int:
+        # Floating point may round the product up to the last sum itself.
+        place = bisect_right(self._sums, dice.random() * self._sums[-1])
+        return min(place, len(self._sums) - 1)

@@ -1,0 +1,153 @@
+"""Count tokens: exactly where a vocabulary is at hand, else by an estimate that says so.
+
+Never touches the network. tiktoken would fetch a vocabulary it does not find, so its file is looked
+for and checked first, in the places tiktoken itself reads and in an installed litellm, which
+carries cl100k and o200k.
+"""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import tiktoken
+
+BYTES_PER_TOKEN = 4
+DEFAULT_ENCODING = "o200k_base"
+
+_BLOB = "https://openaipublic.blob.core.windows.net/encodings/"  # a name to hash, never fetched
+# encoding: (vocabulary file, its sha256), from tiktoken_ext/openai_public.py
+_VOCABULARIES = {
+    "o200k_base": (
+        "o200k_base.tiktoken",
+        "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
+    ),
+    "cl100k_base": (
+        "cl100k_base.tiktoken",
+        "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
+    ),
+    "p50k_base": (
+        "p50k_base.tiktoken",
+        "94b5ca7dff4d00767bc256fdd1b27e5b17361d7b8a5f968547f9f23eb70d2069",
+    ),
+    "r50k_base": (
+        "r50k_base.tiktoken",
+        "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930",
+    ),
+}
+_SAME_VOCABULARY = {"o200k_harmony": "o200k_base", "p50k_edit": "p50k_base"}
+
+
+class TokenCounter(Protocol):
+    """Counts tokens of text. `name` says how; `exact` is False for an estimate."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def exact(self) -> bool: ...
+    def count(self, text: str) -> int: ...
+    def head(self, text: str, tokens: int) -> str:
+        """The longest start of `text` of at most `tokens` tokens that is whole characters."""
+
+
+class ByteEstimate:
+    """Four UTF-8 bytes a token: what the simulated engine counts, and near for English prose."""
+
+    exact = False
+
+    def __init__(self, why: str = "") -> None:
+        self.name = f"estimate of bytes/4{f' ({why})' if why else ''}"
+
+    def count(self, text: str) -> int:
+        return -(-len(text.encode()) // BYTES_PER_TOKEN)
+
+    def head(self, text: str, tokens: int) -> str:
+        return text.encode()[: max(tokens, 0) * BYTES_PER_TOKEN].decode("utf-8", "ignore")
+
+
+class VocabularyCount:
+    """tiktoken with a vocabulary found on this machine; special-token text counts as plain text."""
+
+    exact = True
+
+    def __init__(self, encoding: "tiktoken.Encoding") -> None:
+        self.name = encoding.name
+        self._encoding = encoding
+
+    def count(self, text: str) -> int:
+        return len(self._encoding.encode_ordinary(text))
+
+    def head(self, text: str, tokens: int) -> str:
+        kept = self._encoding.encode_ordinary(text)[: max(tokens, 0)]
+        # A token may end inside a character: leave the broken one out.
+        return self._encoding.decode(kept, errors="ignore")
+
+
+def counter(model_or_encoding: str = DEFAULT_ENCODING) -> TokenCounter:
+    """The counter for an encoding (`o200k_base`), a model tiktoken knows, or `estimate`.
+
+    Falls back to the estimate, whose name says why, when no vocabulary is at hand.
+    """
+    if model_or_encoding == "estimate":
+        return ByteEstimate()
+    encoding = _encoding_name(model_or_encoding)
+    if encoding is None:
+        return ByteEstimate(f"no vocabulary for {model_or_encoding!r} here")
+    folder = _folder_with(encoding)
+    if folder is None:
+        return ByteEstimate(f"the {encoding} vocabulary is not on this machine")
+    return VocabularyCount(_load(encoding, folder))
+
+
+def _encoding_name(model_or_encoding: str) -> str | None:
+    if _SAME_VOCABULARY.get(model_or_encoding, model_or_encoding) in _VOCABULARIES:
+        return model_or_encoding
+    from tiktoken.model import encoding_name_for_model
+
+    try:
+        encoding = encoding_name_for_model(model_or_encoding)
+    except KeyError:
+        return None
+    return encoding if _SAME_VOCABULARY.get(encoding, encoding) in _VOCABULARIES else None
+
+
+def _folder_with(encoding: str) -> Path | None:
+    """The first folder with the vocabulary, whole, under the name tiktoken gives it."""
+    file, sha256 = _VOCABULARIES[_SAME_VOCABULARY.get(encoding, encoding)]
+    name = hashlib.sha1((_BLOB + file).encode(), usedforsecurity=False).hexdigest()
+    for folder in _folders():
+        try:
+            if hashlib.sha256((folder / name).read_bytes()).hexdigest() == sha256:
+                return folder
+        except OSError:  # not here, or not for us to read
+            continue
+    return None
+
+
+def _folders() -> Iterator[Path]:
+    for variable in ("TIKTOKEN_CACHE_DIR", "DATA_GYM_CACHE_DIR"):
+        if os.environ.get(variable):
+            yield Path(os.environ[variable])
+    yield Path(tempfile.gettempdir()) / "data-gym-cache"
+    litellm = find_spec("litellm")  # does not import it
+    for place in (litellm and litellm.submodule_search_locations) or ():
+        yield Path(place) / "litellm_core_utils" / "tokenizers"
+
+
+def _load(encoding: str, folder: Path) -> "tiktoken.Encoding":
+    """The encoding from `folder`, which tiktoken takes from the environment only."""
+    import tiktoken
+
+    before = os.environ.get("TIKTOKEN_CACHE_DIR")
+    os.environ["TIKTOKEN_CACHE_DIR"] = str(folder)
+    try:
+        return tiktoken.get_encoding(encoding)
+    finally:
+        if before is None:
+            del os.environ["TIKTOKEN_CACHE_DIR"]
+        else:
+            os.environ["TIKTOKEN_CACHE_DIR"] = before

@@ -1,0 +1,78 @@
+"""What is sent for a ZeroSCROLLS sample: its chat or completions form, cut to a context length.
+
+Cutting takes from the end of the document, so that the shared prefix stays shared.
+Source: experiments/api of tau-nlp/zero_scrolls.
+"""
+
+from dataclasses import replace
+
+from forebay.traces.errors import InputError
+from forebay.traces.tokens import TokenCounter
+from forebay.traces.zeroscrolls import TASKS, Sample
+
+NO_EXPLANATION = " Do not provide any explanation."
+FORMS = ("completions", "chat")
+
+
+def prompt_form(sample: Sample, form: str) -> Sample:
+    """`sample` with the input as the endpoint wants it, its indices still true.
+
+    Completions: unchanged. Chat: up to the end of the query, since the response header ("Answer:")
+    is for a text to be continued; six tasks are told in their first paragraph not to explain.
+    """
+    if form == "completions":
+        return sample
+    if form != "chat":
+        raise InputError(f"--form {form}: not a form; one of: {', '.join(FORMS)}")
+    if not TASKS[sample.task].summary:
+        sample = _without_explanation(sample)
+    return replace(sample, input=sample.input[: sample.query_end])
+
+
+def _without_explanation(sample: Sample) -> Sample:
+    at = sample.input.find("\n\n")
+    if at < 0:
+        at = sample.document_start
+    added = len(NO_EXPLANATION)
+
+    def moved(index: int) -> int:
+        return index + added if index >= at else index
+
+    # The official code forgets the inner documents; they move with the rest here.
+    return replace(
+        sample,
+        input=sample.input[:at] + NO_EXPLANATION + sample.input[at:],
+        document_start=moved(sample.document_start),
+        document_end=moved(sample.document_end),
+        query_start=moved(sample.query_start),
+        query_end=moved(sample.query_end),
+        inner_starts=tuple(moved(index) for index in sample.inner_starts),
+    )
+
+
+def truncated_prompt(
+    sample: Sample, counter: TokenCounter, context_tokens: int, max_new_tokens: int
+) -> str:
+    """The input of `sample`, cut so that it and `max_new_tokens` fit in `context_tokens`.
+
+    Kept are the start, on a token, then the separator and everything from the query on.
+
+    Raises:
+        InputError: not even the query fits.
+    """
+    room = context_tokens - max_new_tokens
+    if counter.count(sample.input) <= room:
+        return sample.input
+    suffix = sample.separator + sample.input[sample.query_start :]
+    before = sample.input[: sample.query_start]
+    budget = room - counter.count(suffix)
+    while budget > 0:
+        prompt = counter.head(before, budget) + suffix
+        over = counter.count(prompt) - room
+        if over <= 0:
+            return prompt
+        budget -= over  # tokens at the seam may come out differently than apart
+    raise InputError(
+        f"{sample.task} {sample.id!r}: the query and {max_new_tokens} new tokens do not fit in "
+        f"--context {context_tokens}; give a longer one"
+    )

@@ -1,0 +1,93 @@
+"""Turn ZeroSCROLLS samples into a trace: in which order, at which times.
+
+The order matters more to prefix caching than the rate does, so it is a choice with a seed.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from random import Random
+
+from forebay.traces.arrivals import arrival_times
+from forebay.traces.errors import InputError
+from forebay.traces.schema import TraceRequest
+from forebay.traces.tokens import TokenCounter
+from forebay.traces.zeroscrolls import TASKS, Sample, by_document
+from forebay.traces.zeroscrolls_prompts import prompt_form, truncated_prompt
+
+ORDERS = ("file", "grouped", "shuffled", "zipf")
+
+
+def ordered(
+    samples: Sequence[Sample], order: str, *, seed: int, zipf_s: float = 0.8
+) -> list[Sample]:
+    """Each sample once, in one of four orders.
+
+    `file`: as read. `grouped`: those of a document together, documents by first appearance.
+    `shuffled`: at random. `zipf`: documents in a random order of popularity, each time one of those
+    with questions left by Zipf(s), its questions in file order (query without replacement).
+    """
+    if order not in ORDERS:
+        raise InputError(f"--order {order}: not an order; one of: {', '.join(ORDERS)}")
+    if order == "file":
+        return list(samples)
+    dice = Random(f"{seed}:order")
+    if order == "shuffled":
+        return dice.sample(samples, len(samples))
+    groups = list(by_document(samples).values())
+    if order == "grouped":
+        return [sample for group in groups for sample in group]
+    if not 0 <= zipf_s <= 10:
+        raise InputError(f"--zipf {zipf_s:g}: give an exponent from 0 (even) to 10")
+    dice.shuffle(groups)
+    left = [(list(reversed(group)), (rank + 1) ** -zipf_s) for rank, group in enumerate(groups)]
+    result: list[Sample] = []
+    while left:  # quadratic in documents, of which a task has at most 500
+        sums = list(accumulate(weight for _, weight in left))
+        place = min(bisect_right(sums, dice.random() * sums[-1]), len(sums) - 1)
+        group = left[place][0]
+        result.append(group.pop())
+        if not group:
+            del left[place]
+    return result
+
+
+def to_trace(
+    samples: Sequence[Sample],
+    counter: TokenCounter,
+    *,
+    form: str = "completions",
+    context_tokens: int | None = None,
+    arrivals: str = "poisson",
+    rate_per_s: float = 1.0,
+    seed: int = 0,
+) -> Iterator[TraceRequest]:
+    """One request for each sample, in the order given; ids are `TASK/ID`.
+
+    `document` is the first 16 hex digits of the document's sha256, before any cutting.
+    """
+    times = arrival_times(arrivals, rate_per_s, seed)
+    return _rows(samples, counter, form, context_tokens, times)
+
+
+def _rows(
+    samples: Sequence[Sample],
+    counter: TokenCounter,
+    form: str,
+    context_tokens: int | None,
+    times: Iterator[float],
+) -> Iterator[TraceRequest]:
+    for sample, arrival_s in zip(samples, times, strict=False):  # the times never end
+        max_new_tokens = TASKS[sample.task].max_new_tokens
+        shaped = prompt_form(sample, form)
+        text = shaped.input
+        if context_tokens is not None:
+            text = truncated_prompt(shaped, counter, context_tokens, max_new_tokens)
+        yield TraceRequest(
+            id=f"{sample.task}/{sample.id}",
+            arrival_s=arrival_s,
+            input_tokens=max(counter.count(text), 1),
+            output_tokens=max_new_tokens,
+            text=text,
+            document=sample.document_sha256()[:16],
+        )
