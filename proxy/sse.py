@@ -31,18 +31,24 @@ class EventScanner:
         """An event has begun and not ended: a stream that stops here was cut."""
         return bool(self._held.strip())
 
-    def feed(self, chunk: bytes) -> list[bytes]:
-        """The payloads completed by `chunk`, in order; comments and other fields are dropped."""
+    def events(self, chunk: bytes) -> list[tuple[bytes, bytes]]:
+        """The events completed by `chunk`, in order: as received, and their payloads.
+
+        The first parts joined are the stream, byte for byte. A comment has an empty payload.
+        """
         data = self._held + chunk if self._held else chunk
-        payloads, start = [], 0
+        events, start = [], 0
         for end in _END.finditer(data):
-            if payload := _payload(data[start : end.start()]):
-                payloads.append(payload)
+            events.append((data[start : end.end()], _payload(data[start : end.start()])))
             start = end.end()
         self._held = data[start:]
         if len(self._held) > self._limit:
             raise MalformedStream(f"an event of more than {self._limit} bytes")
-        return payloads
+        return events
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """The payloads completed by `chunk`, in order; comments and other fields are dropped."""
+        return [payload for _, payload in self.events(chunk) if payload]
 
 
 def _payload(event: bytes) -> bytes:

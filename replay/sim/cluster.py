@@ -113,7 +113,8 @@ class Fleet:
     def _add(self, name: str, row: TraceRequest) -> None:
         engine = self.engines[name]
         engine.add(served(row, self._loop.now, engine.limits.block_size))
-        self._start_step(name)
+        # After everything else due now: requests that come together share the first step.
+        self._loop.at(self._loop.now, partial(self._start_step, name))
 
     def _start_step(self, name: str) -> None:
         engine = self.engines[name]

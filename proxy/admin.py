@@ -1,0 +1,93 @@
+"""The admin port: alive, ready, metrics, status, live page. Never reachable from the public one."""
+
+import asyncio
+from collections.abc import Callable
+from importlib.resources import files
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from forebay.proxy.app import App
+from forebay.proxy.core.backend import Backend
+from forebay.proxy.driver import Driver
+from forebay.proxy.estimate import TokenEstimate
+from forebay.proxy.metrics import ProxyMetrics
+
+
+class Admin:
+    def __init__(
+        self,
+        app: App,
+        driver: Driver,
+        metrics: ProxyMetrics,
+        estimate: TokenEstimate,
+        drain: Callable[[], None],
+    ) -> None:
+        self._app = app
+        self._driver = driver
+        self._metrics = metrics
+        self._estimate = estimate
+        self._drain = drain
+        self._page = files("forebay.proxy").joinpath("live.html").read_bytes()
+        self._started_at = asyncio.get_running_loop().time()
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        match request.method, request.raw_path.partition("?")[0]:
+            case "GET" | "HEAD", "/healthz":
+                return web.Response(text="ok\n")
+            case "GET" | "HEAD", "/readyz":
+                ready = self._app.ready
+                return web.Response(status=200 if ready else 503, text=f"ready: {ready}\n")
+            case "GET", "/metrics":
+                text = self._metrics.text()
+                return web.Response(
+                    body=text, headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"}
+                )
+            case "GET", "/status":
+                return web.Response(
+                    body=orjson.dumps(self.status()), content_type="application/json"
+                )
+            case "GET", "/":
+                return web.Response(body=self._page, content_type="text/html", charset="utf-8")
+            case "POST", "/drain":
+                self._drain()
+                return web.Response(status=202, text="draining\n")
+        return web.Response(status=404, text="not found\n")
+
+    def status(self) -> dict[str, Any]:
+        """What `/status` says; JSON."""
+        shaper, now = self._driver.shaper, self._driver.now
+        return {
+            "ready": self._app.ready,
+            "draining": self._app.draining,
+            "uptime_s": round(now - self._started_at, 1),
+            "active_requests": self._app.active,
+            "bytes_per_token": round(self._estimate.bytes_per_token, 3),
+            "queued": {bucket: shaper.queued(bucket) for bucket in shaper.buckets},
+            "backends": [_backend(backend, now) for backend in shaper.backends.values()],
+        }
+
+
+def _backend(backend: Backend, now: float) -> dict[str, Any]:
+    fixed, linear, pairs = backend.cost.scale
+    return {
+        "name": backend.name,
+        "up": backend.up,
+        "in_flight": len(backend.flights),
+        "max_concurrency": backend.spec.max_concurrency,
+        "prefills": len(backend.prefills),
+        "backlog_s": round(backend.backlog_s(now), 3),
+        "queued": {bucket: len(queue) for bucket, queue in backend.queues.items()},
+        "kv_tokens": None if backend.kv_tokens == float("inf") else backend.kv_tokens,
+        "kv_reserved_tokens": backend.reserved_tokens,
+        "prefix_index_blocks": len(backend.prefixes),
+        "prompt_tokens_sent": backend.sent_prompt_tokens,
+        "prefill_cost": {
+            "observations": backend.cost.observations,
+            "relative_error": round(backend.cost.spread, 3),
+            "seconds_10k_tokens": round(backend.cost.predict_s(10_000, 10_000), 4),
+            "seconds_100k_tokens": round(backend.cost.predict_s(100_000, 100_000), 4),
+            "scale": [round(x, 4) for x in (fixed, linear, pairs)],
+        },
+    }

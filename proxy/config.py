@@ -1,0 +1,233 @@
+"""The configuration of the proxy: what keys there are, and what makes a value right.
+
+Where values come from, and who wins, is `config_sources.py`.
+"""
+
+import re
+from math import inf
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
+
+from forebay.proxy.core.model import BackendSpec
+from forebay.proxy.core.model import Bucket as CoreBucket
+from forebay.proxy.core.policies import ROUTES
+from forebay.proxy.core.routing import Affinity
+from forebay.proxy.quantities import seconds, size_bytes
+
+Seconds = Annotated[float, BeforeValidator(seconds), Field(gt=0)]
+Bytes = Annotated[int, BeforeValidator(size_bytes), Field(gt=0)]
+ROUTED = (
+    "/v1/models", "/v1/embeddings", "/v1/responses", "/tokenize", "/detokenize", "/version",
+)  # fmt: skip
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class Listen(_Section):
+    """Where to listen; port 0 takes any free one."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(8080, ge=0, le=65535)
+    admin_port: int = Field(9090, ge=0, le=65535)
+
+
+class BackendConfig(_Section):
+    """One vLLM server."""
+
+    name: str = Field("", pattern=r"^[A-Za-z0-9._-]{0,64}$")
+    url: str
+    max_concurrency: int = Field(64, ge=1)
+
+    @field_validator("url")
+    @classmethod
+    def _base_url(cls, url: str) -> str:
+        try:
+            parts = urlsplit(url)
+            known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:
+            known = False
+        if not known:
+            raise ValueError("give a URL such as http://127.0.0.1:8001")
+        if parts.path.strip("/") or parts.query or parts.fragment or parts.username:
+            raise ValueError("give the server only, such as http://127.0.0.1:8001, with no path")
+        return f"{parts.scheme}://{parts.netloc}"
+
+
+class BucketConfig(_Section):
+    """A length bucket: requests of up to `up_to` estimated prompt tokens share its queue."""
+
+    name: str = Field(pattern=r"^[a-z0-9_-]{1,32}$")
+    up_to: int = Field(ge=1)
+    max_queue: int = Field(256, ge=0)
+    max_wait: Seconds = 30.0
+    prefills_per_backend: int | None = Field(None, ge=1)
+    backends: tuple[str, ...] = ()
+
+
+class AffinityConfig(_Section):
+    """What a cached prefix is worth. kv_tokens: the KV pool of each backend; auto asks it."""
+
+    block_bytes: int = Field(2048, ge=256, le=65536)
+    min_match: float = Field(0.25, ge=0, le=1)
+    max_imbalance: float = Field(1.25, ge=1)
+    kv_tokens: Literal["auto"] | int = "auto"
+
+
+class Admission(_Section):
+    """dispatch_ahead: a backend is sent more while less than this is left for it to prefill."""
+
+    dispatch_ahead: Seconds = 0.3
+
+
+class Timeouts(_Section):
+    connect: Seconds = 2.0
+    first_token: Seconds = 120.0
+    idle: Seconds = 60.0
+    client_headers: Seconds = 10.0
+    client_body: Seconds = 30.0
+    client_write: Seconds = 30.0
+    drain: Seconds = 30.0
+
+
+class Limits(_Section):
+    """connections: auto is half of the process's file descriptors."""
+
+    body: Bytes = 16 << 20
+    header: Bytes = 16 << 10
+    connections: Literal["auto"] | int = "auto"
+    queue_bytes: Bytes = 256 << 20
+
+
+class Health(_Section):
+    interval: Seconds = 1.0
+    timeout: Seconds = 1.0
+
+
+class Tokens(_Section):
+    """bytes_per_token: of prompt text; a start, corrected by the answers' usage."""
+
+    bytes_per_token: float = Field(4.0, gt=0, le=64)
+
+
+class MetricsConfig(_Section):
+    """hlog: a file for the TTFT of each bucket, once a second."""
+
+    hlog: Path | None = None
+
+
+class Config(_Section):
+    """Everything."""
+
+    listen: Listen = Listen()
+    backends: tuple[BackendConfig, ...] = ()
+    buckets: tuple[BucketConfig, ...] = (
+        BucketConfig(name="chat", up_to=5_000, max_wait=2.0),
+        BucketConfig(
+            name="document", up_to=131_072, max_queue=64, max_wait=30.0, prefills_per_backend=1
+        ),
+    )
+    affinity: AffinityConfig = AffinityConfig()
+    admission: Admission = Admission()
+    timeouts: Timeouts = Timeouts()
+    limits: Limits = Limits()
+    health: Health = Health()
+    tokens: Tokens = Tokens()
+    metrics: MetricsConfig = MetricsConfig()
+    routing: str = "warm_or_least_work"
+    routes: tuple[str, ...] = ROUTED
+    reject_status: Literal[429, 503] = 429
+    debug_headers: bool = False
+    upstream_api_key: SecretStr | None = None
+
+    @field_validator("backends")
+    @classmethod
+    def _named(cls, backends: tuple[BackendConfig, ...]) -> tuple[BackendConfig, ...]:
+        named = tuple(
+            b if b.name else b.model_copy(update={"name": f"gpu{i}"})
+            for i, b in enumerate(backends)
+        )
+        for key in ("name", "url"):
+            _unique([getattr(b, key) for b in named], key)
+        return named
+
+    @field_validator("buckets")
+    @classmethod
+    def _ascending(cls, buckets: tuple[BucketConfig, ...]) -> tuple[BucketConfig, ...]:
+        if not buckets:
+            raise ValueError("give at least one bucket")
+        _unique([b.name for b in buckets], "name")
+        limits = [b.up_to for b in buckets]
+        if limits != sorted(set(limits)):
+            raise ValueError(f"up_to must grow from one bucket to the next, not {limits}")
+        return buckets
+
+    @field_validator("routing")
+    @classmethod
+    def _known(cls, routing: str) -> str:
+        if routing not in ROUTES:
+            raise ValueError(f"one of {', '.join(ROUTES)}")
+        return routing
+
+    @field_validator("routes")
+    @classmethod
+    def _raw_paths(cls, routes: tuple[str, ...]) -> tuple[str, ...]:
+        for path in routes:
+            if not re.fullmatch(r"(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+", path):
+                raise ValueError(f"{path!r} is not a plain path such as /v1/models")
+        return routes
+
+    @model_validator(mode="after")
+    def _backends_exist(self) -> Self:
+        known = {b.name for b in self.backends}
+        for bucket in self.buckets:
+            if unknown := [name for name in bucket.backends if name not in known]:
+                raise ValueError(
+                    f"buckets.{bucket.name}.backends: {unknown[0]!r} is no backend; "
+                    f"there are {', '.join(sorted(known)) or 'none'}"
+                )
+        return self
+
+    def core_buckets(self) -> list[CoreBucket]:
+        return [
+            CoreBucket(
+                b.name, b.up_to, b.max_queue, b.max_wait, b.prefills_per_backend or inf, b.backends
+            )
+            for b in self.buckets
+        ]
+
+    def core_backends(self) -> list[BackendSpec]:
+        kv_tokens = self.affinity.kv_tokens
+        size = inf if kv_tokens == "auto" else float(kv_tokens)
+        return [BackendSpec(b.name, b.max_concurrency, size) for b in self.backends]
+
+    def core_affinity(self) -> Affinity:
+        return Affinity(self.affinity.min_match, self.affinity.max_imbalance)
+
+    def max_connections(self) -> float:
+        """Client connections at once."""
+        if self.limits.connections != "auto":
+            return self.limits.connections
+        try:
+            import resource
+        except ImportError:  # Windows: no such limit
+            return inf
+        return resource.getrlimit(resource.RLIMIT_NOFILE)[0] / 2
+
+
+def _unique(values: list[Any], what: str) -> None:
+    for value in values:
+        if values.count(value) > 1:
+            raise ValueError(f"the {what} {value!r} is there twice")

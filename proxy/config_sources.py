@@ -1,0 +1,140 @@
+"""Read a configuration: flag over environment over file over default.
+
+Environment: FOREBAY_ and the key in capitals, two underscores a level, the value as YAML:
+FOREBAY_LISTEN__PORT=8081, FOREBAY_BACKENDS='[{url: "http://127.0.0.1:8001"}]'.
+Every error is one line that says where the value came from and what would be right.
+"""
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from forebay.proxy.config import Config
+from forebay.traces.errors import InputError
+
+PREFIX = "FOREBAY_"
+NOT_OURS = {"FOREBAY_API_KEY", "FOREBAY_CAPTURE_SALT"}  # read by other parts, or yet to be
+NOT_YET = ("tenants", "capture")
+
+
+def load_config(
+    path: Path | None, overrides: Mapping[str, Any], environ: Mapping[str, str]
+) -> Config:
+    """The configuration in force; raises InputError.
+
+    Args:
+        overrides: what the flags say, nested as the file is.
+    """
+    layers = [(str(path), _file(path))] if path else []
+    layers += _environment(environ)
+    layers.append(("command line", dict(overrides)))
+    merged: dict[str, Any] = {}
+    origin: dict[tuple[str, ...], str] = {}
+    for name, values in layers:
+        _merge(merged, values, origin, name, ())
+    for key in NOT_YET:
+        if merged.pop(key, None) is not None:
+            raise InputError(f"{origin.get((key,))}: {key}: not supported yet; leave it out")
+    try:
+        config = Config.model_validate(merged)
+    except ValidationError as error:
+        raise InputError(_line(error, origin)) from None
+    if not config.backends:
+        raise InputError("no backend: give --backend http://HOST:PORT, or `backends` in a file")
+    return config
+
+
+def config_yaml(config: Config) -> str:
+    """The configuration as a file that would give it; secrets masked."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _file(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a text file"
+        raise InputError(f"--config {path}: {reason}") from None
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "not valid YAML"
+        raise InputError(f"{path}{line}: {problem}; not valid YAML") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise InputError(f"{path}: give keys and values, such as `listen: {{port: 8080}}`")
+    return values
+
+
+def _environment(environ: Mapping[str, str]) -> list[tuple[str, dict[str, Any]]]:
+    layers = []
+    for name, text in sorted(environ.items()):
+        if name.startswith(PREFIX) and name not in NOT_OURS:
+            try:
+                value = yaml.safe_load(text)
+            except yaml.YAMLError:
+                raise InputError(f"{name}: {text!r} is not valid YAML") from None
+            for key in reversed(name.removeprefix(PREFIX).lower().split("__")):
+                value = {key: value}
+            layers.append((name, value))
+    return layers
+
+
+def _merge(
+    into: dict[str, Any],
+    values: dict[str, Any],
+    origin: dict[tuple[str, ...], str],
+    name: str,
+    at: tuple[str, ...],
+) -> None:
+    """Later layers win key by key; lists are replaced whole."""
+    for key, value in values.items():
+        path = (*at, str(key))
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            _merge(into[key], value, origin, name, path)
+        else:
+            into[key] = dict(value) if isinstance(value, dict) else value
+            origin[path] = name
+            if isinstance(value, dict):
+                _merge(into[key], value, origin, name, path)
+
+
+def _line(error: ValidationError, origin: dict[tuple[str, ...], str]) -> str:
+    """The first problem in one line, and how many more there are."""
+    problems = error.errors()
+    first = problems[0]
+    at = tuple(str(part) for part in first["loc"])
+    where = next(
+        (origin[at[:n]] for n in range(len(at), 0, -1) if at[:n] in origin), "configuration"
+    )
+    key = ".".join(at)
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    if first["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(at[-1], _keys(first["loc"][:-1]), n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        return f"{where}: {key}: unknown key{hint}{more}"
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "missing":
+        return f"{where}: {key}: missing{more}"
+    given = (
+        "" if isinstance(first["input"], dict | list | tuple | BaseModel) else repr(first["input"])
+    )
+    return f"{where}: {f'{key}: ' if key else ''}{f'{given}: ' if given else ''}{message}{more}"
+
+
+def _keys(at: tuple[int | str, ...]) -> list[str]:
+    """The keys known where an unknown one was found."""
+    model: Any = Config
+    for part in at:
+        if isinstance(part, str):
+            model = model.model_fields[part].annotation
+            if not (isinstance(model, type) and issubclass(model, BaseModel)):
+                model = model.__args__[0]  # tuple[Section, ...]
+    return list(model.model_fields)

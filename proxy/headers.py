@@ -1,0 +1,29 @@
+"""Which headers pass, both ways: an allow-list, so that nothing that frames a message ever does."""
+
+import re
+from collections.abc import Mapping
+from secrets import token_hex
+
+REQUEST_ID = "x-request-id"
+# Authorization passes: a vLLM started with --api-key checks it.
+_TO_BACKEND = ("content-type", "accept", "authorization", "traceparent", "tracestate")
+_TO_CLIENT = ("content-type", "retry-after", "retry-after-ms", "x-should-retry", "cache-control")
+_WELL_FORMED = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+def request_id(headers: Mapping[str, str]) -> str:
+    """The client's id if it is well-formed, else a new one."""
+    given = headers.get(REQUEST_ID, "")
+    return given if _WELL_FORMED.fullmatch(given) else token_hex(16)
+
+
+def to_backend(headers: Mapping[str, str], id_: str) -> dict[str, str]:
+    """What a backend sees of the client's headers."""
+    passed = {name: headers[name] for name in _TO_BACKEND if name in headers}
+    passed[REQUEST_ID] = id_
+    return passed
+
+
+def to_client(headers: Mapping[str, str]) -> dict[str, str]:
+    """What a client sees of the backend's headers."""
+    return {name: headers[name] for name in _TO_CLIENT if name in headers}

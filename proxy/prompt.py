@@ -1,0 +1,175 @@
+"""Read of a request body what the policy needs, and nothing else.
+
+Validates only what is routed on; the rest is the backend's to judge. Prompts become bytes in the
+order in which a chat template puts them (tools, then messages), so equal prefixes of the text are
+equal prefixes of the bytes. Nothing here counts tokens exactly: a tokenizer would stop the loop for
+20 ms at 100k tokens.
+"""
+
+import math
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from xxhash import xxh3_64_intdigest
+
+from forebay.proxy.core.model import Request
+from forebay.proxy.errors import ApiError
+from forebay.proxy.estimate import TokenEstimate
+
+DEFAULT_OUTPUT_TOKENS = 512  # reserved for a request that states no limit
+BYTES_PER_TOKEN_ID = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request body, understood.
+
+    Attributes:
+        prompt_bytes: length of the prompt as text, 0 when it was token ids.
+        streams: the client asked for a stream.
+    """
+
+    request: Request
+    prompt_bytes: int
+    streams: bool
+
+
+def read_body(
+    body: bytes,
+    headers: Mapping[str, str],
+    *,
+    id_: str,
+    chat: bool,
+    estimate: TokenEstimate,
+    block_bytes: int,
+) -> Asked:
+    """Understand a chat (or completion) request; raises ApiError 400 naming the parameter."""
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        # The decoder's own words may quote the prompt: only where it stopped is said.
+        where = f"line {error.lineno}, column {error.colno}"
+        raise ApiError(400, "invalid_json", f"The body is not valid JSON ({where}).") from None
+    if not isinstance(fields, dict):
+        raise _wrong("body", "a JSON object", None)
+    streams = _typed(fields, "stream", bool, False)
+    _typed(fields, "model", str, "")
+    if chat:
+        prompt, token_ids = _chat_bytes(fields), False
+    else:
+        prompt, token_ids = _completion_bytes(fields)
+    tokens = len(prompt) // BYTES_PER_TOKEN_ID if token_ids else estimate.tokens(len(prompt))
+    tokens = max(1, tokens)
+    request = Request(
+        id_,
+        prompt_tokens=tokens,
+        output_tokens=_output_tokens(fields),
+        blocks=_chain(prompt, block_bytes),
+        block_tokens=tokens * block_bytes / max(1, len(prompt)),
+        timeout_s=_timeout_s(headers),
+        streams=streams,
+    )
+    return Asked(request, 0 if token_ids else len(prompt), streams)
+
+
+def _chain(prompt: bytes, block_bytes: int) -> tuple[int, ...]:
+    """Hashes of the full blocks, each covering all before it."""
+    before, hashes = 0, []
+    for start in range(0, len(prompt) - block_bytes + 1, block_bytes):
+        before = xxh3_64_intdigest(prompt[start : start + block_bytes], before)
+        hashes.append(before)
+    return tuple(hashes)
+
+
+def _chat_bytes(fields: dict[str, Any]) -> bytes:
+    messages = fields.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise _wrong("messages", "a list of one or more messages", "messages")
+    parts: list[bytes] = []
+    if tools := fields.get("tools"):
+        parts.append(orjson.dumps(tools))
+    for index, message in enumerate(messages):
+        if not isinstance(message, dict):
+            raise _wrong(f"messages[{index}]", "an object", "messages")
+        parts.append(f"\0{message.get('role')}\0".encode("utf-8", "surrogatepass"))
+        content = message.get("content")
+        if isinstance(content, str):
+            parts.append(content.encode())
+        elif content is not None:
+            parts.append(_parts_bytes(content))
+        if calls := message.get("tool_calls"):
+            parts.append(orjson.dumps(calls))
+    return b"".join(parts)
+
+
+def _parts_bytes(content: Any) -> bytes:
+    """Multi-part content: the text of text parts, anything else as it stands."""
+    if not isinstance(content, list):
+        raise _wrong("content", "a string or a list of parts", "messages")
+    return b"".join(
+        part["text"].encode()
+        if isinstance(part, dict) and isinstance(part.get("text"), str)
+        else orjson.dumps(part)
+        for part in content
+    )
+
+
+def _completion_bytes(fields: dict[str, Any]) -> tuple[bytes, bool]:
+    """The prompt's bytes, and whether they are token ids."""
+    prompt = fields.get("prompt")
+    if isinstance(prompt, str):
+        return prompt.encode(), False
+    if isinstance(prompt, list) and prompt:
+        if isinstance(prompt[0], int):
+            return _id_bytes(prompt), True
+        if all(isinstance(one, str) for one in prompt):
+            return "\0".join(prompt).encode(), False
+        if all(isinstance(one, list) for one in prompt):
+            return b"".join(map(_id_bytes, prompt)), True
+    raise _wrong("prompt", "a string or a list of token ids", "prompt")
+
+
+def _id_bytes(ids: list[Any]) -> bytes:
+    try:
+        return array("I", ids).tobytes()
+    except (TypeError, OverflowError):
+        raise _wrong("prompt", "a string or a list of token ids", "prompt") from None
+
+
+def _output_tokens(fields: dict[str, Any]) -> int:
+    for name in ("max_completion_tokens", "max_tokens"):
+        limit = _typed(fields, name, int, None)
+        if limit is not None:
+            return max(0, min(int(limit), 1 << 20))
+    return DEFAULT_OUTPUT_TOKENS
+
+
+def _timeout_s(headers: Mapping[str, str]) -> float:
+    given = headers.get("x-request-timeout")
+    if given is None:
+        return math.inf
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not seconds > 0:
+        raise _wrong("x-request-timeout", "a number of seconds above 0", "x-request-timeout")
+    return seconds
+
+
+def _typed(fields: dict[str, Any], name: str, kind: type, default: Any) -> Any:
+    value = fields.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise _wrong(
+            name, {bool: "true or false", str: "a string", int: "a whole number"}[kind], name
+        )
+    return value
+
+
+def _wrong(what: str, right: str, param: str | None) -> ApiError:
+    return ApiError(400, "invalid_type", f"{what} must be {right}.", param=param)

@@ -1,0 +1,31 @@
+"""Durations and sizes as people write them: `2s`, `300ms`, `16MiB`."""
+
+import re
+from typing import Any
+
+_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
+
+
+def seconds(value: Any) -> Any:
+    """`300ms`, `2s`, `1m`, `1h` or a plain number of seconds; raises ValueError."""
+    return _quantity(value, _SECONDS, "a duration such as 2s or 300ms")
+
+
+def size_bytes(value: Any) -> Any:
+    """`16KiB`, `16MiB`, `1GiB`, `10MB` or a plain number of bytes; raises ValueError."""
+    size = _quantity(value, _BYTES, "a size such as 16MiB")
+    return int(size) if isinstance(size, float) and size.is_integer() else size
+
+
+def _quantity(value: Any, units: dict[str, float] | dict[str, int], right: str) -> Any:
+    if not isinstance(value, str):
+        return value
+    found = _QUANTITY.fullmatch(value)
+    if found and found.group(2).lower() in units:
+        return float(found.group(1)) * units[found.group(2).lower()]
+    try:
+        return float(value)
+    except ValueError:
+        raise ValueError(f"give {right}") from None

@@ -1,0 +1,78 @@
+"""End what stalls: one task looks at everything that is being waited for, four times a second.
+
+One task instead of a timer a chunk (2.7 us each), and the only thing that ends a response whose
+parser has hung: on a malformed chunk in mid-stream aiohttp 3.14's C parser never wakes the reader
+and drops its read timer, but the connection's transport is gone.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import aiohttp
+from aiohttp import web
+
+TICK_S = 0.25
+
+
+class Stalled(Exception):
+    """The backend sent nothing for too long, or its answer can no longer be read."""
+
+
+class Watch:
+    """What is watched of one relayed answer; `waits` says what it now waits for, and since when."""
+
+    def __init__(self, request: web.BaseRequest, response: aiohttp.ClientResponse) -> None:
+        self.request = request
+        self.response = response
+        self.reading_since: float | None = None
+        self.writing_since: float | None = None
+
+
+class Watchdog:
+    """Use as a context around the life of the proxy."""
+
+    def __init__(self, idle_s: float, client_write_s: float) -> None:
+        self._idle_s = idle_s
+        self._client_write_s = client_write_s
+        self._watches: set[Watch] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "Watchdog":
+        self._task = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    @contextmanager
+    def watching(
+        self, request: web.BaseRequest, response: aiohttp.ClientResponse
+    ) -> Iterator[Watch]:
+        watch = Watch(request, response)
+        self._watches.add(watch)
+        try:
+            yield watch
+        finally:
+            self._watches.remove(watch)
+
+    async def _run(self) -> None:
+        clock = asyncio.get_running_loop().time
+        while True:
+            await asyncio.sleep(TICK_S)
+            for watch in list(self._watches):
+                self._look(watch, clock())
+
+    def _look(self, watch: Watch, now: float) -> None:
+        if watch.writing_since is not None and now - watch.writing_since > self._client_write_s:
+            if watch.request.transport is not None:
+                watch.request.transport.abort()  # the handler is cancelled by that
+        elif watch.reading_since is not None:
+            content, connection = watch.response.content, watch.response.connection
+            lost = connection is not None and connection.transport is None
+            if lost and not content.is_eof() and content.exception() is None:
+                content.set_exception(Stalled("the connection is gone"))
+            elif now - watch.reading_since > self._idle_s:
+                content.set_exception(Stalled("nothing came"))

@@ -1,0 +1,158 @@
+"""The JSON of answers, chunk by chunk, in vLLM 0.32's field order.
+
+Generated text is plain ASCII words, so a chunk is bytes around a word: made once a request, not
+encoded once a token.
+"""
+
+from dataclasses import dataclass
+
+import orjson
+
+from forebay.replay.engine.protocol import Call
+from forebay.replay.engine.tokenizer import Generation
+
+FINGERPRINT = b'"system_fingerprint":"vllm-0.32.0-simulated"'
+DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerText:
+    """Text of tokens: the end-of-text token of a "stop" is counted and shows nothing."""
+
+    generation: Generation
+
+    def between(self, start: int, stop: int, reason: str | None) -> bytes:
+        return self.generation.words(start, stop - 1 if reason == "stop" else stop)
+
+
+class Chunks:
+    """The events of one streamed answer."""
+
+    __slots__ = ("_call", "_head", "after", "before")
+
+    def __init__(self, call: Call, answer_id: str, created: int, model: str) -> None:
+        self._call = call
+        kind = b"chat.completion.chunk" if call.chat else b"text_completion"
+        self._head = b'data: {"id":%b,"object":"%b","created":%d,"model":%b,' % (
+            orjson.dumps(answer_id),
+            kind,
+            created,
+            orjson.dumps(model),
+        )
+        choice = self._head + b'"choices":[{"index":0,'
+        if call.chat:
+            self.before = choice + b'"delta":{"content":"'
+            self.after = b'"},"logprobs":null,"finish_reason":null,"token_ids":null}]'
+        else:
+            self.before = choice + b'"text":"'
+            self.after = (
+                b'","logprobs":null,"finish_reason":null,"stop_reason":null,'
+                b'"prompt_token_ids":null,"token_ids":null}]'
+            )
+
+    def role(self) -> bytes:
+        """The empty first delta of a chat, sent when the first token is ready."""
+        return (
+            self._head
+            + b'"choices":[{"index":0,"delta":{"role":"assistant","content":""},'
+            + b'"logprobs":null,"finish_reason":null}]'
+            + self._running_usage(0)
+            + b',"prompt_token_ids":null,"prompt_text":null}\n\n'
+        )
+
+    def tokens(self, text: bytes, produced: int) -> bytes:
+        """Some tokens that are not the last."""
+        return self.before + text + self.after + self._running_usage(produced) + b"}\n\n"
+
+    def last(self, text: bytes, produced: int, reason: str) -> bytes:
+        """The chunk that says why it ends."""
+        if self._call.chat:
+            after = b'"},"logprobs":null,"finish_reason":"%b","stop_reason":null,"token_ids":null}]'
+        else:
+            after = (
+                b'","logprobs":null,"finish_reason":"%b","stop_reason":null,'
+                b'"prompt_token_ids":null,"token_ids":null}]'
+            )
+        tail = b"}\n\n" if self._call.include_usage else b"," + FINGERPRINT + b"}\n\n"
+        return self.before + text + after % reason.encode() + self._running_usage(produced) + tail
+
+    def usage(self, produced: int, cached: int) -> bytes:
+        """The closing usage chunk, empty unless asked for."""
+        if not self._call.include_usage:
+            return b""
+        details = b'{"cached_tokens":%d%b}' % (
+            cached,
+            b',"created_cache_tokens":0' if self._call.chat else b"",
+        )
+        return (
+            self._head
+            + b'"choices":[],"usage":{%b,"prompt_tokens_details":%b},'
+            % (_counts(self._call.prompt.tokens, produced), details)
+            + FINGERPRINT
+            + b"}\n\n"
+        )
+
+    def _running_usage(self, produced: int) -> bytes:
+        if not self._call.continuous_usage or not self._call.include_usage:
+            return b""
+        details = b',"completion_tokens_details":null' if self._call.chat else b""
+        return b',"usage":{%b%b}' % (_counts(self._call.prompt.tokens, produced), details)
+
+
+def whole_answer(
+    call: Call,
+    answer_id: str,
+    created: int,
+    model: str,
+    text: bytes,
+    produced: int,
+    cached: int,
+    reason: str,
+) -> bytes:
+    """The body of an answer that is not streamed."""
+    head = b'{"id":%b,"object":"%b","created":%d,"model":%b,"choices":[{"index":0,' % (
+        orjson.dumps(answer_id),
+        b"chat.completion" if call.chat else b"text_completion",
+        created,
+        orjson.dumps(model),
+    )
+    ends = b'"logprobs":null,"finish_reason":"%b","stop_reason":null,"token_ids":null,' % (
+        reason.encode()
+    )
+    if call.chat:
+        choice = (
+            b'"message":{"role":"assistant","content":"%b","refusal":null,"annotations":null,'
+            b'"audio":null,"function_call":null,"reasoning":null},%b"routed_experts":null}],'
+            % (text, ends)
+        )
+        tail = b',"prompt_logprobs":null,"prompt_token_ids":null,"prompt_text":null'
+    else:
+        choice = (
+            b'"text":"%b",%b"prompt_logprobs":null,"prompt_token_ids":null,'
+            b'"routed_experts":null}],' % (text, ends)
+        )
+        tail = b""
+    created_tokens = b"0" if call.chat else b"null"
+    usage = (
+        b'"usage":{%b,"prompt_tokens_details":{"cached_tokens":%d,"created_cache_tokens":%b,'
+        b'"multimodal_tokens":null},"completion_tokens_details":null}'
+        % (_counts(call.prompt.tokens, produced), cached, created_tokens)
+    )
+    return (
+        head
+        + choice
+        + b'"service_tier":null,'
+        + FINGERPRINT
+        + b","
+        + usage
+        + tail
+        + b',"kv_transfer_params":null,"ec_transfer_params":null,"metrics":null}'
+    )
+
+
+def _counts(prompt: int, produced: int) -> bytes:
+    return b'"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d' % (
+        prompt,
+        prompt + produced,
+        produced,
+    )

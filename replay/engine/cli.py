@@ -1,0 +1,124 @@
+"""`forebay engine`: one simulated vLLM server until SIGTERM or Ctrl-C."""
+
+import asyncio
+import signal
+import sys
+from typing import Annotated
+
+import typer
+
+from forebay.proxy.command import new_app
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.faults import Fault, parse_fault
+from forebay.replay.engine.server import RunningEngine, start_engine
+from forebay.traces.errors import InputError
+
+HELP = """One simulated vLLM server: batching, chunked prefill, prefix cache and step times of a
+named model on a named GPU, behind vLLM's HTTP API, until SIGTERM or Ctrl-C. All options but --gpu
+and --time-scale are vLLM's.
+
+Example:  forebay engine --model llama-3-8b --gpu h200 --port 8001
+"""
+
+app = new_app()
+
+
+@app.command(help=HELP)
+def engine(
+    model: Annotated[str, typer.Option(help="phi-3-mini-128k, llama-3-8b or qwen2.5-14b.")],
+    gpu: Annotated[str, typer.Option(help="h200 (SXM) or h200-nvl.")] = "h200",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    time_scale: Annotated[float, typer.Option(help="Simulated seconds in a wall second.")] = 1.0,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="Name clients use; default: --model as given.")
+    ] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="Context, tokens.")] = None,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(help="Token budget of a step.  [default: 8192]")
+    ] = None,
+    max_num_seqs: Annotated[int, typer.Option(help="Requests in a step.")] = 1024,
+    enable_prefix_caching: Annotated[bool, typer.Option(help="Reuse equal prefixes.")] = True,
+    gpu_memory_utilization: Annotated[float, typer.Option(help="Share of GPU memory.")] = 0.9,
+    block_size: Annotated[int, typer.Option(help="Tokens of a KV block.")] = 16,
+    long_prefill_token_threshold: Annotated[
+        int, typer.Option(help="Most prefill tokens of one request in a step; 0: no cap.")
+    ] = 0,
+    enable_chunked_prefill: Annotated[bool, typer.Option(help="Cut long prompts.")] = True,
+    scheduling_policy: Annotated[str, typer.Option(help="fcfs or priority.")] = "fcfs",
+    num_gpu_blocks_override: Annotated[
+        int | None, typer.Option(help="KV blocks instead of what fits the GPU.")
+    ] = None,
+    max_num_queued_reqs: Annotated[
+        int | None, typer.Option(help="503 beyond this many unfinished requests.")
+    ] = None,
+    max_num_queued_tokens: Annotated[
+        int | None, typer.Option(help="503 beyond this many prompt tokens not yet answered.")
+    ] = None,
+    enable_request_id_headers: Annotated[
+        bool, typer.Option("--enable-request-id-headers", help="Echo X-Request-Id.")
+    ] = False,
+    seed: Annotated[int | None, typer.Option(help="Of ids, output lengths and words.")] = None,
+    fault: Annotated[str | None, typer.Option(hidden=True)] = None,
+) -> None:
+    config = EngineConfig(
+        model=model,
+        gpu=gpu,
+        time_scale=time_scale,
+        served_model_name=served_model_name,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
+        enable_prefix_caching=enable_prefix_caching,
+        gpu_memory_utilization=gpu_memory_utilization,
+        block_size=block_size,
+        long_prefill_token_threshold=long_prefill_token_threshold,
+        enable_chunked_prefill=enable_chunked_prefill,
+        scheduling_policy=scheduling_policy,
+        num_gpu_blocks_override=num_gpu_blocks_override,
+        max_num_queued_reqs=max_num_queued_reqs,
+        max_num_queued_tokens=max_num_queued_tokens,
+        enable_request_id_headers=enable_request_id_headers,
+        seed=seed,
+    )
+    chosen = parse_fault(fault) if fault else None
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_serve(config, host, port, chosen))
+
+
+async def _serve(config: EngineConfig, host: str, port: int, fault: Fault | None) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stop.set)
+    try:
+        async with start_engine(config, host=host, port=port, fault=fault) as running:
+            print(start_line(config, running), flush=True)
+            stopped = asyncio.create_task(stop.wait())
+            await asyncio.wait({stopped, running.stepping}, return_when="FIRST_COMPLETED")
+            stopped.cancel()
+    except OSError as error:
+        raise InputError(
+            f"--host {host} --port {port}: cannot listen: {error.strerror}; use another port"
+        ) from error
+
+
+def start_line(config: EngineConfig, running: RunningEngine) -> str:
+    """What one line says of a server that has started, in the words of vLLM's start-up log."""
+    core = running.core
+    return (
+        f"{running.url}  {core.model.name} on {core.gpu.name}, served as {config.served_name}; "
+        f"GPU KV cache size: {core.kv_tokens:,} tokens; maximum concurrency for "
+        f"{config.context:,} tokens per request: {core.kv_tokens / config.context:.2f}x; "
+        f"time scale {config.time_scale:g}"
+    )
+
+
+def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
+    if sys.platform == "win32":
+        return None
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.Loop

@@ -1,0 +1,157 @@
+"""The options of one simulated engine, checked: names and defaults are those of `vllm serve`."""
+
+import math
+from dataclasses import dataclass
+
+from forebay.replay.engine.kv_cache import pool_blocks
+from forebay.replay.engine.models import GpuSpec, ModelSpec, find_gpu, find_model
+from forebay.replay.engine.scheduler import POLICIES, SchedulerLimits
+from forebay.traces.errors import InputError
+
+DEFAULT_BATCHED_TOKENS = 8192  # vLLM's API server on H100/H200-class GPUs
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Options; a value that cannot work raises InputError here, not at the first request.
+
+    Attributes:
+        time_scale: simulated seconds that pass in one wall second (servers only).
+        seed: of output lengths, output words and request ids.
+        The others are vLLM's options of the same names.
+    """
+
+    model: str = "llama-3-8b"
+    gpu: str = "h200"
+    time_scale: float = 1.0
+    served_model_name: str | None = None
+    max_model_len: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int = 1024
+    enable_prefix_caching: bool = True
+    gpu_memory_utilization: float = 0.9
+    block_size: int = 16
+    long_prefill_token_threshold: int = 0
+    enable_chunked_prefill: bool = True
+    scheduling_policy: str = "fcfs"
+    num_gpu_blocks_override: int | None = None
+    max_num_queued_reqs: int | None = None
+    max_num_queued_tokens: int | None = None
+    enable_request_id_headers: bool = False
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        find_model(self.model)
+        find_gpu(self.gpu)
+        _check_positive(self.time_scale, "--time-scale", "simulated seconds in a wall second")
+        for name in (
+            "max_model_len",
+            "max_num_batched_tokens",
+            "max_num_seqs",
+            "num_gpu_blocks_override",
+            "max_num_queued_reqs",
+            "max_num_queued_tokens",
+        ):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{_flag(name)} {value}: give a whole number of 1 or more")
+        if self.long_prefill_token_threshold < 0:
+            raise InputError(
+                f"--long-prefill-token-threshold {self.long_prefill_token_threshold}: "
+                "give tokens, or 0 for no cap"
+            )
+        if self.block_size not in (8, 16, 32, 64, 128, 256):
+            raise InputError(f"--block-size {self.block_size}: give 8, 16, 32, 64, 128 or 256")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise InputError(
+                f"--gpu-memory-utilization {self.gpu_memory_utilization}: give a share in (0, 1]"
+            )
+        if self.scheduling_policy not in POLICIES:
+            raise InputError(
+                f"--scheduling-policy {self.scheduling_policy}: give {' or '.join(POLICIES)}"
+            )
+        self._check_lengths()
+
+    @property
+    def model_spec(self) -> ModelSpec:
+        return find_model(self.model)
+
+    @property
+    def gpu_spec(self) -> GpuSpec:
+        return find_gpu(self.gpu)
+
+    @property
+    def served_name(self) -> str:
+        """The name clients use: as given, like vLLM, unless --served-model-name says otherwise."""
+        return self.served_model_name or self.model
+
+    @property
+    def context(self) -> int:
+        return self.max_model_len or self.model_spec.max_model_len
+
+    @property
+    def batched_tokens(self) -> int:
+        """As given; by default 8,192, or a whole context where prompts cannot be cut."""
+        if self.max_num_batched_tokens:
+            return self.max_num_batched_tokens
+        least = DEFAULT_BATCHED_TOKENS
+        return least if self.enable_chunked_prefill else max(least, self.context)
+
+    def limits(self) -> SchedulerLimits:
+        return SchedulerLimits(
+            max_model_len=self.context,
+            max_num_batched_tokens=self.batched_tokens,
+            max_num_seqs=self.max_num_seqs,
+            long_prefill_token_threshold=self.long_prefill_token_threshold,
+            enable_chunked_prefill=self.enable_chunked_prefill,
+            enable_prefix_caching=self.enable_prefix_caching,
+            scheduling_policy=self.scheduling_policy,
+            block_size=self.block_size,
+        )
+
+    def num_blocks(self) -> int:
+        """Blocks of KV cache, the null block included."""
+        if self.num_gpu_blocks_override:
+            return self.num_gpu_blocks_override
+        return pool_blocks(
+            self.model_spec,
+            self.gpu_spec,
+            block_size=self.block_size,
+            gpu_memory_utilization=self.gpu_memory_utilization,
+            max_num_batched_tokens=self.batched_tokens,
+            max_num_seqs=self.max_num_seqs,
+        )
+
+    def _check_lengths(self) -> None:
+        longest = self.model_spec.max_model_len
+        if self.context > longest:
+            raise InputError(
+                f"--max-model-len {self.context}: {self.model_spec.name} holds {longest} tokens"
+            )
+        if self.context < 2:
+            raise InputError(f"--max-model-len {self.context}: leave room for prompt and output")
+        if self.batched_tokens < self.max_num_seqs:
+            raise InputError(
+                f"--max-num-batched-tokens {self.batched_tokens} is less than --max-num-seqs "
+                f"{self.max_num_seqs}: raise the first or lower the second"
+            )
+        if not self.enable_chunked_prefill and self.batched_tokens < self.context:
+            raise InputError(
+                f"--max-num-batched-tokens {self.batched_tokens} is less than --max-model-len "
+                f"{self.context}: needed whole without chunked prefill"
+            )
+        usable = (self.num_blocks() - 1) * self.block_size
+        if usable < self.context:
+            raise InputError(
+                f"--max-model-len {self.context}: the KV cache holds {max(usable, 0)} tokens; "
+                "lower it, or raise --gpu-memory-utilization or --num-gpu-blocks-override"
+            )
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _check_positive(value: float, flag: str, what: str) -> None:
+    if not (value > 0 and math.isfinite(value)):
+        raise InputError(f"{flag} {value}: give {what}, more than 0")

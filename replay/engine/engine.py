@@ -1,0 +1,172 @@
+"""The engine core: scheduler, block pool and step-time model behind two calls a step.
+
+Time is passed in. A driver (an asyncio server, a discrete-event simulator, a test) calls
+`start_step`, lets the returned seconds pass, calls `finish_step` and hands out the tokens;
+requests added or aborted in between take part in the next step, as in vLLM.
+"""
+
+from dataclasses import dataclass
+
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.kv_cache import BlockPool
+from forebay.replay.engine.request import Request
+from forebay.replay.engine.scheduler import Scheduled, Scheduler
+from forebay.replay.engine.step_time import StepTimeModel
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one step brought.
+
+    Attributes:
+        duration_s: seconds the step took.
+        tokens: tokens computed, prefill and decode.
+        outputs: requests that got one token each, in scheduling order; a request's
+            `first_token_s` and `last_token_s` still speak of earlier steps.
+        finished: those of `outputs` that are done; no longer in the engine.
+        aborted: requests aborted since the step before; no longer in the engine.
+    """
+
+    duration_s: float
+    tokens: int
+    outputs: list[Request]
+    finished: list[Request]
+    aborted: list[Request]
+
+
+class EngineCore:
+    """One simulated engine; pure: no clock, no I/O, no randomness."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.model, self.gpu = config.model_spec, config.gpu_spec
+        self.timing = StepTimeModel(self.model, self.gpu)
+        self.limits = config.limits()
+        self.pool = BlockPool(config.num_blocks())
+        self.scheduler = Scheduler(self.limits, self.pool)
+        self.prompt_tokens = 0  # of requests that produced their first token
+        self.generation_tokens = 0
+        self.steps = 0
+        self.busy_s = 0.0
+        self._requests: dict[str, Request] = {}
+        self._step: Scheduled | None = None
+        self._duration_s = 0.0
+        self._aborted: list[Request] = []
+
+    def __repr__(self) -> str:
+        return (
+            f"<EngineCore {self.model.name} on {self.gpu.name}: {self.running} running, "
+            f"{self.waiting} waiting, KV {self.kv_usage:.1%}, {self.steps} steps>"
+        )
+
+    @property
+    def request_s(self) -> float:
+        """Seconds of HTTP and tokenisation before a request reaches the scheduler."""
+        return self.timing.request_s
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens the KV cache holds."""
+        return self.pool.num_blocks * self.limits.block_size
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._requests)
+
+    @property
+    def running(self) -> int:
+        return len(self.scheduler.running)
+
+    @property
+    def waiting(self) -> int:
+        return len(self.scheduler.waiting)
+
+    @property
+    def kv_usage(self) -> float:
+        return self.pool.usage
+
+    @property
+    def prefix_queries(self) -> int:
+        return self.scheduler.prefix_queries
+
+    @property
+    def prefix_hits(self) -> int:
+        return self.scheduler.prefix_hits
+
+    @property
+    def preemptions(self) -> int:
+        return self.scheduler.preemptions
+
+    def unfinished(self) -> list[Request]:
+        """The requests in the engine, oldest first."""
+        return list(self._requests.values())
+
+    def add(self, request: Request) -> None:
+        """Queue a request; ValueError when it can never run (callers check first)."""
+        if not 0 < request.prompt_tokens < self.limits.max_model_len:
+            raise ValueError(f"{request!r}: the context holds {self.limits.max_model_len} tokens")
+        if request.output_target < 1:
+            raise ValueError(f"{request!r}: no output wanted")
+        if request.id in self._requests:
+            raise ValueError(f"{request!r}: the id is in use")
+        self._requests[request.id] = request
+        self.scheduler.add(request)
+
+    def abort(self, request_id: str) -> bool:
+        """Drop a request wherever it is; False when it is not here (any more)."""
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return False
+        request.aborted = True
+        self.scheduler.remove(request)
+        self._aborted.append(request)
+        return True
+
+    def start_step(self, now: float) -> float:
+        """Schedule a step; the seconds until `finish_step` is due."""
+        if self._step is not None:
+            raise RuntimeError("a step is under way")
+        step = self._step = self.scheduler.schedule()
+        if not step.tokens and not step.preempted:
+            raise RuntimeError(f"nothing can be scheduled: {self!r}")
+        for request in step.admitted:
+            if request.admitted_s < 0:
+                request.admitted_s = now
+        # A step may preempt and schedule nobody (the victim was next in line): it costs the CPU.
+        timing = self.timing
+        self._duration_s = timing.step_s(step.work) if step.tokens else timing.calibration.step_s
+        return self._duration_s
+
+    def finish_step(self) -> StepResult:
+        """The tokens of the step under way; ends the requests that are done."""
+        step = self._step
+        if step is None:
+            raise RuntimeError("no step is under way")
+        self._step = None
+        longest = self.limits.max_model_len
+        outputs, finished = step.sampled, []
+        if self._aborted:
+            outputs = [request for request in outputs if not request.aborted]
+        for request in outputs:
+            tokens = request.tokens = request.tokens + 1
+            produced = tokens - request.prompt_tokens
+            if produced == 1:
+                self.prompt_tokens += request.prompt_tokens
+            if produced >= request.output_target:
+                finished.append(request)
+            elif tokens >= longest:
+                request.finish_reason = "length"
+                finished.append(request)
+        self.scheduler.finish(finished)
+        for request in finished:
+            del self._requests[request.id]
+        self.generation_tokens += len(outputs)
+        self.steps += 1
+        self.busy_s += self._duration_s
+        aborted, self._aborted = self._aborted, []
+        return StepResult(self._duration_s, step.work.tokens, outputs, finished, aborted)
+
+    def step(self, now: float) -> StepResult:
+        """Both halves at once, for drivers to whom nothing can happen during a step."""
+        self.start_step(now)
+        return self.finish_step()

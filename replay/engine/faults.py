@@ -1,0 +1,118 @@
+"""Ways a backend fails, injected on purpose so that the proxy in front can be tested.
+
+A fault is a name and a number of tokens after which a stream fails. Each row of the table says
+what happens then; a server has at most one fault, and a test may change it between requests.
+"""
+
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import orjson
+
+from forebay.replay.engine.answers import DONE
+from forebay.replay.engine.api_errors import BACKLOG_FULL, QUEUE_FULL, overloaded
+from forebay.replay.engine.streams import TokenStream
+from forebay.traces.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One way to fail.
+
+    Attributes:
+        name: its name in the table.
+        tokens: a stream fails instead of sending the token after this many.
+        on_stream: how; None leaves streams alone.
+        health: status of /health, None for healthy.
+        reject: every generation request is answered 503 before the first byte.
+    """
+
+    name: str
+    tokens: int = 0
+    on_stream: Callable[[TokenStream], None] | None = None
+    health: int | None = None
+    reject: bool = False
+
+
+def rejection() -> bytes:
+    """The body of the 503 a full engine answers."""
+    return overloaded(QUEUE_FULL).body()
+
+
+def parse_fault(text: str) -> Fault:
+    """NAME or NAME:TOKENS as a Fault; raises InputError that lists the names."""
+    name, colon, tokens = text.partition(":")
+    fault = FAULTS.get(name)
+    if fault is None or (colon and not tokens.isdecimal()):
+        raise InputError(
+            f"--fault {text}: give NAME or NAME:TOKENS, NAME one of {', '.join(FAULTS)}"
+        )
+    count = int(tokens) if colon else fault.tokens
+    return Fault(name, count, fault.on_stream, fault.health, fault.reject)
+
+
+def _stop(stream: TokenStream) -> None:
+    """The handler returns and ends the response properly."""
+    stream.dead = True
+    if not stream.done.done():
+        stream.done.set_result(None)
+
+
+def _error_event(stream: TokenStream) -> None:
+    """vLLM's second admission check fails: an error inside a 200, then [DONE]."""
+    payload = overloaded(BACKLOG_FULL).payload()
+    stream.write(stream.frame(b"data: " + orjson.dumps(payload) + b"\n\n") + stream.frame(DONE))
+    _stop(stream)
+
+
+def _reset(stream: TokenStream) -> None:
+    """The connection is reset: what a crashed process or a cut network looks like."""
+    stream.dead = True
+    transport = stream.transport()
+    if transport is None:
+        return
+    if sock := transport.get_extra_info("socket"):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    transport.abort()
+
+
+def _stall(stream: TokenStream) -> None:
+    """Silence on an open connection until the client gives up."""
+    stream.dead = True
+
+
+def _truncate(stream: TokenStream) -> None:
+    """A clean end of the response without [DONE]."""
+    _stop(stream)
+
+
+def _half_chunk(stream: TokenStream) -> None:
+    """Half an event, then the connection is closed."""
+    event = stream.next_event()
+    stream.write(event[: len(event) // 2])
+    stream.dead = True
+    if transport := stream.transport():
+        transport.close()
+
+
+def _abort(stream: TokenStream) -> None:
+    """What SIGTERM does to vLLM: finish_reason "abort", usage and [DONE] as if all were well."""
+    stream.end(stream.produced, "abort")
+    stream.dead = True
+
+
+FAULTS = {
+    fault.name: fault
+    for fault in (
+        Fault("unhealthy", health=503),
+        Fault("reject", reject=True),
+        Fault("stream-503", 0, _error_event),
+        Fault("reset", 3, _reset),
+        Fault("stall", 3, _stall),
+        Fault("truncate", 3, _truncate),
+        Fault("abort", 3, _abort),
+        Fault("half-chunk", 3, _half_chunk),
+    )
+}

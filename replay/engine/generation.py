@@ -1,0 +1,163 @@
+"""The two generation endpoints: from a body to a request in the engine and back to an answer."""
+
+import asyncio
+import time
+from random import Random
+
+from aiohttp import HttpVersion11, web
+
+from forebay.replay.engine.answers import AnswerText, Chunks, whole_answer
+from forebay.replay.engine.api_errors import ApiError
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.faults import Fault, rejection
+from forebay.replay.engine.loop import EngineLoop, Sink
+from forebay.replay.engine.protocol import Call, check_length, read_call, read_json
+from forebay.replay.engine.request import Request
+from forebay.replay.engine.streams import Collected, TokenStream
+from forebay.replay.engine.tokenizer import Generation, OutputBlocks
+
+HEADERS = {"Server": "uvicorn", "Vary": "Origin"}
+JSON = {**HEADERS, "Content-Type": "application/json"}
+EVENTS = {**HEADERS, "Content-Type": "text/event-stream; charset=utf-8"}
+MAX_ID_BYTES = 512  # of a client's X-Request-Id; a longer one is replaced
+
+
+class Generator:
+    """Serves /v1/chat/completions and /v1/completions.
+
+    Attributes:
+        fault: how streams fail; None serves properly. Tests may change it at any time.
+        load: requests being served now, for /load.
+    """
+
+    def __init__(self, config: EngineConfig, loop: EngineLoop, fault: Fault | None) -> None:
+        self.fault = fault
+        self.load = 0
+        self._config = config
+        self._loop = loop
+        self._random = Random(config.seed)
+        self._engine_ids = 0
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._serve(request, chat=True)
+
+    async def completion(self, request: web.Request) -> web.StreamResponse:
+        return await self._serve(request, chat=False)
+
+    async def _serve(self, http: web.Request, *, chat: bool) -> web.StreamResponse:
+        self.load += 1
+        try:
+            if self.fault is not None and self.fault.reject:
+                return web.Response(body=rejection(), status=503, headers=JSON)
+            return await self._generate(http, chat=chat)
+        finally:
+            self.load -= 1
+
+    async def _generate(self, http: web.Request, *, chat: bool) -> web.StreamResponse:
+        loop, config = self._loop, self._config
+        arrival_s = loop.now()
+        body = read_json(await http.read(), http.content_type)
+        call = read_call(body, chat=chat, served_name=config.served_name)
+        check_length(call.prompt, config.context)
+        if refusal := loop.refusal():
+            raise refusal
+        generation = Generation(call.prompt, config.seed or 0)
+        sink: Collected | TokenStream
+        answer_id = self._answer_id(http, call)
+        created = int(time.time())
+        if call.stream:
+            response = web.StreamResponse(headers=self.with_request_id(http, EVENTS))
+            # vLLM, too, sends the status before the first token.
+            writer = await response.prepare(http)
+            sink = self._stream(http, call, answer_id, created, generation)
+        else:
+            sink = Collected()
+        request = self._request(call, generation, arrival_s, sink)
+        try:
+            await self._run(request, sink)
+        except ApiError as refusal:
+            if not call.stream:
+                raise
+            # The second admission check comes after the status line: an error inside a 200.
+            await response.write(b"data: " + refusal.body() + b"\n\n")
+            await response.write(b"data: [DONE]\n\n")
+            await response.write_eof()
+            return response
+        finally:
+            loop.abort(request)
+        if isinstance(sink, TokenStream):
+            if sink.closing_events:
+                if writer is not None:
+                    await writer.drain()
+                sink.write(sink.closing_events)
+            await response.write_eof()
+            return response
+        text = AnswerText(generation).between(0, sink.produced, sink.reason)
+        answer = whole_answer(
+            call,
+            answer_id,
+            created,
+            config.served_name,
+            text,
+            sink.produced,
+            max(0, request.cached_tokens),
+            sink.reason,
+        )
+        return web.Response(body=answer, headers=self.with_request_id(http, JSON))
+
+    async def _run(self, request: Request, sink: Collected | TokenStream) -> None:
+        """Wait out HTTP and tokenisation, enter the engine, wait for the end."""
+        loop = self._loop
+        await asyncio.sleep(loop.wall_s(loop.core.request_s))
+        if refusal := loop.refusal():
+            raise refusal
+        loop.add(request)
+        await sink.done
+
+    def _request(self, call: Call, generation: Generation, arrival_s: float, sink: Sink) -> Request:
+        config, prompt = self._config, call.prompt
+        room = config.context - prompt.tokens
+        most = min(room, call.max_tokens or room)
+        wanted = most if call.ignore_eos else generation.length(most, min(call.min_tokens, most))
+        self._engine_ids += 1  # clients may use one id twice at a time
+        request = Request(
+            str(self._engine_ids),
+            prompt.tokens,
+            wanted,
+            prompt.block_hashes(config.block_size, call.cache_salt),
+            arrival_s=arrival_s,
+            priority=call.priority,
+            finish_reason="length" if wanted == most else "stop",
+            extend=OutputBlocks(prompt, generation, config.block_size, call.cache_salt),
+            sink=sink,
+        )
+        if isinstance(sink, TokenStream):
+            sink.request = request
+        return request
+
+    def _stream(
+        self, http: web.Request, call: Call, answer_id: str, created: int, generation: Generation
+    ) -> TokenStream:
+        stream = TokenStream(
+            http.protocol,
+            Chunks(call, answer_id, created, self._config.served_name),
+            AnswerText(generation),
+            chat=call.chat,
+            plain=not (call.continuous_usage and call.include_usage),
+            framed=http.version >= HttpVersion11,
+        )
+        if self.fault is not None and self.fault.on_stream is not None:
+            stream.fault, stream.fault_after = self.fault.on_stream, self.fault.tokens
+        return stream
+
+    def _answer_id(self, http: web.Request, call: Call) -> str:
+        kind = "chatcmpl" if call.chat else "cmpl"
+        name = http.headers.get("X-Request-Id", "")[:MAX_ID_BYTES] or call.request_id
+        return f"{kind}-{name or f'{self._random.getrandbits(64):016x}'}"
+
+    def with_request_id(self, http: web.Request, headers: dict[str, str]) -> dict[str, str]:
+        """`headers`, and the request's id when the server was asked to name it."""
+        if not self._config.enable_request_id_headers:
+            return headers
+        name = http.headers.get("X-Request-Id", "")[:MAX_ID_BYTES]
+        return {**headers, "X-Request-Id": name or f"{self._random.getrandbits(128):032x}"}

@@ -1,0 +1,126 @@
+"""Step an engine core in real (or virtual) time and hand each token to whoever waits for it.
+
+One task. Step boundaries lie on the simulated clock: a step starts exactly where the one before
+ended, so lateness of this process never accumulates; a late step is made up for by sleeping less.
+How late it ever was is published, because a simulation that cannot keep up must say so.
+"""
+
+import asyncio
+import math
+from typing import Protocol
+
+from forebay.replay.engine.api_errors import BACKLOG_FULL, QUEUE_FULL, ApiError, overloaded
+from forebay.replay.engine.engine import EngineCore, StepResult
+from forebay.replay.engine.metrics import EngineMetrics
+from forebay.replay.engine.request import Request
+
+
+class Sink(Protocol):
+    """Where a request's tokens go. Called from the step loop: must not block."""
+
+    def push(self, produced: int) -> None:
+        """`produced` tokens are there now."""
+
+    def end(self, produced: int, reason: str) -> None:
+        """So many were all, for `reason`."""
+
+
+class EngineLoop:
+    """Drives one `EngineCore`; times it reports are simulated seconds since it was made."""
+
+    def __init__(self, core: EngineCore, metrics: EngineMetrics, time_scale: float = 1.0) -> None:
+        self.core = core
+        self.metrics = metrics
+        self._scale = time_scale
+        self._clock = asyncio.get_running_loop().time
+        self._born = self._clock()
+        self._wake = asyncio.Event()
+        self._untouched_tokens = 0  # prompts of requests with no first token yet
+        self._last_end_s = math.nan  # equal to no time
+
+    def now(self) -> float:
+        """Simulated seconds."""
+        return (self._clock() - self._born) * self._scale
+
+    def wall_s(self, simulated_s: float) -> float:
+        return simulated_s / self._scale
+
+    def refusal(self) -> ApiError | None:
+        """Why the API server would turn a request away now, by its queue limits; and count it."""
+        config = self.core.config
+        limit = config.max_num_queued_reqs
+        if limit is not None and self.core.running + self.core.waiting >= limit:
+            self.metrics.rejections["max_num_queued_reqs"] += 1
+            return overloaded(QUEUE_FULL)
+        limit = config.max_num_queued_tokens
+        if limit is not None and self._untouched_tokens >= limit:
+            self.metrics.rejections["max_num_queued_tokens"] += 1
+            return overloaded(BACKLOG_FULL)
+        return None
+
+    def add(self, request: Request) -> None:
+        """Queue a request whose `sink` is a Sink; it takes part from the next step on."""
+        self.core.add(request)
+        self._untouched_tokens += request.prompt_tokens
+        self._wake.set()
+
+    def abort(self, request: Request) -> None:
+        """Its client is gone; nothing when it is finished already."""
+        if self.core.abort(request.id):
+            self._touch(request)
+
+    def abort_all(self) -> None:
+        """End every request with finish reason "abort", as vLLM does on SIGTERM."""
+        for request in self.core.unfinished():
+            self.abort(request)
+            self.metrics.success["abort"] += 1
+            request.sink.end(request.output_tokens, "abort")
+
+    async def run(self) -> None:
+        """Step while there is work, sleep while there is none; runs until cancelled."""
+        end_s = 0.0
+        while True:
+            if not self.core.has_work:
+                self._wake.clear()
+                await self._wake.wait()
+                end_s = max(end_s, self.now())
+            end_s += self.core.start_step(end_s)
+            # Sleeping 0 still lets sockets be served, so a late engine stays reachable.
+            await asyncio.sleep(max(0.0, self._born + end_s / self._scale - self._clock()))
+            self._note_lag(end_s)
+            self._deliver(self.core.finish_step(), end_s)
+
+    def _note_lag(self, due_s: float) -> None:
+        lag_s = max(0.0, self.now() - due_s)
+        self.metrics.lag_s = lag_s
+        if lag_s > self.metrics.max_lag_s:
+            self.metrics.max_lag_s = lag_s
+
+    def _deliver(self, result: StepResult, now: float) -> None:
+        last_end_s, self._last_end_s = self._last_end_s, now
+        inter_token = self.metrics.inter_token
+        finished = set(map(id, result.finished)) if result.finished else ()
+        steady = 0  # requests that also got a token in the step before: one observation for all
+        for request in result.outputs:
+            last_s = request.last_token_s
+            if last_s == last_end_s:
+                steady += 1
+            elif last_s >= 0:
+                inter_token.observe(now - last_s)
+            else:
+                self._touch(request)
+                request.first_token_s = now
+                self.metrics.first_token(request, now)
+            request.last_token_s = now
+            if not finished or id(request) not in finished:
+                request.sink.push(request.tokens - request.prompt_tokens)
+        if steady:
+            inter_token.observe(now - last_end_s, steady)
+        for request in result.finished:
+            self.metrics.finished(request, now)
+            request.sink.end(request.output_tokens, request.finish_reason)
+
+    def _touch(self, request: Request) -> None:
+        """Its prompt no longer counts as backlog."""
+        if request.first_token_s < 0:
+            self._untouched_tokens -= request.prompt_tokens

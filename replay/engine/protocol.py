@@ -1,0 +1,250 @@
+"""Request bodies of the OpenAI-compatible API: what is read from them.
+
+Bodies are checked by hand, not by a schema library: shapes and answers are those recorded from
+vLLM 0.32, and unknown fields are ignored as there.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from forebay.replay.engine.api_errors import ApiError, bad_request, bad_value, invalid, shown
+from forebay.replay.engine.tokenizer import Prompt, encode_chat, encode_ids, encode_text
+
+COMPLETION_DEFAULT_TOKENS = 16  # OpenAI's default for /v1/completions; chat has none
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One generation request as the engine needs it.
+
+    Attributes:
+        max_tokens: None means as many as the context has room for.
+        include_usage, continuous_usage: of `stream_options`.
+    """
+
+    chat: bool
+    prompt: Prompt
+    stream: bool
+    max_tokens: int | None
+    min_tokens: int
+    ignore_eos: bool
+    include_usage: bool
+    continuous_usage: bool
+    priority: int
+    cache_salt: str | None
+    request_id: str | None
+
+
+def read_json(data: bytes, content_type: str) -> dict[str, Any]:
+    """The body as an object; ApiError 400 as vLLM words it."""
+    if content_type != "application/json":
+        raise bad_request(
+            "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
+        )
+    if not data:
+        raise invalid("missing", "", "Field required", "None")
+    try:
+        body = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        raise _json_error(data) from None
+    if not isinstance(body, dict):
+        raise invalid(
+            "model_attributes_type", "", "Input should be a valid dictionary", shown(body)
+        )
+    return body
+
+
+def read_call(body: dict[str, Any], *, chat: bool, served_name: str) -> Call:
+    """Read a chat completion (`chat`) or completion body; ApiError 400 or 404."""
+    prompt = _chat_prompt(body) if chat else _completion_prompt(body)
+    check_model(body, served_name)
+    stream = _boolean(body, "stream")
+    options = body.get("stream_options")
+    if options is not None and not isinstance(options, dict):
+        raise invalid(
+            "model_attributes_type",
+            "stream_options",
+            "Input should be a valid dictionary",
+            shown(options),
+        )
+    if options is not None and not stream:
+        raise bad_value(
+            "Stream options can only be defined when `stream=True`. (parameter=stream_options)",
+            "stream_options",
+        )
+    temperature = body.get("temperature")
+    if isinstance(temperature, int | float) and temperature < 0:
+        value = float(temperature)
+        raise bad_value(
+            f"temperature must be non-negative, got {value}. "
+            f"(parameter=temperature, value={value})",
+            "temperature",
+        )
+    n = _integer(body, "n")
+    if n is not None and n != 1:
+        raise bad_value(f"n must be 1 on the simulated engine, got {n}.", "n")
+    options = options or {}
+    return Call(
+        chat=chat,
+        prompt=prompt,
+        stream=stream,
+        max_tokens=_max_tokens(body, chat),
+        min_tokens=_integer(body, "min_tokens") or 0,
+        ignore_eos=_boolean(body, "ignore_eos"),
+        include_usage=_boolean(options, "include_usage", "stream_options."),
+        continuous_usage=_boolean(options, "continuous_usage_stats", "stream_options."),
+        priority=_integer(body, "priority") or 0,
+        cache_salt=_salt(body),
+        request_id=_string(body, "request_id"),
+    )
+
+
+def check_model(body: dict[str, Any], served_name: str) -> None:
+    """A missing `model` means the one there is; another one is a 404."""
+    model = _string(body, "model")
+    if model is not None and model != served_name:
+        raise ApiError(
+            404,
+            f"The model `{model}` does not exist. Valid aliases: {served_name}.",
+            "NotFoundError",
+            "model",
+        )
+
+
+def check_length(prompt: Prompt, max_model_len: int) -> None:
+    """ApiError 400 when the prompt leaves no room for a token of output."""
+    if prompt.tokens < max_model_len:
+        return
+    # vLLM stops tokenising one past the limit, so that is all it can say of the length.
+    seen = min(prompt.tokens, max_model_len + 1)
+    raise bad_value(
+        f"This model's maximum context length is {max_model_len} tokens. However, your prompt "
+        f"contains at least {seen} input tokens, which exceeds this limit even without any "
+        "output tokens. Please reduce the length of the input prompt. "
+        f"(parameter=input_tokens, value={seen})",
+        "input_tokens",
+    )
+
+
+def read_tokenize(body: dict[str, Any], served_name: str) -> Prompt:
+    """The prompt of a /tokenize body, given as `prompt` or as `messages`."""
+    check_model(body, served_name)
+    return _chat_prompt(body) if "messages" in body else _completion_prompt(body)
+
+
+def _json_error(data: bytes) -> ApiError:
+    try:
+        json.loads(data)
+        where, why = 0, "not UTF-8 or beyond what JSON allows"
+    except json.JSONDecodeError as error:
+        where, why = error.pos, error.msg
+    except (UnicodeDecodeError, RecursionError):
+        where, why = 0, "not UTF-8 or nested too deeply"
+    context = f", 'ctx': {{'error': '{why}'}}"
+    return invalid("json_invalid", str(where), "JSON decode error", "<dict of 0 items>", context)
+
+
+def _chat_prompt(body: dict[str, Any]) -> Prompt:
+    if "messages" not in body:
+        raise invalid("missing", "messages", "Field required", shown(body))
+    messages = body["messages"]
+    if not isinstance(messages, list) or not messages:
+        raise invalid("list_type", "messages", "Input should be a valid list", shown(messages))
+    read = []
+    for index, message in enumerate(messages):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise invalid("missing", f"messages.{index}.role", "Field required", shown(message))
+        read.append((message["role"], _content(message.get("content"), index)))
+    return encode_chat(read)
+
+
+def _content(content: Any, index: int) -> str:
+    if content is None:  # an assistant's turn that called tools
+        return ""
+    if isinstance(content, str):
+        return content
+    where = f"messages.{index}.content"
+    if not isinstance(content, list):
+        raise invalid("string_type", where, "Input should be a valid string", shown(content))
+    texts = []
+    for part in content:
+        text = part.get("text") if isinstance(part, dict) else part
+        if not isinstance(text, str):
+            raise bad_value("Only text parts are served by the simulated engine.", "messages")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _completion_prompt(body: dict[str, Any]) -> Prompt:
+    if "prompt" not in body:
+        raise invalid("missing", "prompt", "Field required", shown(body))
+    prompt = body["prompt"]
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        encoded = encode_text(prompt)
+    elif isinstance(prompt, list) and all(type(token) is int for token in prompt):
+        try:
+            encoded = encode_ids(prompt)
+        except ValueError:
+            raise bad_value("Token id out of vocabulary: 0 to 4294967295.", "prompt") from None
+    elif isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        raise bad_value("The simulated engine serves one prompt a request.", "prompt")
+    else:
+        raise invalid("string_type", "prompt", "Input should be a valid string", shown(prompt))
+    if not encoded.tokens:
+        raise bad_value("The decoder prompt cannot be empty", "prompt")
+    return encoded
+
+
+def _max_tokens(body: dict[str, Any], chat: bool) -> int | None:
+    name = "max_tokens"
+    if chat and body.get("max_completion_tokens") is not None:
+        name = "max_completion_tokens"
+    value = _integer(body, name)
+    if value is not None and value < 1:
+        raise bad_value(
+            f"max_tokens must be at least 1, got {value}. (parameter=max_tokens, value={value})",
+            "max_tokens",
+        )
+    return value if value is not None or chat else COMPLETION_DEFAULT_TOKENS
+
+
+def _salt(body: dict[str, Any]) -> str | None:
+    salt = body.get("cache_salt")
+    if salt is not None and (not isinstance(salt, str) or not salt):
+        raise bad_value(
+            "Parameter 'cache_salt' must be a non-empty string if provided.", "cache_salt"
+        )
+    return salt
+
+
+def _integer(body: dict[str, Any], name: str) -> int | None:
+    value = body.get(name)
+    if value is None or type(value) is int:
+        return value
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, str):
+        if value.strip().lstrip("+-").isdecimal():
+            return int(value)
+        message = "Input should be a valid integer, unable to parse string as an integer"
+        raise invalid("int_parsing", name, message, value)
+    raise invalid("int_type", name, "Input should be a valid integer", shown(value))
+
+
+def _boolean(body: dict[str, Any], name: str, prefix: str = "") -> bool:
+    value = body.get(name)
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    raise invalid("bool_type", prefix + name, "Input should be a valid boolean", shown(value))
+
+
+def _string(body: dict[str, Any], name: str) -> str | None:
+    value = body.get(name)
+    if value is None or isinstance(value, str):
+        return value
+    raise invalid("string_type", name, "Input should be a valid string", shown(value))

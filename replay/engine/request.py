@@ -1,0 +1,106 @@
+"""One request inside the engine: lengths, block hashes and progress; never its text."""
+
+from collections.abc import Callable
+from typing import Any
+
+from xxhash import xxh3_64_intdigest
+
+Extend = Callable[[int, int], int]
+"""(hash of the block before, index of the block) -> hash of a block that holds output tokens."""
+
+
+class Request:
+    """A request and how far it is; the scheduler owns every field below the line.
+
+    Attributes:
+        id: unique among the requests in the engine.
+        prompt_tokens: length of the prompt.
+        output_target: tokens after which it ends by itself.
+        finish_reason: what ending by itself is called, "length" or "stop".
+        hashes: chained hashes of the prompt's full blocks; grows as output fills blocks.
+        arrival_s: when the server took it in.
+        priority: smaller first, under the priority policy only.
+        sink: whatever the driver wants to find again with the request.
+    """
+
+    __slots__ = (
+        "_extend",
+        "aborted",
+        "admitted_s",
+        "arrival_s",
+        "blocks",
+        "cached_tokens",
+        "computed",
+        "finish_reason",
+        "first_token_s",
+        "hashes",
+        "id",
+        "last_token_s",
+        "lookup",
+        "lookup_at",
+        "output_target",
+        "preemptions",
+        "priority",
+        "prompt_tokens",
+        "registered",
+        "sink",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        id: str,
+        prompt_tokens: int,
+        output_target: int,
+        hashes: list[int] | None = None,
+        *,
+        arrival_s: float = 0.0,
+        priority: int = 0,
+        finish_reason: str = "length",
+        extend: Extend | None = None,
+        sink: Any = None,
+    ) -> None:
+        self.id = id
+        self.prompt_tokens = prompt_tokens
+        self.output_target = output_target
+        self.hashes = [] if hashes is None else hashes
+        self.arrival_s = arrival_s
+        self.priority = priority
+        self.finish_reason = finish_reason
+        self.sink = sink
+        self._extend = extend
+        # ---- progress
+        self.tokens = prompt_tokens  # prompt and output so far
+        self.computed = 0  # of those, the ones whose keys and values are in the cache
+        self.blocks: list[int] = []
+        self.registered = 0  # leading blocks entered in the prefix cache
+        self.cached_tokens = -1  # hit at the first admission; -1 before it
+        self.preemptions = 0
+        self.aborted = False
+        self.lookup: list[int] = []  # hits found by the last lookup ...
+        self.lookup_at = -1  # ... and the pool's change count then
+        self.admitted_s = -1.0
+        self.first_token_s = -1.0
+        self.last_token_s = -1.0
+
+    def __repr__(self) -> str:
+        return (
+            f"<Request {self.id} {self.computed}/{self.tokens} of {self.prompt_tokens}"
+            f"+{self.output_target}, {len(self.blocks)} blocks>"
+        )
+
+    @property
+    def output_tokens(self) -> int:
+        return self.tokens - self.prompt_tokens
+
+    def hash_at(self, index: int) -> int:
+        """The chained hash of block `index`, which must be filled by known tokens."""
+        hashes = self.hashes
+        while len(hashes) <= index:
+            before = hashes[-1] if hashes else 0  # `extend` knows the salt of a first block
+            hashes.append(
+                self._extend(before, len(hashes))
+                if self._extend
+                else xxh3_64_intdigest(f"{self.id}/{len(hashes)}".encode(), before)
+            )
+        return hashes[index]

@@ -1,0 +1,239 @@
+"""Which requests get how many tokens in the next step, after vLLM 0.32's v1 scheduler.
+
+The rules, in order:
+1. RUNNING requests first, in the order they were admitted, prefills and decodes alike, until the
+   token budget is spent. One that finds no blocks preempts: the last in RUNNING (fcfs) or the
+   worst by (priority, arrival); the victim loses its blocks, starts over and goes first in line.
+2. If nobody was preempted, WAITING requests from the head: prefix lookup, then admission when
+   blocks for the *whole* request are free now. Nobody overtakes a head that does not fit.
+3. What is scheduled counts as computed at once; full blocks enter the prefix cache before they
+   are computed. A request whose every token is computed produces one token at the end of the step.
+
+No clock, no randomness, no text. A request that arrives during a step waits for the next.
+"""
+
+from dataclasses import dataclass, field
+
+from forebay.replay.engine.kv_cache import BlockPool
+from forebay.replay.engine.request import Request
+from forebay.replay.engine.step_time import StepWork
+from forebay.replay.engine.waiting import WaitingQueue
+
+POLICIES = ("fcfs", "priority")
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """vLLM's options of the same names, with the defaults of an H200-class API server."""
+
+    max_model_len: int
+    max_num_batched_tokens: int = 8192
+    max_num_seqs: int = 1024
+    long_prefill_token_threshold: int = 0
+    enable_chunked_prefill: bool = True
+    enable_prefix_caching: bool = True
+    scheduling_policy: str = "fcfs"
+    block_size: int = 16
+    watermark: float = 0.0
+
+
+@dataclass(slots=True)
+class Scheduled:
+    """One step: who computes how many tokens.
+
+    Attributes:
+        tokens: scheduled tokens of each request, in scheduling order.
+        sampled: the requests that produce a token at the end of the step, in the same order.
+        admitted: the requests that moved from WAITING to RUNNING.
+        preempted: the requests that lost their place.
+        work: the same in sums, for the step-time model.
+    """
+
+    tokens: dict[Request, int] = field(default_factory=dict)
+    sampled: list[Request] = field(default_factory=list)
+    admitted: list[Request] = field(default_factory=list)
+    preempted: list[Request] = field(default_factory=list)
+    work: StepWork = field(default_factory=StepWork)
+
+
+class Scheduler:
+    """The books of one engine: WAITING, RUNNING and the block pool."""
+
+    def __init__(self, limits: SchedulerLimits, pool: BlockPool) -> None:
+        self.limits = limits
+        self.pool = pool
+        self.waiting = WaitingQueue(limits.scheduling_policy)
+        self.running: list[Request] = []
+        self.prefix_queries = 0  # tokens looked up at first admissions ...
+        self.prefix_hits = 0  # ... and the ones found
+        self.preemptions = 0
+        self._block_size = limits.block_size
+        self._watermark_blocks = int(limits.watermark * pool.num_blocks)
+        self._fcfs = limits.scheduling_policy == "fcfs"
+
+    def add(self, request: Request) -> None:
+        self.waiting.append(request)
+
+    def remove(self, request: Request) -> None:
+        """Take a request out wherever it is and free its blocks."""
+        if request.blocks or request in self.running:
+            self.running.remove(request)
+            self._release(request)
+        else:
+            self.waiting.remove(request)
+
+    def finish(self, requests: list[Request]) -> None:
+        """Take requests that produced their last token out; their blocks serve the next step."""
+        if len(requests) == 1:
+            self.running.remove(requests[0])
+        elif requests:
+            gone = set(map(id, requests))
+            self.running = [request for request in self.running if id(request) not in gone]
+        for request in requests:
+            self._release(request)
+
+    def schedule(self) -> Scheduled:
+        """Decide the next step and enter it in the books."""
+        limits, step = self.limits, Scheduled()
+        together = len(self.running) + len(self.waiting)
+        cap = limits.long_prefill_token_threshold if together > 1 else 0
+        budget = self._schedule_running(step, limits.max_num_batched_tokens, cap)
+        if not step.preempted and budget > 0 and self.waiting:
+            self._schedule_waiting(step, budget, cap)
+        self._commit(step)
+        return step
+
+    def _schedule_running(self, step: Scheduled, budget: int, cap: int) -> int:
+        running, scheduled = self.running, step.tokens
+        block_size, last_position = self._block_size, self.limits.max_model_len - 1
+        index = 0
+        while index < len(running) and budget > 0:
+            request = running[index]
+            index += 1
+            computed = request.computed
+            count = request.tokens - computed
+            if 0 < cap < count:
+                count = cap
+            count = min(count, budget, last_position - computed)
+            if count <= 0:
+                continue
+            end = computed + count
+            # A decode inside a block that was registered before costs no more than this test.
+            if end > len(request.blocks) * block_size or not end % block_size or count > 1:
+                while not self._extend(request, end):
+                    victim = running[-1] if self._fcfs else max(running, key=_worst_first)
+                    if victim in scheduled:  # only under priority: it stands before `request`
+                        budget += scheduled.pop(victim)
+                        index -= 1
+                    self._preempt(victim, step)
+                    if victim is request:
+                        return budget
+            scheduled[request] = count
+            budget -= count
+        return budget
+
+    def _schedule_waiting(self, step: Scheduled, budget: int, cap: int) -> None:
+        limits, waiting, running = self.limits, self.waiting, self.running
+        while waiting and budget > 0 and len(running) < limits.max_num_seqs:
+            request = waiting.head()
+            hits = self._hits(request)
+            computed = len(hits) * self._block_size
+            count = request.tokens - computed
+            if 0 < cap < count:
+                count = cap
+            if count > budget:
+                if not limits.enable_chunked_prefill:
+                    return
+                count = budget
+            if not self._admissible(request, hits):
+                return
+            waiting.pop()
+            running.append(request)
+            self.pool.take(hits)
+            request.blocks = list(hits)
+            request.registered = len(hits)
+            request.computed = computed
+            request.lookup = []
+            request.lookup_at = -1
+            if not request.preemptions:
+                self.prefix_queries += request.tokens
+                self.prefix_hits += computed
+            if request.cached_tokens < 0:
+                request.cached_tokens = computed
+            fits = self._extend(request, computed + count)
+            assert fits, request
+            step.admitted.append(request)
+            step.tokens[request] = count
+            budget -= count
+
+    def _hits(self, request: Request) -> list[int]:
+        """Leading cached blocks; the last token is always computed again."""
+        if not self.limits.enable_prefix_caching:
+            return []
+        if request.lookup_at != self.pool.changes:  # a head that does not fit is asked every step
+            limit = (request.tokens - 1) // self._block_size
+            request.lookup = self.pool.leading_run(request.hashes, limit)
+            request.lookup_at = self.pool.changes
+        return request.lookup
+
+    def _admissible(self, request: Request, hits: list[int]) -> bool:
+        """Blocks for all of its tokens are free now, hits in the free list counted as needed."""
+        needed = -(-request.tokens // self._block_size) - len(hits)
+        spare = self.pool.free_blocks - (self._watermark_blocks if self.running else 0)
+        return needed <= spare and needed + self.pool.count_free(hits) <= spare
+
+    def _extend(self, request: Request, end: int) -> bool:
+        """Give `request` blocks up to token `end` and register the full ones; False: too few."""
+        blocks, block_size, pool = request.blocks, self._block_size, self.pool
+        missing = -(-end // block_size) - len(blocks)
+        if missing > 0:
+            if missing > pool.free_blocks:
+                return False
+            blocks += pool.allocate(missing)
+        if self.limits.enable_prefix_caching:
+            full = end // block_size
+            for index in range(request.registered, full):
+                pool.register(blocks[index], request.hash_at(index))
+            request.registered = max(request.registered, full)
+        return True
+
+    def _preempt(self, victim: Request, step: Scheduled) -> None:
+        if self.running[-1] is victim:
+            self.running.pop()
+        else:
+            self.running.remove(victim)
+        self._release(victim)
+        victim.preemptions += 1
+        self.preemptions += 1
+        self.waiting.put_back(victim)
+        step.preempted.append(victim)
+
+    def _release(self, request: Request) -> None:
+        self.pool.release(request.blocks)
+        request.blocks = []
+        request.registered = request.computed = 0
+
+    def _commit(self, step: Scheduled) -> None:
+        work, sampled = step.work, step.sampled
+        decode_context = total = 0
+        for request, count in step.tokens.items():
+            before = request.computed
+            end = request.computed = before + count
+            total += count
+            if count == 1:
+                decode_context += end
+            else:
+                work.prefill_tokens += count
+                work.prefill_chunks += 1
+                work.prefill_pairs += count * before + 0.5 * count * count
+                work.prefill_context += end
+            if end == request.tokens:
+                sampled.append(request)
+        work.tokens = total
+        work.decode_context = decode_context
+        work.sequences = len(step.tokens)
+        work.sampled = len(sampled)
+
+
+def _worst_first(request: Request) -> tuple[int, float]:
+    return request.priority, request.arrival_s

@@ -1,0 +1,166 @@
+"""The simulated tokenizer: four bytes of UTF-8 are one token, and a prompt is its bytes.
+
+A token's id is its four bytes as a little-endian number, so text, token ids and what the engine
+generates share one form and a conversation that is sent back hits the cache. A short last token
+is filled with NUL. Chat messages never share a token: each is an eight-byte role mark and its
+text, filled to whole tokens, and the prompt ends with the mark of the assistant's turn.
+"""
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from xxhash import xxh3_64_intdigest
+
+BYTES_PER_TOKEN = 4
+ROLE_MARKS = {
+    "user": b"<|user|>",
+    "assistant": b"<|asst|>",
+    "system": b"<|syst|>",
+    "developer": b"<|devl|>",
+    "tool": b"<|tool|>",
+    "function": b"<|func|>",
+}
+MESSAGE_TOKENS = 2
+"""Tokens a chat message takes besides its text; a conversation takes as many once more."""
+
+# 256 pronounceable words of exactly one token each: generated text needs no escaping in JSON and
+# tokenises back into itself.
+WORDS = tuple(
+    f" {first}{vowel}{last}".encode()
+    for first in "bcdfghjklmnprstv"
+    for vowel in "aeio"
+    for last in "mnrt"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A tokenised prompt: `data` is four bytes a token."""
+
+    data: bytes
+
+    @property
+    def tokens(self) -> int:
+        return len(self.data) // BYTES_PER_TOKEN
+
+    def token_ids(self) -> list[int]:
+        return list(struct.unpack(f"<{self.tokens}I", self.data))
+
+    def block_hashes(self, block_size: int = 16, salt: str | None = None) -> list[int]:
+        """Chained hashes of the full blocks; `salt` keeps them apart from other salts."""
+        data, width = self.data, block_size * BYTES_PER_TOKEN
+        digest, before, hashes = xxh3_64_intdigest, salt_seed(salt), []
+        for start in range(0, len(data) - width + 1, width):
+            before = digest(data[start : start + width], before)
+            hashes.append(before)
+        return hashes
+
+
+def salt_seed(salt: str | None) -> int:
+    """What the first block's hash is chained to."""
+    return xxh3_64_intdigest(salt.encode()) if salt else 0
+
+
+def encode_text(text: str) -> Prompt:
+    """The prompt that is `text`."""
+    return Prompt(_whole_tokens(text.encode("utf-8", "surrogatepass")))
+
+
+def encode_ids(ids: Sequence[int]) -> Prompt:
+    """The prompt of these token ids; ValueError where one is not in 0..2**32-1."""
+    try:
+        return Prompt(struct.pack(f"<{len(ids)}I", *ids))
+    except struct.error as error:
+        raise ValueError(str(error)) from error
+
+
+def encode_chat(
+    messages: Iterable[tuple[str, str]], *, add_generation_prompt: bool = True
+) -> Prompt:
+    """The prompt of (role, text) messages; an unknown role counts as a user's."""
+    parts = []
+    for role, text in messages:
+        parts.append(ROLE_MARKS.get(role, ROLE_MARKS["user"]))
+        parts.append(_whole_tokens(text.encode("utf-8", "surrogatepass")))
+    if add_generation_prompt:
+        parts.append(ROLE_MARKS["assistant"])
+    return Prompt(b"".join(parts))
+
+
+def decode_ids(ids: Sequence[int]) -> str:
+    """The text of these token ids; bytes that are no UTF-8 become U+FFFD."""
+    return encode_ids(ids).data.replace(b"\0", b"").decode("utf-8", "replace")
+
+
+def _whole_tokens(data: bytes) -> bytes:
+    short = -len(data) % BYTES_PER_TOKEN
+    return data + bytes(short) if short else data
+
+
+class Generation:
+    """The words one prompt is answered with: the same for the same prompt and seed."""
+
+    __slots__ = ("_first", "_second", "_third", "digest")
+
+    def __init__(self, prompt: Prompt, seed: int = 0) -> None:
+        self.digest = digest = xxh3_64_intdigest(prompt.data, seed & 0xFFFFFFFFFFFFFFFF)
+        self._first = digest & 255
+        self._second = (digest >> 8) & 255 | 1  # odd: all words before one comes again
+        self._third = (digest >> 16) & 255 | 1
+
+    def word(self, index: int) -> bytes:
+        """Output token `index` as text, leading space included."""
+        return WORDS[(self._first + index * self._second + (index >> 8) * self._third) & 255]
+
+    def words(self, start: int, stop: int) -> bytes:
+        word = self.word
+        return b"".join([word(index) for index in range(start, stop)])
+
+    def length(self, max_tokens: int, min_tokens: int = 0) -> int:
+        """Output tokens when the model may stop by itself: 24 to 1,086, evenly over log length."""
+        share = (self.digest >> 24 & 0xFFFF) / 0x10000
+        return min(max_tokens, max(min_tokens, 1, int(24 * 2.0 ** (5.5 * share))))
+
+
+class OutputBlocks:
+    """Hashes of blocks filled by generated tokens, for `Request(extend=...)`."""
+
+    __slots__ = ("_block_size", "_generation", "_prompt_tokens", "_salt", "_tail")
+
+    def __init__(
+        self, prompt: Prompt, generation: Generation, block_size: int = 16, salt: str | None = None
+    ) -> None:
+        self._generation = generation
+        self._block_size = block_size
+        self._prompt_tokens = prompt.tokens
+        full = prompt.tokens // block_size * block_size
+        self._tail = prompt.data[full * BYTES_PER_TOKEN :]
+        self._salt = salt_seed(salt)
+
+    def __call__(self, before: int, index: int) -> int:
+        start = index * self._block_size - self._prompt_tokens
+        words = self._generation.words(max(start, 0), start + self._block_size)
+        data = self._tail + words if start < 0 else words
+        return xxh3_64_intdigest(data, before if index else self._salt)
+
+
+def hashes_of_ids(
+    ids: Sequence[int], block_tokens: int, prompt_tokens: int, block_size: int = 16
+) -> list[int]:
+    """Engine block hashes of a trace's prompt given as block ids (no text needed).
+
+    Equal leading ids give equal leading hashes. They never match those of the same prompt sent
+    as text: use one form within a run. `block_tokens` must be a multiple of `block_size`.
+    """
+    if block_tokens % block_size:
+        raise ValueError(f"trace blocks of {block_tokens} tokens are not whole engine blocks")
+    digest, per_id, before = xxh3_64_intdigest, block_tokens // block_size, 0
+    hashes: list[int] = []
+    full = prompt_tokens // block_size
+    for block_id in ids:
+        data = block_id.to_bytes(16, "little", signed=True)
+        for _ in range(min(per_id, full - len(hashes))):
+            before = digest(data, before)
+            hashes.append(before)
+    return hashes

@@ -1,0 +1,200 @@
+"""A proxy in front of backends of our making, for tests: real sockets, virtual time."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from forebay.proxy.config_sources import load_config
+from forebay.proxy.serve import Proxy, start_proxy
+
+Serve = Callable[["Call"], Awaitable[None]]
+
+EVENT = b'data: {"choices":[{"index":0,"text":" yes","finish_reason":null}]}\n\n'
+USAGE = (
+    b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3,"total_tokens":10,'
+    b'"prompt_tokens_details":{"cached_tokens":4}}}\n\n'
+)
+DONE = b"data: [DONE]\n\n"
+STREAM_HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
+    b"transfer-encoding: chunked\r\nserver: uvicorn\r\nx-secret: 1\r\n\r\n"
+)
+WHOLE = json.dumps(
+    {
+        "id": "cmpl-1",
+        "choices": [{"index": 0, "text": " yes", "finish_reason": "length"}],
+        "usage": {"prompt_tokens": 7, "completion_tokens": 1, "total_tokens": 8},
+    }
+).encode()
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+def answer(status: int, body: bytes, *headers: str) -> bytes:
+    """A whole response as bytes."""
+    lines = [f"HTTP/1.1 {status} X", "content-type: application/json", *headers]
+    return "\r\n".join([*lines, f"content-length: {len(body)}", "", ""]).encode() + body
+
+
+@dataclass(slots=True)
+class Call:
+    """One request as a raw backend got it."""
+
+    head: str
+    body: bytes
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    def reset(self) -> None:
+        self.writer.transport.abort()
+
+    async def hung_up(self) -> None:
+        """Until the other side has closed."""
+        await self.reader.read()
+
+
+async def whole(call: Call) -> None:
+    await call.send(answer(200, WHOLE))
+
+
+async def stream(call: Call) -> None:
+    await call.send(STREAM_HEAD + chunk(EVENT) + chunk(EVENT) + chunk(USAGE) + chunk(DONE))
+    await call.send(b"0\r\n\r\n")
+
+
+async def by_request(call: Call) -> None:
+    """What a healthy backend does."""
+    await (stream if b'"stream":true' in call.body.replace(b" ", b"") else whole)(call)
+
+
+async def silent(call: Call) -> None:
+    await call.hung_up()
+
+
+@dataclass(slots=True)
+class RawBackend:
+    """A backend that does what `serve` says, byte by byte; /health answers unless told not to."""
+
+    serve: Serve = by_request
+    healthy: bool = True
+    calls: list[Call] = field(default_factory=list)
+    open: int = 0
+    url: str = ""
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                text = head.decode()
+                length = 0
+                for line in text.split("\r\n"):
+                    if line.lower().startswith("content-length:"):
+                        length = int(line.split(":")[1])
+                body = await reader.readexactly(length)
+                if text.startswith(("GET /health", "GET /metrics")):
+                    writer.write(answer(200 if self.healthy else 503, b""))
+                    continue
+                call = Call(text, body, reader, writer)
+                self.calls.append(call)
+                self.open += 1
+                try:
+                    await self.serve(call)
+                finally:
+                    self.open -= 1
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass  # cancelled by `running` only, and then done
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+
+    @asynccontextmanager
+    async def running(self, port: int = 0) -> AsyncIterator["RawBackend"]:
+        server = await asyncio.start_server(self._connection, "127.0.0.1", port)
+        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        try:
+            yield self
+        finally:
+            server.close()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks)
+
+
+@dataclass(slots=True)
+class Stage:
+    proxy: Proxy
+    client: aiohttp.ClientSession
+    said: list[str]
+
+    @property
+    def url(self) -> str:
+        return self.proxy.url
+
+    def post(self, body: Any = None, path: str = "/v1/completions", **options: Any) -> Any:
+        """POST a completion; use in `async with`."""
+        body = {"prompt": "hello", "max_tokens": 3} if body is None else body
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        headers = {"content-type": "application/json", **options.pop("headers", {})}
+        return self.client.post(self.url + path, data=data, headers=headers, **options)
+
+    def assert_nothing_held(self) -> None:
+        """Every slot, queue place and byte has been given back."""
+        shaper = self.proxy.driver.shaper
+        assert not list(shaper.waiting())
+        for backend in shaper.backends.values():
+            assert backend.idle, backend
+            assert backend.reserved_tokens == 0
+            assert not backend.prefills
+        assert self.proxy.app._held_bytes == 0
+        assert self.proxy.app._relay._active == 0
+
+
+@asynccontextmanager
+async def stage(
+    urls: list[str], *, wait_up: int | None = None, slots: int = 64, **keys: Any
+) -> AsyncIterator[Stage]:
+    """A proxy in front of `urls`, once `wait_up` of them (default: all) are up."""
+    config = load_config(
+        None,
+        {
+            "listen": {"port": 0, "admin_port": 0},
+            "backends": [
+                {"name": f"b{i}", "url": url, "max_concurrency": slots}
+                for i, url in enumerate(urls)
+            ],
+            "debug_headers": True,
+            **keys,
+        },
+        {},
+    )
+    said: list[str] = []
+    async with AsyncExitStack() as stack:
+        proxy = await stack.enter_async_context(start_proxy(config, said.append))
+        client = await stack.enter_async_context(
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
+        )
+        wanted = len(urls) if wait_up is None else wait_up
+        while sum(u.up for u in proxy.backends.upstreams.values()) < wanted:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        yield Stage(proxy, client, said)
+
+
+async def settle() -> None:
+    """Let everything that is ready run."""
+    for _ in range(30):
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.05)
