@@ -22,8 +22,10 @@ class ServerFailed(Exception):
 
 
 @asynccontextmanager
-async def server(words: Sequence[str], log: Path) -> AsyncIterator[str]:
+async def server(words: Sequence[str], log: Path, backends: int = 0) -> AsyncIterator[str]:
     """Run `forebay WORDS` until the block ends; yields its URL.
+
+    It is up when it has said its URL and, of `backends` backends, that each is up.
 
     Raises ServerFailed when it exits, or says nothing for READY_S seconds, before it is up.
     """
@@ -34,7 +36,7 @@ async def server(words: Sequence[str], log: Path) -> AsyncIterator[str]:
         stderr=asyncio.subprocess.STDOUT,
     )
     url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    copying = asyncio.create_task(_copy(process, log, url))
+    copying = asyncio.create_task(_copy(process, log, url, backends))
     try:
         try:
             yield await asyncio.wait_for(asyncio.shield(url), READY_S)
@@ -47,16 +49,20 @@ async def server(words: Sequence[str], log: Path) -> AsyncIterator[str]:
             url.exception()  # seen: it was raised above, or the block had left already
 
 
-async def _copy(process: asyncio.subprocess.Process, log: Path, url: asyncio.Future[str]) -> None:
+async def _copy(
+    process: asyncio.subprocess.Process, log: Path, url: asyncio.Future[str], backends: int
+) -> None:
     assert process.stdout is not None
-    last = ""
+    last, said = "", None
     with log.open("a", encoding="utf-8") as out:
         async for line in process.stdout:
             last = line.decode(errors="replace").rstrip() or last
             out.write(last + "\n")
             out.flush()
-            if not url.done() and (found := _URL.search(last)):
-                url.set_result(found.group())
+            backends -= " is up" in last
+            said = said or _URL.search(last)
+            if said and backends <= 0 and not url.done():
+                url.set_result(said.group())
     if not url.done():
         url.set_exception(ServerFailed(f"the server ended before it was up: {last} (see {log})"))
 
@@ -108,7 +114,8 @@ async def proxy(
     """
     config = logs / "proxy.yaml"
     config.write_text(proxy_config(backends, time_scale) + extra, encoding="utf-8")
-    async with server(["proxy", "--config", str(config)], logs / "proxy.log") as url:
+    words = ["proxy", "--config", str(config)]
+    async with server(words, logs / "proxy.log", len(backends)) as url:
         yield url
 
 

@@ -510,8 +510,8 @@ class TestMidStream:
             got = b""
             async with on.post(STREAMED) as response:
                 assert response.status == 200
-                with pytest.raises(aiohttp.ClientPayloadError):
-                    async for part in response.content.iter_any():
+                with pytest.raises(aiohttp.ClientPayloadError):  # noqa: PT012
+                    while part := await response.content.readany():
                         got += part
             assert got.startswith(EVENT)
             last = json.loads(got.removeprefix(EVENT).removeprefix(b"data: "))

@@ -1,0 +1,168 @@
+"""openai-python pointed at the proxy works unchanged."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import openai
+import pytest
+from proxy_stage import RawBackend, answer, silent, stage
+
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.server import start_engine
+
+MESSAGES: Any = [{"role": "user", "content": "Say something."}]
+NO_LIST: Any = "hello"
+
+
+def with_client(
+    use: Callable[[openai.AsyncOpenAI], Awaitable[None]],
+    backend: RawBackend | None = None,
+    **keys: Any,
+) -> None:
+    """Give `use` a client of a proxy in front of an engine, or of `backend`.
+
+    In real time: the client uses threads, which a virtual clock cannot wait for.
+    """
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            running = backend.running() if backend else start_engine(EngineConfig(time_scale=20))
+            url = (await stack.enter_async_context(running)).url  # type: ignore[attr-defined]
+            on = await stack.enter_async_context(stage([url], **keys))
+            client = openai.AsyncOpenAI(base_url=on.url + "/v1", api_key="k", max_retries=0)
+            async with client:
+                await use(client)
+
+    asyncio.run(main())
+
+
+def test_chat() -> None:
+    async def use(client: openai.AsyncOpenAI) -> None:
+        got = await client.chat.completions.create(
+            model="llama-3-8b", messages=MESSAGES, max_tokens=5
+        )
+        assert got.choices[0].message.content
+        assert got.usage is not None
+        assert got.usage.completion_tokens == 5
+        assert got.usage.prompt_tokens_details is not None
+        assert got.usage.prompt_tokens_details.cached_tokens == 0
+
+    with_client(use)
+
+
+def test_chat_stream_with_usage() -> None:
+    async def use(client: openai.AsyncOpenAI) -> None:
+        stream = await client.chat.completions.create(
+            model="llama-3-8b",
+            messages=MESSAGES,
+            max_tokens=5,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        chunks = [chunk async for chunk in stream]
+        text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+        assert len(text.split()) == 5
+        assert chunks[-2].choices[0].finish_reason == "length"
+        assert chunks[-1].usage is not None
+        assert chunks[-1].usage.completion_tokens == 5
+
+    with_client(use)
+
+
+def test_completion_with_token_ids_and_models() -> None:
+    async def use(client: openai.AsyncOpenAI) -> None:
+        got = await client.completions.create(
+            model="llama-3-8b", prompt=list(range(100)), max_tokens=3
+        )
+        assert got.usage is not None
+        assert got.usage.prompt_tokens == 100
+        assert [model.id async for model in client.models.list()] == ["llama-3-8b"]
+
+    with_client(use)
+
+
+def test_raw_response_headers() -> None:
+    async def use(client: openai.AsyncOpenAI) -> None:
+        raw = await client.chat.completions.with_raw_response.create(
+            model="llama-3-8b", messages=MESSAGES, max_tokens=2,
+            extra_headers={"x-request-id": "mine-1"},
+        )  # fmt: skip
+        assert raw.headers["x-request-id"] == "mine-1"
+        assert raw.headers["x-forebay-bucket"] == "chat"
+        assert float(raw.headers["x-forebay-queue-ms"]) >= 0
+        assert raw.parse().choices
+
+    with_client(use)
+
+
+def test_mistakes_are_the_right_exceptions() -> None:
+    async def use(client: openai.AsyncOpenAI) -> None:
+        create = client.chat.completions.create
+        with pytest.raises(openai.NotFoundError) as wrong_model:
+            await create(model="nope", messages=MESSAGES)
+        assert wrong_model.value.param == "model"
+        with pytest.raises(openai.BadRequestError) as wrong_type:
+            await create(model="llama-3-8b", messages=NO_LIST)
+        assert wrong_type.value.code == "invalid_type"
+        with pytest.raises(openai.APIStatusError) as too_long:
+            await create(model="llama-3-8b", messages=[{"role": "user", "content": "x" * 900_000}])
+        assert too_long.value.status_code == 413
+        with pytest.raises(openai.NotFoundError):
+            await client.files.list()
+
+    with_client(use)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(401, openai.AuthenticationError), (429, openai.RateLimitError),
+     (500, openai.InternalServerError), (503, openai.InternalServerError)],
+)  # fmt: skip
+def test_the_backends_own_errors(status: int, kind: type[Exception]) -> None:
+    async def fail(call: Any) -> None:
+        await call.send(
+            answer(status, b'{"error":{"message":"no","type":"t","param":null,"code":1}}')
+        )
+
+    async def use(client: openai.AsyncOpenAI) -> None:
+        with pytest.raises(kind):
+            await client.chat.completions.create(model="m", messages=MESSAGES)
+
+    with_client(use, RawBackend(fail))
+
+
+def test_a_full_queue_is_a_rate_limit_and_says_when_to_retry() -> None:
+    async def use(client: openai.AsyncOpenAI) -> None:
+        async def ask() -> None:
+            await client.chat.completions.create(model="m", messages=MESSAGES)
+
+        held = asyncio.create_task(ask())
+        await asyncio.sleep(0.1)
+        with pytest.raises(openai.RateLimitError) as refused:
+            await ask()
+        assert refused.value.code == "queue_full"
+        assert int(refused.value.response.headers["retry-after"]) >= 1
+        held.cancel()
+        await asyncio.gather(held, return_exceptions=True)
+
+    buckets = [{"name": "chat", "up_to": 5000, "max_queue": 0, "max_wait": "30s"}]
+    with_client(use, RawBackend(silent), slots=1, buckets=buckets)
+
+
+def test_a_cut_stream_raises() -> None:
+    async def use(client: openai.AsyncOpenAI) -> None:
+        stream = await client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
+        await anext(stream)
+        with pytest.raises(openai.APIError) as cut:
+            await anext(stream)
+        assert cut.value.code == "upstream_stream_error"
+
+    async def die(call: Any) -> None:
+        from proxy_stage import EVENT, STREAM_HEAD, chunk
+
+        await call.send(STREAM_HEAD + chunk(EVENT))
+        call.writer.close()
+
+    with_client(use, RawBackend(die))

@@ -1,0 +1,140 @@
+"""Where the configuration comes from, and the one line a mistake gets."""
+
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from forebay.proxy.config_sources import config_yaml, load_config
+from forebay.traces.errors import InputError
+
+ONE = {"backends": [{"url": "http://127.0.0.1:8001"}]}
+
+
+def in_file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "proxy.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_the_example_of_the_readme(tmp_path: Path) -> None:
+    path = in_file(
+        tmp_path,
+        """
+listen: {host: 127.0.0.1, port: 8080, admin_port: 9090}
+backends:
+  - {name: gpu0, url: "http://127.0.0.1:8001", max_concurrency: 64}
+  - {name: gpu1, url: "http://127.0.0.1:8002/", max_concurrency: 32}
+buckets:
+  - {name: chat, up_to: 5000, max_queue: 256, max_wait: 2s}
+  - {name: document, up_to: 131072, max_queue: 64, max_wait: 30s, prefills_per_backend: 1,
+     backends: [gpu0, gpu1]}
+affinity: {block_bytes: 2048, min_match: 0.25, max_imbalance: 1.25, kv_tokens: auto}
+timeouts: {connect: 2s, first_token: 120s, idle: 60s, client_headers: 10s, client_body: 30s,
+           client_write: 30s, drain: 300ms}
+limits: {body: 16MiB, header: 16KiB, connections: auto, queue_bytes: 256MiB}
+""",
+    )
+    config = load_config(path, {}, {})
+    assert [b.name for b in config.backends] == ["gpu0", "gpu1"]
+    assert config.backends[1].url == "http://127.0.0.1:8002"
+    assert config.timeouts.drain == pytest.approx(0.3)
+    assert config.limits.body == 16 << 20
+    chat, document = config.core_buckets()
+    assert (chat.max_wait_s, chat.prefills_per_backend) == (2.0, inf)
+    assert (document.prefills_per_backend, document.backends) == (1, ("gpu0", "gpu1"))
+    assert config.core_backends()[1].max_concurrency == 32
+    assert config.core_backends()[0].kv_tokens == inf
+    assert config.max_connections() > 0
+
+
+def test_what_is_printed_can_be_read_again(tmp_path: Path) -> None:
+    config = load_config(None, {**ONE, "upstream_api_key": "hush"}, {})
+    text = config_yaml(config)
+    assert "hush" not in text
+    again = load_config(in_file(tmp_path, text), {}, {})
+    assert again.model_copy(update={"upstream_api_key": None}) == config.model_copy(
+        update={"upstream_api_key": None}
+    )
+
+
+def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
+    path = in_file(tmp_path, "listen: {port: 1, admin_port: 2}\nreject_status: 503\n")
+    environ = {
+        "FOREBAY_LISTEN__ADMIN_PORT": "3",
+        "FOREBAY_LISTEN__PORT": "4",
+        "FOREBAY_BACKENDS": '[{url: "http://127.0.0.1:1"}]',
+        "FOREBAY_API_KEY": "not ours",
+        "HOME": "/",
+    }
+    config = load_config(path, {"listen": {"port": 5}}, environ)
+    assert (config.listen.port, config.listen.admin_port) == (5, 3)
+    assert (config.reject_status, config.listen.host) == (503, "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"limits": {"bodyy": 1}}, "limits.bodyy: unknown key; did you mean body?"),
+        ({"listn": {}}, "listn: unknown key; did you mean listen?"),
+        ({"backends": [{"url": "http://h:1", "nme": "x"}]}, "backends.0.nme: unknown key"),
+        ({"listen": {"port": "eighty"}}, "listen.port: 'eighty': "),
+        ({"listen": {"port": 70000}}, "listen.port: 70000: "),
+        ({"backends": [{"url": "localhost:8001"}]}, "give a URL such as http://127.0.0.1:8001"),
+        ({"backends": [{"url": "http://h:99999"}]}, "give a URL"),
+        ({"backends": [{"url": "ftp://h:1"}]}, "give a URL"),
+        ({"backends": [{"url": "http://h:1/v1"}]}, "with no path"),
+        ({"backends": [{"name": "a"}]}, "backends.0.url: missing"),
+        ({"backends": [{"url": "http://h:1"}, {"url": "http://h:1"}]}, "there twice"),
+        ({"buckets": []}, "give at least one bucket"),
+        (
+            {"buckets": [{"name": "a", "up_to": 9}, {"name": "b", "up_to": 9}]},
+            "up_to must grow",
+        ),
+        ({"buckets": [{"name": "a", "up_to": 9, "backends": ["x"]}]}, "'x' is no backend"),
+        ({"buckets": [{"name": "a", "up_to": 9, "max_wait": "soon"}]}, "a duration such as 2s"),
+        ({"limits": {"body": "big"}}, "a size such as 16MiB"),
+        ({"timeouts": {"idle": 0}}, "timeouts.idle: 0: "),
+        ({"routing": "random"}, "routing: 'random': one of warm_or_least_work"),
+        ({"routes": ["/v1/../x"]}, "is not a plain path"),
+        ({"affinity": {"min_match": 2}}, "affinity.min_match: 2: "),
+        ({"tenants": {"keys": "f"}}, "tenants: not supported yet"),
+        ({"capture": {"path": "x"}}, "capture: not supported yet"),
+        ({"reject_status": 500}, "reject_status: 500: "),
+        ({"backends": []}, "no backend: give --backend"),
+        ({"limits": {"bodyy": 1}, "listn": 1}, "(and 1 more)"),
+    ],
+)
+def test_mistakes(tmp_path: Path, values: dict[str, Any], words: str) -> None:
+    path = in_file(tmp_path, yaml.safe_dump({**ONE, **values}))
+    with pytest.raises(InputError) as error:
+        load_config(path, {}, {})
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+    if "no backend" not in words:
+        assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("a: [", "not valid YAML"), ("- 1", "give keys and values"), ("\tx: 1", ":1: ")],
+)
+def test_files_that_are_no_configuration(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(InputError) as error:
+        load_config(in_file(tmp_path, text), {}, {})
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="No such file"):
+        load_config(tmp_path / "none.yaml", {}, {})
+
+
+def test_the_environment_is_named_when_it_is_wrong() -> None:
+    with pytest.raises(InputError, match=r"^FOREBAY_LISTEN__PORT: listen.port: 'x'"):
+        load_config(None, ONE, {"FOREBAY_LISTEN__PORT": "x"})
+    with pytest.raises(InputError, match=r"^FOREBAY_LISTN: listn: unknown key"):
+        load_config(None, ONE, {"FOREBAY_LISTN": "1"})
