@@ -1,0 +1,246 @@
+"""`forebay bench`: the measurements that the README quotes, against round-robin on equal engines.
+
+Each is run once for each seed; the table shows the median and the range. "Load" is relative to
+capacity: what the two engines complete a second when the whole trace is there from the start
+(`replay/sim/capacity.py`), so 80 % and 2x mean the same for every trace.
+"""
+
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forebay.proxy.command import new_app
+from forebay.traces.errors import InputError
+from forebay.traces.schema import TraceRequest
+
+if TYPE_CHECKING:
+    from forebay.analysis.run import RunData
+
+EXAMPLE = """The measurements that the README quotes, each against round-robin on equal engines.
+
+Example:
+
+  forebay bench documents --seeds 3 --out runs/bench
+"""
+
+app = new_app(help=EXAMPLE)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One measurement: its traffic for a seed, at which share of capacity, and what to show."""
+
+    name: str
+    question: str
+    traffic: Callable[[int], list[TraceRequest]]
+    load: float
+    show: Callable[["RunData"], dict[str, float | None]]
+
+
+def _mooncake(path: Path) -> Callable[[int], list[TraceRequest]]:
+    def traffic(seed: int) -> list[TraceRequest]:
+        from forebay.traces.formats import open_trace
+
+        if not path.exists():
+            raise InputError(f"--mooncake {path}: no such file; give mooncake_synthetic_head.jsonl")
+        return [row for row in open_trace(path) if row.arrival_s < 180.0]
+
+    return traffic
+
+
+def _documents(questions: int) -> Callable[[int], list[TraceRequest]]:
+    def traffic(seed: int) -> list[TraceRequest]:
+        from forebay.traces.synth_mix import ChatBesideDocuments, chat_beside_documents
+
+        spec = ChatBesideDocuments(
+            chat_rate_per_s=4.0,
+            document_rate_per_s=0.15,
+            questions=questions,
+            duration_s=240.0,
+            seed=seed,
+        )
+        return list(chat_beside_documents(spec))
+
+    return traffic
+
+
+def _hits(run: "RunData") -> dict[str, float | None]:
+    tokens = list((run.summary.get("prompt_tokens_per_backend") or {}).values())
+    balance = max(tokens) / min(tokens) if len(tokens) > 1 and min(tokens) else None
+    return {
+        "hit ratio": run.number("hit_ratio"),
+        "imbalance": balance,
+        "document TTFT p50 s": _seconds(run, "ttft_ms", "document", "p50"),
+        "rejected": _rejected(run),
+    }
+
+
+def _tails(run: "RunData") -> dict[str, float | None]:
+    return {
+        "chat TTFT p99 s": _seconds(run, "ttft_ms", "chat", "p99"),
+        "chat worst stall s": _seconds(run, "stall_ms", "chat", "max"),
+        "document TTFT p50 s": _seconds(run, "ttft_ms", "document", "p50"),
+        "attainment": run.number("attainment"),
+        "rejected": _rejected(run),
+    }
+
+
+def _overload(run: "RunData") -> dict[str, float | None]:
+    return {
+        "goodput /s": run.number("goodput_per_s"),
+        "attainment": run.number("attainment"),
+        "rejected": _rejected(run),
+        "with Retry-After": run.number("reject_ms", "with_retry_after"),
+        "reject p50 ms": run.number("reject_ms", "p50"),
+        "reject max ms": run.number("reject_ms", "max"),
+    }
+
+
+def _seconds(run: "RunData", *keys: str) -> float | None:
+    milliseconds = run.number(*keys)
+    return None if milliseconds is None else milliseconds / 1e3
+
+
+def _rejected(run: "RunData") -> float:
+    return float(sum((run.summary.get("rejected") or {}).values()))
+
+
+def cases(mooncake: Path) -> dict[str, Case]:
+    """The measurements by name."""
+    listed = (
+        Case("mooncake", "a production trace: is the cache found, are the engines balanced?",
+             _mooncake(mooncake), 0.8, _hits),
+        Case("documents", "chats beside 120k-token documents at 80 % load: what do chats notice?",
+             _documents(5), 0.8, _tails),
+        Case("unshared", "the same with documents that nobody asks about twice",
+             _documents(1), 0.8, _tails),
+        Case("overload", "twice capacity: who is still served, how fast are the others told?",
+             _documents(5), 2.0, _overload),
+    )  # fmt: skip
+    return {case.name: case for case in listed}
+
+
+def at_load(
+    trace: Sequence[TraceRequest], load: float, model: str, gpu: str, engines: int
+) -> tuple[list[TraceRequest], float]:
+    """The trace with its times divided so that it offers `load` times capacity; the capacity."""
+    from forebay.replay.engine.config import EngineConfig
+    from forebay.replay.sim.capacity import capacity_per_s
+
+    config = EngineConfig(model=model, gpu=gpu)
+    longest = config.context
+    fitting = [row for row in trace if row.input_tokens + row.output_tokens < longest]
+    capacity = capacity_per_s(fitting, config, engines)
+    offered = len(trace) / (trace[-1].arrival_s - trace[0].arrival_s)
+    speed = load * capacity / offered
+    first_s = trace[0].arrival_s
+    return [replace(row, arrival_s=(row.arrival_s - first_s) / speed) for row in trace], capacity
+
+
+@app.command(help=EXAMPLE)
+def bench(
+    name: Annotated[str, typer.Argument(help="mooncake, documents, unshared, overload or all")],
+    out: Annotated[Path, typer.Option(help="folder for the runs")] = Path("runs/bench"),
+    seeds: Annotated[int, typer.Option(min=1, help="runs of each measurement")] = 3,
+    time_scale: Annotated[float, typer.Option(help="simulated seconds in a wall second")] = 4.0,
+    model: Annotated[str, typer.Option(help="model of the engines")] = "Llama-3-8B",
+    gpu: Annotated[str, typer.Option(help="GPU of the engines")] = "H200",
+    mooncake: Annotated[
+        Path, typer.Option(help="the synthetic trace of Mooncake (FAST'25)")
+    ] = Path("../shared/data/traces/mooncake_synthetic_head.jsonl"),
+    force: Annotated[bool, typer.Option("--force", help="replace what is in --out")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print data")] = False,
+) -> None:
+    known = cases(mooncake)
+    if name != "all" and name not in known:
+        raise typer.BadParameter(f"{name!r} is none of {', '.join(known)}, all")
+    results = {}
+    for case in known.values():
+        if name in (case.name, "all"):
+            results[case.name] = _measure(case, out, seeds, time_scale, model, gpu, force)
+            if not as_json:
+                _print(case, results[case.name], model, gpu, time_scale)
+    if as_json:
+        import orjson
+
+        sys.stdout.write(orjson.dumps(results, option=orjson.OPT_INDENT_2).decode() + "\n")
+
+
+def _measure(
+    case: Case, out: Path, seeds: int, time_scale: float, model: str, gpu: str, force: bool
+) -> list[dict[str, Any]]:
+    """One entry a seed: the figures of both sides."""
+    from forebay.analysis.processes import Engines
+    from forebay.analysis.run import load_run
+    from forebay.analysis.side_by_side import DIRECT, PROXIED, side_by_side
+    from forebay.replay.fast_loop import run_on_fast_loop
+    from forebay.replay.options import ReplayOptions
+
+    wanted = Engines(model=model, gpu=gpu, time_scale=time_scale)
+    results = []
+    for seed in range(seeds):
+        trace, capacity = at_load(case.traffic(seed), case.load, model, gpu, wanted.count)
+        folder = out / f"{case.name}-{seed}"
+        base = ReplayOptions(
+            trace=trace, targets=(), out=folder, seed=seed, salt=str(seed),
+            too_long="truncate", force=force,
+        )  # fmt: skip
+        sides = run_on_fast_loop(
+            lambda stop, trace=trace, folder=folder, base=base: side_by_side(  # type: ignore[misc]
+                trace, folder, wanted, base, stop=stop
+            )
+        )
+        if sides.proxied is None or sides.proxied.interrupted:
+            raise typer.Exit(130)
+        results.append(
+            {
+                "seed": seed,
+                "requests": len(trace),
+                "capacity_per_s": capacity,
+                "offered_per_s": case.load * capacity,
+                "verdicts": [sides.direct.values["verdict"], sides.proxied.values["verdict"]],
+                DIRECT: case.show(load_run(folder / DIRECT)),
+                PROXIED: case.show(load_run(folder / PROXIED)),
+            }
+        )
+    return results
+
+
+def _print(
+    case: Case, results: list[dict[str, Any]], model: str, gpu: str, time_scale: float
+) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from forebay.analysis.side_by_side import DIRECT, PROXIED
+
+    console = Console(highlight=False)
+    first = results[0]
+    table = Table(title=f"{case.name}: {case.question}", title_justify="left")
+    for column in ("", DIRECT, PROXIED):
+        table.add_column(column, justify="left" if not column else "right")
+    for key in first[DIRECT]:
+        table.add_row(
+            key, *(_spread([r[side][key] for r in results]) for side in (DIRECT, PROXIED))
+        )
+    console.print(table)
+    verdicts = sorted({verdict for r in results for verdict in r["verdicts"]})
+    console.print(
+        f"median (range) of seeds {', '.join(str(r['seed']) for r in results)}; "
+        f"2 x {model} on {gpu}, simulated, time scale {time_scale:g}; {first['requests']} requests "
+        f"at {first['offered_per_s']:.1f}/s = {case.load:g} x capacity; verdicts: "
+        f"{', '.join(verdicts)}\n"
+    )
+
+
+def _spread(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return "-"
+    middle = statistics.median(known)
+    return f"{middle:.3g} ({min(known):.3g} to {max(known):.3g})"

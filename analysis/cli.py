@@ -1,0 +1,107 @@
+"""The words `forebay compare` and `forebay report`: parse, call, print."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forebay.proxy.command import new_app
+
+if TYPE_CHECKING:
+    from forebay.analysis.run import RunData
+    from forebay.replay.slo import Slo
+
+compare_app = new_app()
+report_app = new_app()
+
+Beyond = Annotated[
+    int,
+    typer.Option(
+        "--min-beyond",
+        min=0,
+        help="Hide a percentile with fewer samples beyond it than this.",
+    ),
+]
+SloText = Annotated[
+    str | None,
+    typer.Option("--slo", help="Judge goodput anew, e.g. chat.ttft=2s,document.ttft=15s."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print data instead of talk.")]
+
+
+@compare_app.command()
+def compare(
+    a: Annotated[Path, typer.Argument(metavar="A", help="The run to compare with.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="The run of interest.")],
+    slo: SloText = None,
+    min_beyond: Beyond = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Two runs side by side.
+
+    Example: forebay compare runs/round-robin runs/forebay --slo chat.ttft=2s,document.ttft=15s
+    """
+    from forebay.analysis.compare import compare as compare_runs
+    from forebay.analysis.headline import headline
+    from forebay.analysis.run import load_runs
+
+    runs = load_runs([a, b])
+    comparison = compare_runs(runs[0], runs[1], _slos(slo, runs), min_beyond)
+    words = headline(comparison)
+    if as_json:
+        data = {"headline": words.summary, "points": words.points, **comparison.as_json()}
+        _print_json(data)
+        return
+    from rich.console import Console
+
+    from forebay.analysis.terminal import print_comparison
+
+    print_comparison(comparison, words, Console(highlight=False))
+
+
+@report_app.command()
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Run folders, first the one to compare with."),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")],
+    slo: SloText = None,
+    title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None,
+    min_beyond: Beyond = 10,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """One self-contained HTML page from one or more runs.
+
+    Example: forebay report runs/round-robin runs/forebay -o report.html
+    """
+    from forebay.analysis.report import build_report, write_report
+    from forebay.analysis.run import load_runs
+
+    loaded = load_runs(runs)
+    page = build_report(loaded, _slos(slo, loaded), min_beyond, title)
+    write_report(page, out, force)
+    if as_json:
+        _print_json({"path": str(out), "headline": page.summary, "warnings": page.warnings})
+        return
+    print(page.summary, file=sys.stderr)
+    for warning in page.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    print(f"wrote {out}", file=sys.stderr)
+
+
+def _slos(text: str | None, runs: "Sequence[RunData]") -> "tuple[Slo, ...]":
+    from forebay.replay.slo import parse_slos
+
+    if text is None:
+        return ()
+    return parse_slos(text, list(dict.fromkeys(name for run in runs for name in run.buckets())))
+
+
+def _print_json(data: dict[str, Any]) -> None:
+    import orjson
+
+    sys.stdout.write(orjson.dumps(data, option=orjson.OPT_INDENT_2).decode() + "\n")

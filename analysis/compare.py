@@ -1,0 +1,235 @@
+"""Two runs side by side: each figure of both, their ratio, and which is better, if that is clear.
+
+A is the one compared with, B the one of interest. Which is better is only said where the figures
+differ by more than `EQUAL_WITHIN`; for the headline TTFT percentile of each bucket a bootstrap
+interval must leave out equality as well. Nothing is printed here.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from forebay.analysis.bootstrap import Interval, ratio_interval
+from forebay.analysis.figures import Figures, figures, imbalance
+from forebay.analysis.provenance import Verdict, verdict, warnings
+from forebay.analysis.quantiles import MIN_BEYOND, SHARES
+from forebay.analysis.run import RunData
+from forebay.replay.slo import Slo
+
+Unit = Literal["s", "per_s", "share", "ratio", "count"]
+Better = Literal["a", "b", "equal", "unclear"]
+
+EQUAL_WITHIN = 0.05  # a difference below 5 % is not called one
+WHOLE_RUN = "run"
+HEADLINE_ORDER = ("p99", "p90", "p50")  # the first that both runs have samples enough for
+
+# key of a latency, what it is called, the percentiles shown
+LATENCY_LINES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("ttft", "TTFT", ("p50", "p90", "p99", "p99.9", "max")),
+    ("ttft_failures", "TTFT, failures = ∞,", ("p50", "p90", "p99")),
+    ("e2e", "E2E", ("p50", "p90", "p99")),
+    ("tpot", "TPOT", ("p50", "p99")),
+    ("itl", "ITL", ("p50", "p99", "p99.9")),
+    ("stall", "worst stall", ("p50", "p99", "max")),
+    ("queue", "proxy queue", ("p50", "p99", "max")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One figure of both runs in base units (seconds, shares, a second); None: not measurable."""
+
+    section: str
+    key: str
+    label: str
+    unit: Unit
+    a: float | None
+    b: float | None
+    ratio: float | None
+    better: Better | None
+    interval: Interval | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Everything two runs differ in."""
+
+    a: RunData
+    b: RunData
+    verdicts: tuple[Verdict, Verdict]
+    slos: tuple[Slo, ...]
+    buckets: tuple[str, ...]
+    figures: dict[str | None, tuple[Figures, Figures]]
+    headline_percentile: dict[str, str | None]
+    lines: tuple[Line, ...]
+    warnings: tuple[str, ...]
+    min_beyond: int
+
+    def line(self, section: str, key: str) -> Line | None:
+        for line in self.lines:
+            if (line.section, line.key) == (section, key):
+                return line
+        return None
+
+    def as_json(self) -> dict[str, Any]:
+        """The comparison as plain data; an infinite figure is the string "inf"."""
+        return {
+            "a": {"name": self.a.name, "path": str(self.a.path), "verdict": str(self.verdicts[0])},
+            "b": {"name": self.b.name, "path": str(self.b.path), "verdict": str(self.verdicts[1])},
+            "slo": [str(slo) for slo in self.slos],
+            "warnings": list(self.warnings),
+            "min_beyond": self.min_beyond,
+            "figures": [
+                {
+                    "section": line.section,
+                    "key": line.key,
+                    "unit": line.unit,
+                    "a": _plain(line.a),
+                    "b": _plain(line.b),
+                    "ratio": _plain(line.ratio),
+                    "better": line.better,
+                    "interval_95": [_plain(line.interval.low), _plain(line.interval.high)]
+                    if line.interval
+                    else None,
+                }
+                for line in self.lines
+            ],
+        }
+
+
+def _plain(value: float | None) -> float | str | None:
+    return "inf" if value is not None and math.isinf(value) else value
+
+
+def compare(
+    a: RunData, b: RunData, slos: Sequence[Slo] = (), min_beyond: int = MIN_BEYOND
+) -> Comparison:
+    """Compare run B with run A; `slos` judge both anew, else each run's own goodput counts."""
+    buckets = tuple(dict.fromkeys(a.buckets() + b.buckets()))
+    found: dict[str | None, tuple[Figures, Figures]] = {
+        bucket: (figures(a, bucket, slos, min_beyond), figures(b, bucket, slos, min_beyond))
+        for bucket in (None, *buckets)
+    }
+    headline = {bucket: _headline_percentile(*found[bucket]) for bucket in buckets}
+    lines = _run_lines(*found[None])
+    lines.append(line_of(WHOLE_RUN, "imbalance", "imbalance of prompt tokens", "ratio",
+                         imbalance(a), imbalance(b), "lower"))  # fmt: skip
+    for bucket in buckets:
+        interval = _interval(a, b, bucket, headline[bucket])
+        lines += _bucket_lines(bucket, *found[bucket], headline[bucket], interval)
+    return Comparison(
+        a=a,
+        b=b,
+        verdicts=(verdict(a), verdict(b)),
+        slos=tuple(slos),
+        buckets=buckets,
+        figures=found,
+        headline_percentile=headline,
+        lines=tuple(lines),
+        warnings=tuple(warnings(a, b, bool(slos))),
+        min_beyond=min_beyond,
+    )
+
+
+def _headline_percentile(a: Figures, b: Figures) -> str | None:
+    for name in HEADLINE_ORDER:
+        if None not in (a.latency["ttft"].values[name], b.latency["ttft"].values[name]):
+            return name
+    return None
+
+
+def _interval(a: RunData, b: RunData, bucket: str, percentile: str | None) -> Interval | None:
+    if percentile is None:
+        return None
+    of_a, of_b = (_ttft_in_order(run, bucket) for run in (a, b))
+    return ratio_interval(of_a, of_b, SHARES[percentile])
+
+
+def _ttft_in_order(run: RunData, bucket: str) -> Any:
+    rows = run.rows(bucket, "ok")
+    order = run.numbers["intended_s"][rows].argsort(kind="stable")
+    return run.numbers["ttft_response_s"][rows][order]
+
+
+def line_of(
+    section: str,
+    key: str,
+    label: str,
+    unit: Unit,
+    a: float | None,
+    b: float | None,
+    wanted: Literal["lower", "higher", ""],
+    interval: Interval | None = None,
+) -> Line:
+    """A line with its ratio A/B and judgement; `wanted` empty: neither direction is better."""
+    ratio = _ratio(a, b)
+    better = _better(a, b, wanted)
+    if better in ("a", "b") and interval is not None and not interval.clear:
+        better = "unclear"
+    return Line(section, key, label, unit, a, b, ratio, better, interval)
+
+
+def _ratio(a: float | None, b: float | None) -> float | None:
+    if a is None or b is None or (math.isinf(a) and math.isinf(b)):
+        return None
+    if b == 0:
+        return None if a == 0 else math.inf
+    return a / b
+
+
+def _better(a: float | None, b: float | None, wanted: str) -> Better | None:
+    if not wanted or a is None or b is None:
+        return None
+    if a == b or (math.isfinite(a) and math.isfinite(b) and _close(a, b)):
+        return "equal"
+    return "a" if (a < b) == (wanted == "lower") else "b"
+
+
+def _close(a: float, b: float) -> bool:
+    return abs(a - b) <= EQUAL_WITHIN * max(abs(a), abs(b))
+
+
+def _run_lines(a: Figures, b: Figures) -> list[Line]:
+    lines = _shares(WHOLE_RUN, a, b)
+    lines.append(_counted("intended", "requests due", a.intended, b.intended, ""))
+    lines.append(_counted("answered", "answered in full", a.answered, b.answered, "higher"))
+    lines.append(_counted("rejected", "refused", a.rejected, b.rejected, ""))
+    lines.append(_counted("failed", "failed", a.failed, b.failed, "lower"))
+    return lines
+
+
+def _counted(key: str, label: str, a: int, b: int, wanted: Literal["lower", "higher", ""]) -> Line:
+    return line_of(WHOLE_RUN, key, label, "count", a, b, wanted)
+
+
+def _shares(section: str, a: Figures, b: Figures) -> list[Line]:
+    lines = [
+        line_of(section, "goodput", "goodput", "per_s", a.goodput_per_s, b.goodput_per_s, "higher"),
+        line_of(section, "attainment", "attainment", "share", a.attainment, b.attainment, "higher"),
+        line_of(section, "hit_ratio", "prefix hit ratio", "share", a.hit_ratio, b.hit_ratio,
+                "higher"),
+    ]  # fmt: skip
+    return [line for line in lines if (line.a, line.b) != (None, None)]
+
+
+def _bucket_lines(
+    bucket: str, a: Figures, b: Figures, headline: str | None, interval: Interval | None
+) -> list[Line]:
+    lines = []
+    for key, label, names in LATENCY_LINES:
+        if key == "ttft_failures" and a.answered == a.intended and b.answered == b.intended:
+            continue  # the same as TTFT
+        for name in names:
+            of_a, of_b = (
+                one.max if name == "max" else one.values[name]
+                for one in (a.latency[key], b.latency[key])
+            )
+            if (of_a, of_b) == (None, None) and (key, name) != ("ttft", "p99"):
+                continue
+            sure = interval if key == "ttft" and name == headline else None
+            lines.append(
+                line_of(bucket, f"{key}_{name}", f"{label} {name}", "s", of_a, of_b, "lower", sure)
+            )
+    lines += _shares(bucket, a, b)
+    return lines

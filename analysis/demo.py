@@ -1,0 +1,90 @@
+"""`forebay demo`: the whole story on a laptop, from engines to report."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from forebay.proxy.command import new_app
+
+EXAMPLE = """Shared documents and chats on two simulated H200s: once straight to the engines
+in turn, once through the proxy; then a table and an HTML report.
+
+Example:
+
+  forebay demo --out runs/demo
+"""
+
+app = new_app(help=EXAMPLE)
+
+
+@app.command(help=EXAMPLE)
+def demo(
+    out: Annotated[Path, typer.Option(help="folder for the runs and the report")] = Path(
+        "runs/demo"
+    ),
+    time_scale: Annotated[
+        float, typer.Option(help="simulated seconds in a wall second; lower on a slow machine")
+    ] = 4.0,
+    duration: Annotated[float, typer.Option(help="simulated seconds of arrivals")] = 240.0,
+    model: Annotated[str, typer.Option(help="model of the engines")] = "Llama-3-8B",
+    gpu: Annotated[str, typer.Option(help="GPU of the engines")] = "H200",
+    seed: Annotated[int, typer.Option(help="of the traffic")] = 0,
+    force: Annotated[bool, typer.Option("--force", help="replace what is in --out")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print the comparison as data")] = False,
+) -> None:
+    from forebay.analysis.compare import compare
+    from forebay.analysis.headline import headline
+    from forebay.analysis.processes import Engines, ServerFailed
+    from forebay.analysis.report import build_report, write_report
+    from forebay.analysis.run import load_runs
+    from forebay.analysis.side_by_side import side_by_side
+    from forebay.replay.fast_loop import run_on_fast_loop
+    from forebay.replay.options import ReplayOptions
+    from forebay.traces.jsonl import write_trace
+    from forebay.traces.synth_mix import ChatBesideDocuments, chat_beside_documents
+
+    spec = ChatBesideDocuments(
+        chat_rate_per_s=6.0, document_rate_per_s=0.22, duration_s=duration, seed=seed
+    )
+    rows = list(chat_beside_documents(spec))
+    page = out / "report.html"
+    if page.exists() and not force:
+        raise typer.BadParameter(f"{page} exists; name another folder or give --force")
+    base = ReplayOptions(trace=rows, targets=(), out=out, seed=seed, force=force)
+    documents = sum(row.document is not None for row in rows)
+    print(
+        f"{len(rows)} requests in {duration:.0f} s of traffic: {len(rows) - documents} chats, "
+        f"{documents} questions about 120k-token documents; "
+        f"two runs of about {duration / time_scale:.0f} s each",
+        file=sys.stderr,
+    )
+    wanted = Engines(model=model, gpu=gpu, time_scale=time_scale)
+    out.mkdir(parents=True, exist_ok=True)
+    trace = out / "trace.jsonl"
+    write_trace(trace, rows)
+    try:
+        sides = run_on_fast_loop(lambda stop: side_by_side(trace, out, wanted, base, stop=stop))
+    except ServerFailed as error:
+        print(f"forebay demo: {error}", file=sys.stderr)
+        raise typer.Exit(1) from error
+    if sides.proxied is None or sides.proxied.interrupted:
+        print(f"forebay demo: interrupted; what was measured is in {out}", file=sys.stderr)
+        raise typer.Exit(130)
+    runs = load_runs([sides.direct.folder, sides.proxied.folder])
+    comparison = compare(runs[0], runs[1])
+    words = headline(comparison)
+    write_report(build_report(runs), page, True)
+    if as_json:
+        import orjson
+
+        data = {"headline": words.summary, "report": str(page), **comparison.as_json()}
+        sys.stdout.write(orjson.dumps(data, option=orjson.OPT_INDENT_2).decode() + "\n")
+    else:
+        from rich.console import Console
+
+        from forebay.analysis.terminal import print_comparison
+
+        print_comparison(comparison, words, Console(highlight=False))
+    print(f"report: {page.resolve().as_uri()}", file=sys.stderr)

@@ -1,0 +1,208 @@
+"""The figures of one run: what a bucket saw, how the backends shared, what was refused.
+
+Latencies are of answered requests, from the moment each was due; beside them TTFT once more with
+every refused or failed request as +inf, because a server that refuses requests looks faster.
+Reads a RunData, prints nothing.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from forebay.analysis.quantiles import (
+    MIN_BEYOND,
+    SHARES,
+    Floats,
+    Percentiles,
+    finite,
+    order_statistic,
+    percentile_table,
+    samples_beyond,
+)
+from forebay.analysis.run import RunData
+from forebay.analysis.units import printable
+from forebay.replay.slo import Slo, meets
+
+LATENCIES = {
+    "ttft": "ttft_response_s",
+    "e2e": "e2e_response_s",
+    "tpot": "tpot_s",
+    "stall": "stall_s",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One bucket of one run (bucket None: all of them). Latencies in seconds."""
+
+    bucket: str | None
+    intended: int
+    answered: int
+    rejected: int
+    failed: int
+    latency: Mapping[str, Percentiles]  # ttft, ttft_failures, e2e, tpot, stall, queue, itl
+    goodput_per_s: float | None
+    attainment: float | None
+    hit_ratio: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """What one backend was sent."""
+
+    name: str
+    requests: int
+    prompt_tokens: float
+    hit_ratio: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One kind of unanswered request: `rejected` by the proxy or `failed`."""
+
+    outcome: str
+    reason: str
+    count: int
+    status: str
+    answer_p50_s: float | None
+    answer_max_s: float | None
+    retry_after_s: float | None
+
+
+def figures(
+    run: RunData, bucket: str | None, slos: Sequence[Slo] = (), min_beyond: int = MIN_BEYOND
+) -> Figures:
+    """The figures of a bucket; goodput from `slos`, else what the run itself recorded."""
+    rows = run.rows(bucket)
+    ok = run.rows(bucket, "ok")
+    intended, answered = int(rows.sum()), int(ok.sum())
+    latency = {
+        name: percentile_table(run.numbers[column][ok], min_beyond=min_beyond)
+        for name, column in LATENCIES.items()
+    }
+    latency["ttft_failures"] = percentile_table(
+        run.numbers["ttft_response_s"][ok], intended - answered, min_beyond
+    )
+    latency["queue"] = percentile_table(run.numbers["queue_ms"][ok] / 1e3, min_beyond=min_beyond)
+    latency["itl"] = recorded(run, "itl_ms", bucket or "all", min_beyond)
+    goodput, attainment = _goodput(run, bucket, slos)
+    return Figures(
+        bucket=bucket,
+        intended=intended,
+        answered=answered,
+        rejected=int(run.rows(bucket, "rejected").sum()),
+        failed=int(run.rows(bucket, "failed").sum()),
+        latency=latency,
+        goodput_per_s=goodput,
+        attainment=attainment,
+        hit_ratio=_hit_ratio(run.numbers, rows),
+    )
+
+
+def recorded(run: RunData, metric: str, tag: str, min_beyond: int = MIN_BEYOND) -> Percentiles:
+    """Percentiles of summary.json (milliseconds), for what is measured per token, not a request."""
+    count = int(run.number(metric, tag, "count") or 0)
+    values: dict[str, float | None] = {}
+    for name, share in SHARES.items():
+        value_ms = run.number(metric, tag, name)
+        hidden = value_ms is None or samples_beyond(share, count) < min_beyond
+        values[name] = None if hidden or value_ms is None else value_ms / 1e3
+    longest_ms = run.number(metric, tag, "max") if count else None
+    return Percentiles(count, values, None if longest_ms is None else longest_ms / 1e3)
+
+
+def observation_s(run: RunData) -> float | None:
+    """Seconds that goodput is counted over: those in which requests were due."""
+    for key in ("window_s", "duration_s"):
+        seconds = run.number(key)
+        if seconds is not None and seconds > 0:
+            return seconds
+    return None
+
+
+def _goodput(
+    run: RunData, bucket: str | None, slos: Sequence[Slo]
+) -> tuple[float | None, float | None]:
+    if not slos:
+        if bucket is None:
+            return run.number("goodput_per_s"), run.number("attainment")
+        return (
+            run.number("goodput_by_bucket_per_s", bucket),
+            run.number("attainment_by_bucket", bucket),
+        )
+    rows = run.rows(bucket)
+    intended = int(rows.sum())
+    if not intended:
+        return None, None
+    columns = {name: run.numbers[column].tolist() for name, column in LATENCIES.items()}
+    buckets = run.words["bucket"].tolist()
+    good = 0
+    for i in np.flatnonzero(run.rows(bucket, "ok")).tolist():
+        values = {
+            name: None if math.isnan(column[i]) else column[i] for name, column in columns.items()
+        }
+        good += meets(slos, buckets[i], values)
+    seconds = observation_s(run)
+    return (good / seconds if seconds else None), good / intended
+
+
+def _hit_ratio(numbers: Mapping[str, Floats], rows: np.ndarray) -> float | None:
+    """Cached over prompt tokens; None when no answer of the run counted cached tokens.
+
+    vLLM leaves the count out of an answer that had no hit, so one missing among others is 0.
+    """
+    if np.isnan(numbers["cached_tokens"]).all():
+        return None
+    prompt = float(np.nansum(numbers["prompt_tokens"][rows]))
+    return float(np.nansum(numbers["cached_tokens"][rows])) / prompt if prompt > 0 else None
+
+
+def backends(run: RunData) -> list[Backend]:
+    """The backends that worked, or that the summary lists, with the prompt tokens each was given.
+
+    A refusal bears the name of the proxy that spoke it: that is no backend, it took no tokens.
+    """
+    found = []
+    names = run.words["backend"]
+    worked = set(names[~np.isnan(run.numbers["prompt_tokens"])].tolist())
+    listed = run.summary.get("prompt_tokens_per_backend")
+    idle = {printable(str(name)) for name in listed} if isinstance(listed, Mapping) else set()
+    for name in sorted((worked | idle) - {""}):
+        rows = names == name
+        tokens = float(finite(run.numbers["prompt_tokens"][rows]).sum())
+        found.append(Backend(name, int(rows.sum()), tokens, _hit_ratio(run.numbers, rows)))
+    return found
+
+
+def imbalance(run: RunData) -> float | None:
+    """Prompt tokens of the busiest backend over those of the idlest; None with fewer than two."""
+    tokens = [backend.prompt_tokens for backend in backends(run)]
+    if len(tokens) < 2 or not max(tokens):
+        return None
+    return max(tokens) / min(tokens) if min(tokens) else math.inf
+
+
+def refusals(run: RunData) -> list[Refusal]:
+    """Every kind of unanswered request, rejected before failed, most frequent first."""
+    found = []
+    for outcome in ("rejected", "failed"):
+        of_outcome = run.rows(outcome=outcome)
+        for reason in set(run.words["reason"][of_outcome].tolist()):
+            rows = of_outcome & (run.words["reason"] == reason)
+            answer = np.sort(finite(run.numbers["reject_latency_s"][rows]))
+            retry = finite(run.numbers["retry_after_s"][rows])
+            statuses = sorted(set(finite(run.numbers["status"][rows]).astype(int).tolist()))
+            found.append(
+                Refusal(
+                    outcome=outcome,
+                    reason=reason or "unknown",
+                    count=int(rows.sum()),
+                    status=", ".join(str(status) for status in statuses if status > 0),
+                    answer_p50_s=order_statistic(answer, 0.5) if len(answer) else None,
+                    answer_max_s=float(answer[-1]) if len(answer) else None,
+                    retry_after_s=float(np.median(retry)) if len(retry) else None,
+                )
+            )
+    return sorted(found, key=lambda one: (one.outcome != "rejected", -one.count, one.reason))

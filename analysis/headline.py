@@ -1,0 +1,204 @@
+"""Say in words what a comparison shows. Every claim is computed; a worse result is called worse.
+
+B is judged against A. The headline counts the TTFT percentile of each bucket and the goodput: a
+server that refuses much answers the rest fast, so latency alone never decides. Where goodput is
+not known, the share of answered requests stands for it.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from forebay.analysis.compare import WHOLE_RUN, Better, Comparison, Line, line_of
+from forebay.analysis.figures import Figures
+from forebay.analysis.units import NONE, durations, rates, ratio, shares
+
+Mood = Literal["better", "worse", "mixed", "none", "doubtful"]  # doubtful: a run is not valid
+LEFT_OUT_SHARE = 0.01  # with more unanswered the summary says whose TTFT it is
+SHOWN_SHARE = 0.001  # unanswered requests below one in a thousand are left to the table
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """One sentence that sums up, and the sentences it rests on."""
+
+    mood: Mood
+    summary: str
+    points: tuple[str, ...]
+
+
+def headline(comparison: Comparison) -> Headline:
+    """The words for `comparison`."""
+    judged: list[tuple[str, Better | None]] = []
+    points: list[str] = []
+    for bucket in comparison.buckets:
+        name = comparison.headline_percentile[bucket]
+        line = comparison.line(bucket, f"ttft_{name}")
+        if line is None:
+            points.append(_too_few(comparison, bucket))
+            continue
+        judged.append((f"{bucket} TTFT{_of_whom(comparison, bucket)}", line.better))
+        points.append(_ttft(comparison, bucket, str(name), line))
+    goodput = comparison.line(WHOLE_RUN, "goodput")
+    if goodput is None or goodput.better is None:
+        goodput = _answered(comparison)
+        judged.append(("the share of requests answered", goodput.better))
+    else:
+        judged.append(("goodput", goodput.better))
+    points += _service(comparison)
+    mood, summary = _sum_up(comparison, judged)
+    return Headline(mood, summary, tuple(points))
+
+
+def _sum_up(comparison: Comparison, judged: list[tuple[str, Better | None]]) -> tuple[Mood, str]:
+    a, b = comparison.a.name, comparison.b.name
+    wins = [what for what, better in judged if better == "b"]
+    losses = [what for what, better in judged if better == "a"]
+    rest = [what for what, better in judged if better not in ("a", "b")]
+    mood: Mood
+    if wins and losses:
+        mood, text = "mixed", f"{b} is better than {a} in {_and(wins)}, worse in {_and(losses)}"
+    elif wins:
+        mood, text = "better", f"{b} is better than {a} in {_and(wins)}"
+    elif losses:
+        mood, text = "worse", f"{b} is worse than {a} in {_and(losses)}"
+    else:
+        mood, text = "none", f"No clear difference between {b} and {a}"
+    if rest and mood != "none":
+        text += f"; no clear difference in {_and(rest)}"
+    invalid = [
+        f"{run.name} is {verdict.word}"
+        for run, verdict in zip((comparison.a, comparison.b), comparison.verdicts, strict=True)
+        if not verdict.valid
+    ]
+    if invalid:
+        mood, text = "doubtful", f"{text}. Not to be relied on: {_and(invalid)}"
+    return mood, text + "."
+
+
+def _ttft(comparison: Comparison, bucket: str, percentile: str, line: Line) -> str:
+    a, b = comparison.a.name, comparison.b.name
+    of_a, of_b = durations([line.a, line.b])
+    text = f"{bucket}: {percentile} time to first token {of_b} with {b}, {of_a} with {a}"
+    between = ""
+    if line.interval is not None:
+        low, high = line.interval.low, line.interval.high
+        if line.ratio is not None and line.ratio < 1:
+            low, high = (1 / high if high else float("inf")), (1 / low if low else float("inf"))
+        between = f" (95 % interval {ratio(low)} to {ratio(high)})"
+    if line.ratio is None or line.better is None:
+        return f"{text}."
+    if line.better == "equal":
+        return f"{text}: equal within 5 %{between}."
+    factor = line.ratio if line.ratio >= 1 else 1 / line.ratio
+    word = "shorter" if line.ratio >= 1 else "longer"
+    if line.better == "unclear":
+        return f"{text}: {ratio(factor)} {word}, but within the noise{between}."
+    return f"{text}: {ratio(factor)} {word}{between}."
+
+
+def _of_whom(comparison: Comparison, bucket: str) -> str:
+    """A reminder where the percentiles leave out more than a few requests."""
+    left_out = any(
+        one.intended - one.answered > LEFT_OUT_SHARE * one.intended
+        for one in comparison.figures[bucket]
+    )
+    return " (of answered requests)" if left_out else ""
+
+
+def _too_few(comparison: Comparison, bucket: str) -> str:
+    of_a, of_b = (one.latency["ttft"].count for one in comparison.figures[bucket])
+    return (
+        f"{bucket}: too few answered requests for a percentile ({of_b:,} with "
+        f"{comparison.b.name}, {of_a:,} with {comparison.a.name})."
+    )
+
+
+def _service(comparison: Comparison) -> list[str]:
+    """Goodput, stalls, hit ratio, balance and what went unanswered, where known."""
+    a, b = comparison.a.name, comparison.b.name
+    points = []
+    if (line := comparison.line(WHOLE_RUN, "goodput")) and None not in (line.a, line.b):
+        of_a, of_b = rates([line.a, line.b])
+        text = f"Goodput {of_b} with {b}, {of_a} with {a}{_change(line, 'higher', 'lower')}"
+        met = comparison.line(WHOLE_RUN, "attainment")
+        if met is not None and None not in (met.a, met.b):
+            of_a, of_b = shares([met.a, met.b])
+            text += f"; latency targets met by {of_b} and {of_a} of the requests due"
+        points.append(f"{text}.")
+    for bucket in comparison.buckets:
+        line = comparison.line(bucket, "stall_max")
+        if line is not None and None not in (line.a, line.b):
+            of_a, of_b = durations([line.a, line.b])
+            points.append(
+                f"{bucket}: longest pause inside an answer {of_b} with {b}, {of_a} with {a}"
+                f"{_change(line, 'longer', 'shorter')}."
+            )
+    if (line := comparison.line(WHOLE_RUN, "hit_ratio")) and None not in (line.a, line.b):
+        of_a, of_b = shares([line.a, line.b])
+        points.append(
+            f"Prefix hit ratio {of_b} with {b}, {of_a} with {a}{_change(line, 'higher', 'lower')}."
+        )
+    points += _unanswered(comparison)
+    return points
+
+
+def _change(line: Line, more: str, less: str) -> str:
+    """`: 1.9× higher`, or that they are equal."""
+    if line.better == "equal" or line.ratio is None:
+        return "" if line.ratio is None else ": equal within 5 %"
+    if line.ratio == 0 or line.ratio == float("inf"):
+        return ""
+    return f": {ratio(max(line.ratio, 1 / line.ratio))} {less if line.ratio > 1 else more}"
+
+
+def _unanswered(comparison: Comparison) -> list[str]:
+    figures = comparison.figures[None]
+    missed = [one.intended - one.answered for one in figures]
+    if not any(
+        one.intended and part / one.intended >= SHOWN_SHARE
+        for one, part in zip(figures, missed, strict=True)
+    ):
+        return []
+    texts = [
+        f"{run.name} refused {one.rejected:,} and failed {one.failed:,} of {one.intended:,} "
+        f"requests ({part / one.intended * 100 if one.intended else 0:.1f} %)"
+        for run, one, part in zip(
+            (comparison.b, comparison.a), reversed(figures), reversed(missed), strict=True
+        )
+    ]
+    return [f"{'; '.join(texts)}. Latencies are of the answered ones."]
+
+
+def _answered(comparison: Comparison) -> Line:
+    a, b = (
+        one.answered / one.intended if one.intended else None for one in comparison.figures[None]
+    )
+    return line_of(WHOLE_RUN, "answered_share", "answered", "share", a, b, "higher")
+
+
+def _and(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def single(of: dict[str | None, Figures]) -> list[str]:
+    """What one run alone shows, bucket by bucket."""
+    points = []
+    for bucket, one in of.items():
+        if bucket is None:
+            continue
+        told = [
+            f"{percentile} {durations([value])[0]}"
+            for percentile, value in one.latency["ttft"].values.items()
+            if value is not None
+        ]
+        ttft = ", ".join(told) or (f"{NONE} (too few samples)" if one.answered else NONE)
+        points.append(
+            f"{bucket}: time to first token {ttft}; {one.answered:,} of {one.intended:,} answered."
+        )
+    whole = of[None]
+    if whole.goodput_per_s is not None:
+        text = f"Goodput {rates([whole.goodput_per_s])[0]}"
+        if whole.attainment is not None:
+            text += f"; latency targets met by {shares([whole.attainment])[0]} of the requests due"
+        points.append(f"{text}.")
+    return points

@@ -1,0 +1,162 @@
+"""How a run was obtained, as run.json tells it, and what makes two runs unfit to compare.
+
+Only what stands in the file is said. `MUST_AGREE` are the settings under which a comparison is
+between servers and not between loads.
+"""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forebay.analysis.run import RunData, at_path
+from forebay.analysis.units import printable
+
+LATENCY_TARGETS = "latency targets"
+VALID = "valid"
+
+# what: where it stands in run.json; latency targets as summary.json words them
+PLACES: dict[str, tuple[str, ...]] = {
+    "started": ("started_at",),
+    "ended": ("ended",),
+    "trace": ("trace", "path"),
+    "trace sha256": ("trace", "sha256"),
+    "trace rows": ("trace", "rows"),
+    "left out, too long": ("trace", "dropped_too_long"),
+    "cut, too long": ("trace", "truncated_too_long"),
+    "skipped, unreadable": ("trace", "skipped_bad"),
+    "arrivals": ("arrivals",),
+    "rate": ("rate_per_s",),
+    "speed": ("speed",),
+    "duration limit": ("duration_s",),
+    "seed": ("seed",),
+    "schedule sha256": ("schedule", "sha256"),
+    "time scale": ("time_scale",),
+    "targets": ("targets",),
+    "model": ("model",),
+    "endpoint": ("endpoint",),
+    "too-long rows": ("too_long",),
+    "max in flight": ("max_in_flight",),
+    "warm-up": ("warmup",),
+    LATENCY_TARGETS: ("slos",),
+    "versions": ("versions",),
+    "platform": ("platform",),
+    "processors": ("cpus",),
+}
+MUST_AGREE = (
+    "trace sha256",
+    "arrivals",
+    "rate",
+    "speed",
+    "duration limit",
+    "seed",
+    "time scale",
+    "model",
+    "endpoint",
+    LATENCY_TARGETS,
+)
+COMPLETE = "complete"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether the run measured the servers or the client; `reason` may be empty."""
+
+    word: str
+    reason: str
+
+    @property
+    def valid(self) -> bool:
+        return self.word == VALID
+
+    def __str__(self) -> str:
+        return f"{self.word} ({self.reason})" if self.reason else self.word
+
+
+def setting(run: RunData, what: str) -> Any:
+    """One of `PLACES`, None when the file does not hold it."""
+    tree = run.summary if what == LATENCY_TARGETS else run.info
+    return at_path(tree, PLACES[what])
+
+
+def settings(run: RunData) -> dict[str, str]:
+    """What is known of how the run was made, as text a reader can check; zeros left out."""
+    texts = {what: text_of(setting(run, what)) for what in PLACES}
+    command = repeat_command(run)
+    return {
+        **({"command": command} if command else {}),
+        **{what: text for what, text in texts.items() if (text and text != "0") or what == "seed"},
+    }
+
+
+def repeat_command(run: RunData) -> str:
+    """The `forebay replay` line that repeats the run, from what run.json says; "" if too little."""
+    trace, targets = setting(run, "trace"), setting(run, "targets")
+    if not isinstance(trace, str) or not isinstance(targets, list):
+        return ""
+    words = ["forebay", "replay", trace]
+    for target in targets:
+        words += ["--target", text_of(at_path(target, ("url",)))]
+    for what, option in (
+        ("arrivals", "--arrivals"),
+        ("rate", "--rate"),
+        ("speed", "--speed"),
+        ("duration limit", "--duration"),
+        ("time scale", "--time-scale"),
+        ("endpoint", "--endpoint"),
+        ("too-long rows", "--too-long"),
+        ("seed", "--seed"),
+    ):
+        if (value := setting(run, what)) is not None:
+            words += [option, text_of(value)]
+    return " ".join(shlex.quote(word) for word in [*words, "--out", run.path.name])
+
+
+def text_of(value: Any) -> str:
+    """A JSON value in one line of words."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{printable(str(key))} {text_of(one)}" for key, one in value.items())
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return "; ".join(text_of(one) for one in value)
+    if isinstance(value, float):
+        return f"{value:.12g}"
+    return printable(str(value))
+
+
+def verdict(run: RunData) -> Verdict:
+    value = run.summary.get("verdict")
+    reason = text_of(run.summary.get("verdict_reason"))
+    if (at_s := run.number("verdict_at_s")) is not None:
+        reason += f"{', ' if reason else ''}first at {at_s:.1f} s"
+    return Verdict(text_of(value) or "unknown", reason)
+
+
+def warnings(a: RunData, b: RunData, judged_anew: bool = False) -> list[str]:
+    """Why a difference between the runs may not be one between the servers.
+
+    Goodput targets that differ do not matter when both runs are judged anew.
+    """
+    found = []
+    for run in (a, b):
+        judged = verdict(run)
+        if not judged.valid:
+            found.append(f"{run.name}: verdict {judged}; its figures are not the servers' alone")
+        ended = text_of(setting(run, "ended"))
+        if ended not in ("", COMPLETE):
+            found.append(f"{run.name}: ended by {ended}; its last requests are missing")
+    for what in MUST_AGREE:
+        if what == LATENCY_TARGETS and judged_anew:
+            continue
+        of_a, of_b = text_of(setting(a, what)), text_of(setting(b, what))
+        if of_a != of_b:
+            found.append(
+                f"different {what}: {a.name} {of_a or 'not recorded'}, "
+                f"{b.name} {of_b or 'not recorded'}"
+            )
+    if a.requests != b.requests:
+        found.append(f"different number of requests: {a.requests:,} and {b.requests:,}")
+    return found

@@ -1,0 +1,89 @@
+"""Order statistics of latencies: exact, never interpolated, hidden where the sample is too thin.
+
+The q-quantile is the inverted CDF: the smallest observed value that at least a share q of the
+samples do not exceed. So it is a latency somebody had, and the rule is that of HdrHistogram.
+A percentile with fewer than `MIN_BEYOND` samples beyond it is one or two requests' luck: it is
+None here and a dash in every table. This module reads no file and rolls no dice.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+MIN_BEYOND = 10
+SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
+
+
+def rank_of(share: float, count: int) -> int:
+    """The 1-based rank of the `share` quantile among `count` samples.
+
+    Rounded to nine places first: 0.07 * 100 is 7.000000000000001 in floats, yet rank 7 is meant.
+    """
+    return min(count, max(1, math.ceil(round(share * count, 9))))
+
+
+def samples_beyond(share: float, count: int) -> int:
+    """How many samples rank above the quantile."""
+    return count - rank_of(share, count) if count else 0
+
+
+def order_statistic(ordered: Floats, share: float) -> float:
+    """The `share` quantile of ascending values.
+
+    Raises:
+        ValueError: there are no values; nothing has a percentile then, not even 0.
+    """
+    if not len(ordered):
+        raise ValueError("no samples, so no percentile")
+    return float(ordered[rank_of(share, len(ordered)) - 1])
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Percentiles by name in the unit of the samples; None: too few samples beyond (or none)."""
+
+    count: int
+    values: dict[str, float | None]
+    max: float | None
+
+
+def percentile_table(
+    samples: Floats | Sequence[float],
+    unanswered: int = 0,
+    min_beyond: int = MIN_BEYOND,
+) -> Percentiles:
+    """Percentiles of `samples`, NaN left out, with `unanswered` more that took forever (+inf)."""
+    ordered = np.sort(finite(samples))
+    count = len(ordered) + unanswered
+    values: dict[str, float | None] = {}
+    for name, share in SHARES.items():
+        rank = rank_of(share, count)
+        if not count or count - rank < min_beyond:
+            values[name] = None
+        else:
+            values[name] = float(ordered[rank - 1]) if rank <= len(ordered) else math.inf
+    longest = math.inf if unanswered else (float(ordered[-1]) if len(ordered) else None)
+    return Percentiles(count, values, longest)
+
+
+def finite(samples: Floats | Sequence[float]) -> Floats:
+    """The samples that are numbers."""
+    values = np.asarray(samples, dtype=np.float64)
+    return values[np.isfinite(values)]
+
+
+def tail_curve(samples: Floats | Sequence[float], unanswered: int = 0) -> tuple[Floats, Floats]:
+    """The percentile curve on HDR's scale: x = 1 / (1 - share ranked at or below), y = value.
+
+    Sample i of n (1-based) stands at x = n / (n - i + 1), the share strictly below it, so that
+    the longest has a finite place. `unanswered` count as samples above all others.
+    """
+    ordered = np.sort(finite(samples))
+    count = len(ordered) + unanswered
+    ranks = np.arange(1, len(ordered) + 1, dtype=np.float64)
+    return count / (count - ranks + 1), ordered

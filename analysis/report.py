@@ -1,0 +1,175 @@
+"""Build the HTML report of one or more runs; the first is what the others are compared with.
+
+Every sentence is computed from the runs, every text from a file is escaped. The page is whole in
+one file; `write_report` never overwrites one unasked.
+"""
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from forebay.analysis import tables
+from forebay.analysis.compare import Comparison, compare
+from forebay.analysis.headline import headline, single
+from forebay.analysis.page import html_page
+from forebay.analysis.plots import legend_mark, percentile_plot, timeline_plot
+from forebay.analysis.provenance import setting, text_of
+from forebay.analysis.quantiles import MIN_BEYOND
+from forebay.analysis.run import RunData
+from forebay.replay.slo import Slo
+from forebay.traces.errors import InputError
+
+MAX_RUNS = 6  # as many as there are colours one can tell apart
+
+_UNIT = re.compile(r"(?<=\d) (?=(?:m?s|/s|%)(?:\W|$))")
+_TOGETHER = "\N{NO-BREAK SPACE}"  # a line never ends between a number and its unit
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A finished page and the words that stand at its top."""
+
+    html: str
+    summary: str
+    warnings: tuple[str, ...]
+
+
+def build_report(
+    runs: Sequence[RunData],
+    slos: Sequence[Slo] = (),
+    min_beyond: int = MIN_BEYOND,
+    title: str | None = None,
+) -> Page:
+    """The report of `runs`.
+
+    Raises:
+        InputError: no run, or more than a reader can tell apart.
+    """
+    if not 1 <= len(runs) <= MAX_RUNS:
+        raise InputError(f"{len(runs)} runs: a report takes 1 to {MAX_RUNS}")
+    # One run stands beside itself: the same lines, of which only the first column is shown.
+    comparisons = [compare(runs[0], run, slos, min_beyond) for run in (runs[1:] or runs)]
+    headlines = [headline(comparison) for comparison in comparisons] if len(runs) > 1 else []
+    title = title or _title([run.name for run in runs])
+    warnings = _warnings(comparisons)
+    alone = single({bucket: two[0] for bucket, two in comparisons[0].figures.items()})
+    body = [
+        _top(title, runs),
+        *(f'<p class="summary {one.mood}">{escape(one.summary)}</p>' for one in headlines),
+        _warning_box(warnings),
+        tables.cards(runs, comparisons),
+        *(_points(one.points, run.name if len(runs) > 2 else "")
+          for one, run in zip(headlines, runs[1:], strict=True)),
+        "" if headlines else _points(alone),
+        _plots(runs, comparisons[0], min_beyond),
+        tables.figures_table(runs, comparisons),
+        tables.refusals_table(runs),
+        tables.backends_table(runs),
+        tables.provenance_section(runs),
+        tables.definitions(min_beyond, slos),
+    ]  # fmt: skip
+    summary = " ".join([one.summary for one in headlines] or alone)
+    return Page(html_page(f"{title} · Forebay", "\n".join(body)), summary, warnings)
+
+
+def write_report(page: Page, out: Path, force: bool = False) -> None:
+    """Write the page whole or not at all.
+
+    Raises:
+        InputError: the file is there and `force` is not given, or cannot be written.
+    """
+    if out.is_dir():
+        raise InputError(f"--out {out}: is a folder; name a file, e.g. {out / 'report.html'}")
+    if out.exists() and not force:
+        raise InputError(f"--out {out}: exists; give another name, or --force to overwrite it")
+    partial = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        partial.write_text(page.html, encoding="utf-8")
+        partial.replace(out)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise InputError(f"--out {out}: cannot be written ({error.strerror})") from error
+
+
+def _title(names: Sequence[str]) -> str:
+    if len(names) == 2:
+        return f"{names[1]} compared with {names[0]}"
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _top(title: str, runs: Sequence[RunData]) -> str:
+    first = runs[0]
+    told = [f"{first.requests:,} requests"]
+    for what, say in (("trace", "trace {}"), ("rate", "{} requests a second"), ("model", "{}")):
+        if value := text_of(setting(first, what)):
+            told.append(say.format(Path(value).name if what == "trace" else value))
+    scale = text_of(setting(first, "time scale"))
+    if scale not in ("", "1"):
+        told.append(f"simulated time, {scale} times as fast as the clock")
+    return (
+        f'<header><h1>{escape(title)}</h1><p class="soft">{escape(" · ".join(told))}</p></header>'
+    )
+
+
+def _warnings(comparisons: Sequence[Comparison]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(text for one in comparisons for text in one.warnings))
+
+
+def _warning_box(warnings: Sequence[str]) -> str:
+    if not warnings:
+        return ""
+    items = "".join(f"<li>{escape(text)}</li>" for text in warnings)
+    return (
+        f'<div class="warnings" role="note"><strong>Read with care</strong><ul>{items}</ul></div>'
+    )
+
+
+def _points(points: Sequence[str], heading: str = "") -> str:
+    items = "".join(f"<li>{_UNIT.sub(_TOGETHER, escape(point))}</li>" for point in points)
+    above = f"<h3>{escape(heading)}</h3>" if heading else ""
+    return f'{above}<ul class="points">{items}</ul>'
+
+
+def _plots(runs: Sequence[RunData], comparison: Comparison, min_beyond: int) -> str:
+    buckets = list(dict.fromkeys(name for run in runs for name in run.buckets()))
+    legend = "".join(
+        f"<li>{legend_mark(number)}{escape(run.name)}</li>" for number, run in enumerate(runs)
+    )
+    legend = f'<ul class="legend">{legend}</ul>'
+    percentile = [(name, percentile_plot(runs, name, min_beyond)) for name in buckets]
+    timeline = [(name, timeline_plot(runs, name)) for name in buckets]
+    dotted = (
+        " Dotted: the same with refused and failed requests counted as never answered."
+        if any((run.words["outcome"] != "ok").any() for run in runs)
+        else ""
+    )
+    return _section(
+        "Time to first token by percentile",
+        "From the moment a request was due, answered requests, both axes logarithmic. Each mark is "
+        f"p50, p90, p99 or p99.9; a thin line has fewer than {min_beyond} samples beyond.{dotted}",
+        legend,
+        [(name, f'{plot}<div class="readout"></div>' if plot else "") for name, plot in percentile],
+    ) + _section(
+        "Time to first token over the run",
+        "One dot is one answered request, at the time it was due. Strokes under the axis are "
+        "requests refused or failed.",
+        legend,
+        timeline,
+    )
+
+
+def _section(title: str, caption: str, legend: str, plots: Sequence[tuple[str, str]]) -> str:
+    figures = [
+        f"<figure><h3>{escape(name)}</h3>"
+        + (plot or '<p class="soft small">No request of this class was answered.</p>')
+        + "</figure>"
+        for name, plot in plots
+    ]
+    kind = "plots one" if len(figures) == 1 else "plots"
+    return (
+        f'<section><h2>{title}</h2><p class="soft small">{escape(caption)}</p>{legend}'
+        f'<div class="{kind}">{"".join(figures)}</div></section>'
+    )

@@ -1,0 +1,191 @@
+"""Read one run folder: `summary.json`, `run.json` and `requests.parquet`.
+
+Nothing is computed here and nothing is written. A file that is missing, damaged or not of a run
+is an InputError that names the file and the fix; a key that an older run lacks is simply None.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from forebay.analysis.quantiles import Floats
+from forebay.analysis.units import printable
+from forebay.traces.errors import InputError
+
+NUMBERS = (
+    "input_tokens",
+    "prompt_tokens",
+    "cached_tokens",
+    "output_tokens",
+    "intended_s",
+    "sent_s",
+    "ttft_response_s",
+    "ttft_service_s",
+    "e2e_response_s",
+    "tpot_s",
+    "stall_s",
+    "queue_ms",
+    "status",
+    "retry_after_s",
+    "reject_latency_s",
+)
+WORDS = ("bucket", "outcome", "reason", "backend")
+NEEDED = frozenset({"bucket", "intended_s", "ttft_response_s", "outcome"})
+OUTCOMES = frozenset({"ok", "rejected", "failed"})
+NO_BUCKET = "other"  # requests longer than every bucket
+MAX_NAME = 40  # characters of a run's name in a table
+
+Words = NDArray[np.object_]
+
+
+@dataclass(frozen=True, slots=True)
+class RunData:
+    """One run. `numbers` are float64 with NaN for null; `words` are str with "" for null."""
+
+    path: Path
+    name: str
+    summary: Mapping[str, Any]
+    info: Mapping[str, Any]
+    numbers: Mapping[str, Floats]
+    words: Mapping[str, Words]
+
+    @property
+    def requests(self) -> int:
+        return len(self.words["outcome"])
+
+    def buckets(self) -> list[str]:
+        """The buckets that saw a request, shortest prompts first."""
+        names = sorted(set(self.words["bucket"].tolist()))
+        return sorted(names, key=lambda name: (name == NO_BUCKET, self._median_tokens(name), name))
+
+    def rows(self, bucket: str | None = None, outcome: str | None = None) -> NDArray[np.bool_]:
+        """A mask of the requests of that bucket and outcome; None is any."""
+        mask = np.ones(self.requests, dtype=np.bool_)
+        if bucket is not None:
+            mask &= self.words["bucket"] == bucket
+        if outcome is not None:
+            mask &= self.words["outcome"] == outcome
+        return mask
+
+    def number(self, *keys: str) -> float | None:
+        """A number of summary.json by its path; None if absent."""
+        value = at_path(self.summary, keys)
+        if value is None or value == "inf":
+            return math.inf if value else None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InputError(
+                f"{self.path / 'summary.json'}: {'.'.join(keys)} is {value!r}, not a number; "
+                "repeat the run"
+            )
+        return float(value)
+
+    def _median_tokens(self, bucket: str) -> float:
+        tokens = self.numbers["input_tokens"][self.rows(bucket)]
+        tokens = tokens[~np.isnan(tokens)]
+        return float(np.median(tokens)) if len(tokens) else math.inf
+
+
+def at_path(tree: Any, keys: Sequence[str]) -> Any:
+    """The value under nested keys, None where the path ends early."""
+    for key in keys:
+        if not isinstance(tree, Mapping):
+            return None
+        tree = tree.get(key)
+    return tree
+
+
+def load_run(path: Path, name: str | None = None) -> RunData:
+    """Read a run folder.
+
+    Raises:
+        InputError: no such folder, a missing or damaged file, or a table that is not of a run.
+    """
+    if not path.is_dir():
+        found = "a file" if path.exists() else "not there"
+        raise InputError(f"{path}: {found}; give a run folder, as `forebay replay --out` makes")
+    summary = _json(path / "summary.json")
+    info = _json(path / "run.json")
+    numbers, words = _columns(path / "requests.parquet")
+    return RunData(path, name or folder_name(path), summary, info, numbers, words)
+
+
+def load_runs(paths: Sequence[Path]) -> list[RunData]:
+    """Read several runs and make sure that each has a name of its own."""
+    runs = [load_run(path) for path in paths]
+    names = [run.name for run in runs]
+    if len(set(names)) == len(names):
+        return runs
+    parents = [printable(f"{path.resolve().parent.name}/{path.resolve().name}") for path in paths]
+    if len(set(parents)) < len(parents):
+        parents = [f"{name} ({number})" for number, name in enumerate(names, 1)]
+    return [
+        RunData(run.path, name, run.summary, run.info, run.numbers, run.words)
+        for run, name in zip(runs, parents, strict=True)
+    ]
+
+
+def folder_name(path: Path) -> str:
+    name = printable(path.resolve().name) or "run"
+    return name if len(name) <= MAX_NAME else name[: MAX_NAME - 1] + "…"
+
+
+def _json(file: Path) -> Mapping[str, Any]:
+    try:
+        value = orjson.loads(file.read_bytes())
+    except FileNotFoundError as error:
+        raise InputError(
+            f"{file}: missing; the run did not finish or this is no run folder, repeat the run"
+        ) from error
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read ({error.strerror})") from error
+    except orjson.JSONDecodeError as error:
+        raise InputError(f"{file}: damaged JSON ({error}); repeat the run") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{file}: holds {type(value).__name__}, not an object; repeat the run")
+    return value
+
+
+def _columns(file: Path) -> tuple[dict[str, Floats], dict[str, Words]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if not file.is_file():
+        raise InputError(
+            f"{file}: missing; the run did not finish or this is no run folder, repeat the run"
+        )
+    try:
+        with pq.ParquetFile(file) as parquet:
+            there = set(parquet.schema_arrow.names)
+            if missing := sorted(NEEDED - there):
+                raise InputError(
+                    f"{file}: no column {', '.join(missing)}; not the requests of a forebay run"
+                )
+            table = parquet.read(columns=[name for name in (*NUMBERS, *WORDS) if name in there])
+    except (pa.ArrowException, OSError) as error:
+        line = str(error).partition("\n")[0]
+        raise InputError(f"{file}: damaged parquet ({line}); repeat the run") from error
+    count = table.num_rows
+    numbers, words = {}, {}
+    for name in NUMBERS:
+        values = np.full(count, np.nan)
+        if name in there:
+            try:
+                values = table.column(name).cast(pa.float64()).to_numpy(zero_copy_only=False)
+            except pa.ArrowException as error:
+                raise InputError(f"{file}: column {name} holds no numbers") from error
+        numbers[name] = values
+    for name in WORDS:
+        texts = table.column(name).to_pylist() if name in there else [None] * count
+        empty = NO_BUCKET if name == "bucket" else ""
+        words[name] = np.array(
+            [empty if text is None else printable(str(text)) for text in texts], dtype=object
+        )
+    if strange := sorted(set(words["outcome"].tolist()) - OUTCOMES):
+        raise InputError(f"{file}: outcome {strange[0]!r}; one of: {', '.join(sorted(OUTCOMES))}")
+    return numbers, words

@@ -1,0 +1,74 @@
+"""The same trace twice: straight to the engines in turn, and through the proxy.
+
+Each side gets engines of its own, started for it, so that neither finds the other's cache.
+"""
+
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from forebay.analysis.processes import Engines, engines, proxy
+from forebay.replay.options import ReplayOptions
+from forebay.replay.output import check_folder
+from forebay.replay.runner import Stop, Summary, replay
+from forebay.traces.schema import TraceRequest
+
+DIRECT, PROXIED = "round-robin", "forebay"
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """The two finished runs; `proxied` is None when the first was interrupted."""
+
+    direct: Summary
+    proxied: Summary | None
+
+
+async def side_by_side(
+    trace: Path | Sequence[TraceRequest],
+    out: Path,
+    wanted: Engines,
+    base: ReplayOptions | None = None,
+    *,
+    stop: Stop | None = None,
+) -> Sides:
+    """Run both sides into `out/round-robin` and `out/forebay`.
+
+    Args:
+        base: options of both replays; trace, targets, out and time_scale are set here.
+
+    Raises InputError for bad input and ServerFailed when a server does not come up.
+    """
+    base = base or ReplayOptions(trace=trace, targets=(), out=out)
+    for name in (DIRECT, PROXIED):
+        check_folder(out / name, force=base.force)
+    logs = out / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    direct = await _side(DIRECT, trace, out, wanted, base, stop)
+    if direct.interrupted:
+        return Sides(direct, None)
+    return Sides(direct, await _side(PROXIED, trace, out, wanted, base, stop))
+
+
+async def _side(
+    name: str,
+    trace: Path | Sequence[TraceRequest],
+    out: Path,
+    wanted: Engines,
+    base: ReplayOptions,
+    stop: Stop | None,
+) -> Summary:
+    logs = out / "logs"
+    async with AsyncExitStack() as stack:
+        urls = await stack.enter_async_context(engines(wanted, logs))
+        if name == PROXIED:
+            urls = [
+                await stack.enter_async_context(proxy(urls, logs, time_scale=wanted.time_scale))
+            ]
+        print(f"{name}: {wanted.count} x {wanted.model} on {wanted.gpu} ...", file=sys.stderr)
+        options = replace(
+            base, trace=trace, targets=urls, out=out / name, time_scale=wanted.time_scale
+        )
+        return await replay(options, stop)

@@ -1,0 +1,137 @@
+"""The pieces of a plot: scales, ticks and SVG elements as text. Knows nothing of runs.
+
+Sizes are user units of a 480-wide drawing, which a page shows about one to one on a desktop and
+at three quarters on a phone; the margins leave room for the larger letters the page uses there.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+WIDTH, HEIGHT = 480.0, 300.0
+LEFT, RIGHT, TOP, BOTTOM = 66.0, 16.0, 12.0, 46.0
+STEPS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Maps values from `low` to `high` to drawing units; those outside are held at the ends."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+    def __call__(self, value: float) -> float:
+        value = min(self.high, max(self.low, value))
+        if self.log:
+            part = math.log(value / self.low) / math.log(self.high / self.low)
+        else:
+            part = (value - self.low) / (self.high - self.low)
+        return self.start + part * (self.end - self.start)
+
+
+def log_domain(values: Iterable[float]) -> tuple[float, float]:
+    """Bounds at 1, 2 or 5 times a power of ten around positive values."""
+    positive = [v for v in values if v > 0 and math.isfinite(v)]
+    if not positive:
+        return 1.0, 10.0
+    low, high = _step(min(positive), up=False), _step(max(positive), up=True)
+    return (low, high) if high >= low * 5 else (low / 2, high * 2)
+
+
+def _step(value: float, up: bool) -> float:
+    power = 10.0 ** math.floor(math.log10(value))
+    steps = [power * f for f in (1, 2, 5, 10)]
+    if up:
+        return next(s for s in steps if s >= value * 0.999)
+    return next(s for s in reversed(steps) if s <= value * 1.001)
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Powers of ten, with 2 and 5 times them while that stays below eight ticks."""
+    for factors in ((1.0, 2.0, 5.0), (1.0, 3.0), (1.0,)):
+        ticks = [
+            10.0**power * factor
+            for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+            for factor in factors
+        ]
+        ticks = [tick for tick in ticks if low * 0.999 <= tick <= high * 1.001]
+        if len(ticks) <= 7:
+            break
+    return ticks
+
+
+def time_ticks(high_s: float) -> list[float]:
+    """Round seconds from 0, at most seven of them."""
+    step = next((s for s in STEPS_S if high_s / s <= 6), high_s / 6)
+    return [step * i for i in range(int(high_s / step + 1e-9) + 1)]
+
+
+def latency_label(value_s: float) -> str:
+    """A tick's latency: `500 µs`, `20 ms`, `5 s`, `10 min`."""
+    for scale, unit in ((60.0, "min"), (1.0, "s"), (1e-3, "ms")):
+        if value_s >= scale * 0.9999 and not (unit == "min" and value_s < 600):
+            return f"{round(value_s / scale, 3):g} {unit}"
+    return f"{round(value_s * 1e6, 3):g} µs"
+
+
+def element(name: str, content: str = "", **attributes: object) -> str:
+    """One element; attribute values are escaped, `content` must be already. `_` becomes `-`."""
+    told = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(_number(value))}"'
+        for key, value in attributes.items()
+    )
+    return f"<{name}{told}>{content}</{name}>"
+
+
+def text(x: float, y: float, content: str, kind: str = "", anchor: str = "middle") -> str:
+    """A label; its text is escaped here."""
+    return element("text", escape(content), x=x, y=y, class_=kind, text_anchor=anchor)
+
+
+def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
+    return element("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=kind)
+
+
+def steps_path(points: Sequence[tuple[float, float]]) -> str:
+    """A staircase: across to the next x, then up to its y."""
+    if not points:
+        return ""
+    (x, y), *rest = points
+    return f"M{_number(x)} {_number(y)}" + "".join(f"H{_number(x)}V{_number(y)}" for x, y in rest)
+
+
+def dots_path(points: Iterable[tuple[float, float]]) -> str:
+    """Dots as zero-length strokes with round ends: ten bytes each; equal ones are drawn once."""
+    return "".join(f"M{x} {y}h0" for x, y in sorted({(round(x), round(y)) for x, y in points}))
+
+
+MARKS = 6  # shapes that tell runs apart without colour
+
+
+def mark(shape: int, x: float, y: float, kind: str, title: str) -> str:
+    """A small mark with a native tooltip; `title` is escaped here."""
+    r = 4.2
+    outlines = (
+        f"M{_number(x - r)} {_number(y)}a{r} {r} 0 1 0 {2 * r} 0a{r} {r} 0 1 0 {-2 * r} 0z",
+        _polygon(x, y, [(-r, -r), (r, -r), (r, r), (-r, r)]),
+        _polygon(x, y, [(0, -1.25 * r), (1.2 * r, r), (-1.2 * r, r)]),
+        _polygon(x, y, [(0, -1.35 * r), (1.35 * r, 0), (0, 1.35 * r), (-1.35 * r, 0)]),
+        _polygon(x, y, [(0, 1.25 * r), (1.2 * r, -r), (-1.2 * r, -r)]),
+        _polygon(x, y, [(-r, -r), (r, r), (0, 0), (r, -r), (-r, r), (0, 0)]),
+    )
+    tooltip = element("title", escape(title)) if title else ""
+    return element("path", tooltip, d=outlines[shape % MARKS], class_=kind)
+
+
+def _polygon(x: float, y: float, corners: Sequence[tuple[float, float]]) -> str:
+    return "M" + "L".join(f"{_number(x + dx)} {_number(y + dy)}" for dx, dy in corners) + "z"
+
+
+def _number(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.1f}".rstrip("0").rstrip(".")
+    return str(value)

@@ -1,0 +1,265 @@
+"""The tables of a report, as HTML text; every text from a run is escaped here."""
+
+from collections.abc import Sequence
+from html import escape
+
+import orjson
+
+from forebay.analysis.compare import WHOLE_RUN, Comparison, Line, Unit
+from forebay.analysis.figures import Refusal, backends, imbalance, refusals
+from forebay.analysis.plots import legend_mark
+from forebay.analysis.provenance import setting, settings, verdict
+from forebay.analysis.run import RunData
+from forebay.analysis.terminal import FORMATS
+from forebay.analysis.units import NONE, counts, durations, ratio, shares
+from forebay.replay.slo import Slo
+
+DEFINITIONS = (
+    ("TTFT", "Time to first token: from the moment the request was due, not from when it was sent, "
+     "to the first event that carries output. A late client cannot hide a wait."),
+    ("E2E", "From the moment the request was due to its last output."),
+    ("TPOT", "Time per output token after the first event, one value a request."),
+    ("ITL", "Gap between output events, per token, over all tokens of all requests."),
+    ("Worst stall", "The longest gap between output events inside one answer."),
+    ("Goodput", "Requests that met every latency target, a second. Attainment is their share of "
+     "all requests due: refused, failed and never sent ones count as missed."),
+    ("Prefix hit ratio", "Prompt tokens the engine had in its cache over all prompt tokens."),
+    ("Imbalance", "Prompt tokens of the busiest backend over those of the idlest."),
+    ("Percentile", "The smallest observed value that at least that share of requests do not "
+     "exceed; never interpolated."),
+    ("95 % interval", "Of a ratio of percentiles: from 1,000 (long runs: fewer) resamples of each "
+     "run in blocks of neighbouring requests, so that one bad stretch counts once."),
+    ("Verdict", "valid: requests left when they were due. client-limited or cap-limited: they did "
+     "not, and the figures measure the client too."),
+)  # fmt: skip
+
+_CARDS = (("hit_ratio", "Prefix hit ratio"), ("imbalance", "Imbalance between backends"))
+
+
+def cards(runs: Sequence[RunData], comparisons: Sequence[Comparison]) -> str:
+    """The few figures to remember."""
+    first = comparisons[0]
+    wanted: list[tuple[str, str, str]] = []
+    for bucket in first.buckets:
+        percentile = first.headline_percentile[bucket]
+        if percentile is not None:
+            wanted.append((bucket, f"ttft_{percentile}", f"TTFT {percentile}, {bucket}"))
+    wanted.append((WHOLE_RUN, "goodput", "Goodput"))
+    wanted.append((WHOLE_RUN, "attainment", "Latency targets met"))
+    wanted += [(bucket, "stall_max", f"Longest stall, {bucket}") for bucket in first.buckets]
+    wanted += [(WHOLE_RUN, key, label) for key, label in _CARDS]
+    drawn = []
+    for section, key, label in wanted:
+        lines = [comparison.line(section, key) for comparison in comparisons]
+        known = [line for line in lines if line is not None]
+        if len(known) == len(lines) and known[0].a is not None:
+            drawn.append(_card(runs, label, known))
+    return f'<div class="cards">{"".join(drawn)}</div>' if drawn else ""
+
+
+def _card(runs: Sequence[RunData], label: str, lines: Sequence[Line]) -> str:
+    values = [lines[0].a, *(line.b for line in lines)][: len(runs)]
+    rows = "".join(
+        f'<div><span class="name">{escape(run.name)}</span><span class="value">{value}</span></div>'
+        for run, value in zip(runs, FORMATS[lines[0].unit](values), strict=True)
+    )
+    change = _change(lines[0]) if len(runs) == 2 else ""
+    return f'<section class="card"><h3>{escape(label)}</h3>{rows}{change}</section>'
+
+
+def _change(line: Line) -> str:
+    """How the second run changed the figure, coloured only where that is clearly good or bad."""
+    if line.better is None or line.ratio is None:
+        return ""
+    kind = {"b": "better-text", "a": "worse-text"}.get(line.better, "soft")
+    if line.better == "equal":
+        words = "equal within 5 %"
+    elif line.ratio in (0.0, float("inf")):
+        words = "better" if line.better == "b" else "worse"
+    else:
+        more, less = ("longer", "shorter") if line.unit == "s" else ("higher", "lower")
+        words = f"{ratio(max(line.ratio, 1 / line.ratio))} {less if line.ratio > 1 else more}"
+        words += ", within the noise" if line.better == "unclear" else ""
+    return f'<p class="change {kind}">{words}</p>'
+
+
+def figures_table(runs: Sequence[RunData], comparisons: Sequence[Comparison]) -> str:
+    """Every figure of every run; the ratio and the better one where there are two."""
+    rows: dict[tuple[str, str], tuple[str, Unit, list[float | None]]] = {}
+    for number, comparison in enumerate(comparisons, 1):
+        for line in comparison.lines:
+            if (line.section, line.key) not in rows:
+                empty: list[float | None] = [None] * max(2, len(runs))
+                rows[line.section, line.key] = (line.label, line.unit, empty)
+            values = rows[line.section, line.key][2]
+            values[0], values[number] = line.a, line.b
+    two = len(runs) == 2
+    sections = sorted({section for section, _ in rows}, key=[key[0] for key in rows].index)
+    body = []
+    for section in sections:
+        title = "all requests" if section == WHOLE_RUN else section
+        wide = len(runs) + 1 + 2 * two
+        body.append(
+            f'<tr><th class="section" colspan="{wide}" scope="rowgroup">{escape(title)}</th></tr>'
+        )
+        for (of, key), (label, unit, values) in rows.items():
+            if of != section:
+                continue
+            cells = "".join(_cell(value) for value in FORMATS[unit](values[: len(runs)]))
+            if two:
+                cells += _judgement(comparisons[0], comparisons[0].line(section, key))
+            body.append(f'<tr><th scope="row">{escape(label)}</th>{cells}</tr>')
+    heads = "".join(f'<th class="n name" scope="col">{escape(run.name)}</th>' for run in runs)
+    if two:
+        heads += (
+            '<th class="n" scope="col">first / second</th><th class="why" scope="col">better</th>'
+        )
+    note = (
+        "Latencies are of answered requests. A dash: not measured, or too few samples beyond "
+        f"(fewer than {comparisons[0].min_beyond})."
+    )
+    return f"<section><h2>All figures</h2>{_table(f'<th></th>{heads}', body, note)}</section>"
+
+
+def _judgement(comparison: Comparison, line: Line | None) -> str:
+    if line is None:
+        return _cell("") + "<td></td>"
+    names = {"a": comparison.a.name, "b": comparison.b.name,
+             "equal": "equal within 5 %", "unclear": "within the noise"}  # fmt: skip
+    words = escape(names[line.better]) if line.better else ""
+    kind = {"b": "better-text", "a": "worse-text"}.get(line.better or "", "soft")
+    if line.interval is not None:
+        low, high = ratio(line.interval.low), ratio(line.interval.high)
+        words += f' <span class="soft small">(95 %: {low} to {high})</span>'
+    return f'{_cell(ratio(line.ratio))}<td class="why {kind}">{words}</td>'
+
+
+def refusals_table(runs: Sequence[RunData]) -> str:
+    """What was refused or failed, and how fast that was said (wall clock)."""
+    body = []
+    for number, run in enumerate(runs):
+        for one in refusals(run):
+            body.append(_refusal_row(number, run, one))
+    if not body:
+        answered = "None: every request was answered in full."
+        told = answered if any(run.requests for run in runs) else "There were no requests."
+        return f"<section><h2>Refused and failed requests</h2><p>{told}</p></section>"
+    heads = (
+        '<th scope="col">run</th><th scope="col">outcome</th><th scope="col">reason</th>'
+        '<th class="n" scope="col">HTTP status</th><th class="n" scope="col">requests</th>'
+        '<th class="n" scope="col">of all due</th><th class="n" scope="col">refused in</th>'
+        '<th class="n" scope="col">longest</th><th class="n" scope="col">Retry-After</th>'
+    )
+    note = (
+        "Refused in: median time from sending to the complete error answer, and the longest, "
+        "on the clock. Retry-After: median."
+    )
+    return f"<section><h2>Refused and failed requests</h2>{_table(heads, body, note)}</section>"
+
+
+def _refusal_row(number: int, run: RunData, one: Refusal) -> str:
+    scale = time_scale(run)
+    usual, longest = (
+        None if value is None else value / scale for value in (one.answer_p50_s, one.answer_max_s)
+    )
+    told = durations([usual, longest])
+    retry = NONE if one.retry_after_s is None else f"{one.retry_after_s:.1f} s"
+    return (
+        f"<tr>{_run_cell(number, run)}<td>{escape(one.outcome)}</td><td>{escape(one.reason)}</td>"
+        f"{_cell(one.status or NONE)}{_cell(counts([one.count])[0])}"
+        f"{_cell(shares([one.count / run.requests])[0])}{_cell(told[0])}{_cell(told[1])}"
+        f"{_cell(retry)}</tr>"
+    )
+
+
+def time_scale(run: RunData) -> float:
+    """Seconds of the run in one on the clock; 1 unless run.json says otherwise."""
+    value = setting(run, "time scale")
+    usable = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    return float(value) if usable else 1.0
+
+
+def backends_table(runs: Sequence[RunData]) -> str:
+    """How the prompt tokens were shared."""
+    body = []
+    for number, run in enumerate(runs):
+        found = backends(run)
+        total = sum(one.prompt_tokens for one in found)
+        for one in found:
+            part = one.prompt_tokens / total if total else 0.0
+            bar = f'<span class="bar run{number}" style="width:{part * 9:.2f}em"></span>'
+            body.append(
+                f"<tr>{_run_cell(number, run)}<td>{escape(one.name)}</td>"
+                f"{_cell(counts([one.requests])[0])}{_cell(counts([one.prompt_tokens])[0])}"
+                f"{_cell(shares([part])[0])}<td>{bar}</td>{_cell(shares([one.hit_ratio])[0])}</tr>"
+            )
+    if not body:
+        return ""
+    told = "; ".join(f"{run.name} {ratio(imbalance(run))}" for run in runs)
+    heads = (
+        '<th scope="col">run</th><th scope="col">backend</th><th class="n" scope="col">requests'
+        '</th><th class="n" scope="col">prompt tokens</th><th class="n" scope="col">share</th>'
+        "<td></td>"
+        '<th class="n" scope="col">hit ratio</th>'
+    )
+    note = f"Busiest over idlest backend by prompt tokens: {told}."
+    return f"<section><h2>Balance of the backends</h2>{_table(heads, body, note)}</section>"
+
+
+def provenance_section(runs: Sequence[RunData]) -> str:
+    """Everything needed to get the same figures again."""
+    parts = []
+    for number, run in enumerate(runs):
+        rows = {"verdict": str(verdict(run)), **settings(run)}
+        lag = run.summary.get("schedule_lag_ms")
+        if isinstance(lag, dict):
+            told = [
+                f"{name} {run.number('schedule_lag_ms', name):g} ms"
+                for name in ("p50", "p99", "max")
+                if run.number("schedule_lag_ms", name) is not None
+            ]
+            rows["schedule lag"] = ", ".join(told)
+        body = [
+            f'<tr><th scope="row">{escape(what)}</th><td>'
+            + (f"<code>{escape(text)}</code>" if what in _CODE else escape(text))
+            + "</td></tr>"
+            for what, text in rows.items()
+            if text
+        ]
+        whole = orjson.dumps(run.info, option=orjson.OPT_INDENT_2).decode()
+        parts.append(
+            f"<h3>{legend_mark(number)} {escape(run.name)}</h3>"
+            f'<table class="settings"><tbody>{"".join(body)}</tbody></table>'
+            f"<details><summary>run.json</summary><pre>{escape(whole)}</pre></details>"
+        )
+    return f"<section><h2>How this was obtained</h2>{''.join(parts)}</section>"
+
+
+_CODE = frozenset({"command", "trace sha256", "schedule sha256", "targets"})
+
+
+def definitions(min_beyond: int, slos: Sequence[Slo]) -> str:
+    """What each word means."""
+    items = "".join(f"<dt>{escape(word)}</dt><dd>{escape(says)}</dd>" for word, says in DEFINITIONS)
+    judged = f" Latency targets: {', '.join(str(slo) for slo in slos)}." if slos else ""
+    text = f"A percentile is shown only with at least {min_beyond} samples beyond it.{judged}"
+    return (
+        f"<section><h2>What the words mean</h2><dl>{items}</dl>"
+        f'<p class="soft small">{escape(text)}</p></section>'
+    )
+
+
+def _table(heads: str, body: Sequence[str], caption: str) -> str:
+    return (
+        f'<p class="soft small">{escape(caption)}</p>'
+        '<div class="scroll" tabindex="0"><table>'
+        f"<thead><tr>{heads}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
+    )
+
+
+def _run_cell(number: int, run: RunData) -> str:
+    return f'<td class="run">{legend_mark(number)} {escape(run.name)}</td>'
+
+
+def _cell(text: str) -> str:
+    return f'<td class="n">{escape(text)}</td>'

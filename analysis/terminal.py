@@ -1,0 +1,121 @@
+"""Print a comparison, or one run, to a terminal of 80 columns or more.
+
+Texts from files go in as Text, never as Rich markup. Nothing is computed here.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from forebay.analysis.compare import WHOLE_RUN, Comparison, Line
+from forebay.analysis.figures import Figures
+from forebay.analysis.headline import Headline
+from forebay.analysis.units import NONE, counts, durations, rates, ratio, ratios, shares
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+FORMATS = {"s": durations, "per_s": rates, "share": shares, "ratio": ratios, "count": counts}
+MOODS = {
+    "better": "bold green",
+    "worse": "bold red",
+    "mixed": "bold yellow",
+    "doubtful": "bold yellow",
+    "none": "bold",
+}
+
+
+def print_comparison(comparison: Comparison, words: Headline, console: "Console") -> None:
+    """The headline, the warnings and the table."""
+    from rich.text import Text
+
+    console.print(Text(words.summary, style=MOODS[words.mood]))
+    for point in words.points:
+        console.print(Text(f"  {point}"))
+    for warning in comparison.warnings:
+        console.print(Text(f"warning: {warning}", style="yellow"))
+    console.print(_table(comparison))
+    console.print(Text(notes(comparison), style="dim"))
+
+
+def notes(comparison: Comparison) -> str:
+    """What the reader must know to read the table."""
+    text = (
+        "Latencies are of answered requests, from the moment each was due. A/B: the first run's "
+        "figure over the second's. = : within 5 %. ~ : the 95 % interval of the ratio includes 1. "
+        f"{NONE} : not measured, or fewer than {comparison.min_beyond} samples beyond."
+    )
+    if comparison.slos:
+        text += f" Targets: {', '.join(str(slo) for slo in comparison.slos)}."
+    return text
+
+
+def better_name(comparison: Comparison, line: Line) -> str:
+    """The better run's name, `=`, `~` or nothing."""
+    names = {"a": comparison.a.name, "b": comparison.b.name, "equal": "=", "unclear": "~"}
+    return names[line.better] if line.better else ""
+
+
+def _table(comparison: Comparison) -> "Table":
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table.add_column("", no_wrap=True)
+    for name in (comparison.a.name, comparison.b.name):
+        table.add_column(Text(name, overflow="fold"), justify="right", min_width=9)
+    table.add_column("A/B", justify="right", no_wrap=True, min_width=5)
+    table.add_column("better", overflow="fold", min_width=6)
+    section = ""
+    for line in comparison.lines:
+        if line.section != section:
+            section = line.section
+            table.add_row(Text(_title(comparison, section), style="bold"), end_section=False)
+        table.add_row(*(Text(cell) for cell in _cells(comparison, line)))
+        if line.interval is not None:
+            low, high = f"{ratio(line.interval.low)} to", ratio(line.interval.high)
+            told = ("    95 % interval of A/B", low, high, "", "")
+            table.add_row(*(Text(cell, style="dim") for cell in told))
+        if _last_of(comparison, line):
+            table.add_section()
+    return table
+
+
+def _cells(comparison: Comparison, line: Line) -> list[str]:
+    a, b = FORMATS[line.unit]([line.a, line.b])
+    return [f"  {line.label}", a, b, ratio(line.ratio), better_name(comparison, line)]
+
+
+def _last_of(comparison: Comparison, line: Line) -> bool:
+    at = comparison.lines.index(line) + 1
+    return at == len(comparison.lines) or comparison.lines[at].section != line.section
+
+
+def _title(comparison: Comparison, section: str) -> str:
+    if section == WHOLE_RUN:
+        words = [verdict.word for verdict in comparison.verdicts]
+        return f"all requests · {words[0]}" if words[0] == words[1] else "all requests"
+    a, b = comparison.figures[section]
+    return f"{section} · {a.answered:,} and {b.answered:,} answered"
+
+
+def print_run(name: str, of: dict[str | None, Figures], console: "Console") -> None:
+    """One run: a line per bucket and figure."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=Text(name))
+    table.add_column("", no_wrap=True)
+    for heading in ("n", "p50", "p90", "p99", "p99.9", "max"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for bucket, one in of.items():
+        if bucket is None and len(of) > 1:
+            continue
+        for key in ("ttft", "e2e", "tpot", "stall"):
+            told = one.latency[key]
+            values: Sequence[float | None] = [*told.values.values(), told.max]
+            label = f"{bucket or 'all'} {key.upper() if key != 'stall' else 'worst stall'}"
+            table.add_row(Text(label), f"{told.count:,}", *durations(values))
+    console.print(table)

@@ -1,0 +1,75 @@
+"""Numbers as a reader wants them: one unit a row, the same number of decimals, a dash for none.
+
+Every function takes base units (seconds, tokens, shares) and returns text; nothing is computed
+here but the rounding.
+"""
+
+import math
+from collections.abc import Sequence
+
+NONE = "–"
+NEVER = "never"
+
+
+def durations(values_s: Sequence[float | None]) -> list[str]:
+    """Durations that stand side by side: one unit and equal decimals.
+
+    As many as show three digits of the largest and two of the smallest, within reason.
+    """
+    numbers = [v for v in values_s if v is not None and math.isfinite(v)]
+    largest = max(numbers, default=0.0)
+    scale, unit, most = (1.0, "s", 3) if largest >= 1.0 else (1e3, "ms", 2)
+    smallest = min((v * scale for v in numbers if v > 0), default=1.0)
+    decimals = max(
+        2 - math.floor(math.log10(largest * scale)) if largest > 0 else 0,
+        1 - math.floor(math.log10(smallest)),
+    )
+    decimals = min(most, max(0, decimals))
+    return [_one(v, scale, decimals, unit) for v in values_s]
+
+
+def duration(value_s: float | None) -> str:
+    return durations([value_s])[0]
+
+
+def _one(value: float | None, scale: float, decimals: int, unit: str) -> str:
+    if value is None or math.isnan(value):
+        return NONE
+    if math.isinf(value):
+        return NEVER
+    return f"{value * scale:,.{decimals}f} {unit}"
+
+
+def counts(values: Sequence[float | None]) -> list[str]:
+    return [NONE if v is None else f"{v:,.0f}" for v in values]
+
+
+def rates(values: Sequence[float | None]) -> list[str]:
+    """Events a second, decimals by the smallest that is not 0."""
+    smallest = min((v for v in values if v), default=1.0)
+    decimals = min(3, max(1, 2 - math.floor(math.log10(abs(smallest)))))
+    return [NONE if v is None else f"{v:,.{decimals}f} /s" for v in values]
+
+
+def shares(values: Sequence[float | None]) -> list[str]:
+    return [NONE if v is None else f"{v * 100:.1f} %" for v in values]
+
+
+def ratios(values: Sequence[float | None]) -> list[str]:
+    return [ratio(v) for v in values]
+
+
+def ratio(value: float | None) -> str:
+    """`4.5×`, `0.22×`, `120×`; infinite and undefined ratios are said to be so."""
+    if value is None or math.isnan(value):
+        return NONE
+    if math.isinf(value):
+        return "∞"
+    if value >= 100:
+        return f"{value:,.0f}×"
+    return f"{value:.1f}×" if value >= 10 else f"{value:.2f}×"
+
+
+def printable(text: str) -> str:
+    """Text from a file, safe for a terminal: control characters would be obeyed, not shown."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
