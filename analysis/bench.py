@@ -61,7 +61,7 @@ def _documents(questions: int) -> Callable[[int], list[TraceRequest]]:
             chat_rate_per_s=4.0,
             document_rate_per_s=0.15,
             questions=questions,
-            duration_s=240.0,
+            duration_s=360.0,
             seed=seed,
         )
         return list(chat_beside_documents(spec))
@@ -147,7 +147,7 @@ def bench(
     name: Annotated[str, typer.Argument(help="mooncake, documents, unshared, overload or all")],
     out: Annotated[Path, typer.Option(help="folder for the runs")] = Path("runs/bench"),
     seeds: Annotated[int, typer.Option(min=1, help="runs of each measurement")] = 3,
-    time_scale: Annotated[float, typer.Option(help="simulated seconds in a wall second")] = 4.0,
+    time_scale: Annotated[float, typer.Option(help="simulated seconds in a wall second")] = 2.0,
     model: Annotated[str, typer.Option(help="model of the engines")] = "Llama-3-8B",
     gpu: Annotated[str, typer.Option(help="GPU of the engines")] = "H200",
     mooncake: Annotated[

@@ -26,8 +26,8 @@ def demo(
     ),
     time_scale: Annotated[
         float, typer.Option(help="simulated seconds in a wall second; lower on a slow machine")
-    ] = 4.0,
-    duration: Annotated[float, typer.Option(help="simulated seconds of arrivals")] = 240.0,
+    ] = 2.5,
+    duration: Annotated[float, typer.Option(help="simulated seconds of arrivals")] = 200.0,
     model: Annotated[str, typer.Option(help="model of the engines")] = "Llama-3-8B",
     gpu: Annotated[str, typer.Option(help="GPU of the engines")] = "H200",
     seed: Annotated[int, typer.Option(help="of the traffic")] = 0,

@@ -1,0 +1,41 @@
+"""The run's clock: seconds since its start, optionally running several times as fast as the wall.
+
+With `scale` X, X simulated seconds pass in one wall second: schedules, deadlines and every
+reported time are in simulated seconds. Only this module and the pacer know wall time.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from forebay.replay.sim.clock import VirtualClockLoop
+
+
+class Clock:
+    """Seconds since `restart()`; must be made inside a running loop."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        loop = asyncio.get_running_loop()
+        self.scale = scale
+        self.virtual = isinstance(loop, VirtualClockLoop)
+        # Not loop.time() on a real loop: uvloop caches it, in whole milliseconds.
+        self._read: Callable[[], float] = loop.time if self.virtual else time.monotonic
+        self._origin = self._read()
+
+    def restart(self) -> None:
+        """Now is second 0."""
+        self._origin = self._read()
+
+    def now(self) -> float:
+        return (self._read() - self._origin) * self.scale
+
+    def deadline(self, at_s: float) -> float:
+        """The instant `at_s` of the run on the machine's monotonic clock."""
+        return self._origin + at_s / self.scale
+
+    def wall(self, seconds: float) -> float:
+        """How long `seconds` of the run take on the wall."""
+        return seconds / self.scale
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(max(0.0, seconds) / self.scale)

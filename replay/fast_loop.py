@@ -1,0 +1,43 @@
+"""Run a replay on the fastest loop there is, with Ctrl-C meaning "stop sending"."""
+
+import asyncio
+import signal
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from forebay.replay.runner import Stop
+
+T = TypeVar("T")
+
+
+def run_on_fast_loop(work: Callable[[Stop], Coroutine[Any, Any, T]]) -> T:
+    """Run `work` on uvloop if it is there; one Ctrl-C stops sending, a second one waiting."""
+    _raise_file_limit()
+
+    async def main() -> T:
+        stop = Stop()
+        loop = asyncio.get_running_loop()
+        with suppress(NotImplementedError):  # Windows has no signal handlers on loops
+            loop.add_signal_handler(signal.SIGINT, stop.request)
+        return await work(stop)
+
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(main())
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+def _raise_file_limit() -> None:
+    """A connection is a file descriptor, and the usual limit is 1024."""
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,123 @@
+"""From the event times of one request to its measurements. Pure; this module is the definitions.
+
+With t_int the moment a request was due, t_send the moment just before its bytes went to the
+connection, c_1..c_k the arrivals of events that carry output with n_i tokens in each, and N the
+output tokens the server counted:
+
+    schedule lag  t_send - t_int = pacing_lag (our loop was late) + cap_wait (our in-flight limit)
+    TTFT          c_1 - t_int (response)     c_1 - t_send (service)
+    E2E           c_k - t_int (response)     c_k - t_send (service)
+    TPOT          (c_k - c_1) / (N - n_1), undefined when N <= n_1
+    ICL           the gaps c_i - c_(i-1)
+    ITL           each gap / n_i, counted n_i times
+    stall         the largest ICL
+
+What is undefined is None, never 0.
+"""
+
+from array import array
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+DEFINITIONS = {
+    "intended": "due time from a schedule made beforehand; closed loop: the moment a slot was free",
+    "sent": "just before the body, already bytes, goes to the connection (opening one is service)",
+    "output_event": "has non-empty content, reasoning or tool-call text; not role, empty or usage",
+    "schedule_lag": "sent - intended = pacing_lag + cap_wait",
+    "ttft": "first output event - intended (response; headline) or - sent (service)",
+    "e2e": "last output event - intended (response) or - sent (service)",
+    "tpot": "(last - first output event) / (output_tokens - tokens in the first); else undefined",
+    "icl": "gap between output events; those of one network read share one time stamp",
+    "itl": "gap / tokens in the event, counted that many times; 1 token (estimated) unless the "
+    "server sends continuous usage",
+    "stall": "largest icl of a request",
+    "queue_wait": "x-forebay-queue-ms",
+    "goodput": "requests that met every SLO (response time) / seconds arrivals went on",
+    "attainment": "requests that met every SLO / intended (rejected, failed and never sent missed)",
+    "hit_ratio": "sum of cached_tokens / sum of prompt_tokens, as the servers counted",
+    "percentiles": "nearest rank from HdrHistograms of completed requests; null with fewer than 10 "
+    "samples beyond; 'inf' where failures count as +inf",
+}
+
+
+@dataclass(slots=True)
+class OutputEvents:
+    """Arrival times of the events that carried output, and the tokens in each."""
+
+    at_s: "array[float]" = field(default_factory=lambda: array("d"))
+    tokens: "array[int]" = field(default_factory=lambda: array("q"))
+    counted: int = 0
+    estimated: bool = False
+
+    def add(self, at_s: float, completion_tokens: int | None = None) -> None:
+        """One event; `completion_tokens` is the running total of continuous usage, if sent."""
+        if completion_tokens is not None and completion_tokens > self.counted:
+            tokens, self.counted = completion_tokens - self.counted, completion_tokens
+        else:
+            tokens = 1
+            self.counted += 1
+            self.estimated = True
+        self.at_s.append(at_s)
+        self.tokens.append(tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Measurements of one answer, seconds."""
+
+    first_s: float | None
+    last_s: float | None
+    pacing_lag_s: float
+    cap_wait_s: float
+    ttft_response_s: float | None
+    ttft_service_s: float | None
+    e2e_response_s: float | None
+    e2e_service_s: float | None
+    tpot_s: float | None
+    stall_s: float | None
+    icl_s: list[float]
+    itl_s: list[tuple[float, int]] | None  # None: equal to icl_s, one token in every event
+
+
+def measure(
+    intended_s: float,
+    sent_s: float,
+    cap_wait_s: float,
+    events: OutputEvents,
+    output_tokens: int | None,
+) -> Latency:
+    """Apply the definitions; `output_tokens` is N by the server's count, None if it gave none."""
+    at = events.at_s
+    lag_s = max(0.0, sent_s - intended_s)
+    cap_wait_s = min(max(0.0, cap_wait_s), lag_s)
+    gaps = [later - earlier for earlier, later in pairwise(at)]
+    single = events.estimated and events.counted == len(at)
+    first = at[0] if at else None
+    last = at[-1] if at else None
+    total = output_tokens if output_tokens is not None else sum(events.tokens)
+    after_first = total - events.tokens[0] if at else 0
+    tpot = None
+    if first is not None and last is not None and after_first > 0 and gaps:
+        tpot = (last - first) / after_first
+    return Latency(
+        first_s=first,
+        last_s=last,
+        pacing_lag_s=lag_s - cap_wait_s,
+        cap_wait_s=cap_wait_s,
+        ttft_response_s=_since(intended_s, first),
+        ttft_service_s=_since(sent_s, first),
+        e2e_response_s=_since(intended_s, last),
+        e2e_service_s=_since(sent_s, last),
+        tpot_s=tpot,
+        stall_s=max(gaps) if gaps else None,
+        icl_s=gaps,
+        itl_s=(
+            None
+            if single
+            else [(gap / n, n) for gap, n in zip(gaps, events.tokens[1:], strict=True)]
+        ),
+    )
+
+
+def _since(start_s: float, at_s: float | None) -> float | None:
+    return None if at_s is None else at_s - start_s

@@ -1,0 +1,79 @@
+"""Everything a replay can be told, with its defaults; opens no file and no socket."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from forebay.replay.bodies import PATHS
+from forebay.replay.schedule import TRACE_ARRIVALS, Arrivals
+from forebay.replay.slo import Slo, default_slos
+from forebay.traces.buckets import DEFAULT_BUCKETS, Bucket
+from forebay.traces.errors import InputError
+from forebay.traces.schema import TraceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """One replay.
+
+    Times are seconds of the run (`time_scale` of them pass in one wall second).
+
+    Attributes:
+        trace: a file, or the requests themselves (in order of arrival).
+        targets: base URLs; several are used in turn, in order of arrival.
+        out: folder of the run.
+        slos: None takes the defaults for the buckets at hand.
+        warmup: small unmeasured requests to each target beforehand.
+        drain_timeout_s: how long answers may go on after the last arrival.
+    """
+
+    trace: Path | Sequence[TraceRequest]
+    targets: Sequence[str]
+    out: Path
+    rate_per_s: float | None = None
+    arrivals: Arrivals = TRACE_ARRIVALS
+    speed: float | None = None
+    duration_s: float | None = None
+    model: str | None = None
+    seed: int = 0
+    endpoint: str = "completions"
+    time_scale: float = 1.0
+    max_in_flight: int = 10_000
+    buckets: tuple[Bucket, ...] = DEFAULT_BUCKETS
+    slos: tuple[Slo, ...] | None = None
+    salt: str = ""
+    max_model_len: int | None = None
+    too_long: str = "error"
+    skip_bad: bool = False
+    format_name: str | None = None
+    force: bool = False
+    quiet: bool = False
+    warmup: int = 0
+    api_key: str | None = None
+    first_token_timeout_s: float = 600.0
+    stall_timeout_s: float = 120.0
+    drain_timeout_s: float = 900.0
+
+    def check(self) -> None:
+        """Raise InputError for a value that cannot be used."""
+        if self.endpoint not in PATHS:
+            raise InputError(f"--endpoint: {self.endpoint!r} is none of {', '.join(PATHS)}")
+        for value, option in (
+            (self.time_scale, "--time-scale"),
+            (self.first_token_timeout_s, "--first-token-timeout"),
+            (self.stall_timeout_s, "--stall-timeout"),
+            (self.drain_timeout_s, "--drain-timeout"),
+        ):
+            if not (math.isfinite(value) and 0 < value <= 1e6):
+                raise InputError(f"{option}: {value:g} is not a number above 0")
+        if self.max_in_flight < 1:
+            raise InputError(f"--max-in-flight: {self.max_in_flight} is not 1 or more")
+        if self.max_model_len is not None and self.max_model_len < 2:
+            raise InputError(f"--max-model-len: {self.max_model_len} is not 2 tokens or more")
+        if self.warmup < 0:
+            raise InputError(f"--warmup: {self.warmup} is not a number of requests (0 or more)")
+
+    def stated_slos(self) -> tuple[Slo, ...]:
+        names = [bucket.name for bucket in self.buckets]
+        return default_slos(names) if self.slos is None else self.slos

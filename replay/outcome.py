@@ -1,0 +1,84 @@
+"""What became of a request: ok, rejected or failed, and of which class. Pure.
+
+    ok        answered to the end
+    rejected  turned away on purpose: 429 or 503 with a named admission code, which is the reason
+    failed    one of FAILURES, which is the reason
+
+`connect` is everything before an answer began: refused, reset or closed. After it began, an end
+before `[DONE]` is `truncated` and bytes that are no OpenAI stream are `malformed`.
+"""
+
+from typing import Any
+
+import orjson
+
+FAILURES = (
+    "connect",
+    "tls",
+    "429",
+    "503",
+    "4xx",
+    "5xx",
+    "timeout",
+    "stall",
+    "truncated",
+    "malformed",
+    "cancelled",
+    "never_sent",
+)
+# No room anywhere is a failure of the service, not a decision about the request.
+_NOT_ADMISSION = frozenset({"no_backend_available", "draining"})
+_MAX_CODE = 64
+
+
+def of_status(status: int, body: bytes) -> tuple[str, str]:
+    """Outcome and reason of an answer that is not 200."""
+    code = error_code(body)
+    if status in (429, 503):
+        if isinstance(code, str) and not code.isdigit() and code not in _NOT_ADMISSION:
+            return "rejected", code
+        return "failed", str(status)
+    return "failed", _class_of(status)
+
+
+def of_stream_error(error: dict[str, Any]) -> str:
+    """Failure class of an error event inside a stream."""
+    code = error.get("code")
+    if type(code) is int and 400 <= code < 500:
+        return _class_of(code)
+    return "5xx"
+
+
+def _class_of(status: int) -> str:
+    if status in (429, 503):
+        return str(status)
+    if 400 <= status < 500:
+        return "4xx"
+    return "5xx" if status >= 500 else "malformed"  # a redirect or a 204 is no answer of ours
+
+
+def error_code(body: bytes) -> str | int | None:
+    """`error.code` of an OpenAI error body, None where there is none."""
+    try:
+        answer = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    error = answer.get("error") if isinstance(answer, dict) else None
+    code = error.get("code") if isinstance(error, dict) else None
+    if isinstance(code, str) and code:
+        return code[:_MAX_CODE]
+    return code if type(code) is int else None
+
+
+def token_count(value: Any) -> int | None:
+    """A server's token count if it is one."""
+    return value if type(value) is int and 0 <= value < 1 << 40 else None
+
+
+def seconds_header(value: str | None, scale: float = 1.0) -> float | None:
+    """A header that holds a number of seconds times `scale`; None when it holds none."""
+    try:
+        number = float(value) * scale if value is not None else -1.0
+    except ValueError:
+        return None
+    return number if 0 <= number < 1e9 else None

@@ -1,0 +1,144 @@
+"""The folder of a run: four files that appear under their names only when the run is over.
+
+    latency.hlog      HdrHistogram interval log, one line a second and tag
+    requests.parquet  one row a request
+    run.json          everything needed to repeat the run
+    summary.json      what it came to; written last, so its presence marks a whole run
+
+While a run goes on they are `*.partial`. A folder that holds a run is refused before anything is
+sent, and a run that fails leaves the old one as it was.
+"""
+
+import asyncio
+import os
+from contextlib import suppress
+from operator import attrgetter
+from pathlib import Path
+from types import NoneType, TracebackType
+from typing import Any, Self, TextIO, get_args, get_type_hints
+
+import orjson
+
+from forebay.replay.record import Row
+from forebay.traces.errors import InputError
+
+HLOG = "latency.hlog"
+TABLE = "requests.parquet"
+RUN = "run.json"
+SUMMARY = "summary.json"
+FILES = (HLOG, TABLE, RUN, SUMMARY)
+GROUP_ROWS = 1_000
+_TYPES: dict[type, str] = {str: "string", int: "int64", float: "float64", bool: "bool_"}
+_VALUES = attrgetter(*Row.__slots__)
+_DICTIONARY: Any = ["bucket", "tenant", "document", "outcome", "reason", "backend"]
+
+
+def check_folder(folder: Path, *, force: bool) -> None:
+    """Raise InputError when `folder` cannot take a run; creates nothing."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--out: {folder} is a file; name a folder")
+    if not force:
+        for name in FILES:
+            if (folder / name).exists():
+                raise InputError(
+                    f"--out: {folder} already holds a run ({name}); name another or give --force"
+                )
+
+
+class RunFolder:
+    """The open files of a run; use in `with`. Without `commit` nothing is left behind."""
+
+    def __init__(self, folder: Path, *, force: bool = False) -> None:
+        check_folder(folder, force=force)
+        self.path = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.hlog: TextIO = open(  # noqa: SIM115 - closed in __exit__
+                self._partial(HLOG), "w", encoding="utf-8", newline="\n"
+            )
+            self.table = TableWriter(self._partial(TABLE))
+        except OSError as error:
+            raise InputError(f"--out: {folder} cannot be written ({error.strerror})") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.hlog.close()
+        self.table.close()
+        for name in FILES:
+            with suppress(OSError):
+                self._partial(name).unlink(missing_ok=True)
+
+    def commit(self, run: dict[str, Any], summary: dict[str, Any]) -> None:
+        """Give every file its name."""
+        self.hlog.close()
+        self.table.close()
+        options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+        self._partial(RUN).write_bytes(orjson.dumps(run, option=options))
+        self._partial(SUMMARY).write_bytes(orjson.dumps(summary, option=options))
+        (self.path / SUMMARY).unlink(missing_ok=True)  # never a new table under an old summary
+        for name in FILES:
+            os.replace(self._partial(name), self.path / name)
+
+    def _partial(self, name: str) -> Path:
+        return self.path / f"{name}.partial"
+
+
+class TableWriter:
+    """`requests.parquet` as a stream of row groups; rows wait in memory until one is full."""
+
+    def __init__(self, path: Path) -> None:
+        import pyarrow
+        import pyarrow.parquet
+
+        self._arrow: Any = pyarrow
+        self._rows: list[tuple[Any, ...]] = []
+        fields = []
+        for name, annotation in get_type_hints(Row).items():
+            kinds = get_args(annotation) or (annotation,)
+            arrow_type = getattr(pyarrow, _TYPES[kinds[0]])()
+            fields.append(pyarrow.field(name, arrow_type, nullable=NoneType in kinds))
+        self._schema = pyarrow.schema(fields)
+        self._writer: Any = pyarrow.parquet.ParquetWriter(
+            str(path), self._schema, compression="zstd", use_dictionary=_DICTIONARY
+        )
+
+    def add(self, row: Row) -> None:
+        self._rows.append(_VALUES(row))
+
+    async def write_full_groups(self) -> None:
+        """Write what fills row groups, with a turn of the loop between columns."""
+        while len(self._rows) >= GROUP_ROWS:
+            rows, self._rows = self._rows[:GROUP_ROWS], self._rows[GROUP_ROWS:]
+            columns = []
+            for values, field in zip(zip(*rows, strict=True), self._schema, strict=True):
+                columns.append(self._arrow.array(values, type=field.type))
+                await asyncio.sleep(0)
+            self._write(columns)
+            await asyncio.sleep(0)
+
+    def close(self) -> None:
+        """Write the rest and the footer; a second call does nothing."""
+        if self._writer is None:
+            return
+        if self._rows:
+            self._write(
+                [
+                    self._arrow.array(values, type=field.type)
+                    for values, field in zip(
+                        zip(*self._rows, strict=True), self._schema, strict=True
+                    )
+                ]
+            )
+            self._rows = []
+        writer, self._writer = self._writer, None
+        writer.close()
+
+    def _write(self, columns: list[Any]) -> None:
+        self._writer.write_batch(self._arrow.record_batch(columns, schema=self._schema))

@@ -1,0 +1,98 @@
+"""One row of a run's table: everything that is kept about one request."""
+
+from dataclasses import dataclass
+
+from forebay.replay.client import Exchange
+from forebay.replay.measure import Latency
+from forebay.traces.schema import TraceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Times in seconds from the start of the run; None where undefined. The columns, in order."""
+
+    id: str
+    bucket: str
+    session: str | None
+    tenant: str | None
+    document: str | None
+    input_tokens: int
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    output_tokens: int | None
+    intended_s: float | None
+    sent_s: float | None
+    first_s: float | None
+    last_s: float | None
+    done_s: float | None
+    pacing_lag_s: float | None
+    cap_wait_s: float | None
+    ttft_response_s: float | None
+    ttft_service_s: float | None
+    e2e_response_s: float | None
+    e2e_service_s: float | None
+    tpot_s: float | None
+    stall_s: float | None
+    queue_ms: float | None
+    status: int | None
+    outcome: str
+    reason: str | None
+    retry_after_s: float | None
+    reject_latency_s: float | None
+    backend: str | None
+    request_id: str | None
+    tokens_estimated: bool | None
+
+
+def row_of(request: TraceRequest, bucket: str, exchange: Exchange, latency: Latency) -> Row:
+    """The row of a request that was sent."""
+    return Row(
+        id=request.id,
+        bucket=bucket,
+        session=request.session,
+        tenant=request.tenant,
+        document=request.document,
+        input_tokens=request.input_tokens,
+        prompt_tokens=exchange.prompt_tokens,
+        cached_tokens=exchange.cached_tokens,
+        output_tokens=exchange.output_tokens,
+        intended_s=exchange.intended_s,
+        sent_s=exchange.sent_s,
+        first_s=latency.first_s,
+        last_s=latency.last_s,
+        done_s=exchange.done_s,
+        pacing_lag_s=latency.pacing_lag_s,
+        cap_wait_s=latency.cap_wait_s,
+        ttft_response_s=latency.ttft_response_s,
+        ttft_service_s=latency.ttft_service_s,
+        e2e_response_s=latency.e2e_response_s,
+        e2e_service_s=latency.e2e_service_s,
+        tpot_s=latency.tpot_s,
+        stall_s=latency.stall_s,
+        queue_ms=exchange.queue_ms,
+        status=exchange.status,
+        outcome=exchange.outcome,
+        reason=exchange.reason,
+        retry_after_s=exchange.retry_after_s,
+        reject_latency_s=exchange.reject_latency_s,
+        backend=exchange.backend,
+        request_id=exchange.request_id,
+        tokens_estimated=exchange.events.estimated if latency.first_s is not None else None,
+    )
+
+
+def never_sent_row(request: TraceRequest, bucket: str, intended_s: float | None) -> Row:
+    """The row of a request that was intended and never sent."""
+    unset = dict.fromkeys(Row.__slots__)
+    known = {
+        "id": request.id,
+        "bucket": bucket,
+        "session": request.session,
+        "tenant": request.tenant,
+        "document": request.document,
+        "input_tokens": request.input_tokens,
+        "intended_s": intended_s,
+        "outcome": "failed",
+        "reason": "never_sent",
+    }
+    return Row(**{**unset, **known})  # type: ignore[arg-type]

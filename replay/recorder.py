@@ -1,0 +1,113 @@
+"""Where every finished request goes: the log, the table, the totals, the live figures.
+
+It measures (through `measure`) and stores; it never decides what is sent.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hdrh.histogram import HdrHistogram
+
+from forebay.proxy.hlog import HIGHEST_US, IntervalLog, to_us
+from forebay.replay.client import Exchange
+from forebay.replay.measure import Latency, measure
+from forebay.replay.output import TableWriter
+from forebay.replay.record import Row, never_sent_row, row_of
+from forebay.replay.summary import Tally
+from forebay.traces.buckets import Bucket, bucket_of
+from forebay.traces.schema import TraceRequest
+
+BEYOND = "other"  # class of a request longer than every bucket
+
+
+@dataclass(slots=True)
+class Live:
+    """What the progress line shows; its TTFT has 2 digits, which read six times as fast."""
+
+    sent: int = 0
+    done: int = 0
+    rejected: int = 0
+    failed: int = 0
+    ttft: Any = field(default_factory=lambda: HdrHistogram(1, HIGHEST_US, 2))
+
+    @property
+    def in_flight(self) -> int:
+        return self.sent - self.done - self.rejected - self.failed
+
+
+class Recorder:
+    """Keeps the books of one run."""
+
+    def __init__(
+        self, log: IntervalLog, table: TableWriter, tally: Tally, buckets: Sequence[Bucket]
+    ) -> None:
+        self.live = Live()
+        self.tally = tally
+        self.log = log
+        self._table = table
+        self._buckets = tuple(buckets)
+
+    def finished(self, request: TraceRequest, exchange: Exchange) -> Row:
+        """Take one request that was sent, whatever became of it."""
+        latency = measure(
+            exchange.intended_s,
+            exchange.sent_s,
+            exchange.cap_wait_s,
+            exchange.events,
+            exchange.output_tokens,
+        )
+        row = row_of(request, self._bucket(request), exchange, latency)
+        self._table.add(row)
+        self.tally.add(row)
+        self._log(row, latency)
+        if row.outcome == "ok":
+            self.live.done += 1
+            if row.ttft_response_s is not None:
+                self.live.ttft.record_value(min(to_us(row.ttft_response_s), HIGHEST_US))
+        elif row.outcome == "rejected":
+            self.live.rejected += 1
+        else:
+            self.live.failed += 1
+        return row
+
+    def never_sent(self, request: TraceRequest, intended_s: float | None) -> None:
+        row = never_sent_row(request, self._bucket(request), intended_s)
+        self._table.add(row)
+        self.tally.add(row)
+
+    async def flush(self, now_s: float) -> None:
+        """Write the interval that ends now, in steps small enough to send between them."""
+        for _ in self.log.flush_steps(now_s):
+            await asyncio.sleep(0)
+        await self._table.write_full_groups()
+
+    def _bucket(self, request: TraceRequest) -> str:
+        return bucket_of(request.input_tokens, self._buckets) or BEYOND
+
+    def _log(self, row: Row, latency: Latency) -> None:
+        log, bucket = self.log, row.bucket
+        log.record(f"sched_lag.{bucket}", latency.pacing_lag_s + latency.cap_wait_s)
+        if row.queue_ms is not None:
+            log.record(f"queue_wait.{bucket}", row.queue_ms / 1e3)
+        if row.outcome == "rejected" and row.reject_latency_s is not None:
+            log.record(f"reject.{bucket}", row.reject_latency_s)
+        if row.outcome != "ok":
+            return
+        for metric, value in (
+            ("ttft_response", row.ttft_response_s),
+            ("ttft_service", row.ttft_service_s),
+            ("e2e_response", row.e2e_response_s),
+            ("e2e_service", row.e2e_service_s),
+            ("tpot", row.tpot_s),
+            ("stall", row.stall_s),
+        ):
+            if value is not None:
+                log.record(f"{metric}.{bucket}", value)
+        if latency.icl_s:
+            log.record_each(f"icl.{bucket}", latency.icl_s)
+            if latency.itl_s is None:
+                log.record_each(f"itl.{bucket}", latency.icl_s)
+        for gap_s, tokens in latency.itl_s or ():
+            log.record(f"itl.{bucket}", gap_s, tokens)

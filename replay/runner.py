@@ -1,0 +1,337 @@
+"""Replay a trace against one or more targets, from options to a finished run folder.
+
+Everything that can be wrong with the input is found before the first request leaves. Once
+sending has begun, whatever was measured is kept: on Ctrl-C, on a target that dies, on a drain
+that takes too long.
+"""
+
+import asyncio
+import gc
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+from forebay.proxy.hlog import HlogWriter, IntervalLog
+from forebay.replay.bodies import PATHS, Window, body_slices, render
+from forebay.replay.client import Client, Exchange
+from forebay.replay.clock import Clock
+from forebay.replay.dispatch import Dispatch
+from forebay.replay.options import ReplayOptions
+from forebay.replay.output import RunFolder, check_folder
+from forebay.replay.provenance import Provenance, run_record
+from forebay.replay.recorder import Live, Recorder
+from forebay.replay.schedule import Schedule, make_schedule
+from forebay.replay.slo import Slo
+from forebay.replay.source import Scan, TraceSource
+from forebay.replay.summary import Tally
+from forebay.replay.target import Served, Target, ask_served, parse_targets
+from forebay.traces.errors import InputError
+from forebay.traces.schema import TraceRequest
+
+LEAST_FLUSH_WALL_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A finished run; `values` is `summary.json`, `ended` says how it ended.
+
+    `ended`: "complete", "interrupted", or "drain timeout" when answers were given up.
+    """
+
+    values: dict[str, Any]
+    folder: Path
+    ended: str
+
+    @property
+    def interrupted(self) -> bool:
+        return self.ended == "interrupted"
+
+
+class Stop:
+    """Asked once: send no more. Asked twice: wait no more."""
+
+    def __init__(self) -> None:
+        self.sending = asyncio.Event()
+        self.waiting = asyncio.Event()
+
+    def request(self) -> None:
+        (self.waiting if self.sending.is_set() else self.sending).set()
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    options: ReplayOptions
+    targets: tuple[Target, ...]
+    slos: tuple[Slo, ...]
+    served: Served
+    source: TraceSource
+    scan: Scan
+    schedule: Schedule
+    run_id: str
+
+
+async def replay(options: ReplayOptions, stop: Stop | None = None) -> Summary:
+    """Run one replay; raises InputError for bad input, having sent and overwritten nothing."""
+    import numpy  # noqa: F401 - here and not in the middle of the run; bulk recording uses it
+
+    options.check()
+    targets = parse_targets(options.targets)
+    check_folder(options.out, force=options.force)
+    source = TraceSource(
+        options.trace,
+        format_name=options.format_name,
+        skip_bad=options.skip_bad,
+        too_long=options.too_long,
+    )
+    clock = Clock(options.time_scale)
+    async with Client(
+        clock,
+        first_token_timeout_s=options.first_token_timeout_s,
+        stall_timeout_s=options.stall_timeout_s,
+        api_key=options.api_key,
+    ) as client:
+        try:
+            served = await ask_served(client.session, targets, options.model)
+        except InputError:
+            # What is wrong with the trace or the rate needs no server to be found: say it first.
+            _schedule(options, source.scan())
+            raise
+        plan = _make_plan(options, targets, served, source)
+        _say_changes(plan)
+        if options.warmup:
+            await _warm_up(client, plan)
+        with RunFolder(options.out, force=options.force) as folder:
+            try:
+                return await _run(plan, client, clock, folder, stop or Stop())
+            except* InputError as group:
+                raise _first(group) from None
+            except* OSError as group:
+                raise InputError(
+                    f"--out: {options.out} cannot be written: {_first(group)}"
+                ) from None
+
+
+def _make_plan(
+    options: ReplayOptions, targets: tuple[Target, ...], served: Served, source: TraceSource
+) -> _Plan:
+    known = [n for n in (served.max_model_len, options.max_model_len) if n is not None]
+    source.limit = min(known, default=None)
+    scan = source.scan()
+    schedule = _schedule(options, scan)
+    source.check(scan, schedule.count)
+    slos = options.stated_slos()
+    return _Plan(options, targets, slos, served, source, scan, schedule, token_hex(4))
+
+
+def _schedule(options: ReplayOptions, scan: Scan) -> Schedule:
+    return make_schedule(
+        scan.arrivals_s,
+        options.arrivals,
+        rate_per_s=options.rate_per_s,
+        speed=options.speed,
+        duration_s=options.duration_s,
+        seed=options.seed,
+    )
+
+
+async def _run(plan: _Plan, client: Client, clock: Clock, folder: RunFolder, stop: Stop) -> Summary:
+    options, schedule = plan.options, plan.schedule
+    tally = Tally([bucket.name for bucket in options.buckets], plan.slos)
+    window = Window()
+    watch_progress = _progress() if not options.quiet and sys.stderr.isatty() else None
+    async with asyncio.TaskGroup() as tasks:
+        rendering = render(
+            plan.source.requests(),
+            schedule.count,
+            window,
+            model=plan.served.model,
+            endpoint=options.endpoint,
+            salt=options.salt,
+        )
+        background = [tasks.create_task(rendering)]
+        await window.wait_filled()
+        with _short_collections():
+            clock.restart()
+            started_unix_s = time.time()
+            log = IntervalLog(HlogWriter(folder.hlog, started_unix_s, _comments(plan)))
+            recorder = Recorder(log, folder.table, tally, options.buckets)
+            dispatch = Dispatch(
+                clock,
+                client,
+                recorder,
+                window,
+                plan.targets,
+                path=PATHS[options.endpoint],
+                max_in_flight=schedule.arrivals.closed or options.max_in_flight,
+                run_id=plan.run_id,
+                tasks=tasks,
+            )
+            background.append(tasks.create_task(_flush_every_second(recorder, clock)))
+            if watch_progress is not None:
+                shown = watch_progress(recorder.live, schedule.count, clock)
+                background.append(tasks.create_task(shown))
+            ended = await _send_all(plan, dispatch, clock, stop)
+            stopped_s = clock.now()
+            ended = await _drain(plan, dispatch, clock, stop, ended)
+        for task in background:
+            task.cancel()
+    _count_never_sent(plan, recorder, dispatch.sent, ended)
+    log.close(clock.now())
+    summary = tally.summary(
+        log.totals,
+        stopped_s if ended == "interrupted" else schedule.window_s,
+        closed=bool(schedule.arrivals.closed),
+        scale=options.time_scale,
+    )
+    summary["ended"] = ended
+    provenance = Provenance(plan.targets, plan.served, plan.slos, plan.run_id, started_unix_s)
+    record = run_record(options, plan.source, plan.scan, schedule, provenance, ended)
+    folder.commit(record, summary)
+    return Summary(summary, folder.path, ended)
+
+
+def _progress() -> Callable[[Live, int, Clock], Coroutine[Any, Any, None]]:
+    """The progress line, with what it needs (Rich) loaded before the clock starts."""
+    from forebay.replay.progress import show_progress
+
+    return show_progress
+
+
+@contextmanager
+def _short_collections() -> Iterator[None]:
+    """Keep the garbage collector's pauses below a millisecond while requests are due.
+
+    What is there before is not searched again (40 ms a time, measured), and young objects are
+    searched less often; nothing is turned off.
+    """
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, *thresholds[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
+
+
+async def _send_all(plan: _Plan, dispatch: Dispatch, clock: Clock, stop: Stop) -> str:
+    if plan.schedule.arrivals.closed:
+        sending = asyncio.ensure_future(dispatch.closed_loop(plan.options.duration_s))
+    else:
+        sending = asyncio.ensure_future(dispatch.open_loop(plan.schedule.times_s))
+    stopping = asyncio.ensure_future(stop.sending.wait())
+    try:
+        await asyncio.wait({sending, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if sending.done():
+            sending.result()
+            return "complete"
+        return "interrupted"
+    finally:
+        for task in (sending, stopping):
+            task.cancel()
+        await asyncio.gather(sending, stopping, return_exceptions=True)
+
+
+async def _drain(plan: _Plan, dispatch: Dispatch, clock: Clock, stop: Stop, ended: str) -> str:
+    """Wait for the answers still under way, within bounds; how the run ended."""
+    if not dispatch.idle.is_set():
+        if ended == "interrupted":
+            _say("stopped sending; waiting for answers under way, Ctrl-C again gives them up")
+        waits = {asyncio.ensure_future(event.wait()) for event in (dispatch.idle, stop.waiting)}
+        if ended != "interrupted":
+            waits.add(asyncio.ensure_future(stop.sending.wait()))
+        limit_s = clock.wall(plan.options.drain_timeout_s)
+        try:
+            await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+    if dispatch.idle.is_set():
+        return ended
+    if stop.sending.is_set():
+        ended = "interrupted"
+    else:
+        ended = "drain timeout"
+        _say(
+            f"answers under way {plan.options.drain_timeout_s:g} s after the last arrival given up"
+        )
+    dispatch.give_up()
+    await dispatch.idle.wait()
+    return ended
+
+
+async def _flush_every_second(recorder: Recorder, clock: Clock) -> None:
+    every_s = max(1.0, LEAST_FLUSH_WALL_S * clock.scale)
+    due_s = every_s
+    while True:
+        await clock.sleep(due_s - clock.now())
+        await recorder.flush(clock.now())
+        due_s += every_s
+
+
+def _count_never_sent(plan: _Plan, recorder: Recorder, sent: int, ended: str) -> None:
+    """Rows for what was intended and not sent; a closed loop with a duration intended no more."""
+    schedule = plan.schedule
+    if ended != "interrupted" or (schedule.arrivals.closed and plan.options.duration_s is not None):
+        return
+    for index, request in enumerate(plan.source.requests()):
+        if index >= schedule.count:
+            break
+        if index >= sent:
+            recorder.never_sent(request, schedule.times_s[index] if schedule.times_s else None)
+
+
+async def _warm_up(client: Client, plan: _Plan) -> None:
+    """Open connections and wake the servers with prompts that share nothing with the trace."""
+    options = plan.options
+    failed = 0
+    for number in range(options.warmup):
+        request = TraceRequest(f"warmup-{number}", 0.0, 64, 4)
+        body = b"".join(
+            body_slices(request, plan.served.model, options.endpoint, f"warm-up {plan.run_id}")
+        )
+        for target in dict.fromkeys(plan.targets):
+            exchange = Exchange(f"{plan.run_id}-warmup-{number}", 0.0)
+            url = target.url(PATHS[options.endpoint])
+            await client.send(url, body, exchange, client.watch())
+            failed += exchange.outcome != "ok"
+    if failed:
+        _say(f"{failed} warm-up requests were not answered")
+
+
+def _comments(plan: _Plan) -> list[str]:
+    options = plan.options
+    return [
+        "forebay replay: tags are metric.bucket, recorded when the request ended",
+        f"seed {options.seed}, time scale {options.time_scale:g}, run {plan.run_id}",
+        f"schedule sha256 {plan.schedule.sha256}",
+    ]
+
+
+def _say_changes(plan: _Plan) -> None:
+    truncated = plan.scan.truncated(plan.schedule.count)
+    for count, what in (
+        (plan.scan.skipped, "bad rows skipped"),
+        (plan.scan.dropped, "rows longer than the model's context dropped"),
+        (truncated, "rows longer than the model's context shortened"),
+    ):
+        if count:
+            _say(f"{plan.source.name}: {count} {what}")
+
+
+def _say(text: str) -> None:
+    print(f"forebay replay: {text}", file=sys.stderr)
+
+
+def _first(group: BaseExceptionGroup[Any]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

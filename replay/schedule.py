@@ -1,0 +1,173 @@
+"""When each request is due: one list of intended times, made before anything is sent.
+
+    trace      the trace's own times, divided by a speed
+    constant   equal gaps
+    poisson    exponential gaps
+    gamma:CV   gamma gaps with that coefficient of variation (1 is poisson, above is burstier)
+    closed:N   no times at all: N requests at once, the next when one ends
+
+A rate divides time and never drops rows; a duration cuts the end off. Equal seeds give equal
+times in every process (Python's own generator, not numpy's, whose streams may change).
+Pure: no clock, no global randomness.
+"""
+
+import hashlib
+import math
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from forebay.traces.errors import InputError
+
+KINDS = "trace, constant, poisson, gamma:CV or closed:N"
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """How arrivals are made; `parameter` is the CV of gamma, the N of closed, else 0."""
+
+    kind: str
+    parameter: float = 0.0
+
+    @property
+    def closed(self) -> int:
+        """Requests kept going at once, 0 for an open loop."""
+        return int(self.parameter) if self.kind == "closed" else 0
+
+
+TRACE_ARRIVALS = Arrivals("trace")
+
+
+def parse_arrivals(text: str) -> Arrivals:
+    """Read `--arrivals`; raises InputError."""
+    kind, colon, value = text.partition(":")
+    if kind in ("trace", "constant", "poisson") and not colon:
+        return Arrivals(kind)
+    if kind == "gamma" and colon:
+        return Arrivals(kind, _positive(value, "--arrivals gamma", "a CV, e.g. gamma:2"))
+    if kind == "closed" and colon:
+        if not (value.isascii() and value.isdigit() and 0 < int(value) <= 1_000_000):
+            raise InputError(f"--arrivals: {text!r}: give a number of clients, e.g. closed:16")
+        return Arrivals(kind, int(value))
+    raise InputError(f"--arrivals: {text!r} is none of {KINDS}")
+
+
+def _positive(text: str, option: str, wanted: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and 1e-3 <= value <= 1e3):
+        raise InputError(f"{option}: {text!r} is not {wanted} (0.001 to 1000)")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The plan of a run.
+
+    Attributes:
+        arrivals: how it was made.
+        count: requests intended (for a closed loop: at most).
+        times_s: due times from the start of the run, ascending; empty for a closed loop.
+        window_s: how long arrivals go on, 0 when that is not known beforehand.
+        sha256: of the times as little-endian doubles, to tell two schedules apart.
+    """
+
+    arrivals: Arrivals
+    count: int
+    times_s: Sequence[float]
+    window_s: float
+    sha256: str
+
+
+def make_schedule(
+    trace_s: Sequence[float],
+    arrivals: Arrivals,
+    *,
+    rate_per_s: float | None = None,
+    speed: float | None = None,
+    duration_s: float | None = None,
+    seed: int = 0,
+) -> Schedule:
+    """Plan one due time for each arrival time of the trace.
+
+    Args:
+        trace_s: ascending arrival times of the trace, seconds.
+        rate_per_s: mean rate wanted; without it the trace's own.
+        speed: how many times as fast as the trace; not together with a rate.
+        duration_s: keep only what is due before this second of the run.
+        seed: of the gaps.
+
+    Raises:
+        InputError: a number that is none, or a rate that cannot be had from this trace.
+    """
+    for value, option in (
+        (rate_per_s, "--rate"),
+        (speed, "--speed"),
+        (duration_s, "--duration"),
+    ):
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise InputError(f"{option}: {value:g} is not a number above 0")
+    if rate_per_s is not None and speed is not None:
+        raise InputError("--rate and --speed both set the pace; give one of them")
+    if arrivals.closed:
+        if rate_per_s is not None or speed is not None:
+            raise InputError("--arrivals closed:N has no rate; leave out --rate and --speed")
+        return Schedule(arrivals, len(trace_s), (), duration_s or 0.0, _sha256(array("d")))
+    times = array("d", _times(trace_s, arrivals, rate_per_s, speed, seed))
+    count = bisect_left(times, duration_s) if duration_s is not None else len(times)
+    if not count:
+        raise InputError(f"--duration: nothing is due in the first {duration_s:g} s; raise it")
+    # n arrivals span n-1 gaps: the window is one mean gap longer than from first to last
+    window = (times[-1] - times[0]) * len(times) / max(1, len(times) - 1)
+    if count < len(times):
+        window = duration_s or 0.0
+    return Schedule(arrivals, count, times[:count], window, _sha256(times[:count]))
+
+
+def _sha256(times: "array[float]") -> str:
+    little = array("d", times)
+    if array("H", [1]).tobytes()[0] == 0:
+        little.byteswap()
+    return hashlib.sha256(little.tobytes()).hexdigest()
+
+
+def _times(
+    trace_s: Sequence[float],
+    arrivals: Arrivals,
+    rate_per_s: float | None,
+    speed: float | None,
+    seed: int,
+) -> Iterator[float]:
+    span_s = trace_s[-1] - trace_s[0] if trace_s else 0.0
+    own_rate = (len(trace_s) - 1) / span_s if span_s > 0 else None
+    if arrivals.kind == "trace":
+        if rate_per_s is not None:
+            if own_rate is None:
+                raise InputError(
+                    "--rate: all requests of this trace arrive at once, so its time cannot be "
+                    "stretched; use --arrivals poisson"
+                )
+            speed = rate_per_s / own_rate
+        return (when / (speed or 1.0) for when in trace_s)
+    rate = rate_per_s if rate_per_s is not None else (own_rate or 0.0) * (speed or 1.0)
+    if rate <= 0:
+        raise InputError(f"--arrivals {arrivals.kind}: this trace has no rate; give --rate")
+    if arrivals.kind == "constant":
+        return (index / rate for index in range(len(trace_s)))
+    return _random_times(len(trace_s), arrivals, rate, Random(seed))
+
+
+def _random_times(count: int, arrivals: Arrivals, rate: float, random: Random) -> Iterator[float]:
+    """`count` times of a renewal process, the first at 0."""
+    shape = 1.0 / arrivals.parameter**2 if arrivals.kind == "gamma" else 1.0
+    now = 0.0
+    for _ in range(count):
+        yield now
+        if arrivals.kind == "gamma":
+            now += random.gammavariate(shape, 1.0 / (shape * rate))
+        else:
+            now += random.expovariate(rate)

@@ -1,0 +1,162 @@
+"""The trace of a run: looked through once before anything is sent, read again while sending.
+
+Two passes keep memory flat: of a million rows only the arrival times are held. The first pass
+also settles which rows fit the model's context, so that nothing is found out half way.
+"""
+
+import hashlib
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from forebay.traces.errors import InputError
+from forebay.traces.formats import FOREBAY, IMPORTERS, open_trace
+from forebay.traces.jsonl import row_bytes
+from forebay.traces.schema import TraceRequest
+
+TOO_LONG = ("error", "truncate", "drop")
+FORMATS = (FOREBAY, *IMPORTERS)
+
+
+@dataclass(slots=True)
+class Scan:
+    """What the first pass found.
+
+    Attributes:
+        arrivals_s: of every row that will be sent (none that was dropped).
+        first_too_long: number (from 1) and request of the first row beyond the context.
+    """
+
+    arrivals_s: "array[float]" = field(default_factory=lambda: array("d"))
+    first_too_long: tuple[int, TraceRequest] | None = None
+    skipped: int = 0
+    dropped: int = 0
+    _truncated: "array[int]" = field(default_factory=lambda: array("q"))
+
+    def truncated(self, count: int) -> int:
+        """How many of the first `count` requests are shortened."""
+        return bisect_left(self._truncated, count)
+
+
+class TraceSource:
+    """A trace file, or a sequence of requests, read under one rule for rows that are too long."""
+
+    def __init__(
+        self,
+        trace: Path | Sequence[TraceRequest],
+        *,
+        format_name: str | None = None,
+        skip_bad: bool = False,
+        max_model_len: int | None = None,
+        too_long: str = "error",
+    ) -> None:
+        if too_long not in TOO_LONG:
+            raise InputError(f"--too-long: {too_long!r} is none of {', '.join(TOO_LONG)}")
+        if format_name is not None and format_name not in FORMATS:
+            raise InputError(f"--format: {format_name!r} is none of {', '.join(FORMATS)}")
+        self._format = format_name
+        self._skip_bad = skip_bad
+        self.limit = max_model_len
+        self._too_long = too_long
+        self._skipped = 0
+        self.name = str(trace) if isinstance(trace, Path) else "(in memory)"
+        self._rows: Sequence[TraceRequest] | None = None
+        self._path: Path | None = None
+        if not isinstance(trace, Path):
+            self._rows = trace
+        elif trace.is_file():
+            self._path = trace
+        else:  # standard input and pipes can be read only once; a missing file is said here
+            reader = open_trace(trace, format_name=format_name, skip_bad=skip_bad)
+            self._rows = list(reader)
+            self._skipped = reader.skipped
+        if self._rows is not None and not self._rows:
+            raise InputError(f"{self.name}: no requests in this trace")
+
+    def scan(self) -> Scan:
+        """The first pass; raises InputError for anything the reader cannot use."""
+        found = Scan()
+        for number, request in enumerate(self._read(), 1):
+            fitted: TraceRequest | None = request
+            if self.limit is not None:
+                fitted = fit(request, self.limit, self._too_long)
+                if fitted is not request and found.first_too_long is None:
+                    found.first_too_long = (number, request)
+            if fitted is None:
+                found.dropped += 1
+                continue
+            if fitted is not request:
+                found._truncated.append(len(found.arrivals_s))
+            found.arrivals_s.append(request.arrival_s)
+        found.skipped = self._skipped
+        if not found.arrivals_s:
+            raise InputError(
+                f"--too-long drop: every row of {self.name} is longer than the model's context of "
+                f"{self.limit} tokens; use --too-long truncate or another trace"
+            )
+        return found
+
+    def requests(self) -> Iterator[TraceRequest]:
+        """The rows to send, as `scan` counted them."""
+        for request in self._read():
+            fitted = request if self.limit is None else fit(request, self.limit, self._too_long)
+            if fitted is not None:
+                yield fitted
+
+    def check(self, scan: Scan, count: int) -> None:
+        """Refuse a run whose first `count` rows hold one that is too long; raises InputError."""
+        if self._too_long != "error" or scan.first_too_long is None or self.limit is None:
+            return
+        number, request = scan.first_too_long
+        if number > count:
+            return
+        raise InputError(
+            f"{self.name}: row {number} (id {request.id!r}) needs {request.input_tokens} + "
+            f"{request.output_tokens} tokens, the model's context is {self.limit}; use "
+            "--too-long truncate or --too-long drop"
+        )
+
+    def sha256(self) -> str:
+        """Of the file's bytes, or of the rows as Forebay's own format writes them."""
+        digest = hashlib.sha256()
+        if self._path is None:
+            for request in self._rows or ():
+                digest.update(row_bytes(request))
+        else:
+            with open(self._path, "rb") as file:
+                while piece := file.read(1 << 20):
+                    digest.update(piece)
+        return digest.hexdigest()
+
+    def _read(self) -> Iterator[TraceRequest]:
+        if self._path is None:
+            yield from self._rows or ()
+            return
+        with open_trace(self._path, format_name=self._format, skip_bad=self._skip_bad) as reader:
+            yield from reader
+            self._skipped = reader.skipped
+
+
+def fit(request: TraceRequest, limit: int, too_long: str) -> TraceRequest | None:
+    """`request` itself when it fits `limit` tokens; else shortened, or None when dropped.
+
+    Under "error" it is shortened too, which nobody sees: `TraceSource.check` refuses the run.
+    A shortened prompt keeps its leading blocks, so what it shares with others stays shared; an
+    answer longer than half the context gives way before the prompt loses its last token.
+    """
+    if request.input_tokens + request.output_tokens <= limit:
+        return request
+    if too_long == "drop":
+        return None
+    output_tokens = min(request.output_tokens, max(1, limit // 2))
+    input_tokens = min(request.input_tokens, max(1, limit - output_tokens))
+    blocks, text = request.blocks, request.text
+    if blocks is not None:
+        blocks = blocks[: -(-input_tokens // request.block_tokens)]
+    if text is not None:
+        text = text[: len(text) * input_tokens // request.input_tokens]
+    return replace(
+        request, input_tokens=input_tokens, output_tokens=output_tokens, blocks=blocks, text=text
+    )

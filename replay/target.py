@@ -1,0 +1,131 @@
+"""Where a run is sent: the targets' addresses, and what they say they serve.
+
+A target that cannot be reached is bad input: a run against nothing measures nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import orjson
+from yarl import URL
+
+from forebay.traces.errors import InputError
+
+ASK_TIMEOUT_S = 10.0
+MAX_ANSWER_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server; `name` stands for it in results when it does not name a backend itself."""
+
+    name: str
+    base: str
+
+    def url(self, path: str) -> URL:
+        return URL(self.base + path)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The model of a run and the longest context all targets take, None when nobody said."""
+
+    model: str
+    max_model_len: int | None
+
+
+def parse_targets(urls: Sequence[str]) -> tuple[Target, ...]:
+    """Read `--target`; a trailing `/v1` may be given or not. Raises InputError."""
+    if not urls:
+        raise InputError("--target: give at least one, e.g. --target http://127.0.0.1:8080")
+    bases = []
+    for url in urls:
+        base = url.strip().rstrip("/").removesuffix("/v1")
+        try:
+            parts = urlsplit(base)
+            port = parts.port
+            URL(base)
+        except ValueError as error:
+            raise InputError(f"--target: {url!r} is no URL ({error})") from error
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+            raise InputError(f"--target: {url!r} is no URL; write e.g. http://127.0.0.1:8080")
+        if parts.query or parts.fragment or parts.username is not None:
+            raise InputError(f"--target: {url!r}: only scheme, host, port and path belong there")
+        bases.append(base)
+    names = [urlsplit(base).netloc for base in bases]
+    if len(set(names)) < len(set(bases)):
+        names = bases
+    return tuple(Target(name, base) for name, base in zip(names, bases, strict=True))
+
+
+async def ask_served(
+    session: aiohttp.ClientSession, targets: Sequence[Target], model: str | None
+) -> Served:
+    """Ask every target's /v1/models; raises InputError when one is down or serves something else.
+
+    A target without a model list is taken at its word when `model` is given.
+    """
+    lengths: list[int] = []
+    for target in dict.fromkeys(targets):
+        models = await _models(session, target)
+        if not models:
+            if model is None:
+                raise InputError(f"--target {target.base}: lists no model; name it with --model")
+            continue
+        if model is None:
+            if len(models) > 1:
+                raise InputError(
+                    f"--target {target.base}: serves {', '.join(models)}; choose with --model"
+                )
+            model = next(iter(models))
+        if model not in models:
+            raise InputError(
+                f"--model {model}: {target.base} does not serve it but {', '.join(models)}"
+            )
+        length = models[model]
+        if length is not None:
+            lengths.append(length)
+    return Served(model or "", min(lengths, default=None))
+
+
+async def _models(session: aiohttp.ClientSession, target: Target) -> dict[str, int | None]:
+    """Model names with their `max_model_len`; empty when the server has no usable list."""
+    try:
+        async with session.get(
+            target.url("/v1/models"),
+            timeout=aiohttp.ClientTimeout(total=ASK_TIMEOUT_S),
+            allow_redirects=False,
+        ) as response:
+            if response.status in (401, 403):
+                raise InputError(
+                    f"--target {target.base}: answered {response.status}; give a key with --api-key"
+                )
+            if response.status >= 500:
+                raise InputError(
+                    f"--target {target.base}: answered {response.status} to /v1/models; is it "
+                    "still loading?"
+                )
+            if response.status != 200:
+                return {}
+            raw = await response.content.read(MAX_ANSWER_BYTES)
+            while piece := await response.content.read(MAX_ANSWER_BYTES):
+                raw += piece
+                if len(raw) > MAX_ANSWER_BYTES:
+                    return {}
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        reason = str(error) or type(error).__name__
+        raise InputError(f"--target {target.base}: cannot be reached ({reason})") from error
+    try:
+        listed: Any = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return {}
+    data = listed.get("data") if isinstance(listed, dict) else None
+    models: dict[str, int | None] = {}
+    for one in data if isinstance(data, list) else ():
+        if isinstance(one, dict) and isinstance(one.get("id"), str):
+            length = one.get("max_model_len")
+            models[one["id"]] = length if type(length) is int and length > 0 else None
+    return models

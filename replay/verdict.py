@@ -1,0 +1,80 @@
+"""Whether a run can be believed: did requests leave when they were due? Pure.
+
+A client that is late, or holds requests back under its own limit, measures itself. One arrival in
+a hundred may be late by more than the limit, which is 10 ms or 1 % of the tightest TTFT target,
+whichever is more: an error that small cannot decide whether a target was met.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from forebay.replay.slo import Slo
+
+LEAST_LIMIT_S = 0.010
+SLO_SHARE = 0.01
+LATE_SHARE = 0.01
+
+
+def lag_limit_s(slos: Sequence[Slo]) -> float:
+    tightest = min((slo.limit_s for slo in slos if slo.metric == "ttft"), default=0.0)
+    return max(LEAST_LIMIT_S, SLO_SHARE * tightest)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`word` is valid, client-limited or cap-limited; `at_s` the second it went wrong."""
+
+    word: str
+    reason: str
+    at_s: float | None = None
+
+
+@dataclass(slots=True)
+class Lateness:
+    """Counts arrivals that left later than `limit_s` after they were due, by cause."""
+
+    limit_s: float
+    arrivals: int = 0
+    client_late: int = 0
+    cap_late: int = 0
+    client_from_s: float | None = None
+    cap_from_s: float | None = None
+
+    def add(self, intended_s: float, pacing_lag_s: float, cap_wait_s: float) -> None:
+        self.arrivals += 1
+        if pacing_lag_s > self.limit_s:
+            self.client_late += 1
+            self.client_from_s = _earlier(self.client_from_s, intended_s)
+        if cap_wait_s > self.limit_s:
+            self.cap_late += 1
+            self.cap_from_s = _earlier(self.cap_from_s, intended_s)
+
+    def judge(self) -> Verdict:
+        if not self.arrivals:
+            return Verdict("client-limited", "nothing was sent", 0.0)
+        allowed = max(1.0, LATE_SHARE * self.arrivals)
+        worst = max(self.client_late, self.cap_late)
+        if worst <= allowed:
+            return Verdict(
+                "valid",
+                f"{worst} of {self.arrivals} arrivals left more than "
+                f"{self.limit_s * 1e3:g} ms after they were due",
+            )
+        if self.cap_late >= self.client_late:
+            return Verdict(
+                "cap-limited",
+                f"{self.cap_late} of {self.arrivals} arrivals waited more than "
+                f"{self.limit_s * 1e3:g} ms for --max-in-flight; raise it",
+                self.cap_from_s,
+            )
+        return Verdict(
+            "client-limited",
+            f"{self.client_late} of {self.arrivals} arrivals left more than "
+            f"{self.limit_s * 1e3:g} ms late because this client was busy; lower the rate or "
+            "the time scale",
+            self.client_from_s,
+        )
+
+
+def _earlier(known: float | None, when: float) -> float:
+    return when if known is None else min(known, when)

@@ -1,0 +1,130 @@
+"""The commands as people type them: bad input is one clear line and exit status 2."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from forebay.proxy.cli import COMMANDS, main
+
+ROOT = Path(__file__).parent.parent
+
+
+def forebay(*words: str, timeout_s: float = 100.0) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "forebay.proxy", *words],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("word", COMMANDS)
+def test_help_shows_an_example(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([word, "--help"]) == 0
+    assert f"forebay {word}" in capsys.readouterr().out
+
+
+def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["proxi"]) == 2
+    assert "no command 'proxi'" in capsys.readouterr().err
+
+
+@pytest.fixture
+def bad(tmp_path: Path) -> dict[str, str]:
+    """Files with one thing wrong in each, and names for files that are not there yet."""
+    texts = {
+        "unknown_key.yaml": "limits: {bodyy: 1}\nbackends: [{url: 'http://127.0.0.1:1'}]\n",
+        "empty.jsonl": "",
+        "row.jsonl": '{"id":"a","arrival_s":0,"input_tokens":5,"output_tokens":5}\n{"id":1\n',
+        "back.jsonl": "".join(
+            json.dumps({"id": i, "arrival_s": t, "input_tokens": 5, "output_tokens": 5}) + "\n"
+            for i, t in (("a", 2.0), ("b", 1.0))
+        ),
+        "good.jsonl": '{"id":"a","arrival_s":0,"input_tokens":5,"output_tokens":5}\n',
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "summary.json").write_text("{}")
+    return {name: str(tmp_path / name) for name in (*texts, "run", "new", "out.html")}
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("proxy --config {unknown_key.yaml}", "limits.bodyy: unknown key; did you mean body?"),
+        ("proxy --backend localhost:8001", "give a URL such as http://127.0.0.1:8001"),
+        ("proxy", "no backend: give --backend"),
+        ("proxy --port 99999999 --backend http://127.0.0.1:1", "listen.port"),
+        ("replay {row.jsonl} --target http://127.0.0.1:1 --out {new}", "row.jsonl:2"),
+        ("replay {empty.jsonl} --target http://127.0.0.1:1 --out {new}", "empty"),
+        ("replay {back.jsonl} --target http://127.0.0.1:1 --out {new}", "back.jsonl:2"),
+        ("replay {good.jsonl} --target http://127.0.0.1:1 --out {new} --rate 0", "--rate"),
+        ("replay {good.jsonl} --target http://127.0.0.1:1 --out {run}", "already holds a run"),
+        ("replay {good.jsonl} --target nowhere --out {new}", "--target"),
+        ("replay {new} --target http://127.0.0.1:1 --out {new}", "new"),
+        ("traces describe {row.jsonl}", "row.jsonl:2"),
+        ("traces describe {empty.jsonl}", "empty"),
+        ("engine --model gpt-5 --gpu h200", "gpt-5"),
+        ("engine --model llama-3-8b --gpu abacus", "abacus"),
+        ("report {run} -o {out.html}", "run"),
+        ("compare {new} {new}", "new"),
+        ("bench nothing", "nothing"),
+        ("demo --out {run} --time-scale fast", "--time-scale"),
+    ],
+)
+def test_bad_input(line: str, words: str, bad: dict[str, str]) -> None:
+    for name, path in bad.items():
+        line = line.replace(f"{{{name}}}", path)
+    done = forebay(*line.split())
+    assert done.returncode == 2, done
+    assert words in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    assert not done.stdout
+    assert not Path(bad["new"]).exists()
+
+
+def test_skip_bad_counts_the_rows(bad: dict[str, str]) -> None:
+    done = forebay("traces", "describe", bad["row.jsonl"], "--skip-bad", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["requests"] == 1
+    assert "1" in done.stderr
+
+
+def test_the_proxy_starts_without_a_backend_and_stops_with_0() -> None:
+    words = ["proxy", "--backend", "http://127.0.0.1:9", "--port", "0", "--admin-port", "0"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "forebay.proxy", *words], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline() + process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    assert "listening on http://127.0.0.1:" in said
+    assert "gpu0 is not up yet" in said
+
+
+def test_the_demo_in_a_short_form(tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    done = forebay(
+        *("demo", "--out", str(out), "--duration", "15", "--time-scale", "5", "--json"),
+        timeout_s=110.0,
+    )
+    assert done.returncode == 0, done.stderr
+    comparison = json.loads(done.stdout)
+    assert comparison["headline"]
+    for side in ("round-robin", "forebay"):
+        summary = json.loads((out / side / "summary.json").read_text())
+        assert summary["requests"] > 50
+        assert summary["completed"] + sum(summary["rejected"].values()) == summary["requests"]
+        assert not summary["failed"]
+        for name in ("run.json", "requests.parquet", "latency.hlog"):
+            assert (out / side / name).stat().st_size > 0
+    assert "<svg" in (out / "report.html").read_text(encoding="utf-8")
