@@ -64,7 +64,9 @@ def _table(comparison: Comparison) -> "Table":
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     table.add_column("", no_wrap=True)
     for name in (comparison.a.name, comparison.b.name):
-        table.add_column(Text(name, overflow="fold"), justify="right", min_width=9)
+        table.add_column(
+            Text(name, overflow="fold"), justify="right", min_width=min(12, max(9, len(name)))
+        )
     table.add_column("A/B", justify="right", no_wrap=True, min_width=5)
     table.add_column("better", overflow="fold", min_width=6)
     section = ""

@@ -80,7 +80,7 @@ def _backend(backend: Backend, now: float) -> dict[str, Any]:
         "backlog_s": round(backend.backlog_s(now), 3),
         "queued": {bucket: len(queue) for bucket, queue in backend.queues.items()},
         "kv_tokens": None if backend.kv_tokens == float("inf") else backend.kv_tokens,
-        "kv_reserved_tokens": backend.reserved_tokens,
+        "kv_reserved_tokens": backend.kv.tokens,
         "prefix_index_blocks": len(backend.prefixes),
         "prompt_tokens_sent": backend.sent_prompt_tokens,
         "prefill_cost": {

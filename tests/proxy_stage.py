@@ -157,7 +157,7 @@ class Stage:
         assert not list(shaper.waiting())
         for backend in shaper.backends.values():
             assert backend.idle, backend
-            assert backend.reserved_tokens == 0
+            assert backend.kv.tokens == 0
             assert not backend.prefills
         assert self.proxy.app._held_bytes == 0
         assert self.proxy.app._relay._active == 0

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from forebay.proxy.core.admission import refuse, retry_after_s
 from forebay.proxy.core.backend import OVERDUE_SHARE, Backend
 from forebay.proxy.core.cost import CostModel, features
+from forebay.proxy.core.kv import KvReserve
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Request, Send
 from forebay.proxy.core.partition import may_take_last_at
 from forebay.proxy.core.prefix import PrefixIndex
@@ -75,6 +76,38 @@ class TestPrefixIndex:
             index.touch(prompt)
             assert len(index) <= 5
             assert index.match(prompt) == min(5, len(prompt))
+
+
+class TestKvReserve:
+    def request(self, id_: str, *blocks: int) -> Request:
+        return Request(id_, len(blocks) * 100 + 30, 20, blocks, 100.0)
+
+    def test_shared_blocks_count_once_and_only_while_somebody_runs(self) -> None:
+        kv = KvReserve()
+        first, second = self.request("a", 1, 2), self.request("b", 1, 2, 3)
+        assert kv.need(first) == 250
+        kv.take(first)
+        assert (kv.tokens, kv.need(second)) == (250, 150)
+        kv.take(second)
+        assert kv.tokens == 400
+        kv.give_back(first)
+        assert kv.tokens == 350
+        kv.give_back(second)
+        assert kv.tokens == 0
+
+    @given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=40))
+    def test_equals_what_a_recount_finds(self, steps: list[tuple[int, bool]]) -> None:
+        kv, running = KvReserve(), list[Request]()
+        for number, (blocks, leaves) in enumerate(steps):
+            request = self.request(str(number), *range(blocks))
+            expected = kv.tokens + kv.need(request)
+            kv.take(request)
+            running.append(request)
+            assert kv.tokens == expected
+            if leaves:
+                kv.give_back(running.pop(0))
+            held = {block for r in running for block in r.blocks}
+            assert kv.tokens == 100 * len(held) + 50 * len(running)
 
 
 class TestDeadlineQueue:

@@ -179,7 +179,7 @@ class ShaperMachine(RuleBasedStateMachine):
                 lined = [i for i in backend.prefills if self.running[i][2] == bucket]
                 assert backend.prefills_of[bucket] == len(lined)
             if not mine:
-                assert backend.reserved_tokens == 0
+                assert backend.kv.tokens == 0
                 assert backend.backlog_s(self.now) == 0.0
 
     @invariant()

@@ -30,7 +30,7 @@ class Scene:
     def assert_empty(self) -> None:
         shaper = self.driver.shaper
         assert not list(shaper.waiting())
-        assert all(b.idle and b.reserved_tokens == 0 for b in shaper.backends.values())
+        assert all(b.idle and b.kv.tokens == 0 for b in shaper.backends.values())
         assert not self.driver._held
         assert not self.driver._waiting
 

@@ -5,6 +5,7 @@ server uses; the simulator plays the same trace on an event heap.
 """
 
 import asyncio
+import itertools
 import random
 from contextlib import suppress
 
@@ -74,6 +75,7 @@ async def drive(trace: list[TraceRequest]) -> Journal:
     journal: Journal = []
     loop = asyncio.get_running_loop()
     start = loop.time()
+    sent = itertools.count()
     shaper, cores = a_shaper(), {name: an_engine() for name in NAMES}
     loops = {name: EngineLoop(core, EngineMetrics(core, name)) for name, core in cores.items()}
     driver = Driver(shaper, lambda now, action: journal.append((now - start, action)))
@@ -85,7 +87,9 @@ async def drive(trace: list[TraceRequest]) -> Journal:
         with suppress(Rejected):
             async with driver.slot(asked(row)) as grant:
                 engine = cores[grant.send.backend]
-                await asyncio.sleep(engine.request_s)
+                # asyncio wakes timers of one instant in any order; the engine takes requests in
+                # the order in which they were sent.
+                await asyncio.sleep(engine.request_s + next(sent) * 1e-11)
                 request = served(row, loop.time(), engine.limits.block_size)
                 request.sink = listener = Listener(grant)
                 loops[grant.send.backend].add(request)

@@ -3,7 +3,8 @@
 Books change when a decision is made, not when a socket opens. An engine prefills first come,
 first served, so the requests sent and not yet answered form a line; its head has been computed
 on since `_head_since`. A backlog is a prediction and shrinks as time passes, but never to
-nothing while the head streams and has given no token: a late engine must look busy, not free.
+nothing while the head streams and has given no token: a late engine must look busy, not free,
+and what seemed to be cached may not be.
 """
 
 from collections import OrderedDict
@@ -12,11 +13,12 @@ from dataclasses import dataclass
 from math import inf, log
 
 from forebay.proxy.core.cost import CostModel, features
+from forebay.proxy.core.kv import KvReserve
 from forebay.proxy.core.model import BackendSpec, Bucket, Request
 from forebay.proxy.core.prefix import PrefixIndex
 from forebay.proxy.core.queueing import DeadlineQueue
 
-OVERDUE_SHARE = 0.1  # of its prediction: what a late prefill still counts for
+OVERDUE_SHARE = 0.1  # of a prefill with nothing cached: what it counts for until it answers
 LATE, LATE_S = 1.25, 0.1  # a prefill this much over its prediction was not cached as believed
 KV_FULL = 0.95  # of the pool: beyond it the engine preempts or keeps requests waiting
 DEFAULT_INDEX_BLOCKS = 1 << 16  # of a backend whose KV pool is unknown: 128 MiB of prompt text
@@ -34,7 +36,6 @@ class Flight:
     prefill_s: float
     cold_s: float
     uncached_tokens: int
-    reserved_tokens: int
     first_token_at: float | None = None
 
 
@@ -48,11 +49,12 @@ class Backend:
         self.prefixes = PrefixIndex(DEFAULT_INDEX_BLOCKS)
         self.queues = {bucket.name: DeadlineQueue() for bucket in buckets}
         self.flights: dict[str, Flight] = {}
-        self.reserved_tokens = 0
+        self.kv = KvReserve()
         self.sent_prompt_tokens = 0
         self.prefills: OrderedDict[str, Flight] = OrderedDict()
         self.prefills_of = dict.fromkeys(self.queues, 0)
-        self.decode_s = 1.0  # smoothed time from first token to finish
+        # Smoothed time from first token to finish, by bucket.
+        self.decode_s = dict.fromkeys(self.queues, 1.0)
         self._line_s = 0.0  # sum of prefill_s over `prefills`
         self._head_since = 0.0
         self._load = 0.0
@@ -96,10 +98,10 @@ class Backend:
         elapsed_s = now - self._head_since
         left, floor = head.prefill_s - elapsed_s, 0.0
         if head.request.streams:
-            floor = OVERDUE_SHARE * head.prefill_s
+            floor = OVERDUE_SHARE * head.cold_s
             if elapsed_s > LATE * head.prefill_s + LATE_S:
                 # What seemed to be cached was not: the engine has evicted it.
-                left, floor = head.cold_s - elapsed_s, OVERDUE_SHARE * head.cold_s
+                left = head.cold_s - elapsed_s
         return self._line_s - head.prefill_s + max(left, floor)
 
     def margin_s(self, wait_s: float, ahead_s: float) -> float:
@@ -116,7 +118,7 @@ class Backend:
             return -inf
         head = next(iter(self.prefills.values()))
         rest = self._line_s - head.prefill_s
-        floor = OVERDUE_SHARE * head.prefill_s if head.request.streams else 0.0
+        floor = OVERDUE_SHARE * head.cold_s if head.request.streams else 0.0
         if not head.request.streams and rest >= limit_s:
             return self._head_since + head.prefill_s  # the head leaves the line then
         if rest + floor >= limit_s:
@@ -127,20 +129,26 @@ class Backend:
         """Whether the engine has a prefill of more than `than_s` to do or under way."""
         return any(flight.prefill_s > than_s for flight in self.prefills.values())
 
-    def slots_wait_s(self, ahead: int) -> float:
+    def slots_wait_s(self, bucket: str, ahead: int) -> float:
         """Predicted wait for a free slot with `ahead` others waiting for one too."""
         missing = len(self.flights) + ahead + 1 - self.spec.max_concurrency
-        return max(0, missing) * self.decode_s / self.spec.max_concurrency
+        return max(0, missing) * self.decode_s[bucket] / self.spec.max_concurrency
 
-    def kv_fits(self, tokens: int) -> bool:
-        return not self.flights or self.reserved_tokens + tokens <= KV_FULL * self.kv_tokens
+    def kv_fits(self, request: Request) -> bool:
+        needed = self.kv.tokens + self.kv.need(request)
+        return not self.flights or needed <= KV_FULL * self.kv_tokens
 
-    def kv_wait_s(self, tokens: int) -> float:
-        """Predicted wait for `tokens` of KV cache: those who run give theirs back in turn."""
-        missing = self.reserved_tokens + tokens - KV_FULL * self.kv_tokens
-        if missing <= 0 or not self.flights:
+    def kv_wait_s(self, request: Request, bucket: str) -> float:
+        """Predicted wait for KV cache: those who run give theirs back in turn.
+
+        Whoever waits in the same bucket is reckoned to need as much.
+        """
+        held = self.kv.tokens
+        needed = self.kv.need(request) * (1 + len(self.queues[bucket]))
+        missing = held + needed - KV_FULL * self.kv_tokens
+        if missing <= 0 or not held:
             return 0.0
-        return min(1.0, missing / self.reserved_tokens) * self.decode_s
+        return missing / held * self.decode_s[bucket]
 
     def load(self, now: float) -> float:
         """Prompt tokens sent, halved every LOAD_HALF_LIFE_S: the long-run share."""
@@ -164,7 +172,6 @@ class Backend:
             prefill_s=self.prefill_s(request, matched_tokens),
             cold_s=self.prefill_s(request, 0),
             uncached_tokens=uncached,
-            reserved_tokens=uncached + request.output_tokens,
         )
         if not self.prefills:
             self._head_since = now
@@ -172,7 +179,7 @@ class Backend:
         self.flights[request.id] = self.prefills[request.id] = flight
         self.prefills_of[bucket] += 1
         self._line_s += flight.prefill_s
-        self.reserved_tokens += flight.reserved_tokens
+        self.kv.take(request)
         self.sent_prompt_tokens += request.prompt_tokens
         decay = self._decay(now)
         self._worked_s = {name: s * decay for name, s in self._worked_s.items()}
@@ -209,8 +216,9 @@ class Backend:
             # It left without a first token: what was measured so far means nothing.
             self._begin_observation(now)
         elif flight.first_token_at is not None:
-            self.decode_s += 0.1 * (now - flight.first_token_at - self.decode_s)
-        self.reserved_tokens -= flight.reserved_tokens
+            seconds = now - flight.first_token_at
+            self.decode_s[flight.bucket] += 0.1 * (seconds - self.decode_s[flight.bucket])
+        self.kv.give_back(flight.request)
         return flight
 
     def pass_time(self, now: float) -> None:

@@ -73,10 +73,9 @@ class Outlook:
         if backend.prefills_of[bucket.name] >= bucket.prefills_per_backend:
             return False
         request = waiting.request
-        matched = backend.matched_tokens(request)
-        if not backend.kv_fits(request.prompt_tokens - matched + request.output_tokens):
+        if not backend.kv_fits(request):
             return False
-        prefill_s = backend.prefill_s(request, matched)
+        prefill_s = backend.prefill_s(request, backend.matched_tokens(request))
         return self._clear_at(backend, waiting, prefill_s, now) <= now
 
     def moments(self, heads: Iterable[Waiting]) -> Iterator[float]:
@@ -104,8 +103,8 @@ class Outlook:
         if ahead:
             wait_s += ahead_s / (1.0 - self._overtaken(backend, waiting.bucket, now))
         wait_s = max(
-            wait_s + backend.slots_wait_s(ahead),
-            backend.kv_wait_s(request.prompt_tokens - matched + request.output_tokens),
+            wait_s + backend.slots_wait_s(waiting.bucket, ahead),
+            backend.kv_wait_s(request, waiting.bucket),
             self._clear_at(backend, waiting, prefill_s, now) - now,
             self._crowd_s(waiting, prefill_s, deadline, now),
         )

@@ -127,7 +127,10 @@ class Fleet:
         now = self._loop.now
         result = self.engines[name].finish_step()
         self._stepping.remove(name)
-        for request in result.outputs:
+        # As the server does: first those that go on, then those that end.
+        ended = {request.id for request in result.finished}
+        going_on = [request for request in result.outputs if request.id not in ended]
+        for request in (*going_on, *result.finished):
             outcome = self.outcomes[request.id]
             if request.output_tokens == 1:
                 outcome.first_token_s = now
