@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +13,7 @@ import typer
 from forebay.proxy.command import new_app
 from forebay.proxy.config import Config
 from forebay.proxy.config_sources import config_yaml, load_config
+from forebay.proxy.event_loop import fast_runner
 
 EXAMPLE = """The load-shaping proxy in front of OpenAI-compatible vLLM servers.
 
@@ -53,7 +53,7 @@ def proxy(
     elif check_config:
         print("the configuration is valid", file=sys.stderr)
     else:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with fast_runner() as runner:
             runner.run(serve(loaded))
 
 
@@ -75,11 +75,3 @@ async def serve(config: Config) -> None:
 
 def _say(line: str) -> None:
     print(f"forebay proxy: {line}", flush=True)
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop

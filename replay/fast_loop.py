@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from forebay.proxy.event_loop import fast_runner
 from forebay.replay.runner import Stop
 
 T = TypeVar("T")
@@ -22,16 +23,8 @@ def run_on_fast_loop(work: Callable[[Stop], Coroutine[Any, Any, T]]) -> T:
             loop.add_signal_handler(signal.SIGINT, stop.request)
         return await work(stop)
 
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with fast_runner() as runner:
         return runner.run(main())
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
 
 
 def _raise_file_limit() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -27,6 +28,7 @@ from proxy_stage import (
     whole,
 )
 
+from forebay.proxy.hlog import read_hlog
 from forebay.replay.sim.clock import run
 
 ONE_SLOT = {
@@ -711,6 +713,19 @@ class TestLife:
             assert await drained
 
         on_stage(scene, slow)
+
+    def test_the_histogram_log_of_ttft(self, tmp_path: Path) -> None:
+        path = tmp_path / "ttft.hlog"
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            for _ in range(3):
+                async with on.post(STREAMED) as response:
+                    await response.read()
+                await asyncio.sleep(1)
+
+        on_stage(scene, None, metrics={"hlog": str(path)})
+        intervals = read_hlog(path)["ttft.chat"]
+        assert sum(i.histogram.get_total_count() for i in intervals) == 3
 
     def test_admin_pages(self) -> None:
         async def scene(on: Stage, backends: list[RawBackend]) -> None:

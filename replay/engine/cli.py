@@ -2,12 +2,12 @@
 
 import asyncio
 import signal
-import sys
 from typing import Annotated
 
 import typer
 
 from forebay.proxy.command import new_app
+from forebay.proxy.event_loop import fast_runner
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.faults import Fault, parse_fault
 from forebay.replay.engine.server import RunningEngine, start_engine
@@ -82,7 +82,7 @@ def engine(
         seed=seed,
     )
     chosen = parse_fault(fault) if fault else None
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with fast_runner() as runner:
         runner.run(_serve(config, host, port, chosen))
 
 
@@ -112,13 +112,3 @@ def start_line(config: EngineConfig, running: RunningEngine) -> str:
         f"{config.context:,} tokens per request: {core.kv_tokens / config.context:.2f}x; "
         f"time scale {config.time_scale:g}"
     )
-
-
-def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
-    if sys.platform == "win32":
-        return None
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.Loop
