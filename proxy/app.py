@@ -17,7 +17,7 @@ from forebay.proxy.core.model import Send
 from forebay.proxy.driver import Driver, Rejected
 from forebay.proxy.errors import ApiError
 from forebay.proxy.estimate import TokenEstimate
-from forebay.proxy.headers import REQUEST_ID, request_id, to_backend, to_client
+from forebay.proxy.headers import REQUEST_ID, SERVER, request_id, to_backend, to_client
 from forebay.proxy.http_server import error_response
 from forebay.proxy.metrics import ProxyMetrics
 from forebay.proxy.prompt import read_body
@@ -76,6 +76,7 @@ class App:
                 self.idle.set()
         if not response.prepared:
             response.headers[REQUEST_ID] = id_
+            response.headers["Server"] = SERVER
         if self.draining:
             response.force_close()
         self._metrics.answers.labels(bucket[0], str(response.status)).inc()
@@ -156,6 +157,7 @@ class App:
         """What every answer to a shaped request says about its way."""
         headers = {
             REQUEST_ID: id_,
+            "Server": SERVER,
             "x-forebay-queue-ms": f"{send.queued_s * 1e3:.1f}",
             "x-forebay-bucket": send.bucket,
         }

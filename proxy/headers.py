@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from secrets import token_hex
 
 REQUEST_ID = "x-request-id"
+SERVER = "forebay"  # else aiohttp names itself and its version
 # Authorization passes: a vLLM started with --api-key checks it.
 _TO_BACKEND = ("content-type", "accept", "authorization", "traceparent", "tracestate")
 _TO_CLIENT = ("content-type", "retry-after", "retry-after-ms", "x-should-retry", "cache-control")

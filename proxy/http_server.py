@@ -13,6 +13,7 @@ from aiohttp.http_exceptions import LineTooLong
 
 from forebay.proxy.errors import CLIENT, SERVER, ApiError, error_body
 from forebay.proxy.headers import REQUEST_ID, request_id
+from forebay.proxy.headers import SERVER as SERVER_NAME
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 KEEPALIVE_S = 75.0
@@ -22,7 +23,7 @@ def error_response(
     error: ApiError, id_: str, extra: Mapping[str, str] | None = None
 ) -> web.Response:
     """The answer to a request that failed before anything was sent."""
-    headers = {**(extra or {}), **error.headers, REQUEST_ID: id_}
+    headers = {**(extra or {}), **error.headers, REQUEST_ID: id_, "Server": SERVER_NAME}
     response = web.Response(
         status=error.status, body=error.body(), headers=headers, content_type="application/json"
     )

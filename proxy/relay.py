@@ -32,7 +32,7 @@ RETRIED_STATUSES = frozenset({429, 500, 502, 503, 504})
 UPSTREAM_ERRORS = (*UPSTREAM_FAULTS, MalformedStream, Stalled)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: contextlib assigns an exception's traceback
 class Failure(Exception):
     """The backend failed before the client was sent anything.
 

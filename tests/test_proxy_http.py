@@ -81,6 +81,7 @@ class TestPassing:
                 assert float(response.headers["x-forebay-queue-ms"]) >= 0
                 assert response.headers["x-forebay-backend"] == "b0"
                 assert "x-secret" not in response.headers
+                assert response.headers["server"] == "forebay"
             assert backends[0].calls[0].body == body
 
         on_stage(scene, None)
