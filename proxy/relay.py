@@ -32,6 +32,10 @@ RETRIED_STATUSES = frozenset({429, 500, 502, 503, 504})
 UPSTREAM_ERRORS = (*UPSTREAM_FAULTS, MalformedStream, Stalled)
 
 
+class ClientGone(Exception):
+    """The client cannot be written to any more."""
+
+
 @dataclass(slots=True)  # not frozen: contextlib assigns an exception's traceback
 class Failure(Exception):
     """The backend failed before the client was sent anything.
@@ -264,30 +268,37 @@ class Stream:
         headers = self._exchange.reply_headers(self._grant.send)
         headers |= to_client(self._response.headers)
         outgoing = web.StreamResponse(status=self._response.status, headers=headers)
-        await outgoing.prepare(incoming)
         with self._relay.watching(self._exchange, self._response) as watch:
             try:
-                while not self._failed:
+                await outgoing.prepare(incoming)
+                if await self._to_the_end(outgoing, watch):
+                    await outgoing.write_eof()
+                else:
+                    self._ready += stream_error_event()
                     await self._give_on(outgoing, watch)
-                    watch.reading_since = self._clock()
-                    chunk = await self._response.content.readany()
-                    watch.reading_since = None
-                    if not chunk:
-                        break
-                    for raw, payload in self._scanner.events(chunk):
-                        self._take(raw, payload)
-            except UPSTREAM_ERRORS:
-                self._failed = True
-            if self._failed or not self._done or self._scanner.mid_event:
-                self._ready += stream_error_event()
-                await self._give_on(outgoing, watch)
-                self._relay.cut(self._upstream)
-                if incoming.transport is not None:
-                    incoming.transport.close()  # flushes, and leaves out the last chunk
-                return outgoing
-            await self._give_on(outgoing, watch)
-            await outgoing.write_eof()
+                    self._relay.cut(self._upstream)
+                    if incoming.transport is not None:
+                        incoming.transport.close()  # flushes, and leaves out the last chunk
+            except ClientGone:
+                pass  # its connection is lost: aiohttp cancels or ends this handler
         return outgoing
+
+    async def _to_the_end(self, outgoing: web.StreamResponse, watch: Watch) -> bool:
+        """Give events on until the stream ends; whether it ended as it should."""
+        while not self._failed:
+            await self._give_on(outgoing, watch)
+            watch.reading_since = self._clock()
+            try:
+                chunk = await self._response.content.readany()
+                for raw, payload in self._scanner.events(chunk):
+                    self._take(raw, payload)
+            except UPSTREAM_ERRORS:
+                return False
+            finally:
+                watch.reading_since = None
+            if not chunk:
+                return self._done and not self._failed and not self._scanner.mid_event
+        return False
 
     def _take(self, raw: bytes, payload: bytes) -> None:
         """Look at one event, and keep it to be given on unless it ends the stream badly."""
@@ -295,7 +306,7 @@ class Stream:
             return
         if payload == b"[DONE]":
             self._done = True
-        elif b'"usage"' in payload or b'"abort"' in payload or payload.startswith(b'{"error"'):
+        elif b'"usage"' in payload or b'"abort"' in payload or b'"error"' in payload:
             event = parse_event(payload)
             if event.error is not None or event.finish_reason == "abort":
                 self._failed = True
@@ -311,7 +322,10 @@ class Stream:
         if self._ready:
             data, self._ready = bytes(self._ready), bytearray()
             watch.writing_since = self._clock()
-            await outgoing.write(data)
+            try:
+                await outgoing.write(data)
+            except (ConnectionError, aiohttp.ClientConnectionError) as error:
+                raise ClientGone from error  # never to be taken for the backend's failure
             watch.writing_since = None
 
 
