@@ -160,7 +160,8 @@ class Outlook:
         ahead_s += sum(b.queues[waiting.bucket].ahead_s(deadline) for b in up)
         if waiting.backend:
             ahead_s -= waiting.work_s
-        return max(0.0, ahead_s) / max(1, len(up) - 1)
+        # Work comes in lumps that are not interrupted: reckon with one more like this one.
+        return (max(0.0, ahead_s) + prefill_s) / max(1, len(up) - 1)
 
 
 def heads_of(backends: Iterable[Backend]) -> Sequence[Waiting]:
