@@ -97,7 +97,7 @@ def _overload(run: "RunData") -> dict[str, float | None]:
         "rejected": _rejected(run),
         "with Retry-After": run.number("reject_ms", "with_retry_after"),
         "reject p50 ms": run.number("reject_ms", "p50"),
-        "reject max ms": run.number("reject_ms", "max"),
+        "reject max ms (wall)": run.number("reject_ms", "max_wall"),
     }
 
 
