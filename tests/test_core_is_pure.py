@@ -7,6 +7,7 @@ import pytest
 
 CORE = Path(__file__).parent.parent / "proxy" / "core"
 ALLOWED = {
+    "bisect",
     "collections",
     "dataclasses",
     "enum",

@@ -131,9 +131,11 @@ class TestDeadlineQueue:
         assert DeadlineQueue().remove("nobody") is None
 
 
-def option(backend: str, wait_s: float, matched: int = 0, load: float = 0.0) -> Option:
+def option(
+    backend: str, wait_s: float, matched: int = 0, load: float = 0.0, mean: float = 0.0
+) -> Option:
     """A 10,000-token prompt at 1 ms a token."""
-    return Option(backend, wait_s, wait_s / 4, (10_000 - matched) / 1000, 10.0, matched, load)
+    return Option(backend, wait_s, wait_s / 4, (10_000 - matched) / 1000, 10.0, matched, load, mean)
 
 
 class TestRoute:
@@ -147,7 +149,7 @@ class TestRoute:
             ([option("a", 19, matched=9_000), option("b", 0)], "b"),  # warm, but too busy
             ([option("a", 0.1, matched=2_000), option("b", 0)], "b"),  # a common root only
             # sent far more than its share: its cache is no reason any more
-            ([option("a", 0.1, matched=9_000, load=1e6), option("b", 0, load=1e5)], "b"),
+            ([option("a", 0.1, matched=9_000, load=1e6, mean=5e5), option("b", 0, load=1e5)], "b"),
         ],
     )
     def test_warm_or_least_work(self, options: list[Option], picked: str) -> None:

@@ -10,13 +10,13 @@ and what seemed to be cached may not be.
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import inf, log
+from math import inf, log, log2
 
 from forebay.proxy.core.cost import CostModel, features
 from forebay.proxy.core.kv import KvReserve
 from forebay.proxy.core.model import BackendSpec, Bucket, Request
 from forebay.proxy.core.prefix import PrefixIndex
-from forebay.proxy.core.queueing import DeadlineQueue
+from forebay.proxy.core.queueing import DeadlineQueue, Waiting
 
 OVERDUE_SHARE = 0.1  # of a prefill with nothing cached: what it counts for until it answers
 LATE, LATE_S = 1.25, 0.1  # a prefill this much over its prediction was not cached as believed
@@ -40,14 +40,16 @@ class Flight:
 
 
 class Backend:
-    def __init__(self, spec: BackendSpec, buckets: Iterable[Bucket]) -> None:
+    def __init__(self, spec: BackendSpec, buckets: Iterable[Bucket], index: int = 0) -> None:
         self.spec = spec
         self.name = spec.name
+        self.index = index  # its place among the backends
         self.kv_tokens = spec.kv_tokens
         self.up = False
         self.cost = CostModel()
         self.prefixes = PrefixIndex(DEFAULT_INDEX_BLOCKS)
         self.queues = {bucket.name: DeadlineQueue() for bucket in buckets}
+        self.queued = 0  # in all of them
         self.flights: dict[str, Flight] = {}
         self.kv = KvReserve()
         self.sent_prompt_tokens = 0
@@ -57,10 +59,12 @@ class Backend:
         self.decode_s = dict.fromkeys(self.queues, 1.0)
         self._line_s = 0.0  # sum of prefill_s over `prefills`
         self._head_since = 0.0
+        self.silent = 0  # of `prefills`, those whose first token cannot be seen
         self._load = 0.0
         self._load_at = 0.0
-        self._worked_s = dict.fromkeys(self.queues, 0.0)  # decayed prefill seconds, by bucket
-        self._pending_terms = [0.0, 0.0, 0.0]
+        # Prefill seconds by bucket, and when they were last decayed.
+        self._worked_s = dict.fromkeys(self.queues, (0.0, 0.0))
+        self._pending_terms = (0.0, 0.0, 0.0)
         self._pending_since = 0.0
 
     def __repr__(self) -> str:
@@ -71,19 +75,28 @@ class Backend:
         )
 
     @property
-    def queued(self) -> int:
-        return sum(len(queue) for queue in self.queues.values())
-
-    @property
     def idle(self) -> bool:
         return not self.flights and not self.queued
 
+    @property
+    def free_order(self) -> tuple[float, float, int]:
+        """Sorts backends by when they will have prefilled what they have, idle ones first.
+
+        Then by load; time does not change the order.
+        """
+        ends_at = self._head_since + self._line_s if self.prefills else -inf
+        if self.queued:
+            ends_at = max(ends_at, self._head_since)
+            ends_at += sum(queue.work_s for queue in self.queues.values())
+        load = log2(self._load) + self._load_at / LOAD_HALF_LIFE_S if self._load else -inf
+        return ends_at, load, self.index
+
     def matched_tokens(self, request: Request) -> int:
         """Prompt tokens this backend probably holds; the last token is always computed."""
-        if not request.blocks:
+        blocks = self.prefixes.match(request.blocks)
+        if not blocks:
             return 0
-        matched = self.prefixes.match(request.blocks) * request.block_tokens
-        return max(0, min(int(matched), request.prompt_tokens - 1))
+        return max(0, min(int(blocks * request.block_tokens), request.prompt_tokens - 1))
 
     def prefill_s(self, request: Request, matched_tokens: int) -> float:
         return self.cost.predict_s(request.prompt_tokens - matched_tokens, request.prompt_tokens)
@@ -135,83 +148,100 @@ class Backend:
         return max(0, missing) * self.decode_s[bucket] / self.spec.max_concurrency
 
     def kv_fits(self, request: Request) -> bool:
-        needed = self.kv.tokens + self.kv.need(request)
-        return not self.flights or needed <= KV_FULL * self.kv_tokens
+        room = KV_FULL * self.kv_tokens - self.kv.tokens
+        if not self.flights or request.prompt_tokens + request.output_tokens <= room:
+            return True
+        return self.kv.need(request) <= room
 
     def kv_wait_s(self, request: Request, bucket: str) -> float:
         """Predicted wait for KV cache: those who run give theirs back in turn.
 
         Whoever waits in the same bucket is reckoned to need as much.
         """
-        held = self.kv.tokens
-        needed = self.kv.need(request) * (1 + len(self.queues[bucket]))
-        missing = held + needed - KV_FULL * self.kv_tokens
-        if missing <= 0 or not held:
+        held, mates = self.kv.tokens, 1 + len(self.queues[bucket])
+        room = KV_FULL * self.kv_tokens - held
+        if not held or (request.prompt_tokens + request.output_tokens) * mates <= room:
+            return 0.0
+        missing = self.kv.need(request) * mates - room
+        if missing <= 0:
             return 0.0
         return missing / held * self.decode_s[bucket]
 
     def load(self, now: float) -> float:
         """Prompt tokens sent, halved every LOAD_HALF_LIFE_S: the long-run share."""
-        return self._load * self._decay(now)
+        return self._load * decay(now - self._load_at)
 
     def worked_share(self, bucket: str, now: float) -> float:
         """Share of its time that the engine lately spent on prefills of one bucket."""
-        return self._worked_s[bucket] * self._decay(now) * log(2) / LOAD_HALF_LIFE_S
-
-    def _decay(self, now: float) -> float:
-        return float(0.5 ** ((now - self._load_at) / LOAD_HALF_LIFE_S))
+        seconds, at = self._worked_s[bucket]
+        return seconds * decay(now - at) * log(2) / LOAD_HALF_LIFE_S
 
     # What changes the books.
 
+    def enqueue(self, waiting: Waiting) -> None:
+        """The request waits for this backend."""
+        self.queues[waiting.bucket].push(waiting)
+        self.queued += 1
+
+    def dequeue(self, waiting: Waiting) -> None:
+        """It waits no longer, or elsewhere."""
+        self.queues[waiting.bucket].remove(waiting.request.id)
+        self.queued -= 1
+
     def sent(self, request: Request, bucket: str, matched_tokens: int, now: float) -> Flight:
-        uncached = request.prompt_tokens - matched_tokens
-        flight = Flight(
-            request,
-            bucket,
-            sent_at=now,
-            prefill_s=self.prefill_s(request, matched_tokens),
-            cold_s=self.prefill_s(request, 0),
-            uncached_tokens=uncached,
-        )
+        """It was sent here: its prefill joins the line, its slot and KV cache are taken."""
+        tokens = request.prompt_tokens
+        prefill_s = cold_s = self.cost.predict_s(tokens, tokens)
+        if matched_tokens:
+            prefill_s = self.cost.predict_s(tokens - matched_tokens, tokens)
+        flight = Flight(request, bucket, now, prefill_s, cold_s, tokens - matched_tokens)
         if not self.prefills:
             self._head_since = now
             self._begin_observation(now)
         self.flights[request.id] = self.prefills[request.id] = flight
         self.prefills_of[bucket] += 1
-        self._line_s += flight.prefill_s
+        self.silent += not request.streams
+        self._line_s += prefill_s
         self.kv.take(request)
-        self.sent_prompt_tokens += request.prompt_tokens
-        decay = self._decay(now)
-        self._worked_s = {name: s * decay for name, s in self._worked_s.items()}
-        self._worked_s[bucket] += flight.prefill_s
-        self._load, self._load_at = self._load * decay + request.prompt_tokens, now
+        self.sent_prompt_tokens += tokens
+        worked_s, at = self._worked_s[bucket]
+        self._worked_s[bucket] = worked_s * decay(now - at) + prefill_s, now
+        self._load, self._load_at = self.load(now) + tokens, now
         if self.kv_tokens < inf:
             self.prefixes.capacity_blocks = int(self.kv_tokens / request.block_tokens)
-        unindexed = request.prompt_tokens + request.output_tokens
-        unindexed -= int(len(request.blocks) * request.block_tokens)
+        unindexed = tokens + request.output_tokens - int(len(request.blocks) * request.block_tokens)
         self.prefixes.touch(request.blocks, max(0, unindexed) / request.block_tokens)
         return flight
 
-    def first_token(self, request_id: str, now: float) -> None:
-        """The engine answered: its prefill is over, and says how long prefills take."""
+    def first_token(self, request_id: str, now: float) -> Flight | None:
+        """The engine answered: its prefill is over, and says how long prefills take.
+
+        Returns it if it has left the line of prefills.
+        """
         flight = self.flights.get(request_id)
         if flight is None or request_id not in self.prefills:
-            return
+            return None
         flight.first_token_at = now
-        terms = features(flight.uncached_tokens, flight.request.prompt_tokens)
-        self._pending_terms = [a + b for a, b in zip(self._pending_terms, terms, strict=True)]
+        fixed, linear, pairs = features(flight.uncached_tokens, flight.request.prompt_tokens)
+        a, b, c = self._pending_terms
+        self._pending_terms = a + fixed, b + linear, c + pairs
         self._leave_line(flight, now)
         elapsed_s = now - self._pending_since
         if not self.prefills or elapsed_s >= OBSERVE_AFTER_S:
             if elapsed_s > 0:
-                a, b, c = self._pending_terms
-                self.cost.observe((a, b, c), elapsed_s)
+                self.cost.observe(self._pending_terms, elapsed_s)
             self._begin_observation(now)
+        return flight
 
-    def finished(self, request_id: str, now: float) -> Flight:
-        """It completed, failed or was cancelled: everything it held is given back."""
+    def finished(self, request_id: str, now: float) -> Flight | None:
+        """It completed, failed or was cancelled: everything it held is given back.
+
+        Returns it if it has left the line of prefills.
+        """
         flight = self.flights.pop(request_id)
+        left_line = None
         if request_id in self.prefills:
+            left_line = flight
             self._leave_line(flight, now)
             # It left without a first token: what was measured so far means nothing.
             self._begin_observation(now)
@@ -219,25 +249,37 @@ class Backend:
             seconds = now - flight.first_token_at
             self.decode_s[flight.bucket] += 0.1 * (seconds - self.decode_s[flight.bucket])
         self.kv.give_back(flight.request)
-        return flight
+        return left_line
 
-    def pass_time(self, now: float) -> None:
-        """Take those out of the line whose first token cannot be seen and is predicted past."""
-        while self.prefills:
+    def pass_time(self, now: float) -> bool:
+        """Take those out of the line whose first token cannot be seen and is predicted past.
+
+        Returns whether any was.
+        """
+        left = False
+        while self.silent:
             head = next(iter(self.prefills.values()))
             ends_at = self._head_since + head.prefill_s
             if head.request.streams or ends_at > now:
-                return
+                break
             self._leave_line(head, ends_at)
             self._begin_observation(now)
+            left = True
+        return left
 
     def _leave_line(self, flight: Flight, now: float) -> None:
         if next(iter(self.prefills)) == flight.request.id:
             self._head_since = now
         del self.prefills[flight.request.id]
         self.prefills_of[flight.bucket] -= 1
+        self.silent -= not flight.request.streams
         self._line_s = self._line_s - flight.prefill_s if self.prefills else 0.0
 
     def _begin_observation(self, now: float) -> None:
-        self._pending_terms = [0.0, 0.0, 0.0]
+        self._pending_terms = (0.0, 0.0, 0.0)
         self._pending_since = now
+
+
+def decay(elapsed_s: float) -> float:
+    """What is left of a load after `elapsed_s`."""
+    return float(2.0 ** (-elapsed_s / LOAD_HALF_LIFE_S))

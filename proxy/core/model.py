@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from math import inf
-from typing import Literal
+from typing import Literal, NamedTuple
 
 RejectReason = Literal[
     "queue_full",  # the bucket's queue holds max_queue already
@@ -46,8 +46,7 @@ class BackendSpec:
     kv_tokens: float = inf
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """A request as the policy sees it: lengths and hashes, never text.
 
     Attributes:
@@ -68,8 +67,7 @@ class Request:
     streams: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(NamedTuple):
     """Send the request to `backend` now; its slot is taken until `finish`."""
 
     request: Request
@@ -80,8 +78,7 @@ class Send:
     matched_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Reject:
+class Reject(NamedTuple):
     """Answer the request at once; `retry_after_s` is when capacity is predicted to be back."""
 
     request: Request

@@ -3,12 +3,18 @@
 Reads the books, changes none of them, except its own of who came and who was refused lately.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from math import inf
 
-from forebay.proxy.core.backend import Backend
+from forebay.proxy.core.backend import Backend, decay
+from forebay.proxy.core.candidates import Candidates, Moments
 from forebay.proxy.core.model import Bucket
-from forebay.proxy.core.partition import FLOWING_S, crowded_out, may_take_last_at
+from forebay.proxy.core.partition import (
+    FLOWING_S,
+    REFUSED_MOST,
+    crowded_out,
+    may_take_last_at,
+)
 from forebay.proxy.core.queueing import Waiting
 from forebay.proxy.core.routing import Option
 
@@ -23,39 +29,81 @@ class Outlook:
         backends: Mapping[str, Backend],
         buckets: Mapping[str, Bucket],
         dispatch_ahead_s: float,
+        min_match: float,
     ) -> None:
         self._backends = backends
+        self._all = list(backends.values())
         self._buckets = buckets
         self._dispatch_ahead_s = dispatch_ahead_s
+        self._min_match = min_match
         self._usable = {
-            bucket.name: [
-                b for b in backends.values() if not bucket.backends or b.name in bucket.backends
-            ]
+            bucket.name: [b for b in self._all if not bucket.backends or b.name in bucket.backends]
             for bucket in buckets.values()
         }
+        # The buckets with less patience than each.
+        self._hastier = {
+            bucket.name: [b for b in buckets.values() if b.max_wait_s < bucket.max_wait_s]
+            for bucket in buckets.values()
+        }
+        self._candidates = Candidates(self._all)
+        self._backlogs = Moments(self._all, dispatch_ahead_s)
         self._last_arrival = dict.fromkeys(buckets, -inf)
         self._refused_share = dict.fromkeys(buckets, 0.0)
+        self._load = 0.0
+        self._load_at = 0.0
 
     # Who came and what became of them.
 
     def arrived(self, bucket: str, now: float) -> None:
         self._last_arrival[bucket] = now
 
-    def decided(self, bucket: str, *, refused: bool) -> None:
-        """A newcomer was refused or taken."""
+    def decided(self, bucket: str, *, refused: bool) -> bool:
+        """A newcomer was refused or taken; whether long prefills may start sooner for it."""
         share = self._refused_share[bucket]
-        self._refused_share[bucket] = share + REFUSED_GAIN * (refused - share)
+        now = self._refused_share[bucket] = share + REFUSED_GAIN * (refused - share)
+        return now <= REFUSED_MOST < share
+
+    def sent(self, tokens: int, now: float) -> None:
+        """A prompt of so many tokens went to some backend."""
+        self._load = self._load * decay(now - self._load_at) + tokens
+        self._load_at = now
+
+    def moved(self, backend: Backend) -> None:
+        """The books of the backend changed: its line, its queue, its load or whether it is up."""
+        self._candidates.moved(backend)
+        self._backlogs.moved(backend)
 
     # What a request would meet.
 
-    def usable(self, waiting: Waiting) -> Iterator[Backend]:
+    def usable(self, waiting: Waiting) -> list[Backend]:
         """The backends that may take the request, up and not tried yet."""
-        for backend in self._usable[waiting.bucket]:
-            if backend.up and backend.name not in waiting.excluded:
-                yield backend
+        usable = self._usable[waiting.bucket]
+        return [b for b in usable if b.up and b.name not in waiting.excluded]
 
     def options(self, waiting: Waiting, now: float) -> list[Option]:
-        return [self._option(backend, waiting, now) for backend in self.usable(waiting)]
+        """One for each backend that is worth a look; empty when none may take the request."""
+        if self._candidates.all:
+            looked_at = self.usable(waiting)
+            loads = [backend.load(now) for backend in looked_at]
+            mean_load = sum(loads) / len(loads) if loads else 0.0
+        else:
+            usable = self._usable[waiting.bucket]
+            of_all, excluded = len(usable) == len(self._all), waiting.excluded
+
+            def suits(backend: Backend) -> bool:
+                if not backend.up or backend.name in excluded:
+                    return False
+                return of_all or backend in usable
+
+            request = waiting.request
+            looked_at = self._candidates.of(request.blocks, self._min_match, suits)
+            loads = [backend.load(now) for backend in looked_at]
+            mean_load = self._load * decay(now - self._load_at) / len(self._all)
+        long_s = self._long_s(waiting.bucket, now)
+        return [
+            self._option(backend, waiting, long_s, load, mean_load, now)
+            for backend, load in zip(looked_at, loads, strict=True)
+        ]
 
     def has_room(self, backend: Backend, now: float) -> bool:
         """Late binding: up, a slot free, and next to nothing left to prefill."""
@@ -75,41 +123,55 @@ class Outlook:
         request = waiting.request
         if not backend.kv_fits(request):
             return False
+        long_s = self._long_s(waiting.bucket, now)
+        if long_s == inf:
+            return True
         prefill_s = backend.prefill_s(request, backend.matched_tokens(request))
-        return self._clear_at(backend, waiting, prefill_s, now) <= now
+        return self._clear_at(backend, waiting, prefill_s, long_s, now) <= now
 
-    def moments(self, heads: Iterable[Waiting]) -> Iterator[float]:
+    def next_moment(self, heads: Iterable[Waiting], now: float) -> float:
         """When a head may be able to start without an event; what is past has had its effect."""
+        moments = [self._backlogs.next_after(now)]
         for head in heads:
             max_wait_s = self._buckets[head.bucket].max_wait_s
-            yield may_take_last_at(head.arrived_at, max_wait_s, inf, 0.0)
-            yield may_take_last_at(head.arrived_at, max_wait_s, inf, 1.0)
-        for backend in self._backends.values():
-            yield backend.backlog_below_at(self._dispatch_ahead_s)
-        for arrived_at in self._last_arrival.values():
-            yield arrived_at + FLOWING_S
+            moments.append(may_take_last_at(head.arrived_at, max_wait_s, inf, 0.0))
+            moments.append(may_take_last_at(head.arrived_at, max_wait_s, inf, 1.0))
+        moments += [arrived_at + FLOWING_S for arrived_at in self._last_arrival.values()]
+        return min((at for at in moments if at > now), default=inf)
 
-    def _option(self, backend: Backend, waiting: Waiting, now: float) -> Option:
-        request = waiting.request
+    def _option(
+        self,
+        backend: Backend,
+        waiting: Waiting,
+        long_s: float,
+        load: float,
+        mean_load: float,
+        now: float,
+    ) -> Option:
+        request, bucket = waiting.request, waiting.bucket
+        prompt_tokens = request.prompt_tokens
         matched = backend.matched_tokens(request)
-        prefill_s = backend.prefill_s(request, matched)
-        cold_s = backend.prefill_s(request, 0) if matched else prefill_s
-        deadline = min(waiting.deadline, now + self._buckets[waiting.bucket].max_wait_s)
-        ahead_s = sum(queue.ahead_s(deadline) for queue in backend.queues.values())
-        ahead = backend.queued
-        if waiting.backend == backend.name:
-            ahead_s, ahead = max(0.0, ahead_s - waiting.work_s), ahead - 1
-        wait_s = backend.backlog_s(now)
+        cold_s = prefill_s = backend.cost.predict_s(prompt_tokens, prompt_tokens)
+        if matched:
+            prefill_s = backend.cost.predict_s(prompt_tokens - matched, prompt_tokens)
+        wait_s, ahead_s, ahead = backend.backlog_s(now), 0.0, backend.queued
         if ahead:
-            wait_s += ahead_s / (1.0 - self._overtaken(backend, waiting.bucket, now))
-        wait_s = max(
-            wait_s + backend.slots_wait_s(waiting.bucket, ahead),
-            backend.kv_wait_s(request, waiting.bucket),
-            self._clear_at(backend, waiting, prefill_s, now) - now,
-            self._crowd_s(waiting, prefill_s, deadline, now),
-        )
+            deadline = min(waiting.deadline, now + self._buckets[bucket].max_wait_s)
+            ahead_s = sum(queue.ahead_s(deadline) for queue in backend.queues.values())
+            if waiting.backend == backend.name:
+                ahead_s, ahead = max(0.0, ahead_s - waiting.work_s), ahead - 1
+            if ahead:
+                wait_s += ahead_s / (1.0 - self._overtaken(backend, bucket, now))
+        wait_s += backend.slots_wait_s(bucket, ahead)
+        wait_s = max(wait_s, backend.kv_wait_s(request, bucket))
+        if prefill_s > long_s:
+            wait_s = max(
+                wait_s,
+                self._clear_at(backend, waiting, prefill_s, long_s, now) - now,
+                self._crowd_s(waiting, prefill_s, long_s, now),
+            )
         margin_s = backend.margin_s(wait_s, ahead_s)
-        return Option(backend.name, wait_s, margin_s, prefill_s, cold_s, matched, backend.load(now))
+        return Option(backend.name, wait_s, margin_s, prefill_s, cold_s, matched, load, mean_load)
 
     def _overtaken(self, backend: Backend, bucket: str, now: float) -> float:
         """Share of the engine that more urgent buckets take while this one waits.
@@ -128,42 +190,50 @@ class Outlook:
 
     def _shorter(self, bucket: str, now: float) -> list[Bucket]:
         """The buckets with less patience in which requests come in now."""
-        max_wait_s = self._buckets[bucket].max_wait_s
-        return [
-            b
-            for b in self._buckets.values()
-            if b.max_wait_s < max_wait_s and now - self._last_arrival[b.name] < FLOWING_S
-        ]
+        last = self._last_arrival
+        return [b for b in self._hastier[bucket] if now - last[b.name] < FLOWING_S]
 
-    def _clear_at(self, backend: Backend, waiting: Waiting, prefill_s: float, now: float) -> float:
+    def _long_s(self, bucket: str, now: float) -> float:
+        """What a prefill of this bucket must exceed to be in the way of others."""
+        if not self._hastier[bucket]:
+            return inf
+        return min((b.max_wait_s for b in self._shorter(bucket, now)), default=inf)
+
+    def _clear_at(
+        self, backend: Backend, waiting: Waiting, prefill_s: float, long_s: float, now: float
+    ) -> float:
         """When the request may start here without taking the last engine clear of long prefills."""
-        shorter = self._shorter(waiting.bucket, now)
-        long_s = min((b.max_wait_s for b in shorter), default=inf)
-        others = [b for b in self._backends.values() if b.up and b is not backend]
-        if prefill_s <= long_s or not others or any(not b.prefills_longer(long_s) for b in others):
+        if prefill_s <= long_s:
             return now
+        others = False
+        for other in self._all:
+            if other.up and other is not backend:
+                if not other.prefills_longer(long_s):
+                    return now
+                others = True
+        if not others:
+            return now
+        shorter = self._shorter(waiting.bucket, now)
         flowing_until = max(self._last_arrival[b.name] for b in shorter) + FLOWING_S
         refused = max(self._refused_share[b.name] for b in shorter)
         max_wait_s = self._buckets[waiting.bucket].max_wait_s
         return may_take_last_at(waiting.arrived_at, max_wait_s, flowing_until, refused)
 
-    def _crowd_s(self, waiting: Waiting, prefill_s: float, deadline: float, now: float) -> float:
+    def _crowd_s(self, waiting: Waiting, prefill_s: float, long_s: float, now: float) -> float:
         """The wait of a long prefill while one engine less than all take turns at them."""
         shorter = self._shorter(waiting.bucket, now)
-        long_s = min((b.max_wait_s for b in shorter), default=inf)
-        if prefill_s <= long_s or not crowded_out(
-            max(self._refused_share[b.name] for b in shorter)
-        ):
+        if not crowded_out(max(self._refused_share[b.name] for b in shorter)):
             return 0.0
-        up = [b for b in self._backends.values() if b.up]
+        deadline = min(waiting.deadline, now + self._buckets[waiting.bucket].max_wait_s)
+        up = [b for b in self._all if b.up]
         ahead_s = sum(b.backlog_s(now) for b in up if b.prefills_longer(long_s))
-        ahead_s += sum(b.queues[waiting.bucket].ahead_s(deadline) for b in up)
+        ahead_s += sum(b.queues[waiting.bucket].ahead_s(deadline) for b in up if b.queued)
         if waiting.backend:
             ahead_s -= waiting.work_s
         # Work comes in lumps that are not interrupted: reckon with one more like this one.
         return (max(0.0, ahead_s) + prefill_s) / max(1, len(up) - 1)
 
 
-def heads_of(backends: Iterable[Backend]) -> Sequence[Waiting]:
+def heads_of(backends: Iterable[Backend]) -> list[Waiting]:
     """The most urgent of each queue."""
     return [head for b in backends for queue in b.queues.values() if (head := queue.head())]

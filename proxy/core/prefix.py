@@ -15,9 +15,18 @@ class PrefixIndex:
         self._held: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._anonymous = 0
         self._other = 0.0
+        self._holders: dict[int, int] | None = None
+        self._bit = 0
 
     def __len__(self) -> int:
         return len(self._held)
+
+    def share(self, holders: dict[int, int], bit: int) -> None:
+        """Enter `bit` in `holders` under each block held at positions 1, 2, 4, 8 ... of a prompt.
+
+        So that the holders of a prefix are found among many backends without asking each.
+        """
+        self._holders, self._bit = holders, bit
 
     def match(self, blocks: Sequence[int]) -> int:
         """How many leading blocks are held."""
@@ -42,9 +51,31 @@ class PrefixIndex:
         for block in reversed(blocks):
             held[block] = None
             held.move_to_end(block)
+        if self._holders is not None:
+            self._enter(self._holders, blocks)
         while len(held) > self.capacity_blocks:
-            held.popitem(last=False)
+            block, _none = held.popitem(last=False)
+            if self._holders is not None and block in self._holders:
+                self._leave(self._holders, block)
 
     def clear(self) -> None:
         """The backend restarted: its cache is empty."""
+        if self._holders is not None:
+            for block in self._held:
+                if block in self._holders:
+                    self._leave(self._holders, block)
         self._held.clear()
+
+    def _enter(self, holders: dict[int, int], blocks: Sequence[int]) -> None:
+        position = 1
+        while position <= len(blocks):
+            block = blocks[position - 1]
+            holders[block] = holders.get(block, 0) | self._bit
+            position *= 2
+
+    def _leave(self, holders: dict[int, int], block: int) -> None:
+        left = holders[block] & ~self._bit
+        if left:
+            holders[block] = left
+        else:
+            del holders[block]

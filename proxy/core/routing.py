@@ -1,17 +1,19 @@
 """Which backend a request is meant for.
 
-A route is a pure function from the options (one per backend that is up) to one of them. To try
-another policy write one such function, name it in `policies.py`, and simulate it.
+A route is a pure function from the options (one per backend that is up; of a large fleet those
+worth a look, see `candidates.py`) to one of them. To try another policy write one such function,
+name it in `policies.py`, and simulate it.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
 
 from forebay.proxy.core.model import Request
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(NamedTuple):
     """What sending a request to one backend would mean.
 
     Attributes:
@@ -21,6 +23,7 @@ class Option:
         cold_prefill_s: the same if nothing were cached.
         matched_tokens: prompt tokens the backend probably holds.
         load: prompt tokens it was sent lately (Backend.load).
+        mean_load: the same of all backends that are up, on average.
     """
 
     backend: str
@@ -30,6 +33,7 @@ class Option:
     cold_prefill_s: float
     matched_tokens: int
     load: float
+    mean_load: float
 
     @property
     def ttft_s(self) -> float:
@@ -64,16 +68,17 @@ def warm_or_least_work(request: Request, options: Sequence[Option], affinity: Af
     Ties (all cold, all idle) go to the backend that was sent the fewest tokens, then to the
     first, so that a run can be repeated.
     """
-    # Slack for lumps: a few long prompts on one backend are no imbalance yet.
-    fair = affinity.max_imbalance * sum(o.load for o in options) / len(options)
-    fair += 2.0 * request.prompt_tokens
-
-    def score(option: Option) -> tuple[float, float]:
-        enough = option.matched_tokens >= affinity.min_match * request.prompt_tokens
-        prefill_s = option.prefill_s if enough and option.load <= fair else option.cold_prefill_s
-        return option.wait_s + WORK_WEIGHT * prefill_s, option.load
-
-    return min(options, key=score)
+    enough = affinity.min_match * request.prompt_tokens
+    best, least = options[0], (inf, inf)
+    for option in options:
+        # Slack for lumps: a few long prompts on one backend are no imbalance yet.
+        fair = affinity.max_imbalance * option.mean_load + 2.0 * request.prompt_tokens
+        warm = option.matched_tokens >= enough and option.load <= fair
+        prefill_s = option.prefill_s if warm else option.cold_prefill_s
+        score = option.wait_s + WORK_WEIGHT * prefill_s, option.load
+        if score < least:
+            best, least = option, score
+    return best
 
 
 def least_work(request: Request, options: Sequence[Option], affinity: Affinity) -> Option:

@@ -16,11 +16,11 @@ The rules:
     prefers it.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from math import inf
 
 from forebay.proxy.core.admission import attainable, refuse, retry_after_s
-from forebay.proxy.core.backend import Backend
+from forebay.proxy.core.backend import Backend, Flight
 from forebay.proxy.core.model import (
     Action,
     BackendSpec,
@@ -38,6 +38,8 @@ DISPATCH_AHEAD_S = 0.3
 """A backend is sent more while its predicted backlog is below this (the default): enough that it
 never waits for us, too little for its own queue to matter."""
 
+LOOKS_ELSEWHERE = 8  # heads of other queues that a backend with room looks at
+
 
 class Shaper:
     def __init__(
@@ -50,11 +52,19 @@ class Shaper:
         dispatch_ahead_s: float = DISPATCH_AHEAD_S,
     ) -> None:
         self.buckets = {b.name: b for b in sorted(buckets, key=lambda b: b.up_to)}
-        self.backends = {spec.name: Backend(spec, buckets) for spec in backends}
+        self.backends = {
+            spec.name: Backend(spec, buckets, index) for index, spec in enumerate(backends)
+        }
         self.affinity = affinity or Affinity()
         self._route = route
-        self._outlook = Outlook(self.backends, self.buckets, dispatch_ahead_s)
+        self._outlook = Outlook(
+            self.backends, self.buckets, dispatch_ahead_s, self.affinity.min_match
+        )
+        self._up_to = [(bucket.up_to, bucket) for bucket in self.buckets.values()]
+        self._least_patience_s = min(bucket.max_wait_s for bucket in buckets)
         self._waiting: dict[str, Waiting] = {}
+        self._queueing: dict[str, Backend] = {}  # the backends that somebody waits for
+        self._silent: dict[str, Backend] = {}  # those whose line time alone can shorten
         self._running: dict[str, tuple[Backend, Waiting]] = {}
         self._queued = dict.fromkeys(self.buckets, 0)
         self._arrivals = 0
@@ -78,18 +88,29 @@ class Shaper:
         if not options:
             return [self._reject(waiting, "no_backend_available", now)]
         hopeful = [
-            o for o in options if self.backends[o.backend].idle or attainable(request, bucket, o)
+            o for o in options if attainable(request, bucket, o) or self.backends[o.backend].idle
         ]
         option = self._route(request, hopeful or options, self.affinity)
         backend = self.backends[option.backend]
+        starts = self._outlook.may_start(backend, waiting, now)
         reason = refuse(
-            request, bucket, option, queued=self._ahead(waiting, backend, now), idle=backend.idle
+            request,
+            bucket,
+            option,
+            queued=-1 if starts else self._queued[bucket.name],
+            idle=backend.idle,
         )
-        self._outlook.decided(bucket.name, refused=reason is not None)
+        eased = self._outlook.decided(bucket.name, refused=reason is not None)
+        actions: list[Action] = []
         if reason:
-            return [self._reject(waiting, reason, now, min(o.wait_s for o in options))]
-        self._enqueue(waiting, option, now)
-        return self._dispatch([backend], now)
+            wait_s = min(o.wait_s for o in options)
+            actions.append(self._reject(waiting, reason, now, wait_s))
+        elif starts and not backend.queues[bucket.name]:
+            actions.append(self._send(waiting, backend, option.matched_tokens, now))
+        else:
+            self._enqueue(waiting, option, now)
+            actions += self._start_next(backend, now)
+        return actions + self._dispatch_all(now) if eased else actions
 
     def first_token(self, request_id: str, now: float) -> list[Action]:
         """The backend answered: its prefill is over and the next may begin."""
@@ -97,40 +118,42 @@ class Shaper:
         if request_id not in self._running:
             return []
         backend, _ = self._running[request_id]
-        backend.first_token(request_id, now)
-        return self._dispatch([backend], now)
+        prefilled = backend.first_token(request_id, now)
+        return self._freed(backend, prefilled, now)
 
     def finish(self, request_id: str, now: float) -> list[Action]:
         """The request left its backend: it completed, failed, or its client went away."""
         self._pass_time(now)
         backend, _ = self._running.pop(request_id)
-        backend.finished(request_id, now)
-        return self._dispatch([backend], now)
+        prefilled = backend.finished(request_id, now)
+        return self._freed(backend, prefilled, now)
 
     def cancel(self, request_id: str, now: float) -> list[Action]:
         """The client went away before its request was sent."""
         self._pass_time(now)
-        self._dequeue(request_id)
-        return self._dispatch([], now)
+        backend = self._dequeue(request_id)
+        return self._start_next(backend, now)
 
     def retry(self, request_id: str, now: float) -> list[Action]:
         """Its backend failed before the first byte: send it to another one, queue or refuse it."""
         self._pass_time(now)
         failed, waiting = self._running.pop(request_id)
         failed.finished(request_id, now)
+        self._outlook.moved(failed)
         waiting.excluded |= {failed.name}
         waiting.deadline = inf
-        options = self._outlook.options(waiting, now)
-        if not options:
-            lost = self._reject(waiting, "no_backend_available", now)
-            return [lost, *self._dispatch([failed], now)]
-        option = self._route(waiting.request, options, self.affinity)
-        backend = self.backends[option.backend]
-        if self._ahead(waiting, backend, now) >= self.buckets[waiting.bucket].max_queue:
-            lost = self._reject(waiting, "queue_full", now, option.wait_s)
-            return [lost, *self._dispatch([failed], now)]
-        self._enqueue(waiting, option, now)
-        return self._dispatch([failed, backend], now)
+        actions: list[Action] = []
+        if options := self._outlook.options(waiting, now):
+            option = self._route(waiting.request, options, self.affinity)
+            starts = self._outlook.may_start(self.backends[option.backend], waiting, now)
+            bucket = self.buckets[waiting.bucket]
+            if starts or self._queued[bucket.name] < bucket.max_queue:
+                self._enqueue(waiting, option, now)
+            else:
+                actions.append(self._reject(waiting, "queue_full", now, option.wait_s))
+        else:
+            actions.append(self._reject(waiting, "no_backend_available", now))
+        return actions + self._dispatch_all(now)
 
     def backend_up(self, name: str, now: float, kv_tokens: float | None = None) -> list[Action]:
         """The backend takes work. Its cache is empty: it has just started, or was unreachable."""
@@ -139,7 +162,8 @@ class Shaper:
         backend.up = True
         if kv_tokens is not None:
             backend.kv_tokens = kv_tokens
-        return self._dispatch([backend], now)
+        self._outlook.moved(backend)
+        return self._dispatch_all(now)
 
     def backend_down(self, name: str, now: float) -> list[Action]:
         """The backend takes no work: those who wait for it go elsewhere or are refused."""
@@ -147,6 +171,7 @@ class Shaper:
         down = self.backends[name]
         down.up = False
         down.prefixes.clear()
+        self._outlook.moved(down)
         actions: list[Action] = []
         for queue in down.queues.values():
             for waiting in queue.everyone():
@@ -156,21 +181,21 @@ class Shaper:
                     self._enqueue(waiting, option, now)
                 else:
                     actions.append(self._reject(waiting, "no_backend_available", now))
-        return actions + self._dispatch(list(self.backends.values()), now)
+        return actions + self._dispatch_all(now)
 
     def wake_at(self) -> float:
         """When `wake` has something to do; infinity if no timer is needed."""
         if not self._waiting:
             return inf
-        heads = heads_of(self.backends.values())
+        heads = heads_of(self._queueing.values())
         due = min(head.deadline for head in heads)
-        return min([due, *(at for at in self._outlook.moments(heads) if at > self._now)])
+        return min(due, self._outlook.next_moment(heads, self._now))
 
     def wake(self, now: float) -> list[Action]:
         """Time has passed: send those whose turn it is, refuse those whose deadline is over."""
         self._pass_time(now)
-        actions = self._dispatch(list(self.backends.values()), now)
-        for backend in self.backends.values():
+        actions = self._dispatch_all(now)
+        for backend in list(self._queueing.values()):
             for queue in backend.queues.values():
                 while (head := queue.head()) and head.deadline <= now:
                     self._dequeue(head.request.id)
@@ -182,8 +207,8 @@ class Shaper:
 
     def bucket_of(self, prompt_tokens: int) -> Bucket | None:
         """The first bucket that holds such a prompt; None beyond all."""
-        for bucket in self.buckets.values():
-            if prompt_tokens <= bucket.up_to:
+        for up_to, bucket in self._up_to:
+            if prompt_tokens <= up_to:
                 return bucket
         return None
 
@@ -195,29 +220,49 @@ class Shaper:
 
     # How it acts.
 
-    def _dispatch(self, backends: Sequence[Backend], now: float) -> list[Action]:
+    def _freed(self, backend: Backend, prefilled: Flight | None, now: float) -> list[Action]:
+        """Something ended on `backend`; `prefilled` has left its line of prefills, if any has."""
+        self._outlook.moved(backend)
+        if not self._waiting:
+            return []
+        if prefilled and prefilled.prefill_s > self._least_patience_s:
+            return self._dispatch_all(now)  # it may be clear of long prefills now
+        return self._dispatch([backend], now)
+
+    def _dispatch_all(self, now: float) -> list[Action]:
+        return self._dispatch(self.backends.values(), now) if self._waiting else []
+
+    def _dispatch(self, backends: Collection[Backend], now: float) -> list[Action]:
+        """Start what may start on these backends; those left with room look at other queues."""
         actions: list[Action] = []
         for backend in backends:
-            while waiting := self._next_for(backend, now):
-                actions.append(self._send(waiting, backend, now))
-        # A change on one backend can free the head of another's queue: the engine it left clear.
-        for backend in self.backends.values() if self._waiting else ():
-            while waiting := self._next_for(backend, now) or self._better_here(backend, now):
-                actions.append(self._send(waiting, backend, now))
+            actions += self._start_next(backend, now)
+        for backend in backends if self._waiting else ():
+            while waiting := self._better_here(backend, now):
+                self._dequeue(waiting.request.id)
+                matched = backend.matched_tokens(waiting.request)
+                actions.append(self._send(waiting, backend, matched, now))
         return actions
 
-    def _next_for(self, backend: Backend, now: float) -> Waiting | None:
-        """Of those who wait for this backend, the most urgent that may start."""
-        if not backend.queued or not self._outlook.has_room(backend, now):
-            return None
-        ready = [h for h in heads_of([backend]) if self._outlook.may_start(backend, h, now)]
-        return min(ready, key=lambda w: w.key, default=None)
+    def _start_next(self, backend: Backend, now: float) -> list[Action]:
+        """Send those who wait for this backend while they may start, the most urgent first."""
+        actions: list[Action] = []
+        while backend.queued and self._outlook.has_room(backend, now):
+            ready = [h for h in heads_of([backend]) if self._outlook.may_start(backend, h, now)]
+            if not ready:
+                break
+            waiting = min(ready, key=lambda w: w.key)
+            self._dequeue(waiting.request.id)
+            matched = backend.matched_tokens(waiting.request)
+            actions.append(self._send(waiting, backend, matched, now))
+        return actions
 
     def _better_here(self, backend: Backend, now: float) -> Waiting | None:
         """The head of another backend's queue that would now rather come here."""
         if backend.queued or not self._outlook.has_room(backend, now):
             return None
-        for head in heads_of(self.backends.values()):
+        heads = heads_of(self._queueing.values())
+        for head in sorted(heads, key=lambda w: w.key)[:LOOKS_ELSEWHERE]:
             if backend in self._outlook.usable(head) and self._outlook.may_start(
                 backend, head, now
             ):
@@ -226,26 +271,22 @@ class Shaper:
                     return head
         return None
 
-    def _ahead(self, waiting: Waiting, backend: Backend, now: float) -> int:
-        """How many of its bucket wait before it; -1 if it may be sent at once, without a place."""
-        if self._outlook.may_start(backend, waiting, now):
-            return -1
-        return self._queued[waiting.bucket]
-
-    def _send(self, waiting: Waiting, backend: Backend, now: float) -> Send:
+    def _send(self, waiting: Waiting, backend: Backend, matched_tokens: int, now: float) -> Send:
         request = waiting.request
-        self._dequeue(request.id)
-        matched = backend.matched_tokens(request)
         backlog_s = backend.backlog_s(now)
-        flight = backend.sent(request, waiting.bucket, matched, now)
+        flight = backend.sent(request, waiting.bucket, matched_tokens, now)
+        self._outlook.sent(request.prompt_tokens, now)
+        self._outlook.moved(backend)
         self._running[request.id] = backend, waiting
+        if not request.streams:
+            self._silent[backend.name] = backend
         return Send(
             request,
             backend.name,
             waiting.bucket,
             queued_s=now - waiting.arrived_at,
             predicted_ttft_s=backlog_s + flight.prefill_s,
-            matched_tokens=matched,
+            matched_tokens=matched_tokens,
         )
 
     def _enqueue(self, waiting: Waiting, option: Option, now: float) -> None:
@@ -256,15 +297,23 @@ class Shaper:
             waiting.deadline = now + max(0.0, bearable_s)
         waiting.work_s = option.prefill_s
         waiting.backend = option.backend
-        self.backends[option.backend].queues[bucket.name].push(waiting)
+        backend = self.backends[option.backend]
+        backend.enqueue(waiting)
+        self._outlook.moved(backend)
         self._waiting[request.id] = waiting
+        self._queueing[backend.name] = backend
         self._queued[bucket.name] += 1
 
-    def _dequeue(self, request_id: str) -> None:
+    def _dequeue(self, request_id: str) -> Backend:
         waiting = self._waiting.pop(request_id)
-        self.backends[waiting.backend].queues[waiting.bucket].remove(request_id)
+        backend = self.backends[waiting.backend]
+        backend.dequeue(waiting)
+        self._outlook.moved(backend)
+        if not backend.queued:
+            del self._queueing[backend.name]
         waiting.backend = ""
         self._queued[waiting.bucket] -= 1
+        return backend
 
     def _reject(
         self, waiting: Waiting, reason: RejectReason, now: float, wait_s: float = 0.0
@@ -275,5 +324,8 @@ class Shaper:
 
     def _pass_time(self, now: float) -> None:
         self._now = max(self._now, now)
-        for backend in self.backends.values():
-            backend.pass_time(now)
+        for backend in list(self._silent.values()):
+            if backend.pass_time(now):
+                self._outlook.moved(backend)
+            if not backend.silent:
+                del self._silent[backend.name]
