@@ -60,7 +60,7 @@ class TestPrefixIndex:
     def test_matches_the_leading_run_only(self) -> None:
         index = PrefixIndex(10)
         index.touch([1, 2, 3])
-        assert [index.match(b) for b in ([1, 2, 3, 4], [1, 9, 3], [])] == [3, 1, 0]
+        assert [index.match(b) for b in ([1, 2, 3, 4], [1, 9, 13], [])] == [3, 1, 0]
 
     def test_the_tail_is_evicted_before_the_head(self) -> None:
         index = PrefixIndex(4)

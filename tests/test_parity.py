@@ -19,7 +19,9 @@ from forebay.replay.engine.engine import EngineCore
 from forebay.replay.engine.loop import EngineLoop
 from forebay.replay.engine.metrics import EngineMetrics
 from forebay.replay.sim.clock import run
-from forebay.replay.sim.cluster import Fleet, Journal, asked, served
+from forebay.replay.sim.fleet import Fleet, Journal, asked, served
+from forebay.replay.sim.skipping import SkippingEngine
+from forebay.replay.sim.stepping import SteppingEngine, engine_request
 from forebay.traces.schema import TraceRequest
 
 NAMES = ("a", "b")
@@ -90,7 +92,8 @@ async def drive(trace: list[TraceRequest]) -> Journal:
                 # asyncio wakes timers of one instant in any order; the engine takes requests in
                 # the order in which they were sent.
                 await asyncio.sleep(engine.request_s + next(sent) * 1e-11)
-                request = served(row, loop.time(), engine.limits.block_size)
+                block_size = engine.limits.block_size
+                request = engine_request(served(row), loop.time(), block_size)
                 request.sink = listener = Listener(grant)
                 loops[grant.send.backend].add(request)
                 await listener.ended.wait()
@@ -115,25 +118,27 @@ def decisions(journal: Journal) -> list[tuple[str, str, str]]:
     return [words(action) for _, action in journal]
 
 
+def simulate(trace: list[TraceRequest], engine: type[SkippingEngine | SteppingEngine]) -> Journal:
+    journal: Journal = []
+    engines = {name: engine(EngineConfig()) for name in NAMES}
+    Fleet(a_shaper(), engines, lambda now, action: journal.append((now, action))).run(trace)
+    return journal
+
+
 @pytest.mark.parametrize("seed", range(4))
-def test_same_journal(seed: int) -> None:
+@pytest.mark.parametrize("engine", [SteppingEngine, SkippingEngine])
+def test_same_journal(seed: int, engine: type[SkippingEngine | SteppingEngine]) -> None:
     trace = a_trace(seed)
-    fleet = Fleet(a_shaper(), {name: an_engine() for name in NAMES})
-    fleet.run(trace)
+    simulated = simulate(trace, engine)
     driven = run(drive(trace))
-    assert decisions(driven) == decisions(fleet.journal)
-    assert [t for t, _ in driven] == pytest.approx([t for t, _ in fleet.journal], abs=1e-6)
+    assert decisions(driven) == decisions(simulated)
+    assert [t for t, _ in driven] == pytest.approx([t for t, _ in simulated], abs=1e-6)
     # The trace is worth comparing: some waited, and some were refused.
-    actions = [action for _, action in fleet.journal]
+    actions = [action for _, action in simulated]
     assert any(action.queued_s > 0 for action in actions)
     assert any(isinstance(action, Reject) for action in actions)
 
 
 def test_the_same_trace_twice_is_the_same_to_the_bit() -> None:
     trace = a_trace(7)
-    journals = []
-    for _ in range(2):
-        fleet = Fleet(a_shaper(), {name: an_engine() for name in NAMES})
-        fleet.run(trace)
-        journals.append(fleet.journal)
-    assert journals[0] == journals[1]
+    assert simulate(trace, SkippingEngine) == simulate(trace, SkippingEngine)

@@ -10,7 +10,7 @@ and what seemed to be cached may not be.
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import inf, log, log2
+from math import fsum, inf, log, log2
 
 from forebay.proxy.core.cost import CostModel, features
 from forebay.proxy.core.kv import KvReserve
@@ -87,7 +87,7 @@ class Backend:
         ends_at = self._head_since + self._line_s if self.prefills else -inf
         if self.queued:
             ends_at = max(ends_at, self._head_since)
-            ends_at += sum(queue.work_s for queue in self.queues.values())
+            ends_at += fsum(queue.work_s for queue in self.queues.values())
         load = log2(self._load) + self._load_at / LOAD_HALF_LIFE_S if self._load else -inf
         return ends_at, load, self.index
 

@@ -3,8 +3,9 @@
 Reads the books, changes none of them, except its own of who came and who was refused lately.
 """
 
-from collections.abc import Iterable, Mapping
-from math import inf
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from math import fsum, inf
 
 from forebay.proxy.core.backend import Backend, decay
 from forebay.proxy.core.candidates import Candidates, Moments
@@ -75,34 +76,37 @@ class Outlook:
 
     # What a request would meet.
 
-    def usable(self, waiting: Waiting) -> list[Backend]:
-        """The backends that may take the request, up and not tried yet."""
+    def suits(self, backend: Backend, waiting: Waiting) -> bool:
+        """Whether the backend may take the request: it is up, of its bucket, and not tried yet."""
         usable = self._usable[waiting.bucket]
-        return [b for b in usable if b.up and b.name not in waiting.excluded]
+        return (
+            backend.up
+            and (len(usable) == len(self._all) or backend in usable)
+            and backend.name not in waiting.excluded
+        )
 
     def options(self, waiting: Waiting, now: float) -> list[Option]:
         """One for each backend that is worth a look; empty when none may take the request."""
         if self._candidates.all:
-            looked_at = self.usable(waiting)
-            loads = [backend.load(now) for backend in looked_at]
-            mean_load = sum(loads) / len(loads) if loads else 0.0
+            backends = [b for b in self._usable[waiting.bucket] if self.suits(b, waiting)]
         else:
-            usable = self._usable[waiting.bucket]
-            of_all, excluded = len(usable) == len(self._all), waiting.excluded
+            suits = partial(self.suits, waiting=waiting)
+            backends = self._candidates.of(waiting.request.blocks, self._min_match, suits)
+        return self.options_among(backends, waiting, now)
 
-            def suits(backend: Backend) -> bool:
-                if not backend.up or backend.name in excluded:
-                    return False
-                return of_all or backend in usable
-
-            request = waiting.request
-            looked_at = self._candidates.of(request.blocks, self._min_match, suits)
-            loads = [backend.load(now) for backend in looked_at]
+    def options_among(
+        self, backends: Sequence[Backend], waiting: Waiting, now: float
+    ) -> list[Option]:
+        """What sending the request to each of these would mean."""
+        loads = [backend.load(now) for backend in backends]
+        if self._candidates.all:
+            mean_load = fsum(loads) / len(loads) if loads else 0.0
+        else:
             mean_load = self._load * decay(now - self._load_at) / len(self._all)
         long_s = self._long_s(waiting.bucket, now)
         return [
             self._option(backend, waiting, long_s, load, mean_load, now)
-            for backend, load in zip(looked_at, loads, strict=True)
+            for backend, load in zip(backends, loads, strict=True)
         ]
 
     def has_room(self, backend: Backend, now: float) -> bool:
@@ -157,7 +161,7 @@ class Outlook:
         wait_s, ahead_s, ahead = backend.backlog_s(now), 0.0, backend.queued
         if ahead:
             deadline = min(waiting.deadline, now + self._buckets[bucket].max_wait_s)
-            ahead_s = sum(queue.ahead_s(deadline) for queue in backend.queues.values())
+            ahead_s = fsum(queue.ahead_s(deadline) for queue in backend.queues.values())
             if waiting.backend == backend.name:
                 ahead_s, ahead = max(0.0, ahead_s - waiting.work_s), ahead - 1
             if ahead:
@@ -179,7 +183,7 @@ class Outlook:
         A queued request waits 1/(1 - share) times the work before it (M/G/1 with priorities).
         """
         max_wait_s = self._buckets[bucket].max_wait_s
-        share = sum(
+        share = fsum(
             backend.worked_share(other.name, now)
             for other in self._buckets.values()
             if other.max_wait_s < max_wait_s
@@ -188,16 +192,21 @@ class Outlook:
 
     # Long prefills (partition.py).
 
-    def _shorter(self, bucket: str, now: float) -> list[Bucket]:
-        """The buckets with less patience in which requests come in now."""
-        last = self._last_arrival
-        return [b for b in self._hastier[bucket] if now - last[b.name] < FLOWING_S]
-
     def _long_s(self, bucket: str, now: float) -> float:
-        """What a prefill of this bucket must exceed to be in the way of others."""
-        if not self._hastier[bucket]:
-            return inf
-        return min((b.max_wait_s for b in self._shorter(bucket, now)), default=inf)
+        """What a prefill of this bucket must exceed to be in the way of others that come in now."""
+        least = inf
+        for other in self._hastier[bucket]:
+            if other.max_wait_s < least and now - self._last_arrival[other.name] < FLOWING_S:
+                least = other.max_wait_s
+        return least
+
+    def _refused(self, bucket: str, now: float) -> float:
+        """The largest share refused lately of those that come in with less patience."""
+        most = 0.0
+        for other in self._hastier[bucket]:
+            if now - self._last_arrival[other.name] < FLOWING_S:
+                most = max(most, self._refused_share[other.name])
+        return most
 
     def _clear_at(
         self, backend: Backend, waiting: Waiting, prefill_s: float, long_s: float, now: float
@@ -213,21 +222,20 @@ class Outlook:
                 others = True
         if not others:
             return now
-        shorter = self._shorter(waiting.bucket, now)
-        flowing_until = max(self._last_arrival[b.name] for b in shorter) + FLOWING_S
-        refused = max(self._refused_share[b.name] for b in shorter)
+        # Those that come in no longer have arrived earlier: they do not change the latest.
+        latest = max(self._last_arrival[b.name] for b in self._hastier[waiting.bucket])
+        flowing_until, refused = latest + FLOWING_S, self._refused(waiting.bucket, now)
         max_wait_s = self._buckets[waiting.bucket].max_wait_s
         return may_take_last_at(waiting.arrived_at, max_wait_s, flowing_until, refused)
 
     def _crowd_s(self, waiting: Waiting, prefill_s: float, long_s: float, now: float) -> float:
         """The wait of a long prefill while one engine less than all take turns at them."""
-        shorter = self._shorter(waiting.bucket, now)
-        if not crowded_out(max(self._refused_share[b.name] for b in shorter)):
+        if not crowded_out(self._refused(waiting.bucket, now)):
             return 0.0
         deadline = min(waiting.deadline, now + self._buckets[waiting.bucket].max_wait_s)
         up = [b for b in self._all if b.up]
-        ahead_s = sum(b.backlog_s(now) for b in up if b.prefills_longer(long_s))
-        ahead_s += sum(b.queues[waiting.bucket].ahead_s(deadline) for b in up if b.queued)
+        ahead_s = fsum(b.backlog_s(now) for b in up if b.prefills_longer(long_s))
+        ahead_s += fsum(b.queues[waiting.bucket].ahead_s(deadline) for b in up if b.queued)
         if waiting.backend:
             ahead_s -= waiting.work_s
         # Work comes in lumps that are not interrupted: reckon with one more like this one.

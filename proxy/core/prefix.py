@@ -29,12 +29,21 @@ class PrefixIndex:
         self._holders, self._bit = holders, bit
 
     def match(self, blocks: Sequence[int]) -> int:
-        """How many leading blocks are held."""
+        """How many leading blocks are held.
+
+        Hashes are chained and heads outlive tails, so before a block that is held all are.
+        """
         held = self._held
-        for position, block in enumerate(blocks):
-            if block not in held:
-                return position
-        return len(blocks)
+        if not blocks or blocks[0] not in held:
+            return 0
+        first, beyond = 1, len(blocks)
+        while first < beyond:
+            middle = (first + beyond) // 2
+            if blocks[middle] in held:
+                first = middle + 1
+            else:
+                beyond = middle
+        return first
 
     def touch(self, blocks: Sequence[int], other_blocks: float = 0.0) -> None:
         """The backend now computes or reuses `blocks`.

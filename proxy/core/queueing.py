@@ -6,7 +6,7 @@ request only when deadlines are out of order, and the queue is bounded by `max_q
 
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from math import inf
+from math import fsum, inf
 
 from forebay.proxy.core.model import Request
 
@@ -68,7 +68,7 @@ class DeadlineQueue:
         """Seconds of prefill that leave before a newcomer with this deadline."""
         if deadline >= self._latest:
             return self.work_s
-        return sum(w.work_s for w in self._waiting.values() if w.deadline <= deadline)
+        return fsum(w.work_s for w in self._waiting.values() if w.deadline <= deadline)
 
     def everyone(self) -> list[Waiting]:
         """All who wait, in the order in which they leave."""

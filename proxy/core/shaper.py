@@ -263,10 +263,11 @@ class Shaper:
             return None
         heads = heads_of(self._queueing.values())
         for head in sorted(heads, key=lambda w: w.key)[:LOOKS_ELSEWHERE]:
-            if backend in self._outlook.usable(head) and self._outlook.may_start(
-                backend, head, now
-            ):
-                options = self._outlook.options(head, now)
+            if not self._outlook.suits(backend, head):
+                continue
+            if self._outlook.may_start(backend, head, now):
+                both = [self.backends[head.backend], backend]
+                options = self._outlook.options_among(both, head, now)
                 if self._route(head.request, options, self.affinity).backend == backend.name:
                     return head
         return None

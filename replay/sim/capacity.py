@@ -5,10 +5,11 @@ for arrivals. Nothing here looks at latency.
 """
 
 from collections.abc import Sequence
+from math import inf
 
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.engine import EngineCore
-from forebay.replay.sim.cluster import served
+from forebay.replay.sim.fleet import served
+from forebay.replay.sim.skipping import SkippingEngine
 from forebay.traces.schema import TraceRequest
 
 
@@ -21,9 +22,10 @@ def capacity_per_s(trace: Sequence[TraceRequest], config: EngineConfig, count: i
 
 def drain_s(trace: Sequence[TraceRequest], config: EngineConfig) -> float:
     """Seconds one engine takes for all of `trace`, submitted at once in the order of arrival."""
-    engine, now = EngineCore(config), 0.0
+    engine, now = SkippingEngine(config), 0.0
     for row in trace:
-        engine.add(served(row, 0.0, engine.limits.block_size))
-    while engine.has_work:
-        now += engine.step(now).duration_s
+        engine.add(served(row), now)
+    while (at := engine.next_at()) < inf:
+        now = at
+        engine.advance(now)
     return now

@@ -1,0 +1,34 @@
+"""No proxy at all: requests go straight to the engines, each in its turn."""
+
+from math import inf
+
+from forebay.proxy.core.model import Action, Request, Send
+
+
+class InTurn:
+    """Round-robin over the engines that are up; nothing waits here and nothing is refused."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._next = 0
+
+    def backend_up(self, name: str, now: float, kv_tokens: float | None = None) -> list[Action]:
+        self._names.append(name)
+        return []
+
+    def arrive(self, request: Request, now: float) -> list[Action]:
+        name = self._names[self._next % len(self._names)]
+        self._next += 1
+        return [Send(request, name, "", 0.0, 0.0, 0)]
+
+    def first_token(self, request_id: str, now: float) -> list[Action]:
+        return []
+
+    def finish(self, request_id: str, now: float) -> list[Action]:
+        return []
+
+    def wake_at(self) -> float:
+        return inf
+
+    def wake(self, now: float) -> list[Action]:
+        return []

@@ -1,0 +1,85 @@
+"""`EngineCore` as an engine of the fleet: every step computed, for reference.
+
+Slow and plain. `SkippingEngine` must give the same times; what it cannot do (other scheduling
+policies than fcfs) runs here.
+"""
+
+from math import inf
+
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.engine import EngineCore
+from forebay.replay.engine.request import Request
+from forebay.replay.engine.tokenizer import hashes_of_ids
+from forebay.replay.sim.request import SimRequest
+
+
+class SteppingEngine:
+    def __init__(self, config: EngineConfig) -> None:
+        self.core = EngineCore(config)
+        self.request_s = self.core.request_s
+        self.kv_tokens = self.core.kv_tokens
+        self._at = inf
+        self._stepping = False
+
+    @property
+    def steps(self) -> int:
+        return self.core.steps
+
+    @property
+    def busy_s(self) -> float:
+        return self.core.busy_s
+
+    @property
+    def preemptions(self) -> int:
+        return self.core.preemptions
+
+    def add(self, request: SimRequest, now: float) -> None:
+        self.core.add(engine_request(request, now, self.core.limits.block_size))
+        if not self._stepping and self._at == inf:
+            self._at = now  # the step starts once all that comes now is here
+
+    def next_at(self) -> float:
+        return self._at
+
+    def advance(self, now: float) -> tuple[list[SimRequest], list[SimRequest]]:
+        """End the step under way, if any, and start the next, if there is work."""
+        firsts: list[SimRequest] = []
+        finished: list[SimRequest] = []
+        if self._stepping:
+            result = self.core.finish_step()
+            ended = set(map(id, result.finished))
+            # As the server does: first those that go on, then those that end.
+            going_on = [request for request in result.outputs if id(request) not in ended]
+            for served in (*going_on, *result.finished):
+                request: SimRequest = served.sink
+                if served.output_tokens == 1:
+                    request.first_token_s = now
+                    request.cached_tokens = max(0, served.cached_tokens)
+                    firsts.append(request)
+                else:
+                    request.stall_s = max(request.stall_s, now - served.last_token_s)
+                served.last_token_s = now
+            for served in result.finished:
+                served.sink.finished_s = now
+                served.sink.preemptions = served.preemptions
+                finished.append(served.sink)
+        self._stepping = self.core.has_work
+        self._at = now + self.core.start_step(now) if self._stepping else inf
+        return firsts, finished
+
+
+def engine_request(request: SimRequest, arrival_s: float, block_size: int) -> Request:
+    """The same request in the books of `EngineCore`; its sink is `request`."""
+    hashes = (
+        hashes_of_ids(request.ids, request.block_tokens, request.prompt_tokens, block_size)
+        if request.ids
+        else []
+    )
+    return Request(
+        request.id,
+        request.prompt_tokens,
+        request.output_target,
+        hashes,
+        arrival_s=arrival_s,
+        sink=request,
+    )
