@@ -32,8 +32,15 @@ from forebay.replay.engine.models import (
     find_model,
 )
 from forebay.replay.engine.points import Point, Points, read_points
+from forebay.replay.engine.roofline import bound_by, least
+from forebay.replay.engine.server import start_engine
 from forebay.replay.engine.workloads import predicted_s, workload
+from forebay.replay.options import ReplayOptions
+from forebay.replay.runner import replay
+from forebay.replay.schedule import parse_arrivals
+from forebay.replay.sim.clock import run
 from forebay.traces.errors import InputError
+from forebay.traces.schema import TraceRequest
 
 TODAY = date(2026, 11, 21)
 ONE_CHUNK = 131_072
@@ -147,7 +154,7 @@ def test_what_the_points_cannot_show_keeps_the_prior() -> None:
     assert "decode_bandwidth" not in done.fit.fitted
     assert "sequence_s" not in done.fit.fitted
     assert done.file.constants.decode_bandwidth == kernel_table().decode_bandwidth
-    assert done.fit.alike["decode_bandwidth"] < 0.01
+    assert done.fit.unresolved["decode_bandwidth"] < 0.01
     assert done.file.constants.gemm_compute == pytest.approx(0.58, rel=0.05)
 
 
@@ -178,6 +185,22 @@ def test_the_roofline_turns_the_impossible_away(point: Point, says: str) -> None
     assert all(one.point is not point for one in done.compared)
     with pytest.raises(InputError, match="no point left to fit; 1 were rejected: line 4"):
         fitted([point], "llama-3-8b", "h200")
+
+
+def test_what_no_kernel_reaches_is_doubtful_and_can_be_turned_away() -> None:
+    """91 % of peak, end to end: kernels alone reach 82 %."""
+    work = workload(TTFTS[2], LLAMA_3_8B, H200_SXM)
+    fast = replace(
+        TTFTS[2], line=20, seconds=least(LLAMA_3_8B, H200_SXM, work.steps).seconds / 0.91
+    )
+    read = Points((*TTFTS_MEASURED, fast), "")
+    kept = calibrate(read, LLAMA_3_8B, H200_SXM, today=TODAY)
+    assert not kept.rejected
+    assert len(kept.doubts) == 1
+    assert kept.doubts[0].startswith("line 20: ")
+    assert "91%" in kept.doubts[0]
+    strict = calibrate(read, LLAMA_3_8B, H200_SXM, peak_share=0.82, today=TODAY)
+    assert [one.point.line for one in strict.rejected] == [20]
 
 
 def test_a_hit_given_as_one_is_possible() -> None:
@@ -253,6 +276,34 @@ def test_points_of_a_run_are_those_of_lone_requests(tmp_path: Path) -> None:
         read_points(tmp_path)
 
 
+def test_a_replayed_run_gives_back_the_servers_constants(tmp_path: Path) -> None:
+    """From HTTP to constants: replay one at a time against a server, then fit its folder."""
+    truth = replace(kernel_table(), gemm_compute=0.5, prefill_compute=0.55, step_s=4e-3,
+                    request_s=30e-3)  # fmt: skip
+    file = replace(calibration_file_of("*", "h200-sxm"), model="llama-3-8b", constants=truth)
+    (tmp_path / "truth.json").write_text(json.dumps(file.as_json()))
+    lengths = (100, 1_000, 4_000, 12_000, 30_000, 60_000)
+    rows = [TraceRequest(f"r{i}", 0.0, n, 20 + i) for i, n in enumerate(lengths)]
+
+    async def main() -> None:
+        config = EngineConfig("llama-3-8b", "h200", calibration=tmp_path / "truth.json")
+        async with start_engine(config) as server:
+            asked = ReplayOptions(
+                rows, [server.url], tmp_path / "run", arrivals=parse_arrivals("closed:1"),
+                quiet=True,
+            )  # fmt: skip
+            await replay(asked)
+
+    run(main())
+    read = read_points(tmp_path / "run")
+    assert len(read.points) == 2 * len(lengths)
+    done = calibrate(read, LLAMA_3_8B, H200_SXM, today=TODAY)
+    for name in ("gemm_compute", "prefill_compute", "step_s", "request_s"):
+        assert name in done.fit.fitted
+        assert getattr(done.file.constants, name) == pytest.approx(getattr(truth, name), rel=0.03)
+    assert max(abs(one.error) for one in done.compared) < 0.01
+
+
 GOOD = calibration_file_of("phi-3-mini-128k", "h200-nvl").as_json()
 
 
@@ -273,6 +324,16 @@ GOOD = calibration_file_of("phi-3-mini-128k", "h200-nvl").as_json()
 def test_a_bad_file_is_named_by_its_key(change: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError, match=f"^cal.json: {says}"):
         parse_calibration(json.dumps({**GOOD, **change}).encode(), "cal.json")
+
+
+def test_what_a_time_is_bound_by() -> None:
+    decode = workload(ITLS[0], LLAMA_3_8B, H200_SXM)
+    floor = least(LLAMA_3_8B, H200_SXM, decode.steps)
+    assert floor.seconds == floor.memory_s == pytest.approx(16.06e9 / 4.8e12, rel=0.08)
+    assert bound_by(floor, floor.seconds * 1.5) == "memory"
+    assert bound_by(floor, floor.seconds * 4) == "overhead"
+    prefill = least(LLAMA_3_8B, H200_SXM, workload(TTFTS[3], LLAMA_3_8B, H200_SXM).steps)
+    assert bound_by(prefill, prefill.seconds * 1.5) == "compute"
 
 
 def forebay(*words: str) -> "subprocess.CompletedProcess[str]":
@@ -317,6 +378,10 @@ def test_the_table_says_which_part_of_it_is_evidence(tmp_path: Path) -> None:
     said = " ".join(done.stdout.split())
     assert "as many constants as points: no evidence" in said
     assert "The points do not identify" in said
+
+
+def test_help_shows_an_example() -> None:
+    assert "forebay engine calibrate points.csv --model" in forebay("calibrate", "--help").stdout
 
 
 def test_the_list_of_shipped_calibrations() -> None:

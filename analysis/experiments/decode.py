@@ -76,7 +76,11 @@ def command(
             target, model=model, gpu=gpu, api_key=api_key, time_scale=time_scale,
             batched_tokens=max_num_batched_tokens,
         ) as server:  # fmt: skip
-            settings = {"command": command_line(context), "repeats": repeats}
+            settings = {
+                "command": command_line(context),
+                "repeats": repeats,
+                "salt": server.about.salt,
+            }
             return await decode(
                 server, list(dict.fromkeys(loads)), prompt_tokens, batch_output_tokens, repeats,
                 settings,

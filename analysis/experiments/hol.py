@@ -101,6 +101,7 @@ async def beside_a_chat(server: Target, prompt_tokens: int) -> dict[str, Any]:
         raise StudyFailed(f"{server.about.name}: the chat made no tokens before or beside it")
     return {
         "server": server.about.name.removeprefix("http://"),
+        "salt": server.about.salt,
         "quiet_gap_s": median(quiet),
         "worst_gap_s": max(beside),
         "gap_ratio": max(beside) / median(quiet),

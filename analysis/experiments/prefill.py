@@ -71,7 +71,11 @@ def command(
             target, model=model, gpu=gpu, api_key=api_key, time_scale=time_scale,
             batched_tokens=max_num_batched_tokens,
         ) as server:  # fmt: skip
-            settings = {"command": command_line(context), "repeats": repeats}
+            settings = {
+                "command": command_line(context),
+                "repeats": repeats,
+                "salt": server.about.salt,
+            }
             return await prefill(server, wanted, repeats, settings)
 
     finish(run_study(work(), "prefill"), out, as_json)

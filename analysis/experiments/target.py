@@ -65,13 +65,17 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What is known of a target; model and gpu are None when no data sheet is known."""
+    """What is known of a target; model and gpu are None when no data sheet is known.
+
+    `salt` makes its prompts: random, as equal prompts would be found in the cache the second
+    time. None where no prompt has a text.
+    """
 
     name: str
     model: ModelSpec | None
     gpu: GpuSpec | None
     context: int | None
-    simulated: bool
+    salt: str | None = None
 
 
 class Target(Protocol):
@@ -90,7 +94,7 @@ class SimTarget:
 
     def __init__(self, config: EngineConfig, name: str) -> None:
         self.config = config
-        self.about = About(name, config.model_spec, config.gpu_spec, config.context, True)
+        self.about = About(name, config.model_spec, config.gpu_spec, config.context)
 
     async def run(self, asks: Sequence[Ask], until: str | None = None) -> list[Answer]:
         core = EngineCore(self.config)
@@ -123,7 +127,7 @@ class HttpTarget:
         self._served = served
         self._salt, self._sent = token_hex(8), 0
         self.about = About(
-            address.base, known_model(served.model), gpu, served.max_model_len, False
+            address.base, known_model(served.model), gpu, served.max_model_len, self._salt
         )
 
     async def run(self, asks: Sequence[Ask], until: str | None = None) -> list[Answer]:

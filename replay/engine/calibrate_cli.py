@@ -103,7 +103,7 @@ def _data(done: "Outcome") -> dict[str, Any]:
         **done.file.as_json(),
         "relative_errors": done.fit.relative_errors,
         "at_bound": list(done.fit.at_bound),
-        "kept_from_prior": done.fit.alike,
+        "kept_from_prior": done.fit.unresolved,
         "rejected": [{"line": one.point.line, "reason": one.reason} for one in done.rejected],
         "doubtful": list(done.doubts),
     }

@@ -45,7 +45,7 @@ class Fit:
         relative_errors: one standard error of each as a share of its value; None without points
             to spare.
         at_bound: those that stopped at a physical bound, a sign that something else is wrong.
-        alike: candidates left at the prior, with the largest relative change of any point by
+        unresolved: candidates left at the prior, with the largest relative change of any point by
             their uncertainty: what was not resolved, or mimicked by a fitted one.
     """
 
@@ -53,7 +53,7 @@ class Fit:
     fitted: tuple[str, ...]
     relative_errors: dict[str, float | None]
     at_bound: tuple[str, ...]
-    alike: dict[str, float]
+    unresolved: dict[str, float]
 
 
 def fit(
