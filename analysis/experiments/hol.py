@@ -44,7 +44,7 @@ COLUMNS = (
     Column("worst_gap_s", "worst gap"),
     Column("gap_ratio", "worst / quiet", "ratio"),
     Column("upload_ttft_s", "upload TTFT"),
-    Column("upload_ratio", "× first row", "ratio"),
+    Column("upload_ratio", "× first", "ratio"),
 )
 
 

@@ -125,11 +125,12 @@ def _print(result: Result) -> None:
     for column in result.columns:
         if not column.shown:
             continue
-        side: Literal["left", "right"] = "left" if column.kind == "text" else "right"
-        table.add_column(column.heading, justify=side, no_wrap=True)
         values = [row.get(column.key) for row in result.rows]
         told = _FORMATS.get(column.kind)
         cells.append(told(values) if told else [str(NONE if v is None else v) for v in values])
+        side: Literal["left", "right"] = "left" if column.kind == "text" else "right"
+        # Headings may break, values never.
+        table.add_column(column.heading, justify=side, min_width=max(map(len, cells[-1])))
     for row in zip(*cells, strict=True):
         table.add_row(*(Text(cell) for cell in row))
     console.print(table)
