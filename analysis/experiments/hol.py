@@ -1,6 +1,7 @@
 """The study `hol`: what a long prompt does to a chat beside it, and what small chunks cost it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 from typing import Annotated, Any
@@ -125,7 +126,10 @@ def result(rows: list[dict[str, Any]], prompt_tokens: int, settings: dict[str, A
             f"{chosen['upload_ratio'] - 1:+.0%} TTFT for the prompt"
         )
     facts = {"stall_s": first["worst_gap_s"], "upload_ttft_s": first["upload_ttft_s"]}
-    columns = [c for c in COLUMNS if c.kind != "text" or len({r["server"] for r in rows}) > 1]
+    several = len({row["server"] for row in rows}) > 1
+    columns = [c for c in COLUMNS if c.kind != "text" or several]
+    if several:  # room for the names
+        columns = [replace(c, shown=c.key != "quiet_gap_s") for c in columns]
     if not any(row["max_num_batched_tokens"] for row in rows):
         columns = [c for c in columns if c.key != "max_num_batched_tokens"]
     target = ", ".join(dict.fromkeys(str(row["server"]) for row in rows))
