@@ -86,6 +86,19 @@ def test_hol_prints_the_trade_off(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert [float(r["worst_gap_s"]) for r in table] == [r["worst_gap_s"] for r in found["rows"]]
 
 
+def test_engines_are_compared_with_their_own_largest_chunk(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--target", PHI, "--target", "sim:llama-3-8b@h200", "--chunks", "131072,512")
+    found = study("hol", tmp_path, *words, "--prompt-tokens", "30000")
+    ratios = [row["upload_ratio"] for row in found["rows"]]
+    assert ratios[0] == ratios[2] == 1
+    assert all(1 < ratio < 2 for ratio in (ratios[1], ratios[3]))
+    said = capsys.readouterr().out
+    assert f"{found['rows'][1]['upload_ratio'] - 1:+.0%} TTFT" in " ".join(said.split())
+    assert max(map(len, said.splitlines())) <= 80
+
+
 def test_prefill_finds_the_crossover(tmp_path: Path) -> None:
     """36,864 tokens by FLOPs for this model; the shares of peak (.652, .616) move it to 39,000."""
     words = ("--target", PHI, "--repeats", "1", "--max-num-batched-tokens", "131072")

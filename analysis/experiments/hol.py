@@ -111,16 +111,17 @@ async def beside_a_chat(server: Target, prompt_tokens: int) -> dict[str, Any]:
 
 
 def result(rows: list[dict[str, Any]], prompt_tokens: int, settings: dict[str, Any]) -> Result:
-    """The trade-off of all rows against the first."""
+    """The trade-off of all rows, each against its largest chunk or the first server."""
     first = rows[0]
     for row in rows:
-        row["upload_ratio"] = row["upload_ttft_s"] / first["upload_ttft_s"]
+        row["upload_ratio"] = row["upload_ttft_s"] / _base(row, rows)["upload_ttft_s"]
+    others = [row for row in rows[1:] if _base(row, rows) is first]
     words = (
         f"A prompt of {prompt_tokens:,} tokens stops a chat for {duration(first['worst_gap_s'])} "
         f"on {_named(first)}"
     )
-    if len(rows) > 1:
-        chosen = _cheapest(rows[1:])
+    if others:
+        chosen = _cheapest(others)
         words += (
             f", for {duration(chosen['worst_gap_s'])} on {_named(chosen)}, at "
             f"{chosen['upload_ratio'] - 1:+.0%} TTFT for the prompt"
@@ -135,6 +136,13 @@ def result(rows: list[dict[str, Any]], prompt_tokens: int, settings: dict[str, A
     target = ", ".join(dict.fromkeys(str(row["server"]) for row in rows))
     plot = _plot(rows)
     return Result("hol", target, words + ".", columns, rows, facts, plot, (), settings)
+
+
+def _base(row: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What `row` is compared with: its engine's largest chunk; of URLs, the first one."""
+    if not row["max_num_batched_tokens"]:
+        return rows[0]
+    return next(one for one in rows if one["server"] == row["server"])
 
 
 def _cheapest(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -129,8 +129,9 @@ def _print(result: Result) -> None:
         told = _FORMATS.get(column.kind)
         cells.append(told(values) if told else [str(NONE if v is None else v) for v in values])
         side: Literal["left", "right"] = "left" if column.kind == "text" else "right"
-        # Headings may break, values never.
-        table.add_column(column.heading, justify=side, min_width=max(map(len, cells[-1])))
+        # Headings and names may break, numbers never.
+        least = None if column.kind == "text" else max(map(len, cells[-1]))
+        table.add_column(column.heading, justify=side, min_width=least, overflow="fold")
     for row in zip(*cells, strict=True):
         table.add_row(*(Text(cell) for cell in row))
     console.print(table)
