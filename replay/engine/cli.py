@@ -2,20 +2,23 @@
 
 import asyncio
 import signal
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from forebay.proxy.command import new_app
 from forebay.proxy.event_loop import fast_runner
+from forebay.replay.engine.calibrate_cli import HELP as CALIBRATE_HELP
+from forebay.replay.engine.calibrate_cli import calibrate_command, print_shipped
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.faults import Fault, parse_fault
 from forebay.replay.engine.server import RunningEngine, start_engine
 from forebay.traces.errors import InputError
 
 HELP = """One simulated vLLM server: batching, chunked prefill, prefix cache and step times of a
-named model on a named GPU, behind vLLM's HTTP API, until SIGTERM or Ctrl-C. All options but --gpu
-and --time-scale are vLLM's.
+named model on a named GPU, behind vLLM's HTTP API, until SIGTERM or Ctrl-C. All options but --gpu,
+--time-scale and those of calibrations are vLLM's.
 
 Example:  forebay engine --model llama-3-8b --gpu h200 --port 8001
 """
@@ -23,9 +26,12 @@ Example:  forebay engine --model llama-3-8b --gpu h200 --port 8001
 app = new_app()
 
 
-@app.command(help=HELP)
+@app.callback(invoke_without_command=True, help=HELP)
 def engine(
-    model: Annotated[str, typer.Option(help="phi-3-mini-128k, llama-3-8b or qwen2.5-14b.")],
+    context: typer.Context,
+    model: Annotated[
+        str | None, typer.Option(help="phi-3-mini-128k, llama-3-8b or qwen2.5-14b; required.")
+    ] = None,
     gpu: Annotated[str, typer.Option(help="h200 (SXM) or h200-nvl.")] = "h200",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
@@ -59,8 +65,22 @@ def engine(
         bool, typer.Option("--enable-request-id-headers", help="Echo X-Request-Id.")
     ] = False,
     seed: Annotated[int | None, typer.Option(help="Of ids, output lengths and words.")] = None,
+    calibration: Annotated[
+        Path | None, typer.Option(help="Step-time constants, as `calibrate -o` writes them.")
+    ] = None,
+    list_calibrations: Annotated[
+        bool, typer.Option("--list-calibrations", help="Print the shipped ones and exit.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print that list as data.")] = False,
     fault: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
+    if context.invoked_subcommand is not None:
+        return
+    if list_calibrations:
+        print_shipped(as_json)
+        return
+    if model is None:
+        raise InputError("Missing option '--model': e.g. --model llama-3-8b")
     config = EngineConfig(
         model=model,
         gpu=gpu,
@@ -80,10 +100,14 @@ def engine(
         max_num_queued_tokens=max_num_queued_tokens,
         enable_request_id_headers=enable_request_id_headers,
         seed=seed,
+        calibration=calibration,
     )
     chosen = parse_fault(fault) if fault else None
     with fast_runner() as runner:
         runner.run(_serve(config, host, port, chosen))
+
+
+app.command("calibrate", help=CALIBRATE_HELP)(calibrate_command)
 
 
 async def _serve(config: EngineConfig, host: str, port: int, fault: Fault | None) -> None:

@@ -2,7 +2,9 @@
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
+from forebay.replay.engine.calibration import ANY, Calibration, calibration_of, read_calibration
 from forebay.replay.engine.kv_cache import pool_blocks
 from forebay.replay.engine.models import GpuSpec, ModelSpec, find_gpu, find_model
 from forebay.replay.engine.scheduler import POLICIES, SchedulerLimits
@@ -18,6 +20,7 @@ class EngineConfig:
     Attributes:
         time_scale: simulated seconds that pass in one wall second (servers only).
         seed: of output lengths, output words and request ids.
+        calibration: file of step-time constants; default: the shipped ones of model and GPU.
         The others are vLLM's options of the same names.
     """
 
@@ -39,6 +42,7 @@ class EngineConfig:
     max_num_queued_tokens: int | None = None
     enable_request_id_headers: bool = False
     seed: int | None = None
+    calibration: Path | None = None
 
     def __post_init__(self) -> None:
         find_model(self.model)
@@ -71,6 +75,20 @@ class EngineConfig:
                 f"--scheduling-policy {self.scheduling_policy}: give {' or '.join(POLICIES)}"
             )
         self._check_lengths()
+        self.step_constants()
+
+    def step_constants(self) -> Calibration:
+        """The constants of the step-time model; raises InputError for a bad --calibration."""
+        model, gpu = self.model_spec, self.gpu_spec
+        if self.calibration is None:
+            return calibration_of(model, gpu)
+        read = read_calibration(self.calibration)
+        if read.model not in (ANY, model.name) or read.gpu != gpu.name:
+            raise InputError(
+                f"--calibration {self.calibration}: is of {read.model} on {read.gpu}, not of "
+                f"{model.name} on {gpu.name}"
+            )
+        return read.constants
 
     @property
     def model_spec(self) -> ModelSpec:

@@ -40,7 +40,7 @@ class EngineCore:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.model, self.gpu = config.model_spec, config.gpu_spec
-        self.timing = StepTimeModel(self.model, self.gpu)
+        self.timing = StepTimeModel(self.model, self.gpu, config.step_constants())
         self.limits = config.limits()
         self.pool = BlockPool(config.num_blocks())
         self.scheduler = Scheduler(self.limits, self.pool)
