@@ -16,6 +16,7 @@ COMMANDS = {
     "traces": ("forebay.traces.cli:app", "import, describe and make traces"),
     "report": ("forebay.analysis.cli:report_app", "one HTML page from one or more runs"),
     "compare": ("forebay.analysis.cli:compare_app", "two runs side by side"),
+    "kv": ("forebay.analysis.kv.cli:app", "KV-cache arithmetic, and a check against a real vLLM"),
     "bench": ("forebay.analysis.bench:app", "the measurements the README quotes"),
 }
 

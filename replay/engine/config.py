@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from forebay.replay.engine.kv_cache import pool_blocks
+from forebay.replay.engine.memory import pool_blocks
 from forebay.replay.engine.models import GpuSpec, ModelSpec, find_gpu, find_model
 from forebay.replay.engine.scheduler import POLICIES, SchedulerLimits
 from forebay.traces.errors import InputError
