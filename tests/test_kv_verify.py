@@ -133,6 +133,33 @@ def test_exact_to_the_block_from_the_logged_gib(
     assert not verdict.plan.options.kv.draft_layers
 
 
+def test_a_cache_whose_size_was_set_is_divided_exactly(tmp_path: Path) -> None:
+    # /metrics of vLLM 0.32 on a CPU, serving a Llama of 2 layers with one KV head of 32
+    text = (
+        'vllm:cache_config_info{block_size="128",cache_dtype="auto",gpu_memory_utilization="0.92",'
+        'kv_cache_memory_bytes="1073741824",kv_cache_size_tokens="4194304",num_gpu_blocks="32768"}'
+    )
+    (tmp_path / "config.json").write_text(
+        json.dumps(
+            {
+                **CONFIGS[LLAMA], "num_hidden_layers": 2, "hidden_size": 64, "vocab_size": 105,
+                "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 128,
+            }
+        )
+    )  # fmt: skip
+    verdict = verify_log(text, "metrics", {}, model=str(tmp_path))
+    assert (verdict.low_blocks, verdict.actual_blocks, verdict.exact) == (32_768, 32_768, True)
+    assert (verdict.predicted_tokens, verdict.error) == (4_194_304, 0.0)
+    assert "kv_cache_memory_bytes" in verdict.notes[0]
+
+
+def test_a_context_stretched_by_its_operator_is_no_error(tmp_path: Path) -> None:
+    text = "vllm serve x -tp 2 --max-model-len 131072\n# GPU blocks: 30000"
+    verdict = judge(Log("", "Qwen/Qwen3-8B", text, ON_H100), tmp_path)
+    assert verdict.plan.max_model_len == 131_072
+    assert verdict.plan.options.kv.tensor_parallel == 2
+
+
 def test_a_wrong_layer_count_is_not_exact(tmp_path: Path) -> None:
     log = Log("LMCache/LMCache#1739", "Qwen/Qwen3-14B", EXACT[3][3], {"gpu": "h100",
               "draft_layers": 1})  # fmt: skip

@@ -80,6 +80,7 @@ class StartLog:
     """What was found; None where a version does not say it.
 
     Attributes:
+        set_bytes: kv_cache_memory_bytes, where the operator set the cache's size.
         available_gib: memory for the KV cache, to two decimals as logged.
         tokens, blocks: size of the cache.
         concurrency: "Maximum concurrency": requests, and of how many tokens.
@@ -89,6 +90,7 @@ class StartLog:
     model: str | None
     version: str | None
     old_engine: bool
+    set_bytes: int | None
     available_gib: float | None
     tokens: int | None
     blocks: int | None
@@ -112,9 +114,10 @@ def parse_start_log(text: str, where: str) -> StartLog:
     """Read `text`; raises InputError, naming `where`, if it says nothing of a KV cache."""
     facts = {name: min(_numbers(text, found), default=None) for name, found in _FACTS.items()}
     flags = {name: _flag(text, name) for name in _FLAGS}
-    for name in ("num_gpu_blocks_override", "kv_cache_memory_bytes"):
-        if flags.pop(name) is not None:
-            raise InputError(f"{where}: {name} was set, so memory did not decide the cache's size")
+    if flags["num_gpu_blocks_override"] is not None:
+        raise InputError(
+            f"{where}: num_gpu_blocks_override was set, so memory did not decide the cache's size"
+        )
     if all(facts[name] is None for name in ("tokens", "blocks", "available_gib")):
         raise InputError(
             f"{where}: no line with the size of the KV cache, such as 'GPU KV cache size: 420,896 "
@@ -134,6 +137,7 @@ def parse_start_log(text: str, where: str) -> StartLog:
         model=_first(text, _MODEL),
         version=_first(text, _VERSION),
         old_engine=_is_old(text),
+        set_bytes=flags["kv_cache_memory_bytes"],
         available_gib=facts["available_gib"],
         tokens=_whole(facts["tokens"]),
         blocks=_whole(facts["blocks"]),
@@ -171,6 +175,8 @@ def _numbers(text: str, patterns: tuple[str, ...]) -> Iterator[float]:
 def _flag(text: str, name: str) -> int | None:
     """A flag as `--name 5`, `name=5`, `'name': 5` or `name="5"`; the first that has a number."""
     words = name.replace("_", "[-_]")
+    if name == "tensor_parallel_size":
+        words = rf"(?:{words}|(?<=-)tp)"
     found = re.search(rf"\b{words}[\"']?\s*[=: ]\s*[\"']?(\d[\d,]*\d|\d)\b(?!\.\d)", text)
     return int(found[1].replace(",", "")) if found else None
 

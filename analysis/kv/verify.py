@@ -115,15 +115,25 @@ def verify_log(
     if name is None:
         raise InputError(f"{where}: does not name the model; give --model")
     shape = choose_model(name, weights_gib)
+    # It did start with this length: its operator may have stretched the context.
+    longest = choices.get("max_model_len") or log.max_model_len or shape.max_model_len
+    shape = replace(shape, max_model_len=max(shape.max_model_len, longest))
     if gpu_memory_gib is None:
         gpu_memory_gib = log.total_gib
+    if gpu is None and gpu_memory_gib is None and log.set_bytes is not None:
+        gpu, gpu_memory_gib = "any GPU", log.set_bytes / GIB  # its size does not matter then
     if gpu is None and gpu_memory_gib is None:
         raise InputError(f"{where}: does not tell the GPU's memory; give --gpu")
     chosen_gpu = choose_gpu(gpu, gpu_memory_gib)
     said, notes = _said(log)
     plan = make_plan(shape, chosen_gpu, replace(Choices(), **{**said, **choices}))
     low = high = None
-    if log.available_gib is not None and (log.blocks or log.tokens) is not None:
+    if log.set_bytes is not None:
+        low = high = plan.budget.layout.blocks_in(log.set_bytes)
+        requested = plan.budget.taken + log.set_bytes
+        plan = replace(plan, budget=replace(plan.budget, requested=requested, blocks=low))
+        notes.append("kv_cache_memory_bytes set the cache's size: only its division is checked")
+    elif log.available_gib is not None and (log.blocks or log.tokens) is not None:
         low = plan.budget.layout.blocks_in((log.available_gib - _ROUNDING_GIB) * GIB)
         high = plan.budget.layout.blocks_in((log.available_gib + _ROUNDING_GIB) * GIB)
     blocks = _actual_blocks(log, plan)
