@@ -250,6 +250,30 @@ def test_vllm_defaults_by_gpu(gpu: str, tokens: int, sequences: int) -> None:
     assert (found.batched_tokens, found.sequences) == (tokens, sequences)
 
 
+@pytest.mark.parametrize("block_size", [16, 8192, 32_768])
+def test_least_utilisation_is_least(block_size: int) -> None:
+    options = MemoryOptions(KvOptions(block_size=block_size))
+    share = memory_budget(LLAMA, 139.8, options).least_utilization(131_072)
+    for asked, fits in ((share, 1), (share - 0.01, 0)):
+        budget = memory_budget(LLAMA, 139.8, replace(options, gpu_memory_utilization=asked))
+        assert budget.whole_requests(131_072) == fits
+
+
+@pytest.mark.parametrize(
+    ("tp", "tokens", "activation"),
+    [
+        (1, 8192, 38.5 * 1024 * 128_256),  # logits of 1,024 sequences
+        (1, 131_072, 131_072 * (3 * 14_336 + 3 * 4096) * 2),  # the MLP of a large step
+        (4, 131_072, 131_072 * (3 * 3584 + 3 * 4096) * 2),  # split, the hidden state is not
+    ],
+)
+def test_activation_peak(tp: int, tokens: int, activation: float) -> None:
+    options = MemoryOptions(KvOptions(tensor_parallel=tp, max_num_batched_tokens=tokens))
+    budget = memory_budget(LLAMA, 139.8, options)
+    assert budget.activation == activation
+    assert budget.weights == LLAMA.weight_bytes / tp
+
+
 def test_one_request_fits_from_the_stated_utilisation_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -153,6 +153,16 @@ def test_a_cache_whose_size_was_set_is_divided_exactly(tmp_path: Path) -> None:
     assert "kv_cache_memory_bytes" in verdict.notes[0]
 
 
+@pytest.mark.parametrize(("length", "batched"), [(20_000, 20_000), (35_000, 512)])
+def test_the_old_engine_took_prompts_whole_up_to_32k(
+    length: int, batched: int, tmp_path: Path
+) -> None:
+    text = f"# GPU blocks: 1952, # CPU blocks: 2048\nMaximum concurrency for {length} tokens per "
+    verdict = judge(Log("", LLAMA, f"{text}request: 1.56x", {"gpu": "rtx-3090"}), tmp_path)
+    assert verdict.plan.options.kv.max_num_batched_tokens == batched
+    assert verdict.plan.options.max_num_seqs == 256
+
+
 def test_a_context_stretched_by_its_operator_is_no_error(tmp_path: Path) -> None:
     text = "vllm serve x -tp 2 --max-model-len 131072\n# GPU blocks: 30000"
     verdict = judge(Log("", "Qwen/Qwen3-8B", text, ON_H100), tmp_path)
