@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forebay.replay.engine.calibration import ANY, Calibration, calibration_of, read_calibration
-from forebay.replay.engine.kv_cache import pool_blocks
+from forebay.replay.engine.memory import pool_blocks
 from forebay.replay.engine.models import GpuSpec, ModelSpec, find_gpu, find_model
 from forebay.replay.engine.scheduler import POLICIES, SchedulerLimits
 from forebay.traces.errors import InputError

@@ -5,38 +5,8 @@ the free list whether or not it is cached, and is evicted only when it is handed
 Nothing here knows requests' lengths or decides who gets blocks.
 """
 
-import math
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-
-from forebay.replay.engine.models import GIB, GpuSpec, ModelSpec
-
-NON_TORCH_GIB = 0.13
-"""Memory the driver and libraries take outside the allocator on one GPU (vLLM start-up logs)."""
-SAMPLER_BYTES_PER_LOGIT = 38.5
-"""Peak activation of the sampler, bytes for each of max_num_seqs x vocab (seven start-up logs)."""
-
-
-def pool_blocks(
-    model: ModelSpec,
-    gpu: GpuSpec,
-    *,
-    block_size: int = 16,
-    gpu_memory_utilization: float = 0.9,
-    max_num_batched_tokens: int = 8192,
-    max_num_seqs: int = 1024,
-) -> int:
-    """Blocks of KV cache that fit beside weights and activations; may be 0 or negative."""
-    activation = max(
-        max_num_batched_tokens * (3 * model.ffn + 3 * model.hidden) * model.bytes_per_value,
-        SAMPLER_BYTES_PER_LOGIT * max_num_seqs * model.vocab,
-    )
-    pool = (
-        (gpu.memory_gib * gpu_memory_utilization - NON_TORCH_GIB) * GIB
-        - model.weight_bytes
-        - activation
-    )
-    return math.floor(pool / (block_size * model.kv_bytes_per_token))
 
 
 class BlockPool:
