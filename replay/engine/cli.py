@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import sys
 from typing import Annotated
 
 import typer
@@ -9,15 +10,28 @@ import typer
 from forebay.proxy.command import new_app
 from forebay.proxy.event_loop import fast_runner
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.faults import Fault, parse_fault
+from forebay.replay.engine.faults import Fault, fault_help, parse_fault
+from forebay.replay.engine.kv_events import parse_kv_events
 from forebay.replay.engine.server import RunningEngine, start_engine
+from forebay.replay.engine.server_options import ServerOptions
 from forebay.traces.errors import InputError
 
-HELP = """One simulated vLLM server: batching, chunked prefill, prefix cache and step times of a
-named model on a named GPU, behind vLLM's HTTP API, until SIGTERM or Ctrl-C. All options but --gpu
-and --time-scale are vLLM's.
+HELP = f"""One simulated vLLM server: batching, chunked prefill, prefix cache and step times of a
+named model on a named GPU, behind vLLM's HTTP API, until SIGTERM or Ctrl-C. All options but --gpu,
+--time-scale and --fault are vLLM's.
 
 Example:  forebay engine --model llama-3-8b --gpu h200 --port 8001
+
+\b
+Faults, for tests of what stands in front (NAME:TOKENS fails after so many tokens of a stream):
+{fault_help()}
+
+\b
+Without a fault, as vLLM:
+  queue limits     503, before the answer or inside a 200 stream
+  slow readers     several tokens in one event
+  idle connections closed after 5 s
+  SIGTERM          finish_reason "abort", once --shutdown-timeout is over
 """
 
 app = new_app()
@@ -59,7 +73,32 @@ def engine(
         bool, typer.Option("--enable-request-id-headers", help="Echo X-Request-Id.")
     ] = False,
     seed: Annotated[int | None, typer.Option(help="Of ids, output lengths and words.")] = None,
-    fault: Annotated[str | None, typer.Option(hidden=True)] = None,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(envvar="VLLM_API_KEY", help="Asked for on /v1/*; may be given again."),
+    ] = None,
+    shutdown_timeout: Annotated[
+        int, typer.Option(help="Simulated seconds to finish in after SIGTERM; 0: abort all.")
+    ] = 0,
+    sse_keep_alive_interval: Annotated[
+        int, typer.Option(help="Comment in a stream silent for so many simulated s; 0: none.")
+    ] = 0,
+    enable_server_load_tracking: Annotated[
+        bool, typer.Option("--enable-server-load-tracking", help="Count on /load.")
+    ] = False,
+    server_dev_mode: Annotated[
+        bool,
+        typer.Option(
+            "--server-dev-mode",
+            envvar="VLLM_SERVER_DEV_MODE",
+            help="Serve POST /reset_prefix_cache.",
+        ),
+    ] = False,
+    kv_events_config: Annotated[
+        str | None,
+        typer.Option(help="JSON as vLLM's; needs pip install 'forebay\\[kv-events]'."),
+    ] = None,
+    fault: Annotated[str | None, typer.Option(help="NAME or NAME:TOKENS; see above.")] = None,
 ) -> None:
     config = EngineConfig(
         model=model,
@@ -81,22 +120,39 @@ def engine(
         enable_request_id_headers=enable_request_id_headers,
         seed=seed,
     )
+    options = ServerOptions(
+        api_key=tuple(api_key or ()),
+        shutdown_timeout=shutdown_timeout,
+        sse_keep_alive_interval=sse_keep_alive_interval,
+        enable_server_load_tracking=enable_server_load_tracking,
+        server_dev_mode=server_dev_mode,
+        kv_events=parse_kv_events(kv_events_config) if kv_events_config else None,
+    )
     chosen = parse_fault(fault) if fault else None
     with fast_runner() as runner:
-        runner.run(_serve(config, host, port, chosen))
+        died = runner.run(_serve(config, options, host, port, chosen))
+    if died:
+        print("forebay engine: the engine died, as --fault engine-dead asks", file=sys.stderr)
+        raise typer.Exit(1)
 
 
-async def _serve(config: EngineConfig, host: str, port: int, fault: Fault | None) -> None:
+async def _serve(
+    config: EngineConfig, options: ServerOptions, host: str, port: int, fault: Fault | None
+) -> bool:
+    """Serve until a signal; whether the engine died instead."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
     try:
-        async with start_engine(config, host=host, port=port, fault=fault) as running:
+        async with start_engine(
+            config, host=host, port=port, fault=fault, options=options
+        ) as running:
             print(start_line(config, running), flush=True)
             stopped = asyncio.create_task(stop.wait())
             await asyncio.wait({stopped, running.stepping}, return_when="FIRST_COMPLETED")
             stopped.cancel()
+            return running.loop.died.is_set()
     except OSError as error:
         raise InputError(
             f"--host {host} --port {port}: cannot listen: {error.strerror}; use another port"
