@@ -15,15 +15,14 @@ import msgspec
 import orjson
 import pytest
 import zmq
+from engine_stage import Cache
 
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.engine import EngineCore
-from forebay.replay.engine.kv_events import KvEvents, KvEventsConfig, parse_kv_events
+from forebay.replay.engine.kv_events import KvEventsConfig, parse_kv_events
 from forebay.replay.engine.kv_publisher import END
-from forebay.replay.engine.request import Request
 from forebay.replay.engine.server import RunningEngine, start_engine
 from forebay.replay.engine.server_options import ServerOptions
-from forebay.replay.engine.tokenizer import Generation, OutputBlocks, Prompt, encode_ids
+from forebay.replay.engine.tokenizer import Generation, Prompt, encode_ids
 from forebay.traces.errors import InputError
 
 WAIT_S = 20  # more than any of this takes
@@ -34,27 +33,6 @@ STORED_KEYS = [  # recorded from vLLM 0.32
 
 Event = dict[str, Any]
 Batch = tuple[int, list[Event]]
-
-
-class Cache:
-    """An engine whose cache is watched, one request after the other."""
-
-    def __init__(self, blocks: int) -> None:
-        room = (blocks - 1) * 32
-        config = EngineConfig(block_size=32, num_gpu_blocks_override=blocks, max_model_len=room)
-        self.core = EngineCore(config)
-        self.events = self.core.pool.observer = KvEvents(32)
-        self._asked = 0
-
-    def ask(self, prompt: Prompt, output: int = 1, salt: str | None = None) -> list[Event]:
-        content = OutputBlocks(prompt, Generation(prompt), 32, salt)
-        hashes = prompt.block_hashes(32, salt)
-        self._asked += 1
-        name = str(self._asked)
-        self.core.add(Request(name, prompt.tokens, output, hashes, extend=content, content=content))
-        while self.core.has_work:
-            self.core.step(0.0)
-        return self.events.take()
 
 
 def test_evictions_come_in_the_order_recorded_from_vllm() -> None:

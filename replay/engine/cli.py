@@ -18,7 +18,7 @@ from forebay.traces.errors import InputError
 
 HELP = f"""One simulated vLLM server: batching, chunked prefill, prefix cache and step times of a
 named model on a named GPU, behind vLLM's HTTP API, until SIGTERM or Ctrl-C. All options but --gpu,
---time-scale and --fault are vLLM's.
+--time-scale, --server-dev-mode and --fault are vLLM's.
 
 Example:  forebay engine --model llama-3-8b --gpu h200 --port 8001
 

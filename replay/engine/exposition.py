@@ -73,7 +73,9 @@ class Exposition:
         yield self._several(
             GaugeMetricFamily,
             "engine_sleep_state",
-            "Engine sleep state; awake = 1 means engine is awake.",
+            "Engine sleep state; awake = 0 means engine is sleeping; awake = 1 means engine is "
+            "awake; weights_offloaded = 1 means sleep level 1; "
+            "discard_all = 1 means sleep level 2.",
             "sleep_state",
             {"awake": 1, "weights_offloaded": 0, "discard_all": 0},
         )
@@ -126,7 +128,7 @@ class Exposition:
             "prompt_tokens_cached_by_source",
             "Prefix-cache hit tokens by the cache tier that supplied them.",
             "source",
-            {"device": cached, **dict.fromkeys(OTHER_TIERS, 0)},
+            {"device": core.prefix_hits, **dict.fromkeys(OTHER_TIERS, 0)},
         )
         yield self._several(
             CounterMetricFamily,
@@ -147,26 +149,66 @@ class Exposition:
     def _histograms(self) -> Iterable[Metric]:
         counted = self._metrics
         for name, text, histogram in (
-            ("request_prompt_tokens", "Number of prefill tokens.", counted.prompt_length),
-            ("request_generation_tokens", "Number of generation tokens.", counted.output_length),
-            ("iteration_tokens_total", "Number of tokens per engine_step.", counted.step_tokens),
-            ("request_params_n", "The n request parameter.", counted.choices),
-            ("time_to_first_token_seconds", "Time to first token.", counted.ttft),
-            ("inter_token_latency_seconds", "Inter-token latency.", counted.inter_token),
+            ("request_prompt_tokens", "Number of prefill tokens processed.", counted.prompt_length),
+            (
+                "request_generation_tokens",
+                "Number of generation tokens processed.",
+                counted.output_length,
+            ),
+            (
+                "iteration_tokens_total",
+                "Histogram of number of tokens per engine_step.",
+                counted.step_tokens,
+            ),
+            ("request_params_n", "Histogram of the n request parameter.", counted.choices),
+            (
+                "time_to_first_token_seconds",
+                "Histogram of time to first token in seconds.",
+                counted.ttft,
+            ),
+            (
+                "inter_token_latency_seconds",
+                "Histogram of inter-token latency in seconds.",
+                counted.inter_token,
+            ),
             (
                 "request_time_per_output_token_seconds",
-                "Time per output token of a request.",
+                "Histogram of time_per_output_token_seconds per request.",
                 counted.per_output_token,
             ),
-            ("e2e_request_latency_seconds", "End-to-end request latency.", counted.e2e),
-            ("request_queue_time_seconds", "Time in WAITING.", counted.queue_time),
-            ("request_inference_time_seconds", "Time in RUNNING.", counted.inference_time),
-            ("request_prefill_time_seconds", "Time in PREFILL.", counted.prefill_time),
-            ("request_decode_time_seconds", "Time in DECODE.", counted.decode_time),
-            ("request_num_preemptions", "Preemptions of a request.", counted.preempted),
+            (
+                "e2e_request_latency_seconds",
+                "Histogram of e2e request latency in seconds.",
+                counted.e2e,
+            ),
+            (
+                "request_queue_time_seconds",
+                "Histogram of time spent in WAITING phase for request.",
+                counted.queue_time,
+            ),
+            (
+                "request_inference_time_seconds",
+                "Histogram of time spent in RUNNING phase for request.",
+                counted.inference_time,
+            ),
+            (
+                "request_prefill_time_seconds",
+                "Histogram of time spent in PREFILL phase for request.",
+                counted.prefill_time,
+            ),
+            (
+                "request_decode_time_seconds",
+                "Histogram of time spent in DECODE phase for request.",
+                counted.decode_time,
+            ),
+            (
+                "request_num_preemptions",
+                "Histogram of the number of times a request was preempted.",
+                counted.preempted,
+            ),
             (
                 "request_prefill_kv_computed_tokens",
-                "New KV tokens computed during prefill (excluding cached tokens).",
+                "Histogram of new KV tokens computed during prefill (excluding cached tokens).",
                 counted.computed_prompt,
             ),
         ):
