@@ -66,7 +66,7 @@ def test_evictions_come_in_the_order_recorded_from_vllm() -> None:
 
 def test_stored_blocks_tell_their_tokens_and_their_parent() -> None:
     cache, prompt = Cache(100), encode_ids(range(100))
-    first, second = cache.ask(prompt, output=40)
+    first, second, third = cache.ask(prompt, output=65)
     assert list(first) == list(second) == STORED_KEYS
     assert first["token_ids"] == list(range(96))
     assert first["parent_block_hash"] is None
@@ -75,10 +75,12 @@ def test_stored_blocks_tell_their_tokens_and_their_parent() -> None:
     assert second["parent_block_hash"] == first["block_hashes"][-1]
     words = Prompt(Generation(prompt).words(0, 28)).token_ids()
     assert second["token_ids"] == [96, 97, 98, 99, *words]
-    # A conversation that is sent back hits that block too, so only its end is news.
-    (third,) = cache.ask(encode_ids([*first["token_ids"], *second["token_ids"], *range(40)]))
-    assert third["parent_block_hash"] == second["block_hashes"][0]
-    assert third["token_ids"] == list(range(32))
+    assert third["token_ids"] == Prompt(Generation(prompt).words(28, 60)).token_ids()
+    # A conversation that is sent back hits those blocks too, so only its end is news.
+    so_far = [token for event in (first, second, third) for token in event["token_ids"]]
+    (news,) = cache.ask(encode_ids([*so_far, *range(40)]))
+    assert news["parent_block_hash"] == third["block_hashes"][0]
+    assert news["token_ids"] == list(range(32))
 
 
 def test_a_salt_makes_other_blocks_and_is_told_with_the_first() -> None:
