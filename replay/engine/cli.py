@@ -3,6 +3,7 @@
 import asyncio
 import signal
 from pathlib import Path
+import sys
 from typing import Annotated
 
 import typer
@@ -12,15 +13,28 @@ from forebay.proxy.event_loop import fast_runner
 from forebay.replay.engine.calibrate_cli import HELP as CALIBRATE_HELP
 from forebay.replay.engine.calibrate_cli import calibrate_command, print_shipped
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.faults import Fault, parse_fault
+from forebay.replay.engine.faults import Fault, fault_help, parse_fault
+from forebay.replay.engine.kv_events import parse_kv_events
 from forebay.replay.engine.server import RunningEngine, start_engine
+from forebay.replay.engine.server_options import ServerOptions
 from forebay.traces.errors import InputError
 
-HELP = """One simulated vLLM server: batching, chunked prefill, prefix cache and step times of a
+HELP = f"""One simulated vLLM server: batching, chunked prefill, prefix cache and step times of a
 named model on a named GPU, behind vLLM's HTTP API, until SIGTERM or Ctrl-C. All options but --gpu,
---time-scale and those of calibrations are vLLM's.
+--time-scale, --server-dev-mode, --fault and those of calibrations are vLLM's.
 
 Example:  forebay engine --model llama-3-8b --gpu h200 --port 8001
+
+\b
+Faults, for tests of what stands in front (NAME:TOKENS fails after so many tokens of a stream):
+{fault_help()}
+
+\b
+Without a fault, as vLLM:
+  queue limits     503, before the answer or inside a 200 stream
+  slow readers     several tokens in one event
+  idle connections closed after 5 s
+  SIGTERM          finish_reason "abort", once --shutdown-timeout is over
 """
 
 app = new_app()
@@ -72,7 +86,32 @@ def engine(
         bool, typer.Option("--list-calibrations", help="Print the shipped ones and exit.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print that list as data.")] = False,
-    fault: Annotated[str | None, typer.Option(hidden=True)] = None,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(envvar="VLLM_API_KEY", help="Asked for on /v1/*; may be given again."),
+    ] = None,
+    shutdown_timeout: Annotated[
+        int, typer.Option(help="Simulated seconds to finish in after SIGTERM; 0: abort all.")
+    ] = 0,
+    sse_keep_alive_interval: Annotated[
+        int, typer.Option(help="Comment in a stream silent for so many simulated s; 0: none.")
+    ] = 0,
+    enable_server_load_tracking: Annotated[
+        bool, typer.Option("--enable-server-load-tracking", help="Count on /load.")
+    ] = False,
+    server_dev_mode: Annotated[
+        bool,
+        typer.Option(
+            "--server-dev-mode",
+            envvar="VLLM_SERVER_DEV_MODE",
+            help="Serve POST /reset_prefix_cache.",
+        ),
+    ] = False,
+    kv_events_config: Annotated[
+        str | None,
+        typer.Option(help="JSON as vLLM's; needs pip install 'forebay\\[kv-events]'."),
+    ] = None,
+    fault: Annotated[str | None, typer.Option(help="NAME or NAME:TOKENS; see above.")] = None,
 ) -> None:
     if context.invoked_subcommand is not None:
         return
@@ -102,25 +141,42 @@ def engine(
         seed=seed,
         calibration=calibration,
     )
+    options = ServerOptions(
+        api_key=tuple(api_key or ()),
+        shutdown_timeout=shutdown_timeout,
+        sse_keep_alive_interval=sse_keep_alive_interval,
+        enable_server_load_tracking=enable_server_load_tracking,
+        server_dev_mode=server_dev_mode,
+        kv_events=parse_kv_events(kv_events_config) if kv_events_config else None,
+    )
     chosen = parse_fault(fault) if fault else None
     with fast_runner() as runner:
-        runner.run(_serve(config, host, port, chosen))
+        died = runner.run(_serve(config, options, host, port, chosen))
+    if died:
+        print("forebay engine: the engine died, as --fault engine-dead asks", file=sys.stderr)
+        raise typer.Exit(1)
 
 
 app.command("calibrate", help=CALIBRATE_HELP)(calibrate_command)
 
 
-async def _serve(config: EngineConfig, host: str, port: int, fault: Fault | None) -> None:
+async def _serve(
+    config: EngineConfig, options: ServerOptions, host: str, port: int, fault: Fault | None
+) -> bool:
+    """Serve until a signal; whether the engine died instead."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
     try:
-        async with start_engine(config, host=host, port=port, fault=fault) as running:
+        async with start_engine(
+            config, host=host, port=port, fault=fault, options=options
+        ) as running:
             print(start_line(config, running), flush=True)
             stopped = asyncio.create_task(stop.wait())
             await asyncio.wait({stopped, running.stepping}, return_when="FIRST_COMPLETED")
             stopped.cancel()
+            return running.loop.died.is_set()
     except OSError as error:
         raise InputError(
             f"--host {host} --port {port}: cannot listen: {error.strerror}; use another port"

@@ -7,12 +7,29 @@ Nothing here knows requests' lengths or decides who gets blocks.
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from forebay.replay.engine.request import Request
+
+
+class CacheObserver(Protocol):
+    """Told what the prefix cache holds, in the order in which it changes."""
+
+    def stored(self, request: Request, first: int, stop: int) -> None:
+        """Blocks `first`..`stop` of `request` can be hit from now on."""
+
+    def removed(self, block_hash: int) -> None:
+        """One block of this content was evicted."""
+
+    def cleared(self) -> None:
+        """The whole cache was dropped."""
 
 
 class BlockPool:
     """The blocks of one engine and the index of what they hold.
 
     Hashes are chained (each covers everything before it), so equal hashes mean equal prefixes.
+    `observer` hears of evictions from here and of stored blocks from the scheduler.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -25,6 +42,7 @@ class BlockPool:
         self._hash_of: list[int | None] = [None] * num_blocks
         # One block a hash nearly always; equal prompts prefilled together register several.
         self._cached: dict[int, int | dict[int, None]] = {}
+        self.observer: CacheObserver | None = None
         self.changes = 0  # registrations and evictions so far: an unchanged count, unchanged hits
 
     @property
@@ -116,6 +134,8 @@ class BlockPool:
         self._cached.clear()
         self._hash_of = [None] * self.num_blocks
         self.changes += 1
+        if self.observer is not None:
+            self.observer.cleared()
         return True
 
     def hash_of(self, block: int) -> int | None:
@@ -143,6 +163,8 @@ class BlockPool:
         assert block_hash is not None
         self._hash_of[block] = None
         self.changes += 1
+        if self.observer is not None:
+            self.observer.removed(block_hash)
         entry = self._cached[block_hash]
         if isinstance(entry, int):
             del self._cached[block_hash]

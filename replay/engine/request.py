@@ -1,12 +1,21 @@
 """One request inside the engine: lengths, block hashes and progress; never its text."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from xxhash import xxh3_64_intdigest
 
 Extend = Callable[[int, int], int]
 """(hash of the block before, index of the block) -> hash of a block that holds output tokens."""
+
+
+class Content(Protocol):
+    """The tokens of a request, for whoever must show them (KV events)."""
+
+    cache_salt: str | None
+
+    def token_ids(self, start: int, stop: int) -> list[int]:
+        """Tokens `start`..`stop` of prompt and output."""
 
 
 class Request:
@@ -20,6 +29,7 @@ class Request:
         hashes: chained hashes of the prompt's full blocks; grows as output fills blocks.
         arrival_s: when the server took it in.
         priority: smaller first, under the priority policy only.
+        content: its tokens, where the driver knows them.
         sink: whatever the driver wants to find again with the request.
     """
 
@@ -31,6 +41,7 @@ class Request:
         "blocks",
         "cached_tokens",
         "computed",
+        "content",
         "finish_reason",
         "first_token_s",
         "hashes",
@@ -58,6 +69,7 @@ class Request:
         priority: int = 0,
         finish_reason: str = "length",
         extend: Extend | None = None,
+        content: Content | None = None,
         sink: Any = None,
     ) -> None:
         self.id = id
@@ -67,6 +79,7 @@ class Request:
         self.arrival_s = arrival_s
         self.priority = priority
         self.finish_reason = finish_reason
+        self.content = content
         self.sink = sink
         self._extend = extend
         # ---- progress

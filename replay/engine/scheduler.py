@@ -194,6 +194,8 @@ class Scheduler:
             full = end // block_size
             for index in range(request.registered, full):
                 pool.register(blocks[index], request.hash_at(index))
+            if pool.observer is not None and full > request.registered:
+                pool.observer.stored(request, request.registered, full)
             request.registered = max(request.registered, full)
         return True
 
