@@ -128,6 +128,7 @@ class Generator:
             arrival_s=arrival_s,
             priority=call.priority,
             finish_reason="length" if wanted == most else "stop",
+            max_tokens=most,
             extend=OutputBlocks(prompt, generation, config.block_size, call.cache_salt),
             sink=sink,
         )

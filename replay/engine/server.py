@@ -13,6 +13,7 @@ import orjson
 from aiohttp import web
 
 from forebay.replay.engine.api_errors import ApiError, bad_value, invalid
+from forebay.replay.engine.async_engine import new_core
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.engine import EngineCore
 from forebay.replay.engine.faults import Fault
@@ -57,7 +58,7 @@ async def start_engine(
     config: EngineConfig, *, host: str = "127.0.0.1", port: int = 0, fault: Fault | None = None
 ) -> AsyncIterator[RunningEngine]:
     """A server for the time of the block; leaving it ends streams as SIGTERM ends vLLM's."""
-    core = EngineCore(config)
+    core = new_core(config)
     metrics = EngineMetrics(core, config.served_name)
     loop = EngineLoop(core, metrics, config.time_scale)
     generator = Generator(config, loop, fault)
