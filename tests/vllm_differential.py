@@ -108,6 +108,9 @@ def draw_requests(rng: random.Random, config: EngineConfig) -> list[Asked]:
         root = rng.choice(roots)
         own = [rng.randrange(STOP) for _ in range(rng.randrange(60))]
         prompt = (root[: rng.randint(1, len(root))] + own)[: context - 1]
+        if rng.random() < 0.3:  # whole blocks of a root: all of it may be cached
+            whole = min(len(root), context - 1) // config.block_size
+            prompt = root[: rng.randint(1, max(1, whole)) * config.block_size][: context - 1]
         max_tokens = rng.randint(1, 60)
         length = rng.randint(1, max_tokens) if rng.random() < 0.3 else max_tokens
         output = [rng.randrange(STOP) for _ in range(length)]

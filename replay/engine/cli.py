@@ -35,10 +35,10 @@ def engine(
     ] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Context, tokens.")] = None,
     max_num_batched_tokens: Annotated[
-        int | None, typer.Option(help="Token budget of a step.  [default: 8192]")
+        int | None, typer.Option(help="Token budget of a step; default by the GPU's memory.")
     ] = None,
     max_num_seqs: Annotated[
-        int | None, typer.Option(help="Requests in a step.  [default: 1024]")
+        int | None, typer.Option(help="Requests in a step; default by the GPU's memory.")
     ] = None,
     enable_prefix_caching: Annotated[bool, typer.Option(help="Reuse equal prefixes.")] = True,
     gpu_memory_utilization: Annotated[float, typer.Option(help="Share of GPU memory.")] = 0.9,
@@ -67,15 +67,15 @@ def engine(
         bool | None,
         typer.Option(
             "--scheduler-reserve-full-isl/--no-scheduler-reserve-full-isl",
-            help="Admit when the whole prompt fits, not just its first chunk.  [default: yes, "
-            "since 0.20]",
+            help="Admit when the whole prompt fits, not just its first chunk; default: yes, from "
+            "0.20 on.",
         ),
     ] = None,
     long_prefill_token_threshold_adaptive: Annotated[
         bool, typer.Option(help="Raise the threshold to a fair share of the budget.")
     ] = False,
     max_num_active_seqs: Annotated[
-        int | None, typer.Option(help="Requests running at once.  [default: --max-num-seqs]")
+        int | None, typer.Option(help="Requests running at once; default: --max-num-seqs.")
     ] = None,
     async_scheduling: Annotated[
         bool,
