@@ -19,6 +19,7 @@ import random
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter, deque
 from dataclasses import dataclass
 from pathlib import Path
@@ -394,7 +395,7 @@ def play(seed: int, version: str, model: Any, seen: Counter[str]) -> None:
     def compare(what: str) -> None:
         mine = ours.books()
         for name, value in theirs.books().items():
-            same(f"seed {seed}, step {ours.core.steps}, {what}: {name}", value, mine[name])
+            same(f"step {ours.core.steps}, {what}: {name}", value, mine[name])
 
     while coming or ours.core.has_work:
         for _ in range(min(len(coming), rng.choice([0, 0, 1, 1, 3]))):
@@ -405,7 +406,7 @@ def play(seed: int, version: str, model: Any, seen: Counter[str]) -> None:
         if not ours.core.has_work:
             continue
         planned = theirs.start()
-        where = f"seed {seed}, step {ours.core.steps}"
+        where = f"step {ours.core.steps}"
         same(f"{where}: scheduled tokens", [list(p.items()) for p in planned],
              [list(p.items()) for p in ours.start()])  # fmt: skip
         compare("planned")
@@ -416,7 +417,7 @@ def play(seed: int, version: str, model: Any, seen: Counter[str]) -> None:
         ours.core.pool.check()
         seen.update(reason for _name, reason in outputs if reason)
         seen["steps"] += 1
-    same(f"seed {seed}: at the end", {}, theirs.requests)
+    same("at the end", {}, theirs.requests)
     seen["preemptions"] += ours.core.preemptions
     seen["hit tokens"] += ours.core.prefix_hits
 
@@ -444,10 +445,12 @@ def main() -> int:
             played += 1
             try:
                 play(seed, version, model, seen)
-            except Difference as difference:
+            except Exception as fault:  # a crash of either side is a difference too
                 differences += 1
                 if differences <= 3:
-                    print(difference, file=sys.stderr)
+                    print(f"seed {seed}: {type(fault).__name__}: {fault}", file=sys.stderr)
+                if not isinstance(fault, Difference):
+                    traceback.print_exc()
                 if options.stop:
                     break
     told = {
