@@ -2,8 +2,8 @@
 
 import asyncio
 import signal
-from pathlib import Path
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,7 +21,7 @@ from forebay.traces.errors import InputError
 
 HELP = f"""One simulated vLLM server: batching, chunked prefill, prefix cache and step times of a
 named model on a named GPU, behind vLLM's HTTP API, until SIGTERM or Ctrl-C. All options but --gpu,
---time-scale, --server-dev-mode, --fault and those of calibrations are vLLM's.
+--time-scale, --vllm-version, --server-dev-mode, --fault and those of calibrations are vLLM's.
 
 Example:  forebay engine --model llama-3-8b --gpu h200 --port 8001
 
@@ -55,9 +55,11 @@ def engine(
     ] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Context, tokens.")] = None,
     max_num_batched_tokens: Annotated[
-        int | None, typer.Option(help="Token budget of a step.  [default: 8192]")
+        int | None, typer.Option(help="Token budget of a step; default by the GPU's memory.")
     ] = None,
-    max_num_seqs: Annotated[int, typer.Option(help="Requests in a step.")] = 1024,
+    max_num_seqs: Annotated[
+        int | None, typer.Option(help="Requests in a step; default by the GPU's memory.")
+    ] = None,
     enable_prefix_caching: Annotated[bool, typer.Option(help="Reuse equal prefixes.")] = True,
     gpu_memory_utilization: Annotated[float, typer.Option(help="Share of GPU memory.")] = 0.9,
     block_size: Annotated[int, typer.Option(help="Tokens of a KV block.")] = 16,
@@ -75,6 +77,33 @@ def engine(
     max_num_queued_tokens: Annotated[
         int | None, typer.Option(help="503 beyond this many prompt tokens not yet answered.")
     ] = None,
+    vllm_version: Annotated[
+        str, typer.Option(help="Whose rules and defaults: 0.11, 0.20, 0.26, 0.29 or 0.32.")
+    ] = "0.32",
+    watermark: Annotated[
+        float, typer.Option(help="Share of KV blocks kept free when a request is admitted.")
+    ] = 0.0,
+    scheduler_reserve_full_isl: Annotated[
+        bool | None,
+        typer.Option(
+            "--scheduler-reserve-full-isl/--no-scheduler-reserve-full-isl",
+            help="Admit when the whole prompt fits, not just its first chunk; default: yes, from "
+            "0.20 on.",
+        ),
+    ] = None,
+    long_prefill_token_threshold_adaptive: Annotated[
+        bool, typer.Option(help="Raise the threshold to a fair share of the budget.")
+    ] = False,
+    max_num_active_seqs: Annotated[
+        int | None, typer.Option(help="Requests running at once; default: --max-num-seqs.")
+    ] = None,
+    async_scheduling: Annotated[
+        bool,
+        typer.Option(
+            help="Plan a step before the tokens of the one before are known. vLLM does on a GPU; "
+            "off here, because step times were fitted with it off."
+        ),
+    ] = False,
     enable_request_id_headers: Annotated[
         bool, typer.Option("--enable-request-id-headers", help="Echo X-Request-Id.")
     ] = False,
@@ -137,6 +166,12 @@ def engine(
         num_gpu_blocks_override=num_gpu_blocks_override,
         max_num_queued_reqs=max_num_queued_reqs,
         max_num_queued_tokens=max_num_queued_tokens,
+        vllm_version=vllm_version,
+        watermark=watermark,
+        scheduler_reserve_full_isl=scheduler_reserve_full_isl,
+        long_prefill_token_threshold_adaptive=long_prefill_token_threshold_adaptive,
+        max_num_active_seqs=max_num_active_seqs,
+        async_scheduling=async_scheduling,
         enable_request_id_headers=enable_request_id_headers,
         seed=seed,
         calibration=calibration,

@@ -170,6 +170,7 @@ class Generator:
             arrival_s=arrival_s,
             priority=call.priority,
             finish_reason="length" if wanted == most else "stop",
+            max_tokens=most,
             extend=content,
             content=content,
             sink=sink,

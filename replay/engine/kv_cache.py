@@ -30,12 +30,14 @@ class BlockPool:
 
     Hashes are chained (each covers everything before it), so equal hashes mean equal prefixes.
     `observer` hears of evictions from here and of stored blocks from the scheduler.
+    `uncached_first`: freed blocks that can never hit are reused first, as since vLLM 0.26.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, *, uncached_first: bool = True) -> None:
         if num_blocks < 2:
             raise ValueError(f"{num_blocks} blocks: at least 2 are needed (one is the null block)")
         self.num_blocks = num_blocks
+        self._uncached_first = uncached_first
         # An ordered dict is a deque with removal from the middle: left end is handed out first.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
         self._holders = [0] * num_blocks
@@ -98,14 +100,14 @@ class BlockPool:
         """Let go of a request's blocks, given head first.
 
         The tail is put back first, so that of one prompt the end is evicted before the beginning;
-        uncached blocks can never hit and go to the front.
+        uncached blocks can never hit and go to the front (up to vLLM 0.23: to the back as well).
         """
         free, holders, hash_of = self._free, self._holders, self._hash_of
         worthless = []
         for block in reversed(blocks):
             holders[block] -= 1
             if not holders[block]:
-                if hash_of[block] is None:
+                if hash_of[block] is None and self._uncached_first:
                     worthless.append(block)
                 else:
                     free[block] = None

@@ -25,6 +25,7 @@ class Request:
         id: unique among the requests in the engine.
         prompt_tokens: length of the prompt.
         output_target: tokens after which it ends by itself.
+        max_tokens: tokens after which it must end, known beforehand; by default the same.
         finish_reason: what ending by itself is called, "length" or "stop".
         hashes: chained hashes of the prompt's full blocks; grows as output fills blocks.
         arrival_s: when the server took it in.
@@ -49,7 +50,9 @@ class Request:
         "last_token_s",
         "lookup",
         "lookup_at",
+        "max_tokens",
         "output_target",
+        "placeholders",
         "preemptions",
         "priority",
         "prompt_tokens",
@@ -68,6 +71,7 @@ class Request:
         arrival_s: float = 0.0,
         priority: int = 0,
         finish_reason: str = "length",
+        max_tokens: int | None = None,
         extend: Extend | None = None,
         content: Content | None = None,
         sink: Any = None,
@@ -75,6 +79,7 @@ class Request:
         self.id = id
         self.prompt_tokens = prompt_tokens
         self.output_target = output_target
+        self.max_tokens = output_target if max_tokens is None else max_tokens
         self.hashes = [] if hashes is None else hashes
         self.arrival_s = arrival_s
         self.priority = priority
@@ -85,6 +90,7 @@ class Request:
         # ---- progress
         self.tokens = prompt_tokens  # prompt and output so far
         self.computed = 0  # of those, the ones whose keys and values are in the cache
+        self.placeholders = 0  # tokens being sampled, not known yet; async scheduling only
         self.blocks: list[int] = []
         self.registered = 0  # leading blocks entered in the prefix cache
         self.cached_tokens = -1  # hit at the first admission; -1 before it

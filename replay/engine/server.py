@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from forebay.replay.engine.async_engine import new_core
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.engine import EngineCore
 from forebay.replay.engine.faults import Fault
@@ -61,7 +62,7 @@ async def start_engine(
 
     Raises InputError where KV events cannot be published as asked, OSError where it cannot listen.
     """
-    core = EngineCore(config)
+    core = new_core(config)
     metrics = EngineMetrics(core, config.served_name)
     loop = EngineLoop(core, metrics, config.time_scale)
     generator = Generator(config, loop, options, fault)

@@ -6,8 +6,8 @@ for arrivals. Nothing here looks at latency.
 
 from collections.abc import Sequence
 
+from forebay.replay.engine.async_engine import new_core
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.engine import EngineCore
 from forebay.replay.sim.cluster import served
 from forebay.traces.schema import TraceRequest
 
@@ -21,7 +21,7 @@ def capacity_per_s(trace: Sequence[TraceRequest], config: EngineConfig, count: i
 
 def drain_s(trace: Sequence[TraceRequest], config: EngineConfig) -> float:
     """Seconds one engine takes for all of `trace`, submitted at once in the order of arrival."""
-    engine, now = EngineCore(config), 0.0
+    engine, now = new_core(config), 0.0
     for row in trace:
         engine.add(served(row, 0.0, engine.limits.block_size))
     while engine.has_work:
