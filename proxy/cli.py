@@ -14,14 +14,16 @@ COMMANDS = {
     "engine": ("forebay.replay.engine.cli:app", "one simulated vLLM server"),
     "replay": ("forebay.replay.cli:app", "replay a trace at a set arrival rate"),
     "traces": ("forebay.traces.cli:app", "import, describe and make traces"),
+    "experiment": ("forebay.analysis.experiments.cli:app", "studies of one server"),
     "report": ("forebay.analysis.cli:report_app", "one HTML page from one or more runs"),
     "compare": ("forebay.analysis.cli:compare_app", "two runs side by side"),
+    "kv": ("forebay.analysis.kv.cli:app", "KV-cache arithmetic, and a check against a real vLLM"),
     "bench": ("forebay.analysis.bench:app", "the measurements the README quotes"),
 }
 
 
 def usage() -> str:
-    words = "\n".join(f"  {word:<8}  {text}" for word, (_, text) in COMMANDS.items())
+    words = "\n".join(f"  {word:<10}  {text}" for word, (_, text) in COMMANDS.items())
     return (
         "usage: forebay COMMAND ...\n\n"
         "Shape, replay and measure long-context traffic in front of OpenAI-compatible vLLM.\n\n"

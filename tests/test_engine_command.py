@@ -43,6 +43,10 @@ def refused(*words: str) -> str:
         (["--model", "gpt-5"], "--model gpt-5: no such model; the simulated ones are llama-3-8b,"),
         (["--model", "llama-3-8b", "--fault", "x"], "--fault x: give NAME"),
         (
+            ["--model", "llama-3-8b", "--vllm-version", "0.11", "--no-scheduler-reserve-full-isl"],
+            "--scheduler-reserve-full-isl: vLLM 0.11 has no such option; leave it out or give",
+        ),
+        (
             ["--model", "llama-3-8b", "--port", "99999"],
             "--port': Input should be less than or equal to 65535",
         ),

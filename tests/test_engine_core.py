@@ -112,7 +112,10 @@ class TestConfig:
             ({"gpu_memory_utilization": 0.1}, "the KV cache holds 0 tokens"),
             ({"num_gpu_blocks_override": 100}, "the KV cache holds 1584 tokens"),
             ({"scheduling_policy": "lifo"}, "--scheduling-policy lifo: give fcfs or priority"),
-            ({"max_num_batched_tokens": 100}, "is less than --max-num-seqs 1024"),
+            (
+                {"max_num_batched_tokens": 99, "max_num_seqs": 100},
+                "99 is less than --max-num-seqs 100",
+            ),
             (
                 {"enable_chunked_prefill": False, "max_num_batched_tokens": 8192},
                 "is less than --max-model-len 131072",

@@ -68,6 +68,28 @@ class TestBudget:
         engine.add(request("b", 50))
         assert counts(step(engine)) == {"a": 20, "b": 20}
 
+    def test_up_to_0_29_the_threshold_caps_a_lone_request_too(self) -> None:
+        engine = scheduler(long_prefill_token_threshold=20, cap_spares_lone_request=False)
+        engine.add(request("a", 300))
+        assert counts(step(engine)) == {"a": 20}
+
+    def test_the_adaptive_threshold_is_at_least_a_fair_share(self) -> None:
+        engine = scheduler(
+            max_num_batched_tokens=100,
+            max_num_seqs=16,
+            long_prefill_token_threshold=20,
+            long_prefill_token_threshold_adaptive=True,
+        )
+        for name in "abc":
+            engine.add(request(name, 300))
+        assert counts(step(engine)) == {"a": 33, "b": 33, "c": 33}
+
+    def test_max_num_active_seqs_bounds_those_running(self) -> None:
+        engine = scheduler(max_num_seqs=3, max_num_active_seqs=1)
+        for name in "ab":
+            engine.add(request(name, 10, 2))
+        assert [list(counts(step(engine))) for _ in range(3)] == [["a"], ["a"], ["b"]]
+
     def test_max_num_seqs_keeps_the_others_waiting(self) -> None:
         engine = scheduler(max_num_seqs=2)
         for name in "abc":
@@ -80,6 +102,15 @@ class TestBudget:
             engine.add(request(name, prompt))
         assert list(counts(step(engine))) == ["a"]
         assert list(counts(step(engine))) == ["a", "b", "c"]
+
+    def test_in_0_11_without_chunks_what_fits_overtakes_and_the_line_keeps_its_order(self) -> None:
+        engine = scheduler(
+            max_num_batched_tokens=4_096, enable_chunked_prefill=False, whole_prompts_overtake=True
+        )
+        for name, prompt in (("a", 3_000), ("b", 2_000), ("c", 2_100), ("d", 10)):
+            engine.add(request(name, prompt))
+        assert list(counts(step(engine))) == ["a", "d"]
+        assert [one.id for one in engine.waiting] == ["b", "c"]
 
 
 class TestPrefixCache:
@@ -131,6 +162,14 @@ class TestPrefixCache:
         assert engine.prefix_hits == 0
         assert engine.pool.cached_blocks == 0
 
+    def test_a_head_that_waits_is_counted_once_or_up_to_0_26_at_every_look(self) -> None:
+        for every, queries in ((False, 160 + 320), (True, 160 + 3 * 320)):
+            engine = scheduler(blocks=1 + 21, counts_every_lookup=every)
+            engine.add(request("a", 160, 2))
+            engine.add(request("b", 320, 1))
+            run_dry(engine)
+            assert engine.prefix_queries == queries
+
 
 class TestEviction:
     def test_tails_go_before_heads_and_old_before_new(self) -> None:
@@ -161,8 +200,39 @@ class TestEviction:
         assert order[0] == third
         assert order[-2:] == [second, first]
 
+    def test_up_to_0_23_a_partial_block_goes_to_the_back(self) -> None:
+        engine = Scheduler(SchedulerLimits(4_096), BlockPool(100, uncached_first=False))
+        one = request("a", 40, 1)
+        engine.add(one)
+        engine.schedule()
+        blocks = list(one.blocks)
+        engine.remove(one)
+        assert engine.pool.free_order()[-3:] == blocks[::-1]
+
 
 class TestMemory:
+    def test_without_reserving_the_whole_prompt_its_first_chunk_is_enough(self) -> None:
+        for reserve, second in ((True, ["a"]), (False, ["a", "b"])):
+            engine = scheduler(
+                blocks=1 + 20,
+                max_num_batched_tokens=96,
+                max_num_seqs=4,
+                scheduler_reserve_full_isl=reserve,
+            )
+            engine.add(request("a", 64))
+            engine.add(request("b", 17 * BLOCK))
+            assert list(counts(step(engine))) == second
+
+    def test_the_watermark_stays_free_while_somebody_runs(self) -> None:
+        engine = scheduler(blocks=1 + 20, watermark=0.25)  # int(0.25 * 21) = 5 blocks
+        engine.add(request("a", 18 * BLOCK, 1))
+        assert list(counts(step(engine))) == ["a"]  # nobody runs: all blocks may go
+        engine.add(request("b", 8 * BLOCK, 3))
+        engine.add(request("c", 8 * BLOCK, 1))
+        assert list(counts(step(engine))) == ["b"]
+        engine.add(request("d", 7 * BLOCK, 1))
+        assert list(counts(step(engine))) == ["b"]  # 9 + 8 + 5 > 20; d does not overtake c
+
     def test_a_head_that_does_not_fit_blocks_the_line(self) -> None:
         engine = scheduler(blocks=1 + 20)
         engine.add(request("a", 15 * BLOCK, 3))

@@ -72,6 +72,20 @@ def stream(path: str, body: dict[str, Any], **options: Any) -> list[bytes]:
     return events
 
 
+def test_equal_prompts_with_different_salts_do_not_hit() -> None:
+    async def scene(engine: RunningEngine, client: aiohttp.ClientSession) -> list[int]:
+        cached = []
+        for salt in (None, "red", "blue", "red", None):
+            body = {"prompt": "x" * 4_000, "max_tokens": 1, "cache_salt": salt}
+            async with client.post(TEXT, json=body) as response:
+                usage = orjson.loads(await response.read())["usage"]
+                cached.append(usage["prompt_tokens_details"]["cached_tokens"])
+        return cached
+
+    assert serve(scene) == [0, 0, 0, 992, 992]
+    assert ask(TEXT, {"prompt": "x", "cache_salt": ""})[0] == 400
+
+
 class TestAnswers:
     def test_a_chat(self) -> None:
         status, answer = ask(CHAT, {**HELLO, "max_tokens": 5})

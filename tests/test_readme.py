@@ -24,6 +24,8 @@ def command_of(words: list[str]) -> Any:
     for word in words[1:]:
         if not hasattr(command, "commands"):
             break
+        if command.invoke_without_command and word.startswith("-"):
+            break  # `forebay engine` serves, `forebay engine calibrate` is a word of its own
         assert word in command.commands, words
         command = command.commands[word]
     return command

@@ -28,10 +28,14 @@ class AnswerText:
 class Chunks:
     """The events of one streamed answer."""
 
-    __slots__ = ("_call", "_head", "after", "before")
+    __slots__ = ("_call", "_head", "_whole_blocks", "after", "before")
 
-    def __init__(self, call: Call, answer_id: str, created: int, model: str) -> None:
+    def __init__(
+        self, call: Call, answer_id: str, created: int, model: str, whole_blocks: int
+    ) -> None:
+        """`whole_blocks`: tokens of the prompt that fill blocks which others can hit."""
         self._call = call
+        self._whole_blocks = whole_blocks
         kind = b"chat.completion.chunk" if call.chat else b"text_completion"
         self._head = b'data: {"id":%b,"object":"%b","created":%d,"model":%b,' % (
             orjson.dumps(answer_id),
@@ -82,7 +86,9 @@ class Chunks:
             return b""
         details = b'{"cached_tokens":%d%b}' % (
             cached,
-            b',"created_cache_tokens":0' if self._call.chat else b"",
+            b',"created_cache_tokens":%d' % max(0, self._whole_blocks - cached)
+            if self._call.chat
+            else b"",
         )
         return (
             self._head
@@ -108,8 +114,9 @@ def whole_answer(
     produced: int,
     cached: int,
     reason: str,
+    whole_blocks: int,
 ) -> bytes:
-    """The body of an answer that is not streamed."""
+    """The body of an answer that is not streamed; `whole_blocks` as in `Chunks`."""
     head = b'{"id":%b,"object":"%b","created":%d,"model":%b,"choices":[{"index":0,' % (
         orjson.dumps(answer_id),
         b"chat.completion" if call.chat else b"text_completion",
@@ -132,7 +139,7 @@ def whole_answer(
             b'"routed_experts":null}],' % (text, ends)
         )
         tail = b""
-    created_tokens = b"0" if call.chat else b"null"
+    created_tokens = b"%d" % max(0, whole_blocks - cached) if call.chat else b"null"
     usage = (
         b'"usage":{%b,"prompt_tokens_details":{"cached_tokens":%d,"created_cache_tokens":%b,'
         b'"multimodal_tokens":null},"completion_tokens_details":null}'

@@ -1,5 +1,6 @@
 """Errors of the OpenAI-compatible API in the words recorded from vLLM 0.32."""
 
+import json
 from typing import Any
 
 import orjson
@@ -12,6 +13,8 @@ BACKLOG_FULL = (
     "The engine has reached its prefill token backlog limit. "
     "Please try again later or on a different instance."
 )
+ENGINE_DEAD = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+SHUTTING_DOWN = "cannot schedule new futures after shutdown"
 
 
 class ApiError(Exception):
@@ -35,6 +38,10 @@ class ApiError(Exception):
     def body(self) -> bytes:
         return orjson.dumps(self.payload())
 
+    def event(self) -> bytes:
+        """The same inside a stream, where vLLM's JSON has spaces."""
+        return b"data: " + json.dumps(self.payload()).encode() + b"\n\n"
+
 
 def bad_request(message: str, param: str | None = None) -> ApiError:
     return ApiError(400, message, "Bad Request", param)
@@ -46,6 +53,10 @@ def bad_value(message: str, param: str) -> ApiError:
 
 def overloaded(message: str) -> ApiError:
     return ApiError(503, message, "Service Unavailable")
+
+
+def server_error(message: str) -> ApiError:
+    return ApiError(500, message, "InternalServerError")
 
 
 def invalid(kind: str, where: str, message: str, given: str, context: str = "") -> ApiError:

@@ -1,14 +1,15 @@
 """The options of one simulated engine, checked: names and defaults are those of `vllm serve`."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 
-from forebay.replay.engine.kv_cache import pool_blocks
+from forebay.replay.engine.calibration import ANY, Calibration, calibration_of, read_calibration
+from forebay.replay.engine.memory import pool_blocks
 from forebay.replay.engine.models import GpuSpec, ModelSpec, find_gpu, find_model
 from forebay.replay.engine.scheduler import POLICIES, SchedulerLimits
+from forebay.replay.engine.vllm_versions import SINCE, VllmRelease, find_release
 from forebay.traces.errors import InputError
-
-DEFAULT_BATCHED_TOKENS = 8192  # vLLM's API server on H100/H200-class GPUs
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,12 @@ class EngineConfig:
     Attributes:
         time_scale: simulated seconds that pass in one wall second (servers only).
         seed: of output lengths, output words and request ids.
-        The others are vLLM's options of the same names.
+        calibration: file of step-time constants; default: the shipped ones of model and GPU.
+        vllm_version: whose scheduling rules and defaults hold; options that this version lacks
+            are bad input.
+        async_scheduling: off by default, unlike vLLM's on a GPU, because the step times were
+            fitted with it off.
+        The others are vLLM's options of the same names; None is vLLM's default.
     """
 
     model: str = "llama-3-8b"
@@ -27,7 +33,7 @@ class EngineConfig:
     served_model_name: str | None = None
     max_model_len: int | None = None
     max_num_batched_tokens: int | None = None
-    max_num_seqs: int = 1024
+    max_num_seqs: int | None = None
     enable_prefix_caching: bool = True
     gpu_memory_utilization: float = 0.9
     block_size: int = 16
@@ -37,17 +43,26 @@ class EngineConfig:
     num_gpu_blocks_override: int | None = None
     max_num_queued_reqs: int | None = None
     max_num_queued_tokens: int | None = None
+    vllm_version: str = "0.32"
+    watermark: float = 0.0
+    scheduler_reserve_full_isl: bool | None = None
+    long_prefill_token_threshold_adaptive: bool = False
+    max_num_active_seqs: int | None = None
+    async_scheduling: bool = False
     enable_request_id_headers: bool = False
     seed: int | None = None
+    calibration: Path | None = None
 
     def __post_init__(self) -> None:
         find_model(self.model)
         find_gpu(self.gpu)
+        self._check_version()
         _check_positive(self.time_scale, "--time-scale", "simulated seconds in a wall second")
         for name in (
             "max_model_len",
             "max_num_batched_tokens",
             "max_num_seqs",
+            "max_num_active_seqs",
             "num_gpu_blocks_override",
             "max_num_queued_reqs",
             "max_num_queued_tokens",
@@ -66,11 +81,32 @@ class EngineConfig:
             raise InputError(
                 f"--gpu-memory-utilization {self.gpu_memory_utilization}: give a share in (0, 1]"
             )
+        if not 0 <= self.watermark < 1:
+            raise InputError(f"--watermark {self.watermark}: give a share of the blocks in [0, 1)")
+        if self.max_num_active_seqs is not None and self.max_num_active_seqs > self.seqs:
+            raise InputError(
+                f"--max-num-active-seqs {self.max_num_active_seqs} is more than --max-num-seqs "
+                f"{self.seqs}: lower the first or raise the second"
+            )
         if self.scheduling_policy not in POLICIES:
             raise InputError(
                 f"--scheduling-policy {self.scheduling_policy}: give {' or '.join(POLICIES)}"
             )
         self._check_lengths()
+        self.step_constants()
+
+    def step_constants(self) -> Calibration:
+        """The constants of the step-time model; raises InputError for a bad --calibration."""
+        model, gpu = self.model_spec, self.gpu_spec
+        if self.calibration is None:
+            return calibration_of(model, gpu)
+        read = read_calibration(self.calibration)
+        if read.model not in (ANY, model.name) or read.gpu != gpu.name:
+            raise InputError(
+                f"--calibration {self.calibration}: is of {read.model} on {read.gpu}, not of "
+                f"{model.name} on {gpu.name}"
+            )
+        return read.constants
 
     @property
     def model_spec(self) -> ModelSpec:
@@ -90,23 +126,52 @@ class EngineConfig:
         return self.max_model_len or self.model_spec.max_model_len
 
     @property
+    def release(self) -> VllmRelease:
+        """The vLLM version that is simulated."""
+        return find_release(self.vllm_version)
+
+    @property
     def batched_tokens(self) -> int:
-        """As given; by default 8,192, or a whole context where prompts cannot be cut."""
+        """As given; by default as the GPU's memory has it, or a whole context without chunks.
+
+        Never more than all seats times the context, as in EngineArgs of vLLM 0.32.
+        """
         if self.max_num_batched_tokens:
             return self.max_num_batched_tokens
-        least = DEFAULT_BATCHED_TOKENS
-        return least if self.enable_chunked_prefill else max(least, self.context)
+        tokens, seqs = self.release.batch_defaults(self.gpu_spec.memory_gib)
+        if not self.enable_chunked_prefill:
+            tokens = max(tokens, self.context)
+        return min(tokens, (self.max_num_seqs or seqs) * self.context)
+
+    @property
+    def seqs(self) -> int:
+        """max_num_seqs as given; by default as the GPU's memory has it, within batched_tokens."""
+        if self.max_num_seqs:
+            return self.max_num_seqs
+        _tokens, seqs = self.release.batch_defaults(self.gpu_spec.memory_gib)
+        return min(seqs, self.batched_tokens)
 
     def limits(self) -> SchedulerLimits:
         return SchedulerLimits(
             max_model_len=self.context,
             max_num_batched_tokens=self.batched_tokens,
-            max_num_seqs=self.max_num_seqs,
+            max_num_seqs=self.seqs,
             long_prefill_token_threshold=self.long_prefill_token_threshold,
             enable_chunked_prefill=self.enable_chunked_prefill,
             enable_prefix_caching=self.enable_prefix_caching,
             scheduling_policy=self.scheduling_policy,
             block_size=self.block_size,
+            watermark=self.watermark,
+            scheduler_reserve_full_isl=(
+                self.release.reserves_full_isl
+                if self.scheduler_reserve_full_isl is None
+                else self.scheduler_reserve_full_isl
+            ),
+            long_prefill_token_threshold_adaptive=self.long_prefill_token_threshold_adaptive,
+            max_num_active_seqs=self.max_num_active_seqs,
+            cap_spares_lone_request=self.release.cap_spares_lone_request,
+            counts_every_lookup=self.release.counts_every_lookup,
+            whole_prompts_overtake=self.release.whole_prompts_overtake,
         )
 
     def num_blocks(self) -> int:
@@ -119,8 +184,18 @@ class EngineConfig:
             block_size=self.block_size,
             gpu_memory_utilization=self.gpu_memory_utilization,
             max_num_batched_tokens=self.batched_tokens,
-            max_num_seqs=self.max_num_seqs,
+            max_num_seqs=self.seqs,
         )
+
+    def _check_version(self) -> None:
+        options = self.release.options
+        defaults = {field.name: field.default for field in fields(self)}
+        for name, since in SINCE.items():
+            if name not in options and getattr(self, name) != defaults[name]:
+                raise InputError(
+                    f"{_flag(name)}: vLLM {self.vllm_version} has no such option; "
+                    f"leave it out or give --vllm-version {since}"
+                )
 
     def _check_lengths(self) -> None:
         longest = self.model_spec.max_model_len
@@ -130,10 +205,10 @@ class EngineConfig:
             )
         if self.context < 2:
             raise InputError(f"--max-model-len {self.context}: leave room for prompt and output")
-        if self.batched_tokens < self.max_num_seqs:
+        if self.batched_tokens < self.seqs:
             raise InputError(
                 f"--max-num-batched-tokens {self.batched_tokens} is less than --max-num-seqs "
-                f"{self.max_num_seqs}: raise the first or lower the second"
+                f"{self.seqs}: raise the first or lower the second"
             )
         if not self.enable_chunked_prefill and self.batched_tokens < self.context:
             raise InputError(

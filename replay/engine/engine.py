@@ -40,10 +40,12 @@ class EngineCore:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.model, self.gpu = config.model_spec, config.gpu_spec
-        self.timing = StepTimeModel(self.model, self.gpu)
+        self.timing = StepTimeModel(self.model, self.gpu, config.step_constants())
         self.limits = config.limits()
-        self.pool = BlockPool(config.num_blocks())
-        self.scheduler = Scheduler(self.limits, self.pool)
+        self.pool = BlockPool(
+            config.num_blocks(), uncached_first=config.release.uncached_blocks_first
+        )
+        self.scheduler = self._new_scheduler()
         self.prompt_tokens = 0  # of requests that produced their first token
         self.generation_tokens = 0
         self.steps = 0
@@ -58,6 +60,9 @@ class EngineCore:
             f"<EngineCore {self.model.name} on {self.gpu.name}: {self.running} running, "
             f"{self.waiting} waiting, KV {self.kv_usage:.1%}, {self.steps} steps>"
         )
+
+    def _new_scheduler(self) -> Scheduler:
+        return Scheduler(self.limits, self.pool)
 
     @property
     def request_s(self) -> float:

@@ -7,12 +7,9 @@ what happens then; a server has at most one fault, and a test may change it betw
 import socket
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import orjson
-
-from forebay.replay.engine.answers import DONE
-from forebay.replay.engine.api_errors import BACKLOG_FULL, QUEUE_FULL, overloaded
+from forebay.replay.engine.api_errors import BACKLOG_FULL, overloaded
 from forebay.replay.engine.streams import TokenStream
 from forebay.traces.errors import InputError
 
@@ -23,22 +20,26 @@ class Fault:
 
     Attributes:
         name: its name in the table.
+        says: what it does, for --help.
         tokens: a stream fails instead of sending the token after this many.
         on_stream: how; None leaves streams alone.
         health: status of /health, None for healthy.
         reject: every generation request is answered 503 before the first byte.
+        kills_engine: the first stream that gets so far takes the engine with it.
     """
 
     name: str
+    says: str
     tokens: int = 0
     on_stream: Callable[[TokenStream], None] | None = None
     health: int | None = None
     reject: bool = False
+    kills_engine: bool = False
 
-
-def rejection() -> bytes:
-    """The body of the 503 a full engine answers."""
-    return overloaded(QUEUE_FULL).body()
+    @property
+    def breaks_streams(self) -> bool:
+        """It happens after a number of tokens."""
+        return self.on_stream is not None or self.kills_engine
 
 
 def parse_fault(text: str) -> Fault:
@@ -49,8 +50,15 @@ def parse_fault(text: str) -> Fault:
         raise InputError(
             f"--fault {text}: give NAME or NAME:TOKENS, NAME one of {', '.join(FAULTS)}"
         )
-    count = int(tokens) if colon else fault.tokens
-    return Fault(name, count, fault.on_stream, fault.health, fault.reject)
+    return replace(fault, tokens=int(tokens)) if colon else fault
+
+
+def fault_help() -> str:
+    """All of them with what they do, for --help."""
+    return "\n".join(
+        f"  {fault.name + (f':{fault.tokens}' if fault.breaks_streams else ''):<14}{fault.says}"
+        for fault in FAULTS.values()
+    )
 
 
 def _stop(stream: TokenStream) -> None:
@@ -62,9 +70,7 @@ def _stop(stream: TokenStream) -> None:
 
 def _error_event(stream: TokenStream) -> None:
     """vLLM's second admission check fails: an error inside a 200, then [DONE]."""
-    payload = overloaded(BACKLOG_FULL).payload()
-    stream.write(stream.frame(b"data: " + orjson.dumps(payload) + b"\n\n") + stream.frame(DONE))
-    _stop(stream)
+    stream.fail(overloaded(BACKLOG_FULL))
 
 
 def _reset(stream: TokenStream) -> None:
@@ -106,13 +112,14 @@ def _abort(stream: TokenStream) -> None:
 FAULTS = {
     fault.name: fault
     for fault in (
-        Fault("unhealthy", health=503),
-        Fault("reject", reject=True),
-        Fault("stream-503", 0, _error_event),
-        Fault("reset", 3, _reset),
-        Fault("stall", 3, _stall),
-        Fault("truncate", 3, _truncate),
-        Fault("abort", 3, _abort),
-        Fault("half-chunk", 3, _half_chunk),
+        Fault("unhealthy", "/health answers 503", health=503),
+        Fault("reject", "generation answers 503, as with full queues", reject=True),
+        Fault("stream-503", "a 503 inside a 200 stream, then [DONE]", 0, _error_event),
+        Fault("abort", 'finish_reason "abort", usage, [DONE]: what SIGTERM does', 3, _abort),
+        Fault("engine-dead", "500 in all streams and answers; exits 1", 3, kills_engine=True),
+        Fault("reset", "the connection is reset", 3, _reset),
+        Fault("stall", "silence on an open connection", 3, _stall),
+        Fault("truncate", "a clean end without [DONE]", 3, _truncate),
+        Fault("half-chunk", "half an event, then the connection closes", 3, _half_chunk),
     )
 }

@@ -2,17 +2,25 @@
 
 import asyncio
 import time
+from contextlib import suppress
 from random import Random
 
 from aiohttp import HttpVersion11, web
 
-from forebay.replay.engine.answers import AnswerText, Chunks, whole_answer
-from forebay.replay.engine.api_errors import ApiError
+from forebay.replay.engine.answers import DONE, AnswerText, Chunks, whole_answer
+from forebay.replay.engine.api_errors import (
+    ENGINE_DEAD,
+    QUEUE_FULL,
+    ApiError,
+    overloaded,
+    server_error,
+)
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.faults import Fault, rejection
+from forebay.replay.engine.faults import Fault
 from forebay.replay.engine.loop import EngineLoop, Sink
 from forebay.replay.engine.protocol import Call, check_length, read_call, read_json
 from forebay.replay.engine.request import Request
+from forebay.replay.engine.server_options import ServerOptions
 from forebay.replay.engine.streams import Collected, TokenStream
 from forebay.replay.engine.tokenizer import Generation, OutputBlocks
 
@@ -30,10 +38,13 @@ class Generator:
         load: requests being served now, for /load.
     """
 
-    def __init__(self, config: EngineConfig, loop: EngineLoop, fault: Fault | None) -> None:
+    def __init__(
+        self, config: EngineConfig, loop: EngineLoop, options: ServerOptions, fault: Fault | None
+    ) -> None:
         self.fault = fault
         self.load = 0
         self._config = config
+        self._options = options
         self._loop = loop
         self._random = Random(config.seed)
         self._engine_ids = 0
@@ -48,7 +59,7 @@ class Generator:
         self.load += 1
         try:
             if self.fault is not None and self.fault.reject:
-                return web.Response(body=rejection(), status=503, headers=JSON)
+                raise overloaded(QUEUE_FULL)
             return await self._generate(http, chat=chat)
         finally:
             self.load -= 1
@@ -79,8 +90,8 @@ class Generator:
             if not call.stream:
                 raise
             # The second admission check comes after the status line: an error inside a 200.
-            await response.write(b"data: " + refusal.body() + b"\n\n")
-            await response.write(b"data: [DONE]\n\n")
+            await response.write(refusal.event())
+            await response.write(DONE)
             await response.write_eof()
             return response
         finally:
@@ -92,6 +103,8 @@ class Generator:
                 sink.write(sink.closing_events)
             await response.write_eof()
             return response
+        if sink.error is not None:
+            raise sink.error
         text = AnswerText(generation).between(0, sink.produced, sink.reason)
         answer = whole_answer(
             call,
@@ -102,6 +115,7 @@ class Generator:
             sink.produced,
             max(0, request.cached_tokens),
             sink.reason,
+            self._whole_blocks(call),
         )
         return web.Response(body=answer, headers=self.with_request_id(http, JSON))
 
@@ -112,13 +126,41 @@ class Generator:
         if refusal := loop.refusal():
             raise refusal
         loop.add(request)
-        await sink.done
+        interval_s = self._options.sse_keep_alive_interval
+        if not (interval_s and isinstance(sink, TokenStream)):
+            await sink.done
+            return
+        commenting = asyncio.create_task(self._comment(request, sink, interval_s))
+        try:
+            await sink.done
+        finally:
+            commenting.cancel()
+            with suppress(asyncio.CancelledError):
+                await commenting
+
+    async def _comment(self, request: Request, stream: TokenStream, interval_s: float) -> None:
+        """A comment whenever nothing was sent for `interval_s` simulated seconds."""
+        loop = self._loop
+        last_s = loop.now()
+        while True:
+            last_s = max(last_s, request.last_token_s)
+            left_s = last_s + interval_s - loop.now()
+            if left_s > 1e-9:
+                await asyncio.sleep(loop.wall_s(left_s))
+            else:
+                stream.comment()
+                last_s = loop.now()
+
+    def _whole_blocks(self, call: Call) -> int:
+        size = self._config.block_size
+        return call.prompt.tokens // size * size if self._config.enable_prefix_caching else 0
 
     def _request(self, call: Call, generation: Generation, arrival_s: float, sink: Sink) -> Request:
         config, prompt = self._config, call.prompt
         room = config.context - prompt.tokens
         most = min(room, call.max_tokens or room)
         wanted = most if call.ignore_eos else generation.length(most, min(call.min_tokens, most))
+        content = OutputBlocks(prompt, generation, config.block_size, call.cache_salt)
         self._engine_ids += 1  # clients may use one id twice at a time
         request = Request(
             str(self._engine_ids),
@@ -128,7 +170,9 @@ class Generator:
             arrival_s=arrival_s,
             priority=call.priority,
             finish_reason="length" if wanted == most else "stop",
-            extend=OutputBlocks(prompt, generation, config.block_size, call.cache_salt),
+            max_tokens=most,
+            extend=content,
+            content=content,
             sink=sink,
         )
         if isinstance(sink, TokenStream):
@@ -140,15 +184,21 @@ class Generator:
     ) -> TokenStream:
         stream = TokenStream(
             http.protocol,
-            Chunks(call, answer_id, created, self._config.served_name),
+            Chunks(call, answer_id, created, self._config.served_name, self._whole_blocks(call)),
             AnswerText(generation),
             chat=call.chat,
             plain=not (call.continuous_usage and call.include_usage),
             framed=http.version >= HttpVersion11,
         )
-        if self.fault is not None and self.fault.on_stream is not None:
-            stream.fault, stream.fault_after = self.fault.on_stream, self.fault.tokens
+        if self.fault is not None and self.fault.breaks_streams:
+            stream.fault = self.fault.on_stream or self._kill
+            stream.fault_after = self.fault.tokens
         return stream
+
+    def _kill(self, stream: TokenStream) -> None:
+        """The engine dies with `stream`, which may be out of its books by now."""
+        self._loop.die()
+        stream.fail(server_error(ENGINE_DEAD))
 
     def _answer_id(self, http: web.Request, call: Call) -> str:
         kind = "chatcmpl" if call.chat else "cmpl"

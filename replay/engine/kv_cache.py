@@ -5,56 +5,46 @@ the free list whether or not it is cached, and is evicted only when it is handed
 Nothing here knows requests' lengths or decides who gets blocks.
 """
 
-import math
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
-from forebay.replay.engine.models import GIB, GpuSpec, ModelSpec
-
-NON_TORCH_GIB = 0.13
-"""Memory the driver and libraries take outside the allocator on one GPU (vLLM start-up logs)."""
-SAMPLER_BYTES_PER_LOGIT = 38.5
-"""Peak activation of the sampler, bytes for each of max_num_seqs x vocab (seven start-up logs)."""
+from forebay.replay.engine.request import Request
 
 
-def pool_blocks(
-    model: ModelSpec,
-    gpu: GpuSpec,
-    *,
-    block_size: int = 16,
-    gpu_memory_utilization: float = 0.9,
-    max_num_batched_tokens: int = 8192,
-    max_num_seqs: int = 1024,
-) -> int:
-    """Blocks of KV cache that fit beside weights and activations; may be 0 or negative."""
-    activation = max(
-        max_num_batched_tokens * (3 * model.ffn + 3 * model.hidden) * model.bytes_per_value,
-        SAMPLER_BYTES_PER_LOGIT * max_num_seqs * model.vocab,
-    )
-    pool = (
-        (gpu.memory_gib * gpu_memory_utilization - NON_TORCH_GIB) * GIB
-        - model.weight_bytes
-        - activation
-    )
-    return math.floor(pool / (block_size * model.kv_bytes_per_token))
+class CacheObserver(Protocol):
+    """Told what the prefix cache holds, in the order in which it changes."""
+
+    def stored(self, request: Request, first: int, stop: int) -> None:
+        """Blocks `first`..`stop` of `request` can be hit from now on."""
+
+    def removed(self, block_hash: int) -> None:
+        """One block of this content was evicted."""
+
+    def cleared(self) -> None:
+        """The whole cache was dropped."""
 
 
 class BlockPool:
     """The blocks of one engine and the index of what they hold.
 
     Hashes are chained (each covers everything before it), so equal hashes mean equal prefixes.
+    `observer` hears of evictions from here and of stored blocks from the scheduler.
+    `uncached_first`: freed blocks that can never hit are reused first, as since vLLM 0.26.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, *, uncached_first: bool = True) -> None:
         if num_blocks < 2:
             raise ValueError(f"{num_blocks} blocks: at least 2 are needed (one is the null block)")
         self.num_blocks = num_blocks
+        self._uncached_first = uncached_first
         # An ordered dict is a deque with removal from the middle: left end is handed out first.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
         self._holders = [0] * num_blocks
         self._hash_of: list[int | None] = [None] * num_blocks
         # One block a hash nearly always; equal prompts prefilled together register several.
         self._cached: dict[int, int | dict[int, None]] = {}
+        self.observer: CacheObserver | None = None
         self.changes = 0  # registrations and evictions so far: an unchanged count, unchanged hits
 
     @property
@@ -110,14 +100,14 @@ class BlockPool:
         """Let go of a request's blocks, given head first.
 
         The tail is put back first, so that of one prompt the end is evicted before the beginning;
-        uncached blocks can never hit and go to the front.
+        uncached blocks can never hit and go to the front (up to vLLM 0.23: to the back as well).
         """
         free, holders, hash_of = self._free, self._holders, self._hash_of
         worthless = []
         for block in reversed(blocks):
             holders[block] -= 1
             if not holders[block]:
-                if hash_of[block] is None:
+                if hash_of[block] is None and self._uncached_first:
                     worthless.append(block)
                 else:
                     free[block] = None
@@ -146,6 +136,8 @@ class BlockPool:
         self._cached.clear()
         self._hash_of = [None] * self.num_blocks
         self.changes += 1
+        if self.observer is not None:
+            self.observer.cleared()
         return True
 
     def hash_of(self, block: int) -> int | None:
@@ -173,6 +165,8 @@ class BlockPool:
         assert block_hash is not None
         self._hash_of[block] = None
         self.changes += 1
+        if self.observer is not None:
+            self.observer.removed(block_hash)
         entry = self._cached[block_hash]
         if isinstance(entry, int):
             del self._cached[block_hash]

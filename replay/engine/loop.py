@@ -7,9 +7,19 @@ How late it ever was is published, because a simulation that cannot keep up must
 
 import asyncio
 import math
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
-from forebay.replay.engine.api_errors import BACKLOG_FULL, QUEUE_FULL, ApiError, overloaded
+from forebay.replay.engine.api_errors import (
+    BACKLOG_FULL,
+    ENGINE_DEAD,
+    QUEUE_FULL,
+    SHUTTING_DOWN,
+    ApiError,
+    overloaded,
+    server_error,
+)
 from forebay.replay.engine.engine import EngineCore, StepResult
 from forebay.replay.engine.metrics import EngineMetrics
 from forebay.replay.engine.request import Request
@@ -24,13 +34,25 @@ class Sink(Protocol):
     def end(self, produced: int, reason: str) -> None:
         """So many were all, for `reason`."""
 
+    def fail(self, error: ApiError) -> None:
+        """There will be no more: the engine is gone."""
+
 
 class EngineLoop:
-    """Drives one `EngineCore`; times it reports are simulated seconds since it was made."""
+    """Drives one `EngineCore`; times it reports are simulated seconds since it was made.
+
+    Attributes:
+        after_step: called when a step is done, before its tokens are handed out.
+        died: set when an injected fault killed the engine.
+    """
 
     def __init__(self, core: EngineCore, metrics: EngineMetrics, time_scale: float = 1.0) -> None:
         self.core = core
         self.metrics = metrics
+        self.after_step: Callable[[], None] | None = None
+        self.died = asyncio.Event()
+        self._draining = False
+        self._idle = asyncio.Event()
         self._scale = time_scale
         self._clock = asyncio.get_running_loop().time
         self._born = self._clock()
@@ -46,7 +68,11 @@ class EngineLoop:
         return simulated_s / self._scale
 
     def refusal(self) -> ApiError | None:
-        """Why the API server would turn a request away now, by its queue limits; and count it."""
+        """Why the API server would turn a request away now; counted if for its queue limits."""
+        if self.died.is_set():
+            return server_error(ENGINE_DEAD)
+        if self._draining:
+            return server_error(SHUTTING_DOWN)
         config = self.core.config
         limit = config.max_num_queued_reqs
         if limit is not None and self.core.running + self.core.waiting >= limit:
@@ -76,19 +102,42 @@ class EngineLoop:
             self.metrics.success["abort"] += 1
             request.sink.end(request.output_tokens, "abort")
 
+    async def drain(self, timeout_s: float) -> None:
+        """Take no more requests and let the ones there are finish, for at most so long."""
+        self._draining = True
+        if self.core.has_work:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.wall_s(timeout_s)):
+                    await self._idle.wait()
+
+    def die(self) -> None:
+        """The engine process is gone: every request fails and `run` returns."""
+        self.died.set()
+        self._wake.set()
+        for request in self.core.unfinished():
+            self.abort(request)
+            request.sink.fail(server_error(ENGINE_DEAD))
+
     async def run(self) -> None:
-        """Step while there is work, sleep while there is none; runs until cancelled."""
+        """Step while there is work, sleep while there is none; until cancelled or dead."""
         end_s = 0.0
-        while True:
+        while not self.died.is_set():
             if not self.core.has_work:
                 self._wake.clear()
+                self._idle.set()
                 await self._wake.wait()
+                self._idle.clear()
                 end_s = max(end_s, self.now())
+                continue  # what woke it may be gone again
             end_s += self.core.start_step(end_s)
             # Sleeping 0 still lets sockets be served, so a late engine stays reachable.
             await asyncio.sleep(max(0.0, self._born + end_s / self._scale - self._clock()))
             self._note_lag(end_s)
-            self._deliver(self.core.finish_step(), end_s)
+            result = self.core.finish_step()
+            self.metrics.step_tokens.observe(result.tokens)
+            if self.after_step is not None:
+                self.after_step()
+            self._deliver(result, end_s)
 
     def _note_lag(self, due_s: float) -> None:
         lag_s = max(0.0, self.now() - due_s)

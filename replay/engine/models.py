@@ -7,6 +7,7 @@ do not matter). An unknown name is bad input and the message lists the known one
 import re
 from dataclasses import dataclass
 
+from forebay.replay.engine.kv_layout import ModelShape, layer_bytes
 from forebay.traces.errors import InputError
 
 GIB = float(1 << 30)
@@ -38,7 +39,23 @@ class ModelSpec:
     @property
     def kv_bytes_per_token(self) -> int:
         """Keys and values of one token in all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.bytes_per_value
+        return self.layers * layer_bytes(self.shape)
+
+    @property
+    def shape(self) -> ModelShape:
+        """What its memory depends on."""
+        return ModelShape(
+            name=self.name,
+            layers=self.layers,
+            hidden=self.hidden,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            ffn=self.ffn,
+            vocab=self.vocab,
+            max_model_len=self.max_model_len,
+            weight_bytes=self.weight_bytes,
+        )
 
     @property
     def linear_shapes(self) -> tuple[tuple[int, int], ...]:

@@ -11,7 +11,13 @@ from typing import Any
 import orjson
 
 from forebay.replay.engine.api_errors import ApiError, bad_request, bad_value, invalid, shown
-from forebay.replay.engine.tokenizer import Prompt, encode_chat, encode_ids, encode_text
+from forebay.replay.engine.tokenizer import (
+    BYTES_PER_TOKEN,
+    Prompt,
+    encode_chat,
+    encode_ids,
+    encode_text,
+)
 
 COMPLETION_DEFAULT_TOKENS = 16  # OpenAI's default for /v1/completions; chat has none
 
@@ -59,7 +65,7 @@ def read_json(data: bytes, content_type: str) -> dict[str, Any]:
 
 def read_call(body: dict[str, Any], *, chat: bool, served_name: str) -> Call:
     """Read a chat completion (`chat`) or completion body; ApiError 400 or 404."""
-    prompt = _chat_prompt(body) if chat else _completion_prompt(body)
+    prompt = _truncated(_chat_prompt(body) if chat else _completion_prompt(body), body)
     check_model(body, served_name)
     stream = _boolean(body, "stream")
     options = body.get("stream_options")
@@ -145,6 +151,27 @@ def _json_error(data: bytes) -> ApiError:
         where, why = 0, "not UTF-8 or nested too deeply"
     context = f", 'ctx': {{'error': '{why}'}}"
     return invalid("json_invalid", str(where), "JSON decode error", "<dict of 0 items>", context)
+
+
+def _truncated(prompt: Prompt, body: dict[str, Any]) -> Prompt:
+    """The last `truncate_prompt_tokens` tokens, or the first ones by `truncation_side`."""
+    count = _integer(body, "truncate_prompt_tokens")
+    if count is None:
+        return prompt
+    if count < 1:
+        raise bad_value(
+            "truncate_prompt_tokens must be at least 1 on the simulated engine.",
+            "truncate_prompt_tokens",
+        )
+    side = _string(body, "truncation_side") or "left"
+    if side not in ("left", "right"):
+        raise bad_value(
+            "`truncation_side` must be either 'left' or 'right'. "
+            f"(parameter=truncation_side, value={side})",
+            "truncation_side",
+        )
+    size = count * BYTES_PER_TOKEN
+    return Prompt(prompt.data[-size:] if side == "left" else prompt.data[:size])
 
 
 def _chat_prompt(body: dict[str, Any]) -> Prompt:

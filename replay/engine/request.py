@@ -1,12 +1,21 @@
 """One request inside the engine: lengths, block hashes and progress; never its text."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from xxhash import xxh3_64_intdigest
 
 Extend = Callable[[int, int], int]
 """(hash of the block before, index of the block) -> hash of a block that holds output tokens."""
+
+
+class Content(Protocol):
+    """The tokens of a request, for whoever must show them (KV events)."""
+
+    cache_salt: str | None
+
+    def token_ids(self, start: int, stop: int) -> list[int]:
+        """Tokens `start`..`stop` of prompt and output."""
 
 
 class Request:
@@ -16,10 +25,12 @@ class Request:
         id: unique among the requests in the engine.
         prompt_tokens: length of the prompt.
         output_target: tokens after which it ends by itself.
+        max_tokens: tokens after which it must end, known beforehand; by default the same.
         finish_reason: what ending by itself is called, "length" or "stop".
         hashes: chained hashes of the prompt's full blocks; grows as output fills blocks.
         arrival_s: when the server took it in.
         priority: smaller first, under the priority policy only.
+        content: its tokens, where the driver knows them.
         sink: whatever the driver wants to find again with the request.
     """
 
@@ -31,6 +42,7 @@ class Request:
         "blocks",
         "cached_tokens",
         "computed",
+        "content",
         "finish_reason",
         "first_token_s",
         "hashes",
@@ -38,7 +50,9 @@ class Request:
         "last_token_s",
         "lookup",
         "lookup_at",
+        "max_tokens",
         "output_target",
+        "placeholders",
         "preemptions",
         "priority",
         "prompt_tokens",
@@ -57,21 +71,26 @@ class Request:
         arrival_s: float = 0.0,
         priority: int = 0,
         finish_reason: str = "length",
+        max_tokens: int | None = None,
         extend: Extend | None = None,
+        content: Content | None = None,
         sink: Any = None,
     ) -> None:
         self.id = id
         self.prompt_tokens = prompt_tokens
         self.output_target = output_target
+        self.max_tokens = output_target if max_tokens is None else max_tokens
         self.hashes = [] if hashes is None else hashes
         self.arrival_s = arrival_s
         self.priority = priority
         self.finish_reason = finish_reason
+        self.content = content
         self.sink = sink
         self._extend = extend
         # ---- progress
         self.tokens = prompt_tokens  # prompt and output so far
         self.computed = 0  # of those, the ones whose keys and values are in the cache
+        self.placeholders = 0  # tokens being sampled, not known yet; async scheduling only
         self.blocks: list[int] = []
         self.registered = 0  # leading blocks entered in the prefix cache
         self.cached_tokens = -1  # hit at the first admission; -1 before it

@@ -5,7 +5,8 @@ The rules, in order:
    token budget is spent. One that finds no blocks preempts: the last in RUNNING (fcfs) or the
    worst by (priority, arrival); the victim loses its blocks, starts over and goes first in line.
 2. If nobody was preempted, WAITING requests from the head: prefix lookup, then admission when
-   blocks for the *whole* request are free now. Nobody overtakes a head that does not fit.
+   blocks for the *whole* request (unless told otherwise: for its next tokens) are free now.
+   Nobody overtakes a head that does not fit.
 3. What is scheduled counts as computed at once; full blocks enter the prefix cache before they
    are computed. A request whose every token is computed produces one token at the end of the step.
 
@@ -35,6 +36,12 @@ class SchedulerLimits:
     scheduling_policy: str = "fcfs"
     block_size: int = 16
     watermark: float = 0.0
+    scheduler_reserve_full_isl: bool = True
+    long_prefill_token_threshold_adaptive: bool = False
+    max_num_active_seqs: int | None = None
+    cap_spares_lone_request: bool = True  # not an option: so since vLLM 0.31
+    counts_every_lookup: bool = False  # not an option: up to vLLM 0.26
+    whole_prompts_overtake: bool = False  # not an option: in vLLM 0.11
 
 
 @dataclass(slots=True)
@@ -64,11 +71,12 @@ class Scheduler:
         self.pool = pool
         self.waiting = WaitingQueue(limits.scheduling_policy)
         self.running: list[Request] = []
-        self.prefix_queries = 0  # tokens looked up at first admissions ...
+        self.prefix_queries = 0  # tokens looked up for requests never preempted ...
         self.prefix_hits = 0  # ... and the ones found
         self.preemptions = 0
         self._block_size = limits.block_size
         self._watermark_blocks = int(limits.watermark * pool.num_blocks)
+        self._seats = limits.max_num_active_seqs or limits.max_num_seqs
         self._fcfs = limits.scheduling_policy == "fcfs"
 
     def add(self, request: Request) -> None:
@@ -94,14 +102,22 @@ class Scheduler:
 
     def schedule(self) -> Scheduled:
         """Decide the next step and enter it in the books."""
-        limits, step = self.limits, Scheduled()
-        together = len(self.running) + len(self.waiting)
-        cap = limits.long_prefill_token_threshold if together > 1 else 0
+        limits, step, cap = self.limits, Scheduled(), self._prefill_cap()
         budget = self._schedule_running(step, limits.max_num_batched_tokens, cap)
         if not step.preempted and budget > 0 and self.waiting:
             self._schedule_waiting(step, budget, cap)
         self._commit(step)
         return step
+
+    def _prefill_cap(self) -> int:
+        """Most tokens of one request in this step; 0: no cap."""
+        limits = self.limits
+        cap, together = limits.long_prefill_token_threshold, len(self.running) + len(self.waiting)
+        if not cap or (together <= 1 and limits.cap_spares_lone_request):
+            return 0
+        if limits.long_prefill_token_threshold_adaptive:
+            return max(cap, limits.max_num_batched_tokens // together)
+        return cap
 
     def _schedule_running(self, step: Scheduled, budget: int, cap: int) -> int:
         running, scheduled = self.running, step.tokens
@@ -110,8 +126,10 @@ class Scheduler:
         while index < len(running) and budget > 0:
             request = running[index]
             index += 1
-            computed = request.computed
-            count = request.tokens - computed
+            computed, unknown = request.computed, request.placeholders
+            if unknown and computed + 2 - unknown >= request.prompt_tokens + request.max_tokens:
+                continue  # its last token is being sampled
+            count = request.tokens + unknown - computed
             if 0 < cap < count:
                 count = cap
             count = min(count, budget, last_position - computed)
@@ -134,19 +152,25 @@ class Scheduler:
 
     def _schedule_waiting(self, step: Scheduled, budget: int, cap: int) -> None:
         limits, waiting, running = self.limits, self.waiting, self.running
-        while waiting and budget > 0 and len(running) < limits.max_num_seqs:
+        overtaken = []
+        while waiting and budget > 0 and len(running) < self._seats:
             request = waiting.head()
             hits = self._hits(request)
             computed = len(hits) * self._block_size
+            if limits.counts_every_lookup:
+                self._count_lookup(request, computed)
             count = request.tokens - computed
             if 0 < cap < count:
                 count = cap
             if count > budget:
                 if not limits.enable_chunked_prefill:
-                    return
+                    if not limits.whole_prompts_overtake:
+                        break
+                    overtaken.append(waiting.pop())
+                    continue
                 count = budget
-            if not self._admissible(request, hits):
-                return
+            if not self._admissible(request, hits, computed + count):
+                break
             waiting.pop()
             running.append(request)
             self.pool.take(hits)
@@ -155,9 +179,8 @@ class Scheduler:
             request.computed = computed
             request.lookup = []
             request.lookup_at = -1
-            if not request.preemptions:
-                self.prefix_queries += request.tokens
-                self.prefix_hits += computed
+            if not limits.counts_every_lookup:
+                self._count_lookup(request, computed)
             if request.cached_tokens < 0:
                 request.cached_tokens = computed
             fits = self._extend(request, computed + count)
@@ -165,6 +188,13 @@ class Scheduler:
             step.admitted.append(request)
             step.tokens[request] = count
             budget -= count
+        for request in reversed(overtaken):
+            waiting.put_back(request)
+
+    def _count_lookup(self, request: Request, hits: int) -> None:
+        if self.limits.enable_prefix_caching and not request.preemptions:
+            self.prefix_queries += request.tokens
+            self.prefix_hits += hits
 
     def _hits(self, request: Request) -> list[int]:
         """Leading cached blocks; the last token is always computed again."""
@@ -172,13 +202,20 @@ class Scheduler:
             return []
         if request.lookup_at != self.pool.changes:  # a head that does not fit is asked every step
             limit = (request.tokens - 1) // self._block_size
+            if limit > len(request.hashes) and request.preemptions:
+                request.hash_at(limit - 1)  # a token that came after the preemption filled a block
             request.lookup = self.pool.leading_run(request.hashes, limit)
             request.lookup_at = self.pool.changes
         return request.lookup
 
-    def _admissible(self, request: Request, hits: list[int]) -> bool:
-        """Blocks for all of its tokens are free now, hits in the free list counted as needed."""
-        needed = -(-request.tokens // self._block_size) - len(hits)
+    def _admissible(self, request: Request, hits: list[int], end: int) -> bool:
+        """Blocks for all of its tokens are free now, hits in the free list counted as needed.
+
+        Without scheduler_reserve_full_isl: for those up to `end`.
+        """
+        if self.limits.scheduler_reserve_full_isl:
+            end = request.tokens
+        needed = -(-end // self._block_size) - len(hits)
         spare = self.pool.free_blocks - (self._watermark_blocks if self.running else 0)
         return needed <= spare and needed + self.pool.count_free(hits) <= spare
 
@@ -190,12 +227,17 @@ class Scheduler:
             if missing > pool.free_blocks:
                 return False
             blocks += pool.allocate(missing)
-        if self.limits.enable_prefix_caching:
-            full = end // block_size
-            for index in range(request.registered, full):
-                pool.register(blocks[index], request.hash_at(index))
-            request.registered = max(request.registered, full)
+        self._register(request, min(end, request.tokens) // block_size)
         return True
+
+    def _register(self, request: Request, full: int) -> None:
+        """Enter its first `full` blocks in the prefix cache."""
+        if self.limits.enable_prefix_caching and full > request.registered:
+            for index in range(request.registered, full):
+                self.pool.register(request.blocks[index], request.hash_at(index))
+            if self.pool.observer is not None:
+                self.pool.observer.stored(request, request.registered, full)
+            request.registered = full
 
     def _preempt(self, victim: Request, step: Scheduled) -> None:
         if self.running[-1] is victim:
@@ -211,7 +253,7 @@ class Scheduler:
     def _release(self, request: Request) -> None:
         self.pool.release(request.blocks)
         request.blocks = []
-        request.registered = request.computed = 0
+        request.registered = request.computed = request.placeholders = 0
 
     def _commit(self, step: Scheduled) -> None:
         work, sampled = step.work, step.sampled
@@ -227,7 +269,7 @@ class Scheduler:
                 work.prefill_chunks += 1
                 work.prefill_pairs += count * before + 0.5 * count * count
                 work.prefill_context += end
-            if end == request.tokens:
+            if end == request.tokens + request.placeholders:
                 sampled.append(request)
         work.tokens = total
         work.decode_context = decode_context

@@ -12,27 +12,35 @@ from typing import Any
 from aiohttp.base_protocol import BaseProtocol
 
 from forebay.replay.engine.answers import DONE, AnswerText, Chunks
+from forebay.replay.engine.api_errors import ApiError
 from forebay.replay.engine.request import Request
 
 NEVER = 1 << 62
+COMMENT = b": keep-alive\n\n"
 
 
 class Collected:
     """Counts until the end; the answer is then written in one piece."""
 
-    __slots__ = ("done", "produced", "reason")
+    __slots__ = ("done", "error", "produced", "reason")
 
     def __init__(self) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.produced = 0
         self.reason = ""
+        self.error: ApiError | None = None
 
     def push(self, produced: int) -> None:
         pass
 
     def end(self, produced: int, reason: str) -> None:
-        self.produced, self.reason = produced, reason
         if not self.done.done():
+            self.produced, self.reason = produced, reason
+            self.done.set_result(None)
+
+    def fail(self, error: ApiError) -> None:
+        if not self.done.done():
+            self.error = error
             self.done.set_result(None)
 
 
@@ -113,7 +121,7 @@ class TokenStream:
             transport.write(self._take(produced, None))
 
     def end(self, produced: int, reason: str) -> None:
-        """The last tokens, why it ends, usage and [DONE]; written now if the client keeps up."""
+        """The last tokens, why it ends, usage and [DONE]."""
         if produced > self.fault_after:
             self._fail()
         if self.dead:  # a fault decides when, and whether, the response ends
@@ -125,6 +133,19 @@ class TokenStream:
         self.closing_events = events
         if not self.done.done():
             self.done.set_result(None)
+
+    def fail(self, error: ApiError) -> None:
+        """End with an error inside the 200, then [DONE]."""
+        if self.dead or self.done.done():
+            return
+        self.dead = True
+        self.closing_events = self.frame(error.event()) + self.frame(DONE)
+        self.done.set_result(None)
+
+    def comment(self) -> None:
+        """An event that clients ignore, so that those between see the connection live."""
+        if not self.dead and not self._protocol.writing_paused:
+            self.write(self.frame(COMMENT))
 
     def frame(self, event: bytes) -> bytes:
         """`event` as the transfer coding wants it."""

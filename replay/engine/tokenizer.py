@@ -124,22 +124,34 @@ class Generation:
 
 
 class OutputBlocks:
-    """Hashes of blocks filled by generated tokens, for `Request(extend=...)`."""
+    """Prompt and output of a request: `Request(extend=..., content=...)`.
 
-    __slots__ = ("_block_size", "_generation", "_prompt_tokens", "_salt", "_tail")
+    Called, it gives the hash of a block that generated tokens fill.
+    """
+
+    __slots__ = ("_block_size", "_generation", "_prompt", "_salt", "_tail", "cache_salt")
 
     def __init__(
         self, prompt: Prompt, generation: Generation, block_size: int = 16, salt: str | None = None
     ) -> None:
         self._generation = generation
         self._block_size = block_size
-        self._prompt_tokens = prompt.tokens
+        self._prompt = prompt
         full = prompt.tokens // block_size * block_size
         self._tail = prompt.data[full * BYTES_PER_TOKEN :]
+        self.cache_salt = salt
         self._salt = salt_seed(salt)
 
+    def token_ids(self, start: int, stop: int) -> list[int]:
+        """Tokens `start`..`stop`, counted from the start of the prompt."""
+        prompt, known = self._prompt, self._prompt.tokens
+        data = prompt.data[start * BYTES_PER_TOKEN : stop * BYTES_PER_TOKEN]
+        if stop > known:
+            data += self._generation.words(max(start - known, 0), stop - known)
+        return Prompt(data).token_ids()
+
     def __call__(self, before: int, index: int) -> int:
-        start = index * self._block_size - self._prompt_tokens
+        start = index * self._block_size - self._prompt.tokens
         words = self._generation.words(max(start, 0), start + self._block_size)
         data = self._tail + words if start < 0 else words
         return xxh3_64_intdigest(data, before if index else self._salt)

@@ -1,0 +1,192 @@
+"""The study `decode`: time per output token against output length and batch."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
+from typing import Annotated, Any
+
+import typer
+
+from forebay.analysis.experiments.fitting import fit_terms
+from forebay.analysis.experiments.options import (
+    ApiKey,
+    AsJson,
+    Batched,
+    Force,
+    Gpu,
+    Model,
+    Out,
+    TargetText,
+    TimeScale,
+    command_line,
+    integers,
+    run_study,
+)
+from forebay.analysis.experiments.plot import Series, xy_plot
+from forebay.analysis.experiments.result import Column, Result, check_out, finish
+from forebay.analysis.experiments.target import About, Answer, Ask, StudyFailed, Target, open_target
+from forebay.analysis.units import duration
+from forebay.replay.engine.roofline import bound_by, least
+from forebay.replay.engine.step_time import StepWork
+
+HELP = """Time per output token against output length (alone) and against batch size.
+
+Fits seconds per token and fixed seconds per request, and says what decoding is bound by.
+
+Example:  forebay experiment decode --target sim:phi-3-mini@h200-nvl --out runs/decode
+"""
+COLUMNS = (
+    Column("batch", "batch", "count"),
+    Column("output_tokens", "output", "count"),
+    Column("tpot_s", "TPOT"),
+    Column("steady_itl_s", "steady ITL"),
+    Column("e2e_s", "E2E", shown=False),
+    Column("tokens_per_s", "tokens/s", "count"),
+    Column("bandwidth_share", "of bandwidth", "share"),
+    Column("peak_share", "of peak FLOP/s", "share", shown=False),
+    Column("bound", "bound by", "text"),
+)
+
+
+def command(
+    context: typer.Context,
+    target: TargetText,
+    out: Out,
+    lengths: Annotated[
+        str, typer.Option(help="Output tokens of one request alone; k is 1,024.")
+    ] = "128,256,512,1k,2k",
+    batches: Annotated[str, typer.Option(help="Equal requests at once.")] = "1,2,4,8,16,32,64",
+    batch_output_tokens: Annotated[int, typer.Option(min=8, help="Of those.")] = 256,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Of every request.")] = 1000,
+    repeats: Annotated[int, typer.Option(min=1, help="Loads of each kind; medians count.")] = 3,
+    model: Model = None,
+    gpu: Gpu = None,
+    max_num_batched_tokens: Batched = None,
+    api_key: ApiKey = None,
+    time_scale: TimeScale = 1.0,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    check_out(out, force)
+    loads = [(1, n) for n in integers(lengths, "--lengths")]
+    loads += [(b, batch_output_tokens) for b in integers(batches, "--batches")]
+
+    async def work() -> Result:
+        async with open_target(
+            target, model=model, gpu=gpu, api_key=api_key, time_scale=time_scale,
+            batched_tokens=max_num_batched_tokens,
+        ) as server:  # fmt: skip
+            settings = {
+                "command": command_line(context),
+                "repeats": repeats,
+                "salt": server.about.salt,
+            }
+            return await decode(
+                server, list(dict.fromkeys(loads)), prompt_tokens, batch_output_tokens, repeats,
+                settings,
+            )  # fmt: skip
+
+    finish(run_study(work(), "decode"), out, as_json)
+
+
+async def decode(
+    server: Target,
+    loads: Sequence[tuple[int, int]],
+    prompt_tokens: int,
+    batch_output: int,
+    repeats: int,
+    settings: dict[str, Any],
+) -> Result:
+    """Run every (batch, output tokens) of `loads`, all requests of a batch sent at once."""
+    rows = []
+    for batch, output in sorted(loads):
+        seen = []
+        for number in range(repeats):
+            asks = [
+                Ask(f"batch of {batch}, {number}.{i}", prompt_tokens, output) for i in range(batch)
+            ]
+            seen.append(_measured(await server.run(asks)))
+        row: dict[str, Any] = {"batch": batch, "output_tokens": output}
+        for key in ("tpot_s", "steady_itl_s", "e2e_s"):
+            values = [value for one in seen if (value := one[key]) is not None]
+            row[key] = median(values) if values else None
+        itl = row["steady_itl_s"] or row["tpot_s"]
+        row["tokens_per_s"] = batch / itl
+        rows.append(row | _shares(server.about, batch, prompt_tokens + output // 2, itl))
+    return _result(server.about, rows, batch_output, settings)
+
+
+def _measured(answers: list[Answer]) -> dict[str, float | None]:
+    """Medians over a load's requests; the ITL counts only while all of them decode."""
+    tpots, e2es, gaps = [], [], list[float]()
+    for answer in answers:
+        _ = answer.ttft_s  # fails here when it was not answered
+        if answer.latency.tpot_s is None or answer.latency.e2e_service_s is None:
+            raise StudyFailed(f"{answer.ask.name}: fewer tokens than asked for")
+        tpots.append(answer.latency.tpot_s)
+        e2es.append(answer.latency.e2e_service_s)
+    first = max(answer.events_s[0] for answer in answers)
+    last = min(answer.events_s[-1] for answer in answers)
+    for answer in answers:
+        gaps += [b - a for a, b in pairwise(answer.events_s) if a >= first and b <= last]
+    return {
+        "tpot_s": median(tpots),
+        "e2e_s": median(e2es),
+        # The mean, not the median: tokens that come two to a read would halve the latter.
+        "steady_itl_s": sum(gaps) / len(gaps) if gaps else None,
+    }
+
+
+def _shares(about: About, batch: int, context: int, itl_s: float) -> dict[str, Any]:
+    if about.model is None or about.gpu is None:
+        return {}
+    work = StepWork(batch, batch, batch, decode_context=batch * context)
+    floor = least(about.model, about.gpu, [work])
+    return {
+        "bandwidth_share": floor.memory_s / itl_s,
+        "peak_share": floor.compute_s / itl_s,
+        "bound": bound_by(floor, itl_s),
+    }
+
+
+def _result(
+    about: About, rows: list[dict[str, Any]], batch_output: int, settings: dict[str, Any]
+) -> Result:
+    alone = [row for row in rows if row["batch"] == 1]
+    facts: dict[str, Any] = {}
+    words = []
+    if len(alone) > 1:
+        outputs = [float(row["output_tokens"]) for row in alone]
+        (fixed_s, token_s), worst = fit_terms(outputs, [row["e2e_s"] for row in alone], (0, 1))
+        facts |= {"fixed_s_per_request": fixed_s, "s_per_token": token_s, "worst_error": worst}
+        words.append(
+            f"Alone, a request costs {duration(fixed_s)} and {duration(token_s)} a token "
+            f"(worst error {worst:.1%})"
+        )
+    if alone and "bound" in alone[0]:
+        words.append(
+            f"a batch of 1 is bound by {alone[0]['bound']}, at "
+            f"{alone[0]['bandwidth_share']:.0%} of bandwidth"
+        )
+    batches = [row for row in rows if row["output_tokens"] == batch_output]
+    if len(batches) > 1:
+        few, many = batches[0], batches[-1]
+        gain = many["tokens_per_s"] / few["tokens_per_s"]
+        facts["throughput_gain"] = gain
+        told = f"a batch of {many['batch']} makes {gain:.1f}× the tokens of {few['batch']}"
+        if "bound" in many:
+            told += f", bound by {many['bound']} at {many['bandwidth_share']:.0%} of bandwidth"
+        words.append(told)
+    notes = [] if about.gpu and about.model else ["shares need a known --model and --gpu"]
+    curve = list[tuple[float, float]]()
+    measured = [(float(r["batch"]), float(r["steady_itl_s"] or r["tpot_s"])) for r in batches]
+    if len(batches) > 2:
+        (step_s, more_s), _ = fit_terms([x for x, _ in measured], [y for _, y in measured], (0, 1))
+        facts |= {"itl_s": step_s, "itl_s_per_request": more_s}
+        low, high = measured[0][0], measured[-1][0]
+        places = [low * (high / low) ** (i / 60) for i in range(61)]
+        curve = [(n, step_s + more_s * n) for n in places]
+    series = [Series(f"{batch_output} tokens out", measured, curve)]
+    plot = xy_plot(series, "requests at once", "time between tokens")
+    sentence = "; ".join(words) + "."
+    return Result("decode", about.name, sentence, COLUMNS, rows, facts, plot, notes, settings)

@@ -1,0 +1,32 @@
+"""Least squares with terms that cannot be negative, on relative errors."""
+
+from collections.abc import Sequence
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def fit_terms(
+    xs: Sequence[float], times_s: Sequence[float], powers: Sequence[int]
+) -> tuple[list[float], float]:
+    """Coefficients of `sum c*x^power` nearest to `times_s`, none below 0, and the worst error.
+
+    Every subset of the terms is tried, so the best one without a negative coefficient is found;
+    errors are relative to the measured times.
+    """
+    x, t = np.asarray(xs, dtype=np.float64), np.asarray(times_s, dtype=np.float64)
+    scale = float(x.max())
+    table: NDArray[np.float64] = np.stack([(x / scale) ** power / t for power in powers], axis=1)
+    best, least = [0.0] * len(powers), float("inf")
+    for size in range(1, min(len(powers), len(x)) + 1):
+        for chosen in combinations(range(len(powers)), size):
+            part = table[:, chosen]
+            found, *_ = np.linalg.lstsq(part, np.ones(len(x)), rcond=None)
+            missed = float(np.sum((part @ found - 1) ** 2))
+            if (found >= 0).all() and missed < least:
+                least, best = missed, [0.0] * len(powers)
+                for place, value in zip(chosen, found.tolist(), strict=True):
+                    best[place] = value / scale ** powers[place]
+    told = sum(c * x**power for c, power in zip(best, powers, strict=True))
+    return best, float(np.max(np.abs(told / t - 1)))

@@ -1,0 +1,169 @@
+"""The study `hol`: what a long prompt does to a chat beside it, and what small chunks cost it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from statistics import median
+from typing import Annotated, Any
+
+import typer
+
+from forebay.analysis.experiments.options import (
+    ApiKey,
+    AsJson,
+    Force,
+    Gpu,
+    Model,
+    Out,
+    TimeScale,
+    command_line,
+    integers,
+    run_study,
+)
+from forebay.analysis.experiments.plot import Series, xy_plot
+from forebay.analysis.experiments.result import Column, Result, check_out, finish
+from forebay.analysis.experiments.target import SIM, Ask, StudyFailed, Target, open_target
+from forebay.analysis.units import duration
+from forebay.traces.errors import InputError
+
+HELP = """Head-of-line blocking: the longest gap of a chat's tokens beside a long prompt.
+
+A sim: target is tried with every size of --chunks; servers given by URL have theirs, and several
+--target are compared.
+
+Example:  forebay experiment hol --target sim:phi-3-mini@h200-nvl --out runs/hol
+"""
+CHUNKS = "131072,8192,2048,1024,512,256"
+CHAT_TOKENS, CHAT_OUTPUT = 500, 20_000
+UPLOAD_AT_S = 1.0
+UPLOAD_OUTPUT = 16  # the chat's first tokens after the prefill must still be seen
+UNNOTICED_S = 0.15
+COLUMNS = (
+    Column("server", "server", "text"),
+    Column("max_num_batched_tokens", "chunk", "count"),
+    Column("quiet_gap_s", "quiet gap"),
+    Column("worst_gap_s", "worst gap"),
+    Column("gap_ratio", "worst / quiet", "ratio"),
+    Column("upload_ttft_s", "upload TTFT"),
+    Column("upload_ratio", "× first", "ratio"),
+)
+
+
+def command(
+    context: typer.Context,
+    target: Annotated[list[str], typer.Option("--target", help="URL, or sim:MODEL@GPU.")],
+    out: Out,
+    chunks: Annotated[str, typer.Option(help="Step budgets of a sim: target.")] = CHUNKS,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Of the long prompt.")] = 120_000,
+    model: Model = None,
+    gpu: Gpu = None,
+    api_key: ApiKey = None,
+    time_scale: TimeScale = 1.0,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    check_out(out, force)
+    sizes = integers(chunks, "--chunks")[::-1]
+    tries = [(t, s) for t in target for s in (sizes if t.startswith(SIM) else [None])]
+
+    async def work() -> Result:
+        rows = []
+        for text, size in tries:
+            async with open_target(
+                text, model=model, gpu=gpu, api_key=api_key, time_scale=time_scale,
+                batched_tokens=size,
+            ) as server:  # fmt: skip
+                row = await beside_a_chat(server, prompt_tokens)
+                rows.append(row | {"max_num_batched_tokens": size})
+        return result(rows, prompt_tokens, {"command": command_line(context)})
+
+    finish(run_study(work(), "hol"), out, as_json)
+
+
+async def beside_a_chat(server: Target, prompt_tokens: int) -> dict[str, Any]:
+    """Start a chat, upload a prompt of `prompt_tokens` a second later; what both saw."""
+    context = server.about.context
+    if context is not None and prompt_tokens + UPLOAD_OUTPUT > context:
+        raise InputError(f"--prompt-tokens {prompt_tokens}: {server.about.name} holds {context}")
+    room = CHAT_OUTPUT if context is None else min(CHAT_OUTPUT, context - CHAT_TOKENS)
+    chat, upload = await server.run(
+        [
+            Ask("chat", CHAT_TOKENS, room),
+            Ask("upload", prompt_tokens, UPLOAD_OUTPUT, UPLOAD_AT_S),
+        ],
+        until="upload",
+    )
+    sent_s = UPLOAD_AT_S
+    _ = chat.ttft_s  # fails here when the chat was not answered
+    gaps = list(pairwise(chat.events_s))
+    quiet = [b - a for a, b in gaps if b <= sent_s]
+    beside = [b - a for a, b in gaps if b > sent_s]
+    if not quiet or not beside:
+        raise StudyFailed(f"{server.about.name}: the chat made no tokens before or beside it")
+    return {
+        "server": server.about.name.removeprefix("http://"),
+        "salt": server.about.salt,
+        "quiet_gap_s": median(quiet),
+        "worst_gap_s": max(beside),
+        "gap_ratio": max(beside) / median(quiet),
+        "upload_ttft_s": upload.ttft_s,
+    }
+
+
+def result(rows: list[dict[str, Any]], prompt_tokens: int, settings: dict[str, Any]) -> Result:
+    """The trade-off of all rows, each against its largest chunk or the first server."""
+    first = rows[0]
+    for row in rows:
+        row["upload_ratio"] = row["upload_ttft_s"] / _base(row, rows)["upload_ttft_s"]
+    others = [row for row in rows[1:] if _base(row, rows) is first]
+    words = (
+        f"A prompt of {prompt_tokens:,} tokens stops a chat for {duration(first['worst_gap_s'])} "
+        f"on {_named(first)}"
+    )
+    if others:
+        chosen = _cheapest(others)
+        words += (
+            f", for {duration(chosen['worst_gap_s'])} on {_named(chosen)}, at "
+            f"{chosen['upload_ratio'] - 1:+.0%} TTFT for the prompt"
+        )
+    facts = {"stall_s": first["worst_gap_s"], "upload_ttft_s": first["upload_ttft_s"]}
+    several = len({row["server"] for row in rows}) > 1
+    columns = [c for c in COLUMNS if c.kind != "text" or several]
+    if several:  # room for the names
+        columns = [replace(c, shown=c.key != "quiet_gap_s") for c in columns]
+    if not any(row["max_num_batched_tokens"] for row in rows):
+        columns = [c for c in columns if c.key != "max_num_batched_tokens"]
+    target = ", ".join(dict.fromkeys(str(row["server"]) for row in rows))
+    plot = _plot(rows)
+    return Result("hol", target, words + ".", columns, rows, facts, plot, (), settings)
+
+
+def _base(row: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What `row` is compared with: its engine's largest chunk; of URLs, the first one."""
+    if not row["max_num_batched_tokens"]:
+        return rows[0]
+    return next(one for one in rows if one["server"] == row["server"])
+
+
+def _cheapest(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The row that delays the upload least among those a reader does not notice."""
+    smooth = [row for row in rows if row["worst_gap_s"] <= UNNOTICED_S]
+    if smooth:
+        return min(smooth, key=lambda row: float(row["upload_ttft_s"]))
+    return min(rows, key=lambda row: float(row["worst_gap_s"]))
+
+
+def _named(row: dict[str, Any]) -> str:
+    size = row["max_num_batched_tokens"]
+    return f"chunks of {size:,}" if size else str(row["server"])
+
+
+def _plot(rows: Sequence[dict[str, Any]]) -> str:
+    sized = [row["max_num_batched_tokens"] or i + 1 for i, row in enumerate(rows)]
+    known = all(row["max_num_batched_tokens"] for row in rows)
+    keys = (("worst gap of the chat", "worst_gap_s"), ("TTFT of the upload", "upload_ttft_s"))
+    series = [
+        Series(name, points := [(x, row[key]) for x, row in zip(sized, rows, strict=True)], points)
+        for name, key in keys
+    ]
+    return xy_plot(series, "max_num_batched_tokens" if known else "server", "time")

@@ -1,0 +1,173 @@
+"""The study `prefill`: TTFT against prompt length, and from where it grows with the square."""
+
+import math
+from collections.abc import Sequence
+from statistics import median
+from typing import Annotated, Any
+
+import typer
+
+from forebay.analysis.experiments.fitting import fit_terms
+from forebay.analysis.experiments.options import (
+    ApiKey,
+    AsJson,
+    Batched,
+    Force,
+    Gpu,
+    Model,
+    Out,
+    TargetText,
+    TimeScale,
+    command_line,
+    integers,
+    run_study,
+)
+from forebay.analysis.experiments.plot import Series, xy_plot
+from forebay.analysis.experiments.result import Column, Result, check_out, finish
+from forebay.analysis.experiments.target import About, Ask, Target, open_target
+from forebay.analysis.units import duration
+from forebay.replay.engine.roofline import bound_by, least
+from forebay.replay.engine.step_time import StepWork
+from forebay.traces.errors import InputError
+
+HELP = """TTFT of one request alone against the length of its prompt, each prompt new.
+
+Fits fixed + linear + quadratic seconds and says from which length the quadratic term leads.
+
+Example:  forebay experiment prefill --target sim:phi-3-mini@h200-nvl --out runs/prefill
+"""
+LENGTHS = "1k,2k,4k,8k,16k,32k,64k,96k,128000"
+COLUMNS = (
+    Column("prompt_tokens", "prompt", "count"),
+    Column("ttft_s", "TTFT"),
+    Column("fitted_s", "fitted"),
+    Column("lowest_s", "lowest", shown=False),
+    Column("highest_s", "highest", shown=False),
+    Column("tokens_per_s", "tokens/s", "count"),
+    Column("peak_share", "of peak", "share"),
+    Column("bound", "bound by", "text"),
+)
+
+
+def command(
+    context: typer.Context,
+    target: TargetText,
+    out: Out,
+    lengths: Annotated[str, typer.Option(help="Prompt tokens; k is 1,024.")] = LENGTHS,
+    repeats: Annotated[int, typer.Option(min=1, help="Requests of each length.")] = 3,
+    model: Model = None,
+    gpu: Gpu = None,
+    max_num_batched_tokens: Batched = None,
+    api_key: ApiKey = None,
+    time_scale: TimeScale = 1.0,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    check_out(out, force)
+    wanted = integers(lengths, "--lengths")
+
+    async def work() -> Result:
+        async with open_target(
+            target, model=model, gpu=gpu, api_key=api_key, time_scale=time_scale,
+            batched_tokens=max_num_batched_tokens,
+        ) as server:  # fmt: skip
+            settings = {
+                "command": command_line(context),
+                "repeats": repeats,
+                "salt": server.about.salt,
+            }
+            return await prefill(server, wanted, repeats, settings)
+
+    finish(run_study(work(), "prefill"), out, as_json)
+
+
+async def prefill(
+    server: Target, lengths: Sequence[int], repeats: int, settings: dict[str, Any]
+) -> Result:
+    """Ask every length `repeats` times, one request at a time."""
+    about = server.about
+    usable = [n for n in lengths if about.context is None or n < about.context]
+    if len(usable) < 3:
+        raise InputError(f"--lengths: fewer than 3 of them fit in {about.context} tokens")
+    rows = []
+    for tokens in usable:
+        answers = []
+        for number in range(repeats):
+            answers += await server.run([Ask(f"prompt of {tokens}, {number}", tokens, 1)])
+        times = [answer.ttft_s for answer in answers]
+        prompt = round(median(answer.prompt_tokens for answer in answers))
+        row = {
+            "prompt_tokens": prompt,
+            "cached_tokens": max(answer.cached_tokens for answer in answers),
+            "ttft_s": median(times),
+            "lowest_s": min(times),
+            "highest_s": max(times),
+        }
+        rows.append(row | _shares(about, prompt, median(times)))
+    return _result(about, rows, len(lengths) - len(usable), settings)
+
+
+def _shares(about: About, tokens: int, ttft_s: float) -> dict[str, Any]:
+    told: dict[str, Any] = {"tokens_per_s": tokens / ttft_s}
+    if about.model is not None and about.gpu is not None:
+        work = StepWork(tokens, 1, 1, tokens, 1, tokens**2 / 2, tokens, 0)
+        floor = least(about.model, about.gpu, [work])
+        told["peak_share"] = floor.compute_s / ttft_s
+        told["bound"] = bound_by(floor, ttft_s)
+    return told
+
+
+def _result(
+    about: About, rows: list[dict[str, Any]], left_out: int, settings: dict[str, Any]
+) -> Result:
+    xs = [float(row["prompt_tokens"]) for row in rows]
+    (fixed_s, linear_s, square_s), worst = fit_terms(xs, [row["ttft_s"] for row in rows], (0, 1, 2))
+    crossover = linear_s / square_s if square_s > 0 else math.inf
+    for row in rows:
+        n = row["prompt_tokens"]
+        row["fitted_s"] = fixed_s + linear_s * n + square_s * n * n
+    notes = []
+    if left_out:
+        notes.append(f"{left_out} lengths do not fit in {about.context:,} tokens and were left out")
+    if any(row["cached_tokens"] for row in rows):
+        notes.append("the server reports cached prompt tokens: these are not cold prefills")
+    if about.model is None or about.gpu is None:
+        notes.append("shares of peak need a known --model and --gpu")
+    longest = rows[-1]
+    words = (
+        f"TTFT = {duration(fixed_s)} + {linear_s * 1e6:.1f} µs a token + "
+        f"{square_s * 1e12:,.0f} ps a token squared (worst error {worst:.1%}); "
+    )
+    if math.isfinite(crossover):
+        words += f"the quadratic term exceeds the linear one from {crossover:,.0f} tokens"
+    else:
+        words += "no quadratic term was seen at these lengths"
+    if "bound" in longest:
+        words += (
+            f"; at {longest['prompt_tokens']:,} tokens it is bound by {longest['bound']}, "
+            f"{longest['peak_share']:.0%} of peak FLOP/s"
+        )
+    facts = {
+        "fixed_s": fixed_s,
+        "linear_s_per_token": linear_s,
+        "quadratic_s_per_token2": square_s,
+        "crossover_tokens": crossover if math.isfinite(crossover) else None,
+        "worst_error": worst,
+    }
+    return Result(
+        "prefill", about.name, words + ".", COLUMNS, rows, facts, _plot(rows, facts), notes,
+        settings,
+    )  # fmt: skip
+
+
+def _plot(rows: list[dict[str, Any]], facts: dict[str, Any]) -> str:
+    low, high = rows[0]["prompt_tokens"], rows[-1]["prompt_tokens"]
+    places = [low * (high / low) ** (i / 60) for i in range(61)]
+    a, b, c = (facts[k] for k in ("fixed_s", "linear_s_per_token", "quadratic_s_per_token2"))
+    series = [
+        Series("measured, with the fit", [(r["prompt_tokens"], r["ttft_s"]) for r in rows],
+               [(n, a + b * n + c * n * n) for n in places])
+    ]  # fmt: skip
+    crossover = facts["crossover_tokens"]
+    note = (crossover, "quadratic leads") if crossover else None
+    return xy_plot(series, "prompt tokens", "TTFT", note)

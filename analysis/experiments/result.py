@@ -1,0 +1,140 @@
+"""What a study leaves: a sentence, a table and a plot, with all that is needed to repeat it."""
+
+import csv
+import io
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+from forebay.analysis.units import NONE, counts, durations, ratios, shares
+from forebay.traces.errors import InputError
+
+FILES = ("results.json", "results.csv", "plot.svg")
+
+
+def _times(values: Sequence[float | None]) -> list[str]:
+    """Milliseconds of seconds-long times count too: they are what a study compares."""
+    if max((v for v in values if v is not None), default=0.0) < 1.0:
+        return durations(values)
+    return [NONE if v is None else f"{v:,.3f} s" for v in values]
+
+
+_FORMATS = {"s": _times, "count": counts, "share": shares, "ratio": ratios}
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column: key in the rows, heading, and how it reads (s, count, share, ratio or text).
+
+    One that is not `shown` stands in the files only.
+    """
+
+    key: str
+    heading: str
+    kind: str = "s"
+    shown: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A finished study.
+
+    Attributes:
+        sentence: what it shows.
+        rows: the measurements, one value a column key.
+        facts: fitted figures by name, base units.
+        notes: what a reader must know beside the table.
+        plot: an SVG document.
+    """
+
+    study: str
+    target: str
+    sentence: str
+    columns: Sequence[Column]
+    rows: Sequence[Mapping[str, Any]]
+    facts: Mapping[str, Any]
+    plot: str
+    notes: Sequence[str] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "study": self.study,
+            "target": self.target,
+            "sentence": self.sentence,
+            "rows": [dict(row) for row in self.rows],
+            "facts": dict(self.facts),
+            "notes": list(self.notes),
+            **self.settings,
+            "made_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "versions": {"forebay": version("forebay"), "python": platform.python_version()},
+        }
+
+
+def check_out(out: Path, force: bool) -> None:
+    """Raise InputError when `out` cannot take the results; creates nothing."""
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out {out}: is a file; name a folder")
+    if not force and (out / FILES[0]).exists():
+        raise InputError(f"--out {out}: already holds {FILES[0]}; name another or give --force")
+
+
+def finish(result: Result, out: Path, as_json: bool) -> None:
+    """Write the three files and print the result."""
+    import orjson
+
+    data = orjson.dumps(result.as_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, content in zip(FILES, (data, _csv(result), result.plot.encode()), strict=True):
+            partial = out / f"{name}.partial"
+            partial.write_bytes(content)
+            partial.replace(out / name)
+    except OSError as error:
+        raise InputError(f"--out {out}: cannot be written ({error.strerror})") from error
+    if as_json:
+        sys.stdout.write(data.decode())
+    else:
+        _print(result)
+    print(f"wrote {out}: {', '.join(FILES)}", file=sys.stderr)
+
+
+def _csv(result: Result) -> bytes:
+    text = io.StringIO()
+    keys = [column.key for column in result.columns]
+    writer = csv.DictWriter(text, keys, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(result.rows)
+    return text.getvalue().encode()
+
+
+def _print(result: Result) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    cells = []
+    for column in result.columns:
+        if not column.shown:
+            continue
+        values = [row.get(column.key) for row in result.rows]
+        told = _FORMATS.get(column.kind)
+        cells.append(told(values) if told else [str(NONE if v is None else v) for v in values])
+        side: Literal["left", "right"] = "left" if column.kind == "text" else "right"
+        # Headings and names may break, numbers never.
+        least = None if column.kind == "text" else max(map(len, cells[-1]))
+        table.add_column(column.heading, justify=side, min_width=least, overflow="fold")
+    for row in zip(*cells, strict=True):
+        table.add_row(*(Text(cell) for cell in row))
+    console.print(table)
+    console.print(Text(result.sentence, style="bold"))
+    for note in result.notes:
+        console.print(Text(note, style="dim"))

@@ -1,0 +1,216 @@
+"""What a study asks and gets back, and the two kinds of servers it can ask.
+
+A target runs a handful of requests at set offsets and returns when each token came. Prompts are
+never repeated, so nothing is found in a prefix cache. The simulated target runs the engine's own
+scheduler in virtual time: no socket, no sleep, the same answer every time.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from secrets import token_hex
+from typing import Protocol
+
+from forebay.replay.bodies import PATHS, body_slices
+from forebay.replay.client import Client, Exchange, Watch
+from forebay.replay.clock import Clock
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.engine import EngineCore
+from forebay.replay.engine.models import GpuSpec, ModelSpec, find_gpu, find_model
+from forebay.replay.engine.request import Request
+from forebay.replay.measure import Latency, OutputEvents, measure
+from forebay.replay.target import Served, ask_served, parse_targets
+from forebay.replay.target import Target as Address
+from forebay.traces.errors import InputError
+from forebay.traces.schema import TraceRequest
+
+SIM = "sim:"
+FIRST_TOKEN_S, STALL_S = 600.0, 120.0
+MOST_SEQUENCES = 256
+
+
+class StudyFailed(Exception):
+    """The target did not answer what the study needs; the message says what it said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request, due `at_s` seconds after the load begins."""
+
+    name: str
+    prompt_tokens: int
+    output_tokens: int
+    at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of it; `events_s` are the times of its output events from the load's start."""
+
+    ask: Ask
+    latency: Latency
+    events_s: tuple[float, ...]
+    prompt_tokens: int
+    cached_tokens: int
+    outcome: str
+
+    @property
+    def ttft_s(self) -> float:
+        """Service TTFT; raises StudyFailed when there was no token."""
+        if self.latency.ttft_service_s is None or self.outcome != "ok":
+            raise StudyFailed(f"{self.ask.name}: {self.outcome}")
+        return self.latency.ttft_service_s
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What is known of a target; model and gpu are None when no data sheet is known.
+
+    `salt` makes its prompts: random, as equal prompts would be found in the cache the second
+    time. None where no prompt has a text.
+    """
+
+    name: str
+    model: ModelSpec | None
+    gpu: GpuSpec | None
+    context: int | None
+    salt: str | None = None
+
+
+class Target(Protocol):
+    """A server that can be asked."""
+
+    @property
+    def about(self) -> About: ...
+
+    async def run(self, asks: Sequence[Ask], until: str | None = None) -> list[Answer]:
+        """Answers in the order of `asks`; once `until` is answered the others are given up."""
+        ...
+
+
+class SimTarget:
+    """The simulated engine in virtual time; every load finds it empty."""
+
+    def __init__(self, config: EngineConfig, name: str) -> None:
+        self.config = config
+        self.about = About(name, config.model_spec, config.gpu_spec, config.context)
+
+    async def run(self, asks: Sequence[Ask], until: str | None = None) -> list[Answer]:
+        core = EngineCore(self.config)
+        waiting = sorted(range(len(asks)), key=lambda i: asks[i].at_s, reverse=True)
+        events = [OutputEvents() for _ in asks]
+        now_s, over = 0.0, False
+        while (waiting or core.has_work) and not over:
+            if not core.has_work:
+                now_s = max(now_s, asks[waiting[-1]].at_s + core.request_s)
+            while waiting and asks[waiting[-1]].at_s + core.request_s <= now_s:
+                i = waiting.pop()
+                core.add(Request(str(i), asks[i].prompt_tokens, asks[i].output_tokens))
+            now_s += core.start_step(now_s)
+            step = core.finish_step()
+            for request in step.outputs:
+                events[int(request.id)].add(now_s)
+            over = any(asks[int(request.id)].name == until for request in step.finished)
+        return [
+            _answer(ask, of, ask.at_s, len(of.at_s), 0, "ok")
+            for ask, of in zip(asks, events, strict=True)
+        ]
+
+
+class HttpTarget:
+    """An OpenAI-compatible server."""
+
+    def __init__(self, client: Client, clock: Clock, address: Address, served: Served,
+                 gpu: GpuSpec | None) -> None:  # fmt: skip
+        self._client, self._clock, self._address = client, clock, address
+        self._served = served
+        self._salt, self._sent = token_hex(8), 0
+        self.about = About(
+            address.base, known_model(served.model), gpu, served.max_model_len, self._salt
+        )
+
+    async def run(self, asks: Sequence[Ask], until: str | None = None) -> list[Answer]:
+        bodies = [self._body(ask) for ask in asks]
+        exchanges = [Exchange(f"study-{self._sent}-{i}", ask.at_s) for i, ask in enumerate(asks)]
+        self._clock.restart()
+        watches = [self._client.watch() for _ in asks]
+        async with asyncio.TaskGroup() as tasks:
+            for ask, body, exchange, watch in zip(asks, bodies, exchanges, watches, strict=True):
+                others = [w for w in watches if w is not watch] if ask.name == until else []
+                tasks.create_task(self._send(ask, body, exchange, watch, others))
+        answers = []
+        for ask, one, watch in zip(asks, exchanges, watches, strict=True):
+            given_up = watch.reason == "given up"
+            outcome = "ok" if one.outcome == "ok" or given_up else str(one.reason or one.outcome)
+            answers.append(
+                _answer(ask, one.events, one.sent_s, one.output_tokens, one.cached_tokens or 0,
+                        outcome, one.prompt_tokens)
+            )  # fmt: skip
+        return answers
+
+    def _body(self, ask: Ask) -> bytes:
+        self._sent += 1
+        row = TraceRequest(f"{ask.name}-{self._sent}", 0.0, ask.prompt_tokens, ask.output_tokens)
+        return b"".join(body_slices(row, self._served.model, "completions", self._salt))
+
+    async def _send(
+        self, ask: Ask, body: bytes, exchange: Exchange, watch: Watch, others: list[Watch]
+    ) -> None:
+        await self._clock.sleep(ask.at_s - self._clock.now())
+        await self._client.send(self._address.url(PATHS["completions"]), body, exchange, watch)
+        for other in others:
+            other.end("given up")
+
+
+def _answer(ask: Ask, events: OutputEvents, sent_s: float, output: int | None, cached: int,
+            outcome: str, prompt: int | None = None) -> Answer:  # fmt: skip
+    latency = measure(ask.at_s, sent_s, 0.0, events, output)
+    return Answer(ask, latency, tuple(events.at_s), prompt or ask.prompt_tokens, cached, outcome)
+
+
+def known_model(name: str) -> ModelSpec | None:
+    """The data of a model by the name a server gives it; None when it is not one we know."""
+    try:
+        return find_model(name)
+    except InputError:
+        return None
+
+
+def sim_config(text: str, gpu: str | None, batched_tokens: int | None) -> EngineConfig:
+    """The engine of `sim:MODEL@GPU`; raises InputError."""
+    model, _, named = text.removeprefix(SIM).partition("@")
+    if not model:
+        raise InputError(f"--target {text}: name a model, e.g. sim:phi-3-mini@h200-nvl")
+    budget = batched_tokens or 8192
+    return EngineConfig(
+        model,
+        named or gpu or "h200",
+        max_num_batched_tokens=budget,
+        max_num_seqs=min(MOST_SEQUENCES, budget),
+    )
+
+
+@asynccontextmanager
+async def open_target(
+    text: str,
+    *,
+    model: str | None = None,
+    gpu: str | None = None,
+    api_key: str | None = None,
+    time_scale: float = 1.0,
+    batched_tokens: int | None = None,
+) -> AsyncIterator[Target]:
+    """The target that `text` names; raises InputError when there is no such thing."""
+    if text.startswith(SIM):
+        yield SimTarget(sim_config(text, gpu, batched_tokens), text)
+        return
+    (address,) = parse_targets([text])
+    clock = Clock(time_scale)
+    async with Client(
+        clock, first_token_timeout_s=FIRST_TOKEN_S, stall_timeout_s=STALL_S, api_key=api_key
+    ) as client:
+        served = await ask_served(client.session, [address], model)
+        target = HttpTarget(client, clock, address, served, find_gpu(gpu) if gpu else None)
+        _ = (await target.run([Ask("warm-up", 64, 4)]))[0].ttft_s  # opens the connection
+        yield target

@@ -1,0 +1,1 @@
+"""KV-cache arithmetic: what fits a GPU, and whether a real vLLM agrees."""

@@ -1,0 +1,183 @@
+"""From the options of `forebay kv` to a memory budget; what does not fit is said with its cure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from forebay.replay.engine.gpu_memory import GpuMemory, find_gpu_memory
+from forebay.replay.engine.hf_config import read_shape
+from forebay.replay.engine.kv_layout import KvOptions, ModelShape
+from forebay.replay.engine.memory import MemoryBudget, MemoryOptions, memory_budget
+from forebay.replay.engine.models import GIB, find_model
+from forebay.traces.errors import InputError
+
+VALUE_BYTES = {
+    "auto": 2,
+    "bfloat16": 2,
+    "float16": 2,
+    "fp8": 1,
+    "fp8_e4m3": 1,
+    "fp8_e5m2": 1,
+    "fp8_inc": 1,
+}
+"""Bytes of one cached number by --kv-cache-dtype; models are served in 16 bits, so auto is 2."""
+USUAL_LENGTHS = (8192, 32_768, 131_072)
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """Options as given; None takes vLLM's default for the GPU."""
+
+    tp: int = 1
+    kv_cache_dtype: str = "auto"
+    gpu_memory_utilization: float = 0.9
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    block_size: int = 16
+    max_model_len: int | None = None
+    draft_layers: int = 0
+    pad_latent: bool = False
+    non_torch_gib: float | None = None
+    cuda_graph_gib: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A model on a GPU with its options, and the budget that follows."""
+
+    shape: ModelShape
+    gpu: GpuMemory
+    options: MemoryOptions
+    max_model_len: int
+    budget: MemoryBudget
+
+
+def choose_model(name: str, weights_gib: float | None = None) -> ModelShape:
+    """A built-in model by name, or one from a config.json or the folder that holds it."""
+    path = Path(name)
+    if path.is_file() or (path / "config.json").is_file():
+        return read_shape(path, weights_gib)
+    if path.suffix == ".json":
+        raise InputError(f"--model {name}: no such file")
+    try:
+        shape = find_model(name).shape
+    except InputError as error:
+        raise InputError(f"{error}; or give a config.json, or the folder of one") from error
+    if weights_gib is None:
+        return shape
+    return replace(shape, weight_bytes=int(weights_gib * GIB), weights_source="as given")
+
+
+def choose_gpu(name: str | None, memory_gib: float | None) -> GpuMemory:
+    """A GPU by name, by its memory, or both (the memory wins)."""
+    if memory_gib is not None and not memory_gib > 0:
+        raise InputError(f"--gpu-memory-gib {memory_gib}: give GiB, more than 0")
+    if name is None:
+        if memory_gib is None:
+            raise InputError("--gpu: give one, such as h200, or --gpu-memory-gib")
+        return GpuMemory(f"{memory_gib:g} GiB GPU", memory_gib)
+    if memory_gib is not None:
+        return GpuMemory(name.lower(), memory_gib)
+    return find_gpu_memory(name)
+
+
+def make_plan(shape: ModelShape, gpu: GpuMemory, choices: Choices) -> Plan:
+    """The budget; raises InputError for options that cannot work, not for what does not fit."""
+    if choices.kv_cache_dtype not in VALUE_BYTES:
+        raise InputError(
+            f"--kv-cache-dtype {choices.kv_cache_dtype}: give one of {', '.join(VALUE_BYTES)}"
+        )
+    if not 0 < choices.gpu_memory_utilization <= 1:
+        raise InputError(
+            f"--gpu-memory-utilization {choices.gpu_memory_utilization}: give a share in (0, 1]"
+        )
+    if shape.heads % choices.tp:
+        raise InputError(
+            f"--tp {choices.tp}: {shape.name} has {shape.heads} attention heads; give a divisor"
+        )
+    for flag, value in (
+        ("--cuda-graph-gib", choices.cuda_graph_gib),
+        ("--non-torch-gib", choices.non_torch_gib),
+    ):
+        if value is not None and not value >= 0:
+            raise InputError(f"{flag} {value}: give GiB, 0 or more")
+    options = MemoryOptions(
+        KvOptions(
+            block_size=choices.block_size,
+            value_bytes=VALUE_BYTES[choices.kv_cache_dtype],
+            tensor_parallel=choices.tp,
+            max_num_batched_tokens=choices.max_num_batched_tokens or gpu.batched_tokens,
+            draft_layers=choices.draft_layers,
+            pad_latent=choices.pad_latent,
+        ),
+        gpu_memory_utilization=choices.gpu_memory_utilization,
+        max_num_seqs=choices.max_num_seqs or gpu.sequences,
+        non_torch_gib=choices.non_torch_gib,
+        cuda_graph_gib=choices.cuda_graph_gib,
+    )
+    longest = choices.max_model_len or shape.max_model_len
+    if longest > shape.max_model_len:
+        raise InputError(
+            f"--max-model-len {longest}: {shape.name} holds {shape.max_model_len:,} tokens"
+        )
+    return Plan(shape, gpu, options, longest, memory_budget(shape, gpu.gib, options))
+
+
+def check_fits(plan: Plan, asked_len: int | None) -> None:
+    """Raise InputError where vLLM would not start: how many GiB are missing, and what helps.
+
+    Args:
+        asked_len: --max-model-len where it was given; one such request must fit.
+    """
+    budget = plan.budget
+    tokens = asked_len or budget.layout.block_size
+    if budget.whole_requests(tokens):
+        return
+    needed = (budget.layout.request_blocks(tokens) + 1) * budget.layout.block_bytes
+    missing = (needed - budget.pool) / GIB
+    what = f"one request of {tokens:,} tokens" if asked_len else "the model"
+    raise InputError(
+        f"{plan.shape.name} on {plan.gpu.name}: {what} does not fit by {missing:.1f} GiB "
+        f"({plan.options.gpu_memory_utilization:g} of {plan.gpu.gib:.1f} GiB less "
+        f"{budget.taken / GIB:.1f} for weights and the rest leaves {budget.pool / GIB:.1f}); "
+        f"{_cure(plan, asked_len)}"
+    )
+
+
+def _cure(plan: Plan, asked_len: int | None) -> str:
+    tokens = asked_len or min(USUAL_LENGTHS[0], plan.max_model_len)  # room for a useful request
+    cures = []
+    share = plan.budget.least_utilization(tokens)
+    if share <= 0.95:  # vLLM's own advice; beyond it the driver and other processes run short
+        cures.append(f"--gpu-memory-utilization {share:g}")
+    if asked_len and (longest := plan.budget.longest(asked_len)):
+        cures.append(f"--max-model-len {longest}")
+    if plan.options.kv.value_bytes > 1 and _fits(
+        plan, tokens, replace(plan.options.kv, value_bytes=1)
+    ):
+        cures.append("--kv-cache-dtype fp8")
+    for tp in (2, 4, 8, 16):
+        more = tp > plan.options.kv.tensor_parallel and plan.shape.heads % tp == 0
+        if more and _fits(plan, tokens, replace(plan.options.kv, tensor_parallel=tp)):
+            cures.append(f"--tp {tp}")
+            break
+    return (
+        f"try {' or '.join(cures)}" if cures else "use a smaller or quantised model, or more GPUs"
+    )
+
+
+def _fits(plan: Plan, tokens: int, kv: KvOptions) -> bool:
+    budget = memory_budget(plan.shape, plan.gpu.gib, replace(plan.options, kv=kv))
+    return budget.whole_requests(tokens) > 0
+
+
+def parse_lengths(text: str | None, longest: int) -> Sequence[int]:
+    """`8192,32768` as numbers; by default the usual ones up to `longest`."""
+    if text is None:
+        return [n for n in USUAL_LENGTHS if n <= longest] or [longest]
+    lengths = []
+    for word in text.split(","):
+        if not word.strip().isdigit() or not int(word):
+            raise InputError(f"--length {text}: give tokens, such as 8192,32768,131072")
+        lengths.append(int(word))
+    return lengths

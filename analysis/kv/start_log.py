@@ -1,0 +1,196 @@
+"""What a vLLM said about its memory: start-up logs of 0.5 to 0.32, /metrics, or a saved config.
+
+Every line is looked for by its words, not by its place, because each version worded and split them
+differently. Several workers print the same line; the smallest cache counts, as vLLM decides.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from forebay.traces.errors import InputError
+
+_NUMBER = r"(-?\d[\d,]*(?:\.\d+)?)"
+_GIB = _NUMBER + r"\s*(?:GiB|GB)"
+
+_FACTS = {
+    "available_gib": (
+        rf"Available KV cache memory:\s*{_GIB}",  # V1
+        rf"available_kv_cache_memory\s+{_GIB}",  # 0.6.5
+        rf"reserved for KV Cache is\s*{_GIB}",  # 0.6.6 to 0.8, V0
+        rf"kv_cache_size={_GIB}",  # 0.6.4
+    ),
+    "tokens": (
+        rf"GPU KV cache size:\s*{_NUMBER} tokens",
+        rf"kv_cache_size_tokens[\"']?[=:]\s*[\"']?{_NUMBER}",
+    ),
+    "blocks": (
+        rf"(?i:\b(?:gpu|cuda) blocks:)\s*{_NUMBER}",
+        rf"\bnum_gpu_blocks[\"']?[=:]\s*[\"']?{_NUMBER}",
+    ),
+    "weights_gib": (
+        rf"Model loading took {_GIB}",
+        rf"Loading model weights took {_GIB}",
+        rf"model weights take\s*{_GIB}",
+        rf"{_GIB} for weight",
+    ),
+    "activation_gib": (
+        rf"activation peak memory(?: takes)?\s*{_GIB}",
+        rf"{_GIB} for peak activation",
+    ),
+    "non_torch_gib": (
+        rf"non_torch_memory(?: takes|=)?\s*{_GIB}",
+        rf"{_GIB} for non-torch memory",
+    ),
+    "cuda_graph_gib": (rf"\(actual\), {_GIB} \(estimated\)", rf"{_GIB} for CUDAGraph memory"),
+    "total_gib": (
+        rf"total_gpu_memory\s*[=(]?\s*{_GIB}",
+        rf"Free memory on device[^()]*\([\d.]+/{_GIB}\)",
+    ),
+    "total_bytes": (rf"device_total_memory_bytes[\"']?:\s*{_NUMBER}",),
+    "gpu_memory_utilization": (
+        rf"gpu[-_]memory[-_]utilization[\"']?\s*[=:( ]\s*[\"']?{_NUMBER}",
+        rf"Desired GPU memory utilization is \({_NUMBER}",
+    ),
+}
+_FLAGS = (
+    "max_num_batched_tokens",
+    "max_num_seqs",
+    "max_model_len",
+    "tensor_parallel_size",
+    "block_size",
+    "num_gpu_blocks_override",
+    "kv_cache_memory_bytes",
+)
+_DTYPE = r"\b(?:kv[-_])?cache[-_]dtype[\"']?\s*[=: ]\s*[\"']?(auto|bfloat16|float16|fp8\w*)"
+_MODEL = (
+    r"\bmodel(?:_tag)?[\"']?\s*[=:]\s*[\"']([^\"']+)[\"']",
+    r"vllm serve [\"']?([^\s\"'-][^\s\"']*)",
+)
+_VERSION = (
+    r"LLM engine \(v([^)\s]+)\)",
+    r"API server version ([\w.+]+)",
+    r"vllm_version[\"']?:\s*[\"']([\w.+]+)",
+    r"\bversion (\d+\.\d+[\w.+]*)",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StartLog:
+    """What was found; None where a version does not say it.
+
+    Attributes:
+        set_bytes: kv_cache_memory_bytes, where the operator set the cache's size.
+        available_gib: memory for the KV cache, to two decimals as logged.
+        tokens, blocks: size of the cache.
+        concurrency: "Maximum concurrency": requests, and of how many tokens.
+        old_engine: vLLM's V0 engine, whose dry run was another.
+    """
+
+    model: str | None
+    version: str | None
+    old_engine: bool
+    set_bytes: int | None
+    available_gib: float | None
+    tokens: int | None
+    blocks: int | None
+    concurrency: tuple[float, int] | None
+    weights_gib: float | None
+    activation_gib: float | None
+    non_torch_gib: float | None
+    cuda_graph_gib: float | None
+    total_gib: float | None
+    gpu_memory_utilization: float | None
+    kv_cache_dtype: str | None
+    draft_layers: int
+    max_num_batched_tokens: int | None
+    max_num_seqs: int | None
+    max_model_len: int | None
+    tensor_parallel_size: int | None
+    block_size: int | None
+
+
+def parse_start_log(text: str, where: str) -> StartLog:
+    """Read `text`; raises InputError, naming `where`, if it says nothing of a KV cache."""
+    facts = {name: min(_numbers(text, found), default=None) for name, found in _FACTS.items()}
+    flags = {name: _flag(text, name) for name in _FLAGS}
+    if flags["num_gpu_blocks_override"] is not None:
+        raise InputError(
+            f"{where}: num_gpu_blocks_override was set, so memory did not decide the cache's size"
+        )
+    if all(facts[name] is None for name in ("tokens", "blocks", "available_gib")):
+        raise InputError(
+            f"{where}: no line with the size of the KV cache, such as 'GPU KV cache size: 420,896 "
+            "tokens', '# GPU blocks: 26306' or vllm:cache_config_info with num_gpu_blocks"
+        )
+    concurrency = re.search(
+        rf"Maximum concurrency for {_NUMBER} tokens per request:\s*{_NUMBER}x", text
+    )
+    longest = flags["max_model_len"] or _flag(text, "max_seq_len")
+    if concurrency and longest is None:
+        longest = int(_value(concurrency[1]))
+    total = facts["total_gib"]
+    if facts["total_bytes"] is not None:
+        total = facts["total_bytes"] / (1 << 30)
+    dtype = re.search(_DTYPE, text)
+    return StartLog(
+        model=_first(text, _MODEL),
+        version=_first(text, _VERSION),
+        old_engine=_is_old(text),
+        set_bytes=flags["kv_cache_memory_bytes"],
+        available_gib=facts["available_gib"],
+        tokens=_whole(facts["tokens"]),
+        blocks=_whole(facts["blocks"]),
+        concurrency=(_value(concurrency[2]), int(_value(concurrency[1]))) if concurrency else None,
+        weights_gib=facts["weights_gib"],
+        activation_gib=facts["activation_gib"],
+        non_torch_gib=facts["non_torch_gib"],
+        cuda_graph_gib=facts["cuda_graph_gib"],
+        total_gib=total,
+        gpu_memory_utilization=facts["gpu_memory_utilization"],
+        kv_cache_dtype=dtype[1] if dtype else None,
+        draft_layers=1 if re.search(r"[\"']method[\"']:\s*[\"']eagle", text) else 0,
+        max_num_batched_tokens=flags["max_num_batched_tokens"],
+        max_num_seqs=flags["max_num_seqs"],
+        max_model_len=longest,
+        tensor_parallel_size=flags["tensor_parallel_size"],
+        block_size=flags["block_size"],
+    )
+
+
+def _is_old(text: str) -> bool:
+    # Words that only V0 used; V1 says "Model loading took" and "non-torch memory".
+    return bool(re.search(r"# CPU blocks:|Loading model weights took|\bnon_torch_memory\b", text))
+
+
+def _numbers(text: str, patterns: tuple[str, ...]) -> Iterator[float]:
+    """What the first pattern that matches anything says, each time it does."""
+    for pattern in patterns:
+        found = re.findall(pattern, text)
+        if found:
+            yield from map(_value, found)
+            return
+
+
+def _flag(text: str, name: str) -> int | None:
+    """A flag as `--name 5`, `name=5`, `'name': 5` or `name="5"`; the first that has a number."""
+    words = name.replace("_", "[-_]")
+    if name == "tensor_parallel_size":
+        words = rf"(?:{words}|(?<=-)tp)"
+    found = re.search(rf"\b{words}[\"']?\s*[=: ]\s*[\"']?(\d[\d,]*\d|\d)\b(?!\.\d)", text)
+    return int(found[1].replace(",", "")) if found else None
+
+
+def _first(text: str, patterns: tuple[str, ...]) -> str | None:
+    for pattern in patterns:
+        if found := re.search(pattern, text):
+            return found[1]
+    return None
+
+
+def _value(text: str) -> float:
+    return float(text.replace(",", ""))
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)

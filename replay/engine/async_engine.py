@@ -1,0 +1,106 @@
+"""Async scheduling, vLLM's default on a GPU: plan step N+1 before step N's tokens are known.
+
+A token being sampled is a placeholder: it counts as one output token, so its successor can be
+planned. Consequences, all vLLM's: a request that ends unforeseen (EOS, abort) is computed once
+more for nothing; one that comes in during step N can first take part in N+2; a block of output
+enters the prefix cache when its tokens arrive. What ends by max_tokens is foreseen.
+Follows vllm/v1/core/sched/async_scheduler.py and EngineCore.step_with_batch_queue of vLLM 0.32.
+"""
+
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.engine import EngineCore, StepResult
+from forebay.replay.engine.request import Request
+from forebay.replay.engine.scheduler import Scheduled, Scheduler
+
+
+class AsyncScheduler(Scheduler):
+    """The scheduler when tokens arrive only after the next step is planned."""
+
+    def arrived(self, request: Request) -> None:
+        """The oldest unknown token of `request` is known now."""
+        request.tokens += 1
+        if request.placeholders:  # else it was preempted meanwhile, and starts over with it
+            request.placeholders -= 1
+            self._register(request, (request.computed - request.placeholders) // self._block_size)
+
+    def finish(self, requests: list[Request]) -> None:
+        for request in requests:
+            if not request.blocks:  # preempted while its last token was being sampled
+                self.waiting.remove(request)
+        super().finish([request for request in requests if request.blocks])
+
+    def _commit(self, step: Scheduled) -> None:
+        super()._commit(step)
+        for request in step.sampled:
+            request.placeholders += 1
+
+
+class AsyncEngineCore(EngineCore):
+    """An engine core that keeps one planned step behind the one under way."""
+
+    scheduler: AsyncScheduler
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self._next: Scheduled | None = None
+
+    def _new_scheduler(self) -> Scheduler:
+        return AsyncScheduler(self.limits, self.pool)
+
+    @property
+    def has_work(self) -> bool:
+        """A planned step runs even when all its requests ended in the meantime."""
+        return bool(self._requests) or bool(self._next and self._next.tokens)
+
+    def start_step(self, now: float) -> float:
+        """Start the step planned last and plan the next; the seconds until `finish_step`."""
+        if self._step is not None:
+            raise RuntimeError("a step is under way")
+        step = self._next
+        while step is None or not step.tokens:  # an empty one takes no time on the GPU
+            step = self._plan(now)
+            if not step.tokens and not step.preempted:
+                raise RuntimeError(f"nothing can be scheduled: {self!r}")
+        self._step = step
+        self._next = self._plan(now) if self._requests else None
+        self._duration_s = self.timing.step_s(step.work)
+        return self._duration_s
+
+    def finish_step(self) -> StepResult:
+        """The tokens of the step under way; ends the requests that are done."""
+        step = self._step
+        if step is None:
+            raise RuntimeError("no step is under way")
+        self._step = None
+        outputs = [one for one in step.sampled if self._requests.get(one.id) is one]
+        finished = []
+        for request in outputs:
+            self.scheduler.arrived(request)
+            produced = request.output_tokens
+            if produced == 1:
+                self.prompt_tokens += request.prompt_tokens
+            if produced >= request.output_target:
+                finished.append(request)
+            elif request.tokens >= self.limits.max_model_len:
+                request.finish_reason = "length"
+                finished.append(request)
+        self.scheduler.finish(finished)
+        for request in finished:
+            del self._requests[request.id]
+        self.generation_tokens += len(outputs)
+        self.steps += 1
+        self.busy_s += self._duration_s
+        aborted, self._aborted = self._aborted, []
+        return StepResult(self._duration_s, step.work.tokens, outputs, finished, aborted)
+
+    def _plan(self, now: float) -> Scheduled:
+        step = self.scheduler.schedule()
+        for request in step.admitted:
+            if request.admitted_s < 0:
+                request.admitted_s = now
+        return step
+
+
+def new_core(config: EngineConfig) -> EngineCore:
+    """The engine core that `config` asks for."""
+    return AsyncEngineCore(config) if config.async_scheduling else EngineCore(config)

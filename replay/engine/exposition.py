@@ -1,0 +1,249 @@
+"""A server's counters under vLLM 0.32's metric names, types, labels and help texts.
+
+Left out are families that a simulated engine has nothing to say in: FLOP and memory traffic
+estimates, external and multi-modal caches, request parameters, HTTP and process figures.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from forebay.replay.engine.metrics import EngineMetrics
+
+Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
+LABELS = ("engine", "model_name")
+OTHER_TIERS = ("host", "p2p", "disk", "external_unspecified")  # none here: always 0
+
+
+class Exposition:
+    """A registry of one server's metrics."""
+
+    def __init__(self, metrics: EngineMetrics) -> None:
+        self._metrics = metrics
+        self._values = ("0", metrics.served_name)
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterable[Metric]:
+        """For the registry: every family, zero or not, as vLLM exports them from the start."""
+        yield from self._gauges()
+        yield from self._counters()
+        yield from self._histograms()
+        yield self._cache_config()
+        lag, most = self._metrics.lag_s, self._metrics.max_lag_s
+        for name, text, value in (
+            ("lag_seconds", "How far the simulation is behind its clock now.", lag),
+            ("max_lag_seconds", "The furthest it has been behind.", most),
+        ):
+            yield GaugeMetricFamily(f"forebay_engine_{name}", text, value)
+
+    def _gauges(self) -> Iterable[Metric]:
+        core = self._metrics.core
+        for name, text, value in (
+            (
+                "num_requests_running",
+                "Number of requests in model execution batches.",
+                core.running,
+            ),
+            (
+                "num_requests_waiting",
+                "Number of requests waiting to be processed.",
+                core.waiting,
+            ),
+            ("kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", core.kv_usage),
+        ):
+            yield self._one(GaugeMetricFamily, name, text, value)
+        yield self._several(
+            GaugeMetricFamily,
+            "num_requests_waiting_by_reason",
+            "Number of waiting requests by reason.",
+            "reason",
+            {"capacity": core.waiting, "deferred": 0},
+        )
+        yield self._several(
+            GaugeMetricFamily,
+            "engine_sleep_state",
+            "Engine sleep state; awake = 0 means engine is sleeping; awake = 1 means engine is "
+            "awake; weights_offloaded = 1 means sleep level 1; "
+            "discard_all = 1 means sleep level 2.",
+            "sleep_state",
+            {"awake": 1, "weights_offloaded": 0, "discard_all": 0},
+        )
+
+    def _counters(self) -> Iterable[Metric]:
+        metrics, core = self._metrics, self._metrics.core
+        cached = metrics.cached_tokens
+        for name, text, value in (
+            (
+                "prefix_cache_queries",
+                "Prefix cache queries, in terms of number of queried tokens.",
+                core.prefix_queries,
+            ),
+            (
+                "prefix_cache_hits",
+                "Prefix cache hits, in terms of number of cached tokens.",
+                core.prefix_hits,
+            ),
+            (
+                "num_preemptions",
+                "Cumulative number of preemption from the engine.",
+                core.preemptions,
+            ),
+            ("prompt_tokens", "Number of prefill tokens processed.", core.prompt_tokens),
+            (
+                "prompt_tokens_cached",
+                "Number of cached prompt tokens (local + external).",
+                cached,
+            ),
+            (
+                "generation_tokens",
+                "Number of generation tokens processed.",
+                core.generation_tokens,
+            ),
+        ):
+            yield self._one(CounterMetricFamily, name, text, value)
+        yield self._several(
+            CounterMetricFamily,
+            "prompt_tokens_by_source",
+            "Number of prompt tokens by source.",
+            "source",
+            {
+                "local_compute": core.prompt_tokens - cached,
+                "local_cache_hit": cached,
+                "external_kv_transfer": 0,
+            },
+        )
+        yield self._several(
+            CounterMetricFamily,
+            "prompt_tokens_cached_by_source",
+            "Prefix-cache hit tokens by the cache tier that supplied them.",
+            "source",
+            {"device": core.prefix_hits, **dict.fromkeys(OTHER_TIERS, 0)},
+        )
+        yield self._several(
+            CounterMetricFamily,
+            "request_success",
+            "Count of successfully processed requests.",
+            "finished_reason",
+            metrics.success,
+        )
+        rejected = CounterMetricFamily(
+            "vllm:admission_rejections",
+            "Number of admission attempts rejected by a queue limit, by reason.",
+            labels=("model_name", "reason"),
+        )
+        for reason, count in metrics.rejections.items():
+            rejected.add_metric((metrics.served_name, reason), count)
+        yield rejected
+
+    def _histograms(self) -> Iterable[Metric]:
+        counted = self._metrics
+        for name, text, histogram in (
+            ("request_prompt_tokens", "Number of prefill tokens processed.", counted.prompt_length),
+            (
+                "request_generation_tokens",
+                "Number of generation tokens processed.",
+                counted.output_length,
+            ),
+            (
+                "iteration_tokens_total",
+                "Histogram of number of tokens per engine_step.",
+                counted.step_tokens,
+            ),
+            ("request_params_n", "Histogram of the n request parameter.", counted.choices),
+            (
+                "time_to_first_token_seconds",
+                "Histogram of time to first token in seconds.",
+                counted.ttft,
+            ),
+            (
+                "inter_token_latency_seconds",
+                "Histogram of inter-token latency in seconds.",
+                counted.inter_token,
+            ),
+            (
+                "request_time_per_output_token_seconds",
+                "Histogram of time_per_output_token_seconds per request.",
+                counted.per_output_token,
+            ),
+            (
+                "e2e_request_latency_seconds",
+                "Histogram of e2e request latency in seconds.",
+                counted.e2e,
+            ),
+            (
+                "request_queue_time_seconds",
+                "Histogram of time spent in WAITING phase for request.",
+                counted.queue_time,
+            ),
+            (
+                "request_inference_time_seconds",
+                "Histogram of time spent in RUNNING phase for request.",
+                counted.inference_time,
+            ),
+            (
+                "request_prefill_time_seconds",
+                "Histogram of time spent in PREFILL phase for request.",
+                counted.prefill_time,
+            ),
+            (
+                "request_decode_time_seconds",
+                "Histogram of time spent in DECODE phase for request.",
+                counted.decode_time,
+            ),
+            (
+                "request_num_preemptions",
+                "Histogram of the number of times a request was preempted.",
+                counted.preempted,
+            ),
+            (
+                "request_prefill_kv_computed_tokens",
+                "Histogram of new KV tokens computed during prefill (excluding cached tokens).",
+                counted.computed_prompt,
+            ),
+        ):
+            family = HistogramMetricFamily(f"vllm:{name}", text, labels=LABELS)
+            family.add_metric(self._values, histogram.buckets(), histogram.total)
+            yield family
+
+    def _cache_config(self) -> Metric:
+        core = self._metrics.core
+        values = {
+            "engine": "0",
+            "block_size": str(core.limits.block_size),
+            "enable_prefix_caching": str(core.limits.enable_prefix_caching),
+            "gpu_memory_utilization": str(core.config.gpu_memory_utilization),
+            "num_gpu_blocks": str(core.pool.num_blocks),
+            "num_gpu_blocks_override": str(core.config.num_gpu_blocks_override),
+            "kv_cache_size_tokens": str(core.kv_tokens),
+        }
+        family = GaugeMetricFamily(
+            "vllm:cache_config_info",
+            "Information of the LLMEngine CacheConfig",
+            labels=list(values),
+        )
+        family.add_metric(list(values.values()), 1.0)
+        return family
+
+    def _one(self, kind: Family, name: str, text: str, value: float) -> Metric:
+        family = kind(f"vllm:{name}", text, labels=LABELS)
+        family.add_metric(self._values, value)
+        return family
+
+    def _several(
+        self, kind: Family, name: str, text: str, label: str, values: Mapping[str, float]
+    ) -> Metric:
+        family = kind(f"vllm:{name}", text, labels=(*LABELS, label))
+        for which, value in values.items():
+            family.add_metric((*self._values, which), value)
+        return family

@@ -1,0 +1,82 @@
+"""Fields of a Hugging Face `config.json`, looked up strictly: a wrong one is named."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from forebay.traces.errors import InputError
+
+
+class Fields:
+    """One model's configuration: the text part of it where there are several.
+
+    A field is looked for in `text_config` first and at the top after that, because checkpoints
+    differ in where they keep `tie_word_embeddings`, `quantization_config` and the like.
+    """
+
+    def __init__(self, path: Path, top: dict[str, Any]) -> None:
+        self.path = path
+        text = top.get("text_config")
+        if text is not None and not isinstance(text, dict):
+            raise InputError(f"{path}: text_config is not an object")
+        self._parts = (text, top) if text else (top,)
+
+    def get(self, *names: str) -> Any:
+        """The first of `names` that is there and not null, else None."""
+        for part in self._parts:
+            for name in names:
+                if part.get(name) is not None:
+                    return part[name]
+        return None
+
+    def whole(self, *names: str) -> int | None:
+        """The same, as a whole number of 0 or more; raises InputError for anything else."""
+        value = self.get(*names)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise InputError(f"{self.path}: {'/'.join(names)} is {value!r}: not a whole number")
+        return value
+
+    def needed(self, *names: str) -> int:
+        """The same, 1 or more; raises InputError where it is missing."""
+        value = self.whole(*names)
+        if not value:
+            missing = "missing" if value is None else "0"
+            raise InputError(
+                f"{self.path}: {' or '.join(names)} is {missing}; "
+                "use the config.json of a decoder-only language model"
+            )
+        return value
+
+    def listed(self, name: str) -> list[Any] | None:
+        value = self.get(name)
+        if value is not None and not isinstance(value, list):
+            raise InputError(f"{self.path}: {name} is not a list")
+        return value
+
+    def section(self, name: str) -> dict[str, Any]:
+        """An object in it; empty where there is none."""
+        value = self.get(name)
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise InputError(f"{self.path}: {name} is not an object")
+        return value
+
+    @property
+    def model_type(self) -> str:
+        return str(self.get("model_type") or "")
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`; raises InputError that names the file."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: cannot read: {error.strerror}") from error
+    except ValueError as error:
+        raise InputError(f"{path}: not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{path}: not a JSON object")
+    return value

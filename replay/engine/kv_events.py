@@ -1,0 +1,132 @@
+"""What the prefix cache tells others: KV events in the words of vLLM 0.32.
+
+Here are the events and the option that asks for them; `kv_publisher` sends them. A hit makes no
+event. The hashes are this engine's own 64-bit block hashes: chained as vLLM's are, never equal.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import orjson
+
+from forebay.replay.engine.request import Request
+from forebay.traces.errors import InputError
+
+FLAG = "--kv-events-config"
+MEDIUM = "GPU"
+
+
+@dataclass(frozen=True, slots=True)
+class KvEventsConfig:
+    """vLLM's KVEventsConfig, names and defaults; a value that cannot work raises InputError.
+
+    Attributes:
+        endpoint: where events are published. One with `*` or `::`, and any ipc://, is bound;
+            any other is connected to, so that several engines can feed one bound subscriber.
+        replay_endpoint: always bound; answers subscribers that missed batches.
+        buffer_steps: batches kept for the replay.
+        hwm: batches queued for one slow subscriber; more are dropped for it.
+        max_queue_size: taken and not needed: nothing is queued in front of the socket here.
+        topic: first frame of every message.
+    """
+
+    enable_kv_cache_events: bool = False
+    publisher: str | None = None
+    endpoint: str = "tcp://*:5557"
+    replay_endpoint: str | None = None
+    buffer_steps: int = 10_000
+    hwm: int = 100_000
+    max_queue_size: int = 100_000
+    topic: str = ""
+
+    def __post_init__(self) -> None:
+        for name, kind in _KINDS.items():
+            value = getattr(self, name)
+            optional = name in ("publisher", "replay_endpoint")
+            # bool is an int to Python and not to whoever writes the option.
+            if type(value) is not kind and not (value is None and optional):
+                raise InputError(f"{FLAG} {name}: {value!r} is no {kind.__name__}")
+        if self.publisher is None:
+            chosen = "zmq" if self.enable_kv_cache_events else "null"
+            object.__setattr__(self, "publisher", chosen)
+        if self.publisher not in ("zmq", "null"):
+            raise InputError(f"{FLAG} publisher: {self.publisher!r} is not zmq or null")
+        for name in ("buffer_steps", "hwm", "max_queue_size"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{FLAG} {name}: {getattr(self, name)} is not 1 or more")
+
+    @property
+    def publishes(self) -> bool:
+        return self.enable_kv_cache_events and self.publisher == "zmq"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For GET /kv_event_sources."""
+        return asdict(self)
+
+
+_KINDS = {
+    "enable_kv_cache_events": bool,
+    "publisher": str,
+    "endpoint": str,
+    "replay_endpoint": str,
+    "buffer_steps": int,
+    "hwm": int,
+    "max_queue_size": int,
+    "topic": str,
+}
+
+
+def parse_kv_events(text: str) -> KvEventsConfig:
+    """The JSON object of `--kv-events-config`; raises InputError where it is none."""
+    try:
+        given = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise InputError(f"{FLAG}: not JSON ({error})") from None
+    if not isinstance(given, dict):
+        raise InputError(f'{FLAG}: give a JSON object such as {{"enable_kv_cache_events": true}}')
+    if unknown := given.keys() - _KINDS.keys():
+        raise InputError(f"{FLAG}: no such key {min(unknown)!r}; there are {', '.join(_KINDS)}")
+    return KvEventsConfig(**given)
+
+
+class KvEvents:
+    """Collects what happens to the cache until somebody takes it: a `CacheObserver`."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._events: list[dict[str, Any]] = []
+
+    def take(self) -> list[dict[str, Any]]:
+        """The events since the last call, in order."""
+        events, self._events = self._events, []
+        return events
+
+    def stored(self, request: Request, first: int, stop: int) -> None:
+        content, size = request.content, self._block_size
+        if content is None:
+            raise ValueError(f"{request!r}: KV events need its tokens")
+        extra_keys: list[list[str] | None] = [None] * (stop - first)
+        if content.cache_salt and not first:
+            extra_keys[0] = [content.cache_salt]
+        self._events.append(
+            {
+                "type": "BlockStored",
+                "block_hashes": [request.hash_at(index) for index in range(first, stop)],
+                "parent_block_hash": request.hash_at(first - 1) if first else None,
+                "token_ids": content.token_ids(first * size, stop * size),
+                "block_size": size,
+                "lora_id": None,
+                "medium": MEDIUM,
+                "lora_name": None,
+                "extra_keys": extra_keys,
+                "group_idx": 0,
+                "kv_cache_spec_kind": "full_attention",
+            }
+        )
+
+    def removed(self, block_hash: int) -> None:
+        event = {"type": "BlockRemoved", "block_hashes": [block_hash], "medium": MEDIUM}
+        self._events.append({**event, "group_idx": 0})
+
+    def cleared(self) -> None:
+        self._events.append({"type": "AllBlocksCleared"})

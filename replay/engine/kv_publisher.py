@@ -1,0 +1,135 @@
+"""Send KV events over ZeroMQ as vLLM 0.32 does: a PUB socket and, for who missed some, a ROUTER.
+
+A batch is [topic, sequence number (8 bytes, big-endian), msgpack [time, events, rank]]. Nothing
+here waits for a subscriber: PUB drops what one does not take, and the replay buffer is bounded.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from types import ModuleType
+from typing import Any
+
+from forebay.replay.engine.kv_events import FLAG, KvEventsConfig
+from forebay.traces.errors import InputError
+
+END = (-1).to_bytes(8, "big", signed=True)  # sequence number of the end of a replay
+RANK = 0  # data-parallel rank: one engine a server
+LINGER_MS = 500  # for the last batches to leave at shutdown
+SLICE = 64  # replayed batches between two turns of the event loop
+
+
+@asynccontextmanager
+async def open_publisher(config: KvEventsConfig) -> AsyncIterator["KvPublisher"]:
+    """A publisher for the time of the block; InputError without pyzmq or for a bad endpoint."""
+    publisher = KvPublisher(config)
+    replaying = asyncio.create_task(publisher.serve_replays(), name="KV event replay")
+    try:
+        yield publisher
+    finally:
+        replaying.cancel()
+        with suppress(asyncio.CancelledError):
+            await replaying
+        await publisher.close()
+
+
+class KvPublisher:
+    """The two sockets of one engine. Made and used on the event loop's thread."""
+
+    def __init__(self, config: KvEventsConfig) -> None:
+        self._zmq, msgspec = _modules()
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._topic = config.topic.encode()
+        self._buffer: deque[tuple[bytes, bytes]] = deque(maxlen=config.buffer_steps)
+        self._sent = 0
+        self._asked = asyncio.Event()
+        self._context = self._zmq.Context()
+        self._replay: Any = None  # the modules are loaded late, so their types are not known here
+        try:
+            self._pub = self._context.socket(self._zmq.PUB)
+            self._pub.set_hwm(config.hwm)
+            self._attach(self._pub, "endpoint", config.endpoint, _binds(config.endpoint))
+            if config.replay_endpoint is not None:
+                self._replay = self._context.socket(self._zmq.ROUTER)
+                # Beyond its high-water mark a ROUTER drops: let a whole replay fit.
+                self._replay.set_hwm(config.buffer_steps + 1)
+                self._attach(self._replay, "replay_endpoint", config.replay_endpoint, True)
+        except InputError:
+            self._context.destroy(linger=0)
+            raise
+
+    def publish(self, events: list[dict[str, Any]]) -> None:
+        """Send one step's events; never waits."""
+        number = self._sent.to_bytes(8, "big")
+        self._sent += 1
+        payload = self._encode([time.time(), events, RANK])
+        self._buffer.append((number, payload))
+        self._pub.send_multipart((self._topic, number, payload), flags=self._zmq.NOBLOCK)
+
+    async def serve_replays(self) -> None:
+        """Answer ["", first sequence number] with what the buffer has from there on."""
+        if self._replay is None:
+            return
+        loop = asyncio.get_running_loop()
+        # The descriptor says "something happened", not "readable": read until there is no more.
+        loop.add_reader(self._replay.FD, self._asked.set)
+        try:
+            self._asked.set()
+            while True:
+                await self._asked.wait()
+                self._asked.clear()
+                while (frames := self._receive()) is not None:
+                    if len(frames) == 3:  # anything else gets no answer from vLLM either
+                        await self._answer(frames[0], int.from_bytes(frames[2], "big"))
+        finally:
+            loop.remove_reader(self._replay.FD)
+
+    async def close(self) -> None:
+        """Give the last batches a moment to leave, then drop them."""
+        for sock in (self._pub, self._replay):
+            if sock is not None:
+                sock.close(linger=LINGER_MS)
+        await asyncio.to_thread(self._context.term)
+
+    def _receive(self) -> list[bytes] | None:
+        try:
+            frames: list[bytes] = self._replay.recv_multipart(self._zmq.NOBLOCK)
+        except self._zmq.Again:
+            return None
+        return frames
+
+    async def _answer(self, client: bytes, first: int) -> None:
+        kept = [entry for entry in self._buffer if int.from_bytes(entry[0], "big") >= first]
+        for index, (number, payload) in enumerate(kept, 1):
+            self._replay.send_multipart(
+                (client, b"", self._topic, number, payload), flags=self._zmq.NOBLOCK
+            )
+            if not index % SLICE:
+                await asyncio.sleep(0)
+        self._replay.send_multipart((client, b"", b"", END, b""), flags=self._zmq.NOBLOCK)
+
+    def _attach(self, sock: Any, name: str, address: str, bind: bool) -> None:
+        try:
+            (sock.bind if bind else sock.connect)(address)
+        except self._zmq.ZMQError as error:
+            verb = "bind" if bind else "connect"
+            raise InputError(f"{FLAG} {name} {address}: cannot {verb}: {error.strerror}") from None
+
+
+def _binds(endpoint: str) -> bool:
+    """vLLM's rule: wildcards and local names are bound, anything else is connected to."""
+    return "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://"))
+
+
+def _modules() -> tuple[ModuleType, ModuleType]:
+    """pyzmq and msgspec, needed by this option only."""
+    try:
+        import msgspec
+        import zmq
+    except ImportError as error:
+        raise InputError(
+            f"{FLAG} needs {error.name}, which is not installed: pip install 'forebay[kv-events]'"
+        ) from None
+    return zmq, msgspec

@@ -1,0 +1,139 @@
+"""How vLLM divides a GPU's memory: weights, activations, what lies outside torch, KV cache.
+
+vLLM measures these with a dry run at start-up; here they follow from sizes and options. The
+simulated engine takes its number of blocks from here, and `forebay kv` prints the budget.
+"""
+
+import math
+from dataclasses import dataclass
+
+from forebay.replay.engine.kv_layout import KvLayout, KvOptions, ModelShape, kv_layout
+from forebay.replay.engine.models import GIB, GpuSpec, ModelSpec
+
+NON_TORCH_GIB = 0.13
+"""Memory the driver and libraries take outside the allocator on one GPU (vLLM start-up logs)."""
+NON_TORCH_PARALLEL_GIB = 0.55
+"""The same with tensor parallelism: NCCL's buffers (start-up logs with two H100)."""
+SAMPLER_BYTES_PER_LOGIT = 38.5
+"""Peak activation of the sampler, bytes for each of max_num_seqs x vocab (seven start-up logs of
+text models, vLLM 0.11 on H100, published by llm-d-benchmark)."""
+ACTIVATION_BYTES = 2
+"""Activations are 16 bits wide, also where weights are quantised."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryOptions:
+    """Options of `vllm serve` that decide how much is left for the KV cache.
+
+    Attributes:
+        non_torch_gib: None takes NON_TORCH_GIB, or NON_TORCH_PARALLEL_GIB with several GPUs.
+        cuda_graph_gib: vLLM 0.21 and later also sets an estimate for CUDA graphs aside.
+    """
+
+    kv: KvOptions
+    gpu_memory_utilization: float = 0.9
+    max_num_seqs: int = 1024
+    non_torch_gib: float | None = None
+    cuda_graph_gib: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBudget:
+    """One GPU's memory, bytes; `pool` is what is left for the KV cache and may be negative.
+
+    Attributes:
+        blocks: of KV cache, the null block included; may be 0 or negative.
+    """
+
+    total: float
+    requested: float
+    weights: float
+    activation: float
+    non_torch: float
+    cuda_graphs: float
+    layout: KvLayout
+    blocks: int
+
+    @property
+    def taken(self) -> float:
+        """Everything that is not KV cache."""
+        return self.weights + self.activation + self.non_torch + self.cuda_graphs
+
+    @property
+    def pool(self) -> float:
+        return self.requested - self.taken
+
+    def concurrency(self, tokens: int) -> float:
+        """Requests of `tokens` that fit at once, as vLLM prints it ("Maximum concurrency")."""
+        return self.blocks / self.layout.request_blocks(tokens)
+
+    def whole_requests(self, tokens: int) -> int:
+        """The same in whole requests; one block is the null block and holds nothing."""
+        return max(0, self.blocks - 1) // self.layout.request_blocks(tokens)
+
+    def pool_tokens(self, max_model_len: int) -> int:
+        """Tokens the pool holds; with sliding layers as vLLM says it, at `max_model_len`."""
+        if self.layout.one_kind:
+            return self.blocks * self.layout.block_size
+        return int(self.concurrency(max_model_len) * max_model_len)
+
+    def longest(self, max_model_len: int) -> int:
+        """Longest single request that fits, tokens, at most `max_model_len`."""
+        return self.layout.longest(max(0, self.blocks - 1), max_model_len)
+
+    def least_utilization(self, tokens: int) -> float:
+        """Smallest gpu_memory_utilization, in hundredths, with which one such request fits.
+
+        More than 1 where it cannot fit on this GPU.
+        """
+        needed = (self.layout.request_blocks(tokens) + 1) * self.layout.block_bytes
+        return math.ceil((self.taken + needed) / self.total * 100 - 1e-9) / 100
+
+
+def memory_budget(shape: ModelShape, memory_gib: float, options: MemoryOptions) -> MemoryBudget:
+    """The budget of one of `tensor_parallel` GPUs with `memory_gib` as the runtime reports it.
+
+    Activations peak in the widest MLP step of a full batch (gate, up and their product, and three
+    copies of the hidden state) or in the sampler's logits of a full batch of sequences.
+    """
+    parallel = options.kv.tensor_parallel
+    per_token = 3 * shape.ffn / parallel + 3 * shape.hidden
+    non_torch_gib = options.non_torch_gib
+    if non_torch_gib is None:
+        non_torch_gib = NON_TORCH_GIB if parallel == 1 else NON_TORCH_PARALLEL_GIB
+    requested = memory_gib * options.gpu_memory_utilization * GIB
+    weights = shape.weight_bytes / parallel
+    activation = max(
+        options.kv.max_num_batched_tokens * per_token * ACTIVATION_BYTES,
+        SAMPLER_BYTES_PER_LOGIT * options.max_num_seqs * shape.vocab,
+    )
+    non_torch, graphs = non_torch_gib * GIB, options.cuda_graph_gib * GIB
+    layout = kv_layout(shape, options.kv)
+    return MemoryBudget(
+        total=memory_gib * GIB,
+        requested=requested,
+        weights=weights,
+        activation=activation,
+        non_torch=non_torch,
+        cuda_graphs=graphs,
+        layout=layout,
+        blocks=layout.blocks_in(requested - weights - activation - non_torch - graphs),
+    )
+
+
+def pool_blocks(
+    model: ModelSpec,
+    gpu: GpuSpec,
+    *,
+    block_size: int = 16,
+    gpu_memory_utilization: float = 0.9,
+    max_num_batched_tokens: int = 8192,
+    max_num_seqs: int = 1024,
+) -> int:
+    """Blocks of KV cache that fit beside weights and activations; may be 0 or negative."""
+    options = MemoryOptions(
+        KvOptions(block_size=block_size, max_num_batched_tokens=max_num_batched_tokens),
+        gpu_memory_utilization=gpu_memory_utilization,
+        max_num_seqs=max_num_seqs,
+    )
+    return memory_budget(model.shape, gpu.memory_gib, options).blocks

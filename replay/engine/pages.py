@@ -1,0 +1,190 @@
+"""The routes of a vLLM API server that a client or a proxy may use, errors and API key included."""
+
+import hmac
+import time
+from collections.abc import Awaitable, Callable
+from random import Random
+
+import orjson
+from aiohttp import web
+
+from forebay.replay.engine.api_errors import ApiError, bad_value, invalid
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.exposition import Exposition
+from forebay.replay.engine.generation import HEADERS, JSON, Generator
+from forebay.replay.engine.loop import EngineLoop
+from forebay.replay.engine.metrics import EngineMetrics
+from forebay.replay.engine.protocol import check_model, read_json, read_tokenize
+from forebay.replay.engine.server_options import ServerOptions
+from forebay.replay.engine.tokenizer import decode_ids
+
+MAX_BODY_BYTES = 64 << 20
+VERSION = "0.32.0"  # of the vLLM whose behaviour is imitated
+GUARDED = "/v1"  # what an API key guards
+UNAUTHORIZED = {"Server": "uvicorn", "Content-Type": "application/json"}  # no Vary, no request id
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def make_app(
+    config: EngineConfig,
+    options: ServerOptions,
+    loop: EngineLoop,
+    metrics: EngineMetrics,
+    generator: Generator,
+) -> web.Application:
+    pages = _Pages(config, options, loop, metrics, generator)
+    keys = [key.encode() for key in options.api_key]
+
+    @web.middleware
+    async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if keys and request.path.startswith(GUARDED) and not _authorized(request, keys):
+            refusal = orjson.dumps({"error": "Unauthorized"})
+            return web.Response(body=refusal, status=401, headers=UNAUTHORIZED)
+        try:
+            return await handler(request)
+        except ApiError as error:
+            headers = generator.with_request_id(request, JSON)
+            return web.Response(body=error.body(), status=error.status, headers=headers)
+        except web.HTTPException as error:
+            headers = generator.with_request_id(request, JSON)
+            if "Allow" in error.headers:
+                headers = {**headers, "Allow": error.headers["Allow"]}
+            detail = orjson.dumps({"detail": error.reason})
+            return web.Response(body=detail, status=error.status, headers=headers)
+
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[errors])
+    reads: list[tuple[str, Handler]] = [
+        ("/v1/models", pages.models),
+        ("/health", pages.health),
+        ("/ping", pages.health),
+        ("/version", pages.version),
+        ("/load", pages.load),
+        ("/metrics", pages.metrics),
+        ("/kv_event_sources", pages.kv_event_sources),
+    ]
+    writes: list[tuple[str, Handler]] = [
+        ("/v1/chat/completions", generator.chat),
+        ("/v1/completions", generator.completion),
+        ("/ping", pages.health),
+        ("/tokenize", pages.tokenize),
+        ("/detokenize", pages.detokenize),
+    ]
+    if options.server_dev_mode:
+        writes.append(("/reset_prefix_cache", pages.reset_prefix_cache))
+    for path, page in reads:
+        app.router.add_get(path, page, allow_head=False)  # as vLLM: HEAD is a 405
+    for path, page in writes:
+        app.router.add_post(path, page)
+    return app
+
+
+def _authorized(request: web.Request, keys: list[bytes]) -> bool:
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    given = token.encode("utf-8", "surrogateescape")
+    known = [hmac.compare_digest(given, key) for key in keys]
+    return request.method == "OPTIONS" or (scheme.lower() == "bearer" and any(known))
+
+
+class _Pages:
+    """Everything but generation."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        options: ServerOptions,
+        loop: EngineLoop,
+        metrics: EngineMetrics,
+        generator: Generator,
+    ) -> None:
+        self._config = config
+        self._options = options
+        self._loop = loop
+        self._exposition = Exposition(metrics)
+        self._generator = generator
+        self._random = Random(config.seed)
+
+    async def health(self, request: web.Request) -> web.Response:
+        fault = self._generator.fault
+        status = 200 if fault is None or fault.health is None else fault.health
+        if self._loop.died.is_set():
+            status = 503
+        return web.Response(status=status, headers=self._headers(request, HEADERS))
+
+    async def version(self, request: web.Request) -> web.Response:
+        return self._json(request, {"version": VERSION})
+
+    async def load(self, request: web.Request) -> web.Response:
+        counts = self._options.enable_server_load_tracking
+        return self._json(request, {"server_load": self._generator.load if counts else 0})
+
+    async def kv_event_sources(self, request: web.Request) -> web.Response:
+        config = self._options.kv_events
+        publishes = config is not None and config.publishes
+        return self._json(request, {"0": config.as_dict()} if config and publishes else {})
+
+    async def reset_prefix_cache(self, request: web.Request) -> web.Response:
+        """Refused (success false) while a request holds blocks."""
+        return self._json(request, {"success": self._loop.core.pool.forget_all()})
+
+    async def models(self, request: web.Request) -> web.Response:
+        created = int(time.time())
+        permission = {
+            "id": f"modelperm-{self._random.getrandbits(64):016x}",
+            "object": "model_permission",
+            "created": created,
+            "allow_create_engine": False,
+            "allow_sampling": True,
+            "allow_logprobs": True,
+            "allow_search_indices": False,
+            "allow_view": True,
+            "allow_fine_tuning": False,
+            "organization": "*",
+            "group": None,
+            "is_blocking": False,
+        }
+        model = {
+            "id": self._config.served_name,
+            "object": "model",
+            "created": created,
+            "owned_by": "vllm",
+            "root": self._config.model,
+            "parent": None,
+            "max_model_len": self._config.context,
+            "permission": [permission],
+        }
+        return self._json(request, {"object": "list", "data": [model]})
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        kind = {**HEADERS, "Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+        return web.Response(body=self._exposition.text(), headers=self._headers(request, kind))
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        body = read_json(await request.read(), request.content_type)
+        prompt = read_tokenize(body, self._config.served_name)
+        ids = prompt.token_ids()
+        strings = [decode_ids([i]) for i in ids] if body.get("return_token_strs") else None
+        answer = {
+            "count": prompt.tokens,
+            "max_model_len": self._config.context,
+            "tokens": ids,
+            "token_strs": strings,
+        }
+        return self._json(request, answer)
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        body = read_json(await request.read(), request.content_type)
+        check_model(body, self._config.served_name)
+        tokens = body.get("tokens")
+        if tokens is None:
+            raise invalid("missing", "tokens", "Field required", f"<dict of {len(body)} items>")
+        try:
+            return self._json(request, {"prompt": decode_ids(tokens)})
+        except (TypeError, ValueError):
+            raise bad_value("tokens must be a list of token ids.", "tokens") from None
+
+    def _json(self, request: web.Request, value: object) -> web.Response:
+        return web.Response(body=orjson.dumps(value), headers=self._headers(request, JSON))
+
+    def _headers(self, request: web.Request, headers: dict[str, str]) -> dict[str, str]:
+        return self._generator.with_request_id(request, headers)

@@ -1,0 +1,35 @@
+"""Options of the API server around an engine; those of the engine itself are in `config`."""
+
+from dataclasses import dataclass
+
+from forebay.replay.engine.kv_events import KvEventsConfig
+from forebay.traces.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """vLLM's options of the same names; seconds are simulated ones.
+
+    Attributes:
+        api_key: bearer tokens, one of which /v1/* asks for; none: no key is asked for.
+        shutdown_timeout: seconds that running requests get to finish after SIGTERM.
+        sse_keep_alive_interval: seconds of silence after which a stream gets a comment; 0: never.
+        enable_server_load_tracking: /load counts; it says 0 otherwise.
+        server_dev_mode: VLLM_SERVER_DEV_MODE, serves POST /reset_prefix_cache.
+        kv_events: how the prefix cache publishes its changes, if it does.
+    """
+
+    api_key: tuple[str, ...] = ()
+    shutdown_timeout: int = 0
+    sse_keep_alive_interval: int = 0
+    enable_server_load_tracking: bool = False
+    server_dev_mode: bool = False
+    kv_events: KvEventsConfig | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("shutdown_timeout", "sse_keep_alive_interval"):
+            if getattr(self, name) < 0:
+                flag = "--" + name.replace("_", "-")
+                raise InputError(f"{flag} {getattr(self, name)}: give seconds, or 0 for none")
+        if not all(self.api_key):
+            raise InputError("--api-key: an empty key; leave the option out to ask for none")

