@@ -17,6 +17,7 @@ COMMANDS = {
     "experiment": ("forebay.analysis.experiments.cli:app", "studies of one server"),
     "report": ("forebay.analysis.cli:report_app", "one HTML page from one or more runs"),
     "compare": ("forebay.analysis.cli:compare_app", "two runs side by side"),
+    "simulate": ("forebay.replay.sim.cli:app", "a fleet in virtual time: what if"),
     "kv": ("forebay.analysis.kv.cli:app", "KV-cache arithmetic, and a check against a real vLLM"),
     "bench": ("forebay.analysis.bench:app", "the measurements the README quotes"),
 }

@@ -6,8 +6,8 @@ policies than fcfs) runs here.
 
 from math import inf
 
+from forebay.replay.engine.async_engine import new_core
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.engine import EngineCore
 from forebay.replay.engine.request import Request
 from forebay.replay.engine.tokenizer import hashes_of_ids
 from forebay.replay.sim.request import SimRequest
@@ -15,7 +15,7 @@ from forebay.replay.sim.request import SimRequest
 
 class SteppingEngine:
     def __init__(self, config: EngineConfig) -> None:
-        self.core = EngineCore(config)
+        self.core = new_core(config)
         self.request_s = self.core.request_s
         self.kv_tokens = self.core.kv_tokens
         self._at = inf

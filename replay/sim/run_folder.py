@@ -1,0 +1,143 @@
+"""Keep a simulation as a run folder, so that `compare` and `report` read it like a replay."""
+
+import asyncio
+import platform
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from forebay.proxy.hlog import HlogWriter, IntervalLog
+from forebay.replay.measure import DEFINITIONS
+from forebay.replay.output import RunFolder
+from forebay.replay.record import Row
+from forebay.replay.sim.fleet import Outcome
+from forebay.replay.sim.scenario import Simulated
+from forebay.replay.sim.sweep import Case
+from forebay.traces.buckets import bucket_of
+
+
+def keep(
+    folder: Path, case: Case, simulated: Simulated, summary: dict[str, Any], *, force: bool
+) -> None:
+    """Write the four files of a run; raises InputError when the folder cannot take it."""
+    with RunFolder(folder, force=force) as run:
+        log = IntervalLog(HlogWriter(run.hlog, 0.0, ["forebay simulate: virtual time"]))
+        buckets = simulated.scenario.buckets()
+        end_s = 0.0
+        rows = [
+            row_of(outcome, bucket_of(outcome.request.input_tokens, buckets) or "other")
+            for outcome in simulated.outcomes
+        ]
+        for row in sorted(rows, key=lambda row: row.done_s or 0.0):
+            end_s = max(end_s, row.done_s or 0.0)
+            _log(log, row)
+        for row in rows:
+            run.table.add(row)
+        asyncio.run(run.table.write_full_groups())
+        log.close(end_s)
+        run.commit(_record(case, simulated, summary), summary)
+
+
+def row_of(outcome: Outcome, bucket: str) -> Row:
+    """The row of one simulated request; it is sent the moment it is due."""
+    request, reject = outcome.request, outcome.reject
+    due, first, last = request.arrival_s, outcome.first_token_s, outcome.finished_s
+    done = last is not None
+    queued_s = reject.queued_s if reject else (outcome.sent_s or due) - due
+    output = request.output_tokens
+    tpot = None
+    if done and output > 1 and first is not None and last is not None:
+        tpot = (last - first) / (output - 1)
+    unset = dict.fromkeys(Row.__slots__)
+    known = {
+        "id": request.id,
+        "bucket": bucket,
+        "session": request.session,
+        "tenant": request.tenant,
+        "document": request.document,
+        "input_tokens": request.input_tokens,
+        "prompt_tokens": request.input_tokens if done else None,
+        "cached_tokens": outcome.cached_tokens if done else None,
+        "output_tokens": output if done else None,
+        "intended_s": due,
+        "sent_s": due,
+        "first_s": first,
+        "last_s": last,
+        "done_s": last if done else due + queued_s,
+        "pacing_lag_s": 0.0,
+        "cap_wait_s": 0.0,
+        "ttft_response_s": _since(due, first),
+        "ttft_service_s": _since(due, first),
+        "e2e_response_s": _since(due, last),
+        "e2e_service_s": _since(due, last),
+        "tpot_s": tpot,
+        "stall_s": outcome.stall_s if done and output > 1 else None,
+        "queue_ms": queued_s * 1e3,
+        "status": 429 if reject else 200,
+        "outcome": "rejected" if reject else "ok",
+        "reason": reject.reason if reject else None,
+        "retry_after_s": reject.retry_after_s if reject else None,
+        "reject_latency_s": queued_s if reject else None,
+        "backend": outcome.backend,
+        "tokens_estimated": False,
+    }
+    return Row(**{**unset, **known})  # type: ignore[arg-type]
+
+
+def _since(start_s: float, at_s: float | None) -> float | None:
+    return None if at_s is None else at_s - start_s
+
+
+def _log(log: IntervalLog, row: Row) -> None:
+    values = {
+        "queue_wait": None if row.queue_ms is None else row.queue_ms / 1e3,
+        "reject": row.reject_latency_s,
+        "ttft_response": row.ttft_response_s,
+        "ttft_service": row.ttft_service_s,
+        "e2e_response": row.e2e_response_s,
+        "e2e_service": row.e2e_service_s,
+        "tpot": row.tpot_s,
+        "stall": row.stall_s,
+    }
+    for metric, value in values.items():
+        if value is not None:
+            log.record(f"{metric}.{row.bucket}", value)
+
+
+def _record(case: Case, simulated: Simulated, summary: dict[str, Any]) -> dict[str, Any]:
+    scenario, workload = case.scenario, case.workload
+    engine = {name: str(value) for name, value in asdict(scenario.engine).items()}
+    return {
+        "run_id": "simulated",
+        "started_at": datetime.now(UTC).isoformat(),
+        "ended": "complete",
+        "simulated": True,
+        "trace": {"path": str(workload.trace) if isinstance(workload.trace, Path) else "memory"},
+        "seed": workload.seed,
+        "arrivals": workload.arrivals.kind,
+        "rate_per_s": workload.rate,
+        "speed": workload.speed,
+        "load": workload.load,
+        "duration_s": workload.duration,
+        "time_scale": 1.0,
+        "schedule": {"requests": summary["requests"], "window_s": summary["window_s"]},
+        "model": scenario.engine.served_name,
+        "gpus": scenario.gpus,
+        "policy": scenario.policy,
+        "engine": engine,
+        "proxy": scenario.proxy.model_dump(mode="json", exclude={"upstream_api_key"}),
+        "slos": [asdict(slo) for slo in case.slos],
+        "buckets": [asdict(bucket) for bucket in scenario.buckets()],
+        "versions": {"python": platform.python_version(), "forebay": _version("forebay")},
+        "cpu_s": simulated.cpu_s,
+        "definitions": DEFINITIONS,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,149 @@
+"""One what-if: which engines, how many, and what stands in front of them."""
+
+import gc
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from forebay.proxy.config import Config
+from forebay.proxy.core.model import BackendSpec
+from forebay.proxy.core.policies import ROUTES
+from forebay.proxy.core.shaper import Shaper
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.scheduler import SchedulerLimits
+from forebay.replay.sim.fleet import Engine, Fleet, Outcome, Policy
+from forebay.replay.sim.in_turn import InTurn
+from forebay.replay.sim.skipping import SkippingEngine
+from forebay.replay.sim.stepping import SteppingEngine
+from forebay.traces.buckets import Bucket
+from forebay.traces.errors import InputError
+from forebay.traces.schema import TraceRequest
+
+DIRECT = "direct"
+"""Policy name: no proxy; requests go straight to the engines in turn."""
+POLICIES = (*ROUTES, DIRECT)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """What is simulated; raises InputError for what cannot be.
+
+    Attributes:
+        engine: options of each engine.
+        gpus: how many engines, each on a GPU of its own.
+        policy: name of a routing policy of the proxy, or DIRECT.
+        proxy: the proxy's configuration: buckets, affinity, admission. Its backends count only
+            by their number of slots.
+        exact: compute every engine step one by one; the same times, slowly.
+    """
+
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    gpus: int = 2
+    policy: str = "warm_or_least_work"
+    proxy: Config = field(default_factory=Config)
+    exact: bool = False
+
+    def __post_init__(self) -> None:
+        if self.gpus < 1:
+            raise InputError(f"--gpus {self.gpus}: give 1 or more")
+        if self.policy not in POLICIES:
+            raise InputError(f"--policy {self.policy}: no such policy; {', '.join(POLICIES)}")
+        for bucket in self.proxy.buckets:
+            if bucket.backends:
+                raise InputError(
+                    f"--config: bucket {bucket.name} names its backends; a simulated fleet is of "
+                    "any size, so leave `backends` out"
+                )
+
+    def buckets(self) -> tuple[Bucket, ...]:
+        return tuple(Bucket(b.name, b.up_to) for b in self.proxy.buckets)
+
+    def new_engine(self) -> Engine:
+        if self.exact or not can_skip(self.engine):
+            return SteppingEngine(self.engine)
+        return SkippingEngine(self.engine)
+
+    def new_policy(self, names: Sequence[str]) -> Policy:
+        if self.policy == DIRECT:
+            return InTurn()
+        slots = self.proxy.backends[0].max_concurrency if self.proxy.backends else 64
+        return Shaper(
+            [BackendSpec(name, slots) for name in names],
+            self.proxy.core_buckets(),
+            route=ROUTES[self.policy],
+            affinity=self.proxy.core_affinity(),
+            dispatch_ahead_s=self.proxy.admission.dispatch_ahead,
+        )
+
+
+def can_skip(config: EngineConfig) -> bool:
+    """Whether `SkippingEngine` knows the rules of this engine; else every step is computed."""
+    limits = config.limits()
+    known = SchedulerLimits(
+        max_model_len=limits.max_model_len,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_num_seqs=limits.max_num_seqs,
+        long_prefill_token_threshold=limits.long_prefill_token_threshold,
+        enable_chunked_prefill=limits.enable_chunked_prefill,
+        enable_prefix_caching=limits.enable_prefix_caching,
+        block_size=limits.block_size,
+        watermark=limits.watermark,
+    )
+    fronted = config.release.uncached_blocks_first
+    return limits == known and fronted and not config.async_scheduling
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """A finished simulation.
+
+    Attributes:
+        outcomes: in order of arrival.
+        busy: share of the time until the last answer that each engine computed.
+        cpu_s: processor seconds the simulation took, loading the trace not counted.
+    """
+
+    scenario: Scenario
+    outcomes: Sequence[Outcome]
+    busy: Sequence[float]
+    preemptions: int
+    cpu_s: float
+
+
+def simulate(trace: Sequence[TraceRequest], scenario: Scenario) -> Simulated:
+    """Play `trace`, in order of arrival; equal input gives equal output to the bit.
+
+    Raises InputError for a request that no engine could ever hold.
+    """
+    check_lengths(trace, scenario.engine.context)
+    engines = {f"gpu{number}": scenario.new_engine() for number in range(scenario.gpus)}
+    fleet = Fleet(scenario.new_policy(list(engines)), engines)
+    # Nothing the simulation makes is cyclic, and looking for cycles costs a fifth of the time.
+    collecting = gc.isenabled()
+    gc.disable()
+    started = time.process_time()
+    try:
+        outcomes = fleet.run(trace)
+    finally:
+        if collecting:
+            gc.enable()
+    cpu_s = time.process_time() - started
+    end_s = max((o.finished_s or 0.0 for o in outcomes), default=0.0)
+    busy = [engine.busy_s / end_s if end_s else 0.0 for engine in engines.values()]
+    preemptions = sum(engine.preemptions for engine in engines.values())
+    return Simulated(scenario, outcomes, busy, preemptions, cpu_s)
+
+
+def check_lengths(trace: Sequence[TraceRequest], context: int) -> None:
+    """Raise InputError for a row without lengths or beyond the model's context."""
+    before = -inf
+    for row in trace:
+        if row.input_tokens + row.output_tokens > context:
+            raise InputError(
+                f"request {row.id!r} needs {row.input_tokens} + {row.output_tokens} tokens, the "
+                f"model's context is {context}; use --too-long truncate or --too-long drop"
+            )
+        if row.arrival_s < before:
+            raise InputError(f"request {row.id!r} arrives before the one in front of it; sort them")
+        before = row.arrival_s

@@ -1,0 +1,142 @@
+"""Many scenarios over one trace: every combination of the values given, on all cores or on Ray.
+
+Each combination is simulated on its own from equal input, so where it runs changes nothing.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, fields, replace
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args, get_type_hints
+
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.sim.capacity import capacity_per_s
+from forebay.replay.sim.scenario import POLICIES, Scenario, Simulated, simulate
+from forebay.replay.sim.summary import summarise
+from forebay.replay.sim.workload import Workload
+from forebay.replay.slo import Slo
+from forebay.traces.errors import InputError
+
+Value = str | int | float | bool | None
+SERVER_ONLY = ("time_scale", "served_model_name", "enable_request_id_headers")
+ENGINE_KEYS = tuple(f.name for f in fields(EngineConfig) if f.name not in SERVER_ONLY)
+WORKLOAD_KEYS = ("rate", "speed", "load", "seed")
+KEYS = ("gpus", "policy", *WORKLOAD_KEYS, *ENGINE_KEYS)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One combination: the values that differ between cases, and what they make."""
+
+    values: Mapping[str, Value]
+    scenario: Scenario
+    workload: Workload
+    slos: tuple[Slo, ...]
+
+
+def parse_axis(text: str) -> tuple[str, list[Value]]:
+    """Read `max_num_batched_tokens=2048,8192`; raises InputError."""
+    name, equals, listed = text.partition("=")
+    name = name.strip().lstrip("-").replace("-", "_")
+    if not equals or not listed:
+        raise InputError(f"--sweep: {text!r} is not NAME=VALUE,VALUE; e.g. gpus=2,4,8")
+    if name not in KEYS:
+        raise InputError(f"--sweep: no option {name!r}; there are {', '.join(KEYS)}")
+    return name, [_value(name, part.strip()) for part in listed.split(",")]
+
+
+def cases(
+    axes: Mapping[str, Sequence[Value]], base: Scenario, workload: Workload, slos: tuple[Slo, ...]
+) -> Iterator[Case]:
+    """Every combination of the axes, the last varying fastest; raises InputError."""
+    for combination in product(*axes.values()):
+        values = dict(zip(axes, combination, strict=True))
+        engine = {key: value for key, value in values.items() if key in ENGINE_KEYS}
+        outer = {key: value for key, value in values.items() if key in ("gpus", "policy")}
+        paced = {key: value for key, value in values.items() if key in WORKLOAD_KEYS}
+        yield Case(
+            values,
+            replace(base, engine=replace(base.engine, **engine), **outer),  # type: ignore[arg-type]
+            replace(workload, **paced),  # type: ignore[arg-type]
+            slos,
+        )
+
+
+def run_case(case: Case) -> dict[str, Any]:
+    """Simulate one case; its summary, with the case's values under "case"."""
+    return describe(case, *simulate_case(case))
+
+
+def simulate_case(case: Case) -> tuple[Simulated, float]:
+    """The simulation and how long arrivals went on, seconds."""
+    scenario = case.scenario
+
+    def capacity() -> float:
+        rows = case.workload.source(scenario.engine.context)
+        return capacity_per_s(rows, scenario.engine, scenario.gpus)
+
+    trace, window_s = case.workload.requests(scenario.engine.context, capacity)
+    return simulate(trace, scenario), window_s
+
+
+def describe(case: Case, simulated: Simulated, window_s: float) -> dict[str, Any]:
+    told = summarise(simulated, case.slos, window_s)
+    return {"case": dict(case.values), **told, "cpu_s": round(simulated.cpu_s, 3)}
+
+
+def run_all(listed: Sequence[Case], jobs: int | None = None) -> Iterator[dict[str, Any]]:
+    """The summaries, in the order of the cases, on `jobs` processes (default: all cores)."""
+    jobs = min(jobs or len(os.sched_getaffinity(0)), len(listed))
+    if jobs <= 1:
+        yield from map(run_case, listed)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(run_case, listed)
+
+
+def run_on_ray(listed: Sequence[Case], address: str) -> Iterator[dict[str, Any]]:
+    """The same on a Ray cluster; raises InputError where Ray is missing or out of reach."""
+    try:
+        import ray
+    except ImportError:
+        raise InputError("--ray: Ray is not installed; pip install 'forebay[ray]'") from None
+    try:
+        ray.init(address=None if address == "local" else address, log_to_driver=False)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise InputError(f"--ray {address}: {str(error).splitlines()[0]}") from None
+    try:
+        remote = ray.remote(run_case)
+        # One at a time in order: Ray keeps finished results, and they are small.
+        for pending in [remote.remote(case) for case in listed]:
+            yield ray.get(pending)
+    finally:
+        ray.shutdown()
+
+
+def _value(name: str, text: str) -> Value:
+    if name == "policy":
+        if text not in POLICIES:
+            raise InputError(f"--sweep policy: {text!r} is none of {', '.join(POLICIES)}")
+        return text
+    kinds = {"gpus": int, "seed": int, "rate": float, "speed": float, "load": float}
+    kind = kinds.get(name) or _engine_kind(name)
+    if kind is bool:
+        if text not in ("true", "false"):
+            raise InputError(f"--sweep {name}: {text!r} is neither true nor false")
+        return text == "true"
+    try:
+        value: Value = kind(text)
+        return value
+    except ValueError:
+        what = "a whole number" if kind is int else "a number"
+        raise InputError(f"--sweep {name}: {text!r} is not {what}") from None
+
+
+def _engine_kind(name: str) -> type[Any]:
+    hint = get_type_hints(EngineConfig)[name]
+    kinds = [kind for kind in get_args(hint) if kind is not NoneType] or [hint]
+    return Path if kinds[0] is Path else kinds[0]

@@ -1,0 +1,48 @@
+"""One table of simulated cases: what varies, then what came of it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+
+
+def results_table(results: Sequence[dict[str, Any]]) -> Table:
+    """A row a case. Latencies in seconds, - where too few samples lie beyond a percentile."""
+    varied = list(results[0]["case"])
+    buckets = [name for name in results[0]["ttft_ms"] if name != "all"]
+    table = Table(caption=_caption(results[0]), pad_edge=False)
+    for name in varied:
+        table.add_column(name, style="bold")
+    for name in ("refused", "met", "good/s", "hit"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for bucket in buckets:
+        for percentile in ("p50", "p99"):
+            table.add_column(f"{bucket} {percentile}", justify="right", min_width=6)
+    table.add_column("stall", justify="right", no_wrap=True)
+    for result in results:
+        table.add_row(
+            *(str(result["case"][name]) for name in varied),
+            f"{sum(result['rejected'].values()):,}",
+            f"{result['attainment']:.1%}",
+            _number(result["goodput_per_s"], 1.0),
+            _number(result["hit_ratio"], 1.0, ".1%"),
+            *(
+                _number(result["ttft_ms"][bucket][percentile], 1e-3, ".3f")
+                for bucket in buckets
+                for percentile in ("p50", "p99")
+            ),
+            _number(result["stall_ms"]["all"]["max"], 1e-3),
+        )
+    return table
+
+
+def _number(value: float | None, scale: float, how: str = ".2f") -> str:
+    return "-" if value is None else format(value * scale, how)
+
+
+def _caption(result: dict[str, Any]) -> str:
+    slos = ", ".join(result["slos"]) or "none stated"
+    return (
+        f"{result['requests']:,} requests in virtual time; met: share of all that met {slos}; "
+        "per bucket TTFT in s; stall: the longest in an answer, s"
+    )

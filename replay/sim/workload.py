@@ -1,0 +1,94 @@
+"""The requests of a simulation: a trace under a schedule, as the replayer would send it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from xxhash import xxh3_64_intdigest
+
+from forebay.replay.schedule import TRACE_ARRIVALS, Arrivals, make_schedule
+from forebay.replay.source import TraceSource
+from forebay.traces.errors import InputError
+from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
+
+BYTES_PER_TOKEN = 4  # of prompt text, where only its blocks' equality matters
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Where requests come from and how they are paced; the options of `forebay replay`.
+
+    Attributes:
+        trace: a file, or the requests themselves in order of arrival.
+        load: rate as a share of what the engines complete when all of it is there at once.
+    """
+
+    trace: Path | Sequence[TraceRequest]
+    format_name: str | None = None
+    skip_bad: bool = False
+    too_long: str = "error"
+    arrivals: Arrivals = TRACE_ARRIVALS
+    rate: float | None = None
+    speed: float | None = None
+    load: float | None = None
+    duration: float | None = None
+    seed: int = 0
+
+    def source(self, context: int) -> list[TraceRequest]:
+        """The rows as the trace has them, fitted to the model's context; raises InputError."""
+        source = TraceSource(
+            self.trace,
+            format_name=self.format_name,
+            skip_bad=self.skip_bad,
+            max_model_len=context,
+            too_long=self.too_long,
+        )
+        scan = source.scan()
+        source.check(scan, len(scan.arrivals_s))
+        return [with_blocks(row) for row in source.requests()]
+
+    def requests(
+        self, context: int, capacity_per_s: Callable[[], float]
+    ) -> tuple[list[TraceRequest], float]:
+        """What arrives and how long it goes on, seconds; raises InputError.
+
+        Args:
+            capacity_per_s: asked only when the pace is given as a load.
+        """
+        if self.arrivals.closed:
+            raise InputError("--arrivals closed:N: a simulation needs arrival times; give another")
+        rate = self.rate
+        if self.load is not None:
+            if rate is not None or self.speed is not None:
+                raise InputError("--load, --rate and --speed all set the pace; give one of them")
+            if self.load <= 0:
+                raise InputError(f"--load {self.load:g} is not a number above 0")
+            rate = self.load * capacity_per_s()
+        rows = self.source(context)
+        schedule = make_schedule(
+            [row.arrival_s for row in rows],
+            self.arrivals,
+            rate_per_s=rate,
+            speed=self.speed,
+            duration_s=self.duration,
+            seed=self.seed,
+        )
+        first_s = schedule.times_s[0]
+        paced = [
+            replace(row, arrival_s=at - first_s)
+            for row, at in zip(rows, schedule.times_s, strict=False)
+        ]
+        return paced, schedule.window_s
+
+
+def with_blocks(row: TraceRequest) -> TraceRequest:
+    """A row with text gets block ids made from it, so that equal beginnings are found."""
+    if row.text is None or row.blocks is not None:
+        return row
+    data, step, before = row.text.encode(), BLOCK_TOKENS * BYTES_PER_TOKEN, 0
+    ids: list[int] = []
+    for start in range(0, len(data), step):
+        before = xxh3_64_intdigest(data[start : start + step], before)
+        ids.append(before)
+    most = -(-row.input_tokens // BLOCK_TOKENS)
+    return replace(row, text=None, blocks=tuple(ids[:most]), block_tokens=BLOCK_TOKENS)
