@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 
@@ -10,14 +11,16 @@ def results_table(results: Sequence[dict[str, Any]]) -> Table:
     """A row a case. Latencies in seconds, - where too few samples lie beyond a percentile."""
     varied = list(results[0]["case"])
     buckets = [name for name in results[0]["ttft_ms"] if name != "all"]
-    table = Table(caption=_caption(results[0]), pad_edge=False)
+    table = Table(
+        caption=_caption(results[0]), box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+    )
     for name in varied:
         table.add_column(name, style="bold")
     for name in ("refused", "met", "good/s", "hit"):
         table.add_column(name, justify="right", no_wrap=True)
     for bucket in buckets:
         for percentile in ("p50", "p99"):
-            table.add_column(f"{bucket} {percentile}", justify="right", min_width=6)
+            table.add_column(f"{bucket} {percentile}", justify="right")
     table.add_column("stall", justify="right", no_wrap=True)
     for result in results:
         table.add_row(
