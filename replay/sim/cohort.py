@@ -1,0 +1,100 @@
+"""All decoding requests as one: what a step costs and when anything happens to one of them."""
+
+from heapq import heappop, heappush, heapreplace
+
+from forebay.replay.sim.request import PREFILLING, SimRequest
+
+
+class Cohort:
+    """Requests that each compute one token in every step.
+
+    Every step adds one to all their lengths, so nothing here changes from step to step. Requests
+    that miss a step (`starve`) are moved back by one.
+
+    Attributes:
+        size: how many.
+        offsets: sum of their offsets; at the start of step n they have offsets + size*n tokens.
+        phases: how many take a new block at step n, under n % block_size.
+    """
+
+    __slots__ = ("_block_size", "_ends", "offsets", "phases", "size")
+
+    def __init__(self, block_size: int) -> None:
+        self.size = self.offsets = 0
+        self.phases = [0] * block_size
+        self._block_size = block_size
+        # (last step, rank, request); outdated where the request starved or was preempted since.
+        self._ends: list[tuple[int, int, SimRequest]] = []
+
+    def join(self, request: SimRequest, step: int) -> None:
+        """Its prompt was completed, and its first token sampled, in `step`."""
+        request.offset = offset = request.tokens - step
+        request.phase = phase = (1 - offset) % self._block_size
+        self.size += 1
+        self.offsets += offset
+        self.phases[phase] += 1
+        heappush(self._ends, (request.last - offset, request.rank, request))
+
+    def leave(self, request: SimRequest) -> None:
+        self.size -= 1
+        self.offsets -= request.offset
+        self.phases[request.phase] -= 1
+        request.phase = PREFILLING
+
+    def starve(self, request: SimRequest) -> None:
+        """It takes no part in the next step."""
+        self.offsets -= 1
+        request.offset -= 1
+        phases, phase = self.phases, request.phase
+        phases[phase] -= 1
+        request.phase = phase = (phase + 1) % self._block_size
+        phases[phase] += 1
+
+    def next_end(self) -> int:
+        """The next step that is somebody's last; there must be somebody."""
+        ends = self._ends
+        while True:
+            step, rank, request = ends[0]
+            if rank != request.rank:
+                heappop(ends)
+            elif step != request.last - request.offset:
+                heapreplace(ends, (request.last - request.offset, rank, request))
+            else:
+                return step
+
+    def ended(self, step: int) -> list[SimRequest]:
+        """Those whose last step was `step`, in the order of their admission; they leave."""
+        ended: list[SimRequest] = []
+        ends = self._ends
+        while ends and ends[0][0] <= step and self.size and self.next_end() <= step:
+            request = heappop(ends)[2]
+            self.leave(request)
+            ended.append(request)
+        return ended
+
+    def blocks(self, step: int, count: int) -> int:
+        """New blocks that they take in the `count` steps from `step`."""
+        rounds, part = divmod(count, self._block_size)
+        blocks = rounds * self.size
+        if part:
+            begin = step % self._block_size
+            end = begin + part
+            if end <= self._block_size:
+                blocks += sum(self.phases[begin:end])
+            else:
+                blocks += self.size - sum(self.phases[end - self._block_size : begin])
+        return blocks
+
+    def steps_within(self, step: int, count: int, free: int) -> int:
+        """How many of the `count` steps from `step` can be made with `free` blocks."""
+        block_size, phases = self._block_size, self.phases
+        if (count // block_size + 1) * self.size <= free:
+            return count
+        rounds, free = divmod(free, self.size)  # each takes one in block_size steps
+        steps = rounds * block_size
+        while steps < count:
+            free -= phases[(step + steps) % block_size]
+            if free < 0:
+                return steps
+            steps += 1
+        return count

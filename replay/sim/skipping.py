@@ -1,0 +1,226 @@
+"""The simulated engine for virtual time: the timestamps of `EngineCore`, a few events a request.
+
+Stepping costs a pass over RUNNING for every token. Here
+
+- a stretch of steps in which everybody decodes is one event, up to the next request that ends,
+  the last step for which blocks are free, or the step under way when a request arrives: the time
+  of a decode step is affine in the tokens of context, so that of a stretch is a closed form;
+- a step in which somebody prefills is one event and costs its prefills (`planning`);
+- only a step in which a decoding request may go without its token, because budget or blocks are
+  short, is gone through request by request (`exact_walk`).
+
+Decoding requests are known by a few sums (`cohort`), blocks are counted in runs (`block_runs`).
+The rules are those of `engine.scheduler`; policy fcfs only.
+"""
+
+from collections.abc import Sequence
+from math import inf, sqrt
+from typing import Final
+
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.step_time import StepTimeModel
+from forebay.replay.sim.planning import Planner
+from forebay.replay.sim.request import SimRequest
+
+__all__ = ["SimRequest", "SkippingEngine"]
+
+IDLE: Final = 0
+READY: Final = 1  # was idle; the first step is planned when time has come to `next_at`
+STEP: Final = 2  # one step, in the books of the planner
+STRETCH: Final = 3  # steps in which everybody decodes; in no books before it ends
+
+
+class SkippingEngine:
+    """One engine; pure: no clock, no I/O, no randomness.
+
+    A driver calls `advance` whenever time has come to `next_at`, and `add` in between. What is
+    added at the very instant of `next_at`, before `advance`, takes part in the step that starts.
+
+    Attributes:
+        steps: engine steps that have ended.
+        busy_s: seconds they took.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        """ValueError for a scheduling policy other than fcfs."""
+        limits = config.limits()
+        if limits.scheduling_policy != "fcfs":
+            raise ValueError(
+                f"--scheduling-policy {limits.scheduling_policy}: only fcfs can be skipped through"
+            )
+        self._timing = StepTimeModel(config.model_spec, config.gpu_spec)
+        self._books = Planner(limits, config.num_blocks())
+        self._terms: dict[int, tuple[float, float]] = {}  # StepTimeModel.decode_terms so far
+        self.request_s = self._timing.request_s
+        self.kv_tokens = config.num_blocks() * limits.block_size
+        self.steps = 0
+        self.busy_s = 0.0
+        self._state = IDLE
+        self._next = inf
+        self._started = 0.0
+        self._seconds = 0.0  # of the step or stretch under way
+        # The stretch under way.
+        self._count = 0  # its steps
+        self._first = self._growth = 0.0  # seconds of its first step, and more for each after it
+        self._taken = 0  # blocks of the first step, where the planner has taken them
+        self._fixed = False  # an arrival does not end it earlier
+
+    @property
+    def running(self) -> int:
+        return len(self._books.running)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._books.waiting)
+
+    @property
+    def prefix_queries(self) -> int:
+        return self._books.prefix_queries
+
+    @property
+    def prefix_hits(self) -> int:
+        return self._books.prefix_hits
+
+    @property
+    def preemptions(self) -> int:
+        return self._books.preemptions
+
+    def next_at(self) -> float:
+        """When `advance` is due if nothing is added before; inf without work."""
+        return self._next
+
+    def add(self, request: SimRequest, now: float) -> None:
+        """Queue a request; ValueError when it can never run."""
+        self._books.add(request)
+        if self._state == STRETCH:
+            if not self._fixed:
+                self._cut(now)
+        elif self._state == IDLE:
+            self._state = READY
+            self._next = now
+
+    def advance(self, now: float) -> tuple[Sequence[SimRequest], Sequence[SimRequest]]:
+        """Pass `now` == `next_at`: who got the first token and who finished at this instant."""
+        books, state = self._books, self._state
+        first: Sequence[SimRequest] = ()
+        finished: Sequence[SimRequest] = ()
+        if state == STRETCH:
+            self._end_stretch()
+            finished = self._finish(now, [])
+        elif state == STEP:
+            first, done = self._end_step(now)
+            finished = self._finish(now, done)
+        self._started = now
+        if books.waiting or books.prefilling or books.starved:
+            self._plan_step(now)
+        elif books.cohort.size:
+            self._plan_stretch(now, 0)
+        else:
+            self._state = IDLE
+            self._next = inf
+            books.stalls.clear()
+        return first, finished
+
+    def _plan_step(self, now: float) -> None:
+        books, timing = self._books, self._timing
+        taken = books.plan(self.steps + 1, now)
+        if taken >= 0:
+            self._plan_stretch(now, taken)
+            return
+        # A step may preempt and schedule nobody: it costs the CPU.
+        work = books.work
+        self._seconds = timing.step_s(work) if work.sequences else timing.calibration.step_s
+        self._next = now + self._seconds
+        self._state = STEP
+
+    def _plan_stretch(self, now: float, taken: int) -> None:
+        """Everybody decodes, until something changes."""
+        books = self._books
+        cohort, step = books.cohort, self.steps + 1
+        count = cohort.steps_within(step, cohort.next_end() - self.steps, books.pool.free + taken)
+        if not count:
+            self._plan_step(now)
+            return
+        size = cohort.size
+        terms = self._terms.get(size)
+        if terms is None:
+            terms = self._terms[size] = self._timing.decode_terms(size)
+        self._first = first = terms[0] + terms[1] * (cohort.offsets + size * step)
+        self._growth = growth = terms[1] * size
+        self._count = count
+        self._taken = taken
+        # Who waits now does not get in before somebody ends, and nobody overtakes.
+        self._fixed = bool(books.waiting)
+        self._seconds = seconds = count * (first + 0.5 * growth * (count - 1))
+        self._next = now + seconds
+        self._state = STRETCH
+
+    def _cut(self, now: float) -> None:
+        """Let the stretch end with the step under way at `now`."""
+        start, first, half = self._started, self._first, 0.5 * self._growth
+        elapsed = now - start
+        # count*first + half*count*(count-1) = elapsed, solved without cancellation
+        linear = first - half
+        count = int(2 * elapsed / (linear + sqrt(linear * linear + 4 * half * elapsed))) or 1
+        # Rounded down so far, and by rounding errors: the step ends at or after the arrival.
+        while count > 1 and start + (count - 1) * (first + half * (count - 2)) >= now:
+            count -= 1
+        while start + count * (first + half * (count - 1)) < now:
+            count += 1
+        self._fixed = True
+        if count < self._count:
+            self._count = count
+            self._seconds = seconds = count * (first + half * (count - 1))
+            self._next = start + seconds
+
+    def _end_stretch(self) -> None:
+        books, count = self._books, self._count
+        books.pool.allocate(books.cohort.blocks(self.steps + 1, count) - self._taken)
+        self.steps += count
+        self.busy_s += self._seconds
+        books.stalls.push(self.steps, self._first + self._growth * (count - 1))
+
+    def _end_step(self, now: float) -> tuple[list[SimRequest], list[SimRequest]]:
+        """Who got the first token, and who the last one by completing a prefill."""
+        books = self._books
+        self.steps = step = self.steps + 1
+        self.busy_s += self._seconds
+        books.stalls.push(step, self._seconds)
+        for request in books.late:
+            self._resume(request, now)
+        first, done = [], []
+        for request in books.sampling:
+            if request.first_token_s < 0:
+                request.first_token_s = now
+                request.since = step
+                first.append(request)
+            else:  # was preempted
+                self._resume(request, now)
+            if request.tokens == request.last:
+                done.append(request)
+            else:
+                books.cohort.join(request, step)
+        return first, done
+
+    def _resume(self, request: SimRequest, now: float) -> None:
+        request.stall_s = max(request.stall_s, now - request.gap_from)
+        request.gap_from = -1.0
+        request.since = self.steps
+
+    def _finish(self, now: float, done: list[SimRequest]) -> list[SimRequest]:
+        """End `done` and the decoding requests whose last step has ended, in RUNNING's order."""
+        books = self._books
+        finished = books.cohort.ended(self.steps)
+        if done:
+            finished = sorted(finished + done, key=_rank)
+        for request in finished:
+            request.finished_s = now
+            stall_s = books.stalls.since(request.since)
+            if stall_s > request.stall_s:
+                request.stall_s = stall_s
+            books.finish(request)
+        return finished
+
+
+def _rank(request: SimRequest) -> int:
+    return request.rank
