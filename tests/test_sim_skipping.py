@@ -123,6 +123,7 @@ def skipped(config: EngineConfig, workload: list[Asked]) -> Totals:
 def check_pool(engine: SkippingEngine) -> None:
     """All blocks are back, and the ring and the tree agree."""
     pool = engine._books.pool
+    pool.settle()
     assert pool.free == engine._books.pool_blocks
     in_ring, run = pool._blank, pool._ring.after
     while run is not pool._ring:

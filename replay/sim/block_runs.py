@@ -54,8 +54,11 @@ class Node:
         self.per_id = per_id
         self.start = start
         self.stop = stop
-        self.children: dict[int, Node] = {}
+        self.children = _NO_CHILDREN
         self.copies: list[Run] = []
+
+
+_NO_CHILDREN: dict[int, Node] = {}  # of all leaves; never written to
 
 
 class RunPool:
@@ -64,6 +67,7 @@ class RunPool:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.free = num_blocks - 1  # block 0 is the null block
         self._blank = self.free  # of those, the uncached ones at the front
+        self._owed = 0  # cached ones behind them that are handed out, but not uncached yet
         self._block_size = block_size
         self._roots: dict[int, Node] = {}  # by block_tokens
         # The cached part of the free list: a ring of runs, each from its end to its start.
@@ -72,18 +76,34 @@ class RunPool:
         self._spent = ring  # the run at the back, when it is private blocks of ended requests
 
     def allocate(self, count: int) -> None:
-        """Hand out the `count` least valuable free blocks, evicting what they cached."""
+        """Hand out the `count` least valuable free blocks, evicting what they cached.
+
+        Evicting is put off until somebody looks at the cache: blocks are freed to the other end.
+        """
         self.free -= count
+        blank = self._blank - count
+        if blank < 0:
+            self._owed -= blank
+            blank = 0
+        self._blank = blank
+
+    def hold_back(self, count: int) -> None:
+        """Leave `count` of the uncached blocks out of `allocate`; negative: no longer."""
         self._blank -= count
-        if self._blank < 0:
-            missing, self._blank = -self._blank, 0
-            self._evict(missing)
+
+    def settle(self) -> None:
+        """Evict what was put off; before anybody looks at runs or nodes."""
+        if self._owed:
+            self._evict(self._owed)
+            self._owed = 0
 
     def lookup(
         self, ids: tuple[int, ...], block_tokens: int, limit: int
     ) -> tuple[int, int, list[Node]]:
         """Leading blocks that are cached, at most `limit`: how many, how many of them are free,
         and the nodes they are in."""
+        if self._owed:
+            self.settle()
         hits = free = 0
         path: list[Node] = []
         node = self._roots.get(block_tokens)
@@ -115,7 +135,7 @@ class RunPool:
         return held
 
     def take_private(self, run: Run) -> None:
-        """Give a request that was preempted the private blocks back that are still cached."""
+        """Give a preempted request the private blocks back that are still cached; settled."""
         self.free -= run.stop - run.start
         run.before.after, run.after.before = run.after, run.before
 
@@ -127,6 +147,8 @@ class RunPool:
         They are allocated already. As long as nobody shares the end of what the request holds,
         its last run just grows; so a long prefill makes one run, not one a chunk.
         """
+        if self._owed:
+            self.settle()
         per_id = block_tokens // self._block_size
         if held:
             first, start = held[-1]
@@ -148,7 +170,11 @@ class RunPool:
             key = ids[start // per_id]
             child = node.children.get(key)
             if child is None:
-                child = node.children[key] = Node(node, ids, per_id, start, stop)
+                child = Node(node, ids, per_id, start, stop)
+                if node.children:
+                    node.children[key] = child
+                else:
+                    node.children = {key: child}
             else:  # somebody else registered the same content first: a second copy
                 agreed = _agreed(child, ids, stop)
                 if agreed < child.stop:

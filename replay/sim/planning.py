@@ -52,6 +52,7 @@ class Planner:
         self._caching = limits.enable_prefix_caching
         self._watermark_blocks = int(limits.watermark * num_blocks)
         self._admitted = 0
+        self._too_late = 0
 
     def add(self, request: SimRequest) -> None:
         """Queue a request; ValueError when it can never run."""
@@ -86,18 +87,20 @@ class Planner:
         self.preempted = False
         together = len(self.running) + len(self.waiting)
         cap = limits.long_prefill_token_threshold if together > 1 else 0
+        chunks = None if self.starved else self._chunks(step, now, cap)
         blocks = cohort.phases[step % self.block_size]
-        chunks = None if self.starved else self._chunks(cap, blocks)
         if chunks is None:
             budget = walk_running(self, step, now, cap)
         else:
             work.tokens = work.sequences = work.sampled = cohort.size
             work.decode_context = cohort.offsets + cohort.size * step
             budget = limits.max_num_batched_tokens - cohort.size
+            self.pool.hold_back(self._too_late)
             self.pool.allocate(blocks)
             for request, count in chunks:
                 self.compute(request, count)
                 budget -= count
+            self.pool.hold_back(-self._too_late)
         if self.sampling:
             self.prefilling = [one for one in self.prefilling if one.computed < one.tokens]
         if not self.preempted:
@@ -106,7 +109,7 @@ class Planner:
                 if not count:
                     break
                 budget -= count
-        if chunks is not None and work.sequences == cohort.size and cohort.size:
+        if not self.preempted and chunks is not None and work.sequences == cohort.size > 0:
             return blocks
         work.sampled += len(self.sampling)
         if not work.sequences and not self.preempted:
@@ -152,8 +155,11 @@ class Planner:
         else:
             self.pool.release_uncached(full + uncached)
 
-    def preempt(self, step: int, now: float) -> SimRequest:
-        """Send the last of RUNNING, which has no part in `step` yet, back to WAITING."""
+    def preempt(self, step: int, now: float) -> int:
+        """Send the last of RUNNING, which has no part in `step` yet, back to WAITING.
+
+        Returns how many of the blocks it lets go of are uncached.
+        """
         victim, _none = self.running.popitem()
         if victim.phase == PREFILLING:
             self.prefilling.remove(victim)
@@ -177,7 +183,7 @@ class Planner:
         self.preemptions += 1
         self.preempted = True
         self.waiting.appendleft(victim)
-        return victim
+        return uncached
 
     def hold_up(self, request: SimRequest, now: float) -> None:
         """A decoding request gets no token in the step that starts `now`."""
@@ -185,27 +191,40 @@ class Planner:
             request.stall_s = max(request.stall_s, self.stalls.since(request.since))
             request.gap_from = now
 
-    def _chunks(self, cap: int, blocks: int) -> list[tuple[SimRequest, int]] | None:
-        """What RUNNING prefills get when each decoding request gets its token and `blocks` are
-        taken for these; None when a decoding request could go without."""
-        block_size, free = self.block_size, self.pool.free - blocks
-        budget = self.limits.max_num_batched_tokens - self.cohort.size
-        chunks = []
-        for request in self.prefilling:
-            before = request.computed
-            count = request.tokens - before
-            if 0 < cap < count:
-                count = cap
-            if count > budget:
-                count = budget
-                if self._decodes_behind(request):
-                    return None
-                if count <= 0:
-                    break
-            budget -= count
-            free -= -(-(before + count) // block_size) - -(-before // block_size)
-            chunks.append((request, count))
-        return chunks if free >= 0 else None
+    def _chunks(self, step: int, now: float, cap: int) -> list[tuple[SimRequest, int]] | None:
+        """What RUNNING prefills get beside the decoding requests, each of which gets its token.
+
+        While blocks are short the last of RUNNING is preempted. (The scheduler finds out on its
+        way along RUNNING, but preempts as many: as long as those that remain need more than
+        there is, one of them will not find its blocks.) None, with nothing entered in the books,
+        when a decoding request behind a prefill could go without its token.
+        """
+        block_size, phases = self.block_size, self.cohort.phases
+        victims: list[tuple[int, int]] = []  # free blocks before, uncached blocks it let go of
+        while True:
+            budget = self.limits.max_num_batched_tokens - self.cohort.size
+            blocks = phases[step % block_size]
+            chunks = []
+            for request in self.prefilling:
+                before = request.computed
+                count = request.tokens - before
+                if 0 < cap < count:
+                    count = cap
+                if count > budget:
+                    count = budget
+                    if self._decodes_behind(request):
+                        return None
+                    if count <= 0:
+                        break
+                budget -= count
+                blocks += -(-(before + count) // block_size) - -(-before // block_size)
+                chunks.append((request, count))
+            free = self.pool.free
+            if blocks <= free:
+                # Uncached blocks are handed out first, but not if all was handed out before.
+                self._too_late = sum(uncached for before, uncached in victims if blocks <= before)
+                return chunks
+            victims.append((free, self.preempt(step, now)))
 
     def _decodes_behind(self, request: SimRequest) -> bool:
         for other in reversed(self.running):
@@ -230,6 +249,7 @@ class Planner:
             hits, in_free, path = pool.lookup(request.ids, request.block_tokens, limit)
             shared = hits
         if private is not None:
+            pool.settle()
             own = private.stop - private.start
             assert hits == shareable or not own
             hits += own
