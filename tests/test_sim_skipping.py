@@ -3,14 +3,17 @@
 import random
 from dataclasses import dataclass, field
 from math import inf
+from types import SimpleNamespace
 
 import pytest
 
+from forebay.replay.engine import engine
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.engine import EngineCore
 from forebay.replay.engine.request import Request
-from forebay.replay.engine.step_time import StepTimeModel, StepWork
+from forebay.replay.engine.step_time import StepWork
 from forebay.replay.engine.tokenizer import hashes_of_ids
+from forebay.replay.sim import skipping
 from forebay.replay.sim.skipping import SimRequest, SkippingEngine
 
 TOLERANCE_S = 1e-8
@@ -85,34 +88,34 @@ def stepped(config: EngineConfig, workload: list[Asked]) -> Totals:
 
 
 def skipped(config: EngineConfig, workload: list[Asked]) -> Totals:
-    engine = SkippingEngine(config)
+    fast = SkippingEngine(config)
     requests = [
         SimRequest(f"r{i}", one.prompt, one.output, one.ids, one.block_tokens)
         for i, one in enumerate(workload)
     ]
     at, firsts, ends = 0, [], []
-    while at < len(workload) or engine.next_at() < inf:
-        now = min(engine.next_at(), workload[at].at if at < len(workload) else inf)
+    while at < len(workload) or fast.next_at() < inf:
+        now = min(fast.next_at(), workload[at].at if at < len(workload) else inf)
         while at < len(workload) and workload[at].at == now:
-            engine.add(requests[at], now)
+            fast.add(requests[at], now)
             at += 1
-            assert engine.next_at() >= now
-        if engine.next_at() == now:
-            first, finished = engine.advance(now)
+            assert fast.next_at() >= now
+        if fast.next_at() == now:
+            first, finished = fast.advance(now)
             assert all(one.first_token_s == now for one in first)
             assert all(one.finished_s == now for one in finished)
             firsts += first
             ends += finished
     # Each is reported once.
     assert len(firsts) == len(ends) == len(set(firsts)) == len(set(ends)) == len(workload)
-    assert engine.running == engine.waiting == 0
-    check_pool(engine)
+    assert fast.running == fast.waiting == 0
+    check_pool(fast)
     return Totals(
-        engine.steps,
-        engine.preemptions,
-        engine.prefix_queries,
-        engine.prefix_hits,
-        engine.busy_s,
+        fast.steps,
+        fast.preemptions,
+        fast.prefix_queries,
+        fast.prefix_hits,
+        fast.busy_s,
         [
             Got(one.first_token_s, one.finished_s, one.stall_s, one.cached_tokens, one.preemptions)
             for one in requests
@@ -120,11 +123,11 @@ def skipped(config: EngineConfig, workload: list[Asked]) -> Totals:
     )
 
 
-def check_pool(engine: SkippingEngine) -> None:
+def check_pool(fast: SkippingEngine) -> None:
     """All blocks are back, and the ring and the tree agree."""
-    pool = engine._books.pool
+    pool = fast._books.pool
     pool.settle()
-    assert pool.free == engine._books.pool_blocks
+    assert pool.free == fast._books.pool_blocks
     in_ring, run = pool._blank, pool._ring.after
     while run is not pool._ring:
         assert run.holders == 0
@@ -214,3 +217,97 @@ def test_random_workloads(batch: int) -> None:
         rng = random.Random(seed)
         config = random_config(rng)
         compare(config, random_workload(rng, config))
+
+
+TICK_S = 2.0**-12
+
+
+class Ticking:
+    """A step-time model without rounding: every step takes whole ticks."""
+
+    request_s = 0.0
+    calibration = SimpleNamespace(step_s=3 * TICK_S)
+
+    def __init__(self, context_s: float) -> None:
+        self.context_s = context_s
+
+    def step_s(self, work: StepWork) -> float:
+        fixed_s = TICK_S * (1 + work.sequences // 4 + work.prefill_tokens // 64)
+        return fixed_s + self.context_s * work.decode_context
+
+    def decode_terms(self, sequences: int) -> tuple[float, float]:
+        return self.step_s(StepWork(sequences=sequences)), self.context_s
+
+
+@pytest.mark.parametrize("context_s", [0.0, TICK_S])
+def test_arrivals_at_the_end_of_a_step(monkeypatch: pytest.MonkeyPatch, context_s: float) -> None:
+    for module in (engine, skipping):
+        monkeypatch.setattr(module, "StepTimeModel", lambda *_: Ticking(context_s))
+    for seed in range(60):
+        rng = random.Random(f"ticks {seed}")
+        config = random_config(rng)
+        difference, _ = compare(config, random_workload(rng, config, TICK_S))
+        assert difference == 0.0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_num_batched_tokens": 2_048, "long_prefill_token_threshold": 512},
+        {"num_gpu_blocks_override": 8_800},  # one document at a time
+    ],
+)
+def test_documents_and_chat_at_full_size(options: dict[str, int]) -> None:
+    rng, now, workload = random.Random("documents"), 0.0, []
+    for number in range(60):
+        now += rng.expovariate(1.0)
+        own = tuple(range(1_000 * number, 1_000 * number + 3))
+        if number % 6 == 0:
+            document = rng.randrange(3)
+            ids = tuple(range(-1_000 * document - 234, -1_000 * document))
+            workload.append(Asked(now, 120_000, 300, ids + own[:1]))
+        else:
+            workload.append(Asked(now, rng.randint(900, 1_500), rng.randint(1, 400), own))
+    _, totals = compare(EngineConfig(**options), workload)  # type: ignore[arg-type]
+    assert totals.prefix_hits > 200_000
+
+
+def test_what_it_cannot_do_is_refused() -> None:
+    with pytest.raises(ValueError, match="--scheduling-policy priority"):
+        SkippingEngine(EngineConfig(scheduling_policy="priority"))
+    one = SkippingEngine(EngineConfig(max_model_len=100))
+    for request in (
+        SimRequest("no room for output", 100, 1),
+        SimRequest("no output", 10, 0),
+        SimRequest("half a block", 64, 1, (1, 2), 40),
+    ):
+        with pytest.raises(ValueError, match=r"context|output|whole engine blocks"):
+            one.add(request, 0.0)
+    assert one.waiting == 0
+    assert one.next_at() == inf
+
+
+def test_what_comes_together_shares_the_first_step() -> None:
+    one = SkippingEngine(EngineConfig())
+    requests = [SimRequest(str(number), 100, 1 + number) for number in range(2)]
+    for request in requests:
+        one.add(request, 5.0)
+        assert one.next_at() == 5.0
+    assert [list(part) for part in one.advance(5.0)] == [[], []]
+    first, finished = one.advance(one.next_at())
+    assert (list(first), list(finished)) == (requests, requests[:1])
+    assert one.running == 1
+
+
+def test_what_comes_just_after_a_step_has_started_waits_for_the_next() -> None:
+    one = SkippingEngine(EngineConfig())
+    early, late = SimRequest("early", 100, 50), SimRequest("late", 100, 2)
+    one.add(early, 0.0)
+    one.advance(0.0)
+    now = one.next_at()
+    one.advance(now)
+    all_others = one.next_at() - now
+    one.add(late, now)
+    assert one.next_at() - now == pytest.approx(all_others / 49, rel=1e-3)
+    assert (early.first_token_s, late.first_token_s) == (now, -1.0)

@@ -1,6 +1,6 @@
 """All decoding requests as one: what a step costs and when anything happens to one of them."""
 
-from heapq import heappop, heappush, heapreplace
+from heapq import heappop, heappush
 
 from forebay.replay.sim.request import PREFILLING, SimRequest
 
@@ -8,8 +8,7 @@ from forebay.replay.sim.request import PREFILLING, SimRequest
 class Cohort:
     """Requests that each compute one token in every step.
 
-    Every step adds one to all their lengths, so nothing here changes from step to step. Requests
-    that miss a step (`starve`) are moved back by one.
+    Every step adds one to all their lengths, so nothing here changes from step to step.
 
     Attributes:
         size: how many.
@@ -23,7 +22,7 @@ class Cohort:
         self.size = self.offsets = 0
         self.phases = [0] * block_size
         self._block_size = block_size
-        # (last step, rank, request); outdated where the request starved or was preempted since.
+        # (last step, rank, request); void where the rank has changed: preempted since.
         self._ends: list[tuple[int, int, SimRequest]] = []
 
     def join(self, request: SimRequest, step: int) -> None:
@@ -41,26 +40,12 @@ class Cohort:
         self.phases[request.phase] -= 1
         request.phase = PREFILLING
 
-    def starve(self, request: SimRequest) -> None:
-        """It takes no part in the next step."""
-        self.offsets -= 1
-        request.offset -= 1
-        phases, phase = self.phases, request.phase
-        phases[phase] -= 1
-        request.phase = phase = (phase + 1) % self._block_size
-        phases[phase] += 1
-
     def next_end(self) -> int:
         """The next step that is somebody's last; there must be somebody."""
         ends = self._ends
-        while True:
-            step, rank, request = ends[0]
-            if rank != request.rank:
-                heappop(ends)
-            elif step != request.last - request.offset:
-                heapreplace(ends, (request.last - request.offset, rank, request))
-            else:
-                return step
+        while ends[0][1] != ends[0][2].rank:
+            heappop(ends)
+        return ends[0][0]
 
     def ended(self, step: int) -> list[SimRequest]:
         """Those whose last step was `step`, in the order of their admission; they leave."""

@@ -1,8 +1,7 @@
 """Which requests get how many tokens in a step in which not everybody decodes.
 
 The rules and the books of `engine.scheduler`, over the cohort of decoding requests and runs of
-blocks: such a step costs its prefills, whatever decodes beside them. Where that would not be
-exact, `exact_walk` goes through RUNNING one by one.
+blocks: such a step costs its prefills, whatever decodes beside them.
 """
 
 from collections import deque
@@ -11,7 +10,6 @@ from forebay.replay.engine.scheduler import SchedulerLimits
 from forebay.replay.engine.step_time import StepWork
 from forebay.replay.sim.block_runs import Node, RunPool
 from forebay.replay.sim.cohort import Cohort
-from forebay.replay.sim.exact_walk import walk_running
 from forebay.replay.sim.request import PREFILLING, SimRequest
 from forebay.replay.sim.stalls import LongestSince
 
@@ -23,12 +21,10 @@ class Planner:
         waiting: the line, in the order it will be looked at.
         running: in the order of admission; a dict for cheap removal.
         prefilling: those of `running` whose prompt is not computed, in the same order.
-        starved: decoding requests for which the last step had no budget; the next one is walked.
         cohort: all decoding requests.
         stalls: the steps so far, by length.
         work, sampling, preempted: of the step planned last: its sums, the requests whose prompt
             it completes, whether it preempted.
-        late: requests that decode in it after steps in which they did not.
     """
 
     def __init__(self, limits: SchedulerLimits, num_blocks: int) -> None:
@@ -41,13 +37,11 @@ class Planner:
         self.waiting: deque[SimRequest] = deque()
         self.running: dict[SimRequest, None] = {}
         self.prefilling: list[SimRequest] = []
-        self.starved: list[SimRequest] = []
         self.prefix_queries = 0
         self.prefix_hits = 0
         self.preemptions = 0
         self.work = StepWork()
         self.sampling: list[SimRequest] = []
-        self.late: list[SimRequest] = []
         self.preempted = False
         self._caching = limits.enable_prefix_caching
         self._watermark_blocks = int(limits.watermark * num_blocks)
@@ -83,24 +77,19 @@ class Planner:
         limits, cohort = self.limits, self.cohort
         work = self.work = StepWork()
         self.sampling = []
-        self.late = []
         self.preempted = False
-        together = len(self.running) + len(self.waiting)
-        cap = limits.long_prefill_token_threshold if together > 1 else 0
-        chunks = None if self.starved else self._chunks(step, now, cap)
+        cap = self._prefill_cap()
+        chunks = self._chunks(step, now, cap)
         blocks = cohort.phases[step % self.block_size]
-        if chunks is None:
-            budget = walk_running(self, step, now, cap)
-        else:
-            work.tokens = work.sequences = work.sampled = cohort.size
-            work.decode_context = cohort.offsets + cohort.size * step
-            budget = limits.max_num_batched_tokens - cohort.size
-            self.pool.hold_back(self._too_late)
-            self.pool.allocate(blocks)
-            for request, count in chunks:
-                self.compute(request, count)
-                budget -= count
-            self.pool.hold_back(-self._too_late)
+        work.tokens = work.sequences = work.sampled = cohort.size
+        work.decode_context = cohort.offsets + cohort.size * step
+        budget = limits.max_num_batched_tokens - cohort.size
+        self.pool.hold_back(self._too_late)
+        self.pool.allocate(blocks)
+        for request, count in chunks:
+            self._compute(request, count)
+            budget -= count
+        self.pool.hold_back(-self._too_late)
         if self.sampling:
             self.prefilling = [one for one in self.prefilling if one.computed < one.tokens]
         if not self.preempted:
@@ -109,14 +98,19 @@ class Planner:
                 if not count:
                     break
                 budget -= count
-        if not self.preempted and chunks is not None and work.sequences == cohort.size > 0:
+        if not self.preempted and work.sequences == cohort.size > 0:
             return blocks
         work.sampled += len(self.sampling)
         if not work.sequences and not self.preempted:
             raise RuntimeError(f"nothing can be scheduled: {len(self.waiting)} waiting")
         return -1
 
-    def compute(self, request: SimRequest, count: int) -> None:
+    def _prefill_cap(self) -> int:
+        """Most tokens of one request in this step; 0: no cap."""
+        together = len(self.running) + len(self.waiting)
+        return self.limits.long_prefill_token_threshold if together > 1 else 0
+
+    def _compute(self, request: SimRequest, count: int) -> None:
         """Enter a prefill chunk in the books; there are blocks for it."""
         block_size, work = self.block_size, self.work
         before = request.computed
@@ -167,7 +161,8 @@ class Planner:
             victim.tokens = victim.offset + step
             victim.computed = victim.tokens - 1
             self.cohort.leave(victim)
-            self.hold_up(victim, now)
+            victim.stall_s = max(victim.stall_s, self.stalls.since(victim.since))
+            victim.gap_from = now  # its last token came with the step before
         block_size, computed = self.block_size, victim.computed
         full = computed // block_size
         uncached = 1 if computed % block_size else 0
@@ -185,19 +180,15 @@ class Planner:
         self.waiting.appendleft(victim)
         return uncached
 
-    def hold_up(self, request: SimRequest, now: float) -> None:
-        """A decoding request gets no token in the step that starts `now`."""
-        if request.gap_from < 0:
-            request.stall_s = max(request.stall_s, self.stalls.since(request.since))
-            request.gap_from = now
-
-    def _chunks(self, step: int, now: float, cap: int) -> list[tuple[SimRequest, int]] | None:
+    def _chunks(self, step: int, now: float, cap: int) -> list[tuple[SimRequest, int]]:
         """What RUNNING prefills get beside the decoding requests, each of which gets its token.
 
-        While blocks are short the last of RUNNING is preempted. (The scheduler finds out on its
+        The budget always reaches these: a request is let in where budget is left behind all in
+        front of it, and these never want more afterwards than in that step.
+
+        While blocks are short the last of RUNNING is preempted. The scheduler finds out on its
         way along RUNNING, but preempts as many: as long as those that remain need more than
-        there is, one of them will not find its blocks.) None, with nothing entered in the books,
-        when a decoding request behind a prefill could go without its token.
+        there is, one of them will not find its blocks.
         """
         block_size, phases = self.block_size, self.cohort.phases
         victims: list[tuple[int, int]] = []  # free blocks before, uncached blocks it let go of
@@ -212,8 +203,7 @@ class Planner:
                     count = cap
                 if count > budget:
                     count = budget
-                    if self._decodes_behind(request):
-                        return None
+                    assert not self._decodes_behind(request), request
                     if count <= 0:
                         break
                 budget -= count
@@ -221,7 +211,8 @@ class Planner:
                 chunks.append((request, count))
             free = self.pool.free
             if blocks <= free:
-                # Uncached blocks are handed out first, but not if all was handed out before.
+                # Uncached blocks are handed out first, unless all had got theirs before the
+                # victim, being the one that found none, let go of its own.
                 self._too_late = sum(uncached for before, uncached in victims if blocks <= before)
                 return chunks
             victims.append((free, self.preempt(step, now)))
@@ -281,7 +272,7 @@ class Planner:
             self.prefix_hits += computed
             request.cached_tokens = computed
         request.computed = computed
-        self.compute(request, count)
+        self._compute(request, count)
         if computed + count < tokens:
             self.prefilling.append(request)
         return count

@@ -5,9 +5,8 @@ Stepping costs a pass over RUNNING for every token. Here
 - a stretch of steps in which everybody decodes is one event, up to the next request that ends,
   the last step for which blocks are free, or the step under way when a request arrives: the time
   of a decode step is affine in the tokens of context, so that of a stretch is a closed form;
-- a step in which somebody prefills is one event and costs its prefills (`planning`);
-- only a step in which a decoding request may go without its token, because budget or blocks are
-  short, is gone through request by request (`exact_walk`).
+- a step in which somebody prefills, is let in or preempted is one event and costs these requests,
+  whatever decodes beside them (`planning`).
 
 Decoding requests are known by a few sums (`cohort`), blocks are counted in runs (`block_runs`).
 The rules are those of `engine.scheduler`; policy fcfs only.
@@ -111,7 +110,7 @@ class SkippingEngine:
             first, done = self._end_step(now)
             finished = self._finish(now, done)
         self._started = now
-        if books.waiting or books.prefilling or books.starved:
+        if books.waiting or books.prefilling:
             self._plan_step(now)
         elif books.cohort.size:
             self._plan_stretch(now, 0)
@@ -186,26 +185,19 @@ class SkippingEngine:
         self.steps = step = self.steps + 1
         self.busy_s += self._seconds
         books.stalls.push(step, self._seconds)
-        for request in books.late:
-            self._resume(request, now)
         first, done = [], []
         for request in books.sampling:
             if request.first_token_s < 0:
                 request.first_token_s = now
-                request.since = step
                 first.append(request)
             else:  # was preempted
-                self._resume(request, now)
+                request.stall_s = max(request.stall_s, now - request.gap_from)
+            request.since = step
             if request.tokens == request.last:
                 done.append(request)
             else:
                 books.cohort.join(request, step)
         return first, done
-
-    def _resume(self, request: SimRequest, now: float) -> None:
-        request.stall_s = max(request.stall_s, now - request.gap_from)
-        request.gap_from = -1.0
-        request.since = self.steps
 
     def _finish(self, now: float, done: list[SimRequest]) -> list[SimRequest]:
         """End `done` and the decoding requests whose last step has ended, in RUNNING's order."""
