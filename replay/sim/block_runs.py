@@ -196,7 +196,8 @@ class RunPool:
             self.free += private
         self.free += uncached
         self._blank += uncached
-        self._release_held(held)
+        if held:
+            self._release_held(held)
 
     def release_for_now(
         self, held: list[tuple[Run, int]], start: int, private: int, uncached: int

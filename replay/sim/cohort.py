@@ -14,16 +14,17 @@ class Cohort:
         size: how many.
         offsets: sum of their offsets; at the start of step n they have offsets + size*n tokens.
         phases: how many take a new block at step n, under n % block_size.
+        ends: heap of (last step, rank, request); void where the rank has changed since, by a
+            preemption.
     """
 
-    __slots__ = ("_block_size", "_ends", "offsets", "phases", "size")
+    __slots__ = ("_block_size", "ends", "offsets", "phases", "size")
 
     def __init__(self, block_size: int) -> None:
         self.size = self.offsets = 0
         self.phases = [0] * block_size
         self._block_size = block_size
-        # (last step, rank, request); void where the rank has changed: preempted since.
-        self._ends: list[tuple[int, int, SimRequest]] = []
+        self.ends: list[tuple[int, int, SimRequest]] = []
 
     def join(self, request: SimRequest, step: int) -> None:
         """Its prompt was completed, and its first token sampled, in `step`."""
@@ -32,7 +33,7 @@ class Cohort:
         self.size += 1
         self.offsets += offset
         self.phases[phase] += 1
-        heappush(self._ends, (request.last - offset, request.rank, request))
+        heappush(self.ends, (request.last - offset, request.rank, request))
 
     def leave(self, request: SimRequest) -> None:
         self.size -= 1
@@ -42,7 +43,7 @@ class Cohort:
 
     def next_end(self) -> int:
         """The next step that is somebody's last; there must be somebody."""
-        ends = self._ends
+        ends = self.ends
         while ends[0][1] != ends[0][2].rank:
             heappop(ends)
         return ends[0][0]
@@ -50,11 +51,12 @@ class Cohort:
     def ended(self, step: int) -> list[SimRequest]:
         """Those whose last step was `step`, in the order of their admission; they leave."""
         ended: list[SimRequest] = []
-        ends = self._ends
-        while ends and ends[0][0] <= step and self.size and self.next_end() <= step:
-            request = heappop(ends)[2]
-            self.leave(request)
-            ended.append(request)
+        ends = self.ends
+        while ends and ends[0][0] <= step:
+            _step, rank, request = heappop(ends)
+            if rank == request.rank:
+                self.leave(request)
+                ended.append(request)
         return ended
 
     def blocks(self, step: int, count: int) -> int:

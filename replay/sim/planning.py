@@ -45,6 +45,7 @@ class Planner:
         self.preempted = False
         self._caching = limits.enable_prefix_caching
         self._watermark_blocks = int(limits.watermark * num_blocks)
+        self._budget = limits.max_num_batched_tokens
         self._admitted = 0
         self._too_late = 0
 
@@ -74,22 +75,28 @@ class Planner:
         not entered in the books then, except for the blocks it takes. Returns their number, or
         -1 when the step was entered.
         """
-        limits, cohort = self.limits, self.cohort
-        work = self.work = StepWork()
+        cohort, work, pool = self.cohort, self.work, self.pool
+        work.prefill_tokens = work.prefill_chunks = work.prefill_context = 0
+        work.prefill_pairs = 0.0
         self.sampling = []
         self.preempted = False
         cap = self._prefill_cap()
-        chunks = self._chunks(step, now, cap)
         blocks = cohort.phases[step % self.block_size]
+        chunks: list[tuple[SimRequest, int]] = []
+        if self.prefilling or blocks > pool.free:
+            chunks = self._chunks(step, now, cap)
+            blocks = cohort.phases[step % self.block_size]
         work.tokens = work.sequences = work.sampled = cohort.size
         work.decode_context = cohort.offsets + cohort.size * step
-        budget = limits.max_num_batched_tokens - cohort.size
-        self.pool.hold_back(self._too_late)
-        self.pool.allocate(blocks)
+        budget = self._budget - cohort.size
+        if self.preempted:
+            pool.hold_back(self._too_late)
+        pool.allocate(blocks)
         for request, count in chunks:
             self._compute(request, count)
             budget -= count
-        self.pool.hold_back(-self._too_late)
+        if self.preempted:
+            pool.hold_back(-self._too_late)
         if self.sampling:
             self.prefilling = [one for one in self.prefilling if one.computed < one.tokens]
         if not self.preempted:
@@ -149,7 +156,7 @@ class Planner:
         else:
             self.pool.release_uncached(full + uncached)
 
-    def preempt(self, step: int, now: float) -> int:
+    def _preempt(self, step: int, now: float) -> int:
         """Send the last of RUNNING, which has no part in `step` yet, back to WAITING.
 
         Returns how many of the blocks it lets go of are uncached.
@@ -193,7 +200,7 @@ class Planner:
         block_size, phases = self.block_size, self.cohort.phases
         victims: list[tuple[int, int]] = []  # free blocks before, uncached blocks it let go of
         while True:
-            budget = self.limits.max_num_batched_tokens - self.cohort.size
+            budget = self._budget - self.cohort.size
             blocks = phases[step % block_size]
             chunks = []
             for request in self.prefilling:
@@ -215,7 +222,7 @@ class Planner:
                 # victim, being the one that found none, let go of its own.
                 self._too_late = sum(uncached for before, uncached in victims if blocks <= before)
                 return chunks
-            victims.append((free, self.preempt(step, now)))
+            victims.append((free, self._preempt(step, now)))
 
     def _decodes_behind(self, request: SimRequest) -> bool:
         for other in reversed(self.running):

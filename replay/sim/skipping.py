@@ -27,6 +27,7 @@ IDLE: Final = 0
 READY: Final = 1  # was idle; the first step is planned when time has come to `next_at`
 STEP: Final = 2  # one step, in the books of the planner
 STRETCH: Final = 3  # steps in which everybody decodes; in no books before it ends
+NOBODY: Final = ()
 
 
 class SkippingEngine:
@@ -101,18 +102,30 @@ class SkippingEngine:
     def advance(self, now: float) -> tuple[Sequence[SimRequest], Sequence[SimRequest]]:
         """Pass `now` == `next_at`: who got the first token and who finished at this instant."""
         books, state = self._books, self._state
-        first: Sequence[SimRequest] = ()
-        finished: Sequence[SimRequest] = ()
+        cohort = books.cohort
+        first: Sequence[SimRequest] = NOBODY
+        finished: Sequence[SimRequest] = NOBODY
         if state == STRETCH:
-            self._end_stretch()
-            finished = self._finish(now, [])
+            count = self._count
+            books.pool.allocate(cohort.blocks(self.steps + 1, count) - self._taken)
+            self.steps = step = self.steps + count
+            self.busy_s += self._seconds
+            books.stalls.push(step, self._first + self._growth * (count - 1))
+            if cohort.ends[0][0] <= step:
+                finished = self._finish(now, [])
         elif state == STEP:
-            first, done = self._end_step(now)
-            finished = self._finish(now, done)
+            self.steps = step = self.steps + 1
+            self.busy_s += self._seconds
+            books.stalls.push(step, self._seconds)
+            done: list[SimRequest] = []
+            if books.sampling:
+                first = self._sample(now, done)
+            if done or (cohort.ends and cohort.ends[0][0] <= step):
+                finished = self._finish(now, done)
         self._started = now
         if books.waiting or books.prefilling:
             self._plan_step(now)
-        elif books.cohort.size:
+        elif cohort.size:
             self._plan_stretch(now, 0)
         else:
             self._state = IDLE
@@ -172,20 +185,10 @@ class SkippingEngine:
             self._seconds = seconds = count * (first + half * (count - 1))
             self._next = start + seconds
 
-    def _end_stretch(self) -> None:
-        books, count = self._books, self._count
-        books.pool.allocate(books.cohort.blocks(self.steps + 1, count) - self._taken)
-        self.steps += count
-        self.busy_s += self._seconds
-        books.stalls.push(self.steps, self._first + self._growth * (count - 1))
-
-    def _end_step(self, now: float) -> tuple[list[SimRequest], list[SimRequest]]:
-        """Who got the first token, and who the last one by completing a prefill."""
-        books = self._books
-        self.steps = step = self.steps + 1
-        self.busy_s += self._seconds
-        books.stalls.push(step, self._seconds)
-        first, done = [], []
+    def _sample(self, now: float, done: list[SimRequest]) -> list[SimRequest]:
+        """Who got the first token by completing a prefill; puts whose last it is into `done`."""
+        books, step = self._books, self.steps
+        first = []
         for request in books.sampling:
             if request.first_token_s < 0:
                 request.first_token_s = now
@@ -197,17 +200,18 @@ class SkippingEngine:
                 done.append(request)
             else:
                 books.cohort.join(request, step)
-        return first, done
+        return first
 
     def _finish(self, now: float, done: list[SimRequest]) -> list[SimRequest]:
         """End `done` and the decoding requests whose last step has ended, in RUNNING's order."""
         books = self._books
         finished = books.cohort.ended(self.steps)
+        stalls = books.stalls
         if done:
             finished = sorted(finished + done, key=_rank)
         for request in finished:
             request.finished_s = now
-            stall_s = books.stalls.since(request.since)
+            stall_s = stalls.since(request.since)
             if stall_s > request.stall_s:
                 request.stall_s = stall_s
             books.finish(request)
