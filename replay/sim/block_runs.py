@@ -6,8 +6,6 @@ request lets go of its tail before its head, so what is cached never has a gap: 
 tells all that can be hit.
 """
 
-from collections.abc import Sequence
-
 
 class Run:
     """Neighbouring blocks of one prompt that share their fate: held and freed together.
@@ -62,12 +60,18 @@ _NO_CHILDREN: dict[int, Node] = {}  # of all leaves; never written to
 
 
 class RunPool:
-    """The blocks of one engine: free list and prefix tree."""
+    """The blocks of one engine: free list and prefix tree.
+
+    Attributes:
+        free: free blocks. To hand some out, the least valuable ones, is to lower this number.
+            What that evicts is worked out (`settle`) before somebody looks at the cache or frees
+            blocks to the front of the list; it can wait while blocks are freed to the other end.
+    """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.free = num_blocks - 1  # block 0 is the null block
-        self._blank = self.free  # of those, the uncached ones at the front
-        self._owed = 0  # cached ones behind them that are handed out, but not uncached yet
+        self._blank = self.free  # the uncached ones at the front of the list
+        self._listed = self.free  # all in the list; more than `free` are handed out
         self._block_size = block_size
         self._roots: dict[int, Node] = {}  # by block_tokens
         # The cached part of the free list: a ring of runs, each from its end to its start.
@@ -75,34 +79,29 @@ class RunPool:
         ring.before = ring.after = ring
         self._spent = ring  # the run at the back, when it is private blocks of ended requests
 
-    def allocate(self, count: int) -> None:
-        """Hand out the `count` least valuable free blocks, evicting what they cached.
-
-        Evicting is put off until somebody looks at the cache: blocks are freed to the other end.
-        """
-        self.free -= count
-        blank = self._blank - count
-        if blank < 0:
-            self._owed -= blank
-            blank = 0
-        self._blank = blank
-
     def hold_back(self, count: int) -> None:
-        """Leave `count` of the uncached blocks out of `allocate`; negative: no longer."""
+        """Do not hand out `count` of the uncached blocks; negative: do so again."""
+        self.settle()
         self._blank -= count
+        self._listed -= count
+        self.free -= count
 
     def settle(self) -> None:
-        """Evict what was put off; before anybody looks at runs or nodes."""
-        if self._owed:
-            self._evict(self._owed)
-            self._owed = 0
+        """Take what was handed out off the list: uncached blocks first, then by eviction."""
+        blank = self._blank - (self._listed - self.free)
+        self._listed = self.free
+        if blank < 0:
+            self._blank = 0
+            self._evict(-blank)
+        else:
+            self._blank = blank
 
     def lookup(
         self, ids: tuple[int, ...], block_tokens: int, limit: int
     ) -> tuple[int, int, list[Node]]:
         """Leading blocks that are cached, at most `limit`: how many, how many of them are free,
         and the nodes they are in."""
-        if self._owed:
+        if self._listed > self.free:
             self.settle()
         hits = free = 0
         path: list[Node] = []
@@ -123,6 +122,7 @@ class RunPool:
     def take(self, path: list[Node], hits: int, free: int) -> list[tuple[Run, int]]:
         """Hold what `lookup` found, for one more request; the list is what `release` wants."""
         self.free -= free
+        self._listed -= free
         held = []
         for node in path:
             if hits < node.stop:
@@ -137,6 +137,7 @@ class RunPool:
     def take_private(self, run: Run) -> None:
         """Give a preempted request the private blocks back that are still cached; settled."""
         self.free -= run.stop - run.start
+        self._listed -= run.stop - run.start
         run.before.after, run.after.before = run.after, run.before
 
     def register(
@@ -147,7 +148,7 @@ class RunPool:
         They are allocated already. As long as nobody shares the end of what the request holds,
         its last run just grows; so a long prefill makes one run, not one a chunk.
         """
-        if self._owed:
+        if self._listed > self.free:
             self.settle()
         per_id = block_tokens // self._block_size
         if held:
@@ -186,18 +187,26 @@ class RunPool:
 
     def release(self, held: list[tuple[Run, int]], private: int, uncached: int) -> None:
         """Let go of `held`, and of so many private and uncached blocks behind it, for good."""
+        if uncached:
+            self.release_uncached(uncached)
         if private > 0:
-            spent = self._spent
-            if spent is self._ring.before and spent is not self._ring:
+            ring, spent = self._ring, self._spent
+            if spent is ring.before and spent is not ring:
                 spent.stop += private
             else:
                 self._spent = spent = Run(0, private, None, 0)
                 self._append(spent)
             self.free += private
-        self.free += uncached
-        self._blank += uncached
-        if held:
-            self._release_held(held)
+            self._listed += private
+        for first, stop in reversed(held):
+            if first.stop == stop and first.holders == 1:
+                first.holders = 0
+                self._append(first)
+                blocks = stop - first.start
+                self.free += blocks
+                self._listed += blocks
+            else:
+                self._release_pieces(first, stop)
 
     def release_for_now(
         self, held: list[tuple[Run, int]], start: int, private: int, uncached: int
@@ -209,27 +218,26 @@ class RunPool:
             run = Run(start, start + private, None, 0)
             self._append(run)
             self.free += private
-        self.free += uncached
-        self._blank += uncached
-        self._release_held(held)
+            self._listed += private
+        self.release(held, 0, uncached)
         return run
 
     def release_uncached(self, count: int) -> None:
         """Take back blocks that were never registered."""
+        if self._listed > self.free:
+            self.settle()
         self.free += count
+        self._listed += count
         self._blank += count
 
-    def _release_held(self, held: list[tuple[Run, int]]) -> None:
-        for first, stop in reversed(held):
-            if first.stop == stop:
-                pieces: Sequence[Run] = (first,)
-            else:
-                pieces = _pieces(first, stop)[::-1]
-            for run in pieces:
-                run.holders -= 1
-                if not run.holders:
-                    self.free += run.stop - run.start
-                    self._append(run)
+    def _release_pieces(self, first: Run, stop: int) -> None:
+        for run in reversed(_pieces(first, stop)):
+            run.holders -= 1
+            if not run.holders:
+                self._append(run)
+                blocks = run.stop - run.start
+                self.free += blocks
+                self._listed += blocks
 
     def _append(self, run: Run) -> None:
         ring = self._ring
@@ -257,6 +265,7 @@ class RunPool:
             if node is None:
                 run.stop = run.start
                 continue
+            run.node = None  # no cycle stays behind for the garbage collector
             node.copies.remove(run)
             if not node.copies:
                 assert node.parent is not None

@@ -46,6 +46,8 @@ class Planner:
         self._caching = limits.enable_prefix_caching
         self._watermark_blocks = int(limits.watermark * num_blocks)
         self._budget = limits.max_num_batched_tokens
+        self._seats = limits.max_num_seqs
+        self._chunked = limits.enable_chunked_prefill
         self._admitted = 0
         self._too_late = 0
 
@@ -91,7 +93,7 @@ class Planner:
         budget = self._budget - cohort.size
         if self.preempted:
             pool.hold_back(self._too_late)
-        pool.allocate(blocks)
+        pool.free -= blocks
         for request, count in chunks:
             self._compute(request, count)
             budget -= count
@@ -122,7 +124,7 @@ class Planner:
         block_size, work = self.block_size, self.work
         before = request.computed
         request.computed = end = before + count
-        self.pool.allocate(-(-end // block_size) - -(-before // block_size))
+        self.pool.free += -end // block_size - -before // block_size
         shareable = request.shareable
         if shareable * block_size > before:
             full = end // block_size
@@ -155,6 +157,7 @@ class Planner:
             self.pool.release(request.held, full - request.shareable, uncached)
         else:
             self.pool.release_uncached(full + uncached)
+        del request.held  # the driver keeps the request
 
     def _preempt(self, step: int, now: float) -> int:
         """Send the last of RUNNING, which has no part in `step` yet, back to WAITING.
@@ -177,7 +180,6 @@ class Planner:
             victim.private = self.pool.release_for_now(
                 victim.held, victim.shareable, full - victim.shareable, uncached
             )
-            victim.held = []
         else:
             self.pool.release_uncached(full + uncached)
         victim.rank = -1
@@ -234,8 +236,8 @@ class Planner:
 
     def _admit(self, budget: int, cap: int) -> int:
         """Let the head of WAITING in; its first tokens, 0 when it does not fit."""
-        limits, pool, block_size = self.limits, self.pool, self.block_size
-        if len(self.running) >= limits.max_num_seqs:
+        pool, block_size = self.pool, self.block_size
+        if len(self.running) >= self._seats:
             return 0
         request = self.waiting[0]
         tokens, shareable, private = request.tokens, request.shareable, request.private
@@ -257,19 +259,18 @@ class Planner:
         if 0 < cap < count:
             count = cap
         if count > budget:
-            if not limits.enable_chunked_prefill:
+            if not self._chunked:
                 return 0
             count = budget
         # Blocks for all of its tokens must be free now; hits that lie in the free list count.
-        spare = pool.free - (self._watermark_blocks if self.running else 0)
+        spare = pool.free - self._watermark_blocks if self.running else pool.free
         if -(-tokens // block_size) - hits + in_free > spare:
             return 0
         self.waiting.popleft()
         self.running[request] = None
         self._admitted += 1
         request.rank = self._admitted
-        if path:
-            request.held = pool.take(path, shared, in_free - (hits - shared))
+        request.held = pool.take(path, shared, in_free - (hits - shared)) if path else []
         if private is not None:
             if hits > shared:
                 pool.take_private(private)

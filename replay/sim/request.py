@@ -58,6 +58,7 @@ class SimRequest:
     offset: int
     since: int  # the step of the token after which stalls are not settled yet
     computed: int  # tokens in the KV cache, while prefilling
+    held: list[tuple[Run, int]]  # its shareable blocks: runs, and where its share of each stops
 
     def __init__(
         self,
@@ -76,7 +77,6 @@ class SimRequest:
         self.stall_s = 0.0
         self.cached_tokens = self.preemptions = 0
         self.phase = PREFILLING
-        self.held: list[tuple[Run, int]] = []
         self.private: Run | None = None
 
     def __repr__(self) -> str:

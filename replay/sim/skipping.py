@@ -107,7 +107,7 @@ class SkippingEngine:
         finished: Sequence[SimRequest] = NOBODY
         if state == STRETCH:
             count = self._count
-            books.pool.allocate(cohort.blocks(self.steps + 1, count) - self._taken)
+            books.pool.free -= cohort.blocks(self.steps + 1, count) - self._taken
             self.steps = step = self.steps + count
             self.busy_s += self._seconds
             books.stalls.push(step, self._first + self._growth * (count - 1))
@@ -149,11 +149,13 @@ class SkippingEngine:
         """Everybody decodes, until something changes."""
         books = self._books
         cohort, step = books.cohort, self.steps + 1
-        count = cohort.steps_within(step, cohort.next_end() - self.steps, books.pool.free + taken)
-        if not count:
-            self._plan_step(now)
-            return
-        size = cohort.size
+        size, free = cohort.size, books.pool.free + taken
+        count = cohort.next_end() - self.steps
+        if count * size > free:  # perhaps: few steps take a block for everybody
+            count = cohort.steps_within(step, count, free)
+            if not count:
+                self._plan_step(now)
+                return
         terms = self._terms.get(size)
         if terms is None:
             terms = self._terms[size] = self._timing.decode_terms(size)
@@ -174,15 +176,15 @@ class SkippingEngine:
         # count*first + half*count*(count-1) = elapsed, solved without cancellation
         linear = first - half
         count = int(2 * elapsed / (linear + sqrt(linear * linear + 4 * half * elapsed))) or 1
-        # Rounded down so far, and by rounding errors: the step ends at or after the arrival.
-        while count > 1 and start + (count - 1) * (first + half * (count - 2)) >= now:
-            count -= 1
-        while start + count * (first + half * (count - 1)) < now:
+        # Rounded down; the step under way is the first that ends at or after the arrival.
+        seconds = count * (first + half * (count - 1))
+        while start + seconds < now:
             count += 1
+            seconds = count * (first + half * (count - 1))
         self._fixed = True
         if count < self._count:
             self._count = count
-            self._seconds = seconds = count * (first + half * (count - 1))
+            self._seconds = seconds
             self._next = start + seconds
 
     def _sample(self, now: float, done: list[SimRequest]) -> list[SimRequest]:

@@ -19,11 +19,15 @@ class LongestSince:
     def push(self, step: int, seconds: float) -> None:
         """`seconds`: of `step`, or of the longest step after the one pushed before, up to it."""
         steps, durations = self._steps, self._seconds
-        while durations and durations[-1] <= seconds:
+        if not durations or durations[-1] > seconds:
+            durations.append(seconds)
+            steps.append(step)
+            return
+        while len(durations) > 1 and durations[-2] <= seconds:
             durations.pop()
             steps.pop()
-        durations.append(seconds)
-        steps.append(step)
+        durations[-1] = seconds
+        steps[-1] = step
 
     def since(self, step: int) -> float:
         """The longest of those after `step`, which must have been pushed; 0.0 without any."""
