@@ -93,7 +93,9 @@ def skipped(config: EngineConfig, workload: list[Asked]) -> Totals:
         SimRequest(f"r{i}", one.prompt, one.output, one.ids, one.block_tokens)
         for i, one in enumerate(workload)
     ]
-    at, firsts, ends = 0, [], []
+    at = 0
+    firsts: list[SimRequest] = []
+    ends: list[SimRequest] = []
     while at < len(workload) or fast.next_at() < inf:
         now = min(fast.next_at(), workload[at].at if at < len(workload) else inf)
         while at < len(workload) and workload[at].at == now:
@@ -188,7 +190,8 @@ def random_workload(rng: random.Random, config: EngineConfig, tick: float = 0.0)
     spread = rng.choice([0.0, 0.01, 0.03, 0.1, 0.5])
     longest = rng.choice([4, 12, 40, context])
     alphabet = rng.choice([1, 2, 3])
-    now, workload = rng.random(), []
+    now = rng.random()
+    workload: list[Asked] = []
     for number in range(rng.choice([3, 8, 20, 45])):
         if workload and rng.random() < 0.15:
             before = rng.choice(workload)

@@ -36,6 +36,7 @@ class Cohort:
         heappush(self.ends, (request.last - offset, request.rank, request))
 
     def leave(self, request: SimRequest) -> None:
+        """It was preempted."""
         self.size -= 1
         self.offsets -= request.offset
         self.phases[request.phase] -= 1
@@ -55,22 +56,23 @@ class Cohort:
         while ends and ends[0][0] <= step:
             _step, rank, request = heappop(ends)
             if rank == request.rank:
-                self.leave(request)
+                self.size -= 1
+                self.offsets -= request.offset
+                self.phases[request.phase] -= 1
                 ended.append(request)
         return ended
 
     def blocks(self, step: int, count: int) -> int:
         """New blocks that they take in the `count` steps from `step`."""
-        rounds, part = divmod(count, self._block_size)
-        blocks = rounds * self.size
-        if part:
-            begin = step % self._block_size
-            end = begin + part
-            if end <= self._block_size:
-                blocks += sum(self.phases[begin:end])
-            else:
-                blocks += self.size - sum(self.phases[end - self._block_size : begin])
-        return blocks
+        block_size = self._block_size
+        begin = step % block_size
+        if count == 1:
+            return self.phases[begin]
+        blocks = count // block_size * self.size
+        end = begin + count % block_size
+        if end <= block_size:
+            return blocks + sum(self.phases[begin:end])
+        return blocks + self.size - sum(self.phases[end - block_size : begin])
 
     def steps_within(self, step: int, count: int, free: int) -> int:
         """How many of the `count` steps from `step` can be made with `free` blocks."""

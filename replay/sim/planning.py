@@ -46,6 +46,7 @@ class Planner:
         self._caching = limits.enable_prefix_caching
         self._watermark_blocks = int(limits.watermark * num_blocks)
         self._budget = limits.max_num_batched_tokens
+        self._threshold = limits.long_prefill_token_threshold
         self._seats = limits.max_num_seqs
         self._chunked = limits.enable_chunked_prefill
         self._admitted = 0
@@ -82,7 +83,9 @@ class Planner:
         work.prefill_pairs = 0.0
         self.sampling = []
         self.preempted = False
-        cap = self._prefill_cap()
+        cap = self._threshold
+        if cap and len(self.running) + len(self.waiting) == 1:
+            cap = 0
         blocks = cohort.phases[step % self.block_size]
         chunks: list[tuple[SimRequest, int]] = []
         if self.prefilling or blocks > pool.free:
@@ -102,7 +105,7 @@ class Planner:
         if self.sampling:
             self.prefilling = [one for one in self.prefilling if one.computed < one.tokens]
         if not self.preempted:
-            while self.waiting and budget > 0:
+            while self.waiting and budget > 0 and len(self.running) < self._seats:
                 count = self._admit(budget, cap)
                 if not count:
                     break
@@ -114,11 +117,6 @@ class Planner:
             raise RuntimeError(f"nothing can be scheduled: {len(self.waiting)} waiting")
         return -1
 
-    def _prefill_cap(self) -> int:
-        """Most tokens of one request in this step; 0: no cap."""
-        together = len(self.running) + len(self.waiting)
-        return self.limits.long_prefill_token_threshold if together > 1 else 0
-
     def _compute(self, request: SimRequest, count: int) -> None:
         """Enter a prefill chunk in the books; there are blocks for it."""
         block_size, work = self.block_size, self.work
@@ -128,13 +126,10 @@ class Planner:
         shareable = request.shareable
         if shareable * block_size > before:
             full = end // block_size
+            if full > shareable:
+                full = shareable
             if full * block_size > before:
-                self.pool.register(
-                    request.held,
-                    request.ids,
-                    request.block_tokens,
-                    full if full < shareable else shareable,
-                )
+                self.pool.register(request.held, request.ids, request.block_tokens, full)
         work.tokens += count
         work.sequences += 1
         if count == 1:
@@ -237,8 +232,6 @@ class Planner:
     def _admit(self, budget: int, cap: int) -> int:
         """Let the head of WAITING in; its first tokens, 0 when it does not fit."""
         pool, block_size = self.pool, self.block_size
-        if len(self.running) >= self._seats:
-            return 0
         request = self.waiting[0]
         tokens, shareable, private = request.tokens, request.shareable, request.private
         hits = in_free = shared = 0

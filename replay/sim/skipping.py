@@ -50,6 +50,9 @@ class SkippingEngine:
             )
         self._timing = StepTimeModel(config.model_spec, config.gpu_spec)
         self._books = Planner(limits, config.num_blocks())
+        self._cohort = self._books.cohort
+        self._pool = self._books.pool
+        self._stalls = self._books.stalls
         self._terms: dict[int, tuple[float, float]] = {}  # StepTimeModel.decode_terms so far
         self.request_s = self._timing.request_s
         self.kv_tokens = config.num_blocks() * limits.block_size
@@ -101,22 +104,21 @@ class SkippingEngine:
 
     def advance(self, now: float) -> tuple[Sequence[SimRequest], Sequence[SimRequest]]:
         """Pass `now` == `next_at`: who got the first token and who finished at this instant."""
-        books, state = self._books, self._state
-        cohort = books.cohort
+        books, cohort, state = self._books, self._cohort, self._state
         first: Sequence[SimRequest] = NOBODY
         finished: Sequence[SimRequest] = NOBODY
         if state == STRETCH:
             count = self._count
-            books.pool.free -= cohort.blocks(self.steps + 1, count) - self._taken
+            self._pool.free -= cohort.blocks(self.steps + 1, count) - self._taken
             self.steps = step = self.steps + count
             self.busy_s += self._seconds
-            books.stalls.push(step, self._first + self._growth * (count - 1))
+            self._stalls.push(step, self._first + self._growth * (count - 1))
             if cohort.ends[0][0] <= step:
                 finished = self._finish(now, [])
         elif state == STEP:
             self.steps = step = self.steps + 1
             self.busy_s += self._seconds
-            books.stalls.push(step, self._seconds)
+            self._stalls.push(step, self._seconds)
             done: list[SimRequest] = []
             if books.sampling:
                 first = self._sample(now, done)
@@ -130,7 +132,7 @@ class SkippingEngine:
         else:
             self._state = IDLE
             self._next = inf
-            books.stalls.clear()
+            self._stalls.clear()
         return first, finished
 
     def _plan_step(self, now: float) -> None:
@@ -147,24 +149,24 @@ class SkippingEngine:
 
     def _plan_stretch(self, now: float, taken: int) -> None:
         """Everybody decodes, until something changes."""
-        books = self._books
-        cohort, step = books.cohort, self.steps + 1
-        size, free = cohort.size, books.pool.free + taken
+        cohort, step = self._cohort, self.steps + 1
+        size, free = cohort.size, self._pool.free + taken
         count = cohort.next_end() - self.steps
         if count * size > free:  # perhaps: few steps take a block for everybody
             count = cohort.steps_within(step, count, free)
             if not count:
                 self._plan_step(now)
                 return
-        terms = self._terms.get(size)
-        if terms is None:
-            terms = self._terms[size] = self._timing.decode_terms(size)
-        self._first = first = terms[0] + terms[1] * (cohort.offsets + size * step)
-        self._growth = growth = terms[1] * size
+        try:
+            without_context, per_token = self._terms[size]
+        except KeyError:
+            without_context, per_token = self._terms[size] = self._timing.decode_terms(size)
+        self._first = first = without_context + per_token * (cohort.offsets + size * step)
+        self._growth = growth = per_token * size
         self._count = count
         self._taken = taken
         # Who waits now does not get in before somebody ends, and nobody overtakes.
-        self._fixed = bool(books.waiting)
+        self._fixed = bool(self._books.waiting)
         self._seconds = seconds = count * (first + 0.5 * growth * (count - 1))
         self._next = now + seconds
         self._state = STRETCH
@@ -189,9 +191,9 @@ class SkippingEngine:
 
     def _sample(self, now: float, done: list[SimRequest]) -> list[SimRequest]:
         """Who got the first token by completing a prefill; puts whose last it is into `done`."""
-        books, step = self._books, self.steps
+        cohort, step = self._cohort, self.steps
         first = []
-        for request in books.sampling:
+        for request in self._books.sampling:
             if request.first_token_s < 0:
                 request.first_token_s = now
                 first.append(request)
@@ -201,14 +203,14 @@ class SkippingEngine:
             if request.tokens == request.last:
                 done.append(request)
             else:
-                books.cohort.join(request, step)
+                cohort.join(request, step)
         return first
 
     def _finish(self, now: float, done: list[SimRequest]) -> list[SimRequest]:
         """End `done` and the decoding requests whose last step has ended, in RUNNING's order."""
         books = self._books
-        finished = books.cohort.ended(self.steps)
-        stalls = books.stalls
+        finished = self._cohort.ended(self.steps)
+        stalls = self._stalls
         if done:
             finished = sorted(finished + done, key=_rank)
         for request in finished:
