@@ -81,6 +81,12 @@ class StepTimeModel:
             seconds += self._prefill_attention_s(work)
         return seconds
 
+    def decode_terms(self, sequences: int) -> tuple[float, float]:
+        """A step in which `sequences` requests decode and nobody else computes anything: its
+        seconds without any context, and those that each token of context adds."""
+        work = StepWork(tokens=sequences, sequences=sequences, sampled=sequences)
+        return self.step_s(work), self._context_s
+
     def _prefill_attention_s(self, work: StepWork) -> float:
         context = work.prefill_context / work.prefill_chunks
         ramp = context / (context + self._half_tokens)

@@ -1,0 +1,279 @@
+"""Which requests get how many tokens in a step in which not everybody decodes.
+
+The rules and the books of `engine.scheduler`, over the cohort of decoding requests and runs of
+blocks: such a step costs its prefills, whatever decodes beside them.
+"""
+
+from collections import deque
+
+from forebay.replay.engine.scheduler import SchedulerLimits
+from forebay.replay.engine.step_time import StepWork
+from forebay.replay.sim.block_runs import Node, RunPool
+from forebay.replay.sim.cohort import Cohort
+from forebay.replay.sim.request import PREFILLING, SimRequest
+from forebay.replay.sim.stalls import LongestSince
+
+
+class Planner:
+    """WAITING, RUNNING and the blocks of one engine.
+
+    Attributes:
+        waiting: the line, in the order it will be looked at.
+        running: in the order of admission; a dict for cheap removal.
+        prefilling: those of `running` whose prompt is not computed, in the same order.
+        cohort: all decoding requests.
+        stalls: the steps so far, by length.
+        work, sampling, preempted: of the step planned last: its sums, the requests whose prompt
+            it completes, whether it preempted.
+    """
+
+    def __init__(self, limits: SchedulerLimits, num_blocks: int) -> None:
+        self.limits = limits
+        self.block_size = limits.block_size
+        self.pool_blocks = num_blocks - 1
+        self.pool = RunPool(num_blocks, limits.block_size)
+        self.cohort = Cohort(limits.block_size)
+        self.stalls = LongestSince()
+        self.waiting: deque[SimRequest] = deque()
+        self.running: dict[SimRequest, None] = {}
+        self.prefilling: list[SimRequest] = []
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+        self.preemptions = 0
+        self.work = StepWork()
+        self.sampling: list[SimRequest] = []
+        self.preempted = False
+        self._caching = limits.enable_prefix_caching
+        self._watermark_blocks = int(limits.watermark * num_blocks)
+        self._budget = limits.max_num_batched_tokens
+        self._threshold = limits.long_prefill_token_threshold
+        self._seats = limits.max_num_seqs
+        self._chunked = limits.enable_chunked_prefill
+        self._admitted = 0
+        self._too_late = 0
+
+    def add(self, request: SimRequest) -> None:
+        """Queue a request; ValueError when it can never run."""
+        prompt, longest = request.prompt_tokens, self.limits.max_model_len
+        if not 0 < prompt < longest:
+            raise ValueError(f"{request!r}: the context holds {longest} tokens")
+        if request.output_target < 1:
+            raise ValueError(f"{request!r}: no output wanted")
+        request.last = min(prompt + request.output_target, longest) - 1
+        request.shareable = 0
+        if request.ids and self._caching:
+            block_tokens = request.block_tokens
+            per_id, rest = divmod(block_tokens, self.block_size)
+            if rest:
+                raise ValueError(
+                    f"trace blocks of {block_tokens} tokens are not whole engine blocks"
+                )
+            request.shareable = min(prompt // self.block_size, len(request.ids) * per_id)
+        self.waiting.append(request)
+
+    def plan(self, step: int, now: float) -> int:
+        """Schedule `step`, which starts `now`: RUNNING first, then WAITING from the head.
+
+        When nothing but decoding comes of it, that will be so until a request ends; the step is
+        not entered in the books then, except for the blocks it takes. Returns their number, or
+        -1 when the step was entered.
+        """
+        cohort, work, pool = self.cohort, self.work, self.pool
+        work.prefill_tokens = work.prefill_chunks = work.prefill_context = 0
+        work.prefill_pairs = 0.0
+        self.sampling = []
+        self.preempted = False
+        cap = self._threshold
+        if cap and len(self.running) + len(self.waiting) == 1:
+            cap = 0
+        blocks = cohort.phases[step % self.block_size]
+        chunks: list[tuple[SimRequest, int]] = []
+        if self.prefilling or blocks > pool.free:
+            chunks = self._chunks(step, now, cap)
+            blocks = cohort.phases[step % self.block_size]
+        work.tokens = work.sequences = work.sampled = cohort.size
+        work.decode_context = cohort.offsets + cohort.size * step
+        budget = self._budget - cohort.size
+        if self.preempted:
+            pool.hold_back(self._too_late)
+        pool.free -= blocks
+        for request, count in chunks:
+            self._compute(request, count)
+            budget -= count
+        if self.preempted:
+            pool.hold_back(-self._too_late)
+        if self.sampling:
+            self.prefilling = [one for one in self.prefilling if one.computed < one.tokens]
+        if not self.preempted:
+            while self.waiting and budget > 0 and len(self.running) < self._seats:
+                count = self._admit(budget, cap)
+                if not count:
+                    break
+                budget -= count
+        if not self.preempted and work.sequences == cohort.size > 0:
+            return blocks
+        work.sampled += len(self.sampling)
+        if not work.sequences and not self.preempted:
+            raise RuntimeError(f"nothing can be scheduled: {len(self.waiting)} waiting")
+        return -1
+
+    def _compute(self, request: SimRequest, count: int) -> None:
+        """Enter a prefill chunk in the books; there are blocks for it."""
+        block_size, work = self.block_size, self.work
+        before = request.computed
+        request.computed = end = before + count
+        self.pool.free += -end // block_size - -before // block_size
+        shareable = request.shareable
+        if shareable * block_size > before:
+            full = end // block_size
+            if full > shareable:
+                full = shareable
+            if full * block_size > before:
+                self.pool.register(request.held, request.ids, request.block_tokens, full)
+        work.tokens += count
+        work.sequences += 1
+        if count == 1:
+            work.decode_context += end
+        else:
+            work.prefill_tokens += count
+            work.prefill_chunks += 1
+            work.prefill_pairs += count * before + 0.5 * count * count
+            work.prefill_context += end
+        if end == request.tokens:
+            self.sampling.append(request)
+
+    def finish(self, request: SimRequest) -> None:
+        """Take a request that produced its last token out; it is not decoding any more."""
+        del self.running[request]
+        block_size, last = self.block_size, request.last
+        full = last // block_size
+        uncached = 1 if last % block_size else 0
+        if self._caching:
+            self.pool.release(request.held, full - request.shareable, uncached)
+        else:
+            self.pool.release_uncached(full + uncached)
+        del request.held  # the driver keeps the request
+
+    def _preempt(self, step: int, now: float) -> int:
+        """Send the last of RUNNING, which has no part in `step` yet, back to WAITING.
+
+        Returns how many of the blocks it lets go of are uncached.
+        """
+        victim, _none = self.running.popitem()
+        if victim.phase == PREFILLING:
+            self.prefilling.remove(victim)
+        else:
+            victim.tokens = victim.offset + step
+            victim.computed = victim.tokens - 1
+            self.cohort.leave(victim)
+            victim.stall_s = max(victim.stall_s, self.stalls.since(victim.since))
+            victim.gap_from = now  # its last token came with the step before
+        block_size, computed = self.block_size, victim.computed
+        full = computed // block_size
+        uncached = 1 if computed % block_size else 0
+        if self._caching:
+            victim.private = self.pool.release_for_now(
+                victim.held, victim.shareable, full - victim.shareable, uncached
+            )
+        else:
+            self.pool.release_uncached(full + uncached)
+        victim.rank = -1
+        victim.preemptions += 1
+        self.preemptions += 1
+        self.preempted = True
+        self.waiting.appendleft(victim)
+        return uncached
+
+    def _chunks(self, step: int, now: float, cap: int) -> list[tuple[SimRequest, int]]:
+        """What RUNNING prefills get beside the decoding requests, each of which gets its token.
+
+        The budget always reaches these: a request is let in where budget is left behind all in
+        front of it, and these never want more afterwards than in that step.
+
+        While blocks are short the last of RUNNING is preempted. The scheduler finds out on its
+        way along RUNNING, but preempts as many: as long as those that remain need more than
+        there is, one of them will not find its blocks.
+        """
+        block_size, phases = self.block_size, self.cohort.phases
+        victims: list[tuple[int, int]] = []  # free blocks before, uncached blocks it let go of
+        while True:
+            budget = self._budget - self.cohort.size
+            blocks = phases[step % block_size]
+            chunks = []
+            for request in self.prefilling:
+                before = request.computed
+                count = request.tokens - before
+                if 0 < cap < count:
+                    count = cap
+                if count > budget:
+                    count = budget
+                    assert not self._decodes_behind(request), request
+                    if count <= 0:
+                        break
+                budget -= count
+                blocks += -(-(before + count) // block_size) - -(-before // block_size)
+                chunks.append((request, count))
+            free = self.pool.free
+            if blocks <= free:
+                # Uncached blocks are handed out first, unless all had got theirs before the
+                # victim, being the one that found none, let go of its own.
+                self._too_late = sum(uncached for before, uncached in victims if blocks <= before)
+                return chunks
+            victims.append((free, self._preempt(step, now)))
+
+    def _decodes_behind(self, request: SimRequest) -> bool:
+        for other in reversed(self.running):
+            if other is request:
+                return False
+            if other.phase != PREFILLING:
+                return True
+        raise AssertionError(f"{request!r} is not running")
+
+    def _admit(self, budget: int, cap: int) -> int:
+        """Let the head of WAITING in; its first tokens, 0 when it does not fit."""
+        pool, block_size = self.pool, self.block_size
+        request = self.waiting[0]
+        tokens, shareable, private = request.tokens, request.shareable, request.private
+        hits = in_free = shared = 0
+        path: list[Node] = []
+        if shareable:
+            # The last token is always computed again.
+            limit = min(shareable, (tokens - 1) // block_size)
+            hits, in_free, path = pool.lookup(request.ids, request.block_tokens, limit)
+            shared = hits
+        if private is not None:
+            pool.settle()
+            own = private.stop - private.start
+            assert hits == shareable or not own
+            hits += own
+            in_free += own
+        computed = hits * block_size
+        count = tokens - computed
+        if 0 < cap < count:
+            count = cap
+        if count > budget:
+            if not self._chunked:
+                return 0
+            count = budget
+        # Blocks for all of its tokens must be free now; hits that lie in the free list count.
+        spare = pool.free - self._watermark_blocks if self.running else pool.free
+        if -(-tokens // block_size) - hits + in_free > spare:
+            return 0
+        self.waiting.popleft()
+        self.running[request] = None
+        self._admitted += 1
+        request.rank = self._admitted
+        request.held = pool.take(path, shared, in_free - (hits - shared)) if path else []
+        if private is not None:
+            if hits > shared:
+                pool.take_private(private)
+            request.private = None
+        if not request.preemptions:
+            self.prefix_queries += tokens
+            self.prefix_hits += computed
+            request.cached_tokens = computed
+        request.computed = computed
+        self._compute(request, count)
+        if computed + count < tokens:
+            self.prefilling.append(request)
+        return count

@@ -1,0 +1,83 @@
+"""One request in the skipping engine: what the driver gives, what it gets, how far it is."""
+
+from typing import Final
+
+from forebay.replay.sim.block_runs import Run
+
+PREFILLING: Final = -1
+"""`phase` of a request whose prompt is not computed yet."""
+
+
+class SimRequest:
+    """A request; the driver fills the arguments, the engine everything else.
+
+    A decoding request is not touched from step to step. At the start of step n it has
+    `offset + n` tokens, takes a new block where n % block_size == `phase`, and ends with step
+    `last - offset`.
+
+    Attributes:
+        id: its name, for the driver.
+        prompt_tokens: length of the prompt.
+        output_target: tokens after which it ends by itself.
+        ids: the trace's block ids of the prompt, prefix-chained; () when nothing is shared.
+        block_tokens: tokens of a block id.
+        first_token_s, finished_s: when its first and last token came, seconds; -1.0 before.
+        cached_tokens: prompt tokens hit at the first admission.
+        stall_s: largest gap between two of its tokens, seconds.
+        preemptions: how often it lost its place.
+    """
+
+    __slots__ = (
+        "block_tokens",
+        "cached_tokens",
+        "computed",
+        "finished_s",
+        "first_token_s",
+        "gap_from",
+        "held",
+        "id",
+        "ids",
+        "last",
+        "offset",
+        "output_target",
+        "phase",
+        "preemptions",
+        "private",
+        "prompt_tokens",
+        "rank",
+        "shareable",
+        "since",
+        "stall_s",
+        "tokens",
+    )
+
+    # Set when the engine takes the request in or admits it, and read only afterwards.
+    shareable: int  # leading blocks whose content `ids` tell; other requests can hit these
+    last: int  # tokens computed when it ends
+    rank: int  # place in the order of admission
+    offset: int
+    since: int  # the step of the token after which stalls are not settled yet
+    computed: int  # tokens in the KV cache, while prefilling
+    held: list[tuple[Run, int]]  # its shareable blocks: runs, and where its share of each stops
+
+    def __init__(
+        self,
+        id: str,
+        prompt_tokens: int,
+        output_target: int,
+        ids: tuple[int, ...] = (),
+        block_tokens: int = 512,
+    ) -> None:
+        self.id = id
+        self.prompt_tokens = self.tokens = prompt_tokens  # tokens: known, while prefilling
+        self.output_target = output_target
+        self.ids = ids
+        self.block_tokens = block_tokens
+        self.first_token_s = self.finished_s = self.gap_from = -1.0  # gap_from: last token before a preemption
+        self.stall_s = 0.0
+        self.cached_tokens = self.preemptions = 0
+        self.phase = PREFILLING
+        self.private: Run | None = None
+
+    def __repr__(self) -> str:
+        return f"<SimRequest {self.id} {self.prompt_tokens}+{self.output_target}>"

@@ -1,0 +1,226 @@
+"""The simulated engine for virtual time: the timestamps of `EngineCore`, a few events a request.
+
+Stepping costs a pass over RUNNING for every token. Here
+
+- a stretch of steps in which everybody decodes is one event, up to the next request that ends,
+  the last step for which blocks are free, or the step under way when a request arrives: the time
+  of a decode step is affine in the tokens of context, so that of a stretch is a closed form;
+- a step in which somebody prefills, is let in or preempted is one event and costs these requests,
+  whatever decodes beside them (`planning`).
+
+Decoding requests are known by a few sums (`cohort`), blocks are counted in runs (`block_runs`).
+The rules are those of `engine.scheduler`; policy fcfs only.
+"""
+
+from collections.abc import Sequence
+from math import inf, sqrt
+from typing import Final
+
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.step_time import StepTimeModel
+from forebay.replay.sim.planning import Planner
+from forebay.replay.sim.request import SimRequest
+
+__all__ = ["SimRequest", "SkippingEngine"]
+
+IDLE: Final = 0
+READY: Final = 1  # was idle; the first step is planned when time has come to `next_at`
+STEP: Final = 2  # one step, in the books of the planner
+STRETCH: Final = 3  # steps in which everybody decodes; in no books before it ends
+NOBODY: Final = ()
+
+
+class SkippingEngine:
+    """One engine; pure: no clock, no I/O, no randomness.
+
+    A driver calls `advance` whenever time has come to `next_at`, and `add` in between. What is
+    added at the very instant of `next_at`, before `advance`, takes part in the step that starts.
+
+    Attributes:
+        steps: engine steps that have ended.
+        busy_s: seconds they took.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        """ValueError for a scheduling policy other than fcfs."""
+        limits = config.limits()
+        if limits.scheduling_policy != "fcfs":
+            raise ValueError(
+                f"--scheduling-policy {limits.scheduling_policy}: only fcfs can be skipped through"
+            )
+        self._timing = StepTimeModel(config.model_spec, config.gpu_spec)
+        self._books = Planner(limits, config.num_blocks())
+        self._cohort = self._books.cohort
+        self._pool = self._books.pool
+        self._stalls = self._books.stalls
+        self._terms: dict[int, tuple[float, float]] = {}  # StepTimeModel.decode_terms so far
+        self.request_s = self._timing.request_s
+        self.kv_tokens = config.num_blocks() * limits.block_size
+        self.steps = 0
+        self.busy_s = 0.0
+        self._state = IDLE
+        self._next = inf
+        self._started = 0.0
+        self._seconds = 0.0  # of the step or stretch under way
+        # The stretch under way.
+        self._count = 0  # its steps
+        self._first = self._growth = 0.0  # seconds of its first step, and more for each after it
+        self._taken = 0  # blocks of the first step, where the planner has taken them
+        self._fixed = False  # an arrival does not end it earlier
+
+    @property
+    def running(self) -> int:
+        return len(self._books.running)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._books.waiting)
+
+    @property
+    def prefix_queries(self) -> int:
+        return self._books.prefix_queries
+
+    @property
+    def prefix_hits(self) -> int:
+        return self._books.prefix_hits
+
+    @property
+    def preemptions(self) -> int:
+        return self._books.preemptions
+
+    def next_at(self) -> float:
+        """When `advance` is due if nothing is added before; inf without work."""
+        return self._next
+
+    def add(self, request: SimRequest, now: float) -> None:
+        """Queue a request; ValueError when it can never run."""
+        self._books.add(request)
+        if self._state == STRETCH:
+            if not self._fixed:
+                self._cut(now)
+        elif self._state == IDLE:
+            self._state = READY
+            self._next = now
+
+    def advance(self, now: float) -> tuple[Sequence[SimRequest], Sequence[SimRequest]]:
+        """Pass `now` == `next_at`: who got the first token and who finished at this instant."""
+        books, cohort, state = self._books, self._cohort, self._state
+        first: Sequence[SimRequest] = NOBODY
+        finished: Sequence[SimRequest] = NOBODY
+        if state == STRETCH:
+            count = self._count
+            self._pool.free -= cohort.blocks(self.steps + 1, count) - self._taken
+            self.steps = step = self.steps + count
+            self.busy_s += self._seconds
+            self._stalls.push(step, self._first + self._growth * (count - 1))
+            if cohort.ends[0][0] <= step:
+                finished = self._finish(now, [])
+        elif state == STEP:
+            self.steps = step = self.steps + 1
+            self.busy_s += self._seconds
+            self._stalls.push(step, self._seconds)
+            done: list[SimRequest] = []
+            if books.sampling:
+                first = self._sample(now, done)
+            if done or (cohort.ends and cohort.ends[0][0] <= step):
+                finished = self._finish(now, done)
+        self._started = now
+        if books.waiting or books.prefilling:
+            self._plan_step(now)
+        elif cohort.size:
+            self._plan_stretch(now, 0)
+        else:
+            self._state = IDLE
+            self._next = inf
+            self._stalls.clear()
+        return first, finished
+
+    def _plan_step(self, now: float) -> None:
+        books, timing = self._books, self._timing
+        taken = books.plan(self.steps + 1, now)
+        if taken >= 0:
+            self._plan_stretch(now, taken)
+            return
+        # A step may preempt and schedule nobody: it costs the CPU.
+        work = books.work
+        self._seconds = timing.step_s(work) if work.sequences else timing.calibration.step_s
+        self._next = now + self._seconds
+        self._state = STEP
+
+    def _plan_stretch(self, now: float, taken: int) -> None:
+        """Everybody decodes, until something changes."""
+        cohort, step = self._cohort, self.steps + 1
+        size, free = cohort.size, self._pool.free + taken
+        count = cohort.next_end() - self.steps
+        if count * size > free:  # perhaps: few steps take a block for everybody
+            count = cohort.steps_within(step, count, free)
+            if not count:
+                self._plan_step(now)
+                return
+        try:
+            without_context, per_token = self._terms[size]
+        except KeyError:
+            without_context, per_token = self._terms[size] = self._timing.decode_terms(size)
+        self._first = first = without_context + per_token * (cohort.offsets + size * step)
+        self._growth = growth = per_token * size
+        self._count = count
+        self._taken = taken
+        # Who waits now does not get in before somebody ends, and nobody overtakes.
+        self._fixed = bool(self._books.waiting)
+        self._seconds = seconds = count * (first + 0.5 * growth * (count - 1))
+        self._next = now + seconds
+        self._state = STRETCH
+
+    def _cut(self, now: float) -> None:
+        """Let the stretch end with the step under way at `now`."""
+        start, first, half = self._started, self._first, 0.5 * self._growth
+        elapsed = now - start
+        # count*first + half*count*(count-1) = elapsed, solved without cancellation
+        linear = first - half
+        count = int(2 * elapsed / (linear + sqrt(linear * linear + 4 * half * elapsed))) or 1
+        # Rounded down; the step under way is the first that ends at or after the arrival.
+        seconds = count * (first + half * (count - 1))
+        while start + seconds < now:
+            count += 1
+            seconds = count * (first + half * (count - 1))
+        self._fixed = True
+        if count < self._count:
+            self._count = count
+            self._seconds = seconds
+            self._next = start + seconds
+
+    def _sample(self, now: float, done: list[SimRequest]) -> list[SimRequest]:
+        """Who got the first token by completing a prefill; puts whose last it is into `done`."""
+        cohort, step = self._cohort, self.steps
+        first = []
+        for request in self._books.sampling:
+            if request.first_token_s < 0:
+                request.first_token_s = now
+                first.append(request)
+            else:  # was preempted
+                request.stall_s = max(request.stall_s, now - request.gap_from)
+            request.since = step
+            if request.tokens == request.last:
+                done.append(request)
+            else:
+                cohort.join(request, step)
+        return first
+
+    def _finish(self, now: float, done: list[SimRequest]) -> list[SimRequest]:
+        """End `done` and the decoding requests whose last step has ended, in RUNNING's order."""
+        books = self._books
+        finished = self._cohort.ended(self.steps)
+        stalls = self._stalls
+        if done:
+            finished = sorted(finished + done, key=_rank)
+        for request in finished:
+            request.finished_s = now
+            stall_s = stalls.since(request.since)
+            if stall_s > request.stall_s:
+                request.stall_s = stall_s
+            books.finish(request)
+        return finished
+
+
+def _rank(request: SimRequest) -> int:
+    return request.rank
