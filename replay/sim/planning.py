@@ -269,8 +269,9 @@ class Planner:
                 pool.take_private(private)
             request.private = None
         if not request.preemptions:
-            self.prefix_queries += tokens
-            self.prefix_hits += computed
+            if self._caching:
+                self.prefix_queries += tokens
+                self.prefix_hits += computed
             request.cached_tokens = computed
         request.computed = computed
         self._compute(request, count)

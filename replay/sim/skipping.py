@@ -48,7 +48,7 @@ class SkippingEngine:
             raise ValueError(
                 f"--scheduling-policy {limits.scheduling_policy}: only fcfs can be skipped through"
             )
-        self._timing = StepTimeModel(config.model_spec, config.gpu_spec)
+        self._timing = StepTimeModel(config.model_spec, config.gpu_spec, config.step_constants())
         self._books = Planner(limits, config.num_blocks())
         self._cohort = self._books.cohort
         self._pool = self._books.pool
