@@ -9,7 +9,6 @@ and what seemed to be cached may not be.
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import fsum, inf, log, log2
 
 from forebay.proxy.core.cost import CostModel, features
@@ -26,17 +25,35 @@ LOAD_HALF_LIFE_S = 120.0
 OBSERVE_AFTER_S = 0.05  # prefills batched in one step answer together: measure them together
 
 
-@dataclass(slots=True)
 class Flight:
     """A request that was sent and has not finished."""
 
-    request: Request
-    bucket: str
-    sent_at: float
-    prefill_s: float
-    cold_s: float
-    uncached_tokens: int
-    first_token_at: float | None = None
+    __slots__ = (
+        "bucket",
+        "cold_s",
+        "first_token_at",
+        "prefill_s",
+        "request",
+        "sent_at",
+        "uncached_tokens",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        bucket: str,
+        sent_at: float,
+        prefill_s: float,
+        cold_s: float,
+        uncached_tokens: int,
+    ) -> None:
+        self.request = request
+        self.bucket = bucket
+        self.sent_at = sent_at
+        self.prefill_s = prefill_s
+        self.cold_s = cold_s
+        self.uncached_tokens = uncached_tokens
+        self.first_token_at: float | None = None
 
 
 class Backend:

@@ -4,25 +4,45 @@ Everything the shaper asks on every event is O(log n) or O(1); `ahead_s` looks a
 request only when deadlines are out of order, and the queue is bounded by `max_queue`.
 """
 
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import fsum, inf
 
 from forebay.proxy.core.model import Request
 
+NONE_EXCLUDED: frozenset[str] = frozenset()
 
-@dataclass(slots=True)
+
 class Waiting:
     """A request in the queue of `backend`. `order` breaks ties: the shaper counts arrivals."""
 
-    request: Request
-    bucket: str
-    arrived_at: float
-    deadline: float
-    order: int
-    work_s: float = 0.0
-    backend: str = ""
-    excluded: frozenset[str] = frozenset()
+    __slots__ = (
+        "arrived_at",
+        "backend",
+        "bucket",
+        "deadline",
+        "excluded",
+        "order",
+        "request",
+        "work_s",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        bucket: str,
+        arrived_at: float,
+        deadline: float,
+        order: int,
+        work_s: float = 0.0,
+    ) -> None:
+        self.request = request
+        self.bucket = bucket
+        self.arrived_at = arrived_at
+        self.deadline = deadline
+        self.order = order
+        self.work_s = work_s
+        self.backend = ""
+        self.excluded: frozenset[str] = NONE_EXCLUDED
 
     @property
     def key(self) -> tuple[float, int]:

@@ -8,12 +8,11 @@ name it in `policies.py`, and simulate it.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple
 
 from forebay.proxy.core.model import Request
 
 
-class Option(NamedTuple):
+class Option:
     """What sending a request to one backend would mean.
 
     Attributes:
@@ -26,14 +25,36 @@ class Option(NamedTuple):
         mean_load: the same of all backends that are up, on average.
     """
 
-    backend: str
-    wait_s: float
-    margin_s: float
-    prefill_s: float
-    cold_prefill_s: float
-    matched_tokens: int
-    load: float
-    mean_load: float
+    __slots__ = (
+        "backend",
+        "cold_prefill_s",
+        "load",
+        "margin_s",
+        "matched_tokens",
+        "mean_load",
+        "prefill_s",
+        "wait_s",
+    )
+
+    def __init__(
+        self,
+        backend: str,
+        wait_s: float,
+        margin_s: float,
+        prefill_s: float,
+        cold_prefill_s: float,
+        matched_tokens: int,
+        load: float,
+        mean_load: float,
+    ) -> None:
+        self.backend = backend
+        self.wait_s = wait_s
+        self.margin_s = margin_s
+        self.prefill_s = prefill_s
+        self.cold_prefill_s = cold_prefill_s
+        self.matched_tokens = matched_tokens
+        self.load = load
+        self.mean_load = mean_load
 
     @property
     def ttft_s(self) -> float:
