@@ -8,9 +8,10 @@ from collections import deque
 
 from forebay.replay.engine.scheduler import SchedulerLimits
 from forebay.replay.engine.step_time import StepWork
-from forebay.replay.sim.block_runs import Node, RunPool
+from forebay.replay.sim.block_runs import RunPool
 from forebay.replay.sim.cohort import Cohort
 from forebay.replay.sim.request import PREFILLING, SimRequest
+from forebay.replay.sim.runs import Node
 from forebay.replay.sim.stalls import LongestSince
 
 

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from forebay.replay.sim.block_runs import Run
+from forebay.replay.sim.runs import Run
 
 PREFILLING: Final = -1
 """`phase` of a request whose prompt is not computed yet."""
@@ -73,7 +73,9 @@ class SimRequest:
         self.output_target = output_target
         self.ids = ids
         self.block_tokens = block_tokens
-        self.first_token_s = self.finished_s = self.gap_from = -1.0  # gap_from: last token before a preemption
+        self.first_token_s = self.finished_s = (
+            self.gap_from
+        ) = -1.0  # gap_from: last token before a preemption
         self.stall_s = 0.0
         self.cached_tokens = self.preemptions = 0
         self.phase = PREFILLING
