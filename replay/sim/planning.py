@@ -86,7 +86,7 @@ class Planner:
         self.preempted = False
         cap = self._threshold
         if cap and len(self.running) + len(self.waiting) == 1:
-            cap = 0
+            cap = 0  # alone
         blocks = cohort.phases[step % self.block_size]
         chunks: list[tuple[SimRequest, int]] = []
         if self.prefilling or blocks > pool.free:
