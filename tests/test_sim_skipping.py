@@ -222,6 +222,21 @@ def test_random_workloads(batch: int) -> None:
         compare(config, random_workload(rng, config))
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [
+        # The request that finds no block is itself the last of RUNNING, and is preempted.
+        *(706, 2848),
+        # One ends with the prefill it completes, another by decoding, in one step.
+        *(3762, 5599),
+    ],
+)
+def test_workloads_that_found_rare_errors(seed: int) -> None:
+    rng = random.Random(seed)
+    config = random_config(rng)
+    compare(config, random_workload(rng, config))
+
+
 TICK_S = 2.0**-12
 
 

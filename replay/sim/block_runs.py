@@ -6,57 +6,7 @@ request lets go of its tail before its head, so what is cached never has a gap: 
 tells all that can be hit.
 """
 
-
-class Run:
-    """Neighbouring blocks of one prompt that share their fate: held and freed together.
-
-    Attributes:
-        start, stop: which blocks of the prompt.
-        holders: requests that hold it; with none it lies in the free list.
-        node: whose content it holds; None for content no other request can hit.
-        rest: the piece split off its end. A holder noted where its share stops and finds the
-            pieces by following `rest`, so a split need not know the holders.
-        before, after: neighbours in the free list.
-    """
-
-    __slots__ = ("after", "before", "holders", "node", "rest", "start", "stop")
-    before: "Run"
-    after: "Run"
-
-    def __init__(self, start: int, stop: int, node: "Node | None", holders: int) -> None:
-        self.start = start
-        self.stop = stop
-        self.node = node
-        self.holders = holders
-        self.rest: Run | None = None
-
-
-class Node:
-    """Blocks start..stop of all prompts that begin like `ids`, in a radix tree.
-
-    Attributes:
-        key: the block id with its first block, under which the parent knows it.
-        per_id: engine blocks of one block id.
-        copies: runs that hold exactly these blocks, first registered first: equal prompts
-            prefilled at the same time have one each.
-    """
-
-    __slots__ = ("children", "copies", "ids", "key", "parent", "per_id", "start", "stop")
-
-    def __init__(
-        self, parent: "Node | None", ids: tuple[int, ...], per_id: int, start: int, stop: int
-    ) -> None:
-        self.parent = parent
-        self.key = ids[start // per_id]
-        self.ids = ids
-        self.per_id = per_id
-        self.start = start
-        self.stop = stop
-        self.children = _NO_CHILDREN
-        self.copies: list[Run] = []
-
-
-_NO_CHILDREN: dict[int, Node] = {}  # of all leaves; never written to
+from forebay.replay.sim.runs import Node, Run, agreed, last_piece, pieces
 
 
 class RunPool:
@@ -111,7 +61,7 @@ class RunPool:
             node = node.children.get(ids[hits // per_id])
             if node is None:
                 break
-            start, hits = hits, _agreed(node, ids, limit)
+            start, hits = hits, agreed(node, ids, limit)
             path.append(node)
             if not node.copies[0].holders:
                 free += hits - start
@@ -153,7 +103,7 @@ class RunPool:
         per_id = block_tokens // self._block_size
         if held:
             first, start = held[-1]
-            run = _last_piece(first, start)
+            run = last_piece(first, start)
             node = run.node
             assert node is not None
             if run.holders == 1 and not node.children and len(node.copies) == 1:
@@ -177,9 +127,9 @@ class RunPool:
                 else:
                     node.children = {key: child}
             else:  # somebody else registered the same content first: a second copy
-                agreed = _agreed(child, ids, stop)
-                if agreed < child.stop:
-                    self._split(child, agreed)
+                same = agreed(child, ids, stop)
+                if same < child.stop:
+                    self._split(child, same)
             run = Run(start, child.stop, child, 1)
             child.copies.append(run)
             held.append((run, child.stop))
@@ -231,7 +181,7 @@ class RunPool:
         self._blank += count
 
     def _release_pieces(self, first: Run, stop: int) -> None:
-        for run in reversed(_pieces(first, stop)):
+        for run in reversed(pieces(first, stop)):
             run.holders -= 1
             if not run.holders:
                 self._append(run)
@@ -290,33 +240,3 @@ class RunPool:
                 piece.before, piece.after = before, run
                 before.after = run.before = piece
             tail.copies.append(piece)
-
-
-def _agreed(node: Node, ids: tuple[int, ...], limit: int) -> int:
-    """The block up to which `ids` are those of `node`, its first one given; at most `limit`."""
-    stop = node.stop if node.stop < limit else limit
-    per_id = node.per_id
-    first, last = node.start // per_id, -(-stop // per_id)
-    mine, theirs = ids, node.ids
-    if mine is theirs or mine[first:last] == theirs[first:last]:
-        return stop
-    while mine[first] == theirs[first]:
-        first += 1
-    return first * per_id
-
-
-def _pieces(first: Run, stop: int) -> list[Run]:
-    """The runs that make up `first` as it was when it stopped at `stop`."""
-    pieces, run = [first], first
-    while run.stop != stop:
-        assert run.rest is not None
-        run = run.rest
-        pieces.append(run)
-    return pieces
-
-
-def _last_piece(run: Run, stop: int) -> Run:
-    while run.stop != stop:
-        assert run.rest is not None
-        run = run.rest
-    return run

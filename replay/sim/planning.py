@@ -8,9 +8,10 @@ from collections import deque
 
 from forebay.replay.engine.scheduler import SchedulerLimits
 from forebay.replay.engine.step_time import StepWork
-from forebay.replay.sim.block_runs import Node, RunPool
+from forebay.replay.sim.block_runs import RunPool
 from forebay.replay.sim.cohort import Cohort
 from forebay.replay.sim.request import PREFILLING, SimRequest
+from forebay.replay.sim.runs import Node
 from forebay.replay.sim.stalls import LongestSince
 
 
@@ -85,7 +86,7 @@ class Planner:
         self.preempted = False
         cap = self._threshold
         if cap and len(self.running) + len(self.waiting) == 1:
-            cap = 0
+            cap = 0  # alone
         blocks = cohort.phases[step % self.block_size]
         chunks: list[tuple[SimRequest, int]] = []
         if self.prefilling or blocks > pool.free:

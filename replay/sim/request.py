@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from forebay.replay.sim.block_runs import Run
+from forebay.replay.sim.runs import Run
 
 PREFILLING: Final = -1
 """`phase` of a request whose prompt is not computed yet."""

@@ -34,7 +34,8 @@ class SkippingEngine:
     """One engine; pure: no clock, no I/O, no randomness.
 
     A driver calls `advance` whenever time has come to `next_at`, and `add` in between. What is
-    added at the very instant of `next_at`, before `advance`, takes part in the step that starts.
+    added at the very instant of `next_at`, before `advance`, takes part in the step that starts;
+    what is added just after it, in the next one. Block ids match within one `block_tokens` only.
 
     Attributes:
         steps: engine steps that have ended.
