@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check bench vllm-cpu clean
+.PHONY: demo test check bench bench-sim compiled vllm-cpu clean
 
 demo: .venv/runtime
 	$(BIN)/forebay demo --out runs/demo --force
@@ -18,6 +18,16 @@ check: .venv/dev
 
 bench: .venv/runtime
 	$(BIN)/forebay bench all --out runs/bench --force
+
+bench-sim: compiled
+	$(BIN)/python -m forebay.replay.sim.bench
+	PYTHONPATH=.compiled $(BIN)/python -m forebay.replay.sim.bench
+
+# The policy and the simulator as machine code, from the same source, in .compiled/ (needs gcc).
+# To use it: PYTHONPATH=.compiled .venv/bin/forebay ...; for good: FOREBAY_COMPILE=1 pip install .
+compiled: .venv/dev
+	rm -rf .compiled
+	FOREBAY_COMPILE=1 $(BIN)/pip install -q --disable-pip-version-check --no-deps --no-build-isolation --target .compiled .
 
 .venv/runtime: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("forebay needs Python 3.11 or newer; try: make PYTHON=python3.12") if sys.version_info < (3, 11) else None'
@@ -43,4 +53,4 @@ vllm-cpu: .vllm-cpu/built
 	@touch $@
 
 clean:
-	rm -rf .venv .vllm-cpu build *.egg-info
+	rm -rf .compiled .venv .vllm-cpu build *.egg-info

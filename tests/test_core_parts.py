@@ -1,6 +1,7 @@
 """The parts of the core, each by literal values: cost, prefixes, queue, routes, admission."""
 
 import random
+from collections import OrderedDict
 from math import inf
 
 import pytest
@@ -69,13 +70,49 @@ class TestPrefixIndex:
         assert index.match([1, 2, 3]) == 2
         assert index.match([7, 8]) == 2
 
-    @given(st.lists(st.lists(st.integers(0, 9), max_size=8, unique=True), max_size=30))
-    def test_bounded(self, prompts: list[list[int]]) -> None:
+    @given(st.lists(st.lists(st.integers(0, 2), max_size=8), max_size=40))
+    def test_holds_what_a_plain_lru_of_blocks_would(self, prompts: list[list[int]]) -> None:
+        index, lru = PrefixIndex(5), OrderedDict[int, None]()
+        for prompt in prompts:
+            chained = [hash(tuple(prompt[: end + 1])) for end in range(len(prompt))]
+            index.touch(chained)
+            for block in reversed(chained):
+                lru[block] = None
+                lru.move_to_end(block)
+            while len(lru) > 5:
+                lru.popitem(last=False)
+            assert len(index) == len(lru)
+            for other in [*prompts, prompt]:
+                chain = [hash(tuple(other[: end + 1])) for end in range(len(other))]
+                assert index.match(chain) == sum(block in lru for block in chain)
+
+    @given(st.lists(st.lists(st.integers(0, 9), max_size=8), max_size=30))
+    def test_bounded_even_where_hashes_are_not_chained(self, prompts: list[list[int]]) -> None:
         index = PrefixIndex(5)
         for prompt in prompts:
-            index.touch(prompt)
+            index.touch(prompt, 0.7)
             assert len(index) <= 5
-            assert index.match(prompt) == min(5, len(prompt))
+
+    def test_a_prompt_asked_for_ever_leaves_nothing_behind(self) -> None:
+        index = PrefixIndex(100)
+        for number in range(10_000):
+            index.touch((1, 2, 3) if number % 3 else (1, 2, 3, 4, 5))
+        assert len(index) == 5
+        assert len(index._touches) < 200
+
+    def test_many_backends_tell_who_holds_a_prefix(self) -> None:
+        holders: dict[int, int] = {}
+        first, second = PrefixIndex(4), PrefixIndex(4)
+        first.share(holders, 1)
+        second.share(holders, 2)
+        first.touch([1, 2, 3, 4])
+        second.touch([1, 2])
+        assert holders == {1: 3, 2: 3, 4: 1}
+        second.touch([7, 8, 9])
+        assert holders == {1: 3, 2: 1, 4: 1, 7: 2, 8: 2}
+        first.clear()
+        second.clear()
+        assert not holders
 
 
 class TestKvReserve:

@@ -5,11 +5,13 @@ somebody runs on it, because it can no longer be evicted. Ends of prompts and ou
 """
 
 from forebay.proxy.core.model import Request
+from forebay.proxy.core.prefix import leading_run
 
 
 class KvReserve:
     def __init__(self) -> None:
-        self._blocks: dict[int, list[float]] = {}  # hash: [requests on it, tokens]
+        self._running: dict[int, int] = {}  # block: requests on it
+        self._size: dict[int, float] = {}  # block: its tokens, as the first of them reckoned
         self._tokens = 0.0
 
     @property
@@ -19,34 +21,34 @@ class KvReserve:
 
     def need(self, request: Request) -> int:
         """Tokens that the request would add."""
-        held = self._blocks
-        shared = 0
-        for block in request.blocks:
-            if block not in held:
-                break
-            shared += 1
+        shared = leading_run(self._running, request.blocks)
         return max(0, self._whole(request) - int(shared * request.block_tokens))
 
     def take(self, request: Request) -> None:
         """The request runs."""
+        running, blocks = self._running, request.blocks
         self._tokens += self._unshared(request)
-        for block in request.blocks:
-            held = self._blocks.get(block)
-            if held is None:
-                self._blocks[block] = [1, request.block_tokens]
-                self._tokens += request.block_tokens
-            else:
-                held[0] += 1
+        shared = leading_run(running, blocks)
+        for block in blocks[:shared]:
+            running[block] += 1
+        new = blocks[shared:]
+        running.update(dict.fromkeys(new, 1))
+        self._size.update(dict.fromkeys(new, request.block_tokens))
+        self._tokens += len(new) * request.block_tokens
 
     def give_back(self, request: Request) -> None:
         """The request has left."""
+        running = self._running
         self._tokens -= self._unshared(request)
         for block in request.blocks:
-            held = self._blocks[block]
-            held[0] -= 1
-            if not held[0]:
-                del self._blocks[block]
-                self._tokens -= held[1]
+            others = running[block] - 1
+            if others:
+                running[block] = others
+            else:
+                del running[block]
+                self._tokens -= self._size.pop(block)
+        if not running:
+            self._tokens = max(0.0, self._tokens)
 
     def _whole(self, request: Request) -> int:
         return request.prompt_tokens + request.output_tokens

@@ -137,6 +137,8 @@ class Outlook:
         """When a head may be able to start without an event; what is past has had its effect."""
         moments = [self._backlogs.next_after(now)]
         for head in heads:
+            if not self._hastier[head.bucket]:
+                continue
             max_wait_s = self._buckets[head.bucket].max_wait_s
             moments.append(may_take_last_at(head.arrived_at, max_wait_s, inf, 0.0))
             moments.append(may_take_last_at(head.arrived_at, max_wait_s, inf, 1.0))

@@ -1,25 +1,42 @@
 """Guess which prompt prefixes a backend still holds in its KV cache.
 
-One index per backend: the chained hashes of the blocks it was sent, least recently used first,
-bounded by what its KV pool can hold. The engine frees the tail of a prompt before its head, so
-blocks are touched tail first: the head of a prompt outlives its tail here too.
+One index per backend: the chained hashes of the blocks it was sent, bounded by what its KV pool
+can hold, least recently used first out. The engine frees the tail of a prompt before its head, so
+the head of a prompt outlives its tail here too; and since hashes are chained, whoever touches a
+block touches all before it. So what is held of a prompt never has a gap, and a prompt whose last
+block was touched again was touched again whole.
 """
 
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Sequence
+
+
+class _Touch:
+    """One request's use of the cache: what it left there, tail last to be entered."""
+
+    __slots__ = ("anonymous", "blocks", "left", "stamp")
+
+    def __init__(self, stamp: int, blocks: Sequence[int], anonymous: int) -> None:
+        self.stamp = stamp
+        self.blocks = blocks
+        self.left = len(blocks)  # of them, from the head, those not looked at for eviction
+        self.anonymous = anonymous  # blocks nobody will ask for again
 
 
 class PrefixIndex:
     def __init__(self, capacity_blocks: int) -> None:
         self.capacity_blocks = capacity_blocks
-        self._held: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._held: dict[int, int] = {}  # block: stamp of its latest touch
+        self._touches: deque[_Touch] = deque()  # oldest first
+        self._stamp = 0
         self._anonymous = 0
         self._other = 0.0
+        self._tidy_at = 64
         self._holders: dict[int, int] | None = None
         self._bit = 0
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._held) + self._anonymous
 
     def share(self, holders: dict[int, int], bit: int) -> None:
         """Enter `bit` in `holders` under each block held at positions 1, 2, 4, 8 ... of a prompt.
@@ -29,21 +46,8 @@ class PrefixIndex:
         self._holders, self._bit = holders, bit
 
     def match(self, blocks: Sequence[int]) -> int:
-        """How many leading blocks are held.
-
-        Hashes are chained and heads outlive tails, so before a block that is held all are.
-        """
-        held = self._held
-        if not blocks or blocks[0] not in held:
-            return 0
-        first, beyond = 1, len(blocks)
-        while first < beyond:
-            middle = (first + beyond) // 2
-            if blocks[middle] in held:
-                first = middle + 1
-            else:
-                beyond = middle
-        return first
+        """How many leading blocks are held."""
+        return leading_run(self._held, blocks)
 
     def touch(self, blocks: Sequence[int], other_blocks: float = 0.0) -> None:
         """The backend now computes or reuses `blocks`.
@@ -51,29 +55,60 @@ class PrefixIndex:
         `other_blocks` is what the request holds besides, in blocks: the end of the prompt and
         the output. Nobody asks for it again, but it pushes others out all the same.
         """
-        held = self._held
         self._other += other_blocks
-        while self._other >= 1.0:
-            self._other -= 1.0
-            self._anonymous -= 1  # no hash is negative
-            held[self._anonymous] = None
-        for block in reversed(blocks):
-            held[block] = None
-            held.move_to_end(block)
+        anonymous = int(self._other)
+        self._other -= anonymous
+        self._anonymous += anonymous
+        self._stamp += 1
+        self._held.update(dict.fromkeys(blocks, self._stamp))
+        self._touches.append(_Touch(self._stamp, blocks, anonymous))
         if self._holders is not None:
             self._enter(self._holders, blocks)
-        while len(held) > self.capacity_blocks:
-            block, _none = held.popitem(last=False)
-            if self._holders is not None and block in self._holders:
-                self._leave(self._holders, block)
+        self._evict()
+        if len(self._touches) > self._tidy_at:
+            self._tidy()
 
     def clear(self) -> None:
         """The backend restarted: its cache is empty."""
-        if self._holders is not None:
-            for block in self._held:
-                if block in self._holders:
-                    self._leave(self._holders, block)
+        for block in self._held:
+            self._leave(block)
         self._held.clear()
+        self._touches.clear()
+        self._anonymous = 0
+
+    def _evict(self) -> None:
+        """Drop the oldest until the rest fits; of each touch the anonymous, then from the tail."""
+        held, touches = self._held, self._touches
+        excess = len(held) + self._anonymous - self.capacity_blocks
+        while excess > 0:
+            if not touches:  # hashes that are not chained: start anew rather than grow
+                self.clear()
+                return
+            oldest = touches[0]
+            if oldest.anonymous:
+                gone = min(excess, oldest.anonymous)
+                oldest.anonymous -= gone
+                self._anonymous -= gone
+                excess -= gone
+            elif self._outlived(oldest):
+                touches.popleft()
+            else:
+                oldest.left -= 1
+                block = oldest.blocks[oldest.left]
+                if held.get(block) == oldest.stamp:
+                    del held[block]
+                    self._leave(block)
+                    excess -= 1
+
+    def _outlived(self, touch: _Touch) -> bool:
+        """Whether nothing is left of it: looked through, or all touched again since."""
+        return not touch.left or self._held.get(touch.blocks[touch.left - 1]) != touch.stamp
+
+    def _tidy(self) -> None:
+        """Forget touches of which nothing is left, so that their number stays bounded too."""
+        kept = [t for t in self._touches if t.anonymous or not self._outlived(t)]
+        self._touches = deque(kept)
+        self._tidy_at = 2 * len(kept) + 64
 
     def _enter(self, holders: dict[int, int], blocks: Sequence[int]) -> None:
         position = 1
@@ -82,9 +117,26 @@ class PrefixIndex:
             holders[block] = holders.get(block, 0) | self._bit
             position *= 2
 
-    def _leave(self, holders: dict[int, int], block: int) -> None:
+    def _leave(self, block: int) -> None:
+        holders = self._holders
+        if holders is None or block not in holders:
+            return
         left = holders[block] & ~self._bit
         if left:
             holders[block] = left
         else:
             del holders[block]
+
+
+def leading_run(held: dict[int, int], blocks: Sequence[int]) -> int:
+    """How many leading `blocks` are in `held`, which has no gaps: where one is, all before are."""
+    if not blocks or blocks[0] not in held:
+        return 0
+    first, beyond = 1, len(blocks)
+    while first < beyond:
+        middle = (first + beyond) // 2
+        if blocks[middle] in held:
+            first = middle + 1
+        else:
+            beyond = middle
+    return first

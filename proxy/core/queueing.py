@@ -21,6 +21,7 @@ class Waiting:
         "bucket",
         "deadline",
         "excluded",
+        "looks_again_at",
         "order",
         "request",
         "work_s",
@@ -43,6 +44,7 @@ class Waiting:
         self.work_s = work_s
         self.backend = ""
         self.excluded: frozenset[str] = NONE_EXCLUDED
+        self.looks_again_at = -inf  # at other backends than the one it waits for
 
     @property
     def key(self) -> tuple[float, int]:

@@ -39,6 +39,7 @@ DISPATCH_AHEAD_S = 0.3
 never waits for us, too little for its own queue to matter."""
 
 LOOKS_ELSEWHERE = 8  # heads of other queues that a backend with room looks at
+LOOK_AGAIN_S = 0.05  # a head that would rather stay is not asked again before
 
 
 class Shaper:
@@ -64,6 +65,7 @@ class Shaper:
         self._least_patience_s = min(bucket.max_wait_s for bucket in buckets)
         self._waiting: dict[str, Waiting] = {}
         self._queueing: dict[str, Backend] = {}  # the backends that somebody waits for
+        self._urgent: list[Waiting] | None = None  # what `_heads` found, while nobody moved
         self._silent: dict[str, Backend] = {}  # those whose line time alone can shorten
         self._running: dict[str, tuple[Backend, Waiting]] = {}
         self._queued = dict.fromkeys(self.buckets, 0)
@@ -187,9 +189,8 @@ class Shaper:
         """When `wake` has something to do; infinity if no timer is needed."""
         if not self._waiting:
             return inf
-        heads = heads_of(self._queueing.values())
-        due = min(head.deadline for head in heads)
-        return min(due, self._outlook.next_moment(heads, self._now))
+        heads = self._heads()
+        return min(heads[0].deadline, self._outlook.next_moment(heads, self._now))
 
     def wake(self, now: float) -> list[Action]:
         """Time has passed: send those whose turn it is, refuse those whose deadline is over."""
@@ -261,16 +262,22 @@ class Shaper:
         """The head of another backend's queue that would now rather come here."""
         if backend.queued or not self._outlook.has_room(backend, now):
             return None
-        heads = heads_of(self._queueing.values())
-        for head in sorted(heads, key=lambda w: w.key)[:LOOKS_ELSEWHERE]:
-            if not self._outlook.suits(backend, head):
+        for head in self._heads()[:LOOKS_ELSEWHERE]:
+            if now < head.looks_again_at or not self._outlook.suits(backend, head):
                 continue
             if self._outlook.may_start(backend, head, now):
+                head.looks_again_at = now + LOOK_AGAIN_S
                 both = [self.backends[head.backend], backend]
                 options = self._outlook.options_among(both, head, now)
                 if self._route(head.request, options, self.affinity).backend == backend.name:
                     return head
         return None
+
+    def _heads(self) -> list[Waiting]:
+        """The heads of all queues, the most urgent first."""
+        if self._urgent is None:
+            self._urgent = sorted(heads_of(self._queueing.values()), key=lambda w: w.key)
+        return self._urgent
 
     def _send(self, waiting: Waiting, backend: Backend, matched_tokens: int, now: float) -> Send:
         request = waiting.request
@@ -303,6 +310,7 @@ class Shaper:
         self._outlook.moved(backend)
         self._waiting[request.id] = waiting
         self._queueing[backend.name] = backend
+        self._urgent = None
         self._queued[bucket.name] += 1
 
     def _dequeue(self, request_id: str) -> Backend:
@@ -312,6 +320,7 @@ class Shaper:
         self._outlook.moved(backend)
         if not backend.queued:
             del self._queueing[backend.name]
+        self._urgent = None
         waiting.backend = ""
         self._queued[waiting.bucket] -= 1
         return backend

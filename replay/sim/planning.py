@@ -11,8 +11,10 @@ from forebay.replay.engine.step_time import StepWork
 from forebay.replay.sim.block_runs import RunPool
 from forebay.replay.sim.cohort import Cohort
 from forebay.replay.sim.request import PREFILLING, SimRequest
-from forebay.replay.sim.runs import Node
+from forebay.replay.sim.runs import Node, Run
 from forebay.replay.sim.stalls import LongestSince
+
+LET_GO: list[tuple[Run, int]] = []
 
 
 class Planner:
@@ -153,7 +155,7 @@ class Planner:
             self.pool.release(request.held, full - request.shareable, uncached)
         else:
             self.pool.release_uncached(full + uncached)
-        del request.held  # the driver keeps the request
+        request.held = LET_GO  # the driver keeps the request, not its runs
 
     def _preempt(self, step: int, now: float) -> int:
         """Send the last of RUNNING, which has no part in `step` yet, back to WAITING.
