@@ -33,6 +33,7 @@ def extensions() -> list[object]:
         [
             *(f".typing/forebay/proxy/core/{name}.py" for name in COMPILED),
             *(f".typing/forebay/replay/sim/{name}.py" for name in COMPILED_SIM),
+            ".typing/forebay/replay/engine/step_time.py",
         ],
         opt_level="3",
         group_name="forebay",

@@ -260,7 +260,7 @@ class Ticking:
 @pytest.mark.parametrize("context_s", [0.0, TICK_S])
 def test_arrivals_at_the_end_of_a_step(monkeypatch: pytest.MonkeyPatch, context_s: float) -> None:
     for module in (engine, skipping):
-        monkeypatch.setattr(module, "StepTimeModel", lambda *_: Ticking(context_s))
+        monkeypatch.setattr(module, "step_time_model", lambda *_: Ticking(context_s))
     for seed in range(60):
         rng = random.Random(f"ticks {seed}")
         config = random_config(rng)

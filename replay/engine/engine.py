@@ -11,7 +11,7 @@ from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.kv_cache import BlockPool
 from forebay.replay.engine.request import Request
 from forebay.replay.engine.scheduler import Scheduled, Scheduler
-from forebay.replay.engine.step_time import StepTimeModel
+from forebay.replay.engine.step_time import step_time_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class EngineCore:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.model, self.gpu = config.model_spec, config.gpu_spec
-        self.timing = StepTimeModel(self.model, self.gpu, config.step_constants())
+        self.timing = step_time_model(self.model, self.gpu, config.step_constants())
         self.limits = config.limits()
         self.pool = BlockPool(
             config.num_blocks(), uncached_first=config.release.uncached_blocks_first

@@ -11,6 +11,7 @@ here schedules, and nothing was tuned to a run of the simulator.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from math import fsum
 
 from forebay.replay.engine.calibration import Calibration, calibration_of
 from forebay.replay.engine.models import GpuSpec, ModelSpec
@@ -20,6 +21,8 @@ ROWS_PER_MULTIPROCESSOR = 96
 tokens cost what the chunk table of the same study says; no kernel measurement behind it."""
 LEAST_OCCUPANCY = 0.5
 """Below this, kernels split the keys between SMs instead (flash-decoding); an assumption."""
+
+CACHED_SIZES = 16_384  # matrix products whose time is kept: one for each number of rows
 
 
 @dataclass(slots=True)
@@ -47,6 +50,12 @@ class StepWork:
     decode_context: int = 0
 
 
+@lru_cache(64)
+def step_time_model(model: ModelSpec, gpu: GpuSpec, constants: Calibration) -> "StepTimeModel":
+    """One for all engines of a kind, which then share what was computed before."""
+    return StepTimeModel(model, gpu, constants)
+
+
 class StepTimeModel:
     """Seconds of one step of `model` on `gpu`."""
 
@@ -56,8 +65,8 @@ class StepTimeModel:
         c = calibration or calibration_of(model, gpu)
         self.calibration = c
         self.request_s = c.request_s
-        self._layer_gemms = lru_cache(4096)(_layer_gemms(model, gpu, c))
-        self._head_gemm = lru_cache(4096)(_gemm(model.vocab, model.hidden, model, gpu, c))
+        self._layer_gemms = lru_cache(CACHED_SIZES)(_layer_gemms(model, gpu, c))
+        self._head_gemm = lru_cache(CACHED_SIZES)(_gemm(model.vocab, model.hidden, model, gpu, c))
         self._pair_s = (
             4 * model.layers * model.heads * model.head_dim / (gpu.peak_flops * c.prefill_compute)
         )
@@ -117,6 +126,6 @@ def _layer_gemms(model: ModelSpec, gpu: GpuSpec, c: Calibration) -> Callable[[in
     products = [_gemm(outputs, inputs, model, gpu, c) for outputs, inputs in model.linear_shapes]
 
     def seconds(rows: int) -> float:
-        return model.layers * sum(product(rows) for product in products)
+        return model.layers * fsum(product(rows) for product in products)
 
     return seconds

@@ -17,7 +17,7 @@ from math import inf, sqrt
 from typing import Final
 
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.step_time import StepTimeModel
+from forebay.replay.engine.step_time import step_time_model
 from forebay.replay.sim.planning import Planner
 from forebay.replay.sim.request import SimRequest
 
@@ -49,7 +49,7 @@ class SkippingEngine:
             raise ValueError(
                 f"--scheduling-policy {limits.scheduling_policy}: only fcfs can be skipped through"
             )
-        self._timing = StepTimeModel(config.model_spec, config.gpu_spec, config.step_constants())
+        self._timing = step_time_model(config.model_spec, config.gpu_spec, config.step_constants())
         self._books = Planner(limits, config.num_blocks())
         self._cohort = self._books.cohort
         self._pool = self._books.pool
