@@ -165,7 +165,7 @@ class Backend:
         return max(0, missing) * self.decode_s[bucket] / self.spec.max_concurrency
 
     def kv_fits(self, request: Request) -> bool:
-        room = KV_FULL * self.kv_tokens - self.kv.tokens
+        room = KV_FULL * self.kv_tokens - self.kv.held
         if not self.flights or request.prompt_tokens + request.output_tokens <= room:
             return True
         return self.kv.need(request) <= room
@@ -175,7 +175,7 @@ class Backend:
 
         Whoever waits in the same bucket is reckoned to need as much.
         """
-        held, mates = self.kv.tokens, 1 + len(self.queues[bucket])
+        held, mates = self.kv.held, 1 + len(self.queues[bucket])
         room = KV_FULL * self.kv_tokens - held
         if not held or (request.prompt_tokens + request.output_tokens) * mates <= room:
             return 0.0

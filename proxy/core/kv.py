@@ -12,12 +12,12 @@ class KvReserve:
     def __init__(self) -> None:
         self._running: dict[int, int] = {}  # block: requests on it
         self._size: dict[int, float] = {}  # block: its tokens, as the first of them reckoned
-        self._tokens = 0.0
+        self.held = 0.0  # tokens
 
     @property
     def tokens(self) -> int:
-        """Tokens held."""
-        return round(self._tokens)
+        """Tokens held, whole ones."""
+        return round(self.held)
 
     def need(self, request: Request) -> int:
         """Tokens that the request would add."""
@@ -27,28 +27,29 @@ class KvReserve:
     def take(self, request: Request) -> None:
         """The request runs."""
         running, blocks = self._running, request.blocks
-        self._tokens += self._unshared(request)
+        self.held += self._unshared(request)
         shared = leading_run(running, blocks)
         for block in blocks[:shared]:
             running[block] += 1
-        new = blocks[shared:]
-        running.update(dict.fromkeys(new, 1))
-        self._size.update(dict.fromkeys(new, request.block_tokens))
-        self._tokens += len(new) * request.block_tokens
+        block_tokens, size = request.block_tokens, self._size
+        for block in blocks[shared:]:
+            running[block] = 1
+            size[block] = block_tokens
+        self.held += (len(blocks) - shared) * block_tokens
 
     def give_back(self, request: Request) -> None:
         """The request has left."""
         running = self._running
-        self._tokens -= self._unshared(request)
+        self.held -= self._unshared(request)
         for block in request.blocks:
             others = running[block] - 1
             if others:
                 running[block] = others
             else:
                 del running[block]
-                self._tokens -= self._size.pop(block)
+                self.held -= self._size.pop(block)
         if not running:
-            self._tokens = max(0.0, self._tokens)
+            self.held = max(0.0, self.held)
 
     def _whole(self, request: Request) -> int:
         return request.prompt_tokens + request.output_tokens
