@@ -1,0 +1,217 @@
+"""`forebay simulate`: scenarios, sweeps, run folders and bad input."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from forebay.proxy.cli import main
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.sim.scenario import DIRECT, Scenario, can_skip, simulate
+from forebay.replay.sim.summary import summarise
+from forebay.replay.sim.sweep import cases, parse_axis, run_all
+from forebay.replay.sim.workload import Workload, with_blocks
+from forebay.replay.slo import parse_slos
+from forebay.traces.errors import InputError
+from forebay.traces.jsonl import write_trace
+from forebay.traces.schema import TraceRequest
+from forebay.traces.synth_mix import ChatBesideDocuments, chat_beside_documents
+
+SPEC = ChatBesideDocuments(
+    chat_rate_per_s=4.0, document_rate_per_s=0.2, questions=4, duration_s=60.0, seed=3
+)
+TRACE = list(chat_beside_documents(SPEC))
+SLOS = parse_slos("chat.ttft=2s,document.ttft=15s", ["chat", "document"])
+
+
+@pytest.fixture(scope="module")
+def trace_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("simulate") / "trace.jsonl"
+    write_trace(str(path), TRACE)
+    return path
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: object) -> Any:
+    assert main(["simulate", *map(str, words), "--json"]) == 0
+    return orjson.loads(capsys.readouterr().out)
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from leaves(inner, f"{path}.{key}")
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from leaves(inner, f"{path}.{index}")
+    else:
+        yield path, round(value, 6) if isinstance(value, float) else value
+
+
+def test_computing_every_step_gives_the_same_summary() -> None:
+    exact, skipped = (
+        dict(leaves(summarise(simulate(TRACE, Scenario(exact=exact)), SLOS, 60.0)))
+        for exact in (True, False)
+    )
+    assert exact == skipped
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("async_scheduling", True),
+        ("scheduling_policy", "priority"),
+        ("scheduler_reserve_full_isl", False),
+        ("max_num_active_seqs", 8),
+        ("vllm_version", "0.20"),
+    ],
+)
+def test_engines_that_cannot_skip_are_stepped(option: str, value: Any) -> None:
+    config = EngineConfig(**{option: value})
+    assert not can_skip(config)
+    assert can_skip(EngineConfig())
+    done = simulate(TRACE[:40], Scenario(config))
+    assert all(o.finished_s or o.reject for o in done.outcomes)
+
+
+def test_summary_counts_what_the_outcomes_say() -> None:
+    done = simulate(TRACE, Scenario())
+    summary = summarise(done, SLOS, 60.0)
+    finished = [o for o in done.outcomes if o.finished_s is not None]
+    good = [
+        o for o in finished if (o.ttft_s or 0.0) <= (2 if o.request.input_tokens <= 5_000 else 15)
+    ]
+    assert summary["requests"] == len(TRACE)
+    assert summary["completed"] == len(finished)
+    assert summary["completed"] + sum(summary["rejected"].values()) == len(TRACE)
+    assert summary["goodput_per_s"] == pytest.approx(len(good) / 60.0)
+    assert summary["attainment"] == pytest.approx(len(good) / len(TRACE))
+    assert summary["hit_ratio"] == pytest.approx(
+        sum(o.cached_tokens for o in finished) / sum(o.request.input_tokens for o in finished)
+    )
+    ttfts = sorted(o.ttft_s or 0.0 for o in finished)
+    assert summary["ttft_ms"]["all"]["p50"] == pytest.approx(1e3 * ttfts[-(-len(ttfts) // 2) - 1])
+    assert sum(summary["prompt_tokens_per_backend"].values()) == summary["prompt_tokens"]
+
+
+def test_the_same_twice_and_a_sweep_in_processes(
+    trace_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    axes = ("--sweep", "gpus=1,2", "--sweep", "policy=direct,warm_or_least_work")
+    first = told(capsys, trace_file, *axes, "--jobs", 2)
+    again = told(capsys, trace_file, *axes, "--jobs", 1)
+    for result in (*first, *again):
+        del result["cpu_s"]
+    assert first == again
+    assert [result["case"] for result in first] == [
+        {"gpus": gpus, "policy": policy}
+        for gpus in (1, 2)
+        for policy in ("direct", "warm_or_least_work")
+    ]
+    direct, shaped = first[2:]
+    assert shaped["hit_ratio"] > direct["hit_ratio"]
+
+
+def test_engine_options_are_swept(trace_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small, large = told(
+        capsys, trace_file, "--sweep", "max-num-batched-tokens=512,8192", "--jobs", 1
+    )
+    assert small["stall_ms"]["all"]["max"] < large["stall_ms"]["all"]["max"] / 4
+
+
+def test_pace(trace_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    slow = told(capsys, trace_file, "--rate", 2)
+    fast = told(capsys, trace_file, "--rate", 4)
+    assert slow["offered_rate_per_s"] == pytest.approx(2.0)
+    assert slow["window_s"] == pytest.approx(2 * fast["window_s"])
+    half, whole = told(capsys, trace_file, "--sweep", "load=0.5,1.0", "--jobs", 1)
+    assert whole["offered_rate_per_s"] == pytest.approx(2 * half["offered_rate_per_s"])
+
+
+def test_a_kept_run_is_read_like_a_replay(
+    trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for policy in ("direct", "warm_or_least_work"):
+        told(capsys, trace_file, "--policy", policy, "--out", tmp_path / policy)
+    assert main(["compare", str(tmp_path / "direct"), str(tmp_path / "warm_or_least_work")]) == 0
+    assert "chat" in capsys.readouterr().out
+    assert main(["report", str(tmp_path / "direct"), "-o", str(tmp_path / "report.html")]) == 0
+    assert main(["simulate", str(trace_file), "--out", str(tmp_path / "direct")]) == 2
+    assert "already holds a run" in capsys.readouterr().err
+
+
+def test_text_is_shared_by_its_equal_beginnings() -> None:
+    rows = [
+        TraceRequest(str(n), 0.0, 2_000, 1, text="a document " * 700 + question)
+        for n, question in enumerate(("who?", "why?"))
+    ]
+    first, second = (with_blocks(row).blocks or () for row in rows)
+    assert len(first) == 4
+    assert first[:3] == second[:3]
+    assert first[3] != second[3]
+
+
+def test_a_proxy_configuration_is_used(
+    trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "proxy.yaml"
+    config.write_text(
+        'backends: [{url: "http://127.0.0.1:8001", max_concurrency: 2}]\n'
+        "buckets: [{name: everything, up_to: 131072, max_queue: 0, max_wait: 1s}]\n"
+        "routing: least_work\n"
+    )
+    result = told(capsys, trace_file, "--config", config, "--slo", "everything.ttft=3s")
+    assert set(result["ttft_ms"]) == {"all", "everything"}
+    assert result["rejected"]["queue_full"] > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--gpus", "0"], "--gpus 0: give 1 or more"),
+        (["--policy", "magic"], "no such policy"),
+        (["--sweep", "gpus"], "is not NAME=VALUE,VALUE"),
+        (["--sweep", "gpu_count=2"], "no option 'gpu_count'"),
+        (["--sweep", "gpus=two"], "is not a whole number"),
+        (["--sweep", "policy=magic"], "is none of"),
+        (["--sweep", "enable_prefix_caching=maybe"], "is neither true nor false"),
+        (["--rate", "0"], "--rate: 0 is not a number above 0"),
+        (["--rate", "1", "--load", "0.5"], "give one of them"),
+        (["--arrivals", "closed:4"], "needs arrival times"),
+        (["--model", "gpt-9"], "no such model"),
+        (["--slo", "chat.ttft=never"], "is not METRIC=TIME"),
+        (["--sweep", "max_model_len=8192"], "use --too-long"),
+    ],
+)
+def test_bad_input(
+    trace_file: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert main(["simulate", str(trace_file), *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_trace_without_lengths_is_said_to_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "bare.jsonl"
+    path.write_text('{"id": "a", "arrival_s": 0.0}\n')
+    assert main(["simulate", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert "bare.jsonl" in error
+    assert error.count("\n") == 1
+
+
+def test_a_trace_out_of_order_is_refused() -> None:
+    rows = [TraceRequest("a", 1.0, 10, 1), TraceRequest("b", 0.5, 10, 1)]
+    with pytest.raises(InputError, match="arrives before"):
+        simulate(rows, Scenario(policy=DIRECT))
+
+
+def test_cases_vary_the_last_axis_fastest() -> None:
+    axes = dict(map(parse_axis, ["seed=1,2", "gpus=1,2"]))
+    listed = list(cases(axes, Scenario(), Workload(TRACE[:5]), SLOS))
+    assert [tuple(case.values.values()) for case in listed] == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    assert [result["requests"] for result in run_all(listed, 1)] == [5] * 4
