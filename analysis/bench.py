@@ -40,6 +40,7 @@ class Case:
     traffic: Callable[[int], list[TraceRequest]]
     load: float
     show: Callable[["RunData"], dict[str, float | None]]
+    simulated: bool = False  # in virtual time too, for comparison
 
 
 def _mooncake(path: Path) -> Callable[[int], list[TraceRequest]]:
@@ -90,6 +91,15 @@ def _tails(run: "RunData") -> dict[str, float | None]:
     }
 
 
+def _ttfts(run: "RunData") -> dict[str, float | None]:
+    told: dict[str, float | None] = {
+        f"{name} TTFT {percentile} s": _seconds(run, "ttft_ms", name, percentile)
+        for name in ("all", "chat", "document")
+        for percentile in ("p50", "p99")
+    }
+    return {**told, "hit ratio": run.number("hit_ratio"), "rejected": _rejected(run)}
+
+
 def _overload(run: "RunData") -> dict[str, float | None]:
     return {
         "goodput /s": run.number("goodput_per_s"),
@@ -119,6 +129,8 @@ def cases(mooncake: Path) -> dict[str, Case]:
              _documents(5), 0.8, _tails),
         Case("unshared", "the same with documents that nobody asks about twice",
              _documents(1), 0.8, _tails),
+        Case("virtual", "the first traffic again: does virtual time tell the same as real sockets?",
+             _documents(5), 0.8, _ttfts, simulated=True),
         Case("overload", "twice capacity: who is still served, how fast are the others told?",
              _documents(5), 2.0, _overload),
     )  # fmt: skip
@@ -144,7 +156,9 @@ def at_load(
 
 @app.command(help=EXAMPLE)
 def bench(
-    name: Annotated[str, typer.Argument(help="mooncake, documents, unshared, overload or all")],
+    name: Annotated[
+        str, typer.Argument(help="mooncake, documents, unshared, virtual, overload, all")
+    ],
     out: Annotated[Path, typer.Option(help="folder for the runs")] = Path("runs/bench"),
     seeds: Annotated[int, typer.Option(min=1, help="runs of each measurement")] = 3,
     time_scale: Annotated[float, typer.Option(help="simulated seconds in a wall second")] = 2.0,
@@ -209,9 +223,36 @@ def _measure(
                 "verdicts": [sides.direct.values["verdict"], sides.proxied.values["verdict"]],
                 DIRECT: case.show(load_run(folder / DIRECT)),
                 PROXIED: case.show(load_run(folder / PROXIED)),
+                **(_simulated(case, trace, folder, model, gpu, force) if case.simulated else {}),
             }
         )
     return results
+
+
+def _simulated(
+    case: Case, trace: Sequence[TraceRequest], folder: Path, model: str, gpu: str, force: bool
+) -> dict[str, dict[str, float | None]]:
+    """The same trace on both sides in virtual time."""
+    from forebay.analysis.run import load_run
+    from forebay.analysis.side_by_side import DIRECT as IN_TURN
+    from forebay.analysis.side_by_side import PROXIED
+    from forebay.replay.engine.config import EngineConfig
+    from forebay.replay.sim import sweep
+    from forebay.replay.sim.run_folder import keep
+    from forebay.replay.sim.scenario import DIRECT, Scenario
+    from forebay.replay.sim.workload import Workload
+    from forebay.replay.slo import default_slos
+
+    shown = {}
+    for side, policy in ((IN_TURN, DIRECT), (PROXIED, "warm_or_least_work")):
+        scenario = Scenario(EngineConfig(model=model, gpu=gpu), policy=policy)
+        slos = default_slos([bucket.name for bucket in scenario.buckets()])
+        planned = sweep.Case({}, scenario, Workload(trace, too_long="truncate"), slos)
+        done, window_s = sweep.simulate_case(planned)
+        name = f"{side} simulated"
+        keep(folder / name, planned, done, sweep.describe(planned, done, window_s), force=force)
+        shown[name] = case.show(load_run(folder / name))
+    return shown
 
 
 def _print(
@@ -220,17 +261,16 @@ def _print(
     from rich.console import Console
     from rich.table import Table
 
-    from forebay.analysis.side_by_side import DIRECT, PROXIED
+    from forebay.analysis.side_by_side import DIRECT
 
     console = Console(highlight=False)
     first = results[0]
     table = Table(title=f"{case.name}: {case.question}", title_justify="left")
-    for column in ("", DIRECT, PROXIED):
+    sides = [name for name, shown in first.items() if isinstance(shown, dict)]
+    for column in ("", *sides):
         table.add_column(column, justify="left" if not column else "right")
     for key in first[DIRECT]:
-        table.add_row(
-            key, *(_spread([r[side][key] for r in results]) for side in (DIRECT, PROXIED))
-        )
+        table.add_row(key, *(_spread([r[side][key] for r in results]) for side in sides))
     console.print(table)
     verdicts = sorted({verdict for r in results for verdict in r["verdicts"]})
     console.print(

@@ -105,12 +105,15 @@ def run_on_ray(listed: Sequence[Case], address: str) -> Iterator[dict[str, Any]]
     except ImportError:
         raise InputError("--ray: Ray is not installed; pip install 'forebay[ray]'") from None
     try:
-        ray.init(address=None if address == "local" else address, log_to_driver=False)
+        if address == "local":  # a cluster of this machine alone, reachable from nowhere else
+            ray.init(log_to_driver=False, include_dashboard=False, _node_ip_address="127.0.0.1")
+        else:
+            ray.init(address=address, log_to_driver=False)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise InputError(f"--ray {address}: {str(error).splitlines()[0]}") from None
     try:
         remote = ray.remote(run_case)
-        # One at a time in order: Ray keeps finished results, and they are small.
+        # All are submitted; results are small and come back in the order of the cases.
         for pending in [remote.remote(case) for case in listed]:
             yield ray.get(pending)
     finally:
