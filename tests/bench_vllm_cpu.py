@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from vllm_server import MISSING, ModelSize, vllm_python, vllm_server, write_model
@@ -138,7 +139,7 @@ def analyse(out: Path) -> dict[str, Any]:
 def _row(repeats: Sequence[Line]) -> dict[str, Any]:
     """One quantile over the repeats: the median of the measured ones is the measured one."""
     measured = sorted(line.measured_s for line in repeats)
-    middle = measured[len(measured) // 2]
+    middle = median(measured)
     one = repeats[0]
     return {
         "measure": one.measure,

@@ -120,6 +120,8 @@ def test_the_command_fits_runs_of_a_trace(tmp_path: Path) -> None:
     for words, says in (
         ((*runs, *model), "several only with --trace"),
         ((*runs, *model, *fits, "--hold-out", "3"), "leave out --trace"),
+        ((*runs, *model, *fits, "--peak-share", "0.9"), "leave out --trace"),
+        ((runs[0], *model, "--block-size", "32"), "give --trace as well"),
     ):
         refused = forebay(*words)
         assert (refused.returncode, refused.stdout) == (2, "")

@@ -89,6 +89,8 @@ def calibrate_command(
 
         if hold_out:
             raise InputError(f"--hold-out {hold_out}: names lines of POINTS; leave out --trace")
+        if peak_share != 1 or not cross_validate:
+            raise InputError("--peak-share, --no-cross-validate: for POINTS; leave out --trace")
         config = EngineConfig(
             model,
             gpu,
@@ -99,6 +101,11 @@ def calibrate_command(
         )
         calibrate_runs(points, trace, config, prior, out, as_json=as_json)
         return
+    if max_num_seqs or num_gpu_blocks_override or block_size != 16:
+        raise InputError(
+            "--max-num-seqs, --block-size, --num-gpu-blocks-override: of a server that served "
+            "RUN; give --trace as well"
+        )
     if len(points) > 1:
         raise InputError(f"{points[1]}: several only with --trace; give one file or run")
     done = calibrate(
