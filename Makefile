@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check bench bench-sim compiled vllm-cpu clean
+.PHONY: demo test check bench bench-sim bench-vllm-cpu compiled vllm-cpu clean
 
 demo: .venv/runtime
 	$(BIN)/forebay demo --out runs/demo --force
@@ -28,6 +28,8 @@ bench-sim: compiled
 compiled: .venv/dev
 	rm -rf .compiled
 	FOREBAY_COMPILE=1 $(BIN)/pip install -q --disable-pip-version-check --no-deps --no-build-isolation --target .compiled .
+bench-vllm-cpu: .venv/dev vllm-cpu
+	$(BIN)/python tests/bench_vllm_cpu.py --out runs/vllm-cpu-$$(date +%Y%m%d-%H%M%S)
 
 .venv/runtime: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("forebay needs Python 3.11 or newer; try: make PYTHON=python3.12") if sys.version_info < (3, 11) else None'

@@ -17,7 +17,12 @@ from forebay.proxy.config import Config
 from forebay.traces.errors import InputError
 
 PREFIX = "FOREBAY_"
-NOT_OURS = {"FOREBAY_API_KEY", "FOREBAY_CAPTURE_SALT"}  # read by other parts, or yet to be
+NOT_OURS = {  # read by other parts or by tests, or yet to be
+    "FOREBAY_API_KEY",
+    "FOREBAY_CAPTURE_SALT",
+    "FOREBAY_VLLM_PYTHON",
+    "FOREBAY_VLLM_WORKLOADS",
+}
 NOT_YET = ("tenants", "capture")
 
 

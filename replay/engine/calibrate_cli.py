@@ -7,29 +7,51 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forebay.replay.engine.calibration import CONSTANTS, read_calibration, shipped
+from forebay.replay.engine.calibration import (
+    CONSTANTS,
+    Calibration,
+    CalibrationFile,
+    read_calibration,
+    shipped,
+)
+from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.models import find_gpu, find_model
 from forebay.replay.engine.points import DEFAULT_BATCHED_TOKENS, read_points
 from forebay.traces.errors import InputError
 
 if TYPE_CHECKING:
     from forebay.replay.engine.calibrate import Outcome
+    from forebay.replay.engine.fit import Fit
 
 HELP = """Fit the step-time constants of a model on a GPU to measured points.
 
 POINTS is CSV or JSON lines with kind (ttft, itl, tpot, stall, offline), prompt_tokens, seconds and,
 where they differ from the defaults, cached_tokens, batch_size, output_tokens,
 max_num_batched_tokens, held_out; or the folder of a `forebay replay` run, of which the requests
-that were alone on their server are used.
+that were alone on their server are used. With --trace, all requests of one or several replays of
+that trace are used: it is played through the engine in virtual time.
 
 Example:  forebay engine calibrate points.csv --model phi-3-mini --gpu h200-nvl -o cal.json
+
+Example:  forebay engine calibrate runs/a runs/b --trace a.jsonl --model config.json --gpu gpu.json
 """
 
 
 def calibrate_command(
-    points: Annotated[Path, typer.Argument(metavar="POINTS|RUN", help="CSV, JSON lines or run.")],
-    model: Annotated[str, typer.Option(help="The model that was measured.")],
-    gpu: Annotated[str, typer.Option(help="The GPU it was measured on.")],
+    points: Annotated[
+        list[Path], typer.Argument(metavar="POINTS|RUN...", help="CSV, JSON lines or run.")
+    ],
+    model: Annotated[str, typer.Option(help="What was measured: a name or a config.json.")],
+    gpu: Annotated[
+        str,
+        typer.Option(
+            help="On what: a name, or a JSON file of name, peak_flops, bandwidth (bytes/s), "
+            "memory_gib, multiprocessors."
+        ),
+    ],
+    trace: Annotated[
+        Path | None, typer.Option(help="The trace that RUN replayed: fit all its requests.")
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write.")] = None,
     hold_out: Annotated[
         str, typer.Option(help="Lines to compare only, e.g. 3,5; besides those marked held_out.")
@@ -44,8 +66,15 @@ def calibrate_command(
         float, typer.Option(help="Reject points that need more than this share of peak.")
     ] = 1.0,
     max_num_batched_tokens: Annotated[
-        int, typer.Option(min=1, help="Token budget of points that name none.")
+        int, typer.Option(min=1, help="Token budget of points that name none, and of RUN.")
     ] = DEFAULT_BATCHED_TOKENS,
+    max_num_seqs: Annotated[
+        int | None, typer.Option(min=1, help="Of the server that served RUN; with --trace.")
+    ] = None,
+    block_size: Annotated[int, typer.Option(help="The same; with --trace.")] = 16,
+    num_gpu_blocks_override: Annotated[
+        int | None, typer.Option(min=1, help="The same; with --trace.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print data instead of a table.")] = False,
 ) -> None:
@@ -55,8 +84,32 @@ def calibrate_command(
         raise InputError(f"--out {out}: exists; give another name, or --force to overwrite it")
     if not 0 < peak_share <= 1:
         raise InputError(f"--peak-share {peak_share}: give a share in (0, 1]")
+    if trace is not None:
+        from forebay.replay.engine.fit_run_cli import calibrate_runs
+
+        if hold_out:
+            raise InputError(f"--hold-out {hold_out}: names lines of POINTS; leave out --trace")
+        if peak_share != 1 or not cross_validate:
+            raise InputError("--peak-share, --no-cross-validate: for POINTS; leave out --trace")
+        config = EngineConfig(
+            model,
+            gpu,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            block_size=block_size,
+            num_gpu_blocks_override=num_gpu_blocks_override,
+        )
+        calibrate_runs(points, trace, config, prior, out, as_json=as_json)
+        return
+    if max_num_seqs or num_gpu_blocks_override or block_size != 16:
+        raise InputError(
+            "--max-num-seqs, --block-size, --num-gpu-blocks-override: of a server that served "
+            "RUN; give --trace as well"
+        )
+    if len(points) > 1:
+        raise InputError(f"{points[1]}: several only with --trace; give one file or run")
     done = calibrate(
-        read_points(points, max_num_batched_tokens),
+        read_points(points[0], max_num_batched_tokens),
         find_model(model),
         find_gpu(gpu),
         prior=read_calibration(prior).constants if prior else None,
@@ -74,8 +127,7 @@ def calibrate_command(
     for doubt in done.doubts:
         print(f"doubtful {doubt}", file=sys.stderr)
     if out is not None:
-        _write(done, out)
-        print(f"wrote {out}: forebay engine --calibration {out}", file=sys.stderr)
+        write_calibration(done.file, out)
 
 
 def _lines(text: str) -> set[int]:
@@ -85,17 +137,19 @@ def _lines(text: str) -> set[int]:
         raise InputError(f"--hold-out {text}: give line numbers, e.g. 3,5") from None
 
 
-def _write(done: "Outcome", out: Path) -> None:
+def write_calibration(file: CalibrationFile, out: Path) -> None:
+    """Write `file` whole or not at all, and say so; raises InputError where it cannot."""
     import orjson
 
     partial = out.with_name(f".{out.name}.partial")
     option = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
     try:
-        partial.write_bytes(orjson.dumps(done.file.as_json(), option=option))
+        partial.write_bytes(orjson.dumps(file.as_json(), option=option))
         partial.replace(out)
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise InputError(f"--out {out}: cannot be written ({error.strerror})") from error
+    print(f"wrote {out}: forebay engine --calibration {out}", file=sys.stderr)
 
 
 def _data(done: "Outcome") -> dict[str, Any]:
@@ -131,22 +185,7 @@ def _print(done: "Outcome") -> None:
             "held out" if row["held_out"] else "fit",
         )
     console.print(table)
-    constants = _table(Table, ["constant", "value", "prior", "unit", "bounds", "from"])
-    for name, allowed in CONSTANTS.items():
-        error = done.fit.relative_errors.get(name)
-        fitted = name in done.fit.fitted
-        told = "prior" if not fitted else "fit" if error is None else f"fit, ± {error:.1%}"
-        if name in done.fit.at_bound:
-            told += ", at its bound"
-        constants.add_row(
-            name,
-            f"{getattr(done.file.constants, name):.4g}",
-            f"{getattr(done.prior, name):.4g}",
-            allowed.unit,
-            f"{allowed.low:g} to {allowed.high:g}",
-            told,
-        )
-    console.print(constants)
+    console.print(constants_table(done.file.constants, done.prior, done.fit))
     kept = [name for name in CONSTANTS if name not in done.fit.fitted]
     console.print(Text(f"The points do not identify {', '.join(kept)}: the prior's values stand."))
     fitted_errors = [
@@ -157,6 +196,29 @@ def _print(done: "Outcome") -> None:
     if len(fitted_errors) <= len(done.fit.fitted):
         own += " (as many constants as points: no evidence)"
     console.print(Text(own + f". {done.file.checked}."))
+
+
+def constants_table(constants: Calibration, prior: Calibration, fit: "Fit") -> Any:
+    """Every constant beside its prior, its bounds and where it comes from."""
+    from rich.table import Table
+
+    table = _table(Table, ["constant", "value", "prior", "unit", "bounds", "from"])
+    for name, allowed in CONSTANTS.items():
+        error = fit.relative_errors.get(name)
+        told = "prior" if name not in fit.fitted else "fit"
+        if error is not None:
+            told += f", ± {error:.1%}"
+        if name in fit.at_bound:
+            told += ", at its bound"
+        table.add_row(
+            name,
+            f"{getattr(constants, name):.4g}",
+            f"{getattr(prior, name):.4g}",
+            allowed.unit,
+            f"{allowed.low:g} to {allowed.high:g}",
+            told,
+        )
+    return table
 
 
 def print_shipped(as_json: bool) -> None:

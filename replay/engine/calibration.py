@@ -6,14 +6,13 @@ here knows how a step is priced.
 """
 
 import difflib
+import json
 import math
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
-
-import orjson
 
 from forebay.replay.engine.models import GpuSpec, ModelSpec
 from forebay.traces.errors import InputError
@@ -134,8 +133,8 @@ def read_calibration(path: Path) -> CalibrationFile:
 def parse_calibration(raw: bytes, name: str) -> CalibrationFile:
     """`raw` as a calibration; `name` stands for it in messages. Raises InputError."""
     try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
+        body = json.loads(raw)
+    except ValueError as error:
         raise InputError(f"{name}: no JSON ({error})") from error
     if not isinstance(body, dict):
         raise InputError(f"{name}: not an object; `forebay engine calibrate -o` makes one")

@@ -44,9 +44,12 @@ app = new_app()
 def engine(
     context: typer.Context,
     model: Annotated[
-        str | None, typer.Option(help="phi-3-mini-128k, llama-3-8b or qwen2.5-14b; required.")
+        str | None,
+        typer.Option(help="phi-3-mini-128k, llama-3-8b, qwen2.5-14b or a config.json; required."),
     ] = None,
-    gpu: Annotated[str, typer.Option(help="h200 (SXM) or h200-nvl.")] = "h200",
+    gpu: Annotated[
+        str, typer.Option(help="h200 (SXM), h200-nvl or a JSON file of its data sheet.")
+    ] = "h200",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     time_scale: Annotated[float, typer.Option(help="Simulated seconds in a wall second.")] = 1.0,

@@ -17,6 +17,7 @@ class EngineConfig:
     """Options; a value that cannot work raises InputError here, not at the first request.
 
     Attributes:
+        model, gpu: a name, a JSON file (see `find_model`, `find_gpu`) or the sizes themselves.
         time_scale: simulated seconds that pass in one wall second (servers only).
         seed: of output lengths, output words and request ids.
         calibration: file of step-time constants; default: the shipped ones of model and GPU.
@@ -27,8 +28,8 @@ class EngineConfig:
         The others are vLLM's options of the same names; None is vLLM's default.
     """
 
-    model: str = "llama-3-8b"
-    gpu: str = "h200"
+    model: str | ModelSpec = "llama-3-8b"
+    gpu: str | GpuSpec = "h200"
     time_scale: float = 1.0
     served_model_name: str | None = None
     max_model_len: int | None = None
@@ -54,8 +55,7 @@ class EngineConfig:
     calibration: Path | None = None
 
     def __post_init__(self) -> None:
-        find_model(self.model)
-        find_gpu(self.gpu)
+        _ = self.model_spec, self.gpu_spec  # a name that nobody knows is named first
         self._check_version()
         _check_positive(self.time_scale, "--time-scale", "simulated seconds in a wall second")
         for name in (
@@ -110,16 +110,21 @@ class EngineConfig:
 
     @property
     def model_spec(self) -> ModelSpec:
-        return find_model(self.model)
+        return find_model(self.model) if isinstance(self.model, str) else self.model
 
     @property
     def gpu_spec(self) -> GpuSpec:
-        return find_gpu(self.gpu)
+        return find_gpu(self.gpu) if isinstance(self.gpu, str) else self.gpu
 
     @property
     def served_name(self) -> str:
         """The name clients use: as given, like vLLM, unless --served-model-name says otherwise."""
-        return self.served_model_name or self.model
+        return self.served_model_name or self.model_name
+
+    @property
+    def model_name(self) -> str:
+        """The model as given."""
+        return self.model if isinstance(self.model, str) else self.model.name
 
     @property
     def context(self) -> int:

@@ -6,7 +6,7 @@ them as those already chosen do, keeps the prior's value. Pure; reads and prints
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,7 +31,8 @@ other constants act through these and need kernel measurements."""
 LEAST_EFFECT = 0.01
 """Least relative change of some point by that uncertainty, beside the constants already chosen."""
 SMALLEST_S = 1e-8
-_STEP = 1e-4
+_STEP = 1e-4  # of ln(constant) in a slope
+_LEAST_GAIN = 0.0  # to the last digit: such a fit takes milliseconds
 _ROUNDS = 60
 Vector = NDArray[np.float64]
 
@@ -64,27 +65,53 @@ def fit(
     prior: Calibration,
 ) -> Fit:
     """Constants under which `works` take `measured_s`, as nearly as they can."""
+
+    def seconds(constants: Calibration) -> list[float]:
+        return [predicted_s(work, model, gpu, constants) for work in works]
+
+    return fit_times(seconds, measured_s, prior, CANDIDATES)
+
+
+def fit_times(
+    predicted: Callable[[Calibration], Sequence[float]],
+    measured_s: Sequence[float],
+    prior: Calibration,
+    candidates: Mapping[str, float],
+    *,
+    step: float = _STEP,
+    least_gain: float = _LEAST_GAIN,
+) -> Fit:
+    """Constants under which `predicted` gives `measured_s`, as nearly as it can.
+
+    Args:
+        candidates: constants that may be fitted, with their uncertainty (in ln).
+        step: of ln(constant) for slopes; coarse where predictions are not smooth.
+        least_gain: a round that lowers the sum of squares by less than this share is the last.
+    """
     target = np.log(np.asarray(measured_s, dtype=np.float64))
 
     def logs(constants: Calibration) -> Vector:
-        return np.log([predicted_s(work, model, gpu, constants) for work in works])
+        return np.log(np.asarray(predicted(constants), dtype=np.float64))
 
-    doubt = np.array(list(CANDIDATES.values()))
-    chosen, left = _identifiable(_jacobian(logs, prior, list(CANDIDATES)) * doubt, len(works))
-    constants = _minimise(lambda c: logs(c) - target, prior, chosen) if chosen else prior
+    names, doubt = list(candidates), np.array(list(candidates.values()))
+    effects = _jacobian(logs, prior, names, step) * doubt
+    chosen, left = _identifiable(effects, names)
+    constants = (
+        _minimise(lambda c: logs(c) - target, prior, chosen, step, least_gain) if chosen else prior
+    )
     residuals = logs(constants) - target
-    spare = len(works) - len(chosen)
+    spare = len(target) - len(chosen)
     return Fit(
         constants,
         chosen,
-        _errors(_jacobian(logs, constants, chosen), residuals, chosen, spare),
+        _errors(_jacobian(logs, constants, chosen, step), residuals, chosen, spare),
         tuple(name for name in chosen if _bounded(name, getattr(constants, name))),
         left,
     )
 
 
 def _jacobian(
-    logs: Callable[[Calibration], Vector], at: Calibration, names: Sequence[str]
+    logs: Callable[[Calibration], Vector], at: Calibration, names: Sequence[str], step: float
 ) -> Vector:
     """d ln(seconds) / d ln(constant), a row a point."""
     if not names:
@@ -92,20 +119,21 @@ def _jacobian(
     columns = []
     for name in names:
         value = max(getattr(at, name), SMALLEST_S)
-        high = logs(replace(at, **{name: value * math.exp(_STEP)}))
-        low = logs(replace(at, **{name: value * math.exp(-_STEP)}))
-        columns.append((high - low) / (2 * _STEP))
+        high = logs(replace(at, **{name: value * math.exp(step)}))
+        low = logs(replace(at, **{name: value * math.exp(-step)}))
+        columns.append((high - low) / (2 * step))
     return np.stack(columns, axis=1)
 
 
-def _identifiable(effects: Vector, points: int) -> tuple[tuple[str, ...], dict[str, float]]:
+def _identifiable(
+    effects: Vector, names: Sequence[str]
+) -> tuple[tuple[str, ...], dict[str, float]]:
     """Choose, one by one, the constant with the largest effect that those before cannot mimic.
 
     `effects`: relative change of each point by the prior's uncertainty of each candidate.
     """
-    names = list(CANDIDATES)
     rest, chosen = effects.copy(), list[int]()
-    while len(chosen) < min(points, len(names)):
+    while len(chosen) < min(effects.shape):
         size = np.abs(rest).max(axis=0)
         size[chosen] = 0.0
         best = int(np.argmax(np.linalg.norm(rest, axis=0) * (size >= LEAST_EFFECT)))
@@ -120,12 +148,16 @@ def _identifiable(effects: Vector, points: int) -> tuple[tuple[str, ...], dict[s
 
 
 def _minimise(
-    residuals: Callable[[Calibration], Vector], start: Calibration, names: tuple[str, ...]
+    residuals: Callable[[Calibration], Vector],
+    start: Calibration,
+    names: tuple[str, ...],
+    slope_step: float,
+    least_gain: float,
 ) -> Calibration:
     at, now = start, residuals(start)
     damping = 1e-3
     for _ in range(_ROUNDS):
-        slope = _jacobian(residuals, at, names)
+        slope = _jacobian(residuals, at, names, slope_step)
         normal = slope.T @ slope
         step = np.linalg.solve(
             normal + damping * np.diag(np.diag(normal) + 1e-12), -(slope.T @ now)
@@ -133,9 +165,9 @@ def _minimise(
         tried = _moved(at, names, step.tolist())
         after = residuals(tried)
         if after @ after < now @ now:
-            gained = float(now @ now - after @ after)
+            gained, before = float(now @ now - after @ after), float(now @ now)
             at, now, damping = tried, after, damping / 5
-            if gained < 1e-14:
+            if gained < max(1e-14, least_gain * before):
                 break
         else:
             damping *= 5

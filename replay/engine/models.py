@@ -1,11 +1,13 @@
 """The models and GPUs the simulated engine knows: their sizes, nothing about their speed.
 
 Names are looked up forgivingly (case, punctuation, organisation and suffixes such as `-instruct`
-do not matter). An unknown name is bad input and the message lists the known ones.
+do not matter). An unknown name is bad input and the message lists the known ones. What ends in
+`.json` is read from that file.
 """
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from forebay.replay.engine.kv_layout import ModelShape, layer_bytes
 from forebay.traces.errors import InputError
@@ -119,21 +121,34 @@ _GPUS = {"h200": H200_SXM, "h200sxm": H200_SXM, "h200sxm5": H200_SXM, "h200nvl":
 
 
 def find_model(name: str) -> ModelSpec:
-    """The model called `name`; raises InputError that lists the known ones."""
+    """The model called `name`, or of that config.json; raises InputError."""
+    if name.endswith(".json"):
+        from forebay.replay.engine.spec_files import read_model
+
+        return read_model(Path(name))
     spec = _MODELS.get(re.sub(r"(instruct|chat|hf)$", "", _plain(name.rsplit("/", 1)[-1])))
     if spec is None:
         known = ", ".join(sorted({model.name for model in _MODELS.values()}))
-        raise InputError(f"--model {name}: no such model; the simulated ones are {known}")
+        raise InputError(
+            f"--model {name}: no such model; the simulated ones are {known}; "
+            "or give a model's config.json"
+        )
     return spec
 
 
 def find_gpu(name: str) -> GpuSpec:
-    """The GPU called `name`; raises InputError that lists the known ones."""
+    """The GPU called `name`, or of that JSON file; raises InputError."""
+    if name.endswith(".json"):
+        from forebay.replay.engine.spec_files import read_gpu
+
+        return read_gpu(Path(name))
     spec = _GPUS.get(re.sub(r"^(nvidia|tesla)", "", _plain(name)))
     if spec is None:
         known = ", ".join(sorted({gpu.name for gpu in _GPUS.values()}))
         raise InputError(
-            f"--gpu {name}: no such GPU; the simulated ones are {known} (h200 means h200-sxm)"
+            f"--gpu {name}: no such GPU; the simulated ones are {known} (h200 means "
+            "h200-sxm); or give a file of name, peak_flops, bandwidth, memory_gib, "
+            "multiprocessors: gpu.json"
         )
     return spec
 

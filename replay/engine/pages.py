@@ -148,7 +148,7 @@ class _Pages:
             "object": "model",
             "created": created,
             "owned_by": "vllm",
-            "root": self._config.model,
+            "root": self._config.model_name,
             "parent": None,
             "max_model_len": self._config.context,
             "permission": [permission],

@@ -83,8 +83,8 @@ def workload(point: Point, model: ModelSpec, gpu: GpuSpec) -> Workload:
 
 def _core(point: Point, model: ModelSpec, gpu: GpuSpec) -> tuple[EngineCore, _Recorder]:
     config = EngineConfig(
-        model.name,
-        gpu.name,
+        model,
+        gpu,
         max_num_batched_tokens=point.max_num_batched_tokens,
         max_num_seqs=min(point.max_num_batched_tokens, max(16, point.batch_size)),
     )
