@@ -28,6 +28,7 @@ bench-sim: compiled
 compiled: .venv/dev
 	rm -rf .compiled
 	FOREBAY_COMPILE=1 $(BIN)/pip install -q --disable-pip-version-check --no-deps --no-build-isolation --target .compiled .
+
 bench-vllm-cpu: .venv/dev vllm-cpu
 	$(BIN)/python tests/bench_vllm_cpu.py --out runs/vllm-cpu-$$(date +%Y%m%d-%H%M%S)
 
