@@ -1,5 +1,6 @@
 """`forebay simulate`: scenarios, sweeps, run folders and bad input."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from forebay.proxy.cli import main
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.scenario import DIRECT, Scenario, can_skip, simulate
 from forebay.replay.sim.summary import summarise
-from forebay.replay.sim.sweep import cases, parse_axis, run_all
+from forebay.replay.sim.sweep import cases, parse_axis, run_all, run_on_ray
 from forebay.replay.sim.workload import Workload, with_blocks
 from forebay.replay.slo import parse_slos
 from forebay.traces.errors import InputError
@@ -215,3 +216,19 @@ def test_cases_vary_the_last_axis_fastest() -> None:
     listed = list(cases(axes, Scenario(), Workload(TRACE[:5]), SLOS))
     assert [tuple(case.values.values()) for case in listed] == [(1, 1), (1, 2), (2, 1), (2, 2)]
     assert [result["requests"] for result in run_all(listed, 1)] == [5] * 4
+
+
+def test_ray_changes_nothing() -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'forebay[ray]'")
+    axes = dict([parse_axis("gpus=1,2")])
+    listed = list(cases(axes, Scenario(), Workload(TRACE[:50]), SLOS))
+    told = [list(run_all(listed, 1)), list(run_on_ray(listed, "local"))]
+    for result in (*told[0], *told[1]):
+        del result["cpu_s"]
+    assert told[0] == told[1]
+
+
+def test_ray_that_is_missing_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(InputError, match=r"pip install 'forebay\[ray\]'"):
+        list(run_on_ray([], "local"))
