@@ -119,12 +119,19 @@ _GPUS = {"h200": H200_SXM, "h200sxm": H200_SXM, "h200sxm5": H200_SXM, "h200nvl":
 
 
 def find_model(name: str) -> ModelSpec:
-    """The model called `name`; raises InputError that lists the known ones."""
+    """The model called `name`, or in a config.json; raises InputError that lists the known ones."""
     spec = _MODELS.get(re.sub(r"(instruct|chat|hf)$", "", _plain(name.rsplit("/", 1)[-1])))
-    if spec is None:
-        known = ", ".join(sorted({model.name for model in _MODELS.values()}))
-        raise InputError(f"--model {name}: no such model; the simulated ones are {known}")
-    return spec
+    if spec is not None:
+        return spec
+    from forebay.replay.engine.hf_model import is_config, read_model  # which needs ModelSpec
+
+    if is_config(name):
+        return read_model(name)
+    known = ", ".join(sorted({model.name for model in _MODELS.values()}))
+    raise InputError(
+        f"--model {name}: no such model; the simulated ones are {known}; "
+        "or give a config.json, or the folder of one"
+    )
 
 
 def find_gpu(name: str) -> GpuSpec:
