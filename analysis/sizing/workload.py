@@ -73,19 +73,26 @@ class Users:
     def requests(self, seed: int, duration_s: float) -> list[TraceRequest]:
         """All arrivals within `duration_s`, in order.
 
-        Equal seeds take equal draws whatever `shared` is, so that only this differs.
+        The mean rate and the shares of the kinds are exactly as asked over the whole duration:
+        arrivals are conditioned on their number, kinds are dealt from a shuffled pack. What
+        varies between seeds is then how they bunch, not how much was asked; without this a
+        window of minutes says more about its luck than about the fleet.
         """
         dice = {name: Random(f"{seed}:{name}") for name in ("gaps", "kinds", "lengths", "choices")}
         sizes = Random(f"{seed}:documents")
         library = _Library(self, sizes) if self.shared else None
+        lengths = dice["lengths"]
+        count = max(1, round(self.rate_per_s * duration_s))
         shape = 1 / (self.cv * self.cv)
-        scale = 1 / (self.rate_per_s * shape)
-        gaps, kinds, lengths = dice["gaps"], dice["kinds"], dice["lengths"]
+        gaps = [dice["gaps"].gammavariate(shape, 1.0) for _ in range(count + 1)]
+        scale = duration_s / sum(gaps)
+        kinds = dealt(count, self.document_share, dice["kinds"])
+        commons = iter(dealt(sum(kinds), self.shared, dice["kinds"]))
         rows: list[TraceRequest] = []
         now_s = 0.0
-        while (now_s := now_s + gaps.gammavariate(shape, scale)) <= duration_s:
-            number, at = len(rows), round(now_s, 6)
-            about, common = kinds.random() < self.document_share, kinds.random() < self.shared
+        for number, (gap, about) in enumerate(zip(gaps, kinds, strict=False)):
+            now_s += gap * scale
+            at = round(now_s, 6)
             if not about:
                 tokens = self.chat_tokens.draw(lengths)
                 output = self.chat_output_tokens.draw(lengths)
@@ -93,7 +100,7 @@ class Users:
                 continue
             asked = self.question_tokens.draw(lengths)
             output = self.document_output_tokens.draw(lengths)
-            if common and library:
+            if next(commons) and library:
                 rows.append(library.question(f"d{number}", at, asked, output, dice["choices"]))
             else:
                 tokens = self.document_tokens.draw(lengths) + asked
@@ -125,6 +132,14 @@ class Users:
         questions = _drawn(self.question_tokens)
         asked = [a + b for a, b in zip(_drawn(self.document_tokens), questions, strict=True)]
         return asked, _drawn(self.document_output_tokens)
+
+
+def dealt(count: int, share: float, dice: Random) -> list[bool]:
+    """`count` places, of which a `share` drawn at random is True."""
+    chosen = round(count * share)
+    pack = [True] * chosen + [False] * (count - chosen)
+    dice.shuffle(pack)
+    return pack
 
 
 def _drawn(length: Length) -> list[int]:
