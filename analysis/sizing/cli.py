@@ -90,53 +90,56 @@ def size_command(
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print data instead of tables.")] = False,
 ) -> None:
-    from forebay.analysis.sizing.floor import check_memory
-    from forebay.analysis.sizing.guide import size
-    from forebay.analysis.sizing.guide import validate as replay
-    from forebay.analysis.sizing.plot import curves, draw
-    from forebay.analysis.sizing.report import as_json as answer_json
-    from forebay.analysis.sizing.report import cost, print_answer, provenance
-    from forebay.analysis.sizing.search import workers
-    from forebay.analysis.sizing.targets import DEFAULT_SLO, parse_targets
-    from forebay.analysis.sizing.workload import Users
-    from forebay.proxy.config import Config
-    from forebay.proxy.config_sources import load_config
-    from forebay.replay.engine.config import EngineConfig
-    from forebay.replay.sim.scenario import Scenario
-    from forebay.traces.lengths import parse_length
+    from forebay.analysis.sizing.workers import workers
 
     _check(out, plot=plot, force=force)
     for option, number in (("--price-per-gpu-hour", price_per_gpu_hour), ("--window", window)):
         if number is not None and not 0 < number < float("inf"):
             raise InputError(f"{option} {number:g}: give more than 0")
-    people = Users(
-        users=users,
-        think_s=think,
-        document_share=document_share,
-        document_tokens=parse_length(document_tokens, "--document-tokens"),
-        question_tokens=parse_length(question_tokens, "--question-tokens"),
-        document_output_tokens=parse_length(document_output_tokens, "--document-output-tokens"),
-        chat_tokens=parse_length(chat_tokens, "--chat-tokens"),
-        chat_output_tokens=parse_length(chat_output_tokens, "--chat-output-tokens"),
-        shared=shared,
-        documents=documents,
-        zipf_s=zipf,
-        cv=cv,
-    )
-    targets = parse_targets(slo or DEFAULT_SLO)
-    engine_options: dict[str, Any] = {
-        "model": model,
-        "gpu": gpu,
-        "max_num_batched_tokens": max_num_batched_tokens,
-        "max_num_seqs": max_num_seqs,
-        "gpu_memory_utilization": gpu_memory_utilization,
-    }
-    check_memory(people, max_model_len=max_model_len, **engine_options)
-    engine = EngineConfig(max_model_len=max_model_len, calibration=calibration, **engine_options)
-    proxy = Config() if config is None else load_config(config, {}, {})
-    scenario = Scenario(engine, 1, policy, proxy)
-    sizes = _sizes(plot_tokens, people.document_tokens) if plot else []
-    with workers(jobs) as run:
+    with workers(jobs, "forebay.analysis.sizing.guide") as run:
+        from forebay.analysis.sizing.floor import check_memory
+        from forebay.analysis.sizing.guide import size
+        from forebay.analysis.sizing.guide import validate as replay
+        from forebay.analysis.sizing.plot import curves, draw
+        from forebay.analysis.sizing.report import as_json as answer_json
+        from forebay.analysis.sizing.report import cost, print_answer, provenance
+        from forebay.analysis.sizing.targets import DEFAULT_SLO, parse_targets
+        from forebay.analysis.sizing.workload import Users
+        from forebay.proxy.config import Config
+        from forebay.proxy.config_sources import load_config
+        from forebay.replay.engine.config import EngineConfig
+        from forebay.replay.sim.scenario import Scenario
+        from forebay.traces.lengths import parse_length
+
+        people = Users(
+            users=users,
+            think_s=think,
+            document_share=document_share,
+            document_tokens=parse_length(document_tokens, "--document-tokens"),
+            question_tokens=parse_length(question_tokens, "--question-tokens"),
+            document_output_tokens=parse_length(document_output_tokens, "--document-output-tokens"),
+            chat_tokens=parse_length(chat_tokens, "--chat-tokens"),
+            chat_output_tokens=parse_length(chat_output_tokens, "--chat-output-tokens"),
+            shared=shared,
+            documents=documents,
+            zipf_s=zipf,
+            cv=cv,
+        )
+        targets = parse_targets(slo or DEFAULT_SLO)
+        engine_options: dict[str, Any] = {
+            "model": model,
+            "gpu": gpu,
+            "max_num_batched_tokens": max_num_batched_tokens,
+            "max_num_seqs": max_num_seqs,
+            "gpu_memory_utilization": gpu_memory_utilization,
+        }
+        check_memory(people, max_model_len=max_model_len, **engine_options)
+        engine = EngineConfig(
+            max_model_len=max_model_len, calibration=calibration, **engine_options
+        )
+        proxy = Config() if config is None else load_config(config, {}, {})
+        scenario = Scenario(engine, 1, policy, proxy)
+        sizes = _sizes(plot_tokens, people.document_tokens) if plot else []
         answer = size(
             people,
             scenario,

@@ -8,8 +8,9 @@ from forebay.analysis.sizing.binding import Binding, binding
 from forebay.analysis.sizing.floor import alone, check_floor
 from forebay.analysis.sizing.judge import Judged
 from forebay.analysis.sizing.naive import Naive, demands, erlangs, formulas
-from forebay.analysis.sizing.search import Found, Question, Window, Workers, ask, search
+from forebay.analysis.sizing.search import Found, Question, Window, ask, search
 from forebay.analysis.sizing.targets import Target
+from forebay.analysis.sizing.workers import Workers
 from forebay.analysis.sizing.workload import DOCUMENT, Users
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.scenario import Scenario

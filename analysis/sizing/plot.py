@@ -6,8 +6,9 @@ from html import escape
 
 from forebay.analysis import svg
 from forebay.analysis.sizing.guide import question_of
-from forebay.analysis.sizing.search import Workers, search
+from forebay.analysis.sizing.search import search
 from forebay.analysis.sizing.targets import Target
+from forebay.analysis.sizing.workers import Workers
 from forebay.analysis.sizing.workload import Users
 from forebay.replay.sim.scenario import Scenario
 from forebay.traces.errors import InputError

@@ -254,10 +254,13 @@ def _variants_table(answer: Answer) -> "Table":
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column(f"what if (seed {answer.seeds[0]} alone, half the window: +-1)")
+    table.add_column(f"what if (seed {answer.seeds[0]} alone, half the window: to compare)")
     table.add_column("GPUs", justify="right")
-    for one in answer.variants:
-        table.add_row(one.what, "not met" if one.gpus is None else str(one.gpus))
+    table.add_column("change", justify="right")
+    base = answer.variants[0].gpus
+    for number, one in enumerate(answer.variants):
+        change = "" if not number or one.gpus is None or base is None else f"{one.gpus - base:+d}"
+        table.add_row(one.what, "not met" if one.gpus is None else str(one.gpus), change)
     return table
 
 

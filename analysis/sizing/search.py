@@ -5,13 +5,9 @@ fails below one that meets, and halves the distance between them. Searches run s
 processes; each is deterministic, so where it runs changes nothing.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from multiprocessing import get_context
-from typing import TypeVar
 
 from forebay.analysis.sizing.judge import Judged, judge
 from forebay.analysis.sizing.targets import Target
@@ -19,8 +15,6 @@ from forebay.analysis.sizing.workload import Users
 from forebay.replay.sim.scenario import Scenario, simulate
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,33 +122,3 @@ def ask(job: tuple[Question, int]) -> Judged:
 
 def search(job: tuple[Question, int, int]) -> Found:
     return least_gpus(*job)
-
-
-class Workers:
-    """Runs jobs in processes, or at once in this one."""
-
-    def __init__(self, pool: ProcessPoolExecutor | None) -> None:
-        self._pool = pool
-
-    def start(self, work: Callable[..., T], job: object) -> "Future[T]":
-        if self._pool is not None:
-            return self._pool.submit(work, job)
-        done: Future[T] = Future()
-        done.set_result(work(job))
-        return done
-
-    def all(self, work: Callable[..., T], jobs: Sequence[object]) -> list[T]:
-        return [one.result() for one in [self.start(work, job) for job in jobs]]
-
-
-@contextmanager
-def workers(jobs: int) -> Iterator[Workers]:
-    if jobs <= 1:
-        yield Workers(None)
-        return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        try:
-            yield Workers(pool)
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
