@@ -214,16 +214,23 @@ def test_an_idle_gpu_is_the_floor() -> None:
 
 
 @pytest.mark.parametrize(
-    ("usage", "doubled", "resource"),
+    ("prefill_s", "more_kv", "more_slots", "resource"),
     [
-        (Usage(0.8, 0.9, 0.2, 0.6, 10, 64), False, "prefill compute"),
-        (Usage(0.1, 0.9, 0.2, 0.6, 10, 64), False, "decode"),
-        (Usage(0.1, 0.9, 0.2, 0.6, 64, 64), False, "slots"),
-        (Usage(0.8, 0.9, 0.9, 2.0, 64, 64), True, "KV cache"),
+        (0.8, False, False, "prefill compute"),
+        (0.1, False, False, "decode"),
+        (0.1, False, True, "slots"),
+        (0.8, True, True, "KV cache"),
     ],
 )
-def test_what_binds(usage: Usage, doubled: bool, resource: str) -> None:
-    assert binding(usage, ["chat.ttft_p95"], doubled, 3).resource == resource
+def test_what_binds(prefill_s: float, more_kv: bool, more_slots: bool, resource: str) -> None:
+    usage = Usage(prefill_s, 0.9, 0.2, 0.6, 64, 64)
+    assert binding(usage, ["chat.ttft_p95"], more_kv, more_slots, 3).resource == resource
+
+
+def test_slots_bind_where_more_of_them_would_do(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "size --users 120 --document-share 0 --document-tokens 1 --chat-tokens 100 --think 20"
+    line += " --chat-output-tokens 900 --slo ttft_p95=500ms --max-num-seqs 24 --quick --json"
+    assert run(f"{line} --window 60 --jobs 1", capsys)["binding"]["resource"] == "slots"
 
 
 def test_few_blocks_bind_and_many_do_not() -> None:

@@ -1,7 +1,7 @@
 """Which resource the GPUs run out of: compute for prefills or decoding, KV cache, or seats. Pure.
 
-Busy time, memory and seats are counted in the simulation; whether memory binds is asked of it
-too: the same fleet with twice the KV cache either meets the targets or does not.
+Busy time, memory and seats are counted in the simulation; whether memory or seats bind is asked
+of it too: the same fleet with twice of it either meets the targets or does not.
 """
 
 from collections import Counter
@@ -99,29 +99,30 @@ class Binding:
     why: str
 
 
-def binding(at: Usage, missed: list[str], met_with_twice_the_kv: bool, gpus: int) -> Binding:
+def binding(
+    at: Usage, missed: list[str], met_with_more_kv: bool, met_with_more_slots: bool, gpus: int
+) -> Binding:
     """What binds a fleet of `gpus` that misses the targets named in `missed`."""
     load = (
-        f"at {gpus} GPUs engines work {at.work_s:.0%} of the time, {at.prefill_part:.0%} of that in"
-        f" prefills; requests hold {at.kv_mean:.0%} of the KV cache on average,"
-        f" {at.kv_peak:.0%} of one at most; up to"
-        f" {at.seats_peak} of {at.seats} slots"
+        f"at {gpus} GPUs engines work {min(1.0, at.work_s):.0%} of the time, "
+        f"{at.prefill_part:.0%} of that in prefills; requests hold {at.kv_mean:.0%} of the KV cache"
+        f" on average, {at.kv_peak:.0%} of one at most; up to {at.seats_peak} of {at.seats} slots"
     )
-    if met_with_twice_the_kv:
+    if met_with_more_kv:
         return Binding(
             "KV cache",
-            f"twice the KV cache would meet the targets: it holds more requests, and more documents"
+            "twice the KV cache would meet the targets: it holds more requests, and more documents"
             f" stay cached; {load}",
         )
-    if at.seats_peak >= at.seats:
-        return Binding("slots", f"engines ran out of slots; {load}")
-    if at.prefill_part >= 0.5:
-        how = (
-            "answers stand still while a prefill's chunk runs beside them"
-            if any(".tpot" in f".{name}" or ".stall" in f".{name}" for name in missed)
-            else "prompts queue behind the prefills of others"
-        )
-        return Binding("prefill compute", f"{how}; twice the KV cache does not help; {load}")
-    return Binding(
-        "decode", f"decode steps fill the time; twice the KV cache does not help; {load}"
+    if met_with_more_slots:
+        return Binding("slots", f"twice the slots would meet the targets; {load}")
+    kept = "twice the KV cache does not help"
+    if at.prefill_part < 0.5:
+        return Binding("decode", f"decode steps fill the time; {kept}; {load}")
+    stalls = any(name.rpartition(".")[2].startswith(("tpot", "stall")) for name in missed)
+    queues = any(name.rpartition(".")[2].startswith(("ttft", "e2e")) for name in missed)
+    how = " and ".join(
+        ["prompts queue behind the prefills of others"] * queues
+        + ["answers stand still while a prefill's chunk runs beside them"] * stalls
     )
+    return Binding("prefill compute", f"{how}; {kept}; {load}")

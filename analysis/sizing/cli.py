@@ -71,7 +71,7 @@ def size_command(
     seeds: Annotated[int, typer.Option(min=SEEDS, help="How many seeds.")] = SEEDS,
     seed: Annotated[int, typer.Option(help="The first of them.")] = 0,
     window: Annotated[
-        float | None, typer.Option(help="Seconds judged a seed.  [default: 25 beyond a percentile]")
+        float | None, typer.Option(help="Seconds judged a seed.  [default: 20 beyond a percentile]")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Leave out the what-ifs.")] = False,
     validate: Annotated[

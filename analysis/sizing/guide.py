@@ -12,11 +12,12 @@ from forebay.analysis.sizing.search import Found, Question, Window, ask, search
 from forebay.analysis.sizing.targets import Target
 from forebay.analysis.sizing.workers import Workers
 from forebay.analysis.sizing.workload import DOCUMENT, Users
+from forebay.proxy.config import BackendConfig
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.scenario import Scenario
 from forebay.traces.errors import InputError
 
-BEYOND = 25
+BEYOND = 20
 """Requests beyond each percentile that the window of one seed should hold on average."""
 FRESH = 1_000  # seeds of the validation, which the search never saw
 LONGER = 4  # times the window of the search
@@ -73,7 +74,7 @@ def window_for(
         prefill_s = alone(config, users.prompt_tokens(DOCUMENT, 0.5)).ttft_s
         warmup_s = max(warmup_s, 5 * prefill_s)
         if users.shared:
-            warmup_s += 2 * users.documents * prefill_s / guess
+            warmup_s += users.documents * prefill_s / guess
     return Window(warmup_s, judged_s or float(ceil(max(needed_s))))
 
 
@@ -153,10 +154,22 @@ def _binding(
     failed = [one for one in around.get(gpus - 1, []) if not one.met]
     if not failed:
         return None
-    doubled = replace(_with_kv(question, 2), seed=failed[0].seed)
-    (again,) = run.all(ask, [(doubled, gpus - 1)])
+    worst = failed[0]
+    what_if = [_with_kv(question, 2)]
+    if worst.usage.seats_peak >= worst.usage.seats:
+        what_if.append(_with_slots(question, 2 * worst.usage.seats))
+    jobs = [(replace(one, seed=worst.seed), gpus - 1) for one in what_if]
+    kv, *slots = [one.met for one in run.all(ask, jobs)]
     missed = [one.target.name for judged in failed for one in judged.attained if not one.met]
-    return binding(failed[0].usage, missed, again.met, gpus - 1)
+    return binding(worst.usage, missed, kv, any(slots), gpus - 1)
+
+
+def _with_slots(question: Question, slots: int) -> Question:
+    scenario = question.scenario
+    engine = replace(scenario.engine, max_num_seqs=max(slots, scenario.engine.seqs))
+    backend = BackendConfig(url="http://127.0.0.1:1", max_concurrency=slots)  # only slots count
+    proxy = scenario.proxy.model_copy(update={"backends": (backend,)})
+    return replace(question, scenario=replace(scenario, engine=engine, proxy=proxy))
 
 
 def _with_kv(question: Question, times: int) -> Question:
