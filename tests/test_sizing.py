@@ -224,7 +224,7 @@ def test_an_idle_gpu_is_the_floor() -> None:
 )
 def test_what_binds(prefill_s: float, more_kv: bool, more_slots: bool, resource: str) -> None:
     usage = Usage(prefill_s, 0.9, 0.2, 0.6, 64, 64)
-    assert binding(usage, ["chat.ttft_p95"], more_kv, more_slots, 3).resource == resource
+    assert binding(usage, ["chat.ttft_p95"], [more_kv], [more_slots], 3).resource == resource
 
 
 def test_slots_bind_where_more_of_them_would_do(capsys: pytest.CaptureFixture[str]) -> None:
@@ -268,8 +268,8 @@ def test_the_whole_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert told["cost"]["per_hour"] == 3.5 * (count + 1)
     assert told["binding"]["resource"] == "prefill compute"
     assert told["formulas"][0]["name"] == "KV cache only"
-    whatifs = told["sensitivity"]["gpus"]
-    assert whatifs["all questions about 50 shared documents"] <= whatifs["nothing changed"]
+    base, whatifs = told["sensitivity"]["nothing_changed"], told["sensitivity"]["gpus"]
+    assert whatifs["all questions about 50 shared documents"] <= base <= count
     assert "checked" in told["calibration"]
     small, large, longest = told["plot"]
     assert all(a[1] <= b[1] for a, b in zip(small["points"], large["points"], strict=True))
@@ -329,7 +329,7 @@ def test_more_users_never_draw_a_plot_that_is_not_xml() -> None:
 def test_bad_input(
     line: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["size", *line.format(new=tmp_path / "new").split()]) == 2
+    assert main(["size", "--jobs", "1", *line.format(new=tmp_path / "new").split()]) == 2
     out, err = capsys.readouterr()
     assert said in err
     assert len(err.strip().splitlines()) == 1
@@ -365,5 +365,6 @@ def test_a_config_json_that_cannot_be_sized(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = write(tmp_path, name, **changed)
-    assert main(["size", "--users", "5", "--document-tokens", "100", "--model", path]) == 2
+    line = f"size --jobs 1 --users 5 --document-tokens 100 --model {path}"
+    assert main(line.split()) == 2
     assert said in capsys.readouterr().err

@@ -5,6 +5,7 @@ of it too: the same fleet with twice of it either meets the targets or does not.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from forebay.analysis.sizing.floor import alone
@@ -100,23 +101,28 @@ class Binding:
 
 
 def binding(
-    at: Usage, missed: list[str], met_with_more_kv: bool, met_with_more_slots: bool, gpus: int
+    at: Usage, missed: list[str], more_kv: Sequence[bool], more_slots: Sequence[bool], gpus: int
 ) -> Binding:
-    """What binds a fleet of `gpus` that misses the targets named in `missed`."""
+    """What binds a fleet of `gpus` that misses the targets named in `missed`.
+
+    Args:
+        more_kv, more_slots: of the seeds that missed, which met them with twice the KV cache and
+            with twice the slots; empty where that was not asked.
+    """
     load = (
         f"at {gpus} GPUs engines work {min(1.0, at.work_s):.0%} of the time, "
         f"{at.prefill_part:.0%} of that in prefills; requests hold {at.kv_mean:.0%} of the KV cache"
         f" on average, {at.kv_peak:.0%} of one at most; up to {at.seats_peak} of {at.seats} slots"
     )
-    if met_with_more_kv:
+    if more_kv and all(more_kv):
         return Binding(
             "KV cache",
             "twice the KV cache would meet the targets: it holds more requests, and more documents"
             f" stay cached; {load}",
         )
-    if met_with_more_slots:
+    if more_slots and all(more_slots):
         return Binding("slots", f"twice the slots would meet the targets; {load}")
-    kept = "twice the KV cache does not help"
+    kept = f"with twice the KV cache {sum(more_kv)} of the {len(more_kv)} seeds that missed meet"
     if at.prefill_part < 0.5:
         return Binding("decode", f"decode steps fill the time; {kept}; {load}")
     stalls = any(name.rpartition(".")[2].startswith(("tpot", "stall")) for name in missed)

@@ -21,7 +21,6 @@ BEYOND = 20
 """Requests beyond each percentile that the window of one seed should hold on average."""
 FRESH = 1_000  # seeds of the validation, which the search never saw
 LONGER = 4  # times the window of the search
-WHAT_IF_PART = 0.5  # of the window: what-ifs compare, with equal seeds
 GUESSED_BUSY = 0.75  # of the first count that is tried; only time depends on it
 
 
@@ -42,7 +41,7 @@ class Answer:
         range: least counts of the seeds, lowest and highest.
         around: the counts next to it, and every seed's judgement there.
         binding: None where one GPU does and nothing is short.
-        variants: what-ifs of the first seed over a shorter window, the first with nothing changed.
+        base: the first seed's least count; `variants` compare with it, being of that seed alone.
     """
 
     question: Question
@@ -52,6 +51,7 @@ class Answer:
     around: dict[int, list[Judged]]
     binding: Binding | None
     naive: list[Naive]
+    base: int
     variants: list[Variant]
 
 
@@ -122,6 +122,7 @@ def size(
         around=around,
         binding=bound,
         naive=formulas(scenario.engine, users, targets, gpus),
+        base=found[0].gpus,
         variants=[
             Variant(what, one.result()) for (what, _), one in zip(changed, asked, strict=True)
         ],
@@ -154,14 +155,14 @@ def _binding(
     failed = [one for one in around.get(gpus - 1, []) if not one.met]
     if not failed:
         return None
-    worst = failed[0]
+    usage = failed[0].usage
     what_if = [_with_kv(question, 2)]
-    if worst.usage.seats_peak >= worst.usage.seats:
-        what_if.append(_with_slots(question, 2 * worst.usage.seats))
-    jobs = [(replace(one, seed=worst.seed), gpus - 1) for one in what_if]
-    kv, *slots = [one.met for one in run.all(ask, jobs)]
+    if usage.seats_peak >= usage.seats:
+        what_if.append(_with_slots(question, 2 * usage.seats))
+    jobs = [(replace(changed, seed=one.seed), gpus - 1) for changed in what_if for one in failed]
+    met = [one.met for one in run.all(ask, jobs)]
     missed = [one.target.name for judged in failed for one in judged.attained if not one.met]
-    return binding(worst.usage, missed, kv, any(slots), gpus - 1)
+    return binding(usage, missed, met[: len(failed)], met[len(failed) :], gpus - 1)
 
 
 def _with_slots(question: Question, slots: int) -> Question:
@@ -180,9 +181,7 @@ def _with_kv(question: Question, times: int) -> Question:
 
 def _variants(question: Question) -> list[tuple[str, Question]]:
     users, scenario = question.users, question.scenario
-    shorter = replace(question.window, judged_s=question.window.judged_s * WHAT_IF_PART)
-    question = replace(question, window=shorter)
-    listed: list[tuple[str, Question]] = [("nothing changed", question)]
+    listed: list[tuple[str, Question]] = []
 
     def people(what: str, **changed: float) -> None:
         other = replace(users, **changed)  # type: ignore[arg-type]

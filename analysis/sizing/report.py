@@ -7,7 +7,7 @@ from math import isfinite
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from forebay.analysis.sizing.guide import WHAT_IF_PART, Answer, Validation
+from forebay.analysis.sizing.guide import Answer, Validation
 from forebay.analysis.sizing.judge import Judged, pooled, wilson
 from forebay.replay.engine.calibration import calibration_file_of, read_calibration
 
@@ -69,7 +69,7 @@ def as_json(
         "formulas": [{"name": n.name, "gpus": n.gpus, "why": n.why} for n in answer.naive],
         "sensitivity": {
             "seed": answer.seeds[0],
-            "judged_s": answer.question.window.judged_s * WHAT_IF_PART,
+            "nothing_changed": answer.base,
             "gpus": {one.what: one.gpus for one in answer.variants},
         },
         "window_s": {
@@ -254,12 +254,11 @@ def _variants_table(answer: Answer) -> "Table":
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column(f"what if (seed {answer.seeds[0]} alone, half the window: to compare)")
+    table.add_column(f"what if (seed {answer.seeds[0]} alone: {answer.base})")
     table.add_column("GPUs", justify="right")
     table.add_column("change", justify="right")
-    base = answer.variants[0].gpus
-    for number, one in enumerate(answer.variants):
-        change = "" if not number or one.gpus is None or base is None else f"{one.gpus - base:+d}"
+    for one in answer.variants:
+        change = "" if one.gpus is None else f"{one.gpus - answer.base:+d}"
         table.add_row(one.what, "not met" if one.gpus is None else str(one.gpus), change)
     return table
 
