@@ -93,7 +93,8 @@ def formulas(
             "utilisation 100 %",
             max(1, ceil(offered)),
             f"{offered:.1f} GPU-seconds of work arrive a second; leaves no idle time to absorb the"
-            " variation of arrivals, so queues grow without bound",
+            " variation of arrivals, so queues grow without bound"
+            + (", and takes shared documents as cached on every GPU" if users.shared else ""),
         ),
         Naive(
             f"utilisation {USUAL_UTILISATION * 100:.0f} %",

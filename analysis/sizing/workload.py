@@ -129,6 +129,7 @@ class Users:
     def _sample(self, kind: str) -> tuple[list[int], list[int]]:
         if kind == CHAT:
             return _drawn(self.chat_tokens), _drawn(self.chat_output_tokens)
+        # Long with long: nearly the same sum, as questions are short beside documents.
         questions = _drawn(self.question_tokens)
         asked = [a + b for a, b in zip(_drawn(self.document_tokens), questions, strict=True)]
         return asked, _drawn(self.document_output_tokens)
