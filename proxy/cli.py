@@ -19,6 +19,7 @@ COMMANDS = {
     "compare": ("forebay.analysis.cli:compare_app", "two runs side by side"),
     "simulate": ("forebay.replay.sim.cli:app", "a fleet in virtual time: what if"),
     "kv": ("forebay.analysis.kv.cli:app", "KV-cache arithmetic, and a check against a real vLLM"),
+    "size": ("forebay.analysis.sizing.cli:app", "how many GPUs for so many users, by simulation"),
     "bench": ("forebay.analysis.bench:app", "the measurements the README quotes"),
 }
 

@@ -226,7 +226,7 @@ def test_a_bad_gpu_file_is_named_by_its_key(
     ("change", "says"),
     [
         ({"num_local_experts": 8, "num_experts_per_tok": 2, "model_type": "mixtral"}, "experts"),
-        ({"sliding_window": 4_096, "model_type": "mistral"}, "sliding window"),
+        ({"sliding_window": 4_096, "model_type": "mistral"}, "sliding-window"),
         ({"hidden_size": None}, "hidden_size is missing"),
     ],
 )

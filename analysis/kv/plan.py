@@ -59,10 +59,7 @@ def choose_model(name: str, weights_gib: float | None = None) -> ModelShape:
         return read_shape(path, weights_gib)
     if path.suffix == ".json":
         raise InputError(f"--model {name}: no such file")
-    try:
-        shape = find_model(name).shape
-    except InputError as error:
-        raise InputError(f"{error}; or give a config.json, or the folder of one") from error
+    shape = find_model(name).shape
     if weights_gib is None:
         return shape
     return replace(shape, weight_bytes=int(weights_gib * GIB), weights_source="as given")

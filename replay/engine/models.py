@@ -121,25 +121,25 @@ _GPUS = {"h200": H200_SXM, "h200sxm": H200_SXM, "h200sxm5": H200_SXM, "h200nvl":
 
 
 def find_model(name: str) -> ModelSpec:
-    """The model called `name`, or of that config.json; raises InputError."""
-    if name.endswith(".json"):
-        from forebay.replay.engine.spec_files import read_model
-
-        return read_model(Path(name))
+    """The model called `name`, or in a config.json; raises InputError that lists the known ones."""
     spec = _MODELS.get(re.sub(r"(instruct|chat|hf)$", "", _plain(name.rsplit("/", 1)[-1])))
-    if spec is None:
-        known = ", ".join(sorted({model.name for model in _MODELS.values()}))
-        raise InputError(
-            f"--model {name}: no such model; the simulated ones are {known}; "
-            "or give a model's config.json"
-        )
-    return spec
+    if spec is not None:
+        return spec
+    from forebay.replay.engine.hf_model import is_config, read_model  # which needs ModelSpec
+
+    if is_config(name):
+        return read_model(name)
+    known = ", ".join(sorted({model.name for model in _MODELS.values()}))
+    raise InputError(
+        f"--model {name}: no such model; the simulated ones are {known}; "
+        "or give a config.json, or the folder of one"
+    )
 
 
 def find_gpu(name: str) -> GpuSpec:
     """The GPU called `name`, or of that JSON file; raises InputError."""
     if name.endswith(".json"):
-        from forebay.replay.engine.spec_files import read_gpu
+        from forebay.replay.engine.gpu_sheet import read_gpu
 
         return read_gpu(Path(name))
     spec = _GPUS.get(re.sub(r"^(nvidia|tesla)", "", _plain(name)))

@@ -1,0 +1,1 @@
+"""How many GPUs a workload needs: found by simulation, never by a formula alone."""

@@ -1,0 +1,155 @@
+"""What an idle GPU does at best: targets below that no number of GPUs can meet. Pure.
+
+One request alone goes through the simulated engine, so chunks and overheads are those of the
+fleet; FLOPs and bytes are the roofline's.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import inf
+from typing import Any
+
+from forebay.analysis.kv.plan import Choices, check_fits, choose_gpu, make_plan
+from forebay.analysis.sizing.targets import Target
+from forebay.analysis.sizing.workload import DOCUMENT, Users
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.models import find_gpu, find_model
+from forebay.replay.engine.roofline import bound_by, least
+from forebay.replay.engine.step_time import StepTimeModel, StepWork
+from forebay.replay.sim.request import SimRequest
+from forebay.replay.sim.scenario import Scenario
+from forebay.traces.errors import InputError
+from forebay.traces.schema import BLOCK_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """One request on an idle GPU; seconds from its arrival."""
+
+    ttft_s: float
+    end_s: float
+
+
+@lru_cache(1024)
+def alone(config: EngineConfig, prompt: int, output: int = 1, cached: int = 0) -> Alone:
+    """Serve one request of so many tokens, of which the first `cached` lie in the cache."""
+    engine = Scenario(config).new_engine()
+    now, ids = 0.0, tuple(range(cached // BLOCK_TOKENS))
+    requests = [SimRequest("alone", prompt, output, ids)]
+    if ids:
+        requests.insert(0, SimRequest("before", len(ids) * BLOCK_TOKENS + 1, 1, ids))
+    for request in requests:
+        start = now
+        engine.add(request, now)
+        while (at := engine.next_at()) < inf:
+            now = at
+            engine.advance(now)
+    request = requests[-1]
+    spent = engine.request_s - start
+    return Alone(request.first_token_s + spent, request.finished_s + spent)
+
+
+def decode_step_s(config: EngineConfig, sequences: int, context: float) -> float:
+    """One step in which so many requests decode, with `context` tokens each."""
+    timing = StepTimeModel(config.model_spec, config.gpu_spec, config.step_constants())
+    fixed, per_token = timing.decode_terms(sequences)
+    return fixed + per_token * context * sequences
+
+
+def check_memory(users: Users, *, model: str, gpu: str, **options: Any) -> None:
+    """Raise InputError where the model, or one request, does not fit the GPU or the context.
+
+    `options` are those of `forebay kv`; None takes vLLM's default.
+    """
+    rates = users.rates_per_s()
+    given = {name: value for name, value in options.items() if value is not None}
+    shape = find_model(model).shape
+    plan = make_plan(shape, choose_gpu(find_gpu(gpu).name, None), Choices(**given))
+    longest = {kind: users.prompt_tokens(kind, 1) + users.output_tokens(kind, 1) for kind in rates}
+    for kind, tokens in longest.items():
+        if tokens > plan.max_model_len:
+            option = "--document-tokens" if kind == DOCUMENT else "--chat-tokens"
+            raise InputError(
+                f"{option}: a {kind} request of {tokens:,} tokens with its answer is more than the "
+                f"context of {plan.max_model_len:,} tokens of {shape.name}; shorten it"
+            )
+    for asked in (None, max(longest.values())):
+        try:
+            check_fits(plan, asked)
+        except InputError as error:
+            raise InputError(f"{error} (here an engine is one GPU, KV cache 16 bits)") from error
+
+
+def check_floor(config: EngineConfig, users: Users, targets: Sequence[Target]) -> None:
+    """Raise InputError that names the physics where an idle GPU misses a target already."""
+    for target in targets:
+        for kind, rate in users.rates_per_s().items():
+            if not target.concerns(kind):
+                continue
+            # How far this class may miss it: all of the misses may be this class's.
+            may_miss = (1 - target.share) * (
+                1.0 if target.kind else users.rate_per_s / rate
+            )  # fmt: skip
+            # Common documents are warm at best, so only the others must be computed.
+            cold = 1.0 - users.shared if kind == DOCUMENT else 1.0
+            if cold <= may_miss + 1e-9:
+                continue
+            prompt = users.prompt_tokens(kind, 1 - may_miss / cold)
+            if target.metric in ("ttft", "e2e"):
+                _check_prefill(config, target, kind, prompt)
+            else:
+                _check_decode(config, target, kind, users.prompt_tokens(kind, 0.0))
+
+
+def _check_prefill(config: EngineConfig, target: Target, kind: str, prompt: int) -> None:
+    took = alone(config, prompt)
+    if took.ttft_s <= target.limit_s:
+        return
+    model, gpu = config.model_spec, config.gpu_spec
+    floor = least(model, gpu, _chunks(prompt, config.batched_tokens))
+    low, high = 0, prompt
+    while high - low > 1:
+        middle = (low + high) // 2
+        if alone(config, middle).ttft_s <= target.limit_s:
+            low = middle
+        else:
+            high = middle
+    shorter = f"a prompt of at most {low // 100 * 100:,} tokens" if low >= 100 else "a shorter one"
+    raise InputError(
+        f"--slo {target}: a {kind} prompt of {prompt:,} tokens takes {took.ttft_s:.1f} s on an "
+        f"idle {gpu.name} ({bound_by(floor, took.ttft_s)}-bound: {floor.flops / 1e15:.2f} PFLOP at "
+        f"{floor.flops / took.ttft_s / 1e12:.0f} of {gpu.peak_flops / 1e12:.0f} TFLOP/s; the data "
+        f"sheet alone says {floor.seconds:.1f} s), so no number of GPUs meets it: a prefill runs on"
+        f" one; tensor parallelism (not simulated here), {shorter} or a shared prefix would"
+    )
+
+
+def _check_decode(config: EngineConfig, target: Target, kind: str, prompt: int) -> None:
+    step_s = decode_step_s(config, 1, prompt)
+    if step_s <= target.limit_s:
+        return
+    model, gpu = config.model_spec, config.gpu_spec
+    work = StepWork(tokens=1, sequences=1, sampled=1, decode_context=prompt)
+    floor = least(model, gpu, [work])
+    raise InputError(
+        f"--slo {target}: one token of one {kind} request alone takes {step_s * 1e3:.1f} ms on "
+        f"{gpu.name} ({floor.bytes / 1e9:.1f} GB of weights and cache are read for it, "
+        f"{floor.memory_s * 1e3:.1f} ms at {gpu.bandwidth / 1e12:g} TB/s, the rest is overhead), so"
+        " no number of GPUs meets it; tensor parallelism, quantised weights or a smaller model"
+        " would"
+    )
+
+
+def _chunks(tokens: int, budget: int) -> Iterator[StepWork]:
+    for start in range(0, tokens, budget):
+        count = min(budget, tokens - start)
+        yield StepWork(
+            tokens=count,
+            sequences=1,
+            sampled=int(start + count == tokens),
+            prefill_tokens=count,
+            prefill_chunks=1,
+            prefill_pairs=count * start + 0.5 * count * count,
+            prefill_context=start + count,
+        )

@@ -1,0 +1,244 @@
+"""The whole answer: search, the counts around it, what binds, and what changes the answer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+
+from forebay.analysis.sizing.binding import Binding, binding
+from forebay.analysis.sizing.floor import alone, check_floor
+from forebay.analysis.sizing.judge import Judged
+from forebay.analysis.sizing.naive import Naive, demands, erlangs, formulas
+from forebay.analysis.sizing.search import Found, Question, Window, ask, search
+from forebay.analysis.sizing.targets import Target
+from forebay.analysis.sizing.workers import Workers
+from forebay.analysis.sizing.workload import DOCUMENT, Users
+from forebay.proxy.config import BackendConfig
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.sim.scenario import Scenario
+from forebay.traces.errors import InputError
+
+BEYOND = 20
+"""Requests beyond each percentile that the window of one seed should hold on average."""
+FRESH = 1_000  # seeds of the validation, which the search never saw
+LONGER = 4  # times the window of the search
+GUESSED_BUSY = 0.75  # of the first count that is tried; only time depends on it
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One thing changed: the least GPUs of the first seed; None: not met by any number."""
+
+    what: str
+    gpus: int | None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What `size` found.
+
+    Attributes:
+        gpus: the least count that met the targets with every seed.
+        range: least counts of the seeds, lowest and highest.
+        around: the counts next to it, and every seed's judgement there.
+        binding: None where one GPU does and nothing is short.
+        base: the first seed's least count; `variants` compare with it, being of that seed alone.
+    """
+
+    question: Question
+    seeds: tuple[int, ...]
+    gpus: int
+    range: tuple[int, int]
+    around: dict[int, list[Judged]]
+    binding: Binding | None
+    naive: list[Naive]
+    base: int
+    variants: list[Variant]
+
+
+def window_for(
+    users: Users,
+    targets: Sequence[Target],
+    config: EngineConfig,
+    guess: int,
+    judged_s: float | None,
+) -> Window:
+    """Long enough for BEYOND requests beyond every percentile, after the caches are warm."""
+    rates = users.rates_per_s()
+    needed_s = [60.0]
+    for target in targets:
+        rate = rates.get(target.kind, 0.0) if target.kind else users.rate_per_s
+        if rate:
+            needed_s.append(BEYOND / (1 - target.share) / rate)
+    warmup_s = 30.0
+    if DOCUMENT in rates:
+        prefill_s = alone(config, users.prompt_tokens(DOCUMENT, 0.5)).ttft_s
+        warmup_s = max(warmup_s, 5 * prefill_s)
+        if users.shared:
+            warmup_s += users.documents * prefill_s / guess
+    return Window(warmup_s, judged_s or float(ceil(max(needed_s))))
+
+
+def question_of(
+    users: Users, scenario: Scenario, targets: tuple[Target, ...], window_s: float | None, seed: int
+) -> tuple[Question, int, int]:
+    """A job for `search`; raises InputError for what physics forbids.
+
+    The search starts where engines would be GUESSED_BUSY, and ends at four times the work.
+    """
+    config = scenario.engine
+    check_floor(config, users, targets)
+    offered = erlangs(demands(config, users))
+    guess = max(1, ceil(offered / GUESSED_BUSY))
+    window = window_for(users, targets, config, guess, window_s)
+    question = Question(users, scenario, targets, window, seed)
+    return question, guess, max(16, ceil(4 * offered) + 8)
+
+
+def size(
+    users: Users,
+    scenario: Scenario,
+    targets: tuple[Target, ...],
+    run: Workers,
+    *,
+    seeds: Sequence[int],
+    window_s: float | None = None,
+    sensitivity: bool = True,
+) -> Answer:
+    """Find the least count; raises InputError for what does not fit or cannot be met."""
+    question, guess, most = question_of(users, scenario, targets, window_s, seeds[0])
+    found = run.all(search, [(replace(question, seed=seed), guess, most) for seed in seeds[:2]])
+    guess = found[0].gpus
+    later = [run.start(search, (replace(question, seed=seed), guess, most)) for seed in seeds[2:]]
+    changed = _variants(question) if sensitivity else []
+    asked = [run.start(_vary, (one, found[0])) for _, one in changed]
+    found += [one.result() for one in later]
+    gpus, around = _around(run, question, found)
+    bound = _binding(run, around, gpus, question)
+    return Answer(
+        question=question,
+        seeds=tuple(seeds),
+        gpus=gpus,
+        range=(min(one.gpus for one in found), max(one.gpus for one in found)),
+        around=around,
+        binding=bound,
+        naive=formulas(scenario.engine, users, targets, gpus),
+        base=found[0].gpus,
+        variants=[
+            Variant(what, one.result()) for (what, _), one in zip(changed, asked, strict=True)
+        ],
+    )
+
+
+def _around(
+    run: Workers, question: Question, found: Sequence[Found]
+) -> tuple[int, dict[int, list[Judged]]]:
+    """One GPU fewer and one more than the least count that all seeds agree on."""
+    known = {(one.question.seed, gpus): j for one in found for gpus, j in one.asked.items()}
+    seeds = [one.question.seed for one in found]
+    gpus = max(one.gpus for one in found)
+    while True:
+        counts = [count for count in (gpus - 1, gpus, gpus + 1) if count]
+        missing = [
+            (seed, count) for count in counts for seed in seeds if (seed, count) not in known
+        ]
+        jobs = [(replace(question, seed=seed), count) for seed, count in missing]
+        known.update(zip(missing, run.all(ask, jobs), strict=True))
+        # One more GPU can place requests less luckily, so that a seed fails again.
+        if all(known[seed, gpus].met for seed in seeds):
+            return gpus, {count: [known[seed, count] for seed in seeds] for count in counts}
+        gpus += 1
+
+
+def _binding(
+    run: Workers, around: dict[int, list[Judged]], gpus: int, question: Question
+) -> Binding | None:
+    failed = [one for one in around.get(gpus - 1, []) if not one.met]
+    if not failed:
+        return None
+    usage = failed[0].usage
+    what_if = [_with_kv(question, 2)]
+    if usage.seats_peak >= usage.seats:
+        what_if.append(_with_slots(question, 2 * usage.seats))
+    jobs = [(replace(changed, seed=one.seed), gpus - 1) for changed in what_if for one in failed]
+    met = [one.met for one in run.all(ask, jobs)]
+    missed = [one.target.name for judged in failed for one in judged.attained if not one.met]
+    return binding(usage, missed, met[: len(failed)], met[len(failed) :], gpus - 1)
+
+
+def _with_slots(question: Question, slots: int) -> Question:
+    scenario = question.scenario
+    engine = replace(scenario.engine, max_num_seqs=max(slots, scenario.engine.seqs))
+    backend = BackendConfig(url="http://127.0.0.1:1", max_concurrency=slots)  # only slots count
+    proxy = scenario.proxy.model_copy(update={"backends": (backend,)})
+    return replace(question, scenario=replace(scenario, engine=engine, proxy=proxy))
+
+
+def _with_kv(question: Question, times: int) -> Question:
+    engine = question.scenario.engine
+    more = replace(engine, num_gpu_blocks_override=times * engine.num_blocks())
+    return replace(question, scenario=replace(question.scenario, engine=more))
+
+
+def _variants(question: Question) -> list[tuple[str, Question]]:
+    users, scenario = question.users, question.scenario
+    listed: list[tuple[str, Question]] = []
+
+    def people(what: str, **changed: float) -> None:
+        other = replace(users, **changed)  # type: ignore[arg-type]
+        listed.append((what, replace(question, users=other)))
+
+    if users.document_share:
+        if users.shared > 0:
+            people("no document shared", shared=0.0)
+        if users.shared < 1:
+            people(f"all questions about {users.documents} shared documents", shared=1.0)
+    for cv in (2.0, 3.0):
+        if users.cv != cv:
+            people(f"bursts: CV {cv:g} of arrival gaps", cv=cv)
+    if scenario.engine.batched_tokens > 2048 >= scenario.engine.seqs:
+        smaller = replace(scenario.engine, max_num_batched_tokens=2048)
+        listed.append(
+            (
+                "chunks of 2,048 tokens",
+                replace(question, scenario=replace(scenario, engine=smaller)),
+            )
+        )
+    listed.append(("twice the KV cache (fp8 KV)", _with_kv(question, 2)))
+    return listed
+
+
+def _vary(job: tuple[Question, Found]) -> int | None:
+    changed, base = job
+    users, config = changed.users, changed.scenario.engine
+    offered = erlangs(demands(config, users))
+    before = erlangs(demands(base.question.scenario.engine, base.question.users))
+    # Shared documents are not warm everywhere: the work alone guesses far too low.
+    guess = max(1, round(base.gpus * max(0.25, offered / before)))
+    try:
+        check_floor(config, users, changed.targets)
+        return search((changed, guess, max(16, 4 * guess + 8))).gpus
+    except InputError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """Fresh seeds, a longer window: judgements at one GPU fewer (empty if there is none) and N."""
+
+    window: Window
+    fewer: list[Judged]
+    recommended: list[Judged]
+
+
+def validate(answer: Answer, run: Workers) -> Validation:
+    """Replay what the search never saw, `LONGER` times as long."""
+    asked = answer.question
+    window = replace(asked.window, judged_s=LONGER * asked.window.judged_s)
+    counts = [count for count in (answer.gpus - 1, answer.gpus) if count]
+    jobs = [
+        (replace(asked, window=window, seed=FRESH + number), count)
+        for count in counts
+        for number in range(3)
+    ]
+    judged = run.all(ask, jobs)
+    return Validation(window, judged[:-3], judged[-3:])

@@ -1,0 +1,160 @@
+"""Whether a simulated fleet met its targets, and how sure the sample makes that. Pure.
+
+A percentile target holds when at least that share of the requests it is about stayed within the
+limit. A refused request took forever, whatever the metric; a TPOT that is undefined (an answer of
+one token) does not count. Requests that arrived in the warm-up or the cool-down are left out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf, sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forebay.analysis.quantiles import order_statistic
+from forebay.analysis.sizing.binding import Usage, usage
+from forebay.analysis.sizing.targets import Target
+from forebay.analysis.sizing.workload import CLASSES, class_of
+from forebay.replay.sim.scenario import Simulated
+from forebay.replay.sim.summary import Table
+
+Z_95 = 1.96  # of the normal distribution, for intervals of 95 %
+
+
+@dataclass(frozen=True, slots=True)
+class Attained:
+    """One target: how many of `count` requests met it, and the percentile in seconds."""
+
+    target: Target
+    good: int
+    count: int
+    value_s: float
+
+    @property
+    def share(self) -> float:
+        return self.good / self.count if self.count else 1.0
+
+    @property
+    def met(self) -> bool:
+        return self.good >= self.target.share * self.count - 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class ClassTimes:
+    """TTFT percentiles of one class, seconds; inf where so many were refused."""
+
+    count: int
+    refused: int
+    p50_s: float
+    p95_s: float
+    p99_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What one simulation came to, within the judged window.
+
+    Attributes:
+        hit_ratio: cached share of the prompt tokens that were served.
+        cpu_s: processor seconds of the simulation.
+    """
+
+    gpus: int
+    seed: int
+    attained: tuple[Attained, ...]
+    classes: dict[str, ClassTimes]
+    tpot_p95_s: float
+    usage: Usage
+    hit_ratio: float
+    preemptions: int
+    cpu_s: float
+
+    @property
+    def met(self) -> bool:
+        return all(one.met for one in self.attained)
+
+    @property
+    def busy(self) -> float:
+        """Work of an engine in a second of arrivals; 1 where a backlog grew."""
+        return min(1.0, self.usage.work_s)
+
+    @property
+    def refused(self) -> int:
+        return sum(one.refused for one in self.classes.values())
+
+
+def judge(
+    simulated: Simulated,
+    targets: Sequence[Target],
+    *,
+    seed: int,
+    from_s: float,
+    to_s: float,
+    until_s: float,
+) -> Judged:
+    """Judge arrivals from `from_s` to `to_s`; arrivals went on until `until_s`."""
+    table = Table(simulated)
+    inside = (table.arrival_s >= from_s) & (table.arrival_s < to_s)
+    kinds = np.array([class_of(one.request) for one in simulated.outcomes], dtype=object)
+    served = [one for one in simulated.outcomes if one.served]
+    prompts = sum(one.request.input_tokens for one in served)
+    classes = {}
+    for kind in CLASSES:
+        chosen = inside & (kinds == kind)
+        if chosen.any():
+            ttft = _samples(table, "ttft", chosen)
+            marks = [order_statistic(ttft, share) for share in (0.5, 0.95, 0.99)]
+            refused = int((chosen & ~table.done).sum())
+            classes[kind] = ClassTimes(int(chosen.sum()), refused, *marks)
+    return Judged(
+        gpus=simulated.scenario.gpus,
+        seed=seed,
+        attained=tuple(
+            _attained(table, one, inside & (kinds == one.kind) if one.kind else inside)
+            for one in targets
+        ),
+        classes=classes,
+        tpot_p95_s=_quantile(_samples(table, "tpot", inside), 0.95),
+        usage=usage(simulated, until_s),
+        hit_ratio=sum(one.cached_tokens for one in served) / prompts if prompts else 0.0,
+        preemptions=simulated.preemptions,
+        cpu_s=simulated.cpu_s,
+    )
+
+
+def _samples(table: Table, metric: str, chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Ascending; inf for the refused, nothing for the undefined."""
+    values = np.where(table.done, table.metrics[metric], inf)[chosen]
+    return np.sort(values[~np.isnan(values)])
+
+
+def _quantile(ordered: NDArray[np.float64], share: float) -> float:
+    return order_statistic(ordered, share) if len(ordered) else 0.0
+
+
+def _attained(table: Table, target: Target, chosen: NDArray[np.bool_]) -> Attained:
+    values = _samples(table, target.metric, chosen)
+    good = int((values <= target.limit_s).sum())
+    return Attained(target, good, len(values), _quantile(values, target.share))
+
+
+def pooled(judged: Sequence[Judged], which: int) -> tuple[int, int]:
+    """Good requests and all of them, over several seeds, of target number `which`."""
+    return (
+        sum(one.attained[which].good for one in judged),
+        sum(one.attained[which].count for one in judged),
+    )
+
+
+def wilson(good: int, count: int) -> tuple[float, float]:
+    """95 % score interval of a share (E. B. Wilson, JASA 22, 1927); (0, 1) without samples.
+
+    It takes requests as independent; those in one burst are not, so the truth is somewhat wider.
+    """
+    if not count:
+        return 0.0, 1.0
+    share, square = good / count, Z_95 * Z_95 / count
+    middle = (share + square / 2) / (1 + square)
+    half = Z_95 / (1 + square) * sqrt(share * (1 - share) / count + square / (4 * count))
+    return max(0.0, middle - half), min(1.0, middle + half)

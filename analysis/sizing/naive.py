@@ -1,0 +1,163 @@
+"""What the usual formulas would say, beside the simulation, and why they differ. Pure.
+
+All of them take requests as alone on their GPU; each sentence says what that leaves out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, exp
+
+from forebay.analysis.sizing.binding import DEFAULT_SLOTS
+from forebay.analysis.sizing.floor import Alone, alone, decode_step_s
+from forebay.analysis.sizing.targets import Target
+from forebay.analysis.sizing.workload import DOCUMENT, Users
+from forebay.replay.engine.config import EngineConfig
+
+USUAL_UTILISATION = 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """One class on idle GPUs: what a request of mean length takes.
+
+    Attributes:
+        gpu_s: seconds of GPU time, prefill and its part of full decode batches.
+    """
+
+    kind: str
+    rate_per_s: float
+    prompt: float
+    output: float
+    alone: Alone
+    prefill_s: float
+    decode_s: float
+
+    @property
+    def gpu_s(self) -> float:
+        return self.prefill_s + self.decode_s
+
+
+@dataclass(frozen=True, slots=True)
+class Naive:
+    """One formula's answer; `gpus` None where it has none."""
+
+    name: str
+    gpus: int | None
+    why: str
+
+
+def demands(config: EngineConfig, users: Users) -> list[Demand]:
+    """The classes; shared documents count as cached, as if every engine held all of them."""
+    found = []
+    for kind, rate in users.rates_per_s().items():
+        mean, output = users.mean_tokens(kind)
+        prompt = max(1, round(mean))
+        cold = alone(config, prompt, max(1, round(output)))
+        if kind == DOCUMENT and users.shared:
+            question = max(1, round(users.mean_question_tokens()))
+            warm = alone(config, prompt, max(1, round(output)), cached=max(0, prompt - question))
+            part = users.shared
+            cold = Alone(
+                (1 - part) * cold.ttft_s + part * warm.ttft_s,
+                (1 - part) * cold.end_s + part * warm.end_s,
+            )
+        prefill_s = cold.ttft_s - config.step_constants().request_s
+        context = prompt + output / 2
+        batch = _batch(config, context)
+        decode_s = output * decode_step_s(config, batch, context) / batch
+        found.append(Demand(kind, rate, mean, output, cold, prefill_s, decode_s))
+    return found
+
+
+def _batch(config: EngineConfig, context: float) -> int:
+    """Requests that decode together at best: seats and KV cache allow no more."""
+    pool = (config.num_blocks() - 1) * config.block_size
+    return max(1, min(DEFAULT_SLOTS, config.seqs, int(pool / context)))
+
+
+def erlangs(classes: Sequence[Demand]) -> float:
+    """GPUs that are busy on average (Little's law on GPU time)."""
+    return sum(one.rate_per_s * one.gpu_s for one in classes)
+
+
+def formulas(
+    config: EngineConfig, users: Users, targets: Sequence[Target], simulated: int
+) -> list[Naive]:
+    """KV cache only, utilisation at 100 % and 70 %, and M/M/c."""
+    classes = demands(config, users)
+    offered = erlangs(classes)
+    mmc = _mmc(classes, targets)
+    return [
+        Naive("KV cache only", _kv_only(config, classes), _why_kv(simulated, config, classes)),
+        Naive(
+            "utilisation 100 %",
+            max(1, ceil(offered)),
+            f"{offered:.1f} GPU-seconds of work arrive a second; leaves no idle time to absorb the"
+            " variation of arrivals, so queues grow without bound"
+            + (", and takes shared documents as cached on every GPU" if users.shared else ""),
+        ),
+        Naive(
+            f"utilisation {USUAL_UTILISATION * 100:.0f} %",
+            max(1, ceil(offered / USUAL_UTILISATION)),
+            "a margin that knows neither the targets nor the fleet's size: large fleets pool"
+            " variation and need less, tight targets or long prefills need more",
+        ),
+        Naive(
+            "M/M/c",
+            mmc,
+            "one queue, one request a GPU at a time, exponential service: knows no batching, so no"
+            " decode slowed by a prefill beside it (TPOT), and no two kinds of request 100x apart",
+        ),
+    ]
+
+
+def _kv_only(config: EngineConfig, classes: Sequence[Demand]) -> int:
+    """Tokens resident at once (Little's law: rate x residence alone x tokens) over the pool."""
+    tokens = sum(one.rate_per_s * one.alone.end_s * (one.prompt + one.output) for one in classes)
+    return max(1, ceil(tokens / ((config.num_blocks() - 1) * config.block_size)))
+
+
+def _why_kv(simulated: int, config: EngineConfig, classes: Sequence[Demand]) -> str:
+    needed, offered = _kv_only(config, classes), erlangs(classes)
+    if needed < offered:
+        return "memory would hold the requests, but their prefills need the compute of more GPUs"
+    if needed <= simulated:
+        return "counts requests as short as alone on a GPU; together they stay longer and hold more"
+    return "counts every prompt in full; shared documents are held once"
+
+
+def erlang_c(servers: int, offered: float) -> float:
+    """Chance that an arrival waits in M/M/c (A. K. Erlang, 1917); 1 where the load is too much.
+
+    Through Erlang B's recursion, which does not overflow.
+    """
+    if offered >= servers:
+        return 1.0
+    blocked = 1.0
+    for count in range(1, servers + 1):
+        blocked = offered * blocked / (count + offered * blocked)
+    return blocked / (1 - offered / servers * (1 - blocked))
+
+
+def _mmc(classes: Sequence[Demand], targets: Sequence[Target]) -> int | None:
+    """The least c with P(wait > limit - TTFT alone) <= 1 - share for every TTFT target.
+
+    P(wait > t) = C(c, a) exp(-(c - a) t / s), s the mean service time, a the offered load.
+    """
+    rate, offered = sum(one.rate_per_s for one in classes), erlangs(classes)
+    service_s = offered / rate
+    waits = [
+        (target.limit_s - one.alone.ttft_s, 1 - target.share)
+        for target in targets
+        for one in classes
+        if target.metric == "ttft" and target.concerns(one.kind)
+    ]
+    if not waits or min(wait_s for wait_s, _ in waits) < 0:
+        return None
+    servers = max(1, ceil(offered))
+    while not all(
+        erlang_c(servers, offered) * exp(-(servers - offered) * wait_s / service_s) <= miss
+        for wait_s, miss in waits
+    ):
+        servers += 1
+    return servers

@@ -1,0 +1,285 @@
+"""The answer on a terminal and as data."""
+
+import platform
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from math import isfinite
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from forebay.analysis.sizing.guide import Answer, Validation
+from forebay.analysis.sizing.judge import Judged, pooled, wilson
+from forebay.replay.engine.calibration import calibration_file_of, read_calibration
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+HOURS_A_MONTH = 730.0
+
+
+def provenance(answer: Answer, command: str) -> dict[str, Any]:
+    """What it takes to repeat the answer, and what its step times rest on."""
+    engine = answer.question.scenario.engine
+    model, gpu = engine.model_spec.name, engine.gpu_spec.name
+    file = (
+        read_calibration(engine.calibration)
+        if engine.calibration
+        else calibration_file_of(model, gpu)
+    )
+    return {
+        "command": command,
+        "seeds": list(answer.seeds),
+        "versions": {"forebay": version("forebay"), "python": platform.python_version()},
+        "engine": f"simulated vLLM {engine.vllm_version}",
+        "calibration": {
+            "model": file.model,
+            "gpu": file.gpu,
+            "for": f"{model} on {gpu}",
+            "exact": file.gpu == gpu and file.model == model,
+            "checked": file.checked,
+            "source": file.source,
+        },
+    }
+
+
+def cost(answer: Answer, price_per_gpu_hour: float | None) -> dict[str, float] | None:
+    """Money a month of the GPUs to buy, the spare included."""
+    if price_per_gpu_hour is None:
+        return None
+    hourly = price_per_gpu_hour * (answer.gpus + 1)
+    return {
+        "price_per_gpu_hour": price_per_gpu_hour,
+        "per_hour": hourly,
+        "per_month": hourly * HOURS_A_MONTH,
+    }
+
+
+def as_json(
+    answer: Answer, told: dict[str, Any], price: dict[str, float] | None, check: Validation | None
+) -> dict[str, Any]:
+    """Everything on the terminal, seconds and shares; null stands for 'never'."""
+    return {
+        "recommended_gpus": answer.gpus,
+        "with_one_spare": answer.gpus + 1,
+        "gpus_by_seed": {"low": answer.range[0], "high": answer.range[1]},
+        "binding": answer.binding
+        and {"resource": answer.binding.resource, "why": answer.binding.why},
+        "around": {str(count): [_judged(j) for j in js] for count, js in answer.around.items()},
+        "formulas": [{"name": n.name, "gpus": n.gpus, "why": n.why} for n in answer.naive],
+        "sensitivity": {
+            "seed": answer.seeds[0],
+            "nothing_changed": answer.base,
+            "gpus": {one.what: one.gpus for one in answer.variants},
+        },
+        "window_s": {
+            "warmup": answer.question.window.warmup_s,
+            "judged": answer.question.window.judged_s,
+            "cooldown": answer.question.window.cooldown_s,
+        },
+        "cost": price,
+        "validation": check
+        and {
+            "judged_s": check.window.judged_s,
+            "one_fewer": [_judged(one) for one in check.fewer],
+            "recommended": [_judged(one) for one in check.recommended],
+        },
+        **told,
+    }
+
+
+def _judged(one: Judged) -> dict[str, Any]:
+    return {
+        "seed": one.seed,
+        "met": one.met,
+        "targets": {
+            str(a.target): {"share": a.share, "count": a.count, "percentile_s": _finite(a.value_s)}
+            for a in one.attained
+        },
+        "classes": {
+            kind: {
+                "count": c.count,
+                "refused": c.refused,
+                "ttft_p50_s": _finite(c.p50_s),
+                "ttft_p95_s": _finite(c.p95_s),
+                "ttft_p99_s": _finite(c.p99_s),
+            }
+            for kind, c in one.classes.items()
+        },
+        "tpot_p95_s": _finite(one.tpot_p95_s),
+        "busy": one.busy,
+        "prefill_part": one.usage.prefill_part,
+        "kv_mean": one.usage.kv_mean,
+        "kv_peak": one.usage.kv_peak,
+        "slots_peak": one.usage.seats_peak,
+        "hit_ratio": one.hit_ratio,
+        "preemptions": one.preemptions,
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if isfinite(value) else None
+
+
+def print_answer(
+    answer: Answer,
+    told: dict[str, Any],
+    price: dict[str, float] | None,
+    check: Validation | None,
+    console: "Console",
+) -> None:
+    from rich.text import Text
+
+    engine, users = answer.question.scenario.engine, answer.question.users
+    targets = answer.question.targets
+    low, high = answer.range
+    spread = f"{low}" if low == high else f"{low} to {high}"
+    console.print(
+        Text(
+            f"{answer.gpus} x {engine.gpu_spec.name} for {engine.model_spec.name}; "
+            f"{answer.gpus + 1} to survive the loss of one",
+            style="bold",
+        )
+    )
+    lines = [
+        f"{users.users:,} users, a question every {users.think_s:g} s each, "
+        f"{users.document_share:.0%} with a document, {users.shared:.0%} of those shared",
+        f"targets {', '.join(str(one) for one in targets)}",
+        f"least count by seed: {spread} ({len(answer.seeds)} seeds); the worst seed counts; "
+        f"with {answer.gpus + 1} and one gone, {answer.gpus} are left, which meet the targets",
+    ]
+    if answer.binding:
+        lines.append(f"binds: {answer.binding.resource}: {answer.binding.why}")
+    if price:
+        lines.append(
+            f"cost: {price['per_hour']:,.2f} an hour, {price['per_month']:,.0f} a month of "
+            f"{HOURS_A_MONTH:g} h for {answer.gpus + 1}"
+        )
+    for line in lines:
+        console.print(Text(line))
+    console.print(_around_table(answer))
+    for line in _certainty(answer):
+        console.print(Text(line))
+    console.print(_naive_table(answer))
+    if answer.variants:
+        console.print(_variants_table(answer))
+    if check:
+        for line in validation_lines(check):
+            console.print(Text(line))
+    calibration = told["calibration"]
+    for line in (
+        f"step times: {calibration['model']}@{calibration['gpu']} for {calibration['for']}; "
+        f"checked: {calibration['checked']}",
+        f"{told['command']}   seeds {', '.join(map(str, answer.seeds))}; forebay "
+        f"{told['versions']['forebay']}, Python {told['versions']['python']}, {told['engine']}",
+    ):
+        console.print(Text(line, style="dim"))
+
+
+def _around_table(answer: Answer) -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column(f"worst of {len(answer.seeds)} seeds", no_wrap=True)
+    names = {-1: "N-1", 0: "N", 1: "N+1"}
+    for count in answer.around:
+        table.add_column(f"{names[count - answer.gpus]}: {count} GPUs", justify="right")
+    for label, *cells in _around_rows(answer):
+        table.add_row(label, *cells)
+    return table
+
+
+def _around_rows(answer: Answer) -> Iterator[list[str]]:
+    columns = list(answer.around.values())
+
+    def row(label: str, cell: Callable[[list[Judged]], str]) -> list[str]:
+        return [label, *(cell(judged) for judged in columns)]
+
+    yield row("seeds that met all", lambda js: f"{sum(j.met for j in js)} of {len(js)}")
+    for which, target in enumerate(answer.question.targets):
+        yield row(
+            f"within {target}",
+            lambda js, which=which: f"{min(j.attained[which].share for j in js):.1%}",  # type: ignore[misc]
+        )
+    for kind in columns[0][0].classes:
+        for mark in ("p50_s", "p95_s", "p99_s"):
+            yield row(
+                f"{kind} TTFT {mark[:-2]}, s",
+                lambda js, kind=kind, mark=mark: _shown(  # type: ignore[misc]
+                    max(getattr(j.classes[kind], mark) for j in js)
+                ),
+            )
+    yield row("TPOT p95, ms", lambda js: _shown(max(j.tpot_p95_s for j in js) * 1e3))
+    yield row("refused, all seeds", lambda js: f"{sum(j.refused for j in js):,}")
+    yield row("busy, mean", lambda js: f"{fmean(j.busy for j in js):.0%}")
+    yield row("KV cache held, mean", lambda js: f"{fmean(j.usage.kv_mean for j in js):.0%}")
+    yield row("prompt tokens cached", lambda js: f"{fmean(j.hit_ratio for j in js):.0%}")
+
+
+def _shown(value: float) -> str:
+    return f"{value:.3g}" if isfinite(value) else "never"
+
+
+def _certainty(answer: Answer) -> list[str]:
+    judged = answer.around[answer.gpus]
+    said = []
+    for which, target in enumerate(answer.question.targets):
+        good, count = pooled(judged, which)
+        low, high = wilson(good, count)
+        said.append(f"{target.name} {count:,} requests, {low:.1%} to {high:.1%}")
+    window = answer.question.window
+    return [
+        f"at {answer.gpus}, all seeds together, share within the target, 95 % interval (Wilson): "
+        f"{'; '.join(said)}",
+        f"each seed: {window.judged_s:,.0f} s judged after {window.warmup_s:,.0f} s of warm-up",
+    ]
+
+
+def _naive_table(answer: Answer) -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("formula", no_wrap=True)
+    table.add_column("GPUs", justify="right")
+    table.add_column("why it differs from the simulation", overflow="fold")
+    for one in answer.naive:
+        table.add_row(one.name, "-" if one.gpus is None else str(one.gpus), one.why)
+    return table
+
+
+def _variants_table(answer: Answer) -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column(f"what if (seed {answer.seeds[0]} alone: {answer.base})")
+    table.add_column("GPUs", justify="right")
+    table.add_column("change", justify="right")
+    for one in answer.variants:
+        change = "" if one.gpus is None else f"{one.gpus - answer.base:+d}"
+        table.add_row(one.what, "not met" if one.gpus is None else str(one.gpus), change)
+    return table
+
+
+def validation_lines(check: Validation) -> list[str]:
+    """What fresh seeds said, and whether they agree with the search."""
+    lines = []
+    for judged in (check.fewer, check.recommended):
+        if not judged:
+            continue
+        each = "; ".join(
+            f"seed {one.seed} {'met' if one.met else 'missed'} ("
+            + ", ".join(f"{a.target.name} {a.share:.1%}" for a in one.attained)
+            + ")"
+            for one in judged
+        )
+        lines.append(f"validation, {judged[0].gpus} GPUs: {each}")
+    doubt = ""
+    if not all(one.met for one in check.recommended):
+        doubt = "; a fresh seed misses: take one more"
+    elif any(one.met for one in check.fewer):
+        doubt = "; one fewer meets with some of them: the worst-seed rule is on the safe side here"
+    lines.append(f"validation: fresh seeds, {check.window.judged_s:,.0f} s judged{doubt}")
+    return lines

@@ -1,0 +1,124 @@
+"""The least number of GPUs that meets the targets, by simulating one count after the other.
+
+A search belongs to one seed: it starts at a guess, doubles its stride until it has a count that
+fails below one that meets, and halves the distance between them. Searches run side by side in
+processes; each is deterministic, so where it runs changes nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from forebay.analysis.sizing.judge import Judged, judge
+from forebay.analysis.sizing.targets import Target
+from forebay.analysis.sizing.workload import Users
+from forebay.replay.sim.scenario import Scenario, simulate
+from forebay.traces.errors import InputError
+from forebay.traces.schema import TraceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Seconds of arrivals: not judged, judged, and not judged again so that the load stays on."""
+
+    warmup_s: float
+    judged_s: float
+    cooldown_s: float = 10.0
+
+    @property
+    def total_s(self) -> float:
+        return self.warmup_s + self.judged_s + self.cooldown_s
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One simulation but for the number of GPUs."""
+
+    users: Users
+    scenario: Scenario
+    targets: tuple[Target, ...]
+    window: Window
+    seed: int
+
+    def ask(self, gpus: int) -> Judged:
+        window = self.window
+        simulated = simulate(
+            _trace(self.users, self.seed, window.total_s), replace(self.scenario, gpus=gpus)
+        )
+        return judge(
+            simulated,
+            self.targets,
+            seed=self.seed,
+            from_s=window.warmup_s,
+            to_s=window.warmup_s + window.judged_s,
+            until_s=window.total_s,
+        )
+
+
+@lru_cache(4)
+def _trace(users: Users, seed: int, duration_s: float) -> Sequence[TraceRequest]:
+    return users.requests(seed, duration_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The least count that met the targets, the one below which did not (or was 0)."""
+
+    question: Question
+    gpus: int
+    asked: dict[int, Judged] = field(repr=False)
+
+
+def least_gpus(question: Question, guess: int, most: int) -> Found:
+    """Search from `guess`; raises InputError when `most` GPUs do not meet the targets."""
+    asked: dict[int, Judged] = {}
+
+    def meets(gpus: int) -> bool:
+        asked[gpus] = question.ask(gpus)
+        return asked[gpus].met
+
+    at = min(max(1, guess), most)
+    stride = max(1, round(guess / 16))
+    if meets(at):
+        low, high = 0, at
+        while high > 1:
+            at = max(1, high - stride)
+            if not meets(at):
+                low = at
+                break
+            high, stride = at, stride * 2
+    else:
+        low, high = at, 0
+        while not high:
+            if low >= most:
+                raise InputError(_unmet(asked[low]))
+            at = min(most, low + stride)
+            if meets(at):
+                high = at
+            else:
+                low, stride = at, stride * 2
+    while high - low > 1:
+        at = (low + high) // 2
+        if meets(at):
+            high = at
+        else:
+            low = at
+    return Found(question, high, asked)
+
+
+def _unmet(judged: Judged) -> str:
+    missed = [one for one in judged.attained if not one.met]
+    said = ", ".join(f"{one.target}: {one.share:.1%} within it" for one in missed)
+    return (
+        f"--slo: not met with {judged.gpus} GPUs either ({said}, GPUs {judged.busy:.0%} busy): more"
+        " GPUs do not help; smaller chunks (--max-num-batched-tokens) shorten the gaps that a"
+        " prefill makes, else relax the target"
+    )
+
+
+def ask(job: tuple[Question, int]) -> Judged:
+    return job[0].ask(job[1])
+
+
+def search(job: tuple[Question, int, int]) -> Found:
+    return least_gpus(*job)

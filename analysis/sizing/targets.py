@@ -1,0 +1,54 @@
+"""Latency targets on percentiles, as a service states them."""
+
+import re
+from dataclasses import dataclass
+
+from forebay.analysis.sizing.workload import CLASSES
+from forebay.replay.slo import METRICS, parse_slos
+from forebay.traces.errors import InputError
+
+DEFAULT_SLO = "chat.ttft_p95=2s,document.ttft_p95=10s,tpot_p95=100ms"
+_NAME = re.compile(r"(?:([a-z]+)\.)?([a-z0-9]+)_p([0-9]+(?:\.[0-9]+)?)")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """`share` of the requests of `kind` (None: of all) have `metric` within `limit_s` seconds."""
+
+    kind: str | None
+    metric: str
+    share: float
+    limit_s: float
+
+    @property
+    def name(self) -> str:
+        return f"{f'{self.kind}.' if self.kind else ''}{self.metric}_p{self.share * 100:g}"
+
+    def __str__(self) -> str:
+        limit = f"{self.limit_s:g}s" if self.limit_s >= 1 else f"{self.limit_s * 1e3:g}ms"
+        return f"{self.name}={limit}"
+
+    def concerns(self, kind: str) -> bool:
+        return self.kind in (None, kind)
+
+
+def parse_targets(text: str) -> tuple[Target, ...]:
+    """Read `chat.ttft_p95=2s,tpot_p95=100ms`; raises InputError.
+
+    `itl` is judged as `stall`, the longest gap of an answer: stricter than over all gaps.
+    """
+    targets = []
+    for part in text.split(","):
+        name, _, value = part.strip().partition("=")
+        found = _NAME.fullmatch(name)
+        if not found or not value or not 0 < float(found[3]) < 100:
+            raise InputError(
+                f"--slo: {part.strip()!r} is not [CLASS.]METRIC_pNN=TIME; e.g. {DEFAULT_SLO}"
+            )
+        kind, metric = found[1], "stall" if found[2] == "itl" else found[2]
+        if metric not in METRICS:
+            raise InputError(f"--slo: no metric {metric!r}; one of: {', '.join(METRICS)}, itl")
+        bucket = f"{kind}." if kind else ""
+        (slo,) = parse_slos(f"{bucket}{metric}={value}", CLASSES)
+        targets.append(Target(kind, metric, float(found[3]) / 100, slo.limit_s))
+    return tuple(targets)

@@ -1,0 +1,43 @@
+"""Jobs side by side in processes, or at once in this one."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from importlib import import_module
+from multiprocessing import get_context
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class Workers:
+    """Where jobs run; results are the same wherever that is."""
+
+    def __init__(self, pool: ProcessPoolExecutor | None) -> None:
+        self._pool = pool
+
+    def start(self, work: Callable[..., T], job: object) -> "Future[T]":
+        if self._pool is not None:
+            return self._pool.submit(work, job)
+        done: Future[T] = Future()
+        done.set_result(work(job))
+        return done
+
+    def all(self, work: Callable[..., T], jobs: Sequence[object]) -> list[T]:
+        return [one.result() for one in [self.start(work, job) for job in jobs]]
+
+
+@contextmanager
+def workers(jobs: int, needed: str) -> Iterator[Workers]:
+    """`jobs` processes, which load the module `needed` while the caller does so too."""
+    if jobs <= 1:
+        yield Workers(None)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        for _ in range(jobs):
+            pool.submit(import_module, needed).add_done_callback(Future.exception)
+        try:
+            yield Workers(pool)
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise

@@ -1,0 +1,182 @@
+"""What so many users ask: chat beside questions about long documents, made from a seed.
+
+The arrivals are open: users who wait long do not ask less. That is the safe side of a closed
+population, and the usual model of many users.
+"""
+
+from dataclasses import dataclass, field
+from math import isfinite
+from random import Random
+
+from forebay.traces.errors import InputError
+from forebay.traces.lengths import AZURE_CONV_INPUT, AZURE_CONV_OUTPUT, Fixed, Length
+from forebay.traces.popularity import Zipf
+from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
+
+CHAT, DOCUMENT = "chat", "document"
+CLASSES = (CHAT, DOCUMENT)
+SAMPLED = 2_000  # draws that stand for a distribution of lengths
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Users:
+    """A population; raises InputError for one that makes no traffic.
+
+    Attributes:
+        think_s: mean seconds between two questions of one user.
+        document_share: share of the questions that carry a document; the others are chat.
+        shared: share of these that are about one of `documents` common documents, drawn with
+            Zipf popularity of exponent `zipf_s`; the others bring a document of their own.
+        cv: coefficient of variation of the gaps between arrivals, gamma distributed; 1: Poisson.
+    """
+
+    users: int = 100
+    think_s: float = 60.0
+    document_share: float = 0.3
+    document_tokens: Length = field(default=Fixed(32_000))
+    question_tokens: Length = field(default=Fixed(64))
+    document_output_tokens: Length = field(default=Fixed(128))
+    chat_tokens: Length = AZURE_CONV_INPUT
+    chat_output_tokens: Length = AZURE_CONV_OUTPUT
+    shared: float = 0.0
+    documents: int = 50
+    zipf_s: float = 0.8
+    cv: float = 1.0
+
+    def __post_init__(self) -> None:
+        for option, count in (("--users", self.users), ("--documents", self.documents)):
+            if count < 1:
+                raise InputError(f"{option} {count}: give 1 or more")
+        if not (isfinite(self.think_s) and self.think_s > 0):
+            raise InputError(f"--think {self.think_s:g}: give seconds, more than 0")
+        for option, share in (
+            ("--document-share", self.document_share),
+            ("--shared", self.shared),
+        ):
+            if not 0 <= share <= 1:
+                raise InputError(f"{option} {share:g}: not a share; give 0 to 1")
+        if not 0 <= self.zipf_s <= 10:
+            raise InputError(f"--zipf {self.zipf_s:g}: give an exponent from 0 (even) to 10")
+        if not 0.1 <= self.cv <= 20:
+            raise InputError(f"--cv {self.cv:g}: give a coefficient of variation from 0.1 to 20")
+
+    @property
+    def rate_per_s(self) -> float:
+        return self.users / self.think_s
+
+    def rates_per_s(self) -> dict[str, float]:
+        """Requests a second of each class that has any."""
+        documents = self.rate_per_s * self.document_share
+        rates = {CHAT: self.rate_per_s - documents, DOCUMENT: documents}
+        return {name: rate for name, rate in rates.items() if rate > 0}
+
+    def requests(self, seed: int, duration_s: float) -> list[TraceRequest]:
+        """All arrivals within `duration_s`, in order.
+
+        The mean rate and the shares of the kinds are exactly as asked over the whole duration:
+        arrivals are conditioned on their number, kinds are dealt from a shuffled pack. What
+        varies between seeds is then how they bunch, not how much was asked; without this a
+        window of minutes says more about its luck than about the fleet.
+        """
+        dice = {name: Random(f"{seed}:{name}") for name in ("gaps", "kinds", "lengths", "choices")}
+        sizes = Random(f"{seed}:documents")
+        library = _Library(self, sizes) if self.shared else None
+        lengths = dice["lengths"]
+        count = max(1, round(self.rate_per_s * duration_s))
+        shape = 1 / (self.cv * self.cv)
+        gaps = [dice["gaps"].gammavariate(shape, 1.0) for _ in range(count + 1)]
+        scale = duration_s / sum(gaps)
+        kinds = dealt(count, self.document_share, dice["kinds"])
+        commons = iter(dealt(sum(kinds), self.shared, dice["kinds"]))
+        rows: list[TraceRequest] = []
+        now_s = 0.0
+        for number, (gap, about) in enumerate(zip(gaps, kinds, strict=False)):
+            now_s += gap * scale
+            at = round(now_s, 6)
+            if not about:
+                tokens = self.chat_tokens.draw(lengths)
+                output = self.chat_output_tokens.draw(lengths)
+                rows.append(TraceRequest(f"c{number}", at, tokens, output))
+                continue
+            asked = self.question_tokens.draw(lengths)
+            output = self.document_output_tokens.draw(lengths)
+            if next(commons) and library:
+                rows.append(library.question(f"d{number}", at, asked, output, dice["choices"]))
+            else:
+                tokens = self.document_tokens.draw(lengths) + asked
+                rows.append(
+                    TraceRequest(f"d{number}", at, tokens, output, document=f"own-{number}")
+                )
+        return rows
+
+    def prompt_tokens(self, kind: str, share: float) -> int:
+        """The `share` quantile of prompt lengths of a class, of a sample."""
+        return self._sample(kind)[0][min(SAMPLED - 1, int(share * SAMPLED))]
+
+    def output_tokens(self, kind: str, share: float) -> int:
+        """The same of answers."""
+        return self._sample(kind)[1][min(SAMPLED - 1, int(share * SAMPLED))]
+
+    def mean_tokens(self, kind: str) -> tuple[float, float]:
+        """Mean prompt and output tokens of a class."""
+        prompts, outputs = self._sample(kind)
+        return sum(prompts) / SAMPLED, sum(outputs) / SAMPLED
+
+    def mean_question_tokens(self) -> float:
+        dice = Random(0)
+        return sum(self.question_tokens.draw(dice) for _ in range(SAMPLED)) / SAMPLED
+
+    def _sample(self, kind: str) -> tuple[list[int], list[int]]:
+        if kind == CHAT:
+            return _drawn(self.chat_tokens), _drawn(self.chat_output_tokens)
+        # Long with long: nearly the same sum, as questions are short beside documents.
+        questions = _drawn(self.question_tokens)
+        asked = [a + b for a, b in zip(_drawn(self.document_tokens), questions, strict=True)]
+        return asked, _drawn(self.document_output_tokens)
+
+
+def dealt(count: int, share: float, dice: Random) -> list[bool]:
+    """`count` places, of which a `share` drawn at random is True."""
+    chosen = round(count * share)
+    pack = [True] * chosen + [False] * (count - chosen)
+    dice.shuffle(pack)
+    return pack
+
+
+def _drawn(length: Length) -> list[int]:
+    dice = Random(0)
+    return sorted(length.draw(dice) for _ in range(SAMPLED))
+
+
+class _Library:
+    """The common documents, each in whole blocks of its own."""
+
+    def __init__(self, users: Users, sizes: Random) -> None:
+        self._popularity = Zipf(users.documents, users.zipf_s)
+        self._blocks: list[range] = []
+        next_block = 0
+        for _ in range(users.documents):
+            count = -(-users.document_tokens.draw(sizes) // BLOCK_TOKENS)
+            self._blocks.append(range(next_block, next_block + count))
+            next_block += count
+        self._next_own = next_block
+
+    def question(
+        self, name: str, at: float, asked: int, output: int, choices: Random
+    ) -> TraceRequest:
+        which = self._popularity.draw(choices)
+        blocks = self._blocks[which]
+        own = range(self._next_own, self._next_own - (-asked // BLOCK_TOKENS))
+        self._next_own = own.stop
+        return TraceRequest(
+            name,
+            at,
+            len(blocks) * BLOCK_TOKENS + asked,
+            output,
+            blocks=(*blocks, *own),
+            document=f"library-{which}",
+        )
+
+
+def class_of(row: TraceRequest) -> str:
+    return CHAT if row.document is None else DOCUMENT

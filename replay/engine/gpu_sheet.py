@@ -1,0 +1,39 @@
+"""GPUs that are not built in, from a data sheet as JSON.
+
+Read once a process: options are checked often.
+"""
+
+import math
+from dataclasses import fields
+from functools import lru_cache
+from pathlib import Path
+
+from forebay.replay.engine.hf_fields import read_object
+from forebay.replay.engine.models import GpuSpec
+from forebay.traces.errors import InputError
+
+
+@lru_cache(16)
+def read_gpu(path: Path) -> GpuSpec:
+    """A data sheet: the fields of `GpuSpec` as a JSON object; raises InputError."""
+    body = read_object(path)
+    wanted = [field.name for field in fields(GpuSpec)]
+    for key in body:
+        if key not in wanted:
+            raise InputError(f"{path}: {key}: unknown key; known are {', '.join(wanted)}")
+    name, values = body.get("name"), dict[str, float]()
+    if not isinstance(name, str) or not name:
+        raise InputError(f"{path}: name is {name!r}; give text")
+    for key in wanted[1:]:
+        value = body.get(key)
+        if (
+            not isinstance(value, int | float)
+            or isinstance(value, bool)
+            or not 0 < value < math.inf
+        ):
+            raise InputError(f"{path}: {key} is {value!r}; give a number above 0")
+        values[key] = float(value)
+    return GpuSpec(
+        name, values["peak_flops"], values["bandwidth"], values["memory_gib"],
+        max(1, round(values["multiprocessors"])),
+    )  # fmt: skip
