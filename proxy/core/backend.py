@@ -9,7 +9,7 @@ and what seemed to be cached may not be.
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from math import fsum, inf, log, log2
+from math import exp, inf, log
 
 from forebay.proxy.core.cost import CostModel, features
 from forebay.proxy.core.kv import KvReserve
@@ -22,6 +22,8 @@ LATE, LATE_S = 1.25, 0.1  # a prefill this much over its prediction was not cach
 KV_FULL = 0.95  # of the pool: beyond it the engine preempts or keeps requests waiting
 DEFAULT_INDEX_BLOCKS = 1 << 16  # of a backend whose KV pool is unknown: 128 MiB of prompt text
 LOAD_HALF_LIFE_S = 120.0
+LN_2 = log(2)
+IDLE_FIRST = 1e12  # ranks every idle backend before every busy one
 OBSERVE_AFTER_S = 0.05  # prefills batched in one step answer together: measure them together
 
 
@@ -67,6 +69,7 @@ class Backend:
         self.prefixes = PrefixIndex(DEFAULT_INDEX_BLOCKS)
         self.queues = {bucket.name: DeadlineQueue() for bucket in buckets}
         self.queued = 0  # in all of them
+        self.queued_s = 0.0  # their prefills
         self.flights: dict[str, Flight] = {}
         self.kv = KvReserve()
         self.sent_prompt_tokens = 0
@@ -96,17 +99,15 @@ class Backend:
         return not self.flights and not self.queued
 
     @property
-    def free_order(self) -> tuple[float, float, int]:
-        """Sorts backends by when they will have prefilled what they have, idle ones first.
+    def free_rank(self) -> float:
+        """Ranks backends by when they will have prefilled what they have; idle ones by load.
 
-        Then by load; time does not change the order.
+        Time alone does not change the order.
         """
-        ends_at = self._head_since + self._line_s if self.prefills else -inf
-        if self.queued:
-            ends_at = max(ends_at, self._head_since)
-            ends_at += fsum(queue.work_s for queue in self.queues.values())
-        load = log2(self._load) + self._load_at / LOAD_HALF_LIFE_S if self._load else -inf
-        return ends_at, load, self.index
+        if self.prefills or self.queued:
+            return self._head_since + self._line_s + self.queued_s
+        load = log(self._load) / LN_2 + self._load_at / LOAD_HALF_LIFE_S if self._load else 0.0
+        return load - IDLE_FIRST
 
     def matched_tokens(self, request: Request) -> int:
         """Prompt tokens this backend probably holds; the last token is always computed."""
@@ -191,7 +192,7 @@ class Backend:
     def worked_share(self, bucket: str, now: float) -> float:
         """Share of its time that the engine lately spent on prefills of one bucket."""
         seconds, at = self._worked_s[bucket]
-        return seconds * decay(now - at) * log(2) / LOAD_HALF_LIFE_S
+        return seconds * decay(now - at) * LN_2 / LOAD_HALF_LIFE_S
 
     # What changes the books.
 
@@ -199,11 +200,13 @@ class Backend:
         """The request waits for this backend."""
         self.queues[waiting.bucket].push(waiting)
         self.queued += 1
+        self.queued_s += waiting.work_s
 
     def dequeue(self, waiting: Waiting) -> None:
         """It waits no longer, or elsewhere."""
         self.queues[waiting.bucket].remove(waiting.request.id)
         self.queued -= 1
+        self.queued_s = self.queued_s - waiting.work_s if self.queued else 0.0
 
     def sent(self, request: Request, bucket: str, matched_tokens: int, now: float) -> Flight:
         """It was sent here: its prefill joins the line, its slot and KV cache are taken."""
@@ -299,4 +302,4 @@ class Backend:
 
 def decay(elapsed_s: float) -> float:
     """What is left of a load after `elapsed_s`."""
-    return float(2.0 ** (-elapsed_s / LOAD_HALF_LIFE_S))
+    return exp(-elapsed_s * (LN_2 / LOAD_HALF_LIFE_S))

@@ -1,95 +1,96 @@
-"""Which backends are worth a look for a request.
+"""Which backends are worth a look for a request, and when one has room by itself.
 
-Of a small fleet all are. Of a large one: those that may hold the beginning of the prompt, and
-those that will be free first. Pricing every backend for every request would cost more than it
-finds.
+Of a small fleet all are worth a look. Of a large one: those that may hold the beginning of the
+prompt, and those that will be free first. Pricing every backend for every request would cost more
+than it finds.
 """
 
-from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from math import ceil, inf
 
 from forebay.proxy.core.backend import Backend
 
 LOOK_AT_ALL = 8  # fleets up to this size are looked at whole
 LOOK_AT_WARM = 3
-LOOK_AT_FREE = 3
-
-Suits = Callable[[Backend], bool]
+LOOK_AT_FREE = 2
 
 
 class Candidates:
-    """Finds candidates in a large fleet; `moved` must be told of every change of a backend."""
+    """Knows of each backend when it will be free; `moved` must be told of every change of one."""
 
-    def __init__(self, backends: Sequence[Backend]) -> None:
-        self._backends = backends
-        self._moved: set[int] = set()
-        self._key_of = [backend.free_order for backend in backends]
-        self._order = sorted(self._key_of)
+    def __init__(self, backends: Sequence[Backend], dispatch_ahead_s: float) -> None:
+        self._backends = list(backends)
+        self._dispatch_ahead_s = dispatch_ahead_s
+        self._moved: set[int] = set(range(len(self._backends)))
+        self._free = [0.0] * len(self._backends)  # Backend.free_rank of each
+        self._room_at = [-inf] * len(self._backends)  # when its backlog will let more in
         self._holders: dict[int, int] = {}
-        self.all = len(backends) <= LOOK_AT_ALL
+        self.all = len(self._backends) <= LOOK_AT_ALL
         if not self.all:
             for backend in backends:
                 backend.prefixes.share(self._holders, 1 << backend.index)
 
     def moved(self, backend: Backend) -> None:
         """Its backlog, queue or load changed."""
-        if not self.all:
-            self._moved.add(backend.index)
+        self._moved.add(backend.index)
 
-    def of(self, blocks: Sequence[int], least_match: float, suits: Suits) -> list[Backend]:
-        """Those that may hold `least_match` of `blocks`, and those free first that suit."""
-        found = self._warm(blocks, least_match, suits) if blocks else []
-        free = len(found) + LOOK_AT_FREE
-        for backend in self._by_free_order():
-            if backend not in found and suits(backend):
-                found.append(backend)
-                if len(found) == free:
-                    break
+    def of(
+        self, blocks: tuple[int, ...], least_match: float, usable: Sequence[Backend] | None
+    ) -> list[Backend]:
+        """Those that may hold `least_match` of `blocks`, and those that will be free first.
+
+        Args:
+            usable: of these only; None for any that is up.
+        """
+        if self._moved:
+            self._refresh()
+        found = self._warm(blocks, least_match, usable) if blocks else []
+        first = second = -1  # the two that will be free first, of those not found yet
+        first_free = second_free = inf
+        for index, free in enumerate(self._free):
+            if free >= second_free:
+                continue
+            backend = self._backends[index]
+            if backend.up and (usable is None or backend in usable) and backend not in found:
+                if free < first_free:
+                    second, second_free = first, first_free
+                    first, first_free = index, free
+                else:
+                    second, second_free = index, free
+        found += [self._backends[index] for index in (first, second) if index >= 0]
         return found
 
-    def _warm(self, blocks: Sequence[int], least_match: float, suits: Suits) -> list[Backend]:
+    def room_after(self, now: float) -> float:
+        """When some backlog falls below what more may be sent at, by itself; inf for never."""
+        if self._moved:
+            self._refresh()
+        least = inf
+        for at in self._room_at:
+            if now < at < least:
+                least = at
+        return least
+
+    def _warm(
+        self, blocks: tuple[int, ...], least_match: float, usable: Sequence[Backend] | None
+    ) -> list[Backend]:
         """Backends that hold as much of the prompt as matters; the first free of them."""
         least = max(1, ceil(least_match * len(blocks)))
         # Only blocks at positions 1, 2, 4, 8 ... are entered in `_holders`.
         holders = self._holders.get(blocks[(1 << (least.bit_length() - 1)) - 1], 0)
-        warm = []
+        warm: list[Backend] = []
         while holders:
             index = holders.bit_length() - 1
             holders ^= 1 << index
-            if suits(self._backends[index]):
-                warm.append(self._backends[index])
+            backend = self._backends[index]
+            if backend.up and (usable is None or backend in usable):
+                warm.append(backend)
         if len(warm) > LOOK_AT_WARM:
-            warm.sort(key=lambda backend: backend.free_order)
+            warm.sort(key=lambda backend: self._free[backend.index])
         return warm[:LOOK_AT_WARM]
 
-    def _by_free_order(self) -> Iterator[Backend]:
-        order, key_of = self._order, self._key_of
+    def _refresh(self) -> None:
         for index in self._moved:
-            key = self._backends[index].free_order
-            if key != key_of[index]:
-                del order[bisect_left(order, key_of[index])]
-                insort(order, key)
-                key_of[index] = key
+            backend = self._backends[index]
+            self._free[index] = backend.free_rank
+            self._room_at[index] = backend.backlog_below_at(self._dispatch_ahead_s)
         self._moved.clear()
-        for _ends_at, _load, index in order:
-            yield self._backends[index]
-
-
-class Moments:
-    """When the backlog of each backend falls below a limit by itself; kept for `wake_at`."""
-
-    def __init__(self, backends: Sequence[Backend], limit_s: float) -> None:
-        self._backends = backends
-        self._limit_s = limit_s
-        self._at = [-inf] * len(backends)
-        self._moved: set[int] = set()
-
-    def moved(self, backend: Backend) -> None:
-        self._moved.add(backend.index)
-
-    def next_after(self, now: float) -> float:
-        for index in self._moved:
-            self._at[index] = self._backends[index].backlog_below_at(self._limit_s)
-        self._moved.clear()
-        return min((at for at in self._at if at > now), default=inf)

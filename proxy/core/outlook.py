@@ -4,11 +4,10 @@ Reads the books, changes none of them, except its own of who came and who was re
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from math import fsum, inf
 
 from forebay.proxy.core.backend import Backend, decay
-from forebay.proxy.core.candidates import Candidates, Moments
+from forebay.proxy.core.candidates import Candidates
 from forebay.proxy.core.model import Bucket
 from forebay.proxy.core.partition import (
     FLOWING_S,
@@ -46,8 +45,7 @@ class Outlook:
             bucket.name: [b for b in buckets.values() if b.max_wait_s < bucket.max_wait_s]
             for bucket in buckets.values()
         }
-        self._candidates = Candidates(self._all)
-        self._backlogs = Moments(self._all, dispatch_ahead_s)
+        self._candidates = Candidates(self._all, dispatch_ahead_s)
         self._last_arrival = dict.fromkeys(buckets, -inf)
         self._refused_share = dict.fromkeys(buckets, 0.0)
         self._load = 0.0
@@ -72,7 +70,6 @@ class Outlook:
     def moved(self, backend: Backend) -> None:
         """The books of the backend changed: its line, its queue, its load or whether it is up."""
         self._candidates.moved(backend)
-        self._backlogs.moved(backend)
 
     # What a request would meet.
 
@@ -90,8 +87,11 @@ class Outlook:
         if self._candidates.all:
             backends = [b for b in self._usable[waiting.bucket] if self.suits(b, waiting)]
         else:
-            suits = partial(self.suits, waiting=waiting)
-            backends = self._candidates.of(waiting.request.blocks, self._min_match, suits)
+            usable = self._usable[waiting.bucket]
+            if waiting.excluded:
+                usable = [b for b in usable if b.name not in waiting.excluded]
+            some = usable if len(usable) < len(self._all) else None
+            backends = self._candidates.of(waiting.request.blocks, self._min_match, some)
         return self.options_among(backends, waiting, now)
 
     def options_among(
@@ -135,7 +135,7 @@ class Outlook:
 
     def next_moment(self, heads: Iterable[Waiting], now: float) -> float:
         """When a head may be able to start without an event; what is past has had its effect."""
-        moments = [self._backlogs.next_after(now)]
+        moments = [self._candidates.room_after(now)]
         for head in heads:
             if not self._hastier[head.bucket]:
                 continue
