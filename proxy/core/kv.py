@@ -2,16 +2,39 @@
 
 A block that several of them share counts once; one that was cached and free counts as soon as
 somebody runs on it, because it can no longer be evicted. Ends of prompts and outputs count whole.
+
+Hashes are chained: prompts that share a block share all before it. So what one prompt shares with
+the others is the longest beginning it has in common with any of them, and nothing needs to be
+kept a block.
 """
 
 from forebay.proxy.core.model import Request
-from forebay.proxy.core.prefix import leading_run
+
+
+class _Root:
+    """The running prompts that begin with one block."""
+
+    __slots__ = ("block_tokens", "prompts")
+
+    def __init__(self, block_tokens: float) -> None:
+        self.block_tokens = block_tokens  # as the first of them reckoned
+        self.prompts: dict[str, tuple[int, ...]] = {}
+
+    def shared(self, blocks: tuple[int, ...]) -> int:
+        """How many leading blocks of a prompt are held by these."""
+        longest = 0
+        for other in self.prompts.values():
+            if longest == len(blocks):
+                break
+            # Another can only matter where it goes on as `blocks` does beyond the longest so far.
+            if longest < len(other) and other[longest] == blocks[longest]:
+                longest = _common(blocks, other, longest + 1)
+        return longest
 
 
 class KvReserve:
     def __init__(self) -> None:
-        self._running: dict[int, int] = {}  # block: requests on it
-        self._size: dict[int, float] = {}  # block: its tokens, as the first of them reckoned
+        self._roots: dict[int, _Root] = {}
         self.held = 0.0  # tokens
 
     @property
@@ -21,38 +44,52 @@ class KvReserve:
 
     def need(self, request: Request) -> int:
         """Tokens that the request would add."""
-        shared = leading_run(self._running, request.blocks)
-        return max(0, self._whole(request) - int(shared * request.block_tokens))
+        blocks = request.blocks
+        root = self._roots.get(blocks[0]) if blocks else None
+        shared = root.shared(blocks) if root is not None else 0
+        return max(0, _whole(request) - int(shared * request.block_tokens))
 
     def take(self, request: Request) -> None:
         """The request runs."""
-        running, blocks = self._running, request.blocks
-        self.held += self._unshared(request)
-        shared = leading_run(running, blocks)
-        for block in blocks[:shared]:
-            running[block] += 1
-        block_tokens, size = request.block_tokens, self._size
-        for block in blocks[shared:]:
-            running[block] = 1
-            size[block] = block_tokens
-        self.held += (len(blocks) - shared) * block_tokens
+        self.held += _unshared(request)
+        blocks = request.blocks
+        if not blocks:
+            return
+        root = self._roots.get(blocks[0])
+        if root is None:
+            root = self._roots[blocks[0]] = _Root(request.block_tokens)
+        self.held += (len(blocks) - root.shared(blocks)) * root.block_tokens
+        root.prompts[request.id] = blocks
 
     def give_back(self, request: Request) -> None:
         """The request has left."""
-        running = self._running
-        self.held -= self._unshared(request)
-        for block in request.blocks:
-            others = running[block] - 1
-            if others:
-                running[block] = others
-            else:
-                del running[block]
-                self.held -= self._size.pop(block)
-        if not running:
-            self.held = max(0.0, self.held)
+        self.held -= _unshared(request)
+        blocks = request.blocks
+        if blocks:
+            root = self._roots[blocks[0]]
+            del root.prompts[request.id]
+            self.held -= (len(blocks) - root.shared(blocks)) * root.block_tokens
+            if not root.prompts:
+                del self._roots[blocks[0]]
+        if self.held < 0.5:  # of rounding
+            self.held = 0.0
 
-    def _whole(self, request: Request) -> int:
-        return request.prompt_tokens + request.output_tokens
 
-    def _unshared(self, request: Request) -> float:
-        return max(0.0, self._whole(request) - len(request.blocks) * request.block_tokens)
+def _common(blocks: tuple[int, ...], other: tuple[int, ...], known: int) -> int:
+    """The length of their common beginning, which is at least `known`."""
+    first, beyond = known, min(len(blocks), len(other))
+    while first < beyond:
+        middle = (first + beyond) // 2
+        if blocks[middle] == other[middle]:
+            first = middle + 1
+        else:
+            beyond = middle
+    return first
+
+
+def _whole(request: Request) -> int:
+    return request.prompt_tokens + request.output_tokens
+
+
+def _unshared(request: Request) -> float:
+    return max(0.0, _whole(request) - len(request.blocks) * request.block_tokens)

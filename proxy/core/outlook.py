@@ -135,15 +135,19 @@ class Outlook:
 
     def next_moment(self, heads: Iterable[Waiting], now: float) -> float:
         """When a head may be able to start without an event; what is past has had its effect."""
-        moments = [self._candidates.room_after(now)]
+        least = self._candidates.room_after(now)
+        for arrived_at in self._last_arrival.values():
+            if now < arrived_at + FLOWING_S < least:
+                least = arrived_at + FLOWING_S
         for head in heads:
             if not self._hastier[head.bucket]:
                 continue
             max_wait_s = self._buckets[head.bucket].max_wait_s
-            moments.append(may_take_last_at(head.arrived_at, max_wait_s, inf, 0.0))
-            moments.append(may_take_last_at(head.arrived_at, max_wait_s, inf, 1.0))
-        moments += [arrived_at + FLOWING_S for arrived_at in self._last_arrival.values()]
-        return min((at for at in moments if at > now), default=inf)
+            for refused_share in (0.0, 1.0):
+                at = may_take_last_at(head.arrived_at, max_wait_s, inf, refused_share)
+                if now < at < least:
+                    least = at
+        return least
 
     def _option(
         self,
