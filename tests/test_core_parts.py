@@ -44,6 +44,18 @@ class TestCost:
             model.observe(features(10_000, 10_000), 1.5)
         assert model.predict_s(10_000, 10_000) == pytest.approx(1.5, rel=0.1)
 
+    @pytest.mark.parametrize("factor", [0.4, 1.0, 3.0])
+    @pytest.mark.parametrize("seed", range(5))
+    def test_noisy_chats_say_how_fast_documents_are(self, factor: float, seed: int) -> None:
+        """A document whose prefill looked short would take the engine that chats need."""
+        rng, model = random.Random(seed), CostModel()
+        for _ in range(400):
+            n = rng.randint(50, 4_000)
+            truth = factor * (0.015 + 2.2e-5 * n + 0.9e-9 * n * n / 2)
+            model.observe(features(n, n), truth * rng.lognormvariate(0.0, 0.4))
+        document = factor * (0.015 + 2.2e-5 * 120_000 + 0.9e-9 * 120_000**2 / 2)
+        assert 0.5 * document < model.predict_s(120_000, 120_000) < 2.0 * document
+
     @given(
         st.lists(
             st.tuples(st.floats(1, 131_072), st.floats(0.01, 1), st.floats(0, 1e4)), max_size=60

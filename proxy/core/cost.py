@@ -5,20 +5,27 @@
 u: uncached tokens, n: prompt tokens. The last term is causal attention: each new token looks at
 everything before it, so a chunk of u tokens that ends at n costs u*(n - u/2) token pairs
 (physics of a transformer prefill; crossover of b and g at 37k-54k tokens for 4B-14B models).
-The coefficients start at a prior for a 8B model on an H200 and follow recursive least squares
-with forgetting (Ljung, System Identification, 11.2), on relative errors so that a chat weighs as
-much as a 120k-token document. Coefficients never become negative.
+The coefficients start at a prior for a 8B model on an H200, each times a scale whose logarithm an
+extended Kalman filter follows (a random walk; Ljung, System Identification, 11.4) from the
+logarithm of taken over predicted seconds, so that a chat weighs as much as a 120k-token document
+and no coefficient becomes negative or jumps. The scales are mostly one, the speed of the machine:
+so a slow machine's chats say what its documents will take, and noise in chats, in which attention
+is a hundredth of the work, does not decide about documents.
 """
+
+from math import exp, log
 
 PRIOR_FIXED_S = 0.02
 PRIOR_S_PER_TOKEN = 2.5e-5
 PRIOR_S_PER_TOKEN_PAIR = 1.0e-9
-FORGETTING = 0.99
-NOISE = 0.04  # variance of one relative observation: batching, decode beside the prefill
-LEAST_SHARE = 0.02  # of the prior: a coefficient may shrink this far, never to nothing
-UNSURE = 12.0  # sum of the variances of the three scales at the start, and their ceiling
+NOISE = 0.04  # variance of one observation's logarithm: batching, decode beside the prefill
+UNSURE_SPEED = 1.0  # variance, at the start and at most, of what the log scales have in common ...
+UNSURE_SCALE = 0.1  # ... and of what each has besides
+DRIFT = 0.001  # of these: how much less sure an observation later
+FURTHEST = log(100.0)  # a coefficient stays within this factor of its prior, either way
 SPREAD_GAIN = 0.05
-MOST_OFF = 5.0  # one observation counts as at most this many times the prediction
+LEAST_S = 1e-6  # of an observation: clocks give zero
+MOST_OFF = log(5.0)  # one observation counts as at most this many times off, either way
 
 Vector = tuple[float, float, float]
 
@@ -40,10 +47,11 @@ class CostModel:
     def __init__(self) -> None:
         self.scale: Vector = (1.0, 1.0, 1.0)
         self.observations = 0
-        self.spread = 0.25  # smoothed relative error of predictions, either way
+        self.spread = 0.25  # smoothed relative (logarithmic) error of predictions, either way
         # The covariance, which is symmetric: 00, 01, 02, 11, 12, 22. Start unsure by a factor of
         # a few, so that the first answers correct the prior fast.
-        self._p = (UNSURE / 3, 0.0, 0.0, UNSURE / 3, 0.0, UNSURE / 3)
+        own, common = UNSURE_SPEED + UNSURE_SCALE, UNSURE_SPEED
+        self._p = (own, common, common, own, common, own)
         self._settle()
 
     def predict_s(self, uncached_tokens: float, prompt_tokens: float) -> float:
@@ -54,31 +62,33 @@ class CostModel:
         """Work of `terms` (the sum over one or more prefills) took `elapsed_s`."""
         # Written out: it runs once an answer, and loops over three cost as much as a whole step.
         s0, s1, s2 = self.scale
-        t0, t1, t2 = terms
-        predicted = s0 * t0 + s1 * t1 + s2 * t2
-        error = min(elapsed_s / predicted, MOST_OFF) - 1.0
-        x0, x1, x2 = t0 / predicted, t1 / predicted, t2 / predicted
+        x0, x1, x2 = s0 * terms[0], s1 * terms[1], s2 * terms[2]
+        predicted = x0 + x1 + x2
+        x0, x1, x2 = x0 / predicted, x1 / predicted, x2 / predicted
+        error = log(max(elapsed_s, LEAST_S) / predicted)
+        error = max(-MOST_OFF, min(MOST_OFF, error))
+        self.spread += SPREAD_GAIN * (abs(error) - self.spread)
         p00, p01, p02, p11, p12, p22 = self._p
         y0 = p00 * x0 + p01 * x1 + p02 * x2
         y1 = p01 * x0 + p11 * x1 + p12 * x2
         y2 = p02 * x0 + p12 * x1 + p22 * x2
-        gain = 1.0 / (NOISE * FORGETTING + x0 * y0 + x1 * y1 + x2 * y2)
-        self.spread += SPREAD_GAIN * (abs(error) - self.spread)
+        gain = 1.0 / (NOISE + x0 * y0 + x1 * y1 + x2 * y2)
         step = gain * error
         self.scale = (
-            max(LEAST_SHARE, s0 + y0 * step),
-            max(LEAST_SHARE, s1 + y1 * step),
-            max(LEAST_SHARE, s2 + y2 * step),
+            exp(max(-FURTHEST, min(FURTHEST, log(s0) + y0 * step))),
+            exp(max(-FURTHEST, min(FURTHEST, log(s1) + y1 * step))),
+            exp(max(-FURTHEST, min(FURTHEST, log(s2) + y2 * step))),
         )
-        # Forget only while sure: directions never excited would otherwise grow without bound.
-        keep = 1.0 / FORGETTING if p00 + p11 + p22 < UNSURE else 1.0
+        # Less sure with time, but never less than at the start: what is not seen cannot run away.
+        drift = DRIFT if p00 + p11 + p22 < 3 * (UNSURE_SPEED + UNSURE_SCALE) else 0.0
+        own, common = drift * (UNSURE_SPEED + UNSURE_SCALE), drift * UNSURE_SPEED
         self._p = (
-            (p00 - y0 * y0 * gain) * keep,
-            (p01 - y0 * y1 * gain) * keep,
-            (p02 - y0 * y2 * gain) * keep,
-            (p11 - y1 * y1 * gain) * keep,
-            (p12 - y1 * y2 * gain) * keep,
-            (p22 - y2 * y2 * gain) * keep,
+            p00 - y0 * y0 * gain + own,
+            p01 - y0 * y1 * gain + common,
+            p02 - y0 * y2 * gain + common,
+            p11 - y1 * y1 * gain + own,
+            p12 - y1 * y2 * gain + common,
+            p22 - y2 * y2 * gain + own,
         )
         self.observations += 1
         self._settle()
