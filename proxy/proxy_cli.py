@@ -13,7 +13,7 @@ import typer
 from forebay.proxy.command import new_app
 from forebay.proxy.config import Config
 from forebay.proxy.config_sources import config_yaml, load_config
-from forebay.proxy.event_loop import fast_runner
+from forebay.proxy.event_loop import fast_runner, short_collections
 
 EXAMPLE = """The load-shaping proxy in front of OpenAI-compatible vLLM servers.
 
@@ -67,7 +67,8 @@ async def serve(config: Config) -> None:
             with suppress(NotImplementedError):  # Windows
                 loop.add_signal_handler(signal_number, running.stop.set)
         _say(f"listening on {running.url}, admin on {running.admin_url}")
-        await running.stop.wait()
+        with short_collections():
+            await running.stop.wait()
         _say(f"draining: {running.app.active} requests, up to {config.timeouts.drain:g} s")
         if not await running.drained(config.timeouts.drain):
             _say(f"gave up on {running.app.active} requests")
