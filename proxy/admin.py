@@ -63,6 +63,7 @@ class Admin:
             "draining": self._app.draining,
             "uptime_s": round(now - self._started_at, 1),
             "active_requests": self._app.active,
+            "tasks": len(asyncio.all_tasks()),
             "bytes_per_token": round(self._estimate.bytes_per_token, 3),
             "queued": {bucket: shaper.queued(bucket) for bucket in shaper.buckets},
             "backends": [_backend(backend, now) for backend in shaper.backends.values()],
