@@ -8,6 +8,7 @@ from typing import cast
 
 CHAT = "/v1/chat/completions"
 WORDS = "the reservoir feeds the turbines evenly while the river rises and falls with rain "
+TOKEN = b'"content":'
 _serial = count()
 
 
@@ -93,8 +94,9 @@ class Connection(asyncio.Protocol):
             if self._needed <= 0:
                 self._finish()
             return
-        self._tokens += data.count(b'"content":')
-        self._tail = (self._tail + data)[-7:]
+        data = self._tail + data
+        self._tokens += data.count(TOKEN)
+        self._tail = data[-(len(TOKEN) - 1) :]  # may hold the beginning of the next
         if self._tail.endswith(b"0\r\n\r\n"):
             self._finish()
 

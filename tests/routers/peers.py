@@ -182,7 +182,7 @@ def _rust(venv: str, policy: str, *launch: str) -> Callable[[Setting], Sequence[
             _bin(venv, venv if venv != "sglang-router" else "python"), *launch,
             "--worker-urls", *at.urls, "--policy", policy, "--host", "127.0.0.1",
             "--port", str(at.port), "--prometheus-port", str(at.side_port),
-            "--prometheus-host", "127.0.0.1", "--log-level", "warn",
+            "--prometheus-host", "127.0.0.1", "--log-level", "error",
         ]  # fmt: skip
 
     return command
@@ -262,7 +262,7 @@ PEERS = {
             "litellm",
             _litellm,
             _pip_version("litellm", "litellm"),
-            "litellm[proxy]==1.109.1",
+            "litellm[proxy]==1.106.0",
         ),
     )
 }
