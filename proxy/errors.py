@@ -52,6 +52,7 @@ _REASONS = {
     "queue_full": "Too many requests of this length are waiting.",
     "deadline_unattainable": "The server cannot answer this request in time.",
     "no_backend_available": "No backend is available.",
+    "tenant_quota": "This API key has used up its quota.",
     "prompt_too_long": "The prompt is longer than any backend takes.",
 }
 
