@@ -81,6 +81,14 @@ def draining() -> ApiError:
     )
 
 
+def overloaded() -> ApiError:
+    """The proxy itself is short of something: it serves the more urgent."""
+    return ApiError(
+        503, "overloaded", "The server is overloaded. Try again later.", SERVER,
+        headers=retry_headers(2.0),
+    )  # fmt: skip
+
+
 def overfull() -> ApiError:
     """The bytes of all waiting requests have reached their bound."""
     return ApiError(
