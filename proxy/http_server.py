@@ -17,6 +17,7 @@ from forebay.proxy.headers import SERVER as SERVER_NAME
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 KEEPALIVE_S = 75.0
+SHUTDOWN_S = 0.25  # for handlers to end by themselves, and again once they are cancelled
 
 
 def error_response(
@@ -132,7 +133,7 @@ async def listen(
 
     reuse_port: other processes that say so too may listen there as well.
     """
-    runner = web.ServerRunner(server, handle_signals=False, shutdown_timeout=1.0)
+    runner = web.ServerRunner(server, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
     site = web.TCPSite(runner, host, port, reuse_port=reuse_port or None)
     try:

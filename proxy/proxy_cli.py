@@ -85,4 +85,4 @@ async def serve(config: Config, load: Callable[[], Config], watch: Path | None) 
         notify.stopping(draining)
         await running.lame_duck()
         if not await running.drained(timeouts.drain):
-            say(f"gave up on {running.app.active} requests")
+            say(f"gave up on {running.app.active} requests")  # their handlers end in the next turn

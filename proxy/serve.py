@@ -69,11 +69,19 @@ class Proxy:
                     await asyncio.sleep(LOOK_S)
 
     async def drained(self, patience_s: float) -> bool:
-        """Take no new work and wait until what runs is answered; False if it took too long."""
+        """Take no new work and wait until what runs is answered.
+
+        False if that took too long; what is left is cut.
+        """
         self.app.draining = True
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.app.idle.wait(), patience_s)
-        return not self.app.active
+        left = self.app.active
+        if left:
+            for connection in self.listeners[0][1].connections:
+                if connection.transport is not None:
+                    connection.transport.abort()  # its handler is cancelled by that
+        return not left
 
 
 @asynccontextmanager
