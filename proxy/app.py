@@ -21,7 +21,10 @@ from forebay.proxy.headers import REQUEST_ID, SERVER, request_id, to_backend, to
 from forebay.proxy.http_server import error_response
 from forebay.proxy.metrics import ProxyMetrics
 from forebay.proxy.prompt import read_body
+from forebay.proxy.protection import Protection
+from forebay.proxy.record import CLIENT_GONE, Record
 from forebay.proxy.relay import ANSWER_BYTES, Exchange, Relay
+from forebay.proxy.telemetry import Telemetry
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
@@ -37,6 +40,8 @@ class App:
         relay: Relay,
         metrics: ProxyMetrics,
         estimate: TokenEstimate,
+        telemetry: Telemetry,
+        protection: Protection,
     ) -> None:
         self._config = config
         self._driver = driver
@@ -44,9 +49,12 @@ class App:
         self._relay = relay
         self._metrics = metrics
         self._estimate = estimate
+        self._telemetry = telemetry
+        self._protection = protection
         self._held_bytes = 0
         self._made = 0
-        self.draining = False
+        self.leaving = False  # work is still taken, but connections are told to close
+        self.draining = False  # and now no more work
         self.active = 0
         self.idle = asyncio.Event()
         self.idle.set()
@@ -54,36 +62,46 @@ class App:
     @property
     def ready(self) -> bool:
         """Some backend takes work, and so do we."""
-        return self._backends.any_up and not self.draining
+        return self._backends.any_up and not self.draining and not self.leaving
+
+    def reconfigure(self, config: Config) -> None:
+        """Requests that come from now on find this configuration."""
+        self._config = config
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; errors become OpenAI-shaped here."""
         id_ = request_id(request.headers)
-        bucket = ["none"]
+        record = Record(id_, self._driver.now)
+        status = 500
         self.active += 1
         self.idle.clear()
         try:
-            response = await self._route(request, id_, bucket)
+            response = await self._route(request, id_, record)
+            status = response.status
         except ApiError as error:
-            extra = {} if bucket == ["none"] else {"x-forebay-bucket": bucket[0]}
+            extra = {} if record.bucket == "none" else {"x-forebay-bucket": record.bucket}
+            record.reason = error.code
             response = error_response(error, id_, extra)
+            status = response.status
         except asyncio.CancelledError:
-            self._metrics.client_gone.labels(bucket[0]).inc()
+            status = CLIENT_GONE
             raise
         finally:
             self.active -= 1
             if not self.active:
                 self.idle.set()
+            self._telemetry.finished(record, status, self._driver.now)
         if not response.prepared:
             response.headers[REQUEST_ID] = id_
             response.headers["Server"] = SERVER
-        if self.draining:
+        # One that was told to keep its connection may use it once more before we are gone.
+        told = not response.prepared or response.headers.get("Connection") == "close"
+        if self.draining or (self.leaving and told):
             response.force_close()
-        self._metrics.answers.labels(bucket[0], str(response.status)).inc()
         return response
 
     async def _route(
-        self, request: web.BaseRequest, id_: str, bucket: list[str]
+        self, request: web.BaseRequest, id_: str, record: Record
     ) -> web.StreamResponse:
         if request.version < HttpVersion10:
             raise ApiError(505, "bad_http", "HTTP/1.0 or newer is needed.", close=True)
@@ -91,7 +109,7 @@ class App:
         path = raw.partition("?")[0]
         if path in (CHAT, COMPLETIONS):
             self._allow(request, "POST")
-            return await self._shaped(request, path, id_, bucket)
+            return await self._shaped(request, path, id_, record)
         if path == "/health":
             self._allow(request, "GET", "HEAD")
             return web.Response(status=200 if self.ready else 503)
@@ -119,10 +137,11 @@ class App:
         return body
 
     async def _shaped(
-        self, request: web.BaseRequest, path: str, id_: str, bucket: list[str]
+        self, request: web.BaseRequest, path: str, id_: str, record: Record
     ) -> web.StreamResponse:
         """A chat or completion: estimated, queued or refused, relayed."""
-        arrived_at = self._driver.now
+        operation = "chat" if path == CHAT else "text_completion"
+        self._telemetry.began(record, operation, request.headers)
         if self.draining:
             raise errors.draining()
         body = await self._body(request)
@@ -135,16 +154,21 @@ class App:
             estimate=self._estimate,
             block_bytes=self._config.affinity.block_bytes,
         )
+        record.tenant, record.service_class = asked.request.tenant, asked.request.service_class
+        if self._protection.refuses(asked.request.service_class):
+            self._metrics.shed(asked.request.service_class)
+            raise errors.overloaded()
         self._held_bytes += len(body)
         try:
             async with self._driver.slot(asked.request) as grant:
-                bucket[0] = grant.send.bucket
+                record.sent(grant.send, self._driver.now)
                 exchange = Exchange(
-                    request, path, body, asked, id_, arrived_at, partial(self._headers, id_)
+                    request, path, body, asked, id_, record, partial(self._headers, id_)
                 )
                 return await self._relay.serve(exchange, grant)
         except Rejected as refused:
-            bucket[0] = refused.action.bucket or "none"
+            record.bucket = refused.action.bucket or "none"
+            record.queued_s = refused.action.queued_s
             error = errors.rejected(refused.action, self._config.reject_status)
             error.headers = {
                 **error.headers, "x-forebay-queue-ms": f"{refused.action.queued_s * 1e3:.1f}"
@@ -161,6 +185,8 @@ class App:
             "x-forebay-queue-ms": f"{send.queued_s * 1e3:.1f}",
             "x-forebay-bucket": send.bucket,
         }
+        if self.leaving or self.draining:
+            headers["Connection"] = "close"
         if self._config.debug_headers:
             headers["x-forebay-backend"] = send.backend
             headers["x-forebay-predicted-ms"] = f"{send.predicted_ttft_s * 1e3:.1f}"

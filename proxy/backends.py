@@ -31,6 +31,7 @@ class Upstream:
     up: bool = False
     failed_connects: int = 0
     poke: asyncio.Event = field(default_factory=asyncio.Event)
+    asked: asyncio.Event = field(default_factory=asyncio.Event)  # its first probe is over
 
     @property
     def name(self) -> str:
@@ -48,29 +49,82 @@ class Backends:
         self._config = config
         self._driver = driver
         self._say = say
-        self._probes: list[asyncio.Task[None]] = []
+        self._probes: dict[str, asyncio.Task[None]] = {}
         self._turn = 0
+        self.request_timeout = self._timeout
         self.upstreams = {b.name: Upstream(b) for b in config.backends}
         self.session: aiohttp.ClientSession
+
+    @property
+    def _timeout(self) -> aiohttp.ClientTimeout:
+        return aiohttp.ClientTimeout(total=None, sock_connect=self._config.timeouts.connect)
+
+    def _begin_probing(self, upstream: Upstream) -> None:
+        self._probes[upstream.name] = asyncio.create_task(self._watch(upstream))
 
     async def __aenter__(self) -> "Backends":
         self.session = aiohttp.ClientSession(
             # vLLM closes idle connections after 5 s: ours must go sooner, or requests race it.
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3),
             cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._config.timeouts.connect),
+            timeout=self._timeout,
             auto_decompress=False,
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
             read_bufsize=2**16,
         )
-        self._probes = [asyncio.create_task(self._watch(u)) for u in self.upstreams.values()]
+        for upstream in self.upstreams.values():
+            self._begin_probing(upstream)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for probe in self._probes:
+        for probe in self._probes.values():
             probe.cancel()
-        await asyncio.gather(*self._probes, return_exceptions=True)
+        await asyncio.gather(*self._probes.values(), return_exceptions=True)
         await self.session.close()
+
+    async def asked(self) -> None:
+        """Until each backend has been asked how it is, whatever it said."""
+        await asyncio.gather(*(upstream.asked.wait() for upstream in self.upstreams.values()))
+
+    # What a reload changes (`reload.py`).
+
+    def reconfigure(self, config: Config) -> None:
+        """Timeouts, health checks and keys from now on; the backends are told one by one."""
+        self._config = config
+        self.request_timeout = self._timeout
+
+    async def join(self, config: BackendConfig) -> None:
+        """Ask a new backend how it is, and go on asking; returns after the first answer."""
+        upstream = self.upstreams[config.name] = Upstream(config)
+        self._begin_probing(upstream)
+        await upstream.asked.wait()
+
+    async def move(self, config: BackendConfig) -> None:
+        """The backend of this name is at another URL; what runs at the old one goes on there."""
+        upstream = Upstream(config)
+        problem = await self._probe(upstream)
+        upstream.up = problem is None
+        kv_tokens = await self._kv_tokens(upstream) if upstream.up else None
+        self._stop_probing(config.name)
+        self.upstreams[config.name] = upstream
+        if upstream.up:
+            self._driver.backend_up(config.name, kv_tokens)
+        else:
+            self._say(f"{config.name} is not up at its new address ({problem})")
+            self._driver.backend_down(config.name)
+        self._begin_probing(upstream)
+
+    def leave(self, name: str) -> None:
+        """The backend gets no new work."""
+        self._stop_probing(name).up = False
+
+    def forget(self, name: str) -> None:
+        """Nothing runs there any more."""
+        del self.upstreams[name]
+
+    def _stop_probing(self, name: str) -> Upstream:
+        self._probes.pop(name).cancel()
+        return self.upstreams[name]
 
     @property
     def any_up(self) -> bool:
@@ -88,7 +142,12 @@ class Backends:
         # `encoded`: yarl would turn /v1/%2e%2e/x into /x
         url = URL(upstream.url + target, encoded=True)
         return self.session.request(
-            method, url, data=body or None, headers=headers, allow_redirects=False
+            method,
+            url,
+            data=body or None,
+            headers=headers,
+            allow_redirects=False,
+            timeout=self.request_timeout,
         )
 
     def next_up(self) -> Upstream | None:
@@ -102,7 +161,9 @@ class Backends:
 
     def connect_failed(self, name: str) -> None:
         """A request could not connect; the third in a row takes the backend out."""
-        upstream = self.upstreams[name]
+        upstream = self.upstreams.get(name)
+        if upstream is None:  # it has left since
+            return
         upstream.failed_connects += 1
         if upstream.failed_connects >= FAILED_CONNECTS:
             self._down(upstream, "refuses connections")
@@ -129,6 +190,7 @@ class Backends:
                         f"{upstream.name} is not up yet ({problem}); it is taken in when it is"
                     )
                 said = True
+            upstream.asked.set()
             upstream.poke.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(upstream.poke.wait(), self._config.health.interval)

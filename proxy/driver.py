@@ -95,6 +95,10 @@ class Driver:
     def backend_down(self, name: str) -> None:
         self.apply(self.shaper.backend_down(name, self.now))
 
+    def change(self, change: Callable[[Shaper, float], list[Action]]) -> None:
+        """Let an operator's change of the shaper take effect now."""
+        self.apply(change(self.shaper, self.now))
+
     def close(self) -> None:
         """Stop the timer; requests still held are finished by their own tasks."""
         if self._timer is not None:

@@ -52,6 +52,7 @@ _REASONS = {
     "queue_full": "Too many requests of this length are waiting.",
     "deadline_unattainable": "The server cannot answer this request in time.",
     "no_backend_available": "No backend is available.",
+    "tenant_quota": "This API key has used up its quota.",
     "prompt_too_long": "The prompt is longer than any backend takes.",
 }
 
@@ -78,6 +79,14 @@ def draining() -> ApiError:
     return ApiError(
         503, "draining", "The server is shutting down.", SERVER, headers=retry_headers(1.0)
     )
+
+
+def overloaded() -> ApiError:
+    """The proxy itself is short of something: it serves the more urgent."""
+    return ApiError(
+        503, "overloaded", "The server is overloaded. Try again later.", SERVER,
+        headers=retry_headers(2.0),
+    )  # fmt: skip
 
 
 def overfull() -> ApiError:

@@ -17,6 +17,7 @@ from forebay.proxy.headers import SERVER as SERVER_NAME
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 KEEPALIVE_S = 75.0
+SHUTDOWN_S = 0.25  # for handlers to end by themselves, and again once they are cancelled
 
 
 def error_response(
@@ -125,11 +126,16 @@ class HttpServer(web.Server):
         return _Protocol(self, loop=self._loop, **self._kwargs)
 
 
-async def listen(server: HttpServer, host: str, port: int) -> tuple[web.ServerRunner, int]:
-    """Start listening; the runner, and the port that was taken."""
-    runner = web.ServerRunner(server, handle_signals=False, shutdown_timeout=1.0)
+async def listen(
+    server: HttpServer, host: str, port: int, *, reuse_port: bool = False
+) -> tuple[web.ServerRunner, int]:
+    """Start listening; the runner, and the port that was taken.
+
+    reuse_port: other processes that say so too may listen there as well.
+    """
+    runner = web.ServerRunner(server, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
-    site = web.TCPSite(runner, host, port)
+    site = web.TCPSite(runner, host, port, reuse_port=reuse_port or None)
     try:
         await site.start()
     except OSError:

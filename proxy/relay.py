@@ -23,6 +23,7 @@ from forebay.proxy.estimate import TokenEstimate
 from forebay.proxy.headers import to_backend, to_client
 from forebay.proxy.metrics import ProxyMetrics
 from forebay.proxy.prompt import Asked
+from forebay.proxy.record import Record
 from forebay.proxy.sse import EventScanner, MalformedStream, parse_event
 from forebay.proxy.watchdog import Stalled, Watch, Watchdog
 
@@ -60,7 +61,7 @@ class Exchange:
     body: bytes
     asked: Asked
     id: str
-    arrived_at: float
+    record: Record
     reply_headers: Callable[[Send], dict[str, str]]
 
 
@@ -81,6 +82,10 @@ class Relay:
         self._active = 0
         self._retrying = 0
 
+    def reconfigure(self, config: Config) -> None:
+        """Requests that are sent from now on find this configuration."""
+        self._config = config
+
     async def serve(self, exchange: Exchange, grant: Grant) -> web.StreamResponse:
         """The answer, sent or ready to be sent; raises ApiError."""
         self._active += 1
@@ -91,13 +96,14 @@ class Relay:
                 try:
                     return await self._attempt(exchange, grant, upstream)
                 except Failure as failure:
-                    self._metrics.upstream_errors.labels(upstream.name, failure.kind).inc()
+                    self._metrics.upstream_error(upstream.name, failure.kind)
                     if failure.retry and not retried and self._may_retry():
                         retried = True
                         self._retrying += 1
                         self._metrics.retries.labels(upstream.name).inc()
                         try:
-                            await grant.retry()
+                            send = await grant.retry()
+                            exchange.record.sent(send, asyncio.get_running_loop().time())
                             continue
                         except Rejected:
                             pass  # nowhere else to go: the first backend's answer stands
@@ -143,6 +149,8 @@ class Relay:
 
     async def _open(self, exchange: Exchange, upstream: Upstream) -> aiohttp.ClientResponse:
         headers = to_backend(exchange.incoming.headers, exchange.id)
+        if exchange.record.span is not None:
+            headers |= exchange.record.span.headers()
         response = await self._backends.request(
             "POST", upstream, exchange.path, exchange.body, headers
         )
@@ -186,6 +194,9 @@ class Relay:
         details = usage.get("prompt_tokens_details")
         cached = details.get("cached_tokens") if isinstance(details, dict) else 0
         cached_tokens = cached if isinstance(cached, int) else 0
+        output = usage.get("completion_tokens")
+        output_tokens = output if isinstance(output, int) else 0
+        exchange.record.used(prompt_tokens, cached_tokens, output_tokens)
         self._metrics.used(upstream.name, prompt_tokens, cached_tokens)
         self._estimate.learn(exchange.asked.prompt_bytes, prompt_tokens)
 
@@ -194,7 +205,8 @@ class Relay:
         now = asyncio.get_running_loop().time()
         grant.first_token()
         send = grant.send
-        self._metrics.first_token(send.bucket, now - exchange.arrived_at)
+        exchange.record.first_token(now)
+        self._metrics.first_token(send.bucket, now - exchange.record.arrived_at)
         self._metrics.prediction.labels(send.bucket).observe(
             (now - sent_at) / max(1e-6, send.predicted_ttft_s)
         )
@@ -204,8 +216,9 @@ class Relay:
     ) -> AbstractContextManager[Watch]:
         return self._watchdog.watching(exchange.incoming, response)
 
-    def cut(self, upstream: Upstream) -> None:
-        self._metrics.upstream_errors.labels(upstream.name, "mid_stream").inc()
+    def cut(self, exchange: Exchange, upstream: Upstream) -> None:
+        exchange.record.reason = "upstream_stream_error"
+        self._metrics.upstream_error(upstream.name, "mid_stream")
 
 
 class Stream:
@@ -276,7 +289,7 @@ class Stream:
                 else:
                     self._ready += stream_error_event()
                     await self._give_on(outgoing, watch)
-                    self._relay.cut(self._upstream)
+                    self._relay.cut(self._exchange, self._upstream)
                     if incoming.transport is not None:
                         incoming.transport.close()  # flushes, and leaves out the last chunk
             except ClientGone:

@@ -38,6 +38,9 @@ class Watchdog:
         self._watches: set[Watch] = set()
         self._task: asyncio.Task[None] | None = None
 
+    def reconfigure(self, idle_s: float, client_write_s: float) -> None:
+        self._idle_s, self._client_write_s = idle_s, client_write_s
+
     async def __aenter__(self) -> "Watchdog":
         self._task = asyncio.create_task(self._run())
         return self

@@ -5,12 +5,15 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 
+from forebay.proxy.config import Config
 from forebay.proxy.config_sources import load_config
 from forebay.proxy.serve import Proxy, start_proxy
+from forebay.proxy.tracing import Tracer
 
 Serve = Callable[["Call"], Awaitable[None]]
 
@@ -165,7 +168,14 @@ class Stage:
 
 @asynccontextmanager
 async def stage(
-    urls: list[str], *, wait_up: int | None = None, slots: int = 64, **keys: Any
+    urls: list[str],
+    *,
+    wait_up: int | None = None,
+    slots: int = 64,
+    load: Callable[[], Config] | None = None,
+    watch: Path | None = None,
+    tracer: Tracer | None = None,
+    **keys: Any,
 ) -> AsyncIterator[Stage]:
     """A proxy in front of `urls`, once `wait_up` of them (default: all) are up."""
     config = load_config(
@@ -183,7 +193,9 @@ async def stage(
     )
     said: list[str] = []
     async with AsyncExitStack() as stack:
-        proxy = await stack.enter_async_context(start_proxy(config, said.append))
+        proxy = await stack.enter_async_context(
+            start_proxy(config, said.append, load=load, watch=watch, tracer=tracer)
+        )
         client = await stack.enter_async_context(
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
         )

@@ -8,7 +8,7 @@ and what seemed to be cached may not be.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import exp, inf, log
 
 from forebay.proxy.core.cost import CostModel, features
@@ -65,6 +65,7 @@ class Backend:
         self.index = index  # its place among the backends
         self.kv_tokens = spec.kv_tokens
         self.up = False
+        self.draining = False  # it is to go: `up` stays false until it is gone
         self.cost = CostModel()
         self.prefixes = PrefixIndex(DEFAULT_INDEX_BLOCKS)
         self.queues = {bucket.name: DeadlineQueue() for bucket in buckets}
@@ -88,7 +89,7 @@ class Backend:
         self._pending_since = 0.0
 
     def __repr__(self) -> str:
-        state = "up" if self.up else "down"
+        state = "draining" if self.draining else "up" if self.up else "down"
         return (
             f"<Backend {self.name} {state} running={len(self.flights)}/{self.spec.max_concurrency}"
             f" prefills={len(self.prefills)} queued={self.queued}>"
@@ -270,6 +271,18 @@ class Backend:
             self.decode_s[flight.bucket] += 0.1 * (seconds - self.decode_s[flight.bucket])
         self.kv.give_back(flight.request)
         return left_line
+
+    def rebucket(self, buckets: Iterable[Bucket], home: Callable[[Request], str]) -> None:
+        """There are other buckets now, and nobody waits; `home` names the bucket of a request."""
+        assert not self.queued
+        self.queues = {bucket.name: DeadlineQueue() for bucket in buckets}
+        for flight in self.flights.values():
+            flight.bucket = home(flight.request)
+        self.prefills_of = dict.fromkeys(self.queues, 0)
+        for flight in self.prefills.values():
+            self.prefills_of[flight.bucket] += 1
+        self.decode_s = {name: self.decode_s.get(name, 1.0) for name in self.queues}
+        self._worked_s = {name: self._worked_s.get(name, (0.0, 0.0)) for name in self.queues}
 
     def pass_time(self, now: float) -> bool:
         """Take those out of the line whose first token cannot be seen and is predicted past.

@@ -26,9 +26,8 @@ class Candidates:
         self._room_at = [-inf] * len(self._backends)  # when its backlog will let more in
         self._holders: dict[int, int] = {}
         self.all = len(self._backends) <= LOOK_AT_ALL
-        if not self.all:
-            for backend in backends:
-                backend.prefixes.share(self._holders, 1 << backend.index)
+        for backend in backends:
+            backend.prefixes.share(None if self.all else self._holders, 1 << backend.index)
 
     def moved(self, backend: Backend) -> None:
         """Its backlog, queue or load changed."""

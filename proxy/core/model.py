@@ -9,7 +9,10 @@ RejectReason = Literal[
     "deadline_unattainable",  # the predicted wait is too long, or the deadline passed in the queue
     "no_backend_available",  # every backend of the bucket is down
     "prompt_too_long",  # beyond every bucket
+    "tenant_quota",  # the tenant's token bucket is empty
 ]
+
+ServiceClass = Literal["interactive", "standard", "batch"]  # the most urgent first
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,27 @@ class BackendSpec:
     kv_tokens: float = inf
 
 
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Who shares the backends with whom.
+
+    Attributes:
+        weight: its share of prefill seconds, relative to other tenants that have work waiting.
+        tokens_per_s: prompt tokens it may send a second in the long run.
+        burst_tokens: prompt tokens it may send at once.
+    """
+
+    name: str
+    weight: float = 1.0
+    tokens_per_s: float = inf
+    burst_tokens: float = inf
+
+    def __post_init__(self) -> None:
+        assert self.weight > 0
+        assert self.tokens_per_s > 0
+        assert self.burst_tokens > 0
+
+
 class Request(NamedTuple):
     """A request as the policy sees it: lengths and hashes, never text.
 
@@ -56,6 +80,8 @@ class Request(NamedTuple):
         block_tokens: estimated tokens in one of those blocks.
         timeout_s: the client wants its first token within this time of arrival.
         streams: the first token can be seen; otherwise only the end of the answer can.
+        tenant: who pays for it; "" when tenants are not told apart.
+        service_class: how urgent it is to its sender.
     """
 
     id: str
@@ -65,6 +91,8 @@ class Request(NamedTuple):
     block_tokens: float = 512.0
     timeout_s: float = inf
     streams: bool = True
+    tenant: str = ""
+    service_class: ServiceClass = "standard"
 
 
 class Send(NamedTuple):

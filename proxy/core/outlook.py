@@ -51,6 +51,21 @@ class Outlook:
         self._load = 0.0
         self._load_at = 0.0
 
+    def rebuilt(
+        self,
+        backends: Mapping[str, Backend],
+        buckets: Mapping[str, Bucket],
+        dispatch_ahead_s: float,
+        min_match: float,
+    ) -> "Outlook":
+        """One for other backends or buckets, which remembers what this one has seen of those."""
+        new = Outlook(backends, buckets, dispatch_ahead_s, min_match)
+        for name in buckets:
+            new._last_arrival[name] = self._last_arrival.get(name, -inf)
+            new._refused_share[name] = self._refused_share.get(name, 0.0)
+        new._load, new._load_at = self._load, self._load_at
+        return new
+
     # Who came and what became of them.
 
     def arrived(self, bucket: str, now: float) -> None:

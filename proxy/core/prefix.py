@@ -38,12 +38,16 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self._held) + self._anonymous
 
-    def share(self, holders: dict[int, int], bit: int) -> None:
+    def share(self, holders: dict[int, int] | None, bit: int) -> None:
         """Enter `bit` in `holders` under each block held at positions 1, 2, 4, 8 ... of a prompt.
 
-        So that the holders of a prefix are found among many backends without asking each.
+        So that the holders of a prefix are found among many backends without asking each. None:
+        enter nothing from now on.
         """
         self._holders, self._bit = holders, bit
+        if holders is not None:
+            for touch in self._touches:
+                self._enter(holders, touch.blocks[: touch.left])
 
     def match(self, blocks: Sequence[int]) -> int:
         """How many leading blocks are held."""
@@ -114,7 +118,8 @@ class PrefixIndex:
         position = 1
         while position <= len(blocks):
             block = blocks[position - 1]
-            holders[block] = holders.get(block, 0) | self._bit
+            if block in self._held:
+                holders[block] = holders.get(block, 0) | self._bit
             position *= 2
 
     def _leave(self, block: int) -> None:
