@@ -4,6 +4,7 @@ A backend that is not up yet is no error: it is said once, and it is taken in wh
 """
 
 import asyncio
+import io
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +20,7 @@ from forebay.proxy.driver import Driver
 FAILED_PROBES = 2  # in a row: down
 FAILED_CONNECTS = 3  # in a row, by requests: down until a probe succeeds
 METRICS_BYTES = 4 << 20
+LARGE_BODY_BYTES = 1 << 20
 UPSTREAM_FAULTS = (aiohttp.ClientError, OSError)  # what a backend's misbehaviour raises
 _CACHE_CONFIG = re.compile(rb"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
 
@@ -60,7 +62,7 @@ class Backends:
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._config.timeouts.connect),
             auto_decompress=False,
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
+            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
             read_bufsize=2**16,
         )
         self._probes = [asyncio.create_task(self._watch(u)) for u in self.upstreams.values()]
@@ -87,9 +89,9 @@ class Backends:
             headers.setdefault("authorization", f"Bearer {key.get_secret_value()}")
         # `encoded`: yarl would turn /v1/%2e%2e/x into /x
         url = URL(upstream.url + target, encoded=True)
-        return self.session.request(
-            method, url, data=body or None, headers=headers, allow_redirects=False
-        )
+        # A large one as a file: bytes would be written in one go, which holds up the loop.
+        data = io.BytesIO(body) if len(body) > LARGE_BODY_BYTES else body or None
+        return self.session.request(method, url, data=data, headers=headers, allow_redirects=False)
 
     def next_up(self) -> Upstream | None:
         """For requests that are not shaped: one that is up, in turn."""
