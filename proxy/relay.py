@@ -187,7 +187,8 @@ class Relay:
         cached = details.get("cached_tokens") if isinstance(details, dict) else 0
         cached_tokens = cached if isinstance(cached, int) else 0
         self._metrics.used(upstream.name, prompt_tokens, cached_tokens)
-        self._estimate.learn(exchange.asked.prompt_bytes, prompt_tokens)
+        asked = exchange.asked
+        self._estimate.learn(asked.prompt_bytes, prompt_tokens, asked.request.tenant)
 
     def first_event(self, exchange: Exchange, grant: Grant, sent_at: float) -> None:
         """The backend has given its first output: the core and the metrics hear of it."""
