@@ -168,7 +168,7 @@ class _Protocol(web.RequestHandler):
 
     def _end(self, error: ApiError) -> None:
         """Close, saying why; but an answer that is under way goes out first."""
-        if self._request_in_progress or self._messages:
+        if self._waiter is None or self._waiter.done():  # not idle
             self.close()
         elif self._head_bytes:
             self._refuse(error)
@@ -176,7 +176,7 @@ class _Protocol(web.RequestHandler):
             self.transport.close()  # nothing was asked, so nothing is answered
 
     def _refuse(self, error: ApiError) -> None:
-        if self.transport is not None:
+        if self.transport is not None and not self.transport.is_closing():
             self.transport.write(_raw_response(error))
             self.transport.close()
 

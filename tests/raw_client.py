@@ -135,26 +135,35 @@ async def connected(
         writer.close()
 
 
-async def raw(on: Stage, *parts: bytes, pause_s: float = 0.0) -> bytes:
-    """Everything that comes back, until the proxy closes, for these bytes on one connection."""
-    got = bytearray()
+class _Wire(asyncio.Protocol):
+    """Keeps what came also when the connection is reset, which a StreamReader does not."""
 
-    async def read(reader: asyncio.StreamReader) -> None:
-        with suppress(ConnectionError):  # closed on what it had not read: what came before counts
-            while more := await reader.read(1 << 16):
-                got.extend(more)
+    def __init__(self) -> None:
+        self.got = bytearray()
+        self.lost = asyncio.get_running_loop().create_future()
 
-    async with connected(on) as (reader, writer):
-        reading = asyncio.create_task(read(reader))
-        with suppress(ConnectionError):
-            for i, part in enumerate(parts):
-                if i:
-                    await asyncio.sleep(pause_s)
-                if not reading.done():
-                    writer.write(part)
-                    await writer.drain()
-        await reading
-    return bytes(got)
+    def data_received(self, data: bytes) -> None:
+        self.got += data
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost.set_result(None)
+
+
+async def raw(on: Stage, *parts: bytes, pause_s: float = 0.0, patience_s: float = 1e6) -> bytes:
+    """Everything that comes back for these bytes on one connection, until the proxy closes it."""
+    host, port = on.url.removeprefix("http://").split(":")
+    transport, wire = await asyncio.get_running_loop().create_connection(_Wire, host, int(port))
+    try:
+        for i, part in enumerate(parts):
+            if i:
+                await asyncio.sleep(pause_s)
+            if not transport.is_closing():
+                transport.write(part)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(wire.lost), patience_s)
+    finally:
+        transport.close()
+    return bytes(wire.got)
 
 
 @dataclass(slots=True)

@@ -6,11 +6,11 @@ request framed by us, whose answer the client got.
 
 import asyncio
 import os
-from collections.abc import Callable
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from mutants import CHUNKED, CHUNKS, NEXT, mutant
 from proxy_stage import Stage, chunk
 from raw_client import (
     BODY,
@@ -28,9 +28,6 @@ from raw_client import (
     responses,
 )
 
-CHUNKED = b"Transfer-Encoding: chunked\r\n"
-CHUNKS = chunk(BODY[:9]) + chunk(BODY[9:]) + b"0\r\n\r\n"
-NEXT = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"  # what one tries to smuggle
 MUTANTS = int(os.environ.get("FOREBAY_MUTANTS", "400"))
 A_TIME = 20  # mutants before one proxy
 
@@ -373,50 +370,9 @@ class TestPipelining:
         before_oracle(scene)
 
 
-# A request's framing, and how it goes wrong.
-
-_FRAGMENTS = (
-    b"\r\n", b"\n", b"\r", b"\x00", b" ", b"\t", b":", b";", b",", b"0\r\n\r\n", b"0", b"ffffffff",
-    b"\r\n\r\n", b"chunked", b"Transfer-Encoding: chunked\r\n", b"Transfer-Encoding: identity\r\n",
-    b"Content-Length: 0\r\n", b"Content-Length: 5\r\n", b"Content-Length: 999\r\n", b"Host: y\r\n",
-    b"Expect: 100-continue\r\n", b"Expect: x\r\n", b"Connection: keep-alive\r\n", b"HTTP/1.0",
-    b"Connection: Upgrade\r\nUpgrade: websocket\r\n", b"Connection: close\r\n", b"HTTP/1.1", NEXT,
-    b"Content-Encoding: gzip\r\n", b"GET ", b"OPTIONS ", b"HEAD ", b"CONNECT ", b"http://y", b"//",
-    b"\xff", b"\xc2\xa0", b"\x0b", b"\x7f", b"%0d%0a", b"x" * 9000, b"trailer: a\r\n", GOOD,
-    b"Authorization: a\r\n", b"traceparent: \xff\r\n", b"x-request-id: y\r\n", CHUNKS, CHUNKED,
-)  # fmt: skip
-_BASES = (
-    GOOD, LAST, POST + HOST + CHUNKED + b"\r\n" + CHUNKS, GOOD + GOOD,
-    POST + HOST + CHUNKED + b"Expect: 100-continue\r\n\r\n" + CHUNKS,
-    POST.replace(b"1.1", b"1.0") + LENGTH + b"\r\n" + BODY,
-    b"GET /v1/models?a=b HTTP/1.1\r\nHost: x\r\n\r\n" + GOOD,
-)  # fmt: skip
-
-Change = Callable[[bytes], bytes]
-
-
 @st.composite
 def mutants(draw: st.DrawFn) -> list[bytes]:
-    """A request with its framing damaged, cut into the segments in which it is sent."""
-    data = draw(st.sampled_from(_BASES))
-    for _ in range(draw(st.integers(1, 4))):
-        at = draw(st.integers(0, len(data)))
-        until = min(len(data), at + draw(st.integers(0, 12)))
-        match draw(st.sampled_from(("insert", "byte", "delete", "replace", "repeat", "swap"))):
-            case "insert":
-                data = data[:at] + draw(st.sampled_from(_FRAGMENTS)) + data[at:]
-            case "byte":
-                data = data[:at] + draw(st.binary(min_size=1, max_size=1)) + data[at + 1 :]
-            case "delete":
-                data = data[:at] + data[until:]
-            case "replace":
-                data = data[:at] + draw(st.sampled_from(_FRAGMENTS)) + data[until:]
-            case "repeat":
-                data = data[:until] + data[at:until] * draw(st.integers(1, 3)) + data[until:]
-            case _:
-                data = data[:at] + data[at:until].swapcase() + data[until:]
-    cuts = sorted(draw(st.lists(st.integers(0, len(data)), max_size=2)))
-    return [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+    return mutant(lambda n: draw(st.integers(0, n - 1)))
 
 
 @settings(
