@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check bench bench-proxy bench-sim bench-vllm-cpu clients compiled soak test-compiled vllm-cpu clean
+.PHONY: demo test check bench bench-proxy bench-sim bench-vllm-cpu clients compiled fuzz soak test-compiled vllm-cpu clean
 
 demo: .venv/runtime
 	$(BIN)/forebay demo --out runs/demo --force
@@ -32,6 +32,11 @@ compiled: .venv/dev
 # The test that is left out gives the engine a step-time model of its own, which compiled code cannot take.
 test-compiled: compiled
 	PYTHONPATH=.compiled $(BIN)/pytest -q -n 2 tests/test_core_parts.py tests/test_core_shaper_stateful.py tests/test_driver_cancel.py tests/test_parity.py tests/test_sim_skipping.py tests/test_simulate.py -k "not at_the_end_of_a_step"
+
+# Look for bytes that break the SSE scanner and the body reader: make fuzz SECONDS=600
+SECONDS ?= 60
+fuzz: .venv/dev
+	tests/fuzz/fuzz.sh $(BIN)/python $(SECONDS)
 
 bench-vllm-cpu: .venv/dev vllm-cpu
 	$(BIN)/python tests/bench_vllm_cpu.py --out runs/vllm-cpu-$$(date +%Y%m%d-%H%M%S)

@@ -4,6 +4,7 @@ A backend that is not up yet is no error: it is said once, and it is taken in wh
 """
 
 import asyncio
+import io
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +20,7 @@ from forebay.proxy.driver import Driver
 FAILED_PROBES = 2  # in a row: down
 FAILED_CONNECTS = 3  # in a row, by requests: down until a probe succeeds
 METRICS_BYTES = 4 << 20
+LARGE_BODY_BYTES = 1 << 20
 UPSTREAM_FAULTS = (aiohttp.ClientError, OSError)  # what a backend's misbehaviour raises
 _CACHE_CONFIG = re.compile(rb"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
 
@@ -69,7 +71,7 @@ class Backends:
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=self._timeout,
             auto_decompress=False,
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
+            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
             read_bufsize=2**16,
         )
         for upstream in self.upstreams.values():
@@ -141,10 +143,12 @@ class Backends:
             headers.setdefault("authorization", f"Bearer {key.get_secret_value()}")
         # `encoded`: yarl would turn /v1/%2e%2e/x into /x
         url = URL(upstream.url + target, encoded=True)
+        # A large one as a file: bytes would be written in one go, which holds up the loop.
+        data = io.BytesIO(body) if len(body) > LARGE_BODY_BYTES else body or None
         return self.session.request(
             method,
             url,
-            data=body or None,
+            data=data,
             headers=headers,
             allow_redirects=False,
             timeout=self.request_timeout,

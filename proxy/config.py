@@ -108,9 +108,9 @@ class Timeouts(_Section):
 
 
 class Limits(_Section):
-    """connections: auto is half of the process's file descriptors. memory: auto is the cgroup's.
+    """header: of all fields together. connections: auto is half of the process's descriptors.
 
-    loop_lag: at a p99 above it the event loop has too much to do.
+    memory: auto is the cgroup's. loop_lag: at a p99 above it the event loop has too much to do.
     """
 
     body: Bytes = 16 << 20
@@ -179,6 +179,7 @@ class Config(_Section):
     routes: tuple[str, ...] = ROUTED
     reject_status: Literal[429, 503] = 429
     debug_headers: bool = False
+    cors_origins: tuple[str, ...] = ()
     upstream_api_key: SecretStr | None = None
 
     @field_validator("backends")
@@ -217,6 +218,14 @@ class Config(_Section):
             if not re.fullmatch(r"(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+", path):
                 raise ValueError(f"{path!r} is not a plain path such as /v1/models")
         return routes
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            if not re.fullmatch(r"https?://[a-z0-9.\-\[\]:]+", origin):
+                raise ValueError(f"{origin!r} is not an origin such as https://chat.example.com")
+        return origins
 
     @model_validator(mode="after")
     def _backends_exist(self) -> Self:

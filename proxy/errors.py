@@ -97,6 +97,13 @@ def overfull() -> ApiError:
     )  # fmt: skip
 
 
+def too_many_connections() -> ApiError:
+    return ApiError(
+        503, "too_many_connections", "Too many connections are open. Try again later.", SERVER,
+        headers=retry_headers(1.0), close=True,
+    )  # fmt: skip
+
+
 def upstream_error() -> ApiError:
     return ApiError(502, "upstream_error", "The backend failed to answer.", SERVER)
 

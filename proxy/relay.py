@@ -198,7 +198,8 @@ class Relay:
         output_tokens = output if isinstance(output, int) else 0
         exchange.record.used(prompt_tokens, cached_tokens, output_tokens)
         self._metrics.used(upstream.name, prompt_tokens, cached_tokens)
-        self._estimate.learn(exchange.asked.prompt_bytes, prompt_tokens)
+        asked = exchange.asked
+        self._estimate.learn(asked.prompt_bytes, prompt_tokens, asked.request.tenant)
 
     def first_event(self, exchange: Exchange, grant: Grant, sent_at: float) -> None:
         """The backend has given its first output: the core and the metrics hear of it."""

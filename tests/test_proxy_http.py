@@ -238,7 +238,7 @@ class TestBadRequests:
         async def scene(on: Stage, backends: list[RawBackend]) -> None:
             async with on.client.get(on.url + "/v1/completions") as response:
                 assert response.status == 405
-                assert response.headers["allow"] == "POST"
+                assert response.headers["allow"] == "POST, OPTIONS"
                 assert (await error_of(response))["code"] == "method_not_allowed"
 
         on_stage(scene, None)
