@@ -6,22 +6,21 @@ Raw paths against an allow-list: nothing else of a backend is reachable, however
 import asyncio
 from functools import partial
 
-import aiohttp
 from aiohttp import HttpVersion10, web
 
 from forebay.proxy import errors
-from forebay.proxy.backends import UPSTREAM_FAULTS, Backends, read_all
+from forebay.proxy.backends import Backends
 from forebay.proxy.client_body import read_client_body
 from forebay.proxy.config import Config
 from forebay.proxy.core.model import Send
 from forebay.proxy.driver import Driver, Rejected
 from forebay.proxy.errors import ApiError
 from forebay.proxy.estimate import TokenEstimate
-from forebay.proxy.headers import REQUEST_ID, SERVER, request_id, to_backend, to_client
+from forebay.proxy.headers import REQUEST_ID, SERVER, request_id
 from forebay.proxy.http_server import error_response
 from forebay.proxy.metrics import ProxyMetrics
 from forebay.proxy.prompt import read_body
-from forebay.proxy.relay import ANSWER_BYTES, Exchange, Relay
+from forebay.proxy.relay import Exchange, Relay
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
@@ -80,6 +79,8 @@ class App:
         if self.draining:
             response.force_close()
         self._metrics.answers.labels(bucket[0], str(response.status)).inc()
+        if not response.prepared:
+            await self._relay.send_whole(request, response)
         return response
 
     async def _route(
@@ -171,33 +172,7 @@ class App:
         self._allow(request, "GET", "POST", "HEAD")
         if self.draining:
             raise errors.draining()
-        upstream = self._backends.next_up()
-        if upstream is None:
-            raise ApiError(
-                503, "no_backend_available", "No backend is available.", errors.SERVER,
-                headers=errors.retry_headers(1.0),
-            )  # fmt: skip
+        if not self._backends.any_up:
+            raise errors.no_backend()
         body = await self._body(request)
-        try:
-            async with (
-                asyncio.timeout(self._config.timeouts.first_token),
-                self._backends.request(
-                    request.method,
-                    upstream,
-                    raw,
-                    body,
-                    to_backend(request.headers, id_),
-                ) as response,
-            ):
-                if 300 <= response.status < 400:
-                    raise errors.upstream_error()
-                answer = await read_all(response, ANSWER_BYTES)
-        except TimeoutError:
-            raise errors.upstream_timeout() from None
-        except UPSTREAM_FAULTS as error:
-            if isinstance(error, aiohttp.ClientConnectorError):
-                self._backends.connect_failed(upstream.name)
-            raise errors.upstream_error() from error
-        return web.Response(
-            status=response.status, headers=to_client(response.headers), body=answer
-        )
+        return await self._relay.pass_on(request, raw, body, id_)

@@ -93,8 +93,11 @@ class Admission(_Section):
 
 
 class Timeouts(_Section):
+    """answer: for a whole answer that is no stream; first_token: for the first event of one."""
+
     connect: Seconds = 2.0
     first_token: Seconds = 120.0
+    answer: Seconds = 600.0
     idle: Seconds = 60.0
     client_headers: Seconds = 10.0
     client_body: Seconds = 30.0
@@ -109,6 +112,7 @@ class Limits(_Section):
     header: Bytes = 16 << 10
     connections: Literal["auto"] | int = "auto"
     queue_bytes: Bytes = 256 << 20
+    answer: Bytes = 64 << 20
 
 
 class Health(_Section):
