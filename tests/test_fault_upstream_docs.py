@@ -13,7 +13,7 @@ TABLES = [
 NAME = re.compile(r"`((?:Test\w+::)?test_\w+)`")
 
 
-def tests_in(path: Path) -> set[str]:
+def names_in(path: Path) -> set[str]:
     """`test_x` and `TestX::test_y` of one file."""
     names = set()
     for node in ast.parse(path.read_text("utf-8")).body:
@@ -31,7 +31,7 @@ def rows(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda path: path.name)
 def test_every_row_names_tests_that_exist(table: Path) -> None:
-    known = {name for path in Path(__file__).parent.glob("test_*.py") for name in tests_in(path)}
+    known = {name for path in Path(__file__).parent.glob("test_*.py") for name in names_in(path)}
     assert rows(table)
     for row in rows(table):
         cells = row.strip("| ").split(" | ")
