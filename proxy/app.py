@@ -55,6 +55,10 @@ class App:
         """Some backend takes work, and so do we."""
         return self._backends.any_up and not self.draining
 
+    def end_all(self) -> None:
+        """End what has been sent to a backend and not ended by itself."""
+        self._relay.end_all()
+
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; errors become OpenAI-shaped here."""
         id_ = request_id(request.headers)

@@ -25,6 +25,7 @@ from forebay.proxy.watchdog import Watchdog
 from forebay.traces.errors import InputError
 
 HLOG_INTERVAL_S = 1.0
+LAST_WORDS_S = 1.0  # for error events to be written, when a drain has taken too long
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +41,18 @@ class Proxy:
     admin_url: str
 
     async def drained(self, patience_s: float) -> bool:
-        """Take no new work and wait until what runs is answered; False if it took too long."""
+        """Take no new work and wait until what runs is answered; False if it took too long.
+
+        Then streams are ended with an error event, and the rest with a 503.
+        """
         self.app.draining = True
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.app.idle.wait(), patience_s)
-        return not self.app.active
+            return True
+        self.app.end_all()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.app.idle.wait(), LAST_WORDS_S)
+        return False
 
 
 @asynccontextmanager

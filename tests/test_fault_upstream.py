@@ -781,8 +781,7 @@ class TestDrain:
             (entire,) = at_once(on, 1, {"prompt": "x"})
             await asyncio.sleep(0.2)
             assert backends[0].open == 3
-            on.proxy.app.draining = True
-            on.proxy.app._relay.end_all()
+            drained = asyncio.create_task(on.proxy.drained(2))
             got = b""
             with pytest.raises(aiohttp.ClientPayloadError):  # noqa: PT012
                 while part := await streaming.content.readany():
@@ -792,6 +791,7 @@ class TestDrain:
             for task in (prefill, entire):
                 status, body = await task
                 assert (status, orjson.loads(body)["error"]["code"]) == (503, "draining")
+            assert not await drained
             await settle()
             assert backends[0].open == 0
             assert not on.proxy.app.active
