@@ -21,7 +21,6 @@ a defined order, and nothing is iterated whose order is not that of the configur
 from collections import deque
 from collections.abc import Iterable
 from math import inf
-from statistics import median
 from typing import Literal, NamedTuple
 
 State = Literal["up", "down", "out", "trial"]
@@ -99,6 +98,12 @@ class _Backend:
             if now - sent_at > predicted_s and sent_at >= self.since
         ]
         return [ratio for _, ratio in self.ratios] + late
+
+
+def median(values: list[float]) -> float:
+    """The middle one, of an even number the mean of the two; `values` is not empty."""
+    ordered, half = sorted(values), len(values) // 2
+    return ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def _ratio(observed_s: float, predicted_s: float) -> float:
