@@ -6,11 +6,10 @@ Raw paths against an allow-list: nothing else of a backend is reachable, however
 import asyncio
 from functools import partial
 
-import aiohttp
 from aiohttp import web
 
 from forebay.proxy import errors
-from forebay.proxy.backends import UPSTREAM_FAULTS, Backends, read_all
+from forebay.proxy.backends import Backends
 from forebay.proxy.client_body import ByteBudget, Hold, read_client_body
 from forebay.proxy.config import Config
 from forebay.proxy.core.model import Send
@@ -18,13 +17,13 @@ from forebay.proxy.cors import Cors
 from forebay.proxy.driver import Driver, Rejected
 from forebay.proxy.errors import ApiError
 from forebay.proxy.estimate import TokenEstimate
-from forebay.proxy.headers import REQUEST_ID, SERVER, request_id, to_backend, to_client
-from forebay.proxy.http_server import error_response
+from forebay.proxy.headers import REQUEST_ID, SERVER, request_id
+from forebay.proxy.http_server import cannot_go_on, error_response
 from forebay.proxy.metrics import ProxyMetrics
 from forebay.proxy.prompt import read_body
 from forebay.proxy.protection import Protection
 from forebay.proxy.record import CLIENT_GONE, Record
-from forebay.proxy.relay import ANSWER_BYTES, Exchange, Relay
+from forebay.proxy.relay import Exchange, Relay
 from forebay.proxy.telemetry import Telemetry
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -76,6 +75,10 @@ class App:
     def _held_bytes(self) -> int:
         return self._budget.held
 
+    def end_all(self) -> None:
+        """End what has been sent to a backend and not ended by itself."""
+        self._relay.end_all()
+
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; errors become OpenAI-shaped here."""
         id_ = request_id(request.headers)
@@ -99,14 +102,17 @@ class App:
             if not self.active:
                 self.idle.set()
             self._telemetry.finished(record, status, self._driver.now)
-        if not response.prepared:
+        whole = not response.prepared
+        if whole:
             response.headers[REQUEST_ID] = id_
             response.headers["Server"] = SERVER
             response.headers.update(self._cors.answer(request.headers))
         # One that was told to keep its connection may use it once more before we are gone.
-        told = not response.prepared or response.headers.get("Connection") == "close"
-        if self.draining or (self.leaving and told):
+        told = whole or response.headers.get("Connection") == "close"
+        if self.draining or (self.leaving and told) or cannot_go_on(request):
             response.force_close()
+        if whole:
+            await self._relay.send_whole(request, response)
         return response
 
     async def _route(
@@ -210,33 +216,7 @@ class App:
         """A path that is not shaped: to any backend that is up, answer read whole."""
         if self.draining:
             raise errors.draining()
-        upstream = self._backends.next_up()
-        if upstream is None:
-            raise ApiError(
-                503, "no_backend_available", "No backend is available.", errors.SERVER,
-                headers=errors.retry_headers(1.0),
-            )  # fmt: skip
+        if not self._backends.any_up:
+            raise errors.no_backend()
         body = await self._body(request, hold)
-        try:
-            async with (
-                asyncio.timeout(self._config.timeouts.first_token),
-                self._backends.request(
-                    "POST" if request.method == "POST" else "GET",  # HEAD is GET, less its body
-                    upstream,
-                    raw,
-                    body,
-                    to_backend(request.headers, id_),
-                ) as response,
-            ):
-                if 300 <= response.status < 400:
-                    raise errors.upstream_error()
-                answer = await read_all(response, ANSWER_BYTES)
-        except TimeoutError:
-            raise errors.upstream_timeout() from None
-        except UPSTREAM_FAULTS as error:
-            if isinstance(error, aiohttp.ClientConnectorError):
-                self._backends.connect_failed(upstream.name)
-            raise errors.upstream_error() from error
-        return web.Response(
-            status=response.status, headers=to_client(response.headers), body=answer
-        )
+        return await self._relay.pass_on(request, raw, body, id_)

@@ -95,10 +95,14 @@ class Admission(_Section):
 
 
 class Timeouts(_Section):
-    """lame_duck: when told to stop, still take work so long, while /health says no already."""
+    """answer: for a whole answer that is no stream; first_token: for the first event of one.
+
+    lame_duck: when told to stop, still take work so long, while /health says no already.
+    """
 
     connect: Seconds = 2.0
     first_token: Seconds = 120.0
+    answer: Seconds = 600.0
     idle: Seconds = 60.0
     client_headers: Seconds = 10.0
     client_body: Seconds = 30.0
@@ -119,6 +123,7 @@ class Limits(_Section):
     queue_bytes: Bytes = 256 << 20
     memory: Literal["auto"] | Bytes = "auto"
     loop_lag: Seconds = 0.05
+    answer: Bytes = 64 << 20
 
 
 class Health(_Section):

@@ -110,3 +110,16 @@ def upstream_error() -> ApiError:
 
 def upstream_timeout() -> ApiError:
     return ApiError(504, "upstream_timeout", "The backend did not answer in time.", SERVER)
+
+
+def answer_too_large(limit: int) -> ApiError:
+    return ApiError(
+        502, "upstream_error", f"The backend's answer is larger than {limit} bytes.", SERVER
+    )
+
+
+def no_backend() -> ApiError:
+    return ApiError(
+        503, "no_backend_available", _REASONS["no_backend_available"], SERVER,
+        headers=retry_headers(1.0),
+    )  # fmt: skip

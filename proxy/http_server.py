@@ -245,14 +245,21 @@ class HttpServer(web.Server):
         if error := _head_fault(request, self.header_bytes):
             return error_response(error, request_id(request.headers))
         response = await self._handler(request)
-        if request._message.upgrade or not request._payload.is_eof():
-            # After a request to change the protocol the parser stops, or drops what follows; and
-            # a client whose body was not waited for (Expect) may send its next request instead.
+        if cannot_go_on(request):
             response.force_close()
         return response
 
     def __call__(self) -> _Protocol:
         return _Protocol(self, loop=self._loop, **self._kwargs)
+
+
+def cannot_go_on(request: web.BaseRequest) -> bool:
+    """Whether the connection must close once this request is answered.
+
+    After a request to change the protocol the parser stops, or drops what follows; and a client
+    whose body was not waited for (Expect) may send its next request instead.
+    """
+    return bool(request._message.upgrade) or not request._payload.is_eof()
 
 
 async def listen(

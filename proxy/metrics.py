@@ -39,7 +39,13 @@ GEN_AI_TOKENS = tuple(4.0**n for n in range(14))
 
 # A backend may answer with anything; what is not listed counts as its class.
 STATUSES = frozenset({200, 400, 401, 404, 408, 413, 429, CLIENT_GONE, 500, 502, 503, 504})
-KINDS = frozenset({"connect", "before_first_byte", "timeout", "mid_stream", "abort"})
+KINDS = frozenset(  # of failures.Failure
+    {
+        *("connect", "before_first_byte", "timeout", "mid_stream", "abort", "empty", "hang"),
+        *("full", "5xx", "5xx_event", "4xx_event", "content_type", "encoding", "framing"),
+        *("not_json", "redirect", "status", "too_large", "draining"),
+    }
+)
 
 
 class ProxyMetrics:
@@ -143,10 +149,8 @@ class ProxyMetrics:
         self._shed.labels(service_class).inc()
 
     def upstream_error(self, backend: str, kind: str) -> None:
-        """A backend failed: a status, `first_event_STATUS`, or one of KINDS."""
-        if kind not in KINDS:
-            kind = f"{kind[-3]}xx" if kind[-3:].isdigit() else "other"
-        self.upstream_errors.labels(backend, kind).inc()
+        """A backend failed: one of KINDS."""
+        self.upstream_errors.labels(backend, kind if kind in KINDS else "other").inc()
 
     def used(self, backend: str, prompt_tokens: int, cached_tokens: int) -> None:
         """Usage of one answer."""

@@ -85,5 +85,5 @@ async def serve(config: Config, load: Callable[[], Config], watch: Path | None) 
         say(draining)
         notify.stopping(draining)
         await running.lame_duck()
-        if not await running.drained(timeouts.drain):
-            say(f"gave up on {running.app.active} requests")  # their handlers end in the next turn
+        if left := await running.drained(timeouts.drain):
+            say(f"gave up on {left} requests")

@@ -34,6 +34,7 @@ from forebay.traces.errors import InputError
 
 HLOG_INTERVAL_S = 1.0
 LOOK_S = 0.05  # whether the last client has gone
+LAST_WORDS_S = 1.0  # for error events to be written, when a drain has taken too long
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +69,23 @@ class Proxy:
                 while not config.listen.reuse_port or public.connections:  # noqa: ASYNC110
                     await asyncio.sleep(LOOK_S)
 
-    async def drained(self, patience_s: float) -> bool:
-        """Take no new work and wait until what runs is answered.
+    async def drained(self, patience_s: float) -> int:
+        """Take no new work and wait until what runs is answered; how many took too long.
 
-        False if that took too long; what is left is cut.
+        Then streams are ended with an error event, the rest with a 503, and what is left is cut.
         """
         self.app.draining = True
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.app.idle.wait(), patience_s)
+            return 0
         left = self.app.active
-        if left:
-            for connection in self.listeners[0][1].connections:
-                if connection.transport is not None:
-                    connection.transport.abort()  # its handler is cancelled by that
-        return not left
+        self.app.end_all()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.app.idle.wait(), LAST_WORDS_S)
+        for connection in self.listeners[0][1].connections:
+            if connection.transport is not None:
+                connection.transport.abort()  # its handler is cancelled by that
+        return left
 
 
 @asynccontextmanager

@@ -87,10 +87,14 @@ async def silent(call: Call) -> None:
 
 @dataclass(slots=True)
 class RawBackend:
-    """A backend that does what `serve` says, byte by byte; /health answers unless told not to."""
+    """A backend that does what `serve` says, byte by byte.
+
+    Attributes:
+        healthy: what /health says; None: it takes the connection and says nothing.
+    """
 
     serve: Serve = by_request
-    healthy: bool = True
+    healthy: bool | None = True
     calls: list[Call] = field(default_factory=list)
     open: int = 0
     url: str = ""
@@ -109,6 +113,9 @@ class RawBackend:
                         length = int(line.split(":")[1])
                 body = await reader.readexactly(length)
                 if text.startswith(("GET /health", "GET /metrics")):
+                    if self.healthy is None:
+                        await reader.read()
+                        return
                     writer.write(answer(200 if self.healthy else 503, b""))
                     continue
                 call = Call(text, body, reader, writer)
@@ -163,7 +170,10 @@ class Stage:
             assert backend.kv.tokens == 0
             assert not backend.prefills
         assert self.proxy.app._held_bytes == 0
-        assert self.proxy.app._relay._active == 0
+        budget = self.proxy.app._relay.budget
+        assert (budget.active, budget.retrying) == (0, 0)
+        assert not self.proxy.app._relay._attempts
+        assert not any(b.waiting for b in self.proxy.backends.health._backends.values())
 
 
 @asynccontextmanager

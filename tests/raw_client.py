@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from proxy_stage import WHOLE, Stage, answer, settle, stage
+from proxy_stage import DONE, EVENT, STREAM_HEAD, WHOLE, Stage, answer, chunk, settle, stage
 
 from forebay.replay.sim.clock import run
 
@@ -27,6 +27,8 @@ _HEAD = re.compile(
 _ALLOWED = {"host", "content-length", "content-type", "accept", "authorization", "traceparent",
             "tracestate", "x-request-id"}  # fmt: skip
 _PROBES = ("/health", "/metrics")
+
+STREAM = STREAM_HEAD + chunk(EVENT) + chunk(DONE) + b"0\r\n\r\n"
 
 
 @dataclass(slots=True)
@@ -83,7 +85,7 @@ class Oracle:
                 target = head[2].decode()
                 if target not in _PROBES:
                     self.requests.append(Received(head[1].decode(), target, headers, body))
-                writer.write(answer(200, WHOLE))
+                writer.write(STREAM if b'"stream":true' in body else answer(200, WHOLE))
         except (ConnectionError, asyncio.CancelledError):
             pass  # cancelled by `running` only, and then done
         finally:

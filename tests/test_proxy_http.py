@@ -711,7 +711,7 @@ class TestLife:
                 async with on.client.get(on.url + "/health") as health:
                     assert health.status == 503
                 assert await response.read() == EVENT + DONE
-            assert await drained
+            assert await drained == 0
 
         on_stage(scene, slow)
 

@@ -24,6 +24,7 @@ DEFAULT_INDEX_BLOCKS = 1 << 16  # of a backend whose KV pool is unknown: 128 MiB
 LOAD_HALF_LIFE_S = 120.0
 LN_2 = log(2)
 IDLE_FIRST = 1e12  # ranks every idle backend before every busy one
+UNLIMITED = 1 << 30
 OBSERVE_AFTER_S = 0.05  # prefills batched in one step answer together: measure them together
 
 
@@ -66,6 +67,7 @@ class Backend:
         self.kv_tokens = spec.kv_tokens
         self.up = False
         self.draining = False  # it is to go: `up` stays false until it is gone
+        self.most_prefills = UNLIMITED  # fewer while it is on trial or says that it is full
         self.cost = CostModel()
         self.prefixes = PrefixIndex(DEFAULT_INDEX_BLOCKS)
         self.queues = {bucket.name: DeadlineQueue() for bucket in buckets}

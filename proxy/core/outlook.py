@@ -46,6 +46,7 @@ class Outlook:
             for bucket in buckets.values()
         }
         self._candidates = Candidates(self._all, dispatch_ahead_s)
+        self.limited = False  # some backend is on trial or in a pause
         self._last_arrival = dict.fromkeys(buckets, -inf)
         self._refused_share = dict.fromkeys(buckets, 0.0)
         self._load = 0.0
@@ -64,6 +65,7 @@ class Outlook:
             new._last_arrival[name] = self._last_arrival.get(name, -inf)
             new._refused_share[name] = self._refused_share.get(name, 0.0)
         new._load, new._load_at = self._load, self._load_at
+        new.limited = self.limited
         return new
 
     # Who came and what became of them.
@@ -107,6 +109,9 @@ class Outlook:
                 usable = [b for b in usable if b.name not in waiting.excluded]
             some = usable if len(usable) < len(self._all) else None
             backends = self._candidates.of(waiting.request.blocks, self._min_match, some)
+        if self.limited:  # nobody should wait for a trial to end while another takes work
+            free = [b for b in backends if len(b.prefills) < b.most_prefills]
+            backends = free or backends
         return self.options_among(backends, waiting, now)
 
     def options_among(
@@ -129,6 +134,7 @@ class Outlook:
         return (
             backend.up
             and len(backend.flights) < backend.spec.max_concurrency
+            and len(backend.prefills) < backend.most_prefills
             and backend.backlog_s(now) < self._dispatch_ahead_s + MATCH_SLACK_S
         )
 

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from math import inf
 
 from forebay.proxy.core.admission import attainable, refuse, retry_after_s
-from forebay.proxy.core.backend import Backend, Flight
+from forebay.proxy.core.backend import UNLIMITED, Backend, Flight
 from forebay.proxy.core.model import (
     Action,
     BackendSpec,
@@ -146,8 +146,12 @@ class Shaper:
         waiting.excluded |= {failed.name}
         waiting.deadline = inf
         actions: list[Action] = []
-        if options := self._outlook.options(waiting, now):
-            option = self._route(waiting.request, options, self.affinity)
+        left_s = waiting.request.timeout_s - (now - waiting.arrived_at)
+        options = self._outlook.options(waiting, now)
+        if options and not (hopeful := [o for o in options if o.ttft_s <= left_s]):
+            actions.append(self._reject(waiting, "deadline_unattainable", now))
+        elif options:
+            option = self._route(waiting.request, hopeful, self.affinity)
             starts = self._outlook.may_start(self.backends[option.backend], waiting, now)
             bucket = self.buckets[waiting.bucket]
             if starts or self._queued[bucket.name] < bucket.max_queue:
@@ -158,21 +162,36 @@ class Shaper:
             actions.append(self._reject(waiting, "no_backend_available", now))
         return actions + self._dispatch_all(now)
 
-    def backend_up(self, name: str, now: float, kv_tokens: float | None = None) -> list[Action]:
-        """The backend takes work. Its cache is empty: it has just started, or was unreachable."""
+    def backend_up(
+        self,
+        name: str,
+        now: float,
+        kv_tokens: float | None = None,
+        most_prefills: int = UNLIMITED,
+    ) -> list[Action]:
+        """The backend takes work, so many prefills at once: 1 for a trial, 0 for a pause."""
         self._pass_time(now)
         backend = self.backends[name]
         backend.up = not backend.draining
+        backend.most_prefills = most_prefills
+        self._outlook.limited = any(
+            b.up and b.most_prefills < UNLIMITED for b in self.backends.values()
+        )
         if kv_tokens is not None:
             backend.kv_tokens = kv_tokens
         self._outlook.moved(backend)
         return self._dispatch_all(now)
 
-    def backend_down(self, name: str, now: float) -> list[Action]:
-        """The backend takes no work: those who wait for it go elsewhere or are refused."""
+    def backend_down(self, name: str, now: float, keeps_cache: bool = False) -> list[Action]:
+        """The backend takes no work: those who wait for it go elsewhere or are refused.
+
+        Args:
+            keeps_cache: it still runs; else what it held is forgotten.
+        """
         self._pass_time(now)
         down = self.backends[name]
-        down.prefixes.clear()
+        if not keeps_cache:
+            down.prefixes.clear()
         return self._take_out(down, now)
 
     def wake_at(self) -> float:
@@ -407,7 +426,8 @@ class Shaper:
         bucket = self.buckets[waiting.bucket]
         request = waiting.request
         if waiting.deadline == inf:
-            bearable_s = min(bucket.max_wait_s, request.timeout_s - option.prefill_s)
+            left_s = request.timeout_s - (now - waiting.arrived_at)  # less than all for a retry
+            bearable_s = min(bucket.max_wait_s, left_s - option.prefill_s)
             waiting.deadline = now + max(0.0, bearable_s)
         waiting.work_s = option.prefill_s
         waiting.backend = option.backend
