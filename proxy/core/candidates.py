@@ -7,12 +7,12 @@ than it finds.
 
 from collections.abc import Sequence
 from math import ceil, inf
+from typing import Final
 
 from forebay.proxy.core.backend import Backend
 
-LOOK_AT_ALL = 8  # fleets up to this size are looked at whole
-LOOK_AT_WARM = 3
-LOOK_AT_FREE = 2
+LOOK_AT_ALL: Final = 8  # fleets up to this size are looked at whole
+LOOK_AT_WARM: Final = 3
 
 
 class Candidates:
