@@ -74,6 +74,8 @@ class Backend:
         self.spec = spec
         self.name = spec.name
         self.index = index  # its place among the backends
+        self.rank = 0.0  # `free_rank` as `Candidates` knows it
+        self.room_at = -inf  # when the backlog will let more in, as `Candidates` knows it
         self.kv_tokens = spec.kv_tokens
         self.up = False
         self.cost = CostModel()
