@@ -5,7 +5,9 @@ from typing import Final
 
 from forebay.replay.sim.request import PREFILLING, SimRequest
 
-RANKS: Final = 1 << 32  # more requests than one engine ever admits
+# More requests than one engine ever admits, and small enough that compiled code multiplies by it
+# in machine words.
+RANKS: Final = 1 << 29
 
 
 class Cohort:
