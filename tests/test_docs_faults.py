@@ -38,5 +38,5 @@ def test_every_row_names_tests_that_exist(table: Path) -> None:
         cells = row.strip("| ").split(" | ")
         assert len(cells) == 3, row
         named = NAME.findall(cells[2])
-        assert named, row
+        assert named or cells[2].strip() == "the same", row
         assert not (missing := [name for name in named if name not in known]), (missing, row)

@@ -3,8 +3,9 @@
 Reads the books, changes none of them, except its own of who came and who was refused lately.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from math import fsum, inf
+from typing import Final
 
 from forebay.proxy.core.backend import Backend, decay
 from forebay.proxy.core.candidates import Candidates
@@ -18,9 +19,11 @@ from forebay.proxy.core.partition import (
 from forebay.proxy.core.queueing import Waiting
 from forebay.proxy.core.routing import Option
 
-REFUSED_GAIN = 0.002  # smoothing of the share of requests refused: over the last 500 or so
-OVERTAKEN_MOST = 0.8  # of the engine: how much of it those who overtake are assumed to take
-MATCH_SLACK_S = 1e-9  # float rounding: a timer set for the moment a backlog ends must find it so
+REFUSED_GAIN: Final = 0.002  # smoothing of the share of requests refused: over the last 500 or so
+OVERTAKEN_MOST: Final = 0.8  # of the engine: how much of it those who overtake are assumed to take
+MATCH_SLACK_S: Final = (
+    1e-9  # float rounding: a timer set for the moment a backlog ends must find it so
+)
 
 
 class Outlook:
@@ -76,6 +79,8 @@ class Outlook:
     def decided(self, bucket: str, *, refused: bool) -> bool:
         """A newcomer was refused or taken; whether long prefills may start sooner for it."""
         share = self._refused_share[bucket]
+        if not refused and not share:
+            return False
         now = self._refused_share[bucket] = share + REFUSED_GAIN * (refused - share)
         return now <= REFUSED_MOST < share
 
@@ -114,9 +119,7 @@ class Outlook:
             backends = free or backends
         return self.options_among(backends, waiting, now)
 
-    def options_among(
-        self, backends: Sequence[Backend], waiting: Waiting, now: float
-    ) -> list[Option]:
+    def options_among(self, backends: list[Backend], waiting: Waiting, now: float) -> list[Option]:
         """What sending the request to each of these would mean."""
         loads = [backend.load(now) for backend in backends]
         if self._candidates.all:
@@ -125,8 +128,8 @@ class Outlook:
             mean_load = self._load * decay(now - self._load_at) / len(self._all)
         long_s = self._long_s(waiting.bucket, now)
         return [
-            self._option(backend, waiting, long_s, load, mean_load, now)
-            for backend, load in zip(backends, loads, strict=True)
+            self._option(backends[at], waiting, long_s, loads[at], mean_load, now)
+            for at in range(len(backends))
         ]
 
     def has_room(self, backend: Backend, now: float) -> bool:

@@ -18,6 +18,7 @@ The rules:
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from math import inf
+from typing import Final
 
 from forebay.proxy.core.admission import attainable, refuse, retry_after_s
 from forebay.proxy.core.backend import UNLIMITED, Backend, Flight
@@ -34,12 +35,12 @@ from forebay.proxy.core.outlook import Outlook, heads_of
 from forebay.proxy.core.queueing import Waiting
 from forebay.proxy.core.routing import Affinity, Option, Route, warm_or_least_work
 
-DISPATCH_AHEAD_S = 0.3
+DISPATCH_AHEAD_S: Final = 0.3
 """A backend is sent more while its predicted backlog is below this (the default): enough that it
 never waits for us, too little for its own queue to matter."""
 
-LOOKS_ELSEWHERE = 8  # heads of other queues that a backend with room looks at
-LOOK_AGAIN_S = 0.05  # a head that would rather stay is not asked again before
+LOOKS_ELSEWHERE: Final = 8  # heads of other queues that a backend with room looks at
+LOOK_AGAIN_S: Final = 0.05  # a head that would rather stay is not asked again before
 
 
 class Shaper:
@@ -108,7 +109,7 @@ class Shaper:
         if reason:
             wait_s = min(o.wait_s for o in options)
             actions.append(self._reject(waiting, reason, now, wait_s))
-        elif starts and not backend.queues[bucket.name]:
+        elif starts and not (backend.queued and backend.queues[bucket.name]):
             actions.append(self._send(waiting, backend, option.matched_tokens, now))
         else:
             self._enqueue(waiting, option, now)
@@ -413,14 +414,8 @@ class Shaper:
         self._running[request.id] = backend, waiting
         if not request.streams:
             self._silent[backend.name] = backend
-        return Send(
-            request,
-            backend.name,
-            waiting.bucket,
-            queued_s=now - waiting.arrived_at,
-            predicted_ttft_s=backlog_s + flight.prefill_s,
-            matched_tokens=matched_tokens,
-        )
+        queued_s, ttft_s = now - waiting.arrived_at, backlog_s + flight.prefill_s
+        return Send(request, backend.name, waiting.bucket, queued_s, ttft_s, matched_tokens)
 
     def _enqueue(self, waiting: Waiting, option: Option, now: float) -> None:
         bucket = self.buckets[waiting.bucket]
@@ -460,6 +455,8 @@ class Shaper:
 
     def _pass_time(self, now: float) -> None:
         self._now = max(self._now, now)
+        if not self._silent:
+            return
         for backend in list(self._silent.values()):
             if backend.pass_time(now):
                 self._outlook.moved(backend)
