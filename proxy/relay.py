@@ -175,10 +175,14 @@ class Relay:
             ):
                 raise Failure("abort", upstream_error())
             usage = fields.get("usage")
-            self.used(exchange, upstream, usage if isinstance(usage, dict) else {})
+            if exchange.asked.request.streams:
+                grant.first_token()  # an answer of one token: its end is its first
+            self.used(exchange, grant, upstream, usage if isinstance(usage, dict) else {})
         return answer
 
-    def used(self, exchange: Exchange, upstream: Upstream, usage: dict[str, object]) -> None:
+    def used(
+        self, exchange: Exchange, grant: Grant, upstream: Upstream, usage: dict[str, object]
+    ) -> None:
         """Learn from the usage of an answer."""
         prompt_tokens = usage.get("prompt_tokens")
         if not isinstance(prompt_tokens, int):
@@ -186,6 +190,9 @@ class Relay:
         details = usage.get("prompt_tokens_details")
         cached = details.get("cached_tokens") if isinstance(details, dict) else 0
         cached_tokens = cached if isinstance(cached, int) else 0
+        output_tokens = usage.get("completion_tokens")
+        if isinstance(output_tokens, int):
+            grant.used(output_tokens, cached_tokens if isinstance(cached, int) else None)
         self._metrics.used(upstream.name, prompt_tokens, cached_tokens)
         self._estimate.learn(exchange.asked.prompt_bytes, prompt_tokens)
 
@@ -314,7 +321,7 @@ class Stream:
             if event.usage is not None and event.usage.get("completion_tokens"):
                 self._usage = event.usage
         if self._done and self._usage:
-            self._relay.used(self._exchange, self._upstream, self._usage)
+            self._relay.used(self._exchange, self._grant, self._upstream, self._usage)
             self._usage = {}
         self._ready += raw
 

@@ -6,6 +6,7 @@ Reads the books, changes none of them, except its own of who came and who was re
 from collections.abc import Iterable, Mapping, Sequence
 from math import fsum, inf
 
+from forebay.proxy.core.ahead import MOST, Ahead
 from forebay.proxy.core.backend import Backend, decay
 from forebay.proxy.core.candidates import Candidates
 from forebay.proxy.core.model import Bucket
@@ -17,9 +18,10 @@ from forebay.proxy.core.partition import (
 )
 from forebay.proxy.core.queueing import Waiting
 from forebay.proxy.core.routing import Option
+from forebay.proxy.core.turns import BUCKETS_SHARE
 
 REFUSED_GAIN = 0.002  # smoothing of the share of requests refused: over the last 500 or so
-OVERTAKEN_MOST = 0.8  # of the engine: how much of it those who overtake are assumed to take
+OVERTAKEN_MOST = 1.0 - BUCKETS_SHARE / 2  # of the engine: what more urgent buckets can take
 MATCH_SLACK_S = 1e-9  # float rounding: a timer set for the moment a backlog ends must find it so
 
 
@@ -30,7 +32,9 @@ class Outlook:
         buckets: Mapping[str, Bucket],
         dispatch_ahead_s: float,
         min_match: float,
+        ahead: Ahead,
     ) -> None:
+        self._ahead = ahead
         self._backends = backends
         self._all = list(backends.values())
         self._buckets = buckets
@@ -113,7 +117,7 @@ class Outlook:
         """Late binding: up, a slot free, and next to nothing left to prefill."""
         return (
             backend.up
-            and len(backend.flights) < backend.spec.max_concurrency
+            and len(backend.flights) < backend.limit
             and backend.backlog_s(now) < self._dispatch_ahead_s + MATCH_SLACK_S
         )
 
@@ -125,7 +129,7 @@ class Outlook:
         if backend.prefills_of[bucket.name] >= bucket.prefills_per_backend:
             return False
         request = waiting.request
-        if not backend.kv_fits(request):
+        if not backend.kv_fits(request, waiting.output_tokens):
             return False
         long_s = self._long_s(waiting.bucket, now)
         if long_s == inf:
@@ -164,16 +168,25 @@ class Outlook:
         cold_s = prefill_s = backend.cost.predict_s(prompt_tokens, prompt_tokens)
         if matched:
             prefill_s = backend.cost.predict_s(prompt_tokens - matched, prompt_tokens)
-        wait_s, ahead_s, ahead = backend.backlog_s(now), 0.0, backend.queued
+        wait_s, ahead_s, ahead, mates = backend.backlog_s(now), 0.0, backend.queued, 1
         if ahead:
             deadline = min(waiting.deadline, now + self._buckets[bucket].max_wait_s)
-            ahead_s = fsum(queue.ahead_s(deadline) for queue in backend.queues.values())
+            overtaken = self._overtaken(backend, bucket, now)
+            if self._ahead.on:
+                ahead_s, ahead = self._ahead.of(backend, waiting, deadline)
+                overtaken = min(MOST, overtaken + self._ahead.overtaken(waiting, now))
+                mates = 1 + ahead
+            else:
+                for queue in backend.queues.values():
+                    if queue.count:
+                        ahead_s += queue.ahead_s(deadline)
+                mates = 1 + backend.queues[bucket].count
             if waiting.backend == backend.name:
                 ahead_s, ahead = max(0.0, ahead_s - waiting.work_s), ahead - 1
-            if ahead:
-                wait_s += ahead_s / (1.0 - self._overtaken(backend, bucket, now))
+            if ahead > 0:
+                wait_s += ahead_s / (1.0 - overtaken)
         wait_s += backend.slots_wait_s(bucket, ahead)
-        wait_s = max(wait_s, backend.kv_wait_s(request, bucket))
+        wait_s = max(wait_s, backend.kv_wait_s(request, waiting.output_tokens, bucket, mates))
         if prefill_s > long_s:
             wait_s = max(
                 wait_s,
@@ -249,5 +262,6 @@ class Outlook:
 
 
 def heads_of(backends: Iterable[Backend]) -> list[Waiting]:
-    """The most urgent of each queue."""
-    return [head for b in backends for queue in b.queues.values() if (head := queue.head())]
+    """Who is next in each queue, of each class."""
+    queues = [queue for b in backends for queue in b.queues.values() if queue.count]
+    return [head for queue in queues for head in queue.heads()]

@@ -24,6 +24,11 @@ class Policy(Protocol):
     def backend_up(self, name: str, now: float, kv_tokens: float | None = None) -> list[Action]: ...
     def arrive(self, request: Asked, now: float) -> list[Action]: ...
     def first_token(self, request_id: str, now: float) -> list[Action]: ...
+    @property
+    def wants_usage(self) -> bool: ...
+    def used(
+        self, request_id: str, output_tokens: int, now: float, cached_tokens: int | None = None
+    ) -> None: ...
     def finish(self, request_id: str, now: float) -> list[Action]: ...
     def wake_at(self) -> float: ...
     def wake(self, now: float) -> list[Action]: ...
@@ -84,7 +89,15 @@ def asked(row: TraceRequest) -> Asked:
     """The request as the proxy would see it: the trace's full blocks are its prefix blocks."""
     full = row.input_tokens // row.block_tokens
     return Asked(
-        row.id, row.input_tokens, row.output_tokens, (row.blocks or ())[:full], row.block_tokens
+        row.id,
+        row.input_tokens,
+        row.output_tokens,
+        (row.blocks or ())[:full],
+        row.block_tokens,
+        inf,
+        True,
+        row.tenant or "",
+        row.service_class or "standard",  # type: ignore[arg-type]  # one of the three
     )
 
 
@@ -148,6 +161,9 @@ class Fleet:
                     for served in (advanced := engine.advance(now))[0]:
                         self._do(policy.first_token(served.id, now), now)
                     for served in advanced[1]:
+                        if policy.wants_usage:  # lengths of answers are known here anyway
+                            tokens, cached_tokens = served.output_target, served.cached_tokens
+                            policy.used(served.id, tokens, now, cached_tokens)
                         self._do(policy.finish(served.id, now), now)
                 at = engine.next_at()
                 if at != due[number]:
