@@ -63,14 +63,15 @@ def read_body(
         prompt, token_ids = _completion_bytes(fields)
     tokens = len(prompt) // BYTES_PER_TOKEN_ID if token_ids else estimate.tokens(len(prompt))
     tokens = max(1, tokens)
+    output_tokens = _output_tokens(fields)
     request = Request(
         id_,
         prompt_tokens=tokens,
-        output_tokens=_output_tokens(fields),
+        output_tokens=output_tokens,
         blocks=_chain(prompt, block_bytes),
         block_tokens=tokens * block_bytes / max(1, len(prompt)),
         timeout_s=_timeout_s(headers),
-        streams=streams,
+        streams=streams or output_tokens == 1,  # the end of one token is its beginning
     )
     return Asked(request, 0 if token_ids else len(prompt), streams)
 

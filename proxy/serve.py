@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from aiohttp import web
@@ -118,6 +119,7 @@ async def start_proxy(
         route=ROUTES[config.routing],
         affinity=config.core_affinity(),
         dispatch_ahead_s=config.admission.dispatch_ahead,
+        itl_slo_s=config.admission.itl_slo or inf,
     )
     metrics = ProxyMetrics(shaper, lambda: len(public.connections))
     estimate = TokenEstimate(config.tokens.bytes_per_token)
