@@ -20,10 +20,12 @@ from forebay.proxy.estimate import TokenEstimate
 from forebay.proxy.headers import REQUEST_ID, SERVER, request_id, to_backend, to_client
 from forebay.proxy.http_server import error_response
 from forebay.proxy.metrics import ProxyMetrics
-from forebay.proxy.prompt import read_body
+from forebay.proxy.prompt import read_body, salted
 from forebay.proxy.relay import ANSWER_BYTES, Exchange, Relay
+from forebay.proxy.security import Security
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+UNCACHED = ("/tokenize", "/detokenize")  # no prefix cache behind them, so no salt
 
 
 class App:
@@ -37,6 +39,7 @@ class App:
         relay: Relay,
         metrics: ProxyMetrics,
         estimate: TokenEstimate,
+        security: Security,
     ) -> None:
         self._config = config
         self._driver = driver
@@ -44,6 +47,7 @@ class App:
         self._relay = relay
         self._metrics = metrics
         self._estimate = estimate
+        self._security = security
         self._held_bytes = 0
         self._made = 0
         self.draining = False
@@ -123,6 +127,7 @@ class App:
     ) -> web.StreamResponse:
         """A chat or completion: estimated, queued or refused, relayed."""
         arrived_at = self._driver.now
+        tenant = self._security.auth.tenant(request, arrived_at)
         if self.draining:
             raise errors.draining()
         body = await self._body(request)
@@ -134,7 +139,10 @@ class App:
             chat=path == CHAT,
             estimate=self._estimate,
             block_bytes=self._config.affinity.block_bytes,
+            tenant=tenant,
+            salts=self._security.salts,
         )
+        body = asked.body
         self._held_bytes += len(body)
         try:
             async with self._driver.slot(asked.request) as grant:
@@ -169,6 +177,7 @@ class App:
     async def _passed_on(self, request: web.BaseRequest, raw: str, id_: str) -> web.StreamResponse:
         """A path that is not shaped: to any backend that is up, answer read whole."""
         self._allow(request, "GET", "POST", "HEAD")
+        tenant = self._security.auth.tenant(request, self._driver.now)
         if self.draining:
             raise errors.draining()
         upstream = self._backends.next_up()
@@ -178,6 +187,9 @@ class App:
                 headers=errors.retry_headers(1.0),
             )  # fmt: skip
         body = await self._body(request)
+        salts = self._security.salts
+        if body and salts and raw.partition("?")[0] not in UNCACHED:
+            body = salted(body, request.content_type, tenant, salts)
         try:
             async with (
                 asyncio.timeout(self._config.timeouts.first_token),
@@ -186,7 +198,7 @@ class App:
                     upstream,
                     raw,
                     body,
-                    to_backend(request.headers, id_),
+                    to_backend(request.headers, id_, authorization=not tenant),
                 ) as response,
             ):
                 if 300 <= response.status < 400:

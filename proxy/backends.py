@@ -5,6 +5,7 @@ A backend that is not up yet is no error: it is said once, and it is taken in wh
 
 import asyncio
 import re
+import ssl
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -44,8 +45,15 @@ class Upstream:
 class Backends:
     """All upstreams; use as a context. `say` gets one line when one comes up or goes down."""
 
-    def __init__(self, config: Config, driver: Driver, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        driver: Driver,
+        say: Callable[[str], None],
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._config = config
+        self._tls = tls
         self._driver = driver
         self._say = say
         self._probes: list[asyncio.Task[None]] = []
@@ -56,7 +64,7 @@ class Backends:
     async def __aenter__(self) -> "Backends":
         self.session = aiohttp.ClientSession(
             # vLLM closes idle connections after 5 s: ours must go sooner, or requests race it.
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3, ssl=self._tls or True),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._config.timeouts.connect),
             auto_decompress=False,
@@ -150,6 +158,8 @@ class Backends:
                     return None if response.status == 200 else f"health {response.status}"
         except TimeoutError:
             return f"no health answer within {self._config.health.timeout:g} s"
+        except aiohttp.ClientSSLError as error:
+            return f"TLS: {_tls_problem(error)}"
         except (aiohttp.ClientError, OSError):
             return "no connection"
 
@@ -173,6 +183,14 @@ class Backends:
             return float(int(labels[b"num_gpu_blocks"]) * int(labels[b"block_size"]))
         except (KeyError, ValueError):
             return None
+
+
+def _tls_problem(error: aiohttp.ClientSSLError) -> str:
+    """OpenSSL's own words for what is wrong, without addresses."""
+    cause = error.__cause__
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return cause.verify_message
+    return (isinstance(cause, ssl.SSLError) and cause.reason) or "the handshake failed"
 
 
 async def read_all(response: aiohttp.ClientResponse, limit: int) -> bytes:

@@ -18,10 +18,18 @@ def request_id(headers: Mapping[str, str]) -> str:
     return given if _WELL_FORMED.fullmatch(given) else token_hex(16)
 
 
-def to_backend(headers: Mapping[str, str], id_: str) -> dict[str, str]:
-    """What a backend sees of the client's headers."""
+def to_backend(
+    headers: Mapping[str, str], id_: str, *, authorization: bool = True
+) -> dict[str, str]:
+    """What a backend sees of the client's headers.
+
+    Args:
+        authorization: the client's key is the backend's to check; False once we have.
+    """
     passed = {name: headers[name] for name in _TO_BACKEND if name in headers}
     passed[REQUEST_ID] = id_
+    if not authorization:
+        passed.pop("authorization", None)
     return passed
 
 

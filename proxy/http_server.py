@@ -5,6 +5,7 @@ the bytes; here they are OpenAI-shaped and silent.
 """
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from aiohttp.http_exceptions import LineTooLong
 from forebay.proxy.errors import CLIENT, SERVER, ApiError, error_body
 from forebay.proxy.headers import REQUEST_ID, request_id
 from forebay.proxy.headers import SERVER as SERVER_NAME
+from forebay.proxy.tls import HANDSHAKE_S
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 KEEPALIVE_S = 75.0
@@ -125,11 +127,34 @@ class HttpServer(web.Server):
         return _Protocol(self, loop=self._loop, **self._kwargs)
 
 
-async def listen(server: HttpServer, host: str, port: int) -> tuple[web.ServerRunner, int]:
+class _TlsSite(web.TCPSite):
+    """A site with a bound on the handshake; aiohttp's own leaves asyncio's minute."""
+
+    async def start(self) -> None:
+        await web.BaseSite.start(self)
+        server = self._runner.server
+        assert server is not None
+        self._server = await asyncio.get_running_loop().create_server(
+            server,
+            self._host,
+            self._port,
+            ssl=self._ssl_context,
+            backlog=self._backlog,
+            ssl_handshake_timeout=HANDSHAKE_S,
+        )
+
+
+async def listen(
+    server: HttpServer, host: str, port: int, tls: ssl.SSLContext | None = None
+) -> tuple[web.ServerRunner, int]:
     """Start listening; the runner, and the port that was taken."""
     runner = web.ServerRunner(server, handle_signals=False, shutdown_timeout=1.0)
     await runner.setup()
-    site = web.TCPSite(runner, host, port)
+    site = (
+        web.TCPSite(runner, host, port)
+        if tls is None
+        else _TlsSite(runner, host, port, ssl_context=tls)
+    )
     try:
         await site.start()
     except OSError:

@@ -142,7 +142,11 @@ class Relay:
                 response.close()  # not released: what was not read must not be waited for
 
     async def _open(self, exchange: Exchange, upstream: Upstream) -> aiohttp.ClientResponse:
-        headers = to_backend(exchange.incoming.headers, exchange.id)
+        headers = to_backend(
+            exchange.incoming.headers,
+            exchange.id,
+            authorization=not exchange.asked.request.tenant,
+        )
         response = await self._backends.request(
             "POST", upstream, exchange.path, exchange.body, headers
         )

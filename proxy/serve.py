@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import os
+import ssl
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -21,6 +23,7 @@ from forebay.proxy.hlog import HlogWriter, IntervalLog
 from forebay.proxy.http_server import HttpServer, listen
 from forebay.proxy.metrics import ProxyMetrics
 from forebay.proxy.relay import Relay
+from forebay.proxy.security import Security
 from forebay.proxy.watchdog import Watchdog
 from forebay.traces.errors import InputError
 
@@ -35,6 +38,7 @@ class Proxy:
     driver: Driver
     backends: Backends
     metrics: ProxyMetrics
+    security: Security
     stop: asyncio.Event
     url: str
     admin_url: str
@@ -48,16 +52,22 @@ class Proxy:
 
 
 @asynccontextmanager
-async def start_proxy(config: Config, say: Callable[[str], None]) -> AsyncIterator[Proxy]:
+async def start_proxy(
+    config: Config, say: Callable[[str], None], environ: Mapping[str, str] = os.environ
+) -> AsyncIterator[Proxy]:
     """A proxy that listens while the block runs; `say` gets a line when something changes.
 
-    Raises InputError when a port or the histogram log cannot be had.
+    `environ` may hold the secret of cache salts and API keys. Raises InputError when a port or the
+    histogram log cannot be had, or a file of keys or certificates is not right.
     """
     # The pure-Python parser has open request-smuggling advisories.
     if HttpRequestParser is HttpRequestParserPy:
         raise InputError(
             "aiohttp runs without its C parser: reinstall it, unset AIOHTTP_NO_EXTENSIONS"
         )
+    security = Security(config, environ)
+    for note in security.notes():
+        say(note)
     shaper = Shaper(
         config.core_backends(),
         config.core_buckets(),
@@ -72,12 +82,14 @@ async def start_proxy(config: Config, say: Callable[[str], None]) -> AsyncIterat
         driver = Driver(shaper, metrics.decided)
         stack.callback(driver.close)
         await stack.enter_async_context(_histogram_log(config, metrics))
-        backends = await stack.enter_async_context(Backends(config, driver, say))
+        backends = await stack.enter_async_context(
+            Backends(config, driver, say, security.upstream_tls)
+        )
         watchdog = await stack.enter_async_context(
             Watchdog(config.timeouts.idle, config.timeouts.client_write)
         )
         relay = Relay(config, backends, watchdog, metrics, estimate)
-        app = App(config, driver, backends, relay, metrics, estimate)
+        app = App(config, driver, backends, relay, metrics, estimate, security)
         admin = Admin(app, driver, metrics, estimate, stop.set)
         public = HttpServer(
             app.handle,
@@ -87,21 +99,37 @@ async def start_proxy(config: Config, say: Callable[[str], None]) -> AsyncIterat
             failed=lambda error: say(f"internal error: {type(error).__name__}"),
         )
         host = config.listen.host
-        port = await _listen(stack, public, host, config.listen.port, "listen.port")
+        tls = security.tls.context if security.tls else None
+        port = await _listen(stack, public, host, config.listen.port, "listen.port", tls)
         admin_port = await _listen(
             stack, HttpServer(admin.handle), host, config.listen.admin_port, "listen.admin_port"
         )
-        urls = (f"http://{_bracketed(host)}:{p}" for p in (port, admin_port))
-        yield Proxy(app, driver, backends, metrics, stop, *urls)
+        watch = asyncio.create_task(security.watch(say))
+        stack.push_async_callback(_ended, watch)
+        url = f"{'https' if tls else 'http'}://{_bracketed(host)}:{port}"
+        admin_url = f"http://{_bracketed(host)}:{admin_port}"
+        yield Proxy(app, driver, backends, metrics, security, stop, url, admin_url)
 
 
-async def _listen(stack: AsyncExitStack, server: HttpServer, host: str, port: int, key: str) -> int:
+async def _listen(
+    stack: AsyncExitStack,
+    server: HttpServer,
+    host: str,
+    port: int,
+    key: str,
+    tls: ssl.SSLContext | None = None,
+) -> int:
     try:
-        runner, real_port = await listen(server, host, port)
+        runner, real_port = await listen(server, host, port, tls)
     except OSError as error:
         raise InputError(f"{key}: cannot listen on {host}:{port} ({error.strerror})") from error
     stack.push_async_callback(runner.cleanup)
     return real_port
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def _bracketed(host: str) -> str:
