@@ -14,6 +14,7 @@ from proxy_stage import RawBackend, Stage, answer, settle, stage, whole
 
 from forebay.proxy.auth import Failures
 from forebay.proxy.cache_salt import CacheSalts
+from forebay.proxy.cli import main
 from forebay.proxy.config import Config
 from forebay.proxy.config_sources import config_yaml, load_config
 from forebay.proxy.core.model import Request, Tenant
@@ -201,6 +202,32 @@ class TestConfiguration:
         keys = {"FOREBAY_API_KEYS": "acme: canary", "FOREBAY_CACHE_SECRET": "canary" * 9}
         config = load_config(None, {**ONE, "tenants": {"keys": "env:FOREBAY_API_KEYS"}}, keys)
         assert "canary" not in config_yaml(config) + repr(config)
+
+
+class TestCheckConfig:
+    @pytest.mark.parametrize(
+        ("keys", "status", "words"),
+        [(KEYS, 0, "valid"), (f"acme: {ACME} oops", 2, "keys:1: give"), (None, 2, "No such file")],
+    )
+    def test_reads_the_files_that_it_names(
+        self,
+        keys: str | None,
+        status: int,
+        words: str,
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        if keys is not None:
+            key_file(tmp_path, keys)
+        values = {**ONE, "tenants": {"keys": str(tmp_path / "keys")}, "upstream_api_key": BOLT}
+        config = tmp_path / "proxy.yaml"
+        config.write_text(yaml.safe_dump(values))
+        assert main(["proxy", "--config", str(config), "--check-config"]) == status
+        assert main(["proxy", "--config", str(config), "--print-config"]) == 0
+        printed = capsys.readouterr()
+        assert words in printed.err
+        assert printed.err.count("\n") == 1
+        assert "sk-" not in printed.out + printed.err
 
 
 class TestReload:
