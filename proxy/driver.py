@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from math import inf
 
+from forebay.proxy.core.backend import UNLIMITED
 from forebay.proxy.core.model import Action, Reject, Request, Send
 from forebay.proxy.core.shaper import Shaper
 
@@ -89,11 +90,17 @@ class Driver:
             raise Rejected(action)
         return action
 
-    def backend_up(self, name: str, kv_tokens: float | None = None) -> None:
-        self.apply(self.shaper.backend_up(name, self.now, kv_tokens))
+    def backend_up(
+        self, name: str, kv_tokens: float | None = None, most_prefills: int = UNLIMITED
+    ) -> None:
+        self.apply(self.shaper.backend_up(name, self.now, kv_tokens, most_prefills))
 
-    def backend_down(self, name: str) -> None:
-        self.apply(self.shaper.backend_down(name, self.now))
+    def backend_down(self, name: str, keeps_cache: bool = False) -> None:
+        self.apply(self.shaper.backend_down(name, self.now, keeps_cache))
+
+    def change(self, change: Callable[[Shaper, float], list[Action]]) -> None:
+        """Let an operator's change of the shaper take effect now."""
+        self.apply(change(self.shaper, self.now))
 
     def close(self) -> None:
         """Stop the timer; requests still held are finished by their own tasks."""

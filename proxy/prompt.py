@@ -60,7 +60,9 @@ def read_body(
         prompt, token_ids = _chat_bytes(fields), False
     else:
         prompt, token_ids = _completion_bytes(fields)
-    tokens = len(prompt) // BYTES_PER_TOKEN_ID if token_ids else estimate.tokens(len(prompt))
+    tokens = (
+        len(prompt) // BYTES_PER_TOKEN_ID if token_ids else estimate.tokens(len(prompt), tenant)
+    )
     tokens = max(1, tokens)
     salt = _client_salt(fields)
     if salts is not None:
@@ -118,7 +120,7 @@ def _chat_bytes(fields: dict[str, Any]) -> bytes:
         raise _wrong("messages", "a list of one or more messages", "messages")
     parts: list[bytes] = []
     if tools := fields.get("tools"):
-        parts.append(orjson.dumps(tools))
+        parts.append(_dumped(tools, "tools"))
     for index, message in enumerate(messages):
         if not isinstance(message, dict):
             raise _wrong(f"messages[{index}]", "an object", "messages")
@@ -129,8 +131,15 @@ def _chat_bytes(fields: dict[str, Any]) -> bytes:
         elif content is not None:
             parts.append(_parts_bytes(content))
         if calls := message.get("tool_calls"):
-            parts.append(orjson.dumps(calls))
+            parts.append(_dumped(calls, "messages"))
     return b"".join(parts)
+
+
+def _dumped(value: Any, param: str) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError:  # it reads 1024 levels and writes 254
+        raise _wrong(param, "nested less deeply", param) from None
 
 
 def _parts_bytes(content: Any) -> bytes:
@@ -140,7 +149,7 @@ def _parts_bytes(content: Any) -> bytes:
     return b"".join(
         part["text"].encode()
         if isinstance(part, dict) and isinstance(part.get("text"), str)
-        else orjson.dumps(part)
+        else _dumped(part, "messages")
         for part in content
     )
 

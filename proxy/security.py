@@ -1,10 +1,12 @@
 """What guards the public port: keys, cache salts, certificate; read together, swapped together.
 
-`reload` reads and checks everything before it changes anything, so a bad file keeps what was.
+`read` reads and checks everything and changes nothing, so a bad file keeps what was.
 """
 
 import asyncio
+import ssl
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from forebay.proxy.auth import Authenticator
@@ -15,6 +17,16 @@ from forebay.proxy.tls import ServerTls, client_context, server_context
 from forebay.traces.errors import InputError
 
 WATCH_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a configuration and its files came to, checked."""
+
+    config: Config
+    seen: list[tuple[int, int, int]]  # stamps of the files
+    ring: KeyRing | None
+    certificate: ssl.SSLContext | None
 
 
 class Security:
@@ -40,17 +52,29 @@ class Security:
         Raises InputError, with nothing changed, when something is not right. The authorities for
         backends and whether the port speaks TLS stay as they were at the start.
         """
+        self.take(self.read(config))
+
+    def read(self, config: Config) -> Found:
+        """Read the files that `config` names; raises InputError."""
         if bool(config.tls.files) != bool(self.tls):
             raise InputError("tls: cannot be switched on or off without a restart")
-        seen = _stamps(config)
-        ring = _ring(config, self._environ)
-        certificate = server_context(*config.tls.files) if config.tls.files else None
-        self._config = config
-        self.auth.swap(ring)
-        self.salts = self._new_salts(config)
-        if self.tls and certificate:
-            self.tls.swap(certificate)
-        self._seen = seen
+        return Found(
+            config=config,
+            seen=_stamps(config),  # before they are read
+            ring=_ring(config, self._environ),
+            certificate=server_context(*config.tls.files) if config.tls.files else None,
+        )
+
+    def take(self, found: Found) -> bool:
+        """Put it in force; whether the files are others than before."""
+        renewed = found.seen != self._seen
+        self._config = found.config
+        self.auth.swap(found.ring)
+        self.salts = self._new_salts(found.config)
+        if self.tls and found.certificate:
+            self.tls.swap(found.certificate)
+        self._seen = found.seen
+        return renewed
 
     def notes(self) -> list[str]:
         """What an operator should hear about the keys in force; never a key."""
@@ -82,7 +106,11 @@ class Security:
             self._seen = stamps  # said once, not at every look
             say(f"kept the old keys and certificate: {error}")
         else:
-            say("; ".join(["took the new keys and certificate", *self.notes()]))
+            say(self.renewed())
+
+    def renewed(self) -> str:
+        """One line for the operator when the files have changed and were taken."""
+        return "; ".join(["took the new keys and certificate", *self.notes()])
 
     def files(self) -> list[Path]:
         """The files that are looked at."""

@@ -8,7 +8,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
+from aiohttp import web
 from aiohttp.http_parser import HttpRequestParser, HttpRequestParserPy
 
 from forebay.proxy.admin import Admin
@@ -19,15 +21,23 @@ from forebay.proxy.core.policies import ROUTES
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.driver import Driver
 from forebay.proxy.estimate import TokenEstimate
+from forebay.proxy.handover import stop_listening
 from forebay.proxy.hlog import HlogWriter, IntervalLog
 from forebay.proxy.http_server import HttpServer, listen
+from forebay.proxy.logs import AccessLog
 from forebay.proxy.metrics import ProxyMetrics
+from forebay.proxy.protection import Protection
 from forebay.proxy.relay import Relay
+from forebay.proxy.reload import Parts, Reloader
 from forebay.proxy.security import Security
+from forebay.proxy.telemetry import Telemetry
+from forebay.proxy.tracing import Tracer
 from forebay.proxy.watchdog import Watchdog
 from forebay.traces.errors import InputError
 
 HLOG_INTERVAL_S = 1.0
+LOOK_S = 0.05  # whether the last client has gone
+LAST_WORDS_S = 1.0  # for error events to be written, when a drain has taken too long
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,27 +48,70 @@ class Proxy:
     driver: Driver
     backends: Backends
     metrics: ProxyMetrics
+    reloader: Reloader
+    protection: Protection
     security: Security
     stop: asyncio.Event
     url: str
     admin_url: str
+    listeners: tuple[tuple[web.ServerRunner, HttpServer], ...]
 
-    async def drained(self, patience_s: float) -> bool:
-        """Take no new work and wait until what runs is answered; False if it took too long."""
+    async def lame_duck(self) -> None:
+        """Tell everybody to go elsewhere while work is still taken, for `timeouts.lame_duck`.
+
+        With `listen.reuse_port` another process has the port: stop listening first, and be done
+        as soon as no client is connected any more.
+        """
+        config = self.reloader.config
+        self.app.leaving = True
+        if config.listen.reuse_port:
+            for runner, server in self.listeners:
+                await stop_listening(runner, server)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(config.timeouts.lame_duck):
+                public = self.listeners[0][1]
+                while not config.listen.reuse_port or public.connections:  # noqa: ASYNC110
+                    await asyncio.sleep(LOOK_S)
+
+    async def drained(self, patience_s: float) -> int:
+        """Take no new work and wait until what runs is answered; how many took too long.
+
+        Then streams are ended with an error event, the rest with a 503, and what is left is cut.
+        """
         self.app.draining = True
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.app.idle.wait(), patience_s)
-        return not self.app.active
+            return 0
+        left = self.app.active
+        self.app.end_all()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.app.idle.wait(), LAST_WORDS_S)
+        for connection in self.listeners[0][1].connections:
+            if connection.transport is not None:
+                connection.transport.abort()  # its handler is cancelled by that
+        return left
 
 
 @asynccontextmanager
 async def start_proxy(
-    config: Config, say: Callable[[str], None], environ: Mapping[str, str] = os.environ
+    config: Config,
+    say: Callable[[str], None],
+    *,
+    load: Callable[[], Config] | None = None,
+    watch: Path | None = None,
+    tracer: Tracer | None = None,
+    environ: Mapping[str, str] = os.environ,
 ) -> AsyncIterator[Proxy]:
     """A proxy that listens while the block runs; `say` gets a line when something changes.
 
-    `environ` may hold the secret of cache salts and API keys. Raises InputError when a port or the
-    histogram log cannot be had, or a file of keys or certificates is not right.
+    Raises InputError when a port or the histogram log cannot be had, a file of keys or certificates
+    is not right, or tracing is asked for and not installed.
+
+    Args:
+        load: reads the configuration again, for a reload; without it there is none.
+        watch: a file whose change is a reload.
+        tracer: in place of the one that the configuration asks for.
+        environ: may hold API keys and the secret of cache salts.
     """
     # The pure-Python parser has open request-smuggling advisories.
     if HttpRequestParser is HttpRequestParserPy:
@@ -75,7 +128,7 @@ async def start_proxy(
         affinity=config.core_affinity(),
         dispatch_ahead_s=config.admission.dispatch_ahead,
     )
-    metrics = ProxyMetrics(shaper)
+    metrics = ProxyMetrics(shaper, lambda: len(public.connections), config.tenants.known)
     estimate = TokenEstimate(config.tokens.bytes_per_token)
     stop = asyncio.Event()
     async with AsyncExitStack() as stack:
@@ -89,8 +142,16 @@ async def start_proxy(
             Watchdog(config.timeouts.idle, config.timeouts.client_write)
         )
         relay = Relay(config, backends, watchdog, metrics, estimate)
-        app = App(config, driver, backends, relay, metrics, estimate, security)
-        admin = Admin(app, driver, metrics, estimate, stop.set)
+        protection = await stack.enter_async_context(Protection(config.limits, say, metrics.lagged))
+        if tracer is None and config.tracing.enabled:
+            tracer = Tracer(config.tracing)
+        if tracer is not None:
+            stack.callback(tracer.close)
+        access = AccessLog(config.logs)
+        telemetry = Telemetry(metrics, access, tracer)
+        app = App(
+            config, driver, backends, relay, metrics, estimate, telemetry, protection, security
+        )
         public = HttpServer(
             app.handle,
             header_bytes=config.limits.header,
@@ -98,17 +159,54 @@ async def start_proxy(
             max_connections=config.max_connections(),
             failed=lambda error: say(f"internal error: {type(error).__name__}"),
         )
-        host = config.listen.host
-        tls = security.tls.context if security.tls else None
-        port = await _listen(stack, public, host, config.listen.port, "listen.port", tls)
-        admin_port = await _listen(
-            stack, HttpServer(admin.handle), host, config.listen.admin_port, "listen.admin_port"
+        reloader = await stack.enter_async_context(
+            Reloader(
+                config,
+                Parts(
+                    app=app,
+                    relay=relay,
+                    backends=backends,
+                    driver=driver,
+                    watchdog=watchdog,
+                    public=public,
+                    protection=protection,
+                    access=access,
+                    metrics=metrics,
+                    security=security,
+                ),
+                say,
+                load,
+                watch,
+            )
         )
-        watch = asyncio.create_task(security.watch(say))
-        stack.push_async_callback(_ended, watch)
-        url = f"{'https' if tls else 'http'}://{_bracketed(host)}:{port}"
-        admin_url = f"http://{_bracketed(host)}:{admin_port}"
-        yield Proxy(app, driver, backends, metrics, security, stop, url, admin_url)
+        admin = Admin(app, driver, metrics, estimate, stop.set, reloader, protection)
+        admin_server = HttpServer(admin.handle)
+        if config.listen.reuse_port:
+            await backends.asked()  # from the first connection on, the other proxy is not asked
+        at, reuse_port = config.listen, config.listen.reuse_port
+        admin_host = at.admin_host or at.host
+        tls = security.tls.context if security.tls else None
+        runner, port = await _listen(
+            stack, public, at.host, at.port, "port", reuse_port=reuse_port, tls=tls
+        )
+        admin_runner, admin_port = await _listen(
+            stack, admin_server, admin_host, at.admin_port, "admin_port", reuse_port=reuse_port
+        )
+        renewal = asyncio.create_task(security.watch(say))
+        stack.push_async_callback(_ended, renewal)
+        yield Proxy(
+            app,
+            driver,
+            backends,
+            metrics,
+            reloader,
+            protection,
+            security,
+            stop,
+            f"{'https' if tls else 'http'}://{_bracketed(at.host)}:{port}",
+            f"http://{_bracketed(admin_host)}:{admin_port}",
+            ((runner, public), (admin_runner, admin_server)),
+        )
 
 
 async def _listen(
@@ -117,14 +215,18 @@ async def _listen(
     host: str,
     port: int,
     key: str,
+    *,
+    reuse_port: bool,
     tls: ssl.SSLContext | None = None,
-) -> int:
+) -> tuple[web.ServerRunner, int]:
     try:
-        runner, real_port = await listen(server, host, port, tls)
+        runner, real_port = await listen(server, host, port, reuse_port=reuse_port, tls=tls)
     except OSError as error:
-        raise InputError(f"{key}: cannot listen on {host}:{port} ({error.strerror})") from error
+        raise InputError(
+            f"listen.{key}: cannot listen on {host}:{port} ({error.strerror})"
+        ) from error
     stack.push_async_callback(runner.cleanup)
-    return real_port
+    return runner, real_port
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

@@ -13,9 +13,13 @@ class TenantLabels:
     """
 
     def __init__(self, configured: Iterable[str], most: int = MOST) -> None:
-        self._labels = {name: name for name in configured}
+        self._labels = {"": NONE}
         self._room = most
-        self._labels[""] = NONE
+        self.configure(configured)
+
+    def configure(self, configured: Iterable[str]) -> None:
+        """These have names of their own from now on; who had one keeps it."""
+        self._labels.update((name, name) for name in configured)
 
     def label(self, tenant: str) -> str:
         """What `tenant` is called in metrics; "" (no keys) is `none`."""

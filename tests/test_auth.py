@@ -301,7 +301,7 @@ class TestOverHttp:
     @pytest.mark.parametrize(
         "authorization",
         [None, "", "Bearer", "Bearer ", f"Basic {ACME}", ACME, f"Bearer {ACME}x",
-         f"Bearer {ACME} {ACME}", "Bearer ÿ"],
+         f"Bearer {ACME} {ACME}"],
     )  # fmt: skip
     @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/embeddings"])
     def test_wrong_keys(self, authorization: str | None, path: str, tmp_path: Path) -> None:
@@ -366,8 +366,102 @@ class TestOverHttp:
                 b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer nobody\r\n"
                 b"content-length: 8000000\r\nexpect: 100-continue\r\n\r\n"
             )
-            assert (await reader.readline()).startswith(b"HTTP/1.1 401")
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 401")
+            assert b"connection: close" in head.lower()
+            assert b"100 Continue" not in head + await reader.read()  # until it is closed
             writer.close()
+
+        on_stage(scene, tmp_path)
+
+    @pytest.mark.parametrize("failures", [0, 30])
+    @pytest.mark.parametrize("path", [b"/v1/completions", b"/v1/embeddings"])
+    def test_a_connection_lives_on_after_a_refusal_only_if_the_body_was_there(
+        self, path: bytes, failures: int, tmp_path: Path
+    ) -> None:
+        """What follows a body that was not read could be taken for a request."""
+
+        async def scene(on: Stage, backend: RawBackend) -> None:
+            for _ in range(failures):
+                async with on.post(**with_key("nobody")):
+                    pass
+            status = b"429" if failures else b"401"
+            host, port = on.url.removeprefix("http://").split(":")
+            head = b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-length: 22\r\n\r\n" % path
+            for body, closed in ((b'{"prompt": "x"}       ', False), (b"", True)):
+                reader, writer = await asyncio.open_connection(host, int(port))
+                writer.write(head + body)
+                told = (await reader.readuntil(b"\r\n\r\n")).lower()
+                assert told.startswith(b"http/1.1 " + status)
+                assert (b"connection: close" in told) is closed
+                length = int(told.partition(b"content-length: ")[2].split(b"\r")[0])
+                await reader.readexactly(length)
+                writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+                answers = await reader.read()
+                assert answers.startswith(b"" if closed else b"HTTP/1.1 200")
+                assert bool(answers) is not closed
+                writer.close()
+            assert not backend.calls
+
+        on_stage(scene, tmp_path)
+
+    def test_a_key_that_is_not_ascii_or_given_twice_is_no_http(self, tmp_path: Path) -> None:
+        async def scene(on: Stage, backend: RawBackend) -> None:
+            twice = [("authorization", f"Bearer {ACME}"), ("authorization", f"Bearer {BOLT}")]
+            for headers in ([("authorization", "Bearer ÿ")], twice):
+                async with on.client.post(
+                    on.url + "/v1/completions", data=b"{}", headers=headers
+                ) as response:
+                    assert response.status == 400
+                    assert (await response.json())["error"]["code"] == "bad_http"
+            assert not backend.calls
+
+        on_stage(scene, tmp_path)
+
+    def test_a_preflight_has_no_key_and_a_refusal_can_be_read_by_the_page(
+        self, tmp_path: Path
+    ) -> None:
+        origin = {"origin": "https://chat.example"}
+
+        async def scene(on: Stage, backend: RawBackend) -> None:
+            for path in ("/v1/completions", "/v1/models"):
+                async with on.client.options(
+                    on.url + path, headers={**origin, "access-control-request-method": "POST"}
+                ) as response:
+                    assert response.status == 204
+                    assert "authorization" in response.headers["access-control-allow-headers"]
+            async with on.post(headers=origin) as response:
+                assert response.status == 401
+                assert response.headers["access-control-allow-origin"] == origin["origin"]
+
+        on_stage(scene, tmp_path, cors_origins=["https://chat.example"])
+
+    def test_answers_are_counted_by_tenant(self, tmp_path: Path) -> None:
+        async def scene(on: Stage, backend: RawBackend) -> None:
+            for key in (ACME, ACME2, BOLT, "nobody"):
+                async with on.post(**with_key(key)):
+                    pass
+            async with on.post(b"{", **with_key(BOLT)) as response:
+                assert response.status == 400
+            async with on.client.get(on.url + "/v1/models", **with_key(ACME)):
+                pass
+            text = on.proxy.metrics.text().decode()
+            for tenant, status, count in (
+                ("acme", 200, 3), ("bolt", 200, 1), ("bolt", 400, 1), ("none", 401, 1),
+            ):  # fmt: skip
+                line = f'requests_total{{status="{status}",tenant="{tenant}"}} {count}.0'
+                assert f"forebay_tenant_{line}" in text
+
+        on_stage(scene, tmp_path)
+
+    def test_the_length_of_a_prompt_is_taken_from_its_tenants_texts(self, tmp_path: Path) -> None:
+        async def scene(on: Stage, backend: RawBackend) -> None:
+            seen = decisions(on)
+            on.proxy.app._estimate._tenants["acme"] = 2.0
+            for key in (BOLT, ACME):
+                async with on.post({"prompt": "x" * 4000}, **with_key(key)) as response:
+                    assert response.status == 200
+            assert [request.prompt_tokens for request in seen] == [1000, 2000]
 
         on_stage(scene, tmp_path)
 
@@ -457,3 +551,5 @@ def test_tenants_as_labels_are_few_and_stay_what_they_are() -> None:
         "none", "a", "acme", "b", "other", "a", "other", "b",
     ]  # fmt: skip
     assert len({labels.label(f"t{i}") for i in range(1000)}) == 1
+    labels.configure(["d", "a"])
+    assert [labels.label(name) for name in "dac"] == ["d", "a", "other"]

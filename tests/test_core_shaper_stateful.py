@@ -35,6 +35,7 @@ class ShaperMachine(RuleBasedStateMachine):
         self.since: dict[str, float] = {}
         self.running: dict[str, tuple[Request, str, str]] = {}
         self.no_token: set[str] = set()
+        self.retried: set[str] = set()
         self.arrived = self.left = 0
         self.shaper = Shaper(
             [BackendSpec(name, n, kv_tokens) for name, n in self.slots.items()],
@@ -75,6 +76,12 @@ class ShaperMachine(RuleBasedStateMachine):
             mates = [r for r in self.waiting.values() if self.bucket(r) == reject.bucket]
             assert on_arrival
             assert len(mates) >= self.max_queue
+        elif (
+            reject.reason == "deadline_unattainable"
+            and on_arrival
+            and (reject.request.id in self.retried)
+        ):
+            assert reject.request.timeout_s < inf  # a second try is not for a lost cause
         elif reject.reason == "deadline_unattainable" and on_arrival:
             # An idle backend never refuses work, however wrong the estimate.
             assert not any(self.idle(name) for name in self.up) or self.waiting
@@ -121,6 +128,7 @@ class ShaperMachine(RuleBasedStateMachine):
         self.no_token.remove(request_id)
         self.waiting[request_id] = request
         self.since[request_id] = self.now
+        self.retried.add(request_id)
         actions = self.shaper.retry(request_id, self.now)
         assert not any(
             isinstance(a, Send) and a.request.id == request_id and a.backend == failed

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable
+from importlib.util import find_spec
 from itertools import product
 from typing import Any
 
@@ -22,6 +23,9 @@ from proxy_stage import (
     stage,
 )
 
+from forebay.proxy.config import Tracing
+from forebay.proxy.logs import LOGGER, ConsoleLines, JsonLines
+from forebay.proxy.tracing import Tracer
 from forebay.replay.sim.clock import run
 
 CANARY = "zz9-plural-z-alpha"
@@ -93,6 +97,17 @@ async def fails(*_: object) -> None:
 SERVES: list[Callable[[Call], Awaitable[None]]] = [by_request, cut, garbage, reset, busy]
 
 
+def traced() -> tuple[Tracer | None, Callable[[], str]]:
+    """A tracer, if its packages are installed, and what it has sent off."""
+    if find_spec("opentelemetry.sdk") is None:
+        return None, str
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    exporter = InMemorySpanExporter()
+    tracer = Tracer(Tracing(enabled=True), exporter)
+    return tracer, lambda: "".join(span.to_json() for span in exporter.get_finished_spans())
+
+
 @pytest.mark.parametrize("tenants", [{"keys": "env:KEYS"}, {}])
 def test_a_canary_is_seen_nowhere(
     tenants: dict[str, Any],
@@ -102,6 +117,9 @@ def test_a_canary_is_seen_nowhere(
 ) -> None:
     monkeypatch.setenv("KEYS", f"acme: {KEY}, bolt: {CANARY}-key")
     caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.DEBUG, LOGGER.name)  # every request has its line
+    monkeypatch.setattr(LOGGER, "propagate", True)
+    tracer, spans = traced()
     public: list[str] = []
     statuses: set[int] = set()
 
@@ -125,7 +143,9 @@ def test_a_canary_is_seen_nowhere(
         async with (
             RawBackend().running() as first,
             RawBackend().running() as second,
-            stage([first.url, second.url], tenants=tenants, limits={"body": 400_000}) as on,
+            stage(
+                [first.url, second.url], tenants=tenants, limits={"body": 400_000}, tracer=tracer
+            ) as on,
         ):
             keys = [KEY, f"{CANARY}-key", CANARY]
             for serve in SERVES:
@@ -164,8 +184,13 @@ def test_a_canary_is_seen_nowhere(
     told = "\n".join(public)
     assert "forebay_responses_total" in told
     captured = capfd.readouterr()
-    logged = "\n".join(map(logging.Formatter().format, caplog.records))  # with tracebacks
-    for where in (told, captured.out, captured.err, logged):
+    formats = (logging.Formatter(), JsonLines(), ConsoleLines())  # the first with tracebacks
+    logged = "\n".join(form.format(line) for form in formats for line in caplog.records)
+    assert '"message":"request"' in logged
+    assert ('"tenant":"acme"' in logged) is bool(tenants)
+    sent_off = spans()
+    assert (tracer is None) or "text_completion" in sent_off
+    for where in (told, captured.out, captured.err, logged, sent_off):
         for secret in (CANARY, KEY):
             at = where.find(secret)
             assert at < 0, where[max(0, at - 200) : at + 100]

@@ -146,6 +146,35 @@ class TestPublicPort:
 
         on_tls(scene, tmp_path)
 
+    def test_two_share_a_port_and_the_first_one_leaves(self, tmp_path: Path) -> None:
+        """Also on an admin port, which speaks plain HTTP on an address of its own."""
+        tls = write(tmp_path, CA.issue_cert("127.0.0.1"))
+
+        async def ask(on: Stage) -> int:
+            async with on.post(ssl=trusting(), headers={"connection": "close"}) as response:
+                return int(response.status)
+
+        async def main() -> None:
+            async with RawBackend().running() as backend:
+                listen: dict[str, Any] = {
+                    "port": 0, "admin_port": 0, "reuse_port": True, "admin_host": "127.0.0.2",
+                }  # fmt: skip
+                async with stage([backend.url], tls=tls, listen=listen) as new:
+                    port = int(new.url.rpartition(":")[2])
+                    listen = {**listen, "port": port}
+                    async with stage([backend.url], tls=tls, listen=listen) as old:
+                        assert old.url == new.url == f"https://127.0.0.1:{port}"
+                        assert old.proxy.admin_url.startswith("http://127.0.0.2:")
+                        async with old.client.get(old.proxy.admin_url + "/healthz") as response:
+                            assert response.status == 200
+                        assert [await ask(new) for _ in range(20)] == [200] * 20
+                        leaving = asyncio.create_task(old.proxy.lame_duck())
+                        assert [await ask(new) for _ in range(20)] == [200] * 20
+                        await leaving
+                    assert await ask(new) == 200
+
+        run(main())
+
 
 class TestBackends:
     def serving(self, certificate: trustme.LeafCert) -> ssl.SSLContext:

@@ -6,11 +6,13 @@ estimate must not turn requests away that could have been served (Layr-Labs/d-in
 """
 
 from math import ceil
+from typing import Final
 
 from forebay.proxy.core.model import Bucket, RejectReason, Request
 from forebay.proxy.core.routing import Option
 
-RETRY_LEAST_S, RETRY_MOST_S = 1.0, 60.0  # over 120 s openai-python gives up instead of waiting
+RETRY_LEAST_S: Final = 1.0
+RETRY_MOST_S: Final = 60.0  # over 120 s openai-python gives up instead of waiting
 
 
 def attainable(request: Request, bucket: Bucket, option: Option) -> bool:

@@ -7,9 +7,9 @@ nothing while the head streams and has given no token: a late engine must look b
 and what seemed to be cached may not be.
 """
 
-from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import exp, inf, log
+from typing import Final
 
 from forebay.proxy.core.cost import CostModel, features
 from forebay.proxy.core.kv import KvReserve
@@ -17,14 +17,16 @@ from forebay.proxy.core.model import BackendSpec, Bucket, Request
 from forebay.proxy.core.prefix import PrefixIndex
 from forebay.proxy.core.queueing import DeadlineQueue, Waiting
 
-OVERDUE_SHARE = 0.1  # of a prefill with nothing cached: what it counts for until it answers
-LATE, LATE_S = 1.25, 0.1  # a prefill this much over its prediction was not cached as believed
-KV_FULL = 0.95  # of the pool: beyond it the engine preempts or keeps requests waiting
+OVERDUE_SHARE: Final = 0.1  # of a prefill with nothing cached: what it counts for until it answers
+LATE: Final = 1.25  # a prefill this much over its prediction ...
+LATE_S: Final = 0.1  # ... and this much more was not cached as believed
+KV_FULL: Final = 0.95  # of the pool: beyond it the engine preempts or keeps requests waiting
 DEFAULT_INDEX_BLOCKS = 1 << 16  # of a backend whose KV pool is unknown: 128 MiB of prompt text
-LOAD_HALF_LIFE_S = 120.0
-LN_2 = log(2)
-IDLE_FIRST = 1e12  # ranks every idle backend before every busy one
-OBSERVE_AFTER_S = 0.05  # prefills batched in one step answer together: measure them together
+LOAD_HALF_LIFE_S: Final = 120.0
+LN_2: Final = 0.6931471805599453
+IDLE_FIRST: Final = 1e12  # ranks every idle backend before every busy one
+UNLIMITED: Final = 1 << 30
+OBSERVE_AFTER_S: Final = 0.05  # prefills batched in one step answer together: measure them together
 
 
 class Flight:
@@ -58,13 +60,27 @@ class Flight:
         self.first_token_at: float | None = None
 
 
+class Worked:
+    """Prefill seconds of one bucket, and when they were last decayed."""
+
+    __slots__ = ("at", "seconds")
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.at = 0.0
+
+
 class Backend:
     def __init__(self, spec: BackendSpec, buckets: Iterable[Bucket], index: int = 0) -> None:
         self.spec = spec
         self.name = spec.name
         self.index = index  # its place among the backends
+        self.rank = 0.0  # `free_rank` as `Candidates` knows it
+        self.room_at = -inf  # when the backlog will let more in, as `Candidates` knows it
         self.kv_tokens = spec.kv_tokens
         self.up = False
+        self.draining = False  # it is to go: `up` stays false until it is gone
+        self.most_prefills = UNLIMITED  # fewer while it is on trial or says that it is full
         self.cost = CostModel()
         self.prefixes = PrefixIndex(DEFAULT_INDEX_BLOCKS)
         self.queues = {bucket.name: DeadlineQueue() for bucket in buckets}
@@ -73,7 +89,8 @@ class Backend:
         self.flights: dict[str, Flight] = {}
         self.kv = KvReserve()
         self.sent_prompt_tokens = 0
-        self.prefills: OrderedDict[str, Flight] = OrderedDict()
+        self.prefills: dict[str, Flight] = {}
+        self._head: Flight | None = None  # the first of them
         self.prefills_of = dict.fromkeys(self.queues, 0)
         # Smoothed time from first token to finish, by bucket.
         self.decode_s = dict.fromkeys(self.queues, 1.0)
@@ -82,13 +99,12 @@ class Backend:
         self.silent = 0  # of `prefills`, those whose first token cannot be seen
         self._load = 0.0
         self._load_at = 0.0
-        # Prefill seconds by bucket, and when they were last decayed.
-        self._worked_s = dict.fromkeys(self.queues, (0.0, 0.0))
+        self._worked = {name: Worked() for name in self.queues}
         self._pending_terms = (0.0, 0.0, 0.0)
         self._pending_since = 0.0
 
     def __repr__(self) -> str:
-        state = "up" if self.up else "down"
+        state = "draining" if self.draining else "up" if self.up else "down"
         return (
             f"<Backend {self.name} {state} running={len(self.flights)}/{self.spec.max_concurrency}"
             f" prefills={len(self.prefills)} queued={self.queued}>"
@@ -123,9 +139,9 @@ class Backend:
 
     def backlog_s(self, now: float) -> float:
         """Predicted seconds until the engine has given a first token to all it was sent."""
-        if not self.prefills:
+        head = self._head
+        if head is None:
             return 0.0
-        head = next(iter(self.prefills.values()))
         elapsed_s = now - self._head_since
         left, floor = head.prefill_s - elapsed_s, 0.0
         if head.request.streams:
@@ -145,9 +161,9 @@ class Backend:
 
     def backlog_below_at(self, limit_s: float) -> float:
         """When the backlog falls below `limit_s` by itself; inf if only an answer can do it."""
-        if not self.prefills:
+        head = self._head
+        if head is None:
             return -inf
-        head = next(iter(self.prefills.values()))
         rest = self._line_s - head.prefill_s
         floor = OVERDUE_SHARE * head.cold_s if head.request.streams else 0.0
         if not head.request.streams and rest >= limit_s:
@@ -163,7 +179,9 @@ class Backend:
     def slots_wait_s(self, bucket: str, ahead: int) -> float:
         """Predicted wait for a free slot with `ahead` others waiting for one too."""
         missing = len(self.flights) + ahead + 1 - self.spec.max_concurrency
-        return max(0, missing) * self.decode_s[bucket] / self.spec.max_concurrency
+        if missing <= 0:
+            return 0.0
+        return missing * self.decode_s[bucket] / self.spec.max_concurrency
 
     def kv_fits(self, request: Request) -> bool:
         room = KV_FULL * self.kv_tokens - self.kv.held
@@ -176,9 +194,12 @@ class Backend:
 
         Whoever waits in the same bucket is reckoned to need as much.
         """
-        held, mates = self.kv.held, 1 + len(self.queues[bucket])
+        held = self.kv.held
+        if not held:
+            return 0.0
+        mates = 1 + len(self.queues[bucket]) if self.queued else 1
         room = KV_FULL * self.kv_tokens - held
-        if not held or (request.prompt_tokens + request.output_tokens) * mates <= room:
+        if (request.prompt_tokens + request.output_tokens) * mates <= room:
             return 0.0
         missing = self.kv.need(request) * mates - room
         if missing <= 0:
@@ -191,8 +212,8 @@ class Backend:
 
     def worked_share(self, bucket: str, now: float) -> float:
         """Share of its time that the engine lately spent on prefills of one bucket."""
-        seconds, at = self._worked_s[bucket]
-        return seconds * decay(now - at) * LN_2 / LOAD_HALF_LIFE_S
+        worked = self._worked[bucket]
+        return worked.seconds * decay(now - worked.at) * LN_2 / LOAD_HALF_LIFE_S
 
     # What changes the books.
 
@@ -215,7 +236,8 @@ class Backend:
         if matched_tokens:
             prefill_s = self.cost.predict_s(tokens - matched_tokens, tokens)
         flight = Flight(request, bucket, now, prefill_s, cold_s, tokens - matched_tokens)
-        if not self.prefills:
+        if self._head is None:
+            self._head = flight
             self._head_since = now
             self._begin_observation(now)
         self.flights[request.id] = self.prefills[request.id] = flight
@@ -224,8 +246,9 @@ class Backend:
         self._line_s += prefill_s
         self.kv.take(request)
         self.sent_prompt_tokens += tokens
-        worked_s, at = self._worked_s[bucket]
-        self._worked_s[bucket] = worked_s * decay(now - at) + prefill_s, now
+        worked = self._worked[bucket]
+        worked.seconds = worked.seconds * decay(now - worked.at) + prefill_s
+        worked.at = now
         self._load, self._load_at = self.load(now) + tokens, now
         if self.kv_tokens < inf:
             self.prefixes.capacity_blocks = int(self.kv_tokens / request.block_tokens)
@@ -271,14 +294,25 @@ class Backend:
         self.kv.give_back(flight.request)
         return left_line
 
+    def rebucket(self, buckets: Iterable[Bucket], home: Callable[[Request], str]) -> None:
+        """There are other buckets now, and nobody waits; `home` names the bucket of a request."""
+        assert not self.queued
+        self.queues = {bucket.name: DeadlineQueue() for bucket in buckets}
+        for flight in self.flights.values():
+            flight.bucket = home(flight.request)
+        self.prefills_of = dict.fromkeys(self.queues, 0)
+        for flight in self.prefills.values():
+            self.prefills_of[flight.bucket] += 1
+        self.decode_s = {name: self.decode_s.get(name, 1.0) for name in self.queues}
+        self._worked = {name: self._worked.get(name) or Worked() for name in self.queues}
+
     def pass_time(self, now: float) -> bool:
         """Take those out of the line whose first token cannot be seen and is predicted past.
 
         Returns whether any was.
         """
         left = False
-        while self.silent:
-            head = next(iter(self.prefills.values()))
+        while self.silent and (head := self._head):
             ends_at = self._head_since + head.prefill_s
             if head.request.streams or ends_at > now:
                 break
@@ -288,9 +322,10 @@ class Backend:
         return left
 
     def _leave_line(self, flight: Flight, now: float) -> None:
-        if next(iter(self.prefills)) == flight.request.id:
-            self._head_since = now
         del self.prefills[flight.request.id]
+        if flight is self._head:
+            self._head_since = now
+            self._head = _first(self.prefills)
         self.prefills_of[flight.bucket] -= 1
         self.silent -= not flight.request.streams
         self._line_s = self._line_s - flight.prefill_s if self.prefills else 0.0
@@ -298,6 +333,12 @@ class Backend:
     def _begin_observation(self, now: float) -> None:
         self._pending_terms = (0.0, 0.0, 0.0)
         self._pending_since = now
+
+
+def _first(flights: dict[str, Flight]) -> Flight | None:
+    for flight in flights.values():
+        return flight
+    return None
 
 
 def decay(elapsed_s: float) -> float:

@@ -3,8 +3,9 @@
 Reads the books, changes none of them, except its own of who came and who was refused lately.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from math import fsum, inf
+from typing import Final
 
 from forebay.proxy.core.backend import Backend, decay
 from forebay.proxy.core.candidates import Candidates
@@ -18,9 +19,11 @@ from forebay.proxy.core.partition import (
 from forebay.proxy.core.queueing import Waiting
 from forebay.proxy.core.routing import Option
 
-REFUSED_GAIN = 0.002  # smoothing of the share of requests refused: over the last 500 or so
-OVERTAKEN_MOST = 0.8  # of the engine: how much of it those who overtake are assumed to take
-MATCH_SLACK_S = 1e-9  # float rounding: a timer set for the moment a backlog ends must find it so
+REFUSED_GAIN: Final = 0.002  # smoothing of the share of requests refused: over the last 500 or so
+OVERTAKEN_MOST: Final = 0.8  # of the engine: how much of it those who overtake are assumed to take
+MATCH_SLACK_S: Final = (
+    1e-9  # float rounding: a timer set for the moment a backlog ends must find it so
+)
 
 
 class Outlook:
@@ -46,10 +49,27 @@ class Outlook:
             for bucket in buckets.values()
         }
         self._candidates = Candidates(self._all, dispatch_ahead_s)
+        self.limited = False  # some backend is on trial or in a pause
         self._last_arrival = dict.fromkeys(buckets, -inf)
         self._refused_share = dict.fromkeys(buckets, 0.0)
         self._load = 0.0
         self._load_at = 0.0
+
+    def rebuilt(
+        self,
+        backends: Mapping[str, Backend],
+        buckets: Mapping[str, Bucket],
+        dispatch_ahead_s: float,
+        min_match: float,
+    ) -> "Outlook":
+        """One for other backends or buckets, which remembers what this one has seen of those."""
+        new = Outlook(backends, buckets, dispatch_ahead_s, min_match)
+        for name in buckets:
+            new._last_arrival[name] = self._last_arrival.get(name, -inf)
+            new._refused_share[name] = self._refused_share.get(name, 0.0)
+        new._load, new._load_at = self._load, self._load_at
+        new.limited = self.limited
+        return new
 
     # Who came and what became of them.
 
@@ -59,6 +79,8 @@ class Outlook:
     def decided(self, bucket: str, *, refused: bool) -> bool:
         """A newcomer was refused or taken; whether long prefills may start sooner for it."""
         share = self._refused_share[bucket]
+        if not refused and not share:
+            return False
         now = self._refused_share[bucket] = share + REFUSED_GAIN * (refused - share)
         return now <= REFUSED_MOST < share
 
@@ -92,11 +114,12 @@ class Outlook:
                 usable = [b for b in usable if b.name not in waiting.excluded]
             some = usable if len(usable) < len(self._all) else None
             backends = self._candidates.of(waiting.request.blocks, self._min_match, some)
+        if self.limited:  # nobody should wait for a trial to end while another takes work
+            free = [b for b in backends if len(b.prefills) < b.most_prefills]
+            backends = free or backends
         return self.options_among(backends, waiting, now)
 
-    def options_among(
-        self, backends: Sequence[Backend], waiting: Waiting, now: float
-    ) -> list[Option]:
+    def options_among(self, backends: list[Backend], waiting: Waiting, now: float) -> list[Option]:
         """What sending the request to each of these would mean."""
         loads = [backend.load(now) for backend in backends]
         if self._candidates.all:
@@ -105,8 +128,8 @@ class Outlook:
             mean_load = self._load * decay(now - self._load_at) / len(self._all)
         long_s = self._long_s(waiting.bucket, now)
         return [
-            self._option(backend, waiting, long_s, load, mean_load, now)
-            for backend, load in zip(backends, loads, strict=True)
+            self._option(backends[at], waiting, long_s, loads[at], mean_load, now)
+            for at in range(len(backends))
         ]
 
     def has_room(self, backend: Backend, now: float) -> bool:
@@ -114,6 +137,7 @@ class Outlook:
         return (
             backend.up
             and len(backend.flights) < backend.spec.max_concurrency
+            and len(backend.prefills) < backend.most_prefills
             and backend.backlog_s(now) < self._dispatch_ahead_s + MATCH_SLACK_S
         )
 

@@ -18,9 +18,10 @@ The rules:
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from math import inf
+from typing import Final
 
 from forebay.proxy.core.admission import attainable, refuse, retry_after_s
-from forebay.proxy.core.backend import Backend, Flight
+from forebay.proxy.core.backend import UNLIMITED, Backend, Flight
 from forebay.proxy.core.model import (
     Action,
     BackendSpec,
@@ -34,12 +35,12 @@ from forebay.proxy.core.outlook import Outlook, heads_of
 from forebay.proxy.core.queueing import Waiting
 from forebay.proxy.core.routing import Affinity, Option, Route, warm_or_least_work
 
-DISPATCH_AHEAD_S = 0.3
+DISPATCH_AHEAD_S: Final = 0.3
 """A backend is sent more while its predicted backlog is below this (the default): enough that it
 never waits for us, too little for its own queue to matter."""
 
-LOOKS_ELSEWHERE = 8  # heads of other queues that a backend with room looks at
-LOOK_AGAIN_S = 0.05  # a head that would rather stay is not asked again before
+LOOKS_ELSEWHERE: Final = 8  # heads of other queues that a backend with room looks at
+LOOK_AGAIN_S: Final = 0.05  # a head that would rather stay is not asked again before
 
 
 class Shaper:
@@ -52,12 +53,13 @@ class Shaper:
         affinity: Affinity | None = None,
         dispatch_ahead_s: float = DISPATCH_AHEAD_S,
     ) -> None:
-        self.buckets = {b.name: b for b in sorted(buckets, key=lambda b: b.up_to)}
+        self.buckets = _by_length(buckets)
         self.backends = {
             spec.name: Backend(spec, buckets, index) for index, spec in enumerate(backends)
         }
         self.affinity = affinity or Affinity()
         self._route = route
+        self._dispatch_ahead_s = dispatch_ahead_s
         self._outlook = Outlook(
             self.backends, self.buckets, dispatch_ahead_s, self.affinity.min_match
         )
@@ -107,7 +109,7 @@ class Shaper:
         if reason:
             wait_s = min(o.wait_s for o in options)
             actions.append(self._reject(waiting, reason, now, wait_s))
-        elif starts and not backend.queues[bucket.name]:
+        elif starts and not (backend.queued and backend.queues[bucket.name]):
             actions.append(self._send(waiting, backend, option.matched_tokens, now))
         else:
             self._enqueue(waiting, option, now)
@@ -145,8 +147,12 @@ class Shaper:
         waiting.excluded |= {failed.name}
         waiting.deadline = inf
         actions: list[Action] = []
-        if options := self._outlook.options(waiting, now):
-            option = self._route(waiting.request, options, self.affinity)
+        left_s = waiting.request.timeout_s - (now - waiting.arrived_at)
+        options = self._outlook.options(waiting, now)
+        if options and not (hopeful := [o for o in options if o.ttft_s <= left_s]):
+            actions.append(self._reject(waiting, "deadline_unattainable", now))
+        elif options:
+            option = self._route(waiting.request, hopeful, self.affinity)
             starts = self._outlook.may_start(self.backends[option.backend], waiting, now)
             bucket = self.buckets[waiting.bucket]
             if starts or self._queued[bucket.name] < bucket.max_queue:
@@ -157,33 +163,37 @@ class Shaper:
             actions.append(self._reject(waiting, "no_backend_available", now))
         return actions + self._dispatch_all(now)
 
-    def backend_up(self, name: str, now: float, kv_tokens: float | None = None) -> list[Action]:
-        """The backend takes work. Its cache is empty: it has just started, or was unreachable."""
+    def backend_up(
+        self,
+        name: str,
+        now: float,
+        kv_tokens: float | None = None,
+        most_prefills: int = UNLIMITED,
+    ) -> list[Action]:
+        """The backend takes work, so many prefills at once: 1 for a trial, 0 for a pause."""
         self._pass_time(now)
         backend = self.backends[name]
-        backend.up = True
+        backend.up = not backend.draining
+        backend.most_prefills = most_prefills
+        self._outlook.limited = any(
+            b.up and b.most_prefills < UNLIMITED for b in self.backends.values()
+        )
         if kv_tokens is not None:
             backend.kv_tokens = kv_tokens
         self._outlook.moved(backend)
         return self._dispatch_all(now)
 
-    def backend_down(self, name: str, now: float) -> list[Action]:
-        """The backend takes no work: those who wait for it go elsewhere or are refused."""
+    def backend_down(self, name: str, now: float, keeps_cache: bool = False) -> list[Action]:
+        """The backend takes no work: those who wait for it go elsewhere or are refused.
+
+        Args:
+            keeps_cache: it still runs; else what it held is forgotten.
+        """
         self._pass_time(now)
         down = self.backends[name]
-        down.up = False
-        down.prefixes.clear()
-        self._outlook.moved(down)
-        actions: list[Action] = []
-        for queue in down.queues.values():
-            for waiting in queue.everyone():
-                self._dequeue(waiting.request.id)
-                if options := self._outlook.options(waiting, now):
-                    option = self._route(waiting.request, options, self.affinity)
-                    self._enqueue(waiting, option, now)
-                else:
-                    actions.append(self._reject(waiting, "no_backend_available", now))
-        return actions + self._dispatch_all(now)
+        if not keeps_cache:
+            down.prefixes.clear()
+        return self._take_out(down, now)
 
     def wake_at(self) -> float:
         """When `wake` has something to do; infinity if no timer is needed."""
@@ -204,6 +214,91 @@ class Shaper:
                     actions.append(self._reject(head, "deadline_unattainable", now, wait_s))
         return actions
 
+    # What operators change while it runs.
+
+    def add_backend(self, spec: BackendSpec, now: float) -> list[Action]:
+        """One more backend, which takes work from `backend_up` on; one that drained stays."""
+        if spec.name in self.backends:
+            self.backends[spec.name].draining = False
+            return self.change_backend(spec, now)
+        self._pass_time(now)
+        buckets = self.buckets.values()
+        self.backends[spec.name] = Backend(spec, buckets, len(self.backends))
+        self._rebuild()
+        return self._dispatch_all(now)
+
+    def change_backend(self, spec: BackendSpec, now: float, *, moved: bool = False) -> list[Action]:
+        """The backend has other limits. `moved`: another server, whose cache is empty."""
+        self._pass_time(now)
+        backend = self.backends[spec.name]
+        backend.spec = spec
+        if spec.kv_tokens < inf:
+            backend.kv_tokens = spec.kv_tokens
+        if moved:
+            backend.prefixes.clear()
+        self._outlook.moved(backend)
+        return self._dispatch_all(now)
+
+    def drain_backend(self, name: str, now: float) -> list[Action]:
+        """The backend gets no new work and keeps what runs there, until `remove_backend`."""
+        self._pass_time(now)
+        backend = self.backends[name]
+        backend.draining = True
+        return self._take_out(backend, now)
+
+    def remove_backend(self, name: str, now: float) -> list[Action]:
+        """Forget a backend that was drained and is idle."""
+        self._pass_time(now)
+        assert self.backends[name].draining, name
+        assert self.backends[name].idle, name
+        del self.backends[name]
+        self._silent.pop(name, None)
+        for index, backend in enumerate(self.backends.values()):
+            backend.index = index
+        self._rebuild()
+        return self._dispatch_all(now)
+
+    def reconfigure(
+        self,
+        buckets: Sequence[Bucket],
+        now: float,
+        *,
+        route: Route,
+        affinity: Affinity,
+        dispatch_ahead_s: float,
+    ) -> list[Action]:
+        """Other buckets and rules from now on.
+
+        Who runs or waits belongs to the bucket that now holds the prompt. Who waits keeps the
+        deadline, and the place even in a queue that is now shorter; a prompt that is now beyond
+        every bucket is refused if it waits, and counts for the last bucket if it runs.
+        """
+        self._pass_time(now)
+        everyone = sorted(self._waiting.values(), key=lambda w: w.key)
+        for waiting in everyone:
+            self._dequeue(waiting.request.id)
+        self.buckets = _by_length(buckets)
+        self.affinity, self._route = affinity, route
+        self._dispatch_ahead_s = dispatch_ahead_s
+        self._up_to = [(bucket.up_to, bucket) for bucket in self.buckets.values()]
+        self._least_patience_s = min(bucket.max_wait_s for bucket in buckets)
+        self._queued = dict.fromkeys(self.buckets, 0)
+        for backend in self.backends.values():
+            backend.rebucket(self.buckets.values(), self._home)
+        for _, running in self._running.values():
+            running.bucket = self._home(running.request)
+        self._rebuild()
+        actions: list[Action] = []
+        for waiting in everyone:
+            bucket = self.bucket_of(waiting.request.prompt_tokens)
+            if bucket is None:
+                queued_s = now - waiting.arrived_at
+                actions.append(Reject(waiting.request, "prompt_too_long", "", queued_s, inf))
+            else:
+                waiting.bucket = bucket.name
+                actions += self._elsewhere(waiting, now)
+        return actions + self._dispatch_all(now)
+
     # What drivers ask.
 
     def bucket_of(self, prompt_tokens: int) -> Bucket | None:
@@ -220,6 +315,37 @@ class Shaper:
         yield from self._waiting.values()
 
     # How it acts.
+
+    def _home(self, request: Request) -> str:
+        """The bucket that a request which runs counts for."""
+        bucket = self.bucket_of(request.prompt_tokens)
+        return bucket.name if bucket else self._up_to[-1][1].name
+
+    def _rebuild(self) -> None:
+        """Other backends or buckets: what looks at all of them starts anew."""
+        self._outlook = self._outlook.rebuilt(
+            self.backends, self.buckets, self._dispatch_ahead_s, self.affinity.min_match
+        )
+        self._urgent = None
+
+    def _take_out(self, backend: Backend, now: float) -> list[Action]:
+        """It takes no work: those who wait for it go elsewhere or are refused."""
+        backend.up = False
+        self._outlook.moved(backend)
+        actions: list[Action] = []
+        for queue in backend.queues.values():
+            for waiting in queue.everyone():
+                self._dequeue(waiting.request.id)
+                actions += self._elsewhere(waiting, now)
+        return actions + self._dispatch_all(now)
+
+    def _elsewhere(self, waiting: Waiting, now: float) -> list[Action]:
+        """One who lost the place in a queue: to another, or refused when there is none."""
+        options = self._outlook.options(waiting, now)
+        if not options:
+            return [self._reject(waiting, "no_backend_available", now)]
+        self._enqueue(waiting, self._route(waiting.request, options, self.affinity), now)
+        return []
 
     def _freed(self, backend: Backend, prefilled: Flight | None, now: float) -> list[Action]:
         """Something ended on `backend`; `prefilled` has left its line of prefills, if any has."""
@@ -288,20 +414,15 @@ class Shaper:
         self._running[request.id] = backend, waiting
         if not request.streams:
             self._silent[backend.name] = backend
-        return Send(
-            request,
-            backend.name,
-            waiting.bucket,
-            queued_s=now - waiting.arrived_at,
-            predicted_ttft_s=backlog_s + flight.prefill_s,
-            matched_tokens=matched_tokens,
-        )
+        queued_s, ttft_s = now - waiting.arrived_at, backlog_s + flight.prefill_s
+        return Send(request, backend.name, waiting.bucket, queued_s, ttft_s, matched_tokens)
 
     def _enqueue(self, waiting: Waiting, option: Option, now: float) -> None:
         bucket = self.buckets[waiting.bucket]
         request = waiting.request
         if waiting.deadline == inf:
-            bearable_s = min(bucket.max_wait_s, request.timeout_s - option.prefill_s)
+            left_s = request.timeout_s - (now - waiting.arrived_at)  # less than all for a retry
+            bearable_s = min(bucket.max_wait_s, left_s - option.prefill_s)
             waiting.deadline = now + max(0.0, bearable_s)
         waiting.work_s = option.prefill_s
         waiting.backend = option.backend
@@ -334,8 +455,14 @@ class Shaper:
 
     def _pass_time(self, now: float) -> None:
         self._now = max(self._now, now)
+        if not self._silent:
+            return
         for backend in list(self._silent.values()):
             if backend.pass_time(now):
                 self._outlook.moved(backend)
             if not backend.silent:
                 del self._silent[backend.name]
+
+
+def _by_length(buckets: Sequence[Bucket]) -> dict[str, Bucket]:
+    return {bucket.name: bucket for bucket in sorted(buckets, key=lambda b: b.up_to)}
