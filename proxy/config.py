@@ -97,9 +97,13 @@ class AffinityConfig(_Section):
 
 
 class Admission(_Section):
-    """dispatch_ahead: a backend is sent more while less than this is left for it to prefill."""
+    """dispatch_ahead: a backend is sent more while less than this is left for it to prefill.
+
+    itl_slo: fewer requests run on a backend while their tokens come further apart than this.
+    """
 
     dispatch_ahead: Seconds = 0.3
+    itl_slo: Seconds | None = None
 
 
 class Timeouts(_Section):

@@ -64,6 +64,7 @@ def read_body(
         len(prompt) // BYTES_PER_TOKEN_ID if token_ids else estimate.tokens(len(prompt), tenant)
     )
     tokens = max(1, tokens)
+    output_tokens = _output_tokens(fields)
     salt = _client_salt(fields)
     if salts is not None:
         salt = salts.salt(tenant, salt)
@@ -71,11 +72,11 @@ def read_body(
     request = Request(
         id_,
         prompt_tokens=tokens,
-        output_tokens=_output_tokens(fields),
+        output_tokens=output_tokens,
         blocks=_chain(prompt, block_bytes, salt),
         block_tokens=tokens * block_bytes / max(1, len(prompt)),
         timeout_s=_timeout_s(headers),
-        streams=streams,
+        streams=streams or output_tokens == 1,  # the end of one token is its beginning
         tenant=tenant,
         service_class=_service_class(fields, headers),
     )

@@ -178,7 +178,7 @@ class Relay:
                 if streams and response.status == 200:
                     told = Told(
                         self._first_event(exchange, grant),
-                        lambda usage: self._used(exchange, upstream, usage),
+                        lambda usage: self._used(exchange, grant, upstream, usage),
                         lambda: self._cut(exchange, upstream),
                     )
                     stream = Stream(
@@ -197,8 +197,10 @@ class Relay:
                 response.close()  # not released: what was not read must not be waited for
         assert isinstance(answer.body, bytes)
         usage = check_whole(answer.status, answer.body).get("usage")
+        if answer.status == 200 and exchange.asked.request.streams:
+            grant.first_token()  # an answer of one token: its end is its first
         if answer.status == 200 and isinstance(usage, dict):
-            self._used(exchange, upstream, usage)
+            self._used(exchange, grant, upstream, usage)
         return answer
 
     async def _whole(
@@ -291,7 +293,9 @@ class Relay:
             if response is not None:
                 response.close()
 
-    def _used(self, exchange: Exchange, upstream: Upstream, usage: dict[str, Any]) -> None:
+    def _used(
+        self, exchange: Exchange, grant: Grant, upstream: Upstream, usage: dict[str, Any]
+    ) -> None:
         """Learn from the usage of an answer; what makes no sense teaches nothing."""
         prompt_tokens = usage.get("prompt_tokens")
         if not isinstance(prompt_tokens, int) or prompt_tokens < 0:
@@ -301,6 +305,8 @@ class Relay:
         cached_tokens = cached if isinstance(cached, int) and cached >= 0 else 0
         output = usage.get("completion_tokens")
         output_tokens = output if isinstance(output, int) and output >= 0 else 0
+        if isinstance(output, int):
+            grant.used(output_tokens, cached_tokens if isinstance(cached, int) else None)
         exchange.record.used(prompt_tokens, cached_tokens, output_tokens)
         self._metrics.used(upstream.name, prompt_tokens, min(cached_tokens, prompt_tokens))
         asked = exchange.asked

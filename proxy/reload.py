@@ -9,6 +9,7 @@ rest applies.
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Literal
 
@@ -155,6 +156,7 @@ class Reloader:
                 route=ROUTES[config.routing],
                 affinity=config.core_affinity(),
                 dispatch_ahead_s=config.admission.dispatch_ahead,
+                itl_slo_s=config.admission.itl_slo or inf,
             )
         )
         for name in found.removed:

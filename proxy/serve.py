@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from aiohttp import web
@@ -127,6 +128,7 @@ async def start_proxy(
         route=ROUTES[config.routing],
         affinity=config.core_affinity(),
         dispatch_ahead_s=config.admission.dispatch_ahead,
+        itl_slo_s=config.admission.itl_slo or inf,
     )
     metrics = ProxyMetrics(shaper, lambda: len(public.connections), config.tenants.known)
     estimate = TokenEstimate(config.tokens.bytes_per_token)
