@@ -6,6 +6,7 @@ backend that is not up yet is no error: it is said once, and it is taken in when
 
 import asyncio
 import re
+import ssl
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar
@@ -84,8 +85,15 @@ class Backends:
         on_hang: called while one is down, at every probe, to give up what it does not answer.
     """
 
-    def __init__(self, config: Config, driver: Driver, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        driver: Driver,
+        say: Callable[[str], None],
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._config = config
+        self._tls = tls
         self._driver = driver
         self._say = say
         self._probes: dict[str, asyncio.Task[None]] = {}
@@ -107,7 +115,7 @@ class Backends:
     async def __aenter__(self) -> "Backends":
         self.session = aiohttp.ClientSession(
             # vLLM closes idle connections after 5 s: ours must go sooner, or requests race it.
-            connector=_Connector(limit=0, keepalive_timeout=3),
+            connector=_Connector(limit=0, keepalive_timeout=3, ssl=self._tls or True),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=self._timeout,
             auto_decompress=False,
@@ -337,6 +345,8 @@ class Backends:
                     return None if response.status == 200 else f"health {response.status}"
         except TimeoutError:
             return f"{LATE} within {self._config.health.timeout:g} s"
+        except aiohttp.ClientSSLError as error:
+            return f"TLS: {_tls_problem(error)}"
         except (aiohttp.ClientError, OSError):
             return "no connection"
 
@@ -360,6 +370,14 @@ class Backends:
             return float(int(labels[b"num_gpu_blocks"]) * int(labels[b"block_size"]))
         except (KeyError, ValueError):
             return None
+
+
+def _tls_problem(error: aiohttp.ClientSSLError) -> str:
+    """OpenSSL's own words for what is wrong, without addresses."""
+    cause = error.__cause__
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return cause.verify_message
+    return (isinstance(cause, ssl.SSLError) and cause.reason) or "the handshake failed"
 
 
 class AnswerTooLarge(aiohttp.ClientPayloadError):

@@ -160,7 +160,9 @@ class Relay:
     ) -> Stream | web.Response:
         """The first event of a stream, or the whole of another answer; raises Failure."""
         upstream, streams = attempt.upstream, exchange.asked.streams
-        headers = to_backend(exchange.incoming.headers, exchange.id)
+        headers = to_backend(
+            exchange.incoming.headers, exchange.id, authorization=not exchange.record.tenant
+        )
         if exchange.record.span is not None:
             headers |= exchange.record.span.headers()
         response: aiohttp.ClientResponse | None = None
@@ -242,14 +244,15 @@ class Relay:
         return Failure("before_first_byte", errors.upstream_error(), retry)
 
     async def pass_on(
-        self, incoming: web.BaseRequest, target: str, body: bytes, id_: str
+        self, incoming: web.BaseRequest, target: str, body: bytes, id_: str, tenant: str
     ) -> web.Response:
         """A path that is not shaped: to any backend that takes work; raises ApiError."""
+        headers = to_backend(incoming.headers, id_, authorization=not tenant)
         upstream, failure = self._backends.next_up(), None
         with Tries(self.budget) as tries:
             while upstream is not None:
                 try:
-                    return await self._pass_to(upstream, incoming, target, body, id_)
+                    return await self._pass_to(upstream, incoming, target, body, headers)
                 except Failure as failed:
                     failure = failed
                     self._backends.judge(upstream.name, "", failed)
@@ -265,9 +268,13 @@ class Relay:
         return failure.answer
 
     async def _pass_to(
-        self, upstream: Upstream, incoming: web.BaseRequest, target: str, body: bytes, id_: str
+        self,
+        upstream: Upstream,
+        incoming: web.BaseRequest,
+        target: str,
+        body: bytes,
+        headers: dict[str, str],
     ) -> web.Response:
-        headers = to_backend(incoming.headers, id_)
         response: aiohttp.ClientResponse | None = None
         try:
             async with asyncio.timeout(self._config.timeouts.first_token):
