@@ -37,6 +37,8 @@ class Cors:
             return {}
         return {
             "Access-Control-Allow-Methods": ", ".join(methods),
-            "Access-Control-Allow-Headers": "authorization, content-type, x-request-id",
+            "Access-Control-Allow-Headers": (
+                "authorization, content-type, x-forebay-class, x-request-id, x-request-timeout"
+            ),
             "Access-Control-Max-Age": str(PREFLIGHT_S),
         }

@@ -128,6 +128,8 @@ async def start_proxy(
         route=ROUTES[config.routing],
         affinity=config.core_affinity(),
         dispatch_ahead_s=config.admission.dispatch_ahead,
+        tenants=config.core_tenants(),
+        default_weight=config.tenants.default_weight,
         itl_slo_s=config.admission.itl_slo or inf,
     )
     metrics = ProxyMetrics(shaper, lambda: len(public.connections), config.tenants.known)

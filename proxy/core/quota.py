@@ -52,7 +52,12 @@ class Quotas:
         before = self._limited
         self._limited = {t.name: t for t in tenants if t.tokens_per_s < inf}
         for name in list(self._buckets):
-            if self._limited.get(name) != before.get(name):
+            old, new = before[name], self._limited.get(name)
+            if (
+                new is None
+                or new.tokens_per_s != old.tokens_per_s
+                or new.burst_tokens != old.burst_tokens
+            ):
                 del self._buckets[name]
         self.any = bool(self._limited)
 

@@ -35,7 +35,7 @@ class Scenario:
         policy: name of a routing policy of the proxy, or DIRECT.
         proxy: the proxy's configuration: buckets, affinity, admission. Its backends count only
             by their number of slots.
-        tenants: weights and quotas of the trace's tenants; others weigh one.
+        tenants: weights and quotas of the trace's tenants, in place of the configuration's.
         exact: compute every engine step one by one; the same times, slowly.
     """
 
@@ -76,7 +76,8 @@ class Scenario:
             route=ROUTES[self.policy],
             affinity=self.proxy.core_affinity(),
             dispatch_ahead_s=self.proxy.admission.dispatch_ahead,
-            tenants=self.tenants,
+            tenants=self.tenants or self.proxy.core_tenants(),
+            default_weight=self.proxy.tenants.default_weight,
             itl_slo_s=self.proxy.admission.itl_slo or inf,
         )
 

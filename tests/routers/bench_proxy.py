@@ -221,7 +221,7 @@ class Bench:
 async def measure(peer: Peer, folder: Path, cores: bool, scale: float) -> Figures:
     port, side_port, *backends = free_ports(4)
     setting = Setting(port, side_port, tuple(backends), folder)
-    mock = [sys.executable, str(Path(__file__).with_name("mock.py")), *map(str, backends)]
+    mock = [sys.executable, str(Path(__file__).with_name("mock_backend.py")), *map(str, backends)]
     log = folder / "router.log"
     with running(mock, 0 if cores else None, folder / "mock.log"):
         await serving(backends[0], folder / "mock.log")

@@ -70,7 +70,11 @@ class Backends:
         self._up = [ExitStack() for _ in ports]
 
     def start(self, which: int) -> None:
-        mock = [sys.executable, str(Path(__file__).with_name("mock.py")), str(self._ports[which])]
+        mock = [
+            sys.executable,
+            str(Path(__file__).with_name("mock_backend.py")),
+            str(self._ports[which]),
+        ]
         self._up[which].enter_context(running(mock, None, self._folder / f"mock{which}.log"))
 
     def stop(self, which: int) -> None:

@@ -1,6 +1,6 @@
 """A backend that costs next to nothing: what a router adds is measured against it.
 
-    python mock.py PORT [PORT ...]
+    python mock_backend.py PORT [PORT ...]
 
 Answers every GET with a short JSON, every POST at once (or, with `"stream": true`, `max_tokens`
 events, one every `seed` milliseconds, all at once for 0). One process serves all its ports.
