@@ -109,7 +109,10 @@ async def soak(options: argparse.Namespace, folder: Path) -> int:
     lines = "".join(
         f'  - {{url: "http://127.0.0.1:{p}", max_concurrency: 64}}\n' for p in backend_ports
     )
-    config.write_text(f"backends:\n{lines}health: {{interval: 500ms}}\n", encoding="utf-8")
+    buckets = "buckets: [{name: chat, up_to: 5000, max_wait: 20s}, {name: document, up_to: 131072}]"
+    config.write_text(
+        f"backends:\n{lines}health: {{interval: 500ms}}\n{buckets}\n", encoding="utf-8"
+    )
     command = [sys.executable, "-m", "forebay.proxy", "proxy", "--config", str(config),
                "--port", str(port), "--admin-port", str(admin_port)]  # fmt: skip
     backends, log = Backends(backend_ports, folder), folder / "proxy.log"
