@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check bench bench-proxy bench-sim bench-vllm-cpu clients compiled fuzz soak test-compiled vllm-cpu clean
+.PHONY: demo test check bench bench-goals bench-proxy bench-sim bench-vllm-cpu clients compiled fuzz soak test-compiled vllm-cpu clean
 
 demo: .venv/runtime
 	$(BIN)/forebay demo --out runs/demo --force
@@ -58,6 +58,11 @@ bench-proxy: .venv/dev
 
 soak: .venv/dev
 	$(BIN)/python tests/routers/soak.py
+
+# Broken streams, leaving clients, overload and fairness: docs/goals.md says what is wanted.
+bench-goals: .venv/dev
+	$(BIN)/python tests/routers/goals.py --faults 10000 --leaving 500
+	$(BIN)/python tests/bench_admission.py
 
 # Other people's clients, in an environment of their own: tests/test_clients.py uses it if it is there.
 clients: .clients/ready
