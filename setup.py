@@ -8,8 +8,8 @@ import os
 from setuptools import setup
 
 COMPILED = (
-    *("admission", "backend", "candidates", "cost", "kv", "model", "outlook", "partition"),
-    *("policies", "prefix", "queueing", "routing", "shaper"),
+    *("admission", "backend", "candidates", "cost", "held", "kv", "model", "outlook", "partition"),
+    *("policies", "prefix", "prefix_error", "queueing", "routing", "shaper"),
 )
 COMPILED_SIM = (
     "block_runs",

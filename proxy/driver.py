@@ -28,6 +28,11 @@ class Grant:
         """The backend has given its first output."""
         self._driver.apply(self._driver.shaper.first_token(self.send.request.id, self._driver.now))
 
+    def prompt_cached(self, cached_tokens: int | None, prompt_tokens: int) -> None:
+        """The backend counted its prompt tokens, and those that were cached unless None."""
+        driver, request_id = self._driver, self.send.request.id
+        driver.shaper.prompt_cached(request_id, cached_tokens, driver.now, prompt_tokens)
+
     async def retry(self) -> Send:
         """Give the slot back and wait for one on another backend; raises Rejected if none is."""
         driver, request_id = self._driver, self.send.request.id

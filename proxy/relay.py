@@ -24,6 +24,7 @@ from forebay.proxy.headers import to_backend, to_client
 from forebay.proxy.metrics import ProxyMetrics
 from forebay.proxy.prompt import Asked
 from forebay.proxy.sse import EventScanner, MalformedStream, parse_event
+from forebay.proxy.translate import Translator
 from forebay.proxy.watchdog import Stalled, Watch, Watchdog
 
 ANSWER_BYTES = 64 << 20
@@ -80,6 +81,7 @@ class Relay:
         self._estimate = estimate
         self._active = 0
         self._retrying = 0
+        self.translator: Translator | None = None  # is offered the prompts that were computed
 
     async def serve(self, exchange: Exchange, grant: Grant) -> web.StreamResponse:
         """The answer, sent or ready to be sent; raises ApiError."""
@@ -175,18 +177,26 @@ class Relay:
             ):
                 raise Failure("abort", upstream_error())
             usage = fields.get("usage")
-            self.used(exchange, upstream, usage if isinstance(usage, dict) else {})
+            self.used(exchange, grant, upstream, usage if isinstance(usage, dict) else {})
+            self._computed(exchange, upstream)
         return answer
 
-    def used(self, exchange: Exchange, upstream: Upstream, usage: dict[str, object]) -> None:
+    def _computed(self, exchange: Exchange, upstream: Upstream) -> None:
+        if self.translator is not None:
+            self.translator.offer(exchange.body, exchange.asked, upstream)
+
+    def used(
+        self, exchange: Exchange, grant: Grant, upstream: Upstream, usage: dict[str, object]
+    ) -> None:
         """Learn from the usage of an answer."""
         prompt_tokens = usage.get("prompt_tokens")
         if not isinstance(prompt_tokens, int):
             return
         details = usage.get("prompt_tokens_details")
-        cached = details.get("cached_tokens") if isinstance(details, dict) else 0
-        cached_tokens = cached if isinstance(cached, int) else 0
-        self._metrics.used(upstream.name, prompt_tokens, cached_tokens)
+        cached = details.get("cached_tokens") if isinstance(details, dict) else None
+        cached_tokens = cached if isinstance(cached, int) else None
+        self._metrics.used(upstream.name, prompt_tokens, cached_tokens or 0)
+        grant.prompt_cached(cached_tokens, prompt_tokens)
         self._estimate.learn(exchange.asked.prompt_bytes, prompt_tokens)
 
     def first_event(self, exchange: Exchange, grant: Grant, sent_at: float) -> None:
@@ -194,6 +204,7 @@ class Relay:
         now = asyncio.get_running_loop().time()
         grant.first_token()
         send = grant.send
+        self._computed(exchange, self._backends.upstreams[send.backend])
         self._metrics.first_token(send.bucket, now - exchange.arrived_at)
         self._metrics.prediction.labels(send.bucket).observe(
             (now - sent_at) / max(1e-6, send.predicted_ttft_s)
@@ -314,7 +325,7 @@ class Stream:
             if event.usage is not None and event.usage.get("completion_tokens"):
                 self._usage = event.usage
         if self._done and self._usage:
-            self._relay.used(self._exchange, self._upstream, self._usage)
+            self._relay.used(self._exchange, self._grant, self._upstream, self._usage)
             self._usage = {}
         self._ready += raw
 

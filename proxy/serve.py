@@ -19,6 +19,7 @@ from forebay.proxy.driver import Driver
 from forebay.proxy.estimate import TokenEstimate
 from forebay.proxy.hlog import HlogWriter, IntervalLog
 from forebay.proxy.http_server import HttpServer, listen
+from forebay.proxy.kv_events import following
 from forebay.proxy.metrics import ProxyMetrics
 from forebay.proxy.relay import Relay
 from forebay.proxy.watchdog import Watchdog
@@ -77,6 +78,7 @@ async def start_proxy(config: Config, say: Callable[[str], None]) -> AsyncIterat
             Watchdog(config.timeouts.idle, config.timeouts.client_write)
         )
         relay = Relay(config, backends, watchdog, metrics, estimate)
+        relay.translator = await stack.enter_async_context(following(config, driver, backends, say))
         app = App(config, driver, backends, relay, metrics, estimate)
         admin = Admin(app, driver, metrics, estimate, stop.set)
         public = HttpServer(

@@ -12,15 +12,22 @@ from collections.abc import Iterable
 from math import exp, inf, log
 
 from forebay.proxy.core.cost import CostModel, features
+from forebay.proxy.core.held import HeldPrefixes
 from forebay.proxy.core.kv import KvReserve
 from forebay.proxy.core.model import BackendSpec, Bucket, Request
-from forebay.proxy.core.prefix import PrefixIndex
+from forebay.proxy.core.prefix import PrefixIndex, Touch
+from forebay.proxy.core.prefix_error import PrefixError
 from forebay.proxy.core.queueing import DeadlineQueue, Waiting
 
 OVERDUE_SHARE = 0.1  # of a prefill with nothing cached: what it counts for until it answers
 LATE, LATE_S = 1.25, 0.1  # a prefill this much over its prediction was not cached as believed
 KV_FULL = 0.95  # of the pool: beyond it the engine preempts or keeps requests waiting
 DEFAULT_INDEX_BLOCKS = 1 << 16  # of a backend whose KV pool is unknown: 128 MiB of prompt text
+KEPT_GAIN, KEPT_STEP = 0.5, 1.01  # of `kept`: towards what is left, and a step either way
+KEPT_LEAST, KEPT_MOST = 0.25, 1.5  # of the pool; of an unknown one KEPT_LEAST_UNKNOWN
+KEPT_LEAST_UNKNOWN = 1e-3
+SURPLUS_BLOCKS = 1.5  # of text; the end of a prompt is in no block and may be cached too
+KEPT_FAR = 0.7  # the index was so much too large
 LOAD_HALF_LIFE_S = 120.0
 LN_2 = log(2)
 IDLE_FIRST = 1e12  # ranks every idle backend before every busy one
@@ -33,10 +40,14 @@ class Flight:
     __slots__ = (
         "bucket",
         "cold_s",
+        "evidence",
+        "exact",
         "first_token_at",
+        "matched_tokens",
         "prefill_s",
         "request",
         "sent_at",
+        "touch",
         "uncached_tokens",
     )
 
@@ -47,15 +58,19 @@ class Flight:
         sent_at: float,
         prefill_s: float,
         cold_s: float,
-        uncached_tokens: int,
+        matched_tokens: int,
     ) -> None:
         self.request = request
         self.bucket = bucket
         self.sent_at = sent_at
         self.prefill_s = prefill_s
         self.cold_s = cold_s
-        self.uncached_tokens = uncached_tokens
+        self.matched_tokens = matched_tokens
+        self.uncached_tokens = request.prompt_tokens - matched_tokens
         self.first_token_at: float | None = None
+        self.exact = False  # the match was looked up in what the engine reports to hold
+        self.evidence = 0  # the stamp that is proved too old if the match was wrong; 0: none
+        self.touch: Touch | None = None
 
 
 class Backend:
@@ -67,6 +82,10 @@ class Backend:
         self.up = False
         self.cost = CostModel()
         self.prefixes = PrefixIndex(DEFAULT_INDEX_BLOCKS)
+        self.kept = 1.0  # how much the engine keeps, as a share of what its pool should hold
+        self.held: HeldPrefixes | None = None  # where the engine tells what it holds
+        self.prefix_error = PrefixError()
+        self.tells_cached = False  # its answers say how much of the prompt was cached
         self.queues = {bucket.name: DeadlineQueue() for bucket in buckets}
         self.queued = 0  # in all of them
         self.queued_s = 0.0  # their prefills
@@ -112,9 +131,18 @@ class Backend:
     def matched_tokens(self, request: Request) -> int:
         """Prompt tokens this backend probably holds; the last token is always computed."""
         blocks = self.prefixes.match(request.blocks)
+        if self.held is not None:
+            exact = self._exact_tokens(request, blocks)
+            if exact >= 0:
+                return exact
         if not blocks:
             return 0
         return max(0, min(int(blocks * request.block_tokens), request.prompt_tokens - 1))
+
+    def _exact_tokens(self, request: Request, believed_blocks: int) -> int:
+        """What the engine tells it holds of the prompt; below 0 where that cannot be said."""
+        assert self.held is not None
+        return min(self.held.match(request.blocks, believed_blocks), request.prompt_tokens - 1)
 
     def prefill_s(self, request: Request, matched_tokens: int) -> float:
         return self.cost.predict_s(request.prompt_tokens - matched_tokens, request.prompt_tokens)
@@ -214,10 +242,14 @@ class Backend:
         prefill_s = cold_s = self.cost.predict_s(tokens, tokens)
         if matched_tokens:
             prefill_s = self.cost.predict_s(tokens - matched_tokens, tokens)
-        flight = Flight(request, bucket, now, prefill_s, cold_s, tokens - matched_tokens)
+        flight = Flight(request, bucket, now, prefill_s, cold_s, matched_tokens)
         if not self.prefills:
             self._head_since = now
             self._begin_observation(now)
+        if self.held is not None:
+            flight.exact = self._exact_tokens(request, self.prefixes.match(request.blocks)) >= 0
+        if matched_tokens and not flight.exact:
+            self._note_evidence(flight)
         self.flights[request.id] = self.prefills[request.id] = flight
         self.prefills_of[bucket] += 1
         self.silent += not request.streams
@@ -227,10 +259,13 @@ class Backend:
         worked_s, at = self._worked_s[bucket]
         self._worked_s[bucket] = worked_s * decay(now - at) + prefill_s, now
         self._load, self._load_at = self.load(now) + tokens, now
+        pool_blocks = DEFAULT_INDEX_BLOCKS
         if self.kv_tokens < inf:
-            self.prefixes.capacity_blocks = int(self.kv_tokens / request.block_tokens)
+            pool_blocks = int(self.kv_tokens / request.block_tokens)
+        self.prefixes.capacity_blocks = int(pool_blocks * self.kept)
         unindexed = tokens + request.output_tokens - int(len(request.blocks) * request.block_tokens)
-        self.prefixes.touch(request.blocks, max(0, unindexed) / request.block_tokens)
+        other_blocks = max(0, unindexed) / request.block_tokens
+        flight.touch = self.prefixes.touch(request.blocks, other_blocks)
         return flight
 
     def first_token(self, request_id: str, now: float) -> Flight | None:
@@ -262,6 +297,8 @@ class Backend:
         left_line = None
         if request_id in self.prefills:
             left_line = flight
+            if flight.request.streams:
+                self._uncompute(flight, now)
             self._leave_line(flight, now)
             # It left without a first token: what was measured so far means nothing.
             self._begin_observation(now)
@@ -270,6 +307,89 @@ class Backend:
             self.decode_s[flight.bucket] += 0.1 * (seconds - self.decode_s[flight.bucket])
         self.kv.give_back(flight.request)
         return left_line
+
+    def prompt_cached(self, request_id: str, cached_tokens: int | None, prompt_tokens: int) -> None:
+        """The engine said how much of the prompt was cached (None: it did not say).
+
+        The prompt is computed by now, so it is held either way: what a wrong guess tells is how
+        much of all the rest the engine has dropped, or kept.
+        """
+        flight = self.flights.get(request_id)
+        if flight is None:
+            return
+        if cached_tokens is None:
+            # Some versions leave the count out when it is 0, all do when they are not to tell.
+            if not self.tells_cached:
+                return
+            cached_tokens = 0
+        self.tells_cached = True
+        request, matched = flight.request, float(flight.matched_tokens)
+        block_tokens = request.block_tokens
+        if prompt_tokens and not flight.exact:  # in tokens as the engine counts them
+            matched *= prompt_tokens / request.prompt_tokens
+            block_tokens *= prompt_tokens / request.prompt_tokens
+        self.prefix_error.add(matched, cached_tokens, block_tokens)
+        if flight.exact:
+            return
+        if matched - cached_tokens > block_tokens + 1.0:
+            if flight.evidence:
+                self.prefixes.forget_until(flight.evidence)
+                self._keeps_less(request.block_tokens)
+        elif cached_tokens - matched > SURPLUS_BLOCKS * block_tokens and self.prefixes.evicted:
+            self.kept = min(KEPT_MOST, self.kept * KEPT_STEP)
+
+    def restarted(self) -> None:
+        """It went away; when it comes back its cache is empty."""
+        self.prefixes.clear()
+        self.tells_cached = False
+        if self.held is not None:
+            self.held.doubt()
+
+    @property
+    def prefix_mode(self) -> str:
+        """How it is known what the backend holds: believed, corrected or exact."""
+        if self.held is not None and self.held.complete:
+            return "exact"
+        return "corrected" if self.tells_cached else "believed"
+
+    def _keeps_less(self, block_tokens: float) -> None:
+        """What is left of the index is about what the engine keeps."""
+        least, pool_blocks = KEPT_LEAST_UNKNOWN, float(DEFAULT_INDEX_BLOCKS)
+        if self.kv_tokens < inf:
+            least, pool_blocks = KEPT_LEAST, self.kv_tokens / block_tokens
+        left = len(self.prefixes) / pool_blocks
+        # What is a little too much is as often a little too little, which is a step up again.
+        if left < KEPT_FAR * self.kept:
+            self.kept += KEPT_GAIN * (left - self.kept)
+        else:
+            self.kept /= KEPT_STEP
+        self.kept = max(least, self.kept)
+
+    def _note_evidence(self, flight: Flight) -> None:
+        """Remember how old the deepest block is that is believed to be held.
+
+        Only if it was computed by a prefill that is over: blocks of one that is under way may be
+        missing though nothing was dropped.
+        """
+        request = flight.request
+        deepest = round(flight.matched_tokens / request.block_tokens)
+        if 0 < deepest <= len(request.blocks):
+            stamp = self.prefixes.stamp_of(request.blocks[deepest - 1])
+            if self.prefills:
+                head = next(iter(self.prefills.values()))
+                if head.touch is None or head.touch.stamp <= stamp:
+                    return
+            flight.evidence = stamp
+
+    def _uncompute(self, flight: Flight, now: float) -> None:
+        """It left before its first token: the rest of its prompt is not computed."""
+        if flight.touch is None:
+            return
+        done = 0.0
+        if next(iter(self.prefills)) == flight.request.id:
+            done = min(1.0, (now - self._head_since) / max(1e-9, flight.prefill_s))
+        tokens = flight.matched_tokens + done * flight.uncached_tokens
+        self.prefixes.untouch(flight.touch, int(tokens / flight.request.block_tokens))
 
     def pass_time(self, now: float) -> bool:
         """Take those out of the line whose first token cannot be seen and is predicted past.

@@ -130,6 +130,20 @@ class Shaper:
         prefilled = backend.finished(request_id, now)
         return self._freed(backend, prefilled, now)
 
+    def prompt_cached(
+        self, request_id: str, cached_tokens: int | None, now: float, prompt_tokens: int = 0
+    ) -> None:
+        """Its backend said how many of its prompt tokens were cached; call before `finish`.
+
+        Args:
+            cached_tokens: None when the answer does not say.
+            prompt_tokens: as the backend counted; 0 where that is not known.
+        """
+        self._pass_time(now)
+        if request_id in self._running:
+            backend, _ = self._running[request_id]
+            backend.prompt_cached(request_id, cached_tokens, prompt_tokens)
+
     def cancel(self, request_id: str, now: float) -> list[Action]:
         """The client went away before its request was sent."""
         self._pass_time(now)
@@ -172,7 +186,7 @@ class Shaper:
         self._pass_time(now)
         down = self.backends[name]
         down.up = False
-        down.prefixes.clear()
+        down.restarted()
         self._outlook.moved(down)
         actions: list[Action] = []
         for queue in down.queues.values():

@@ -24,6 +24,9 @@ class Policy(Protocol):
     def backend_up(self, name: str, now: float, kv_tokens: float | None = None) -> list[Action]: ...
     def arrive(self, request: Asked, now: float) -> list[Action]: ...
     def first_token(self, request_id: str, now: float) -> list[Action]: ...
+    def prompt_cached(
+        self, request_id: str, cached_tokens: int | None, now: float, prompt_tokens: int = 0
+    ) -> None: ...
     def finish(self, request_id: str, now: float) -> list[Action]: ...
     def wake_at(self) -> float: ...
     def wake(self, now: float) -> list[Action]: ...
@@ -96,17 +99,24 @@ def served(row: TraceRequest) -> SimRequest:
 
 
 class Fleet:
-    """One policy in front of engines; `run` once."""
+    """One policy in front of engines; `run` once.
+
+    `tells_cached`: answers say how much of their prompt was cached, as a vLLM does that runs with
+    --enable-prompt-tokens-details.
+    """
 
     def __init__(
         self,
         policy: Policy,
         engines: Mapping[str, Engine],
         record: Callable[[float, Action], None] | None = None,
+        *,
+        tells_cached: bool = False,
     ) -> None:
         self.policy = policy
         self.engines = dict(engines)
         self._record = record
+        self._tells_cached = tells_cached
         self._numbers = {name: number for number, name in enumerate(self.engines)}
         self._outcomes: dict[str, Outcome] = {}
         # (time, order of entry, engine, request to hand in; None: the engine's own next event)
@@ -148,6 +158,8 @@ class Fleet:
                     for served in (advanced := engine.advance(now))[0]:
                         self._do(policy.first_token(served.id, now), now)
                     for served in advanced[1]:
+                        if self._tells_cached:
+                            policy.prompt_cached(served.id, served.cached_tokens, now)
                         self._do(policy.finish(served.id, now), now)
                 at = engine.next_at()
                 if at != due[number]:

@@ -24,6 +24,11 @@ class InTurn:
     def first_token(self, request_id: str, now: float) -> list[Action]:
         return []
 
+    def prompt_cached(
+        self, request_id: str, cached_tokens: int | None, now: float, prompt_tokens: int = 0
+    ) -> None:
+        pass
+
     def finish(self, request_id: str, now: float) -> list[Action]:
         return []
 
