@@ -60,11 +60,14 @@ class TestTheGuess:
     def test_holds_what_a_plain_table_would(self, steps: list[tuple[str, list[int], int]]) -> None:
         """The model: block -> stamp, and what to evict found by sorting."""
         index, table, touches = PrefixIndex(8), dict[int, tuple[int, int]](), list[Touch]()
+        before = dict[int, int]()
         prompts = [chain(*texts) for _, texts, _ in steps]
         for kind, texts, number in steps:
             blocks = chain(*texts)
             if kind == "touch":
+                held = index.match(blocks)
                 touch = index.touch(blocks)
+                before[touch.stamp] = held
                 touches.append(touch)
                 table |= {block: (touch.stamp, -at) for at, block in enumerate(blocks)}
                 for block in sorted(table, key=lambda b: table[b])[: max(0, len(table) - 8)]:
@@ -78,6 +81,7 @@ class TestTheGuess:
                 table = {b: entry for b, entry in table.items() if entry[0] > stamp}
             elif kind == "untouch" and touches:
                 touch, keep = touches[number % len(touches)], number % 4
+                keep = max(keep, before[touch.stamp])
                 index.untouch(touch, keep)
                 for block in touch.blocks[keep:]:
                     if table.get(block, (0, 0))[0] == touch.stamp:

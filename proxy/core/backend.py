@@ -383,13 +383,16 @@ class Backend:
 
     def _uncompute(self, flight: Flight, now: float) -> None:
         """It left before its first token: the rest of its prompt is not computed."""
-        if flight.touch is None:
+        if flight.touch is None or flight.exact:
             return
         done = 0.0
         if next(iter(self.prefills)) == flight.request.id:
             done = min(1.0, (now - self._head_since) / max(1e-9, flight.prefill_s))
         tokens = flight.matched_tokens + done * flight.uncached_tokens
-        self.prefixes.untouch(flight.touch, int(tokens / flight.request.block_tokens))
+        block_tokens = flight.request.block_tokens
+        # Never less than was held before: others may hold more behind it.
+        before = round(flight.matched_tokens / block_tokens)
+        self.prefixes.untouch(flight.touch, max(before, int(tokens / block_tokens)))
 
     def pass_time(self, now: float) -> bool:
         """Take those out of the line whose first token cannot be seen and is predicted past.

@@ -87,7 +87,7 @@ class PrefixIndex:
     def untouch(self, touch: Touch, computed: int) -> None:
         """Only the first `computed` blocks of it were computed after all.
 
-        What others have touched since stays.
+        At least those that were held before it; what others have touched since stays.
         """
         if touch.left > computed:
             self._drop(touch, computed)
