@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from math import inf
 
+from forebay.proxy.core.backend import UNLIMITED
 from forebay.proxy.core.model import Action, Reject, Request, Send
 from forebay.proxy.core.shaper import Shaper
 
@@ -28,10 +29,15 @@ class Grant:
         """The backend has given its first output."""
         self._driver.apply(self._driver.shaper.first_token(self.send.request.id, self._driver.now))
 
-    def prompt_cached(self, cached_tokens: int | None, prompt_tokens: int) -> None:
-        """The backend counted its prompt tokens, and those that were cached unless None."""
+    def used(
+        self, output_tokens: int, cached_tokens: int | None = None, prompt_tokens: int = 0
+    ) -> None:
+        """The answer told its usage; to be called before the slot is left.
+
+        0, and None for `cached_tokens`, where it does not say.
+        """
         driver, request_id = self._driver, self.send.request.id
-        driver.shaper.prompt_cached(request_id, cached_tokens, driver.now, prompt_tokens)
+        driver.shaper.used(request_id, output_tokens, driver.now, cached_tokens, prompt_tokens)
 
     async def retry(self) -> Send:
         """Give the slot back and wait for one on another backend; raises Rejected if none is."""
@@ -94,11 +100,17 @@ class Driver:
             raise Rejected(action)
         return action
 
-    def backend_up(self, name: str, kv_tokens: float | None = None) -> None:
-        self.apply(self.shaper.backend_up(name, self.now, kv_tokens))
+    def backend_up(
+        self, name: str, kv_tokens: float | None = None, most_prefills: int = UNLIMITED
+    ) -> None:
+        self.apply(self.shaper.backend_up(name, self.now, kv_tokens, most_prefills))
 
-    def backend_down(self, name: str) -> None:
-        self.apply(self.shaper.backend_down(name, self.now))
+    def backend_down(self, name: str, keeps_cache: bool = False) -> None:
+        self.apply(self.shaper.backend_down(name, self.now, keeps_cache))
+
+    def change(self, change: Callable[[Shaper, float], list[Action]]) -> None:
+        """Let an operator's change of the shaper take effect now."""
+        self.apply(change(self.shaper, self.now))
 
     def close(self) -> None:
         """Stop the timer; requests still held are finished by their own tasks."""

@@ -8,8 +8,7 @@ Nothing here is waited for by a request.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from math import inf
 from types import ModuleType
 from typing import Any
@@ -27,39 +26,94 @@ END = (-1).to_bytes(8, "big", signed=True)  # number of the end of a replay
 QUIET_S = 5.0  # without a batch: then it is asked whether there was one
 REPLAY_S = 5.0  # longest wait for one answer of a replay
 WAITING_BATCHES = 10_000  # that ZeroMQ keeps for us; beyond it drops, and we ask again
+BIND_TRIES, BIND_AGAIN_S = 10, 0.05
 POOL_SHARE = 0.95  # of the pool known to be held: the rest is blocks in use
 
 
-@asynccontextmanager
-async def following(
-    config: Config, driver: Driver, backends: Backends, say: Callable[[str], None]
-) -> AsyncIterator[Translator | None]:
-    """Follow every backend that has `kv_events`; None where none has.
+class Followers:
+    """One follower for each backend that has `kv_events`; use as a context.
 
-    Gives the translator that prompts are to be offered to. Raises InputError without pyzmq or
-    msgspec, and for an endpoint that cannot be had.
+    Attributes:
+        translator: prompts that were computed are to be offered to it.
     """
-    told = [backend for backend in config.backends if backend.kv_events]
-    if not told:
-        yield None
-        return
-    zmq, msgspec = _modules()
-    translations = Translations(0)  # the first event says how large a block is
-    translator = Translator(backends, translations, config.affinity.block_bytes, say)
-    context = zmq.asyncio.Context()
-    tasks: list[asyncio.Task[None]] = []
-    try:
-        for one in told:
-            follower = Follower(one, driver.shaper.backends[one.name], translations, say)
-            follower.open(zmq, context, msgspec.msgpack.Decoder().decode)
-            tasks.append(asyncio.create_task(follower.run(), name=f"KV events of {one.name}"))
-        tasks.append(asyncio.create_task(translator.run(), name="translations"))
-        yield translator
-    finally:
+
+    def __init__(
+        self, config: Config, driver: Driver, backends: Backends, say: Callable[[str], None]
+    ) -> None:
+        self._first = config.backends
+        self._driver = driver
+        self._say = say
+        self._translations = Translations(0)  # the first event says how large a block is
+        self.translator = Translator(backends, self._translations, config.affinity.block_bytes, say)
+        self._followers: dict[str, Follower] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._context: Any = None
+        self._translating: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "Followers":
+        """Raises InputError without pyzmq or msgspec, and for an endpoint that cannot be had."""
+        try:
+            for backend in self._first:
+                await self.follow(backend)
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        tasks = [*self._tasks.values()]
+        if self._translating is not None:
+            tasks.append(self._translating)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        context.destroy(linger=0)
+        if self._context is not None:
+            self._context.destroy(linger=0)
+
+    def reconfigure(self, config: Config) -> None:
+        """Text blocks may have another length from now on; backends are followed one by one."""
+        self.translator.reconfigure(config.affinity.block_bytes)
+
+    def check(self, config: Config) -> None:
+        """Raises InputError if `config` needs pyzmq or msgspec and they are not installed."""
+        if any(backend.kv_events for backend in config.backends):
+            _modules()
+
+    async def follow(self, config: BackendConfig) -> None:
+        """Follow this backend from now on, if it has `kv_events`; raises InputError.
+
+        One that is followed at the same endpoints already goes on as it is.
+        """
+        before = self._followers.get(config.name)
+        if before is not None:
+            if before.endpoints == (config.kv_events, config.kv_replay):
+                return
+            self.leave(config.name)
+        if config.kv_events is None:
+            return
+        zmq, msgspec = _modules()
+        if self._context is None:
+            self._context = zmq.asyncio.Context()
+            run = self.translator.run()
+            self._translating = asyncio.create_task(run, name="translations")
+        follower = Follower(config, self._translations, self._say)
+        await follower.open(zmq, self._context, msgspec.msgpack.Decoder().decode)
+        # What it holds is not known before the first batch, so that the belief stands until then.
+        follower.tell(self._driver.shaper.backends[config.name])
+        self._followers[config.name] = follower
+        self._tasks[config.name] = asyncio.create_task(
+            follower.run(), name=f"KV events of {config.name}"
+        )
+
+    def leave(self, name: str) -> None:
+        """It is followed no more: what it holds is believed, and corrected by its answers."""
+        follower = self._followers.pop(name, None)
+        if follower is None:
+            return
+        self._tasks.pop(name).cancel()
+        follower.close()
+        if not self._followers:
+            self._translations.forget_size()
 
 
 class Follower:
@@ -68,33 +122,53 @@ class Follower:
     def __init__(
         self,
         config: BackendConfig,
-        backend: Backend,
         translations: Translations,
         say: Callable[[str], None],
     ) -> None:
         self._config = config
-        self._backend = backend
+        self.endpoints = config.kv_events, config.kv_replay
+        self._backend: Backend | None = None
         self._say = say
         self._blocks = KvBlocks(HeldPrefixes(translations))
-        backend.held = self._blocks.held
         self._next = 0  # number of the batch that goes on where the index is
         self._last_live = -1
 
-    def open(self, zmq: Any, context: Any, decode: Callable[[bytes], Any]) -> None:
-        """Subscribe; raises InputError."""
+    def tell(self, backend: Backend) -> None:
+        """From now on it is this backend's index that is told."""
+        self._backend = backend
+        backend.held = self._blocks.held
+
+    def close(self) -> None:
+        """Tell nobody any more; `run` is to be cancelled."""
+        if self._backend is not None and self._backend.held is self._blocks.held:
+            self._backend.held = None
+        self._sub.close(linger=0)
+
+    async def open(self, zmq: Any, context: Any, decode: Callable[[bytes], Any]) -> None:
+        """Subscribe; raises InputError.
+
+        An address that is to be bound may be free only soon: ZeroMQ closes in the background.
+        """
         self._zmq, self._context, self._decode = zmq, context, decode
         endpoint = self._config.kv_events
         assert endpoint is not None
         self._sub = context.socket(zmq.SUB)
         self._sub.set_hwm(WAITING_BATCHES)
         self._sub.subscribe(b"")
-        try:
-            # vLLM connects to an address without a wildcard: such a one we bind.
-            (self._sub.bind if "*" in endpoint else self._sub.connect)(endpoint)
-        except zmq.ZMQError as error:
-            raise InputError(
-                f"backends.{self._config.name}.kv_events: {endpoint}: {error.strerror}"
-            ) from None
+        tries = BIND_TRIES
+        while True:
+            try:
+                # vLLM connects to an address without a wildcard: such a one we bind.
+                (self._sub.bind if "*" in endpoint else self._sub.connect)(endpoint)
+                return
+            except zmq.ZMQError as error:
+                tries -= 1
+                if error.errno != zmq.EADDRINUSE or not tries:
+                    self._sub.close(linger=0)
+                    raise InputError(
+                        f"backends.{self._config.name}.kv_events: {endpoint}: {error.strerror}"
+                    ) from None
+            await asyncio.sleep(BIND_AGAIN_S)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -139,7 +213,7 @@ class Follower:
         except (BadEvent, ValueError) as error:  # what does not decode is a ValueError
             self._say(f"{name}: {error}; its prefix index is corrected by its answers instead")
             self._blocks.clear(complete=False)
-        if not held.complete and self._backend.kv_tokens < inf:
+        if not held.complete and self._backend is not None and self._backend.kv_tokens < inf:
             size = held.translations.block_size or 1
             held.pool_blocks = int(POOL_SHARE * self._backend.kv_tokens / size)
 

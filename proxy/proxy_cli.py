@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +14,7 @@ import typer
 from forebay.proxy.command import new_app
 from forebay.proxy.config import Config
 from forebay.proxy.config_sources import config_yaml, load_config
-from forebay.proxy.event_loop import fast_runner
+from forebay.proxy.event_loop import fast_runner, short_collections
 
 EXAMPLE = """The load-shaping proxy in front of OpenAI-compatible vLLM servers.
 
@@ -54,24 +55,35 @@ def proxy(
         print("the configuration is valid", file=sys.stderr)
     else:
         with fast_runner() as runner:
-            runner.run(serve(loaded))
+            runner.run(serve(loaded, lambda: load_config(config, overrides, os.environ), config))
 
 
-async def serve(config: Config) -> None:
-    """Serve until SIGTERM, SIGINT or POST /drain, then up to `timeouts.drain` longer."""
+async def serve(config: Config, load: Callable[[], Config], watch: Path | None) -> None:
+    """Serve until SIGTERM, SIGINT or POST /drain, then up to `timeouts.drain` longer.
+
+    SIGHUP, and a change of the file `watch`, put what `load` gives in force.
+    """
+    from forebay.proxy import notify
+    from forebay.proxy.logs import configure_logs, say
     from forebay.proxy.serve import start_proxy
 
-    async with start_proxy(config, _say) as running:
+    configure_logs(config.logs)
+    async with start_proxy(config, say, load=load, watch=watch) as running:
         loop = asyncio.get_running_loop()
-        for signal_number in (signal.SIGTERM, signal.SIGINT):
-            with suppress(NotImplementedError):  # Windows
+        with suppress(NotImplementedError):  # Windows
+            for signal_number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(signal_number, running.stop.set)
-        _say(f"listening on {running.url}, admin on {running.admin_url}")
-        await running.stop.wait()
-        _say(f"draining: {running.app.active} requests, up to {config.timeouts.drain:g} s")
-        if not await running.drained(config.timeouts.drain):
-            _say(f"gave up on {running.app.active} requests")
-
-
-def _say(line: str) -> None:
-    print(f"forebay proxy: {line}", flush=True)
+            loop.add_signal_handler(signal.SIGHUP, running.reloader.ask)
+        where = f"listening on {running.url}, admin on {running.admin_url}"
+        say(where)
+        notify.ready(where)
+        with short_collections():
+            await running.stop.wait()
+        timeouts = running.reloader.config.timeouts
+        more = f" after {timeouts.lame_duck:g} s more of service" if timeouts.lame_duck else ""
+        draining = f"draining: {running.app.active} requests, up to {timeouts.drain:g} s{more}"
+        say(draining)
+        notify.stopping(draining)
+        await running.lame_duck()
+        if left := await running.drained(timeouts.drain):
+            say(f"gave up on {left} requests")

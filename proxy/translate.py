@@ -64,8 +64,18 @@ class Translator:
         """Nothing waits to be tokenised."""
         return self._offers.empty() and not self._busy
 
+    def reconfigure(self, block_bytes: int) -> None:
+        """Text blocks of another length: what is known is of blocks that nobody has any more."""
+        if block_bytes != self._block_bytes:
+            self._block_bytes = block_bytes
+            self._translations.clear()
+
     def offer(self, body: bytes, asked: Asked, upstream: Upstream) -> None:
-        """A prompt that `upstream` has computed; it is looked at when there is time."""
+        """A prompt that `upstream` has computed; it is looked at when there is time.
+
+        `body` is what was sent to it, salt and all; the blocks of `asked` must be chained to the
+        same salt.
+        """
         translations = self._translations
         if not translations.block_size or self._offers.full():
             return
@@ -79,6 +89,8 @@ class Translator:
             offer = await self._offers.get()
             if not self._translations.wanted(offer.asked.request.blocks):
                 continue
+            if self._backends.upstreams.get(offer.upstream.name) is not offer.upstream:
+                continue  # it has been moved or taken out since
             started, self._busy = clock(), True
             try:
                 await self._translate(offer)
@@ -105,6 +117,8 @@ class Translator:
             data = await self._ask(offer.upstream, orjson.dumps(question))
             ids, text_bytes = await asyncio.to_thread(_tokens, data), offer.asked.prompt_bytes
         size = self._translations.block_size
+        if not size:  # nobody is followed any more
+            return
         # A hit leaves at least one token to compute.
         whole = (len(ids) - 1) // size * size
         extra = [[salt]] if (salt := fields.get("cache_salt")) else []
@@ -112,7 +126,7 @@ class Translator:
             keys = await asyncio.to_thread(chain_keys, ids[:whole], size, extra_keys=extra)
         except (OverflowError, TypeError) as error:
             raise Untold("an answer without token ids") from error
-        if text_bytes:
+        if text_bytes and size == self._translations.block_size:
             tokens_per_block = len(ids) * self._block_bytes / text_bytes
             blocks = offer.asked.request.blocks
             self._translations.learn(blocks, array("Q", keys), tokens_per_block)

@@ -11,11 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from aiohttp import web
 from proxy_stage import Stage, stage
 
+from forebay.proxy.config import Config
 from forebay.proxy.config_sources import load_config
 from forebay.proxy.core.backend import Backend
+from forebay.proxy.core.model import BackendSpec, Bucket, Request
+from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.kv_events import Follower
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.kv_events import KvEventsConfig
@@ -331,6 +335,95 @@ def test_a_restarted_engine_is_known_by_its_numbers() -> None:
             await predicted_is_reported(scene, 4, 10)
 
     play(main)
+
+
+def test_a_reload_follows_who_comes_moves_and_leaves(tmp_path: Path) -> None:
+    path = tmp_path / "proxy.yaml"
+
+    def load() -> Config:
+        return load_config(path, {}, {})
+
+    def write(*backends: dict[str, str]) -> None:
+        listen = {"port": 0, "admin_port": 0}
+        path.write_text(yaml.safe_dump({"listen": listen, "backends": list(backends)}))
+
+    async def main() -> None:
+        first, second = (
+            Scene(port, f"tcp://127.0.0.1:{events}", f"tcp://127.0.0.1:{replays}")
+            for port, events, replays in (free_ports(3), free_ports(3))
+        )
+        one, two = (
+            {"name": "b0", "url": f"http://127.0.0.1:{s.port}", "kv_events": s.events,
+             "kv_replay": s.replay}
+            for s in (first, second)
+        )  # fmt: skip
+        plain = {key: one[key] for key in ("name", "url")}
+        async with asyncio.timeout(WAIT_S), AsyncExitStack() as stack:
+            for scene in (first, second):
+                stack.push_async_callback(scene.stop_engine)
+                await scene.start_engine()
+            staged = stage([one["url"]], backends=[plain], load=load)
+            first.proxy = second.proxy = await stack.enter_async_context(staged)
+            reload = first.proxy.proxy.reloader.reload
+            await first.ask(0, "before")
+            assert first.backend.held is None
+
+            write(one)  # KV events of a backend that was there
+            assert await reload() == "applied"
+            await first.until(lambda: first.mode == "exact")
+            held = first.backend.held
+            assert held is not None
+            await first.until(lambda: len(held) == first.registered())
+            assert len(held) > 90
+
+            write({**one, "max_concurrency": 7})  # what it follows stays
+            await reload()
+            assert first.backend.held is held
+
+            write(two)  # the same name at another address
+            await reload()
+            await second.until(lambda: second.mode == "exact")
+            assert second.backend.held is not held
+            assert not second.backend.held
+            assert not len(second.backend.prefixes)
+            assert await second.ask(0, "moved") == 0
+            await second.until(lambda: len(second.backend.held or ()) == second.registered())
+            assert second.registered() > 90
+            size = len(held)
+            await first.ask(1, "directly", url=first.engine.url)
+            await second.ask(1, "another")
+            assert len(held) == size  # nobody listens to the old one
+
+            write({**one, "name": "b1"}, two)  # one more
+            await reload()
+            backends = first.proxy.proxy.driver.shaper.backends
+            await first.until(lambda: backends["b1"].prefix_mode == "exact")
+            last = backends["b1"]
+            await first.until(lambda: len(last.held or ()) == first.registered())
+
+            write({**two, "kv_events": one["kv_events"].replace("127.0.0.1", "*")})
+            await reload()  # b1 leaves; what b0 is to bind is taken by the engine of the other
+            assert last.held is None
+            assert second.mode != "exact"
+            assert [line for line in first.proxy.said if "Address already in use" in line]
+            await second.ask(1, "and still served")
+
+    play(main)
+
+
+@pytest.mark.parametrize("told", [0, 300])
+def test_what_was_sent_to_a_server_that_is_gone_says_nothing_of_the_new_one(told: int) -> None:
+    spec = BackendSpec("a", 8, kv_tokens=1_000.0)
+    shaper = Shaper([spec], [Bucket("all", 10_000)])
+    shaper.backend_up("a", 0.0)
+    backend = shaper.backends["a"]
+    for name, at in (("x", 1.0), ("y", 2.0)):
+        shaper.arrive(Request(name, 301, 0, (1, 2, 3), 100.0), at)
+        shaper.first_token(name, at + 0.1)
+    shaper.change_backend(spec, 3.0, moved=True)
+    shaper.used("y", 1, 4.0, told, 301)
+    assert (backend.kept, backend.tells_cached, backend.prefix_error.answers) == (1.0, False, 0)
+    assert backend.matched_tokens(Request("z", 301, 0, (1, 2, 3), 100.0)) == 0
 
 
 def test_nonsense_from_a_publisher_ends_exactness_and_nothing_else(

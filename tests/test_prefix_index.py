@@ -116,7 +116,7 @@ class Asker:
         assert isinstance(send, Send)
         self.shaper.first_token(name, now + 0.1)
         if told:
-            self.shaper.prompt_cached(name, cached, now + 0.2, request.prompt_tokens)
+            self.shaper.used(name, 1, now + 0.2, cached, request.prompt_tokens)
         self.shaper.finish(name, now + 0.3)
         return send.matched_tokens
 
@@ -183,7 +183,7 @@ class TestTheCorrection:
             shaper.arrive(Request(name, 301, 0, chain(1, 1, 1), BLOCK), 10.0)
         for name in ("x", "y"):
             shaper.first_token(name, 11.0)
-            shaper.prompt_cached(name, 0, 11.0, 301)
+            shaper.used(name, 1, 11.0, 0, 301)
             shaper.finish(name, 11.0)
         assert ask(9, 9, 9, told=False) == 300
 
@@ -198,7 +198,7 @@ class TestTheCorrection:
         shaper = a_shaper()
         Asker(shaper)(1, 1, 1)
         shaper.arrive(Request("x", 301, 0, chain(1, 1, 1), BLOCK), 10.0)
-        shaper.prompt_cached("x", 600, 10.0, 602)
+        shaper.used("x", 1, 10.0, 600, 602)
         assert shaper.backends["a"].prefix_error.absolute_tokens == 0
 
 

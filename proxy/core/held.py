@@ -104,6 +104,11 @@ class Translations:
             for block in old:
                 del self._places[block]
 
+    def forget_size(self) -> None:
+        """No engine is followed any more: the next one says anew how large its blocks are."""
+        self.clear()
+        self.block_size = 0
+
     def clear(self) -> None:
         self._places.clear()
         self._added.clear()

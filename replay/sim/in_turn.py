@@ -8,6 +8,8 @@ from forebay.proxy.core.model import Action, Request, Send
 class InTurn:
     """Round-robin over the engines that are up; nothing waits here and nothing is refused."""
 
+    wants_usage = False
+
     def __init__(self) -> None:
         self._names: list[str] = []
         self._next = 0
@@ -24,8 +26,13 @@ class InTurn:
     def first_token(self, request_id: str, now: float) -> list[Action]:
         return []
 
-    def prompt_cached(
-        self, request_id: str, cached_tokens: int | None, now: float, prompt_tokens: int = 0
+    def used(
+        self,
+        request_id: str,
+        output_tokens: int,
+        now: float,
+        cached_tokens: int | None = None,
+        prompt_tokens: int = 0,
     ) -> None:
         pass
 

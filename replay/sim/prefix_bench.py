@@ -1,6 +1,7 @@
-"""How well the proxy knows what the engines hold: believed, corrected and exact prefix indexes.
+r"""How well the proxy knows what the engines hold: believed, corrected and exact prefix indexes.
 
-    python -m forebay.replay.sim.prefix_bench [--mooncake FILE] [--requests N] [--seeds N]
+    python -m forebay.replay.sim.prefix_bench [--mooncake FILE] [--requests N] [--seeds N] \
+        [--first-seed N] [--pool 96k] [--case "pool unknown"]
 
 Every row is one fleet in virtual time, each engine step computed. Believed: what was sent is
 taken to be held, as far as the KV pool goes. Corrected: the answers say how much of each prompt
@@ -11,6 +12,7 @@ the request was sent less what the engine hit, in tokens.
 import argparse
 import statistics
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import nan
@@ -18,6 +20,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from forebay.proxy.core.backend import UNLIMITED
 from forebay.proxy.core.held import HeldPrefixes, Translations
 from forebay.proxy.core.model import Action, BackendSpec, Send
 from forebay.proxy.core.model import Request as Asked
@@ -62,18 +65,27 @@ class Misled(Shaper):
         super().__init__(*args, **options)
         self._case = case
         self._names = list(self.backends)
-        self._elsewhere = 0
+        self._past_us = 0
 
-    def backend_up(self, name: str, now: float, kv_tokens: float | None = None) -> list[Action]:
-        return super().backend_up(name, now, None if self._case.pool_unknown else kv_tokens)
+    def backend_up(
+        self,
+        name: str,
+        now: float,
+        kv_tokens: float | None = None,
+        most_prefills: int = UNLIMITED,
+    ) -> list[Action]:
+        known = None if self._case.pool_unknown else kv_tokens
+        return super().backend_up(name, now, known, most_prefills)
 
     def arrive(self, request: Asked, now: float) -> list[Action]:
         if request.id.startswith(OTHERS):  # past the proxy, in turn
-            self._elsewhere += 1
-            name = self._names[self._elsewhere % len(self._names)]
+            self._past_us += 1
+            name = self._names[self._past_us % len(self._names)]
             return [Send(request, name, "", 0.0, 0.0, 0)]
         most = int(request.output_tokens * self._case.most_output)
-        return super().arrive(request._replace(output_tokens=most), now)
+        told = copy(request)
+        told.output_tokens = most
+        return super().arrive(told, now)
 
     def finish(self, request_id: str, now: float) -> list[Action]:
         return [] if request_id.startswith(OTHERS) else super().finish(request_id, now)
@@ -201,6 +213,9 @@ def main() -> None:
     parser.add_argument("--mooncake", type=Path, help="a trace of Mooncake's, .jsonl")
     parser.add_argument("--requests", type=int, default=2_000)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--pool", choices=("96k", "320k"), action="append")
+    parser.add_argument("--case", choices=[case.name for case in CASES], action="append")
     options = parser.parse_args()
     # 16 tokens a block: 6,000 blocks hold about seven of the documents, 20,000 twenty-four.
     pools = {"pool 96k": 6_000, "pool 320k": 20_000}
@@ -209,18 +224,22 @@ def main() -> None:
         f"{'hit ratio':>9} {'TTFT p50':>8} {'p99':>7} {'refused':>7}"
     )
     for pool, blocks in pools.items():
+        if options.pool and pool.removeprefix("pool ") not in options.pool:
+            continue
         config = EngineConfig(num_gpu_blocks_override=blocks, max_model_len=90_000)
         context = config.context
         traces = {
             f"documents {pool}": [
                 [r for r in documents(s, options.requests) if r.input_tokens < context - 2_000]
-                for s in range(options.seeds)
+                for s in range(options.first_seed, options.first_seed + options.seeds)
             ]
         }
         if options.mooncake:
             traces[f"mooncake {pool}"] = [mooncake(options.mooncake, options.requests, context)]
         for name, runs in traces.items():
             for case in CASES:
+                if options.case and case.name not in options.case:
+                    continue
                 for mode in MODES:
                     title = f"{name}, {case.name}"
                     row([Played(trace, config, mode, case) for trace in runs], title, mode)
