@@ -8,19 +8,24 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import yaml
 from aiohttp import web
 from proxy_stage import Stage, stage
 
-from forebay.proxy.config import Config
+from forebay.proxy.backends import Upstream
+from forebay.proxy.config import BackendConfig, Config
 from forebay.proxy.config_sources import load_config
 from forebay.proxy.core.backend import Backend
+from forebay.proxy.core.held import Translations
 from forebay.proxy.core.model import BackendSpec, Bucket, Request
 from forebay.proxy.core.shaper import Shaper
+from forebay.proxy.kv_blocks import chain_keys
 from forebay.proxy.kv_events import Follower
+from forebay.proxy.translate import Translator
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.kv_events import KvEventsConfig
 from forebay.replay.engine.kv_publisher import KvPublisher
@@ -424,6 +429,31 @@ def test_what_was_sent_to_a_server_that_is_gone_says_nothing_of_the_new_one(told
     shaper.used("y", 1, 4.0, told, 301)
     assert (backend.kept, backend.tells_cached, backend.prefix_error.answers) == (1.0, False, 0)
     assert backend.matched_tokens(Request("z", 301, 0, (1, 2, 3), 100.0)) == 0
+
+
+def test_the_salt_that_counts_is_the_one_that_was_sent() -> None:
+    """The proxy's own is spliced in behind the client's: the last of equal keys counts."""
+    ids = list(range(65))
+    request = Request("x", 65, 0, (1, 2), 32.0)
+    upstream = Upstream(BackendConfig(name="b0", url="http://127.0.0.1:1"))
+    body = json.dumps({"prompt": ids, "cache_salt": "client's"})[:-1] + ',"cache_salt":"ours"}'
+
+    async def main() -> None:
+        translations = Translations(16)
+        backends = SimpleNamespace(upstreams={upstream.name: upstream})
+        translator = Translator(cast(Any, backends), translations, 2_048, print)
+        task = asyncio.create_task(translator.run())
+        asked = cast(Any, SimpleNamespace(request=request, prompt_bytes=0))
+        translator.offer(body.encode(), asked, upstream)
+        async with asyncio.timeout(WAIT_S):
+            while not translations.known(request.blocks):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        task.cancel()
+        keys = list(translations.place(1).keys)
+        assert keys == chain_keys(ids[:64], 16, extra_keys=[["ours"]])
+        assert keys[0] != chain_keys(ids[:64], 16)[0]
+
+    play(main)
 
 
 def test_nonsense_from_a_publisher_ends_exactness_and_nothing_else(
