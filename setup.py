@@ -9,9 +9,9 @@ import sys
 from setuptools import Extension, setup
 
 COMPILED = (
-    *("admission", "ahead", "backend", "candidates", "concurrency", "cost", "fairness", "kv"),
-    *("lanes", "model", "outlook", "outputs", "partition", "policies", "prefix", "queueing"),
-    *("quota", "returns", "routing", "shaper", "shares", "turns"),
+    *("admission", "ahead", "backend", "candidates", "concurrency", "cost", "fairness", "held"),
+    *("kv", "lanes", "model", "outlook", "outputs", "partition", "policies", "prefix"),
+    *("prefix_error", "queueing", "quota", "returns", "routing", "shaper", "shares", "turns"),
 )
 COMPILED_SIM = (
     *("block_runs", "cohort", "fleet", "in_turn", "planning"),

@@ -113,6 +113,7 @@ def _backend(backend: Backend, now: float) -> dict[str, Any]:
         "kv_tokens": None if backend.kv_tokens == float("inf") else backend.kv_tokens,
         "kv_reserved_tokens": backend.kv.tokens,
         "prefix_index_blocks": len(backend.prefixes),
+        "prefix_index": _prefix_index(backend),
         "prompt_tokens_sent": backend.sent_prompt_tokens,
         "prefill_cost": {
             "observations": backend.cost.observations,
@@ -121,4 +122,18 @@ def _backend(backend: Backend, now: float) -> dict[str, Any]:
             "seconds_100k_tokens": round(backend.cost.predict_s(100_000, 100_000), 4),
             "scale": [round(x, 4) for x in (fixed, linear, pairs)],
         },
+    }
+
+
+def _prefix_index(backend: Backend) -> dict[str, Any]:
+    """How it is known what the backend holds, and how far off that was: tokens a request."""
+    error = backend.prefix_error
+    return {
+        "mode": backend.prefix_mode,
+        "held_engine_blocks": None if backend.held is None else len(backend.held),
+        "kept_share": round(backend.kept, 3),
+        "answers": error.answers,
+        "mean_error_tokens": round(error.mean_tokens, 1),
+        "bias_tokens": round(error.bias_tokens, 1),
+        "within_a_block": round(error.within_block_share, 4),
     }

@@ -55,11 +55,30 @@ class Listen(_Section):
 
 
 class BackendConfig(_Section):
-    """One vLLM server."""
+    """One vLLM server.
+
+    kv_events, kv_replay: its --kv-events-config's endpoint, as seen from here, and its
+    replay_endpoint. With `*` in it the endpoint is bound here, for a vLLM that connects.
+    """
 
     name: str = Field("", pattern=r"^[A-Za-z0-9._-]{0,64}$")
     url: str
     max_concurrency: int = Field(64, ge=1)
+    kv_events: str | None = None
+    kv_replay: str | None = None
+
+    @field_validator("kv_events", "kv_replay")
+    @classmethod
+    def _endpoint(cls, endpoint: str | None) -> str | None:
+        if endpoint is not None and not re.fullmatch(r"tcp://[^/]+:\d+|ipc://.+", endpoint):
+            raise ValueError("give a ZeroMQ endpoint such as tcp://127.0.0.1:5557")
+        return endpoint
+
+    @model_validator(mode="after")
+    def _replay_of_something(self) -> Self:
+        if self.kv_replay and not self.kv_events:
+            raise ValueError("kv_replay replays what kv_events missed: give kv_events too")
+        return self
 
     @field_validator("url")
     @classmethod

@@ -28,7 +28,8 @@ class Changes:
         config: what is in force afterwards: the new one, with the old values of `restart`.
         keys: what changes in place, such as `timeouts.idle`.
         restart: what differs and cannot change in place.
-        added, moved, resized: backends that are new, have another URL, or other limits.
+        added, moved, resized: backends that are new, have another URL, or other limits or
+            KV events at the same one.
         removed: names of those that are to go.
     """
 

@@ -18,10 +18,11 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from forebay.proxy.core.backend import Backend
 from forebay.proxy.core.model import Action, Reject
+from forebay.proxy.core.prefix_error import PrefixError
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.hlog import IntervalLog
 from forebay.proxy.record import CLIENT_GONE, Record
@@ -230,6 +231,17 @@ class _Books:
             for backend in self._shaper.backends.values():
                 family.add_metric([backend.name], float(read(backend)))
             yield family
+        sums: dict[str, tuple[str, Callable[[PrefixError], float]]] = {
+            "predicted_cached_tokens": ("Predicted to be cached", lambda e: e.predicted_tokens),
+            "reported_cached_tokens": ("Cached, as answers said", lambda e: e.reported_tokens),
+            "cached_tokens_error": ("Sum of the differences", lambda e: e.absolute_tokens),
+            "cached_tokens_answers": ("Answers that said it", lambda e: e.answers),
+        }
+        for name, (text, amount) in sums.items():
+            counted = CounterMetricFamily(f"forebay_{name}", text, labels=["backend"])
+            for backend in self._shaper.backends.values():
+                counted.add_metric([backend.name], amount(backend.prefix_error))
+            yield counted
         family = GaugeMetricFamily("forebay_queue_depth", "Requests waiting", labels=["bucket"])
         for bucket in self._shaper.buckets:
             family.add_metric([bucket], self._shaper.queued(bucket))

@@ -33,6 +33,7 @@ from forebay.proxy.prompt import Asked
 from forebay.proxy.record import Record
 from forebay.proxy.retries import RetryBudget, Tries
 from forebay.proxy.stream import UPSTREAM_ERRORS, Stream, Told
+from forebay.proxy.translate import Translator
 from forebay.proxy.watchdog import Watchdog
 
 
@@ -79,6 +80,7 @@ class Relay:
         self._metrics = metrics
         self._estimate = estimate
         self._attempts: set[Attempt] = set()
+        self.translator: Translator | None = None  # is offered the prompts that were computed
         self.budget = RetryBudget()
         backends.on_hang = self._give_up
 
@@ -177,7 +179,7 @@ class Relay:
                 reply = exchange.reply_headers(grant.send)
                 if streams and response.status == 200:
                     told = Told(
-                        self._first_event(exchange, grant),
+                        self._first_event(exchange, grant, upstream),
                         lambda usage: self._used(exchange, grant, upstream, usage),
                         lambda: self._cut(exchange, upstream),
                     )
@@ -199,8 +201,10 @@ class Relay:
         usage = check_whole(answer.status, answer.body).get("usage")
         if answer.status == 200 and exchange.asked.request.streams:
             grant.first_token()  # an answer of one token: its end is its first
-        if answer.status == 200 and isinstance(usage, dict):
-            self._used(exchange, grant, upstream, usage)
+        if answer.status == 200:
+            self._computed(exchange, upstream)
+            if isinstance(usage, dict):
+                self._used(exchange, grant, upstream, usage)
         return answer
 
     async def _whole(
@@ -301,18 +305,25 @@ class Relay:
         if not isinstance(prompt_tokens, int) or prompt_tokens < 0:
             return
         details = usage.get("prompt_tokens_details")
-        cached = details.get("cached_tokens") if isinstance(details, dict) else 0
-        cached_tokens = cached if isinstance(cached, int) and cached >= 0 else 0
+        cached = details.get("cached_tokens") if isinstance(details, dict) else None
+        known = min(cached, prompt_tokens) if isinstance(cached, int) and cached >= 0 else None
+        cached_tokens = known or 0
         output = usage.get("completion_tokens")
         output_tokens = output if isinstance(output, int) and output >= 0 else 0
-        if isinstance(output, int):
-            grant.used(output_tokens, cached_tokens if isinstance(cached, int) else None)
+        grant.used(output_tokens, known, prompt_tokens)
         exchange.record.used(prompt_tokens, cached_tokens, output_tokens)
-        self._metrics.used(upstream.name, prompt_tokens, min(cached_tokens, prompt_tokens))
+        self._metrics.used(upstream.name, prompt_tokens, cached_tokens)
         asked = exchange.asked
         self._estimate.learn(asked.prompt_bytes, prompt_tokens, asked.request.tenant)
 
-    def _first_event(self, exchange: Exchange, grant: Grant) -> Callable[[], None]:
+    def _computed(self, exchange: Exchange, upstream: Upstream) -> None:
+        """Its engine holds the prompt now: the body that was really sent says which."""
+        if self.translator is not None:
+            self.translator.offer(exchange.body, exchange.asked, upstream)
+
+    def _first_event(
+        self, exchange: Exchange, grant: Grant, upstream: Upstream
+    ) -> Callable[[], None]:
         """The backend has given its first output: the core and the metrics hear of it."""
         clock = asyncio.get_running_loop().time
         sent_at, send = clock(), grant.send
@@ -320,6 +331,7 @@ class Relay:
         def told() -> None:
             now = clock()
             grant.first_token()
+            self._computed(exchange, upstream)
             exchange.record.first_token(now)
             self._metrics.first_token(send.bucket, now - exchange.record.arrived_at)
             self._metrics.prediction.labels(send.bucket).observe(

@@ -22,6 +22,7 @@ from forebay.proxy.core.model import BackendSpec
 from forebay.proxy.core.policies import ROUTES
 from forebay.proxy.driver import Driver
 from forebay.proxy.http_server import HttpServer
+from forebay.proxy.kv_events import Followers
 from forebay.proxy.logs import AccessLog
 from forebay.proxy.metrics import ProxyMetrics
 from forebay.proxy.protection import Protection
@@ -50,6 +51,7 @@ class Parts:
     access: AccessLog
     metrics: ProxyMetrics
     security: Security
+    followers: Followers
 
 
 class Reloader:
@@ -114,6 +116,7 @@ class Reloader:
         try:
             found = changes(self.config, self._load())
             guards = self._parts.security.read(found.config)  # even if only the files are new
+            self._parts.followers.check(found.config)
         except InputError as error:
             self.said = f"not reloaded, the old one stays: {error}"
             return "failed"
@@ -133,9 +136,13 @@ class Reloader:
         parts, config = self._parts, found.config
         specs = {spec.name: spec for spec in config.core_backends()}
         parts.backends.reconfigure(config)
+        parts.followers.reconfigure(config)
+        for name in found.removed:  # the one that comes instead may have the same endpoint
+            parts.followers.leave(name)
         joining = [self._join(backend, specs[backend.name]) for backend in found.added]
         moving = [self._move(backend, specs[backend.name]) for backend in found.moved]
-        await asyncio.gather(*joining, *moving)
+        following = [self._follow(backend) for backend in found.resized]
+        await asyncio.gather(*joining, *moving, *following)
         # From here on in one go: no request finds half of it.
         self._guard(guards)
         parts.metrics.tenant_labels.configure(config.tenants.known)
@@ -170,11 +177,21 @@ class Reloader:
 
     async def _join(self, backend: BackendConfig, spec: BackendSpec) -> None:
         self._parts.driver.change(lambda core, now: core.add_backend(spec, now))
+        await self._follow(backend)
         await self._parts.backends.join(backend)
 
     async def _move(self, backend: BackendConfig, spec: BackendSpec) -> None:
         await self._parts.backends.move(backend)
+        # What the old server tells is no longer about this backend.
+        self._parts.followers.leave(backend.name)
         self._change(spec, moved=True)
+        await self._follow(backend)
+
+    async def _follow(self, backend: BackendConfig) -> None:
+        try:
+            await self._parts.followers.follow(backend)
+        except InputError as error:  # an endpoint that is taken: the rest applies
+            self._say(f"{error}; what {backend.name} holds is believed instead")
 
     def _change(self, spec: BackendSpec, moved: bool = False) -> None:
         self._parts.driver.change(lambda core, now: core.change_backend(spec, now, moved=moved))

@@ -25,6 +25,7 @@ from forebay.proxy.estimate import TokenEstimate
 from forebay.proxy.handover import stop_listening
 from forebay.proxy.hlog import HlogWriter, IntervalLog
 from forebay.proxy.http_server import HttpServer, listen
+from forebay.proxy.kv_events import Followers
 from forebay.proxy.logs import AccessLog
 from forebay.proxy.metrics import ProxyMetrics
 from forebay.proxy.protection import Protection
@@ -146,6 +147,8 @@ async def start_proxy(
             Watchdog(config.timeouts.idle, config.timeouts.client_write)
         )
         relay = Relay(config, backends, watchdog, metrics, estimate)
+        followers = await stack.enter_async_context(Followers(config, driver, backends, say))
+        relay.translator = followers.translator
         protection = await stack.enter_async_context(Protection(config.limits, say, metrics.lagged))
         if tracer is None and config.tracing.enabled:
             tracer = Tracer(config.tracing)
@@ -163,26 +166,20 @@ async def start_proxy(
             max_connections=config.max_connections(),
             failed=lambda error: say(f"internal error: {type(error).__name__}"),
         )
-        reloader = await stack.enter_async_context(
-            Reloader(
-                config,
-                Parts(
-                    app=app,
-                    relay=relay,
-                    backends=backends,
-                    driver=driver,
-                    watchdog=watchdog,
-                    public=public,
-                    protection=protection,
-                    access=access,
-                    metrics=metrics,
-                    security=security,
-                ),
-                say,
-                load,
-                watch,
-            )
+        parts = Parts(
+            app=app,
+            relay=relay,
+            backends=backends,
+            driver=driver,
+            watchdog=watchdog,
+            public=public,
+            protection=protection,
+            access=access,
+            metrics=metrics,
+            security=security,
+            followers=followers,
         )
+        reloader = await stack.enter_async_context(Reloader(config, parts, say, load, watch))
         admin = Admin(app, driver, metrics, estimate, stop.set, reloader, protection)
         admin_server = HttpServer(admin.handle)
         if config.listen.reuse_port:

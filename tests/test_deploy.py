@@ -9,7 +9,7 @@ import typer
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from forebay.proxy.config import Config
+from forebay.proxy.config import BackendConfig, Config
 from forebay.proxy.config_sources import load_config
 from forebay.proxy.core.model import BackendSpec, Bucket
 from forebay.proxy.core.shaper import Shaper
@@ -36,6 +36,8 @@ def test_the_example_shows_every_section() -> None:
         *("tenants", "tls", "upstream_tls"),
     ):
         assert set(given[section]) == set(type(getattr(config, section)).model_fields), section
+    shown = {key for backend in given["backends"] for key in backend}
+    assert shown == set(BackendConfig.model_fields)
 
 
 def test_the_unit() -> None:

@@ -14,10 +14,12 @@ from typing import Final
 from forebay.proxy.core.concurrency import Concurrency
 from forebay.proxy.core.cost import CostModel, features
 from forebay.proxy.core.fairness import Fairness
+from forebay.proxy.core.held import HeldPrefixes
 from forebay.proxy.core.kv import KvReserve
 from forebay.proxy.core.lanes import Lanes
 from forebay.proxy.core.model import STANDARD, BackendSpec, Bucket, Request
-from forebay.proxy.core.prefix import PrefixIndex
+from forebay.proxy.core.prefix import PrefixIndex, Touch
+from forebay.proxy.core.prefix_error import PrefixError
 from forebay.proxy.core.queueing import Waiting
 from forebay.proxy.core.turns import Turns
 
@@ -26,6 +28,13 @@ LATE: Final = 1.25  # a prefill this much over its prediction ...
 LATE_S: Final = 0.1  # ... and this much more was not cached as believed
 KV_FULL: Final = 0.95  # of the pool: beyond it the engine preempts or keeps requests waiting
 DEFAULT_INDEX_BLOCKS = 1 << 16  # of a backend whose KV pool is unknown: 128 MiB of prompt text
+KEPT_GAIN: Final = 0.5  # of `kept` towards what is left ...
+KEPT_STEP: Final = 1.01  # ... and a step of it either way
+KEPT_LEAST: Final = 0.25  # of the pool ...
+KEPT_LEAST_UNKNOWN: Final = 1e-3  # ... and of an unknown one
+KEPT_MOST: Final = 1.5
+KEPT_FAR: Final = 0.7  # the index was so much too large
+SURPLUS_BLOCKS: Final = 1.5  # of text; the end of a prompt is in no block and may be cached too
 LOAD_HALF_LIFE_S: Final = 120.0
 LN_2: Final = 0.6931471805599453
 IDLE_FIRST: Final = 1e12  # ranks every idle backend before every busy one
@@ -39,12 +48,16 @@ class Flight:
     __slots__ = (
         "bucket",
         "cold_s",
+        "evidence",
+        "exact",
         "first_token_at",
+        "outdated",
         "output_tokens",
         "prefill_s",
         "request",
         "reserved_tokens",
         "sent_at",
+        "touch",
         "uncached_tokens",
     )
 
@@ -67,6 +80,10 @@ class Flight:
         self.reserved_tokens = reserved_tokens  # KV cache for its output
         self.output_tokens = 0  # as it turned out; 0 while not known
         self.first_token_at: float | None = None
+        self.exact = False  # the match was looked up in what the engine reports to hold
+        self.evidence = 0  # the stamp that is proved too old if the match was wrong; 0: none
+        self.touch: Touch | None = None
+        self.outdated = False  # the cache that it was sent to is gone
 
 
 class Worked:
@@ -100,6 +117,10 @@ class Backend:
         self.most_prefills = UNLIMITED  # fewer while it is on trial or says that it is full
         self.cost = CostModel()
         self.prefixes = PrefixIndex(DEFAULT_INDEX_BLOCKS)
+        self.kept = 1.0  # how much the engine keeps, as a share of what its pool should hold
+        self.held: HeldPrefixes | None = None  # where the engine tells what it holds
+        self.prefix_error = PrefixError()
+        self.tells_cached = False  # its answers say how much of the prompt was cached
         fair = self._fairness = fairness or Fairness((), 1.0)
         self.queues = {bucket.name: Lanes(fair) for bucket in buckets}
         self.turns = Turns(self.queues)
@@ -149,9 +170,18 @@ class Backend:
     def matched_tokens(self, request: Request) -> int:
         """Prompt tokens this backend probably holds; the last token is always computed."""
         blocks = self.prefixes.match(request.blocks)
+        if self.held is not None:
+            exact = self._exact_tokens(request, blocks)
+            if exact >= 0:
+                return exact
         if not blocks:
             return 0
         return max(0, min(int(blocks * request.block_tokens), request.prompt_tokens - 1))
+
+    def _exact_tokens(self, request: Request, believed_blocks: int) -> int:
+        """What the engine tells it holds of the prompt; below 0 where that cannot be said."""
+        assert self.held is not None
+        return min(self.held.match(request.blocks, believed_blocks), request.prompt_tokens - 1)
 
     def prefill_s(self, request: Request, matched_tokens: int) -> float:
         return self.cost.predict_s(request.prompt_tokens - matched_tokens, request.prompt_tokens)
@@ -279,6 +309,10 @@ class Backend:
             self._head = flight
             self._head_since = now
             self._begin_observation(now)
+        if self.held is not None:
+            flight.exact = self._exact_tokens(request, self.prefixes.match(request.blocks)) >= 0
+        if matched_tokens and not flight.exact:
+            self._note_evidence(flight)
         self.flights[request.id] = self.prefills[request.id] = flight
         if self.queued:
             self.turns.sent(bucket, rank, prefill_s, self.queued)
@@ -291,10 +325,13 @@ class Backend:
         worked.seconds = worked.seconds * decay(now - worked.at) + prefill_s
         worked.at = now
         self._load, self._load_at = self.load(now) + tokens, now
+        pool_blocks = DEFAULT_INDEX_BLOCKS
         if self.kv_tokens < inf:
-            self.prefixes.capacity_blocks = int(self.kv_tokens / request.block_tokens)
+            pool_blocks = int(self.kv_tokens / request.block_tokens)
+        self.prefixes.capacity_blocks = int(pool_blocks * self.kept)
         unindexed = tokens + request.output_tokens - int(len(request.blocks) * request.block_tokens)
-        self.prefixes.touch(request.blocks, max(0, unindexed) / request.block_tokens)
+        other_blocks = max(0, unindexed) / request.block_tokens
+        flight.touch = self.prefixes.touch(request.blocks, other_blocks)
         return flight
 
     def first_token(self, request_id: str, now: float) -> Flight | None:
@@ -326,6 +363,8 @@ class Backend:
         left_line = None
         if request_id in self.prefills:
             left_line = flight
+            if flight.request.streams:
+                self._uncompute(flight, now)
             self._leave_line(flight, now)
             # It left without a first token: what was measured so far means nothing.
             self._begin_observation(now)
@@ -338,6 +377,97 @@ class Backend:
                 self.limit = self.concurrency.limit
         self.kv.give_back(flight.request, flight.reserved_tokens)
         return left_line
+
+    def prompt_cached(self, flight: Flight, cached_tokens: int | None, prompt_tokens: int) -> None:
+        """The engine said how much of the prompt was cached (None: it did not say).
+
+        The prompt is computed by now, so it is held either way: what a wrong guess tells is how
+        much of all the rest the engine has dropped, or kept.
+        """
+        if flight.outdated:
+            return
+        if cached_tokens is None:
+            # Some versions leave the count out when it is 0, all do when they are not to tell.
+            if not self.tells_cached:
+                return
+            cached_tokens = 0
+        self.tells_cached = True
+        request = flight.request
+        matched = float(request.prompt_tokens - flight.uncached_tokens)
+        block_tokens = request.block_tokens
+        if prompt_tokens and not flight.exact:  # in tokens as the engine counts them
+            matched *= prompt_tokens / request.prompt_tokens
+            block_tokens *= prompt_tokens / request.prompt_tokens
+        self.prefix_error.add(matched, cached_tokens, block_tokens)
+        if flight.exact:
+            return
+        if matched - cached_tokens > block_tokens + 1.0:
+            if flight.evidence:
+                self.prefixes.forget_until(flight.evidence)
+                self._keeps_less(request.block_tokens)
+        elif cached_tokens - matched > SURPLUS_BLOCKS * block_tokens and self.prefixes.evicted:
+            self.kept = min(KEPT_MOST, self.kept * KEPT_STEP)
+
+    def restarted(self) -> None:
+        """It went away, or is another server now; when it comes back its cache is empty."""
+        self.prefixes.clear()
+        self.tells_cached = False
+        for flight in self.flights.values():
+            flight.outdated = True
+        if self.held is not None:
+            self.held.doubt()
+
+    @property
+    def prefix_mode(self) -> str:
+        """How it is known what the backend holds: believed, corrected or exact."""
+        if self.held is not None and self.held.complete:
+            return "exact"
+        return "corrected" if self.tells_cached else "believed"
+
+    def _keeps_less(self, block_tokens: float) -> None:
+        """What is left of the index is about what the engine keeps."""
+        least, pool_blocks = KEPT_LEAST_UNKNOWN, float(DEFAULT_INDEX_BLOCKS)
+        if self.kv_tokens < inf:
+            least, pool_blocks = KEPT_LEAST, self.kv_tokens / block_tokens
+        left = len(self.prefixes) / pool_blocks
+        # What is a little too much is as often a little too little, which is a step up again.
+        if left < KEPT_FAR * self.kept:
+            self.kept += KEPT_GAIN * (left - self.kept)
+        else:
+            self.kept /= KEPT_STEP
+        self.kept = max(least, self.kept)
+
+    def _note_evidence(self, flight: Flight) -> None:
+        """Remember how old the deepest block is that is believed to be held.
+
+        Only if it was computed by a prefill that is over: blocks of one that is under way may be
+        missing though nothing was dropped.
+        """
+        request = flight.request
+        matched_tokens = request.prompt_tokens - flight.uncached_tokens
+        deepest = round(matched_tokens / request.block_tokens)
+        if 0 < deepest <= len(request.blocks):
+            stamp = self.prefixes.stamp_of(request.blocks[deepest - 1])
+            head = self._head
+            if head is not None and head is not flight:
+                touch = head.touch
+                if touch is None or touch.stamp <= stamp:
+                    stamp = 0
+            flight.evidence = stamp
+
+    def _uncompute(self, flight: Flight, now: float) -> None:
+        """It left before its first token: the rest of its prompt is not computed."""
+        if flight.touch is None or flight.exact:
+            return
+        done = 0.0
+        if self._head is flight:
+            done = min(1.0, (now - self._head_since) / max(1e-9, flight.prefill_s))
+        matched_tokens = flight.request.prompt_tokens - flight.uncached_tokens
+        tokens = matched_tokens + done * flight.uncached_tokens
+        block_tokens = flight.request.block_tokens
+        # Never less than was held before: others may hold more behind it.
+        before = round(matched_tokens / block_tokens)
+        self.prefixes.untouch(flight.touch, max(before, int(tokens / block_tokens)))
 
     def resize(self, spec: BackendSpec, itl_slo_s: float) -> None:
         """It has other limits; how many may run is found out anew."""

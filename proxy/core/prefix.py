@@ -5,6 +5,9 @@ can hold, least recently used first out. The engine frees the tail of a prompt b
 the head of a prompt outlives its tail here too; and since hashes are chained, whoever touches a
 block touches all before it. So what is held of a prompt never has a gap, and a prompt whose last
 block was touched again was touched again whole.
+
+An engine that says how much of a prompt was cached corrects the guess. Where a block was gone, all
+that was touched no later was gone before it: an engine frees in the order of use.
 """
 
 from collections import deque
@@ -14,7 +17,7 @@ from typing import Final
 FEW: Final = 16  # blocks: beyond, a dict built and merged at C speed is faster than a loop
 
 
-class _Touch:
+class Touch:
     """One request's use of the cache: what it left there, tail last to be entered."""
 
     __slots__ = ("anonymous", "blocks", "left", "stamp")
@@ -30,7 +33,8 @@ class PrefixIndex:
     def __init__(self, capacity_blocks: int) -> None:
         self.capacity_blocks = capacity_blocks
         self._held: dict[int, int] = {}  # block: stamp of its latest touch
-        self._touches: deque[_Touch] = deque()  # oldest first
+        self._touches: deque[Touch] = deque()  # oldest first
+        self.evicted = False  # it has been full once
         self._stamp = 0
         self._anonymous = 0
         self._other = 0.0
@@ -56,7 +60,11 @@ class PrefixIndex:
         """How many leading blocks are held."""
         return leading_run(self._held, blocks)
 
-    def touch(self, blocks: Sequence[int], other_blocks: float = 0.0) -> None:
+    def stamp_of(self, block: int) -> int:
+        """When the block was last touched, as `touch` counts; 0 where it is not held."""
+        return self._held.get(block, 0)
+
+    def touch(self, blocks: Sequence[int], other_blocks: float = 0.0) -> Touch:
         """The backend now computes or reuses `blocks`.
 
         `other_blocks` is what the request holds besides, in blocks: the end of the prompt and
@@ -73,20 +81,49 @@ class PrefixIndex:
                 held[block] = stamp
         else:
             held.update(dict.fromkeys(blocks, stamp))
-        self._touches.append(_Touch(self._stamp, blocks, anonymous))
+        touch = Touch(stamp, blocks, anonymous)
+        self._touches.append(touch)
         if self._holders is not None:
             self._enter(self._holders, blocks)
         self._evict()
         if len(self._touches) > self._tidy_at:
             self._tidy()
+        return touch
+
+    def forget_until(self, stamp: int) -> None:
+        """The engine has dropped something touched at `stamp`, so all that is as old or older."""
+        touches = self._touches
+        while touches and touches[0].stamp <= stamp:
+            self._drop(touches.popleft(), 0)
+
+    def untouch(self, touch: Touch, computed: int) -> None:
+        """Only the first `computed` blocks of it were computed after all.
+
+        At least those that were held before it; what others have touched since stays.
+        """
+        if touch.left > computed:
+            self._drop(touch, computed)
+
+    def _drop(self, touch: Touch, keep: int) -> None:
+        held = self._held
+        self._anonymous -= touch.anonymous
+        touch.anonymous = 0
+        for block in touch.blocks[keep : touch.left]:
+            if held.get(block) == touch.stamp:
+                del held[block]
+                self._leave(block)
+        touch.left = keep
 
     def clear(self) -> None:
         """The backend restarted: its cache is empty."""
         for block in self._held:
             self._leave(block)
         self._held.clear()
+        for touch in self._touches:
+            touch.left = touch.anonymous = 0  # a request that still runs may come back to it
         self._touches.clear()
         self._anonymous = 0
+        self.evicted = False
 
     def _evict(self) -> None:
         """Drop the oldest until the rest fits; of each touch the anonymous, then from the tail."""
@@ -96,6 +133,7 @@ class PrefixIndex:
             if not touches:  # hashes that are not chained: start anew rather than grow
                 self.clear()
                 return
+            self.evicted = True
             oldest = touches[0]
             if oldest.anonymous:
                 gone = min(excess, oldest.anonymous)
@@ -112,7 +150,7 @@ class PrefixIndex:
                     self._leave(block)
                     excess -= 1
 
-    def _outlived(self, touch: _Touch) -> bool:
+    def _outlived(self, touch: Touch) -> bool:
         """Whether nothing is left of it: looked through, or all touched again since."""
         return not touch.left or self._held.get(touch.blocks[touch.left - 1]) != touch.stamp
 

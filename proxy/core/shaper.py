@@ -184,12 +184,19 @@ class Shaper:
         return self._freed(backend, prefilled, now)
 
     def used(
-        self, request_id: str, output_tokens: int, now: float, cached_tokens: int | None = None
+        self,
+        request_id: str,
+        output_tokens: int,
+        now: float,
+        cached_tokens: int | None = None,
+        prompt_tokens: int = 0,
     ) -> None:
         """What the answer says it took; to be told before `finish`.
 
         Args:
+            output_tokens: 0 when not known.
             cached_tokens: of the prompt, found in the engine's cache; None when not known.
+            prompt_tokens: as the engine counts; 0 when not known.
         """
         running = self._running.get(request_id)
         if running is None:
@@ -201,9 +208,11 @@ class Shaper:
             self._outputs.observe(waiting.request.tenant, waiting.bucket, output_tokens)
         if cached_tokens is not None and self._fairness.on:
             tokens = waiting.request.prompt_tokens
-            uncached = max(1, min(tokens, tokens - cached_tokens))
+            cached = cached_tokens * tokens // prompt_tokens if prompt_tokens else cached_tokens
+            uncached = max(1, min(tokens, tokens - cached))
             taken_s = backend.cost.predict_s(uncached, tokens)
             self._fairness.correct(waiting.request.tenant, taken_s - flight.prefill_s)
+        backend.prompt_cached(flight, cached_tokens, prompt_tokens)
 
     def cancel(self, request_id: str, now: float) -> list[Action]:
         """The client went away before its request was sent."""
@@ -267,7 +276,7 @@ class Shaper:
         self._pass_time(now)
         down = self.backends[name]
         if not keeps_cache:
-            down.prefixes.clear()
+            down.restarted()
         return self._take_out(down, now)
 
     def wake_at(self) -> float:
@@ -320,7 +329,7 @@ class Shaper:
         if spec.kv_tokens < inf:
             backend.kv_tokens = spec.kv_tokens
         if moved:
-            backend.prefixes.clear()
+            backend.restarted()
         self._outlook.moved(backend)
         return self._dispatch_all(now)
 
@@ -409,7 +418,7 @@ class Shaper:
 
     @property
     def wants_usage(self) -> bool:
-        """Whether what answers took changes decisions, even where `max_tokens` is exact."""
+        """Whether lengths of answers change decisions, even where `max_tokens` is exact."""
         return self._itl_slo_s < inf or self._fairness.on
 
     def waiting(self) -> Iterator[Waiting]:

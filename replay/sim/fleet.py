@@ -31,12 +31,13 @@ Engine = SkippingEngine | SteppingEngine
 class Outcome:
     """What became of one request; times in seconds of the trace, None where it never happened."""
 
-    __slots__ = ("backend", "reject", "request", "sent_s", "served")
+    __slots__ = ("backend", "matched_tokens", "reject", "request", "sent_s", "served")
 
     def __init__(self, request: TraceRequest) -> None:
         self.request = request
         self.backend: str | None = None
         self.sent_s: float | None = None
+        self.matched_tokens = 0  # of its prompt, taken to be cached when it was sent
         self.served: SimRequest | None = None  # in the engine's books
         self.reject: Reject | None = None
 
@@ -114,17 +115,24 @@ ARRIVED_MOST: Final = 1_024  # entries of `_handed` that are kept though nobody 
 
 
 class Fleet:
-    """One policy in front of engines; `run` once."""
+    """One policy in front of engines; `run` once.
+
+    `tells_cached`: answers say how much of their prompt was cached, as a vLLM does that runs with
+    --enable-prompt-tokens-details.
+    """
 
     def __init__(
         self,
         policy: Policy,
         engines: Mapping[str, Engine],
         record: Callable[[float, Action], None] | None = None,
+        *,
+        tells_cached: bool = True,
     ) -> None:
         self.policy = policy
         self.engines = dict(engines)
         self._record = record
+        self._tells_cached = tells_cached
         self._outcomes: dict[str, Outcome] = {}
         self._all = list(engines.values())
         self._places: dict[str, Place] = {}
@@ -201,9 +209,13 @@ class Fleet:
             for served in first:
                 self._do(policy.first_token(served.id, now), now)
             for served in finished:
-                if policy.wants_usage:  # lengths of answers are known here anyway
-                    cached_tokens = served.cached_tokens
-                    policy.used(served.id, served.output_target, now, cached_tokens)
+                # Told where it changes decisions. Lengths of answers are known here anyway, and a
+                # match that was right corrects nothing.
+                lengths, cached_tokens = policy.wants_usage, served.cached_tokens
+                if lengths or cached_tokens != self._outcomes[served.id].matched_tokens:
+                    output_tokens = served.output_target if lengths else 0
+                    told = cached_tokens if self._tells_cached else None
+                    policy.used(served.id, output_tokens, now, told)
                 self._do(policy.finish(served.id, now), now)
             self._enter(place, engine.next_at())
 
@@ -231,6 +243,7 @@ class Fleet:
             if isinstance(action, Send):
                 request, place = served(outcome.request), self._places[action.backend]
                 outcome.backend, outcome.sent_s, outcome.served = action.backend, now, request
+                outcome.matched_tokens = action.matched_tokens
                 self._hand(request, place, now + place.request_s)
             else:
                 outcome.reject = action

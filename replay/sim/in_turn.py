@@ -27,7 +27,12 @@ class InTurn:
         return []
 
     def used(
-        self, request_id: str, output_tokens: int, now: float, cached_tokens: int | None = None
+        self,
+        request_id: str,
+        output_tokens: int,
+        now: float,
+        cached_tokens: int | None = None,
+        prompt_tokens: int = 0,
     ) -> None:
         pass
 

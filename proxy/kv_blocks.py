@@ -1,0 +1,125 @@
+"""What the words of vLLM's KV events mean for an index of held prefixes.
+
+The engine's own block hashes are opaque: they hang on its version, seed and settings. Ours are
+chained over the tokens that the events carry, so they can be computed for a tokenised prompt too.
+"""
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from xxhash import xxh3_64_intdigest
+
+from forebay.proxy.core.held import HeldPrefixes
+
+ROOT = 0  # what the first block is chained to
+MOST_BLOCKS = 1 << 22  # of one engine: no GPU holds so many
+OLD_STORED = (
+    "type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium",
+)  # fmt: skip
+OLD_REMOVED = ("type", "block_hashes", "medium")
+
+
+class BadEvent(Exception):
+    """An event that cannot be understood, or that does not fit what was told before."""
+
+
+def chain_keys(
+    token_ids: Sequence[int],
+    block_size: int,
+    parent: int = ROOT,
+    extra_keys: Sequence[Any] = (),
+) -> list[int]:
+    """Keys of the full blocks, chained to `parent`; `extra_keys` (a salt) tell equal tokens apart.
+
+    Raises OverflowError or TypeError for what are no token ids.
+    """
+    data, width = array("I", token_ids).tobytes(), 4 * block_size
+    keys = []
+    for index, start in enumerate(range(0, len(data) - width + 1, width)):
+        block = data[start : start + width]
+        if index < len(extra_keys) and extra_keys[index]:
+            block += repr(list(extra_keys[index])).encode()
+        parent = xxh3_64_intdigest(block, parent)
+        keys.append(parent)
+    return keys
+
+
+class KvBlocks:
+    """One engine's blocks by its own hashes, and the index that is told of them."""
+
+    def __init__(self, held: HeldPrefixes) -> None:
+        self.held = held
+        self._keys: dict[Any, list[int]] = {}  # engine's hash: key, copies
+
+    def clear(self, *, complete: bool) -> None:
+        """The cache is empty (`complete`), or what is in it is not known."""
+        self._keys.clear()
+        self.held.cleared(complete=complete)
+
+    def apply(self, events: Sequence[Any]) -> None:
+        """One batch, in order; raises BadEvent."""
+        for event in events:
+            try:
+                fields = _fields(event)
+                # Groups of layers with a shorter memory, and tiers below the GPU, are not asked
+                # when a prompt is matched.
+                if fields.get("group_idx") or fields.get("medium") not in (None, "GPU"):
+                    continue
+                match fields["type"]:
+                    case "BlockStored":
+                        self._stored(fields)
+                    case "BlockRemoved":
+                        self._removed(fields["block_hashes"])
+                    case "AllBlocksCleared":
+                        self.clear(complete=True)
+            except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+                raise BadEvent(f"{type(error).__name__} in a KV event") from error
+            except OverflowError as error:
+                raise BadEvent("a token id beyond 32 bits in a KV event") from error
+
+    def _stored(self, fields: dict[str, Any]) -> None:
+        size, translations = fields["block_size"], self.held.translations
+        if not isinstance(size, int) or size < 1:
+            raise BadEvent(f"blocks of {size!r} tokens")
+        if len(self._keys) > MOST_BLOCKS:
+            raise BadEvent(f"more than {MOST_BLOCKS} blocks held")
+        if not translations.block_size:
+            translations.block_size = size
+        if size != translations.block_size:
+            raise BadEvent(f"blocks of {size} tokens, other engines': {translations.block_size}")
+        parent = fields["parent_block_hash"]
+        if parent is not None and parent not in self._keys:
+            if self.held.complete:
+                raise BadEvent("a block behind one that was never stored")
+            return  # its parent was stored before we listened
+        before = ROOT if parent is None else self._keys[parent][0]
+        extra = fields.get("extra_keys") or ()
+        hashes = fields["block_hashes"]
+        keys = chain_keys(fields["token_ids"], size, before, extra)
+        for block_hash, key in zip(hashes, keys, strict=True):
+            entry = self._keys.setdefault(block_hash, [key, 0])
+            entry[1] += 1
+        self.held.stored(keys)
+
+    def _removed(self, hashes: Sequence[Any]) -> None:
+        keys = []
+        for block_hash in hashes:
+            entry = self._keys.get(block_hash)
+            if entry is None:
+                if self.held.complete:
+                    raise BadEvent("a block removed that was never stored")
+                continue
+            keys.append(entry[0])
+            entry[1] -= 1
+            if not entry[1]:
+                del self._keys[block_hash]
+        self.held.removed(keys)
+
+
+def _fields(event: Any) -> dict[str, Any]:
+    """An event as a mapping; up to vLLM 0.2x it is a list, its kind first."""
+    if isinstance(event, dict):
+        return event
+    names = OLD_STORED if event[0] == "BlockStored" else OLD_REMOVED
+    return dict(zip(names, event, strict=False))

@@ -1,0 +1,254 @@
+"""Follow the KV events of the engines, so that their prefix indexes are what they really hold.
+
+vLLM publishes over ZeroMQ: [topic, sequence number (8 bytes, big-endian), msgpack [time, events,
+rank]], and answers ["", first number] on a replay endpoint with what it still has. Batches that
+were missed are asked for there; where nobody can tell them any more the index is given up, and
+routing goes back to what is believed, until the cache is cleared or all that was unknown is gone.
+Nothing here is waited for by a request.
+"""
+
+import asyncio
+from collections.abc import Callable
+from math import inf
+from types import ModuleType
+from typing import Any
+
+from forebay.proxy.backends import Backends
+from forebay.proxy.config import BackendConfig, Config
+from forebay.proxy.core.backend import Backend
+from forebay.proxy.core.held import HeldPrefixes, Translations
+from forebay.proxy.driver import Driver
+from forebay.proxy.kv_blocks import BadEvent, KvBlocks
+from forebay.proxy.translate import Translator
+from forebay.traces.errors import InputError
+
+END = (-1).to_bytes(8, "big", signed=True)  # number of the end of a replay
+QUIET_S = 5.0  # without a batch: then it is asked whether there was one
+REPLAY_S = 5.0  # longest wait for one answer of a replay
+WAITING_BATCHES = 10_000  # that ZeroMQ keeps for us; beyond it drops, and we ask again
+BIND_TRIES, BIND_AGAIN_S = 10, 0.05
+POOL_SHARE = 0.95  # of the pool known to be held: the rest is blocks in use
+
+
+class Followers:
+    """One follower for each backend that has `kv_events`; use as a context.
+
+    Attributes:
+        translator: prompts that were computed are to be offered to it.
+    """
+
+    def __init__(
+        self, config: Config, driver: Driver, backends: Backends, say: Callable[[str], None]
+    ) -> None:
+        self._first = config.backends
+        self._driver = driver
+        self._say = say
+        self._translations = Translations(0)  # the first event says how large a block is
+        self.translator = Translator(backends, self._translations, config.affinity.block_bytes, say)
+        self._followers: dict[str, Follower] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._context: Any = None
+        self._translating: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "Followers":
+        """Raises InputError without pyzmq or msgspec, and for an endpoint that cannot be had."""
+        try:
+            for backend in self._first:
+                await self.follow(backend)
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        tasks = [*self._tasks.values()]
+        if self._translating is not None:
+            tasks.append(self._translating)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._context is not None:
+            self._context.destroy(linger=0)
+
+    def reconfigure(self, config: Config) -> None:
+        """Text blocks may have another length from now on; backends are followed one by one."""
+        self.translator.reconfigure(config.affinity.block_bytes)
+
+    def check(self, config: Config) -> None:
+        """Raises InputError if `config` needs pyzmq or msgspec and they are not installed."""
+        if any(backend.kv_events for backend in config.backends):
+            _modules()
+
+    async def follow(self, config: BackendConfig) -> None:
+        """Follow this backend from now on, if it has `kv_events`; raises InputError.
+
+        One that is followed at the same endpoints already goes on as it is.
+        """
+        before = self._followers.get(config.name)
+        if before is not None:
+            if before.endpoints == (config.kv_events, config.kv_replay):
+                return
+            self.leave(config.name)
+        if config.kv_events is None:
+            return
+        zmq, msgspec = _modules()
+        if self._context is None:
+            self._context = zmq.asyncio.Context()
+            run = self.translator.run()
+            self._translating = asyncio.create_task(run, name="translations")
+        follower = Follower(config, self._translations, self._say)
+        await follower.open(zmq, self._context, msgspec.msgpack.Decoder().decode)
+        # What it holds is not known before the first batch, so that the belief stands until then.
+        follower.tell(self._driver.shaper.backends[config.name])
+        self._followers[config.name] = follower
+        self._tasks[config.name] = asyncio.create_task(
+            follower.run(), name=f"KV events of {config.name}"
+        )
+
+    def leave(self, name: str) -> None:
+        """It is followed no more: what it holds is believed, and corrected by its answers."""
+        follower = self._followers.pop(name, None)
+        if follower is None:
+            return
+        self._tasks.pop(name).cancel()
+        follower.close()
+        if not self._followers:
+            self._translations.forget_size()
+
+
+class Follower:
+    """Listens to one engine."""
+
+    def __init__(
+        self,
+        config: BackendConfig,
+        translations: Translations,
+        say: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self.endpoints = config.kv_events, config.kv_replay
+        self._backend: Backend | None = None
+        self._say = say
+        self._blocks = KvBlocks(HeldPrefixes(translations))
+        self._next = 0  # number of the batch that goes on where the index is
+        self._last_live = -1
+
+    def tell(self, backend: Backend) -> None:
+        """From now on it is this backend's index that is told."""
+        self._backend = backend
+        backend.held = self._blocks.held
+
+    def close(self) -> None:
+        """Tell nobody any more; `run` is to be cancelled."""
+        if self._backend is not None and self._backend.held is self._blocks.held:
+            self._backend.held = None
+        self._sub.close(linger=0)
+
+    async def open(self, zmq: Any, context: Any, decode: Callable[[bytes], Any]) -> None:
+        """Subscribe; raises InputError.
+
+        An address that is to be bound may be free only soon: ZeroMQ closes in the background.
+        """
+        self._zmq, self._context, self._decode = zmq, context, decode
+        endpoint = self._config.kv_events
+        assert endpoint is not None
+        self._sub = context.socket(zmq.SUB)
+        self._sub.set_hwm(WAITING_BATCHES)
+        self._sub.subscribe(b"")
+        tries = BIND_TRIES
+        while True:
+            try:
+                # vLLM connects to an address without a wildcard: such a one we bind.
+                (self._sub.bind if "*" in endpoint else self._sub.connect)(endpoint)
+                return
+            except zmq.ZMQError as error:
+                tries -= 1
+                if error.errno != zmq.EADDRINUSE or not tries:
+                    self._sub.close(linger=0)
+                    raise InputError(
+                        f"backends.{self._config.name}.kv_events: {endpoint}: {error.strerror}"
+                    ) from None
+            await asyncio.sleep(BIND_AGAIN_S)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        if await self._replay() == 0 and self._next == 0:
+            self._blocks.clear(complete=True)  # it has published nothing, so it holds nothing
+        while True:
+            if not await self._sub.poll(QUIET_S * 1e3):
+                await self._replay()  # the last of them may be lost: nothing else would tell
+                continue
+            frames = await self._sub.recv_multipart()
+            if len(frames) == 3 and len(frames[1]) == 8:
+                await self._live(int.from_bytes(frames[1], "big"), frames[2])
+
+    async def _live(self, number: int, payload: bytes) -> None:
+        """A batch as it is published; one publisher's come in order, some may be missing."""
+        if number <= self._last_live:
+            self._say(f"{self._config.name} has restarted: its prefix index starts anew")
+            self._next = 0
+        self._last_live = number
+        if number > self._next:
+            await self._replay()
+        self._take(number, payload)
+
+    def _take(self, number: int, payload: bytes) -> None:
+        held, name = self._blocks.held, self._config.name
+        if number < self._next:
+            return  # replayed before
+        if number == 0:
+            self._blocks.clear(complete=True)
+        elif number > self._next:
+            if held.complete or self._next:
+                self._say(f"{name}: KV events {self._next} to {number - 1} are lost")
+            self._blocks.clear(complete=False)
+        else:
+            held.confirm()
+        self._next = number + 1
+        try:
+            batch = self._decode(payload)
+            if not isinstance(batch, list) or len(batch) < 2 or not isinstance(batch[1], list):
+                raise BadEvent("no batch of KV events")
+            self._blocks.apply(batch[1])
+        except (BadEvent, ValueError) as error:  # what does not decode is a ValueError
+            self._say(f"{name}: {error}; its prefix index is corrected by its answers instead")
+            self._blocks.clear(complete=False)
+        if not held.complete and self._backend is not None and self._backend.kv_tokens < inf:
+            size = held.translations.block_size or 1
+            held.pool_blocks = int(POOL_SHARE * self._backend.kv_tokens / size)
+
+    async def _replay(self) -> int:
+        """Take what the engine still has from where the index is; how many batches, -1: no end."""
+        endpoint = self._config.kv_replay
+        if endpoint is None:
+            return -1
+        count = 0
+        with self._context.socket(self._zmq.DEALER) as dealer:
+            dealer.linger = 0
+            dealer.set_hwm(0)  # a whole replay must fit; the engine bounds it
+            try:
+                dealer.connect(endpoint)
+                await dealer.send_multipart([b"", self._next.to_bytes(8, "big")])
+                while True:
+                    async with asyncio.timeout(REPLAY_S):
+                        frames = await dealer.recv_multipart()
+                    if len(frames) != 4 or frames[2] == END:
+                        return count
+                    count += 1
+                    self._take(int.from_bytes(frames[2], "big"), frames[3])
+                    await asyncio.sleep(0)  # thousands may come: others have their turn
+            except (TimeoutError, self._zmq.ZMQError):
+                return -1
+
+
+def _modules() -> tuple[ModuleType, ModuleType]:
+    """pyzmq and msgspec, needed for KV events only."""
+    try:
+        import msgspec
+        import zmq.asyncio
+    except ImportError as error:
+        raise InputError(
+            f"backends: kv_events needs {error.name}, which is not installed: "
+            "pip install 'forebay[kv-events]'"
+        ) from None
+    return zmq, msgspec
