@@ -8,8 +8,18 @@ import os
 from setuptools import setup
 
 COMPILED = (
-    *("admission", "backend", "candidates", "cost", "kv", "model", "outlook", "partition"),
-    *("policies", "prefix", "queueing", "routing", "shaper"),
+    *(
+        "admission",
+        "backend",
+        "candidates",
+        "cost",
+        "kv",
+        "model",
+        "others",
+        "outlook",
+        "partition",
+    ),
+    *("policies", "prefix", "queueing", "rendezvous", "routing", "shaper"),
 )
 COMPILED_SIM = (
     "block_runs",

@@ -14,6 +14,7 @@ from math import exp, inf, log
 from forebay.proxy.core.cost import CostModel, features
 from forebay.proxy.core.kv import KvReserve
 from forebay.proxy.core.model import BackendSpec, Bucket, Request
+from forebay.proxy.core.others import NOTHING, BackendBooks, Elsewhere
 from forebay.proxy.core.prefix import PrefixIndex
 from forebay.proxy.core.queueing import DeadlineQueue, Waiting
 
@@ -25,6 +26,8 @@ LOAD_HALF_LIFE_S = 120.0
 LN_2 = log(2)
 IDLE_FIRST = 1e12  # ranks every idle backend before every busy one
 OBSERVE_AFTER_S = 0.05  # prefills batched in one step answer together: measure them together
+# While other proxies have prefills there too, whose end we hear of up to 0.1 s late.
+OBSERVE_SHARED_S = 0.5
 
 
 class Flight:
@@ -86,6 +89,11 @@ class Backend:
         self._worked_s = dict.fromkeys(self.queues, (0.0, 0.0))
         self._pending_terms = (0.0, 0.0, 0.0)
         self._pending_since = 0.0
+        self.others: Elsewhere | None = None  # what other proxies have here, if there are any
+        self._others_before = NOTHING  # their work done when the observation began
+        self._work = NOTHING  # terms of all prefills done
+        self._fresh_tokens = 0.0
+        self._block_tokens = 512.0
 
     def __repr__(self) -> str:
         state = "up" if self.up else "down"
@@ -96,7 +104,8 @@ class Backend:
 
     @property
     def idle(self) -> bool:
-        return not self.flights and not self.queued
+        others = self.others
+        return not self.flights and not self.queued and (others is None or not others.running)
 
     @property
     def free_rank(self) -> float:
@@ -104,6 +113,9 @@ class Backend:
 
         Time alone does not change the order.
         """
+        if self.others is not None and (others_s := self.others.prefill_s(self.others.since)):
+            own_s = self._line_s + self.queued_s
+            return max(self._head_since, self.others.since) + own_s + others_s
         if self.prefills or self.queued:
             return self._head_since + self._line_s + self.queued_s
         load = log(self._load) / LN_2 + self._load_at / LOAD_HALF_LIFE_S if self._load else 0.0
@@ -123,17 +135,18 @@ class Backend:
 
     def backlog_s(self, now: float) -> float:
         """Predicted seconds until the engine has given a first token to all it was sent."""
+        others_s = 0.0 if self.others is None else self.others.prefill_s(now)
         if not self.prefills:
-            return 0.0
+            return others_s
         head = next(iter(self.prefills.values()))
-        elapsed_s = now - self._head_since
+        elapsed_s = max(0.0, now - self._head_since)  # it may begin after what others have sent
         left, floor = head.prefill_s - elapsed_s, 0.0
         if head.request.streams:
             floor = OVERDUE_SHARE * head.cold_s
             if elapsed_s > LATE * head.prefill_s + LATE_S:
                 # What seemed to be cached was not: the engine has evicted it.
                 left = head.cold_s - elapsed_s
-        return self._line_s - head.prefill_s + max(left, floor)
+        return others_s + self._line_s - head.prefill_s + max(left, floor)
 
     def margin_s(self, wait_s: float, ahead_s: float) -> float:
         """How much longer a predicted wait may be, nine times in ten.
@@ -145,8 +158,9 @@ class Backend:
 
     def backlog_below_at(self, limit_s: float) -> float:
         """When the backlog falls below `limit_s` by itself; inf if only an answer can do it."""
+        others_at = -inf if self.others is None else self.others.below_at(limit_s)
         if not self.prefills:
-            return -inf
+            return others_at
         head = next(iter(self.prefills.values()))
         rest = self._line_s - head.prefill_s
         floor = OVERDUE_SHARE * head.cold_s if head.request.streams else 0.0
@@ -154,20 +168,37 @@ class Backend:
             return self._head_since + head.prefill_s  # the head leaves the line then
         if rest + floor >= limit_s:
             return inf
-        return self._head_since + self._line_s - limit_s
+        return max(others_at, self._head_since + self._line_s - limit_s)
 
     def prefills_longer(self, than_s: float) -> bool:
         """Whether the engine has a prefill of more than `than_s` to do or under way."""
+        if self.others is not None and self.others.longest_s > than_s:
+            return True
         return any(flight.prefill_s > than_s for flight in self.prefills.values())
+
+    def prefills_in(self, bucket: str) -> int:
+        """Requests of the bucket without a first token, whoever sent them."""
+        if self.others is None:
+            return self.prefills_of[bucket]
+        return self.prefills_of[bucket] + self.others.prefills.get(bucket, 0)
+
+    @property
+    def running(self) -> int:
+        """Requests there that have not finished, whoever sent them."""
+        return len(self.flights) + (0 if self.others is None else self.others.running)
 
     def slots_wait_s(self, bucket: str, ahead: int) -> float:
         """Predicted wait for a free slot with `ahead` others waiting for one too."""
-        missing = len(self.flights) + ahead + 1 - self.spec.max_concurrency
+        missing = self.running + ahead + 1 - self.spec.max_concurrency
         return max(0, missing) * self.decode_s[bucket] / self.spec.max_concurrency
 
     def kv_fits(self, request: Request) -> bool:
         room = KV_FULL * self.kv_tokens - self.kv.held
-        if not self.flights or request.prompt_tokens + request.output_tokens <= room:
+        if self.others is not None and self.others.running:
+            room -= self.others.kv_tokens
+        elif not self.flights:
+            return True
+        if request.prompt_tokens + request.output_tokens <= room:
             return True
         return self.kv.need(request) <= room
 
@@ -187,14 +218,48 @@ class Backend:
 
     def load(self, now: float) -> float:
         """Prompt tokens sent, halved every LOAD_HALF_LIFE_S: the long-run share."""
+        if self.others is not None:
+            return self.own_load(now) + self.others.load
+        return self._load * decay(now - self._load_at)
+
+    def own_load(self, now: float) -> float:
+        """Of `load`, what we sent ourselves."""
         return self._load * decay(now - self._load_at)
 
     def worked_share(self, bucket: str, now: float) -> float:
         """Share of its time that the engine lately spent on prefills of one bucket."""
         seconds, at = self._worked_s[bucket]
-        return seconds * decay(now - at) * LN_2 / LOAD_HALF_LIFE_S
+        share = seconds * decay(now - at) * LN_2 / LOAD_HALF_LIFE_S
+        return share if self.others is None else share + self.others.worked.get(bucket, 0.0)
+
+    def books(self, now: float) -> BackendBooks:
+        """What we have here, for other proxies to know: without what they told us."""
+        others, self.others = self.others, None
+        books = BackendBooks(
+            backlog_s=self.backlog_s(now),
+            running=len(self.flights),
+            kv_tokens=self.kv.held,
+            longest_s=max((f.prefill_s for f in self.prefills.values()), default=0.0),
+            load=self.own_load(now),
+            fresh_tokens=self._fresh_tokens,
+            work=self._work,
+            prefills={bucket: count for bucket, count in self.prefills_of.items() if count},
+            queued_s={bucket: q.work_s for bucket, q in self.queues.items() if len(q)},
+            worked={b: share for b in self.queues if (share := self.worked_share(b, now)) > 1e-4},
+        )
+        self.others = others
+        return books
 
     # What changes the books.
+
+    def share_with(self, others: Elsewhere | None, now: float) -> None:
+        """Other proxies use the backend too, and this is what they have here; None: no longer."""
+        self.others = others
+        self._begin_observation(now)  # what was measured so far may have been theirs
+
+    def crowded(self, fresh_tokens: float) -> None:
+        """Others have had the engine put so much into its cache, which pushes ours out."""
+        self.prefixes.touch((), fresh_tokens / self._block_tokens)
 
     def enqueue(self, waiting: Waiting) -> None:
         """The request waits for this backend."""
@@ -217,6 +282,8 @@ class Backend:
         flight = Flight(request, bucket, now, prefill_s, cold_s, tokens - matched_tokens)
         if not self.prefills:
             self._head_since = now
+            if self.others is not None:
+                self._head_since += self.others.prefill_s(now)
             self._begin_observation(now)
         self.flights[request.id] = self.prefills[request.id] = flight
         self.prefills_of[bucket] += 1
@@ -226,7 +293,9 @@ class Backend:
         self.sent_prompt_tokens += tokens
         worked_s, at = self._worked_s[bucket]
         self._worked_s[bucket] = worked_s * decay(now - at) + prefill_s, now
-        self._load, self._load_at = self.load(now) + tokens, now
+        self._load, self._load_at = self.own_load(now) + tokens, now
+        self._fresh_tokens += tokens - matched_tokens + request.output_tokens
+        self._block_tokens = request.block_tokens
         if self.kv_tokens < inf:
             self.prefixes.capacity_blocks = int(self.kv_tokens / request.block_tokens)
         unindexed = tokens + request.output_tokens - int(len(request.blocks) * request.block_tokens)
@@ -245,9 +314,15 @@ class Backend:
         fixed, linear, pairs = features(flight.uncached_tokens, flight.request.prompt_tokens)
         a, b, c = self._pending_terms
         self._pending_terms = a + fixed, b + linear, c + pairs
+        a, b, c = self._work
+        self._work = a + fixed, b + linear, c + pairs
         self._leave_line(flight, now)
         elapsed_s = now - self._pending_since
-        if not self.prefills or elapsed_s >= OBSERVE_AFTER_S:
+        if self.others is not None and self._others_worked(self.others):
+            if not self.prefills or elapsed_s >= OBSERVE_SHARED_S:
+                self._observe_shared(self.others, elapsed_s)
+                self._begin_observation(now)
+        elif not self.prefills or elapsed_s >= OBSERVE_AFTER_S:
             if elapsed_s > 0:
                 self.cost.observe(self._pending_terms, elapsed_s)
             self._begin_observation(now)
@@ -298,6 +373,19 @@ class Backend:
     def _begin_observation(self, now: float) -> None:
         self._pending_terms = (0.0, 0.0, 0.0)
         self._pending_since = now
+        if self.others is not None:
+            self._others_before = self.others.work
+
+    def _others_worked(self, others: Elsewhere) -> bool:
+        """Whether the engine did others' prefills too since the observation began."""
+        return others.work != self._others_before or others.busy_since(self._pending_since)
+
+    def _observe_shared(self, others: Elsewhere, elapsed_s: float) -> None:
+        """The engine did others' prefills as well as ours; too short a look tells nothing."""
+        if elapsed_s < OBSERVE_SHARED_S:
+            return
+        (a, b, c), (d, e, f), (x, y, z) = self._pending_terms, others.work, self._others_before
+        self.cost.observe((a + d - x, b + e - y, c + f - z), elapsed_s)
 
 
 def decay(elapsed_s: float) -> float:

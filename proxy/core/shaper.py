@@ -14,6 +14,7 @@ The rules:
  4. A long prefill does not take the last engine that is clear of them (`partition.py`).
  5. A backend with room and nobody waiting takes the head of another's queue, if `route` now
     prefers it.
+ 6. What other proxies have under way counts like our own (`others.py`).
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -30,6 +31,7 @@ from forebay.proxy.core.model import (
     Request,
     Send,
 )
+from forebay.proxy.core.others import Books, Peers, TenantUse
 from forebay.proxy.core.outlook import Outlook, heads_of
 from forebay.proxy.core.queueing import Waiting
 from forebay.proxy.core.routing import Affinity, Option, Route, warm_or_least_work
@@ -40,6 +42,7 @@ never waits for us, too little for its own queue to matter."""
 
 LOOKS_ELSEWHERE = 8  # heads of other queues that a backend with room looks at
 LOOK_AGAIN_S = 0.05  # a head that would rather stay is not asked again before
+TENANT_NEWS_S = 1.5  # how long a tenant's use is repeated to other proxies: messages may be lost
 
 
 class Shaper:
@@ -71,6 +74,10 @@ class Shaper:
         self._queued = dict.fromkeys(self.buckets, 0)
         self._arrivals = 0
         self._now = 0.0
+        self.peers = Peers()
+        self._shared = False  # whether there are any
+        self._use: dict[str, TenantUse] = {}  # what we gave each tenant, ever
+        self._used_at: dict[str, float] = {}
 
     def __repr__(self) -> str:
         return f"<Shaper queued={self._queued} {list(self.backends.values())}>"
@@ -85,6 +92,8 @@ class Shaper:
             return [Reject(request, "prompt_too_long", "", 0.0, inf)]
         self._outlook.arrived(bucket.name, now)
         self._arrivals += 1
+        if self._shared:
+            self._outlook.came(request)
         waiting = Waiting(request, bucket.name, now, inf, self._arrivals)
         options = self._outlook.options(waiting, now)
         if not options:
@@ -204,6 +213,54 @@ class Shaper:
                     actions.append(self._reject(head, "deadline_unattainable", now, wait_s))
         return actions
 
+    # Other proxies in front of the same backends.
+
+    def others(self, peer: str, books: Books, now: float) -> list[Action]:
+        """Another proxy says what it has under way; that replaces what it said before."""
+        self._pass_time(now)
+        self.peers.know(self.backends)
+        for name, tokens in self.peers.say(peer, books, now).items():
+            if tokens > 0.0 and name in self.backends:  # it may have been removed
+                self.backends[name].crowded(tokens)
+        return self._peers_changed(now)
+
+    def peer_gone(self, peer: str, now: float) -> list[Action]:
+        """Another proxy has left: what it had counts no more."""
+        self._pass_time(now)
+        return self._peers_changed(now) if self.peers.gone(peer, now) else []
+
+    def forget_silent(self, now: float) -> list[Action]:
+        """Those who have said nothing for `others.NEWS_S` are gone. Call it every 0.1 s or so."""
+        actions: list[Action] = []
+        for peer in self.peers.silent(now):
+            actions += self.peer_gone(peer, now)
+        return actions
+
+    def books(self, now: float) -> Books:
+        """What we have under way, for other proxies; of the tenants those of the last seconds."""
+        self._pass_time(now)
+        lately = {
+            tenant: self._use[tenant].copy()
+            for tenant, at in self._used_at.items()
+            if now - at <= TENANT_NEWS_S
+        }
+        self._used_at = {tenant: self._used_at[tenant] for tenant in lately}
+        return Books({name: b.books(now) for name, b in self.backends.items()}, lately)
+
+    def _peers_changed(self, now: float) -> list[Action]:
+        shared = len(self.peers) > 0
+        if shared != self._shared:
+            self._shared = shared
+            self._outlook.share_with(self.peers if shared else None)
+            for backend in self.backends.values():
+                if not shared:
+                    backend.share_with(None, now)
+        for backend in self.backends.values():
+            if shared and backend.others is None:
+                backend.share_with(self.peers.elsewhere(backend.name), now)
+            self._outlook.moved(backend)
+        return self._dispatch_all(now)
+
     # What drivers ask.
 
     def bucket_of(self, prompt_tokens: int) -> Bucket | None:
@@ -286,6 +343,8 @@ class Shaper:
         self._outlook.sent(request.prompt_tokens, now)
         self._outlook.moved(backend)
         self._running[request.id] = backend, waiting
+        if request.tenant:
+            self._charge(request, flight, now)
         if not request.streams:
             self._silent[backend.name] = backend
         return Send(
@@ -296,6 +355,14 @@ class Shaper:
             predicted_ttft_s=backlog_s + flight.prefill_s,
             matched_tokens=matched_tokens,
         )
+
+    def _charge(self, request: Request, flight: Flight, now: float) -> None:
+        use = self._use.get(request.tenant)
+        if use is None:
+            use = self._use[request.tenant] = TenantUse()
+        use.prefill_s += flight.prefill_s
+        use.prompt_tokens += request.prompt_tokens
+        self._used_at[request.tenant] = now
 
     def _enqueue(self, waiting: Waiting, option: Option, now: float) -> None:
         bucket = self.buckets[waiting.bucket]
