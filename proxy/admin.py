@@ -13,6 +13,7 @@ from forebay.proxy.core.backend import Backend
 from forebay.proxy.driver import Driver
 from forebay.proxy.estimate import TokenEstimate
 from forebay.proxy.metrics import ProxyMetrics
+from forebay.proxy.share.exchange import Exchange
 
 
 class Admin:
@@ -22,12 +23,14 @@ class Admin:
         driver: Driver,
         metrics: ProxyMetrics,
         estimate: TokenEstimate,
+        exchange: Exchange,
         drain: Callable[[], None],
     ) -> None:
         self._app = app
         self._driver = driver
         self._metrics = metrics
         self._estimate = estimate
+        self._exchange = exchange
         self._drain = drain
         self._page = files("forebay.proxy").joinpath("live.html").read_bytes()
         self._started_at = asyncio.get_running_loop().time()
@@ -65,6 +68,7 @@ class Admin:
             "active_requests": self._app.active,
             "bytes_per_token": round(self._estimate.bytes_per_token, 3),
             "queued": {bucket: shaper.queued(bucket) for bucket in shaper.buckets},
+            "share": self._exchange.status(),
             "backends": [_backend(backend, now) for backend in shaper.backends.values()],
         }
 
@@ -75,6 +79,7 @@ def _backend(backend: Backend, now: float) -> dict[str, Any]:
         "name": backend.name,
         "up": backend.up,
         "in_flight": len(backend.flights),
+        "in_flight_elsewhere": backend.running - len(backend.flights),
         "max_concurrency": backend.spec.max_concurrency,
         "prefills": len(backend.prefills),
         "backlog_s": round(backend.backlog_s(now), 3),

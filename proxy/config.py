@@ -24,6 +24,7 @@ from forebay.proxy.core.model import Bucket as CoreBucket
 from forebay.proxy.core.policies import ROUTES
 from forebay.proxy.core.routing import Affinity
 from forebay.proxy.quantities import seconds, size_bytes
+from forebay.proxy.share.redis_link import check_url
 
 Seconds = Annotated[float, BeforeValidator(seconds), Field(gt=0)]
 Bytes = Annotated[int, BeforeValidator(size_bytes), Field(gt=0)]
@@ -37,11 +38,12 @@ class _Section(BaseModel):
 
 
 class Listen(_Section):
-    """Where to listen; port 0 takes any free one."""
+    """Where to listen; port 0 takes any free one. reuse_port: a second proxy may start beside."""
 
     host: str = "127.0.0.1"
     port: int = Field(8080, ge=0, le=65535)
     admin_port: int = Field(9090, ge=0, le=65535)
+    reuse_port: bool = False
 
 
 class BackendConfig(_Section):
@@ -151,6 +153,7 @@ class Config(_Section):
     reject_status: Literal[429, 503] = 429
     debug_headers: bool = False
     upstream_api_key: SecretStr | None = None
+    share: SecretStr | None = None  # a URL, and it may hold a password
 
     @field_validator("backends")
     @classmethod
@@ -180,6 +183,13 @@ class Config(_Section):
         if routing not in ROUTES:
             raise ValueError(f"one of {', '.join(ROUTES)}")
         return routing
+
+    @field_validator("share")
+    @classmethod
+    def _share_url(cls, share: SecretStr | None) -> SecretStr | None:
+        if share is not None:
+            check_url(share.get_secret_value())
+        return share
 
     @field_validator("routes")
     @classmethod

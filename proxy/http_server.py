@@ -125,11 +125,13 @@ class HttpServer(web.Server):
         return _Protocol(self, loop=self._loop, **self._kwargs)
 
 
-async def listen(server: HttpServer, host: str, port: int) -> tuple[web.ServerRunner, int]:
+async def listen(
+    server: HttpServer, host: str, port: int, *, reuse_port: bool = False
+) -> tuple[web.ServerRunner, int]:
     """Start listening; the runner, and the port that was taken."""
     runner = web.ServerRunner(server, handle_signals=False, shutdown_timeout=1.0)
     await runner.setup()
-    site = web.TCPSite(runner, host, port)
+    site = web.TCPSite(runner, host, port, reuse_port=reuse_port or None)
     try:
         await site.start()
     except OSError:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -21,6 +21,8 @@ from forebay.proxy.hlog import HlogWriter, IntervalLog
 from forebay.proxy.http_server import HttpServer, listen
 from forebay.proxy.metrics import ProxyMetrics
 from forebay.proxy.relay import Relay
+from forebay.proxy.share.exchange import Exchange, Link, exchanging
+from forebay.proxy.share.redis_link import RedisLink
 from forebay.proxy.watchdog import Watchdog
 from forebay.traces.errors import InputError
 
@@ -35,6 +37,7 @@ class Proxy:
     driver: Driver
     backends: Backends
     metrics: ProxyMetrics
+    exchange: Exchange
     stop: asyncio.Event
     url: str
     admin_url: str
@@ -48,8 +51,12 @@ class Proxy:
 
 
 @asynccontextmanager
-async def start_proxy(config: Config, say: Callable[[str], None]) -> AsyncIterator[Proxy]:
+async def start_proxy(
+    config: Config, say: Callable[[str], None], links: Sequence[Link] = ()
+) -> AsyncIterator[Proxy]:
     """A proxy that listens while the block runs; `say` gets a line when something changes.
+
+    `links` lead to other proxies in front of the same backends, besides `config.share`.
 
     Raises InputError when a port or the histogram log cannot be had.
     """
@@ -78,7 +85,10 @@ async def start_proxy(config: Config, say: Callable[[str], None]) -> AsyncIterat
         )
         relay = Relay(config, backends, watchdog, metrics, estimate)
         app = App(config, driver, backends, relay, metrics, estimate)
-        admin = Admin(app, driver, metrics, estimate, stop.set)
+        if config.share is not None:
+            links = [*links, RedisLink(config.share.get_secret_value())]
+        exchange = await stack.enter_async_context(exchanging(driver, links, say))
+        admin = Admin(app, driver, metrics, estimate, exchange, stop.set)
         public = HttpServer(
             app.handle,
             header_bytes=config.limits.header,
@@ -87,17 +97,25 @@ async def start_proxy(config: Config, say: Callable[[str], None]) -> AsyncIterat
             failed=lambda error: say(f"internal error: {type(error).__name__}"),
         )
         host = config.listen.host
-        port = await _listen(stack, public, host, config.listen.port, "listen.port")
+        reuse = config.listen.reuse_port
+        port = await _listen(stack, public, host, config.listen.port, "listen.port", reuse)
         admin_port = await _listen(
             stack, HttpServer(admin.handle), host, config.listen.admin_port, "listen.admin_port"
         )
         urls = (f"http://{_bracketed(host)}:{p}" for p in (port, admin_port))
-        yield Proxy(app, driver, backends, metrics, stop, *urls)
+        yield Proxy(app, driver, backends, metrics, exchange, stop, *urls)
 
 
-async def _listen(stack: AsyncExitStack, server: HttpServer, host: str, port: int, key: str) -> int:
+async def _listen(
+    stack: AsyncExitStack,
+    server: HttpServer,
+    host: str,
+    port: int,
+    key: str,
+    reuse_port: bool = False,
+) -> int:
     try:
-        runner, real_port = await listen(server, host, port)
+        runner, real_port = await listen(server, host, port, reuse_port=reuse_port)
     except OSError as error:
         raise InputError(f"{key}: cannot listen on {host}:{port} ({error.strerror})") from error
     stack.push_async_callback(runner.cleanup)
