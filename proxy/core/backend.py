@@ -135,18 +135,21 @@ class Backend:
 
     def backlog_s(self, now: float) -> float:
         """Predicted seconds until the engine has given a first token to all it was sent."""
-        others_s = 0.0 if self.others is None else self.others.prefill_s(now)
+        others = self.others
         if not self.prefills:
-            return others_s
+            return 0.0 if others is None else others.prefill_s(now)
         head = next(iter(self.prefills.values()))
-        elapsed_s = max(0.0, now - self._head_since)  # it may begin after what others have sent
+        elapsed_s = now - self._head_since
+        if elapsed_s < 0.0:  # it begins after what others have sent
+            elapsed_s = 0.0
         left, floor = head.prefill_s - elapsed_s, 0.0
         if head.request.streams:
             floor = OVERDUE_SHARE * head.cold_s
             if elapsed_s > LATE * head.prefill_s + LATE_S:
                 # What seemed to be cached was not: the engine has evicted it.
                 left = head.cold_s - elapsed_s
-        return others_s + self._line_s - head.prefill_s + max(left, floor)
+        own_s = self._line_s - head.prefill_s + max(left, floor)
+        return own_s if others is None else own_s + others.prefill_s(now)
 
     def margin_s(self, wait_s: float, ahead_s: float) -> float:
         """How much longer a predicted wait may be, nine times in ten.

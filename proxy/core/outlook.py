@@ -162,9 +162,10 @@ class Outlook:
 
     def has_room(self, backend: Backend, now: float) -> bool:
         """Late binding: up, a slot free, and next to nothing left to prefill."""
+        running = len(backend.flights) if backend.others is None else backend.running
         return (
             backend.up
-            and backend.running < backend.spec.max_concurrency
+            and running < backend.spec.max_concurrency
             and backend.backlog_s(now) < self._dispatch_ahead_s + MATCH_SLACK_S
         )
 
