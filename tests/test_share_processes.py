@@ -154,6 +154,50 @@ def test_workers_share_a_port_outlive_a_dead_one_and_drain() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.skipif(not hasattr(socket, "SO_REUSEPORT"), reason="no SO_REUSEPORT here")
+def test_workers_go_on_alone_when_their_parent_is_gone() -> None:
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            backend = await stack.enter_async_context(RawBackend().running())
+            process, url, admin = await stack.enter_async_context(
+                proxy_process("--workers", "2", "--backend", backend.url)
+            )
+            client = await stack.enter_async_context(
+                aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True))
+            )
+            async with client.get(admin + "/status") as response:
+                workers = (await response.json())["workers"]
+            process.kill()
+            await process.wait()
+            try:
+
+                async def all_alone() -> bool:
+                    told = []
+                    for worker in workers:
+                        async with client.get(worker["admin_url"] + "/status") as response:
+                            told.append(await response.json())
+                    return all(t["ready"] and t["share"]["alone_since"] for t in told)
+
+                await until(all_alone)
+                body = {"prompt": "hi", "max_tokens": 3}
+                async with client.post(url + "/v1/completions", json=body) as response:
+                    assert response.status == 200
+            finally:
+                for worker in workers:
+                    os.kill(worker["pid"], signal.SIGTERM)
+
+            async def closed() -> bool:
+                try:
+                    async with client.get(url + "/health"):
+                        return False
+                except aiohttp.ClientError:
+                    return True
+
+            await until(closed)
+
+    asyncio.run(main())
+
+
 def test_workers_that_cannot_start_are_bad_input(tmp_path: Path) -> None:
     async def main() -> tuple[int | None, str]:
         with socket.socket() as taken:
