@@ -271,6 +271,33 @@ def test_old_and_own_messages_are_no_news() -> None:
     asyncio.run(main())
 
 
+def test_a_fault_of_ours_is_said_once_and_the_exchange_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(shaper: Shaper, now: float) -> None:
+        raise ZeroDivisionError
+
+    async def main() -> None:
+        said: list[str] = []
+        hub = Hub(lambda worker, data: None)
+        link = HubLink(hub.new_end(0))
+        driver = a_driver()
+        async with exchanging(driver, [link], said.append) as exchange:
+            monkeypatch.setattr(Shaper, "books", broken)
+            await until_now(lambda: exchange.failed >= 2)
+            monkeypatch.undo()
+            published = exchange.published
+            await until_now(lambda: exchange.published > published)
+        assert [line for line in said if "internal" in line] == [
+            "share: internal error: ZeroDivisionError"
+        ]
+        hub.close()
+        link.close()
+        driver.close()
+
+    asyncio.run(main())
+
+
 def test_share_url() -> None:
     def config(url: str) -> Any:
         return load_config(None, {"backends": [{"url": "http://h:1"}], "share": url}, {})

@@ -52,6 +52,7 @@ class Exchange:
     published_bytes: int = 0
     received: int = 0
     bad: int = 0
+    failed: int = 0
     alone_since: float | None = field(default_factory=time.time)
     _numbers: dict[str, int] = field(default_factory=dict)  # last heard of each sender
 
@@ -60,7 +61,13 @@ class Exchange:
         loop = asyncio.get_running_loop()
         due = loop.time()
         while True:
-            self.turn()
+            try:
+                self.turn()
+            except Exception as error:
+                # A fault of ours here must not leave the books of those who have gone for good.
+                self.failed += 1
+                if self.failed == 1:
+                    self.say(f"share: internal error: {type(error).__name__}")
             due = max(due + PERIOD_S, loop.time())  # a late turn is not made up for
             await asyncio.sleep(due - loop.time())
 
@@ -113,6 +120,7 @@ class Exchange:
             "published_bytes": self.published_bytes,
             "received": self.received,
             "bad_messages": self.bad,
+            "internal_errors": self.failed,
         }
 
     def _mind_links(self) -> None:

@@ -83,7 +83,8 @@ class RedisLink:
         while True:
             try:
                 await self._session(heard)
-            except* (RedisError, OSError, TimeoutError) as group:
+            # TypeError, ValueError: the URL has an option that the client does not know.
+            except* (RedisError, OSError, TimeoutError, TypeError, ValueError) as group:
                 first = group.exceptions[0]
                 while isinstance(first, BaseExceptionGroup):
                     first = first.exceptions[0]
