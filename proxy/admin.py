@@ -1,7 +1,12 @@
-"""The admin port: alive, ready, metrics, status, live page. Never reachable from the public one."""
+"""The admin port: alive, ready, metrics, status, live page, drain, reload.
+
+Never reachable from the public one.
+"""
 
 import asyncio
+import platform
 from collections.abc import Callable
+from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
 
@@ -13,7 +18,15 @@ from forebay.proxy.core.backend import Backend
 from forebay.proxy.driver import Driver
 from forebay.proxy.estimate import TokenEstimate
 from forebay.proxy.metrics import ProxyMetrics
+from forebay.proxy.protection import Protection
+from forebay.proxy.reload import Reloader
 from forebay.proxy.share.exchange import Exchange
+
+VERSIONS = {
+    "forebay": version("forebay"),
+    "python": platform.python_version(),
+    "aiohttp": version("aiohttp"),
+}
 
 
 class Admin:
@@ -25,6 +38,8 @@ class Admin:
         estimate: TokenEstimate,
         exchange: Exchange,
         drain: Callable[[], None],
+        reloader: Reloader,
+        protection: Protection,
     ) -> None:
         self._app = app
         self._driver = driver
@@ -32,6 +47,8 @@ class Admin:
         self._estimate = estimate
         self._exchange = exchange
         self._drain = drain
+        self._reloader = reloader
+        self._protection = protection
         self._page = files("forebay.proxy").joinpath("live.html").read_bytes()
         self._started_at = asyncio.get_running_loop().time()
 
@@ -56,6 +73,10 @@ class Admin:
             case "POST", "/drain":
                 self._drain()
                 return web.Response(status=202, text="draining\n")
+            case "POST", "/reload":
+                result = await self._reloader.reload()
+                status = 400 if result == "failed" else 200
+                return web.Response(status=status, text=f"{result}: {self._reloader.said}\n")
         return web.Response(status=404, text="not found\n")
 
     def status(self) -> dict[str, Any]:
@@ -63,9 +84,18 @@ class Admin:
         shaper, now = self._driver.shaper, self._driver.now
         return {
             "ready": self._app.ready,
-            "draining": self._app.draining,
+            "draining": self._app.draining or self._app.leaving,
+            "versions": VERSIONS,
+            "config": {
+                "generation": self._reloader.generation,
+                "last_reload": self._reloader.said,
+                "needs_restart": list(self._reloader.restart),
+            },
+            "shedding_classes": self._protection.shed,
+            "short_of": list(self._protection.reading.over(0)),
             "uptime_s": round(now - self._started_at, 1),
             "active_requests": self._app.active,
+            "tasks": len(asyncio.all_tasks()),
             "bytes_per_token": round(self._estimate.bytes_per_token, 3),
             "queued": {bucket: shaper.queued(bucket) for bucket in shaper.buckets},
             "share": self._exchange.status(),
@@ -78,6 +108,7 @@ def _backend(backend: Backend, now: float) -> dict[str, Any]:
     return {
         "name": backend.name,
         "up": backend.up,
+        "draining": backend.draining,
         "in_flight": len(backend.flights),
         "in_flight_elsewhere": backend.running - len(backend.flights),
         "max_concurrency": backend.spec.max_concurrency,

@@ -6,22 +6,25 @@ Raw paths against an allow-list: nothing else of a backend is reachable, however
 import asyncio
 from functools import partial
 
-import aiohttp
-from aiohttp import HttpVersion10, web
+from aiohttp import web
 
 from forebay.proxy import errors
-from forebay.proxy.backends import UPSTREAM_FAULTS, Backends, read_all
-from forebay.proxy.client_body import read_client_body
+from forebay.proxy.backends import Backends
+from forebay.proxy.client_body import ByteBudget, Hold, read_client_body
 from forebay.proxy.config import Config
 from forebay.proxy.core.model import Send
+from forebay.proxy.cors import Cors
 from forebay.proxy.driver import Driver, Rejected
 from forebay.proxy.errors import ApiError
 from forebay.proxy.estimate import TokenEstimate
-from forebay.proxy.headers import REQUEST_ID, SERVER, request_id, to_backend, to_client
-from forebay.proxy.http_server import error_response
+from forebay.proxy.headers import REQUEST_ID, SERVER, request_id
+from forebay.proxy.http_server import cannot_go_on, error_response
 from forebay.proxy.metrics import ProxyMetrics
 from forebay.proxy.prompt import read_body
-from forebay.proxy.relay import ANSWER_BYTES, Exchange, Relay
+from forebay.proxy.protection import Protection
+from forebay.proxy.record import CLIENT_GONE, Record
+from forebay.proxy.relay import Exchange, Relay
+from forebay.proxy.telemetry import Telemetry
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
@@ -37,6 +40,8 @@ class App:
         relay: Relay,
         metrics: ProxyMetrics,
         estimate: TokenEstimate,
+        telemetry: Telemetry,
+        protection: Protection,
     ) -> None:
         self._config = config
         self._driver = driver
@@ -44,9 +49,13 @@ class App:
         self._relay = relay
         self._metrics = metrics
         self._estimate = estimate
-        self._held_bytes = 0
+        self._telemetry = telemetry
+        self._protection = protection
+        self._budget = ByteBudget(config.limits.queue_bytes)
+        self._cors = Cors(config.cors_origins)
         self._made = 0
-        self.draining = False
+        self.leaving = False  # work is still taken, but connections are told to close
+        self.draining = False  # and now no more work
         self.active = 0
         self.idle = asyncio.Event()
         self.idle.set()
@@ -54,78 +63,107 @@ class App:
     @property
     def ready(self) -> bool:
         """Some backend takes work, and so do we."""
-        return self._backends.any_up and not self.draining
+        return self._backends.any_up and not self.draining and not self.leaving
+
+    def reconfigure(self, config: Config) -> None:
+        """Requests that come from now on find this configuration."""
+        self._config = config
+        self._budget.limit = config.limits.queue_bytes
+        self._cors = Cors(config.cors_origins)
+
+    @property
+    def _held_bytes(self) -> int:
+        return self._budget.held
+
+    def end_all(self) -> None:
+        """End what has been sent to a backend and not ended by itself."""
+        self._relay.end_all()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; errors become OpenAI-shaped here."""
         id_ = request_id(request.headers)
-        bucket = ["none"]
+        record = Record(id_, self._driver.now)
+        status = 500
         self.active += 1
         self.idle.clear()
         try:
-            response = await self._route(request, id_, bucket)
+            response = await self._route(request, id_, record)
+            status = response.status
         except ApiError as error:
-            extra = {} if bucket == ["none"] else {"x-forebay-bucket": bucket[0]}
+            extra = {} if record.bucket == "none" else {"x-forebay-bucket": record.bucket}
+            record.reason = error.code
             response = error_response(error, id_, extra)
+            status = response.status
         except asyncio.CancelledError:
-            self._metrics.client_gone.labels(bucket[0]).inc()
+            status = CLIENT_GONE
             raise
         finally:
             self.active -= 1
             if not self.active:
                 self.idle.set()
-        if not response.prepared:
+            self._telemetry.finished(record, status, self._driver.now)
+        whole = not response.prepared
+        if whole:
             response.headers[REQUEST_ID] = id_
             response.headers["Server"] = SERVER
-        if self.draining:
+            response.headers.update(self._cors.answer(request.headers))
+        # One that was told to keep its connection may use it once more before we are gone.
+        told = whole or response.headers.get("Connection") == "close"
+        if self.draining or (self.leaving and told) or cannot_go_on(request):
             response.force_close()
-        self._metrics.answers.labels(bucket[0], str(response.status)).inc()
+        if whole:
+            await self._relay.send_whole(request, response)
         return response
 
     async def _route(
-        self, request: web.BaseRequest, id_: str, bucket: list[str]
+        self, request: web.BaseRequest, id_: str, record: Record
     ) -> web.StreamResponse:
-        if request.version < HttpVersion10:
-            raise ApiError(505, "bad_http", "HTTP/1.0 or newer is needed.", close=True)
         raw = request.raw_path
         path = raw.partition("?")[0]
-        if path in (CHAT, COMPLETIONS):
-            self._allow(request, "POST")
-            return await self._shaped(request, path, id_, bucket)
-        if path == "/health":
-            self._allow(request, "GET", "HEAD")
-            return web.Response(status=200 if self.ready else 503)
-        if path in self._config.routes:
-            return await self._passed_on(request, raw, id_)
-        raise ApiError(404, "not_found", "There is no such path here.")
-
-    def _allow(self, request: web.BaseRequest, *methods: str) -> None:
-        if request.method not in methods:
+        if not (raw.isascii() and raw.startswith("/")) or "#" in raw:
+            if raw == "*" and request.method == "OPTIONS":
+                return web.Response(status=204, headers={"Allow": "GET, HEAD, POST, OPTIONS"})
             raise ApiError(
-                405,
-                "method_not_allowed",
-                f"Use {methods[0]}.",
-                headers={"Allow": ", ".join(methods)},
+                400, "bad_http", "The request target must be a path in ASCII.", close=True
             )
+        if path in (CHAT, COMPLETIONS):
+            methods: tuple[str, ...] = ("POST",)
+        elif path == "/health":
+            methods = ("GET", "HEAD")
+        elif path in self._config.routes:
+            methods = ("GET", "POST", "HEAD")
+        else:
+            raise ApiError(404, "not_found", "There is no such path here.")
+        allow = {"Allow": ", ".join((*methods, "OPTIONS"))}
+        if request.method == "OPTIONS":
+            allow |= self._cors.preflight(request.headers, methods)
+            return web.Response(status=204, headers=allow)
+        if request.method not in methods:
+            raise ApiError(405, "method_not_allowed", f"Use {methods[0]}.", headers=allow)
+        if methods == ("POST",):
+            with Hold(self._budget) as hold:
+                return await self._shaped(request, path, id_, record, hold)
+        if request.method != "POST" and request.can_read_body:
+            # Servers differ in whether they read it: forwarded, it could become a request.
+            raise ApiError(400, "bad_http", f"{request.method} takes no body here.", close=True)
+        if path == "/health":
+            return web.Response(status=200 if self.ready else 503)
+        with Hold(self._budget) as hold:
+            return await self._passed_on(request, raw, id_, hold)
 
-    async def _body(self, request: web.BaseRequest) -> bytes:
-        limits, patience_s = self._config.limits, self._config.timeouts.client_body
-        # Reserved before it is read: a burst must not be taken in and refused afterwards.
-        if self._held_bytes + (request.content_length or 0) > limits.queue_bytes:
-            raise errors.overfull()
-        body = await read_client_body(request, limits.body, patience_s)
-        if self._held_bytes + len(body) > limits.queue_bytes:
-            raise errors.overfull()
-        return body
+    async def _body(self, request: web.BaseRequest, hold: Hold) -> bytes:
+        patience_s = self._config.timeouts.client_body
+        return await read_client_body(request, self._config.limits.body, patience_s, hold)
 
     async def _shaped(
-        self, request: web.BaseRequest, path: str, id_: str, bucket: list[str]
+        self, request: web.BaseRequest, path: str, id_: str, record: Record, hold: Hold
     ) -> web.StreamResponse:
         """A chat or completion: estimated, queued or refused, relayed."""
-        arrived_at = self._driver.now
+        operation = "chat" if path == CHAT else "text_completion"
+        self._telemetry.began(record, operation, request.headers)
         if self.draining:
             raise errors.draining()
-        body = await self._body(request)
+        body = await self._body(request, hold)
         self._made += 1
         asked = read_body(
             body,
@@ -135,69 +173,50 @@ class App:
             estimate=self._estimate,
             block_bytes=self._config.affinity.block_bytes,
         )
-        self._held_bytes += len(body)
+        record.tenant, record.service_class = asked.request.tenant, asked.request.service_class
+        if self._protection.refuses(asked.request.service_class):
+            self._metrics.shed(asked.request.service_class)
+            raise errors.overloaded()
+        cors = self._cors.answer(request.headers)
         try:
             async with self._driver.slot(asked.request) as grant:
-                bucket[0] = grant.send.bucket
+                record.sent(grant.send, self._driver.now)
                 exchange = Exchange(
-                    request, path, body, asked, id_, arrived_at, partial(self._headers, id_)
+                    request, path, body, asked, id_, record, partial(self._headers, id_, cors)
                 )
                 return await self._relay.serve(exchange, grant)
         except Rejected as refused:
-            bucket[0] = refused.action.bucket or "none"
+            record.bucket = refused.action.bucket or "none"
+            record.queued_s = refused.action.queued_s
             error = errors.rejected(refused.action, self._config.reject_status)
             error.headers = {
                 **error.headers, "x-forebay-queue-ms": f"{refused.action.queued_s * 1e3:.1f}"
             }  # fmt: skip
             raise error from None
-        finally:
-            self._held_bytes -= len(body)
 
-    def _headers(self, id_: str, send: Send) -> dict[str, str]:
+    def _headers(self, id_: str, cors: dict[str, str], send: Send) -> dict[str, str]:
         """What every answer to a shaped request says about its way."""
         headers = {
+            **cors,
             REQUEST_ID: id_,
             "Server": SERVER,
             "x-forebay-queue-ms": f"{send.queued_s * 1e3:.1f}",
             "x-forebay-bucket": send.bucket,
         }
+        if self.leaving or self.draining:
+            headers["Connection"] = "close"
         if self._config.debug_headers:
             headers["x-forebay-backend"] = send.backend
             headers["x-forebay-predicted-ms"] = f"{send.predicted_ttft_s * 1e3:.1f}"
         return headers
 
-    async def _passed_on(self, request: web.BaseRequest, raw: str, id_: str) -> web.StreamResponse:
+    async def _passed_on(
+        self, request: web.BaseRequest, raw: str, id_: str, hold: Hold
+    ) -> web.StreamResponse:
         """A path that is not shaped: to any backend that is up, answer read whole."""
-        self._allow(request, "GET", "POST", "HEAD")
         if self.draining:
             raise errors.draining()
-        upstream = self._backends.next_up()
-        if upstream is None:
-            raise ApiError(
-                503, "no_backend_available", "No backend is available.", errors.SERVER,
-                headers=errors.retry_headers(1.0),
-            )  # fmt: skip
-        body = await self._body(request)
-        try:
-            async with (
-                asyncio.timeout(self._config.timeouts.first_token),
-                self._backends.request(
-                    request.method,
-                    upstream,
-                    raw,
-                    body,
-                    to_backend(request.headers, id_),
-                ) as response,
-            ):
-                if 300 <= response.status < 400:
-                    raise errors.upstream_error()
-                answer = await read_all(response, ANSWER_BYTES)
-        except TimeoutError:
-            raise errors.upstream_timeout() from None
-        except UPSTREAM_FAULTS as error:
-            if isinstance(error, aiohttp.ClientConnectorError):
-                self._backends.connect_failed(upstream.name)
-            raise errors.upstream_error() from error
-        return web.Response(
-            status=response.status, headers=to_client(response.headers), body=answer
-        )
+        if not self._backends.any_up:
+            raise errors.no_backend()
+        body = await self._body(request, hold)
+        return await self._relay.pass_on(request, raw, body, id_)

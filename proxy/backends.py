@@ -1,36 +1,72 @@
-"""Talk to the backends: one client session, health probes, who is up.
+"""Talk to the backends: one client session, health probes, and what follows for the shaper.
 
-A backend that is not up yet is no error: it is said once, and it is taken in when it comes up.
+Who takes work is decided in `core/health.py`; here its decisions meet sockets and the clock. A
+backend that is not up yet is no error: it is said once, and it is taken in when it comes up.
 """
 
 import asyncio
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from io import BytesIO
+from math import inf
+from typing import Any
+from weakref import WeakSet
 
 import aiohttp
 from aiohttp.client import _RequestContextManager as RequestContext
+from aiohttp.connector import Connection
 from yarl import URL
 
 from forebay.proxy.config import BackendConfig, Config
+from forebay.proxy.core.health import ANY, NONE, Health, Intake
+from forebay.proxy.core.model import Send
 from forebay.proxy.driver import Driver
+from forebay.proxy.failures import Failure
 
-FAILED_PROBES = 2  # in a row: down
-FAILED_CONNECTS = 3  # in a row, by requests: down until a probe succeeds
 METRICS_BYTES = 4 << 20
+ONE_WRITE_BYTES = 1 << 19
+STALE_WITHIN_S = 0.5
+LATE = "no health answer"
+UPSTREAM_LOST = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionError)
 UPSTREAM_FAULTS = (aiohttp.ClientError, OSError)  # what a backend's misbehaviour raises
 _CACHE_CONFIG = re.compile(rb"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
 
 
+_reused: ContextVar[bool] = ContextVar("reused", default=False)
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Says of each connection whether it has carried a request before."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._seen: WeakSet[object] = WeakSet()
+
+    async def connect(self, *args: Any, **options: Any) -> Connection:
+        connection = await super().connect(*args, **options)
+        protocol = connection.protocol
+        _reused.set(protocol in self._seen)
+        self._seen.add(protocol)
+        return connection
+
+
 @dataclass(slots=True)
 class Upstream:
-    """One backend as the network sees it."""
+    """One backend as the network sees it.
+
+    Attributes:
+        heard: it has sent something since the last probe began.
+    """
 
     config: BackendConfig
     up: bool = False
-    failed_connects: int = 0
     poke: asyncio.Event = field(default_factory=asyncio.Event)
+    asked: asyncio.Event = field(default_factory=asyncio.Event)  # its first probe is over
+    heard: bool = False
+    kv_tokens: float | None = None  # as its metrics said when it came up
 
     @property
     def name(self) -> str:
@@ -42,35 +78,102 @@ class Upstream:
 
 
 class Backends:
-    """All upstreams; use as a context. `say` gets one line when one comes up or goes down."""
+    """All upstreams; use as a context. `say` gets one line when one comes up or goes down.
+
+    Attributes:
+        on_hang: called while one is down, at every probe, to give up what it does not answer.
+    """
 
     def __init__(self, config: Config, driver: Driver, say: Callable[[str], None]) -> None:
         self._config = config
         self._driver = driver
         self._say = say
-        self._probes: list[asyncio.Task[None]] = []
+        self._probes: dict[str, asyncio.Task[None]] = {}
         self._turn = 0
+        self.request_timeout = self._timeout
         self.upstreams = {b.name: Upstream(b) for b in config.backends}
+        self.health = Health(self.upstreams)
+        self.on_hang: Callable[[Upstream], None] = lambda _: None
+        self._timer: asyncio.TimerHandle | None = None
         self.session: aiohttp.ClientSession
+
+    @property
+    def _timeout(self) -> aiohttp.ClientTimeout:
+        return aiohttp.ClientTimeout(total=None, sock_connect=self._config.timeouts.connect)
+
+    def _begin_probing(self, upstream: Upstream) -> None:
+        self._probes[upstream.name] = asyncio.create_task(self._watch(upstream))
 
     async def __aenter__(self) -> "Backends":
         self.session = aiohttp.ClientSession(
             # vLLM closes idle connections after 5 s: ours must go sooner, or requests race it.
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3),
+            connector=_Connector(limit=0, keepalive_timeout=3),
             cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._config.timeouts.connect),
+            timeout=self._timeout,
             auto_decompress=False,
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
+            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
             read_bufsize=2**16,
         )
-        self._probes = [asyncio.create_task(self._watch(u)) for u in self.upstreams.values()]
+        for upstream in self.upstreams.values():
+            self._begin_probing(upstream)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for probe in self._probes:
+        for probe in self._probes.values():
             probe.cancel()
-        await asyncio.gather(*self._probes, return_exceptions=True)
+        await asyncio.gather(*self._probes.values(), return_exceptions=True)
+        if self._timer is not None:
+            self._timer.cancel()
         await self.session.close()
+
+    async def asked(self) -> None:
+        """Until each backend has been asked how it is, whatever it said."""
+        await asyncio.gather(*(upstream.asked.wait() for upstream in self.upstreams.values()))
+
+    # What a reload changes (`reload.py`).
+
+    def reconfigure(self, config: Config) -> None:
+        """Timeouts, health checks and keys from now on; the backends are told one by one."""
+        self._config = config
+        self.request_timeout = self._timeout
+
+    async def join(self, config: BackendConfig) -> None:
+        """Ask a new backend how it is, and go on asking; returns after the first answer."""
+        upstream = self.upstreams[config.name] = Upstream(config)
+        self.health.add(config.name)
+        self._begin_probing(upstream)
+        await upstream.asked.wait()
+
+    async def move(self, config: BackendConfig) -> None:
+        """The backend of this name is at another URL; what runs at the old one goes on there."""
+        upstream = Upstream(config)
+        problem = await self._probe(upstream)
+        if problem is None:
+            upstream.kv_tokens = await self._kv_tokens(upstream)
+        self._stop_probing(config.name)
+        self.upstreams[config.name] = upstream
+        self.health.remove(config.name)
+        self.health.add(config.name)
+        if problem is None:
+            self.health.probe_passed(config.name, self._driver.now)
+        else:
+            self._say(f"{config.name} is not up at its new address ({problem})")
+            self._driver.backend_down(config.name)
+        self._look()
+        self._begin_probing(upstream)
+
+    def leave(self, name: str) -> None:
+        """The backend gets no new work."""
+        self._stop_probing(name).up = False
+        self.health.remove(name)
+
+    def forget(self, name: str) -> None:
+        """Nothing runs there any more."""
+        del self.upstreams[name]
+
+    def _stop_probing(self, name: str) -> Upstream:
+        self._probes.pop(name).cancel()
+        return self.upstreams[name]
 
     @property
     def any_up(self) -> bool:
@@ -87,57 +190,141 @@ class Backends:
             headers.setdefault("authorization", f"Bearer {key.get_secret_value()}")
         # `encoded`: yarl would turn /v1/%2e%2e/x into /x
         url = URL(upstream.url + target, encoded=True)
+        data: bytes | BytesIO | None = body or None
+        if len(body) > ONE_WRITE_BYTES:
+            data = BytesIO(body)  # in pieces: the loop may do other work between them
         return self.session.request(
-            method, url, data=body or None, headers=headers, allow_redirects=False
+            method,
+            url,
+            data=data,
+            headers=headers,
+            allow_redirects=False,
+            timeout=self.request_timeout,
         )
 
-    def next_up(self) -> Upstream | None:
-        """For requests that are not shaped: one that is up, in turn."""
+    async def open(
+        self, method: str, upstream: Upstream, target: str, body: bytes, headers: dict[str, str]
+    ) -> aiohttp.ClientResponse:
+        """The same, until the headers of the answer are there; raises UPSTREAM_FAULTS.
+
+        A backend may close a connection that was idle while a request is on its way on it. Then
+        nothing is wrong with it; if there is no other one, it is asked again on a new connection.
+        """
+        clock = asyncio.get_running_loop().time
+        _reused.set(False)
+        sent_at = clock()
+        try:
+            return await self.request(method, upstream, target, body, headers)
+        except UPSTREAM_LOST:
+            # After a while it is no race: the backend died over this very request, perhaps.
+            raced = _reused.get() and clock() - sent_at < STALE_WITHIN_S
+            if not raced or self.others_up(upstream):
+                raise
+        return await self.request(method, upstream, target, body, headers)
+
+    def next_up(self, but: Upstream | None = None) -> Upstream | None:
+        """For requests that are not shaped: one that takes work, in turn."""
         up = [upstream for upstream in self.upstreams.values() if upstream.up]
+        others = [upstream for upstream in up if upstream is not but]
         self._turn += 1
-        return up[self._turn % len(up)] if up else None
+        return others[self._turn % len(others)] if others else None
 
-    def connected(self, name: str) -> None:
-        self.upstreams[name].failed_connects = 0
+    def others_up(self, upstream: Upstream) -> bool:
+        return any(other.up for other in self.upstreams.values() if other is not upstream)
 
-    def connect_failed(self, name: str) -> None:
-        """A request could not connect; the third in a row takes the backend out."""
-        upstream = self.upstreams[name]
-        upstream.failed_connects += 1
-        if upstream.failed_connects >= FAILED_CONNECTS:
-            self._down(upstream, "refuses connections")
-        upstream.poke.set()  # ask its health now, not at the next tick
+    # What requests found out.
+
+    def sent(self, send: Send) -> None:
+        """The request has gone to its backend, and its first token can be seen."""
+        self.health.sent(
+            send.backend, send.request.id, send.predicted_ttft_s, self._driver.now
+        )  # fmt: skip
+
+    def answered(self, name: str, request_id: str) -> None:
+        """A good first byte, or a refusal that is the client's own fault."""
+        self.health.answered(name, request_id, self._driver.now)
+        self._tell()
+
+    def judge(self, name: str, request_id: str, failure: Failure) -> None:
+        """No good first byte came."""
+        health, now = self.health, self._driver.now
+        match failure.verdict:
+            case "failed":
+                health.failed(name, request_id, now)
+            case "refused":
+                health.failed(name, request_id, now, refused=True)
+                if upstream := self.upstreams.get(name):  # it may have left since
+                    upstream.poke.set()  # ask its health now, not at the next tick
+            case "full":
+                health.full(name, request_id, now, failure.retry_after_s)
+            case "answered":
+                health.answered(name, request_id, now)
+            case "nothing":
+                health.left(name, request_id)
+        self._tell()
+
+    def left(self, name: str, request_id: str) -> None:
+        """The client went away before the first byte."""
+        self.health.left(name, request_id)
+
+    # What follows.
+
+    def _tell(self) -> None:
+        if self.health.moved:
+            self._look()
+
+    def _look(self, at: float = -inf) -> None:
+        # The loop may fire a hair early; the core is told the time it asked for.
+        now = max(at, self._driver.now)
+        for intake in self.health.intakes(now):
+            self._take(intake)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        at = self.health.wake_at(now)
+        if at < inf:
+            self._timer = asyncio.get_running_loop().call_at(at, self._look, at)
+
+    def _take(self, intake: Intake) -> None:
+        upstream = self.upstreams[intake.backend]
+        was_up, upstream.up = upstream.up, intake.most_prefills != NONE
+        if not upstream.up:
+            self._say(f"{upstream.name} is down ({intake.why})")
+            self._driver.backend_down(upstream.name, not intake.restarted)
+            return
+        kv_tokens = upstream.kv_tokens
+        if not was_up:
+            how = "up" if intake.most_prefills == ANY else intake.why
+            size = f", KV cache of {kv_tokens:,.0f} tokens" if kv_tokens else ""
+            self._say(f"{upstream.name} is {how}{size}")
+        self._driver.backend_up(upstream.name, kv_tokens, intake.most_prefills)
 
     async def _watch(self, upstream: Upstream) -> None:
-        failed, said = 0, False
+        said = False
         while True:
+            upstream.heard = False
             problem = await self._probe(upstream)
+            state = self.health.state(upstream.name)
             if problem is None:
-                failed = upstream.failed_connects = 0
-                if not upstream.up:
-                    kv_tokens = await self._kv_tokens(upstream)
-                    upstream.up = True
-                    size = f", KV cache of {kv_tokens:,.0f} tokens" if kv_tokens else ""
-                    self._say(f"{upstream.name} is up{size}")
-                    self._driver.backend_up(upstream.name, kv_tokens)
-            else:
-                failed += 1
-                if failed >= FAILED_PROBES:
-                    self._down(upstream, problem)
+                if state == "down":
+                    upstream.kv_tokens = await self._kv_tokens(upstream)
+                self.health.probe_passed(upstream.name, self._driver.now)
+            # While it sends answers, a late /health only says that it is busy.
+            elif not (upstream.heard and problem.startswith(LATE)):
+                self.health.probe_failed(upstream.name, problem, self._driver.now)
                 if not upstream.up and not said:
                     self._say(
                         f"{upstream.name} is not up yet ({problem}); it is taken in when it is"
                     )
-                said = True
+            said = said or problem is not None
+            upstream.asked.set()
+            self.health.look_for_gray(self._driver.now)
+            self._look()
+            if self.health.state(upstream.name) == "down":
+                self.on_hang(upstream)
             upstream.poke.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(upstream.poke.wait(), self._config.health.interval)
-
-    def _down(self, upstream: Upstream, problem: str) -> None:
-        if upstream.up:
-            upstream.up = False
-            self._say(f"{upstream.name} is down ({problem})")
-            self._driver.backend_down(upstream.name)
 
     async def _probe(self, upstream: Upstream) -> str | None:
         """What is wrong with it, None if nothing is."""
@@ -146,10 +333,10 @@ class Backends:
                 async with self.session.get(
                     upstream.url + "/health", allow_redirects=False
                 ) as response:
-                    await response.read()
+                    await read_all(response, METRICS_BYTES)
                     return None if response.status == 200 else f"health {response.status}"
         except TimeoutError:
-            return f"no health answer within {self._config.health.timeout:g} s"
+            return f"{LATE} within {self._config.health.timeout:g} s"
         except (aiohttp.ClientError, OSError):
             return "no connection"
 
@@ -175,12 +362,25 @@ class Backends:
             return None
 
 
-async def read_all(response: aiohttp.ClientResponse, limit: int) -> bytes:
-    """The whole body; raises ClientPayloadError when it is longer than `limit`."""
+class AnswerTooLarge(aiohttp.ClientPayloadError):
+    """More than `limit` bytes."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"more than {limit} bytes")
+        self.limit = limit
+
+
+async def read_all(
+    response: aiohttp.ClientResponse, limit: int, heard: Callable[[], None] = lambda: None
+) -> bytes:
+    """The whole body; raises AnswerTooLarge. `heard` is called for every part that comes."""
+    if (response.content_length or 0) > limit:
+        raise AnswerTooLarge(limit)
     parts, size = [], 0
     while part := await response.content.readany():
+        heard()
         size += len(part)
         if size > limit:
-            raise aiohttp.ClientPayloadError(f"more than {limit} bytes")
+            raise AnswerTooLarge(limit)
         parts.append(part)
     return b"".join(parts)

@@ -6,44 +6,84 @@ request that queued with its body unread could not be cancelled.
 
 import asyncio
 
-from aiohttp import web
+from aiohttp import HttpVersion10, web
 
+from forebay.proxy import errors
 from forebay.proxy.errors import ApiError
 
 LEAST_BYTES_PER_S = 100_000  # a slower body is a slow loris
 
 
-async def read_client_body(request: web.BaseRequest, limit: int, patience_s: float) -> bytes:
-    """The body; raises ApiError 400, 408, 413, 415, 417."""
+class ByteBudget:
+    """The bytes that the bodies of all requests may hold at once."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.held = 0
+
+
+class Hold:
+    """What one request holds of a budget, given back at the end of the `with` block."""
+
+    def __init__(self, budget: ByteBudget) -> None:
+        self._budget = budget
+        self._held = 0
+
+    def __enter__(self) -> "Hold":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._budget.held -= self._held
+        self._held = 0
+
+    def reach(self, size: int) -> None:
+        """Hold `size` bytes if it is less now; raises ApiError 429 when there is no room."""
+        more = size - self._held
+        if more > 0:
+            if self._budget.held + more > self._budget.limit:
+                raise errors.overfull()
+            self._budget.held += more
+            self._held = size
+
+
+async def read_client_body(
+    request: web.BaseRequest, limit: int, patience_s: float, hold: Hold
+) -> bytes:
+    """The body; raises ApiError 400, 408, 413, 415, 429.
+
+    Room is held before bytes are read: for all of them when the length was stated, else as they
+    come. A body is too slow when, `patience_s` after it was begun or later, it has not come at
+    LEAST_BYTES_PER_S. `100 Continue` is sent once nothing but the bytes themselves is wanting.
+    """
     headers = request.headers
-    if headers.get("content-encoding", "identity").lower() != "identity":
+    if any(coding.lower() != "identity" for coding in headers.getall("content-encoding", ())):
         raise ApiError(
             415, "unsupported_encoding", "Send the body uncompressed.", param="content-encoding",
             close=True,
         )  # fmt: skip
-    if headers.get("transfer-encoding", "chunked").lower() != "chunked":
-        raise ApiError(501, "bad_http", "Only chunked transfer encoding is known.", close=True)
     length = request.content_length
     if length is not None and length > limit:
         raise _too_large(limit)
-    if expect := headers.get("expect"):
-        if expect.lower() != "100-continue":
-            raise ApiError(417, "bad_http", "Only 100-continue can be expected.", close=True)
+    hold.reach(length or 0)
+    if "expect" in headers and request.version != HttpVersion10 and request.can_read_body:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0
-    parts, size = [], 0
+    body = bytearray()  # not a list of parts: small ones would take 30 times their size
+    since = asyncio.get_running_loop().time() + patience_s
     try:
-        async with asyncio.timeout(patience_s + (length or limit) / LEAST_BYTES_PER_S):
+        async with asyncio.timeout_at(since) as deadline:
             while part := await request.content.readany():
-                size += len(part)
+                size = len(body) + len(part)
                 if size > limit:
                     raise _too_large(limit)
-                parts.append(part)
+                hold.reach(size)
+                body += part
+                deadline.reschedule(since + size / LEAST_BYTES_PER_S)
     except TimeoutError:
         raise ApiError(408, "request_timeout", "The body took too long.", close=True) from None
     except web.RequestPayloadError:
         raise ApiError(400, "bad_http", "The body is not valid HTTP.", close=True) from None
-    return b"".join(parts)
+    return bytes(body)
 
 
 def _too_large(limit: int) -> ApiError:

@@ -27,6 +27,7 @@ from forebay.proxy.quantities import seconds, size_bytes
 from forebay.proxy.share.redis_link import check_url
 
 Seconds = Annotated[float, BeforeValidator(seconds), Field(gt=0)]
+NoOrSeconds = Annotated[float, BeforeValidator(seconds), Field(ge=0)]
 Bytes = Annotated[int, BeforeValidator(size_bytes), Field(gt=0)]
 ROUTED = (
     "/v1/models", "/v1/embeddings", "/v1/responses", "/tokenize", "/detokenize", "/version",
@@ -89,28 +90,45 @@ class AffinityConfig(_Section):
 
 
 class Admission(_Section):
-    """dispatch_ahead: a backend is sent more while less than this is left for it to prefill."""
+    """dispatch_ahead: a backend is sent more while less than this is left for it to prefill.
+
+    itl_slo: fewer requests run on a backend while their tokens come further apart than this.
+    """
 
     dispatch_ahead: Seconds = 0.3
+    itl_slo: Seconds | None = None
 
 
 class Timeouts(_Section):
+    """answer: for a whole answer that is no stream; first_token: for the first event of one.
+
+    lame_duck: when told to stop, still take work so long, while /health says no already.
+    """
+
     connect: Seconds = 2.0
     first_token: Seconds = 120.0
+    answer: Seconds = 600.0
     idle: Seconds = 60.0
     client_headers: Seconds = 10.0
     client_body: Seconds = 30.0
     client_write: Seconds = 30.0
+    lame_duck: NoOrSeconds = 0.0
     drain: Seconds = 30.0
 
 
 class Limits(_Section):
-    """connections: auto is half of the process's file descriptors."""
+    """header: of all fields together. connections: auto is half of the process's descriptors.
+
+    memory: auto is the cgroup's. loop_lag: at a p99 above it the event loop has too much to do.
+    """
 
     body: Bytes = 16 << 20
     header: Bytes = 16 << 10
     connections: Literal["auto"] | int = "auto"
     queue_bytes: Bytes = 256 << 20
+    memory: Literal["auto"] | Bytes = "auto"
+    loop_lag: Seconds = 0.05
+    answer: Bytes = 64 << 20
 
 
 class Health(_Section):
@@ -128,6 +146,23 @@ class MetricsConfig(_Section):
     """hlog: a file for the TTFT of each bucket, once a second."""
 
     hlog: Path | None = None
+
+
+class Logs(_Section):
+    """sample: share of the finished requests that get a line; level debug gives every one its."""
+
+    format: Literal["console", "json"] = "console"
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    sample: float = Field(0.0, ge=0, le=1)
+
+
+class Tracing(_Section):
+    """OpenTelemetry spans (extra `otel`); endpoint takes OTLP over HTTP."""
+
+    enabled: bool = False
+    endpoint: str = "http://127.0.0.1:4318/v1/traces"
+    sample: float = Field(1.0, ge=0, le=1)
+    service_name: str = "forebay"
 
 
 class Config(_Section):
@@ -148,10 +183,13 @@ class Config(_Section):
     health: Health = Health()
     tokens: Tokens = Tokens()
     metrics: MetricsConfig = MetricsConfig()
+    logs: Logs = Logs()
+    tracing: Tracing = Tracing()
     routing: str = "warm_or_least_work"
     routes: tuple[str, ...] = ROUTED
     reject_status: Literal[429, 503] = 429
     debug_headers: bool = False
+    cors_origins: tuple[str, ...] = ()
     upstream_api_key: SecretStr | None = None
     share: SecretStr | None = None  # a URL, and it may hold a password
 
@@ -198,6 +236,14 @@ class Config(_Section):
             if not re.fullmatch(r"(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+", path):
                 raise ValueError(f"{path!r} is not a plain path such as /v1/models")
         return routes
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            if not re.fullmatch(r"https?://[a-z0-9.\-\[\]:]+", origin):
+                raise ValueError(f"{origin!r} is not an origin such as https://chat.example.com")
+        return origins
 
     @model_validator(mode="after")
     def _backends_exist(self) -> Self:

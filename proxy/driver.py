@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from math import inf
 
+from forebay.proxy.core.backend import UNLIMITED
 from forebay.proxy.core.model import Action, Reject, Request, Send
 from forebay.proxy.core.shaper import Shaper
 
@@ -27,6 +28,11 @@ class Grant:
     def first_token(self) -> None:
         """The backend has given its first output."""
         self._driver.apply(self._driver.shaper.first_token(self.send.request.id, self._driver.now))
+
+    def used(self, output_tokens: int, cached_tokens: int | None = None) -> None:
+        """The answer told its usage; to be called before the slot is left."""
+        driver = self._driver
+        driver.shaper.used(self.send.request.id, output_tokens, driver.now, cached_tokens)
 
     async def retry(self) -> Send:
         """Give the slot back and wait for one on another backend; raises Rejected if none is."""
@@ -89,11 +95,17 @@ class Driver:
             raise Rejected(action)
         return action
 
-    def backend_up(self, name: str, kv_tokens: float | None = None) -> None:
-        self.apply(self.shaper.backend_up(name, self.now, kv_tokens))
+    def backend_up(
+        self, name: str, kv_tokens: float | None = None, most_prefills: int = UNLIMITED
+    ) -> None:
+        self.apply(self.shaper.backend_up(name, self.now, kv_tokens, most_prefills))
 
-    def backend_down(self, name: str) -> None:
-        self.apply(self.shaper.backend_down(name, self.now))
+    def backend_down(self, name: str, keeps_cache: bool = False) -> None:
+        self.apply(self.shaper.backend_down(name, self.now, keeps_cache))
+
+    def change(self, change: Callable[[Shaper, float], list[Action]]) -> None:
+        """Let an operator's change of the shaper take effect now."""
+        self.apply(change(self.shaper, self.now))
 
     def close(self) -> None:
         """Stop the timer; requests still held are finished by their own tasks."""

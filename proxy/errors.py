@@ -81,10 +81,25 @@ def draining() -> ApiError:
     )
 
 
+def overloaded() -> ApiError:
+    """The proxy itself is short of something: it serves the more urgent."""
+    return ApiError(
+        503, "overloaded", "The server is overloaded. Try again later.", SERVER,
+        headers=retry_headers(2.0),
+    )  # fmt: skip
+
+
 def overfull() -> ApiError:
     """The bytes of all waiting requests have reached their bound."""
     return ApiError(
         429, "queue_full", "Too many bytes are waiting. Try again later.", LOAD,
+        headers=retry_headers(1.0), close=True,
+    )  # fmt: skip
+
+
+def too_many_connections() -> ApiError:
+    return ApiError(
+        503, "too_many_connections", "Too many connections are open. Try again later.", SERVER,
         headers=retry_headers(1.0), close=True,
     )  # fmt: skip
 
@@ -95,3 +110,16 @@ def upstream_error() -> ApiError:
 
 def upstream_timeout() -> ApiError:
     return ApiError(504, "upstream_timeout", "The backend did not answer in time.", SERVER)
+
+
+def answer_too_large(limit: int) -> ApiError:
+    return ApiError(
+        502, "upstream_error", f"The backend's answer is larger than {limit} bytes.", SERVER
+    )
+
+
+def no_backend() -> ApiError:
+    return ApiError(
+        503, "no_backend_available", _REASONS["no_backend_available"], SERVER,
+        headers=retry_headers(1.0),
+    )  # fmt: skip

@@ -4,6 +4,8 @@ import re
 from collections.abc import Mapping
 from secrets import token_hex
 
+from multidict import CIMultiDictProxy
+
 REQUEST_ID = "x-request-id"
 SERVER = "forebay"  # else aiohttp names itself and its version
 # Authorization passes: a vLLM started with --api-key checks it.
@@ -18,9 +20,24 @@ def request_id(headers: Mapping[str, str]) -> str:
     return given if _WELL_FORMED.fullmatch(given) else token_hex(16)
 
 
-def to_backend(headers: Mapping[str, str], id_: str) -> dict[str, str]:
+def unforwardable(headers: CIMultiDictProxy[str]) -> str | None:
+    """The first header that should pass but cannot as it stands, None if all can.
+
+    Two credentials are refused: which one counts would be for each reader to choose.
+    """
+    for name in _TO_BACKEND:
+        if name in headers:
+            values = headers.getall(name)
+            if not all(value.isascii() and value.isprintable() for value in values):
+                return name
+            if name == "authorization" and len(values) > 1:
+                return name
+    return None
+
+
+def to_backend(headers: CIMultiDictProxy[str], id_: str) -> dict[str, str]:
     """What a backend sees of the client's headers."""
-    passed = {name: headers[name] for name in _TO_BACKEND if name in headers}
+    passed = {name: ", ".join(headers.getall(name)) for name in _TO_BACKEND if name in headers}
     passed[REQUEST_ID] = id_
     return passed
 

@@ -1,22 +1,30 @@
 """An aiohttp server as a proxy needs it: no router, JSON errors, bounded waits for clients.
 
 aiohttp's own answers to malformed requests are text/plain with a traceback in the log that quotes
-the bytes; here they are OpenAI-shaped and silent.
+the bytes; here they are OpenAI-shaped and silent. What its parser lets through and a proxy must
+not (other versions than 1.0 and 1.1, transfer codings, expectations) is refused before the
+handler; where the end of a request is in doubt, the connection ends with the answer.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
 from typing import Any
 
-from aiohttp import web
+from aiohttp import HttpVersion10, HttpVersion11, web
+from aiohttp.http import RawRequestMessage
 from aiohttp.http_exceptions import LineTooLong
+from aiohttp.streams import StreamReader
 
-from forebay.proxy.errors import CLIENT, SERVER, ApiError, error_body
-from forebay.proxy.headers import REQUEST_ID, request_id
+from forebay.proxy import errors
+from forebay.proxy.errors import SERVER, ApiError
+from forebay.proxy.headers import REQUEST_ID, request_id, unforwardable
 from forebay.proxy.headers import SERVER as SERVER_NAME
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 KEEPALIVE_S = 75.0
+SHUTDOWN_S = 0.25  # for handlers to end by themselves, and again once they are cancelled
+TARGET_BYTES = 8190  # of a request's target: longer ones are 414
 
 
 def error_response(
@@ -32,38 +40,145 @@ def error_response(
     return response
 
 
+def _raw_response(error: ApiError) -> bytes:
+    """The same for a connection that has no request to answer."""
+    body = error.body()
+    headers = {
+        **error.headers, "content-type": "application/json", "content-length": str(len(body)),
+        REQUEST_ID: request_id({}), "Server": SERVER_NAME, "connection": "close",
+    }  # fmt: skip
+    first = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}"
+    lines = [first, *(f"{name}: {value}" for name, value in headers.items()), "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+def _headers_too_large() -> ApiError:
+    return ApiError(
+        431, "headers_too_large", "The request headers are too large or too many.", close=True
+    )
+
+
+def _bad(message: str, status: int = 400) -> ApiError:
+    return ApiError(status, "bad_http", message, close=True)
+
+
+def _parse_error(exc: BaseException | None) -> ApiError:
+    """What the parser refused."""
+    if isinstance(exc, LineTooLong):
+        # The two bounds differ, which tells what was too long.
+        if exc.args[1] == TARGET_BYTES:
+            return ApiError(414, "uri_too_long", "The request target is too long.", close=True)
+        return _headers_too_large()
+    if "Too many headers" in str(exc):
+        return _headers_too_large()
+    return _bad("The request is not valid HTTP.")
+
+
+def _head_fault(request: web.BaseRequest, header_bytes: int) -> ApiError | None:
+    """What is wrong with a head that the parser took."""
+    headers = request.headers
+    if request._message.version not in (HttpVersion10, HttpVersion11):
+        request._version = HttpVersion10  # the answer must not claim theirs
+        return _bad("HTTP/1.0 or HTTP/1.1 is needed.", 505)
+    if sum(len(name) + len(value) + 4 for name, value in request.raw_headers) > header_bytes:
+        return _headers_too_large()
+    if (coding := headers.get("transfer-encoding")) is not None:
+        if coding.lower() != "chunked":
+            return _bad("Only chunked transfer encoding is known.", 501)
+        if request.version == HttpVersion10:
+            return _bad("HTTP/1.0 has no transfer encodings.")
+    if headers.get("expect", "100-continue").lower() != "100-continue":
+        return _bad("Only 100-continue can be expected.", 417)
+    if request.method == "CONNECT":
+        error = _bad("This is no forward proxy.", 405)
+        error.headers = {"Allow": "GET, HEAD, POST, OPTIONS"}
+        return error
+    if name := unforwardable(headers):
+        return _bad(f"The header {name} must be printable ASCII, and given once.")
+    return None
+
+
 class _Protocol(web.RequestHandler):
     """One connection."""
 
-    __slots__ = ("_header_timer",)
+    __slots__ = ("_broken", "_head_bytes", "_head_timer", "_last_payload")
 
     def __init__(self, server: "HttpServer", *, loop: asyncio.AbstractEventLoop, **kw: Any) -> None:
         super().__init__(server, loop=loop, **kw)
-        self._header_timer: asyncio.TimerHandle | None = None
+        self._broken = False  # where the next request begins is no longer known
+        self._head_bytes = 0  # of a head that is not complete
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._last_payload: StreamReader | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         server = self._manager
         assert isinstance(server, HttpServer)
-        if len(server.connections) > server.max_connections:
-            transport.close()
+        if server.open_connections > server.max_connections:
+            self._refuse(errors.too_many_connections())
             return
-        self._header_timer = self._loop.call_later(server.client_headers_s, self._too_slow)
+        self._start_head_timer(server)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        if self._header_timer is not None:
-            self._header_timer.cancel()
+        self._stop_head_timer()
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        if self._broken:
+            return
+        last, count = self._last_payload, self._request_count
+        in_head = last is None or last.is_eof()
+        super().data_received(data)
+        if self._request_count != count:
+            self._stop_head_timer()
+            self._head_bytes = 0
+            message, self._last_payload = self._messages[-1]
+            if not isinstance(message, RawRequestMessage):
+                self._broken = True
+                # The parser tells the queue of requests, not the one whose body it was reading:
+                # its handler would wait for the rest until it timed out.
+                payload = self._messages[-2][1] if len(self._messages) > 1 else last
+                if payload is not None and not payload.is_eof():
+                    payload.set_exception(web.RequestPayloadError("not valid HTTP"))
+        elif data and in_head:
+            server = self._manager
+            if isinstance(server, HttpServer):
+                self._partial_head(server, len(data))
+
+    def _partial_head(self, server: "HttpServer", size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > server.header_bytes + TARGET_BYTES:
+            self._broken = True
+            self._end(_headers_too_large())
+        elif self._head_timer is None:
+            self._start_head_timer(server)
+
+    def _start_head_timer(self, server: "HttpServer") -> None:
+        self._head_timer = self._loop.call_later(server.client_headers_s, self._too_slow)
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
     def _too_slow(self) -> None:
-        if self._request_count == 0 and self.transport is not None:
-            body = error_body("The request headers took too long.", CLIENT, "request_timeout")
-            self.transport.write(
-                b"HTTP/1.1 408 Request Timeout\r\ncontent-type: application/json\r\n"
-                + f"{REQUEST_ID}: {request_id({})}\r\ncontent-length: {len(body)}\r\n".encode()
-                + b"connection: close\r\n\r\n"
-                + body
-            )
+        self._head_timer = None
+        self._broken = True
+        message = "The request headers took too long."
+        self._end(ApiError(408, "request_timeout", message, close=True))
+
+    def _end(self, error: ApiError) -> None:
+        """Close, saying why; but an answer that is under way goes out first."""
+        if self._waiter is None or self._waiter.done():  # not idle
+            self.close()
+        elif self._head_bytes:
+            self._refuse(error)
+        elif self.transport is not None:
+            self.transport.close()  # nothing was asked, so nothing is answered
+
+    def _refuse(self, error: ApiError) -> None:
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.write(_raw_response(error))
             self.transport.close()
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
@@ -78,23 +193,22 @@ class _Protocol(web.RequestHandler):
     ) -> web.StreamResponse:
         if request.writer is not None and request.writer.output_size > 0:
             raise ConnectionError("an answer was begun: it can only be cut")
-        if isinstance(exc, LineTooLong):
-            error = ApiError(431, "headers_too_large", "The request headers are too large.")
-        elif status >= 500:
+        if status >= 500:
             server = self._manager
             if isinstance(server, HttpServer):
                 server.failed(exc)
             error = ApiError(500, "internal_error", "Something went wrong here.", SERVER)
+            error.close = True
         else:
-            error = ApiError(status, "bad_http", "The request is not valid HTTP.")
-        error.close = True
-        return error_response(error, request_id({}))
+            error = _parse_error(exc)
+        return error_response(error, request_id(request.headers))
 
 
 class HttpServer(web.Server):
     """Gives every connection to `handler`.
 
     Attributes:
+        header_bytes: of all header fields of a request together; more are 431.
         failed: told of an exception that nobody expected.
     """
 
@@ -108,28 +222,54 @@ class HttpServer(web.Server):
         failed: Callable[[BaseException | None], None] = lambda _: None,
     ) -> None:
         super().__init__(
-            handler,
+            self._checked,
             handler_cancellation=True,
             auto_decompress=False,
             keepalive_timeout=KEEPALIVE_S,
             lingering_time=1.0,
-            max_line_size=header_bytes,
-            max_field_size=header_bytes,
+            max_line_size=TARGET_BYTES,
+            max_field_size=max(header_bytes, TARGET_BYTES + 1),
             access_log=None,
         )
+        self._handler = handler
+        self.header_bytes = header_bytes
         self.client_headers_s = client_headers_s
         self.max_connections = max_connections
         self.failed = failed
+
+    @property
+    def open_connections(self) -> int:
+        return len(self._connections)
+
+    async def _checked(self, request: web.BaseRequest) -> web.StreamResponse:
+        if error := _head_fault(request, self.header_bytes):
+            return error_response(error, request_id(request.headers))
+        response = await self._handler(request)
+        if cannot_go_on(request):
+            response.force_close()
+        return response
 
     def __call__(self) -> _Protocol:
         return _Protocol(self, loop=self._loop, **self._kwargs)
 
 
+def cannot_go_on(request: web.BaseRequest) -> bool:
+    """Whether the connection must close once this request is answered.
+
+    After a request to change the protocol the parser stops, or drops what follows; and a client
+    whose body was not waited for (Expect) may send its next request instead.
+    """
+    return bool(request._message.upgrade) or not request._payload.is_eof()
+
+
 async def listen(
     server: HttpServer, host: str, port: int, *, reuse_port: bool = False
 ) -> tuple[web.ServerRunner, int]:
-    """Start listening; the runner, and the port that was taken."""
-    runner = web.ServerRunner(server, handle_signals=False, shutdown_timeout=1.0)
+    """Start listening; the runner, and the port that was taken.
+
+    reuse_port: other processes that say so too may listen there as well.
+    """
+    runner = web.ServerRunner(server, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
     site = web.TCPSite(runner, host, port, reuse_port=reuse_port or None)
     try:

@@ -1,49 +1,135 @@
-"""What the proxy tells Prometheus. Labels come from the configuration only, never from clients."""
+"""What the proxy tells Prometheus. Labels come from the configuration only, never from clients.
+
+Where OpenTelemetry's conventions for generative AI name a measurement it has that name too, with
+the buckets they prescribe (github.com/open-telemetry/semantic-conventions-genai,
+docs/gen-ai/gen-ai-metrics.md), as Prometheus spells it. The model is left out: clients choose it.
+"""
 
 from collections.abc import Callable, Iterable
+from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from forebay.proxy.core.backend import Backend
 from forebay.proxy.core.model import Action, Reject
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.hlog import IntervalLog
+from forebay.proxy.record import CLIENT_GONE, Record
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0)
 RATIOS = (0.25, 0.5, 0.8, 0.9, 1.1, 1.25, 2.0, 4.0, 8.0)
+LAGS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
+GEN_AI_DURATION = (
+    *(0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92),
+)  # fmt: skip
+GEN_AI_FIRST = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+)
+GEN_AI_EACH = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+GEN_AI_TOKENS = tuple(4.0**n for n in range(14))
+
+# A backend may answer with anything; what is not listed counts as its class.
+STATUSES = frozenset({200, 400, 401, 404, 408, 413, 429, CLIENT_GONE, 500, 502, 503, 504})
+KINDS = frozenset(  # of failures.Failure
+    {
+        *("connect", "before_first_byte", "timeout", "mid_stream", "abort", "empty", "hang"),
+        *("full", "5xx", "5xx_event", "4xx_event", "content_type", "encoding", "framing"),
+        *("not_json", "redirect", "status", "too_large", "draining"),
+    }
+)
 
 
 class ProxyMetrics:
     """Counters and histograms of one proxy, in a registry of its own."""
 
-    def __init__(self, shaper: Shaper) -> None:
+    def __init__(self, shaper: Shaper, connections: Callable[[], int] = lambda: 0) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a series for each series, which nobody reads
         self.log: IntervalLog | None = None  # where each TTFT goes as well
         self.registry = registry = CollectorRegistry()
-        registry.register(_Books(shaper))
+        registry.register(_Books(shaper, connections))
+        ProcessCollector(registry=registry)
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"forebay_{name}", text, labels, registry=registry)
 
         def histogram(name: str, text: str, buckets: Iterable[float], *labels: str) -> Histogram:
-            return Histogram(
-                f"forebay_{name}", text, labels, registry=registry, buckets=tuple(buckets)
-            )
+            return Histogram(name, text, labels, registry=registry, buckets=tuple(buckets))
 
-        self.answers = counter("responses", "Answers by bucket and status", "bucket", "status")
-        self.rejects = counter("rejects", "Requests refused", "bucket", "reason")
-        self.client_gone = counter("client_disconnects", "Clients that left first", "bucket")
-        self.upstream_errors = counter("upstream_errors", "Backend failures", "backend", "kind")
-        self.retries = counter("retries", "Requests tried on another backend", "backend")
-        self.prompt_tokens = counter("prompt_tokens", "As the backend counted", "backend")
-        self.cached_tokens = counter("cached_tokens", "As the backend counted", "backend")
+        self.answers = counter(
+            "responses", "Answers, by bucket and status; 499: the client left first",
+            "bucket", "status",
+        )  # fmt: skip
+        self.rejects = counter("rejects", "Requests refused, by reason", "bucket", "reason")
+        self._shed = counter("shed", "Requests refused to protect the proxy itself", "class")
+        self.upstream_errors = counter(
+            "upstream_errors", "Failures of a backend", "backend", "kind"
+        )
+        self.retries = counter(
+            "retries", "Requests tried again after this backend failed", "backend"
+        )
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens, as counted there", "backend")
+        self.cached_tokens = counter(
+            "cached_tokens", "Prompt tokens found in the prefix cache, as counted there", "backend"
+        )
         self.ttft = histogram(
-            "time_to_first_token_seconds", "From arrival to first event", SECONDS, "bucket"
-        )
-        self.queue = histogram("queue_seconds", "Wait in the proxy", SECONDS, "bucket")
+            "forebay_time_to_first_token_seconds",
+            "From arrival at the proxy to the first event", SECONDS, "bucket",
+        )  # fmt: skip
+        self.queue = histogram(
+            "forebay_queue_seconds", "Wait in the proxy before dispatch or refusal", SECONDS,
+            "bucket",
+        )  # fmt: skip
         self.prediction = histogram(
-            "ttft_prediction_ratio", "Observed over predicted, from dispatch", RATIOS, "bucket"
+            "forebay_ttft_prediction_ratio",
+            "Time to the first event from dispatch, observed over predicted", RATIOS, "bucket",
+        )  # fmt: skip
+        self._lag = histogram(
+            "forebay_event_loop_lag_seconds", "How late the event loop woke a sleeper", LAGS
         )
+        self._reloads = counter(
+            "config_reloads", "Reloads of the configuration, by result", "result"
+        )
+        for result in ("applied", "partly", "unchanged", "failed"):
+            self._reloads.labels(result)
+        self._generation = Gauge(
+            "forebay_config_generation", "Reloads that changed something", registry=registry
+        )
+        self._shedding = Gauge(
+            "forebay_shedding_classes",
+            "Service classes refused now to protect the proxy itself",
+            registry=registry,
+        )
+        Gauge("forebay_build_info", "Always 1", ["version"], registry=registry).labels(
+            version("forebay")
+        ).set(1)
+        operation = "gen_ai_operation_name"
+        self._duration = histogram(
+            "gen_ai_server_request_duration_seconds",
+            "From arrival to the last byte, of requests that reached a backend",
+            GEN_AI_DURATION, operation, "error_type",
+        )  # fmt: skip
+        self._first = histogram(
+            "gen_ai_server_time_to_first_token_seconds",
+            "From arrival to the first token, of successful streams", GEN_AI_FIRST, operation,
+        )  # fmt: skip
+        self._each = histogram(
+            "gen_ai_server_time_per_output_token_seconds",
+            "Time per output token after the first, of successful streams", GEN_AI_EACH, operation,
+        )  # fmt: skip
+        self._usage = histogram(
+            "gen_ai_client_token_usage",
+            "Tokens of a request, by type",
+            GEN_AI_TOKENS, operation, "gen_ai_token_type",
+        )  # fmt: skip
 
     def first_token(self, bucket: str, seconds: float) -> None:
         """A first event came, so long after the request did."""
@@ -53,14 +139,55 @@ class ProxyMetrics:
 
     def decided(self, now: float, action: Action) -> None:
         """One decision of the shaper."""
-        self.queue.labels(action.bucket or "none").observe(action.queued_s)
         if isinstance(action, Reject):
             self.rejects.labels(action.bucket or "none", action.reason).inc()
+        if action.bucket:
+            self.queue.labels(action.bucket).observe(action.queued_s)
+
+    def shed(self, service_class: str) -> None:
+        """A request was refused because the proxy itself has too much to do."""
+        self._shed.labels(service_class).inc()
+
+    def upstream_error(self, backend: str, kind: str) -> None:
+        """A backend failed: one of KINDS."""
+        self.upstream_errors.labels(backend, kind if kind in KINDS else "other").inc()
 
     def used(self, backend: str, prompt_tokens: int, cached_tokens: int) -> None:
         """Usage of one answer."""
         self.prompt_tokens.labels(backend).inc(prompt_tokens)
         self.cached_tokens.labels(backend).inc(cached_tokens)
+
+    def lagged(self, seconds: float) -> None:
+        """The event loop was so late."""
+        self._lag.observe(seconds)
+
+    def shedding(self, classes: int) -> None:
+        self._shedding.set(classes)
+
+    def reloaded(self, result: str, generation: int) -> None:
+        """A reload ended: applied, partly, unchanged or failed."""
+        self._reloads.labels(result).inc()
+        self._generation.set(generation)
+
+    def finished(self, record: Record, status: int, now: float) -> None:
+        """A request has been answered, or its client has gone."""
+        known = str(status) if status in STATUSES else f"{status // 100}xx"
+        self.answers.labels(record.bucket, known).inc()
+        if not record.operation or record.sent_at is None:
+            return
+        operation = record.operation
+        failed = status >= 400 or bool(record.reason)
+        error = f"{status // 100}xx" if status >= 400 else "stream" if failed else ""
+        self._duration.labels(operation, error).observe(now - record.arrived_at)
+        if failed:
+            return
+        if record.ttft_s is not None:
+            self._first.labels(operation).observe(record.ttft_s)
+        if (each_s := record.time_per_output_token_s(now)) is not None:
+            self._each.labels(operation).observe(each_s)
+        if record.prompt_tokens:
+            self._usage.labels(operation, "input").observe(record.prompt_tokens)
+            self._usage.labels(operation, "output").observe(record.output_tokens)
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
@@ -69,15 +196,16 @@ class ProxyMetrics:
 class _Books:
     """The shaper's books, read when somebody asks."""
 
-    def __init__(self, shaper: Shaper) -> None:
+    def __init__(self, shaper: Shaper, connections: Callable[[], int]) -> None:
         self._shaper = shaper
+        self._connections = connections
 
     def collect(self) -> Iterable[Metric]:
         per_backend: dict[str, tuple[str, Callable[[Backend], float]]] = {
-            "backend_up": ("The backend takes work", lambda b: b.up),
-            "in_flight": ("Requests sent and not finished", lambda b: len(b.flights)),
-            "prefills": ("Of those, without a first token", lambda b: len(b.prefills)),
-            "queued": ("Requests waiting for the backend", lambda b: b.queued),
+            "backend_up": ("1 if the backend takes work", lambda b: b.up),
+            "in_flight_requests": ("Requests sent and not finished", lambda b: len(b.flights)),
+            "prefilling_requests": ("Of those, without a first token", lambda b: len(b.prefills)),
+            "queued_requests": ("Requests waiting for the backend", lambda b: b.queued),
             "prefix_index_blocks": (
                 "Prompt blocks it is believed to hold",
                 lambda b: len(b.prefixes),
@@ -92,3 +220,6 @@ class _Books:
         for bucket in self._shaper.buckets:
             family.add_metric([bucket], self._shaper.queued(bucket))
         yield family
+        yield GaugeMetricFamily(
+            "forebay_client_connections", "Open client connections", value=self._connections()
+        )

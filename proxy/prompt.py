@@ -63,14 +63,15 @@ def read_body(
         prompt, token_ids = _completion_bytes(fields)
     tokens = len(prompt) // BYTES_PER_TOKEN_ID if token_ids else estimate.tokens(len(prompt))
     tokens = max(1, tokens)
+    output_tokens = _output_tokens(fields)
     request = Request(
         id_,
         prompt_tokens=tokens,
-        output_tokens=_output_tokens(fields),
+        output_tokens=output_tokens,
         blocks=_chain(prompt, block_bytes),
         block_tokens=tokens * block_bytes / max(1, len(prompt)),
         timeout_s=_timeout_s(headers),
-        streams=streams,
+        streams=streams or output_tokens == 1,  # the end of one token is its beginning
     )
     return Asked(request, 0 if token_ids else len(prompt), streams)
 
@@ -90,7 +91,7 @@ def _chat_bytes(fields: dict[str, Any]) -> bytes:
         raise _wrong("messages", "a list of one or more messages", "messages")
     parts: list[bytes] = []
     if tools := fields.get("tools"):
-        parts.append(orjson.dumps(tools))
+        parts.append(_dumped(tools, "tools"))
     for index, message in enumerate(messages):
         if not isinstance(message, dict):
             raise _wrong(f"messages[{index}]", "an object", "messages")
@@ -101,8 +102,15 @@ def _chat_bytes(fields: dict[str, Any]) -> bytes:
         elif content is not None:
             parts.append(_parts_bytes(content))
         if calls := message.get("tool_calls"):
-            parts.append(orjson.dumps(calls))
+            parts.append(_dumped(calls, "messages"))
     return b"".join(parts)
+
+
+def _dumped(value: Any, param: str) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError:  # it reads 1024 levels and writes 254
+        raise _wrong(param, "nested less deeply", param) from None
 
 
 def _parts_bytes(content: Any) -> bytes:
@@ -112,7 +120,7 @@ def _parts_bytes(content: Any) -> bytes:
     return b"".join(
         part["text"].encode()
         if isinstance(part, dict) and isinstance(part.get("text"), str)
-        else orjson.dumps(part)
+        else _dumped(part, "messages")
         for part in content
     )
 

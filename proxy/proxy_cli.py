@@ -4,7 +4,9 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +15,7 @@ import typer
 from forebay.proxy.command import new_app
 from forebay.proxy.config import Config
 from forebay.proxy.config_sources import config_yaml, load_config
-from forebay.proxy.event_loop import fast_runner
+from forebay.proxy.event_loop import fast_runner, short_collections
 
 EXAMPLE = """The load-shaping proxy in front of OpenAI-compatible vLLM servers.
 
@@ -50,8 +52,6 @@ def proxy(
     overrides: dict[str, Any] = {
         "listen": {key: value for key, value in listen.items() if value is not None}
     }
-    if worker:
-        overrides["listen"]["reuse_port"] = True
     if backend:
         overrides["backends"] = [{"url": url} for url in backend]
     loaded = load_config(config, overrides, os.environ)
@@ -60,49 +60,78 @@ def proxy(
     elif check_config:
         print("the configuration is valid", file=sys.stderr)
     elif workers != 1:
-        raise typer.Exit(_serve_with_workers(loaded, workers, context))
+        load = partial(_load, config, overrides, None)
+        raise typer.Exit(_serve_with_workers(loaded, load, workers, context))
     else:
         with fast_runner() as runner:
-            runner.run(serve(loaded, worker))
+            load = partial(_load, config, overrides, worker)
+            runner.run(serve(load(), load, config, worker))
 
 
-def _serve_with_workers(config: Config, count: int, context: typer.Context) -> int:
+def _load(path: Path | None, overrides: dict[str, Any], worker: str | None) -> Config:
+    config = load_config(path, overrides, os.environ)
+    if worker is None:
+        return config
+    from forebay.proxy.share.worker import with_own_files
+
+    return with_own_files(config, worker)
+
+
+def _serve_with_workers(
+    config: Config, load: Callable[[], Config], count: int, context: typer.Context
+) -> int:
+    from forebay.proxy.logs import configure_logs, say
     from forebay.proxy.share.worker import words_of
     from forebay.proxy.share.workers import serve_with_workers
 
+    configure_logs(config.logs)
     words = words_of(context, leave_out={"workers", "host", "port", "admin_port"})
     with fast_runner() as runner:
-        return runner.run(serve_with_workers(config, count, words, _say))
+        return runner.run(serve_with_workers(config, count, words, say, load))
 
 
-async def serve(config: Config, worker: str | None = None) -> None:
+async def serve(
+    config: Config, load: Callable[[], Config], watch: Path | None, worker: str | None = None
+) -> None:
     """Serve until SIGTERM, SIGINT or POST /drain, then up to `timeouts.drain` longer.
+
+    SIGHUP, and a change of the file `watch`, put what `load` gives in force.
 
     Args:
         worker: which of `--workers` we are, and our end of the hub.
     """
+    from forebay.proxy import notify
+    from forebay.proxy.logs import configure_logs, say
     from forebay.proxy.serve import start_proxy
 
+    configure_logs(config.logs)
     link = None
     if worker:
-        from forebay.proxy.share.worker import as_worker
+        from forebay.proxy.share.worker import worker_link
 
-        config, link = as_worker(config, worker)
-    async with start_proxy(config, _say, [link] if link else []) as running:
+        link = worker_link(worker)
+    links = [link] if link else []
+    async with start_proxy(
+        config, say, load=load, watch=watch, links=links, share_port=link is not None
+    ) as running:
         loop = asyncio.get_running_loop()
-        for signal_number in (signal.SIGTERM, signal.SIGINT):
-            with suppress(NotImplementedError):  # Windows
+        with suppress(NotImplementedError):  # Windows
+            for signal_number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(signal_number, running.stop.set)
+            loop.add_signal_handler(signal.SIGHUP, running.reloader.ask)
+        where = f"listening on {running.url}, admin on {running.admin_url}"
         if link:
             link.listening(running.url, running.admin_url)
-            _say(f"worker {link.index} listens, its admin port is {running.admin_url}")
-        else:
-            _say(f"listening on {running.url}, admin on {running.admin_url}")
-        await running.stop.wait()
-        _say(f"draining: {running.app.active} requests, up to {config.timeouts.drain:g} s")
-        if not await running.drained(config.timeouts.drain):
-            _say(f"gave up on {running.app.active} requests")
-
-
-def _say(line: str) -> None:
-    print(f"forebay proxy: {line}", flush=True)
+            where = f"worker {link.index} listens, its admin port is {running.admin_url}"
+        say(where)
+        notify.ready(where)
+        with short_collections():
+            await running.stop.wait()
+        timeouts = running.reloader.config.timeouts
+        more = f" after {timeouts.lame_duck:g} s more of service" if timeouts.lame_duck else ""
+        draining = f"draining: {running.app.active} requests, up to {timeouts.drain:g} s{more}"
+        say(draining)
+        notify.stopping(draining)
+        await running.lame_duck()
+        if left := await running.drained(timeouts.drain):
+            say(f"gave up on {left} requests")

@@ -6,7 +6,10 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from math import inf
+from pathlib import Path
 
+from aiohttp import web
 from aiohttp.http_parser import HttpRequestParser, HttpRequestParserPy
 
 from forebay.proxy.admin import Admin
@@ -17,16 +20,24 @@ from forebay.proxy.core.policies import ROUTES
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.driver import Driver
 from forebay.proxy.estimate import TokenEstimate
+from forebay.proxy.handover import stop_listening
 from forebay.proxy.hlog import HlogWriter, IntervalLog
 from forebay.proxy.http_server import HttpServer, listen
+from forebay.proxy.logs import AccessLog
 from forebay.proxy.metrics import ProxyMetrics
+from forebay.proxy.protection import Protection
 from forebay.proxy.relay import Relay
+from forebay.proxy.reload import Parts, Reloader
 from forebay.proxy.share.exchange import Exchange, Link, exchanging
 from forebay.proxy.share.redis_link import RedisLink
+from forebay.proxy.telemetry import Telemetry
+from forebay.proxy.tracing import Tracer
 from forebay.proxy.watchdog import Watchdog
 from forebay.traces.errors import InputError
 
 HLOG_INTERVAL_S = 1.0
+LOOK_S = 0.05  # whether the last client has gone
+LAST_WORDS_S = 1.0  # for error events to be written, when a drain has taken too long
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,28 +48,72 @@ class Proxy:
     driver: Driver
     backends: Backends
     metrics: ProxyMetrics
+    reloader: Reloader
+    protection: Protection
     exchange: Exchange
     stop: asyncio.Event
     url: str
     admin_url: str
+    listeners: tuple[tuple[web.ServerRunner, HttpServer], ...]
 
-    async def drained(self, patience_s: float) -> bool:
-        """Take no new work and wait until what runs is answered; False if it took too long."""
+    async def lame_duck(self) -> None:
+        """Tell everybody to go elsewhere while work is still taken, for `timeouts.lame_duck`.
+
+        With `listen.reuse_port` another process has the port: stop listening first, and be done
+        as soon as no client is connected any more.
+        """
+        config = self.reloader.config
+        self.app.leaving = True
+        if config.listen.reuse_port:
+            for runner, server in self.listeners:
+                await stop_listening(runner, server)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(config.timeouts.lame_duck):
+                public = self.listeners[0][1]
+                while not config.listen.reuse_port or public.connections:  # noqa: ASYNC110
+                    await asyncio.sleep(LOOK_S)
+
+    async def drained(self, patience_s: float) -> int:
+        """Take no new work and wait until what runs is answered; how many took too long.
+
+        Then streams are ended with an error event, the rest with a 503, and what is left is cut.
+        """
         self.app.draining = True
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.app.idle.wait(), patience_s)
-        return not self.app.active
+            return 0
+        left = self.app.active
+        self.app.end_all()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.app.idle.wait(), LAST_WORDS_S)
+        for connection in self.listeners[0][1].connections:
+            if connection.transport is not None:
+                connection.transport.abort()  # its handler is cancelled by that
+        return left
 
 
 @asynccontextmanager
 async def start_proxy(
-    config: Config, say: Callable[[str], None], links: Sequence[Link] = ()
+    config: Config,
+    say: Callable[[str], None],
+    *,
+    load: Callable[[], Config] | None = None,
+    watch: Path | None = None,
+    tracer: Tracer | None = None,
+    links: Sequence[Link] = (),
+    share_port: bool = False,
 ) -> AsyncIterator[Proxy]:
     """A proxy that listens while the block runs; `say` gets a line when something changes.
 
-    `links` lead to other proxies in front of the same backends, besides `config.share`.
+    Raises InputError when a port or the histogram log cannot be had, or tracing is asked for and
+    not installed.
 
-    Raises InputError when a port or the histogram log cannot be had.
+    Args:
+        load: reads the configuration again, for a reload; without it there is none.
+        watch: a file whose change is a reload.
+        tracer: in place of the one that the configuration asks for.
+        links: to other proxies in front of the same backends, besides `config.share`.
+        share_port: workers of ours listen on the public port too.
     """
     # The pure-Python parser has open request-smuggling advisories.
     if HttpRequestParser is HttpRequestParserPy:
@@ -71,8 +126,9 @@ async def start_proxy(
         route=ROUTES[config.routing],
         affinity=config.core_affinity(),
         dispatch_ahead_s=config.admission.dispatch_ahead,
+        itl_slo_s=config.admission.itl_slo or inf,
     )
-    metrics = ProxyMetrics(shaper)
+    metrics = ProxyMetrics(shaper, lambda: len(public.connections))
     estimate = TokenEstimate(config.tokens.bytes_per_token)
     stop = asyncio.Event()
     async with AsyncExitStack() as stack:
@@ -84,11 +140,14 @@ async def start_proxy(
             Watchdog(config.timeouts.idle, config.timeouts.client_write)
         )
         relay = Relay(config, backends, watchdog, metrics, estimate)
-        app = App(config, driver, backends, relay, metrics, estimate)
-        if config.share is not None:
-            links = [*links, RedisLink(config.share.get_secret_value())]
-        exchange = await stack.enter_async_context(exchanging(driver, links, say))
-        admin = Admin(app, driver, metrics, estimate, exchange, stop.set)
+        protection = await stack.enter_async_context(Protection(config.limits, say, metrics.lagged))
+        if tracer is None and config.tracing.enabled:
+            tracer = Tracer(config.tracing)
+        if tracer is not None:
+            stack.callback(tracer.close)
+        access = AccessLog(config.logs)
+        telemetry = Telemetry(metrics, access, tracer)
+        app = App(config, driver, backends, relay, metrics, estimate, telemetry, protection)
         public = HttpServer(
             app.handle,
             header_bytes=config.limits.header,
@@ -96,30 +155,56 @@ async def start_proxy(
             max_connections=config.max_connections(),
             failed=lambda error: say(f"internal error: {type(error).__name__}"),
         )
-        host = config.listen.host
-        reuse = config.listen.reuse_port
-        port = await _listen(stack, public, host, config.listen.port, "listen.port", reuse)
-        admin_port = await _listen(
-            stack, HttpServer(admin.handle), host, config.listen.admin_port, "listen.admin_port"
+        reloader = await stack.enter_async_context(
+            Reloader(
+                config,
+                Parts(app, relay, backends, driver, watchdog, public, protection, access, metrics),
+                say,
+                load,
+                watch,
+            )
         )
-        urls = (f"http://{_bracketed(host)}:{p}" for p in (port, admin_port))
-        yield Proxy(app, driver, backends, metrics, exchange, stop, *urls)
+        if config.share is not None:
+            links = [*links, RedisLink(config.share.get_secret_value())]
+        exchange = await stack.enter_async_context(exchanging(driver, links, say))
+        admin = Admin(app, driver, metrics, estimate, exchange, stop.set, reloader, protection)
+        admin_server = HttpServer(admin.handle)
+        host = config.listen.host
+        share_port = share_port or config.listen.reuse_port
+        if share_port:
+            await backends.asked()  # from the first connection on, the other proxy is not asked
+        runner, port = await _listen(stack, public, config, "port", share_port)
+        admin_runner, admin_port = await _listen(
+            stack, admin_server, config, "admin_port", config.listen.reuse_port
+        )
+        url, admin_url = (f"http://{_bracketed(host)}:{p}" for p in (port, admin_port))
+        yield Proxy(
+            app,
+            driver,
+            backends,
+            metrics,
+            reloader,
+            protection,
+            exchange,
+            stop,
+            url,
+            admin_url,
+            ((runner, public), (admin_runner, admin_server)),
+        )
 
 
 async def _listen(
-    stack: AsyncExitStack,
-    server: HttpServer,
-    host: str,
-    port: int,
-    key: str,
-    reuse_port: bool = False,
-) -> int:
+    stack: AsyncExitStack, server: HttpServer, config: Config, key: str, reuse_port: bool
+) -> tuple[web.ServerRunner, int]:
+    host, port = config.listen.host, getattr(config.listen, key)
     try:
         runner, real_port = await listen(server, host, port, reuse_port=reuse_port)
     except OSError as error:
-        raise InputError(f"{key}: cannot listen on {host}:{port} ({error.strerror})") from error
+        raise InputError(
+            f"listen.{key}: cannot listen on {host}:{port} ({error.strerror})"
+        ) from error
     stack.push_async_callback(runner.cleanup)
-    return real_port
+    return runner, real_port
 
 
 def _bracketed(host: str) -> str:

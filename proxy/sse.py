@@ -23,7 +23,7 @@ class EventScanner:
     """Split chunks of bytes into the `data` payloads of complete events."""
 
     def __init__(self, limit: int = MAX_EVENT_BYTES) -> None:
-        self._held = b""
+        self._held = bytearray()
         self._limit = limit
 
     @property
@@ -36,15 +36,27 @@ class EventScanner:
 
         The first parts joined are the stream, byte for byte. A comment has an empty payload.
         """
-        data = self._held + chunk if self._held else chunk
+        data = chunk
+        if self._held:
+            # Only what is new can end the event: looking at all of it again would be quadratic.
+            searched = max(0, len(self._held) - 3)
+            self._held += chunk
+            if _END.search(self._held, searched) is None:
+                self._check()
+                return []
+            data = bytes(self._held)
+            self._held.clear()
         events, start = [], 0
         for end in _END.finditer(data):
             events.append((data[start : end.end()], _payload(data[start : end.start()])))
             start = end.end()
-        self._held = data[start:]
+        self._held += data[start:]
+        self._check()
+        return events
+
+    def _check(self) -> None:
         if len(self._held) > self._limit:
             raise MalformedStream(f"an event of more than {self._limit} bytes")
-        return events
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """The payloads completed by `chunk`, in order; comments and other fields are dropped."""
@@ -91,7 +103,7 @@ def parse_event(payload: bytes) -> StreamEvent:
         raise MalformedStream("an event that is not JSON") from error
     if not isinstance(body, dict):
         raise MalformedStream("an event that is not an object")
-    usage, error_body = body.get("usage"), body.get("error")
+    usage, error_body = body.get("usage"), _error_in(body)
     has_output, finish_reason = False, None
     choices = body.get("choices")
     for choice in choices if isinstance(choices, list) else ():
@@ -102,8 +114,18 @@ def parse_event(payload: bytes) -> StreamEvent:
         has_output=has_output,
         finish_reason=finish_reason,
         usage=usage if isinstance(usage, dict) else None,
-        error=error_body if isinstance(error_body, dict) else None,
+        error=error_body,
     )
+
+
+def _error_in(body: dict[str, Any]) -> dict[str, Any] | None:
+    """The error object, however it is spelled."""
+    error = body.get("error")
+    if isinstance(error, dict):
+        return error
+    if isinstance(error, str) and error:  # {"error": "Unauthorized"}
+        return {"message": error, "type": "server_error", "param": None, "code": None}
+    return body if body.get("object") == "error" else None  # vLLM up to 0.10
 
 
 def _has_output(choice: dict[str, Any]) -> bool:

@@ -20,9 +20,13 @@ class Stalled(Exception):
 
 
 class Watch:
-    """What is watched of one relayed answer; `waits` says what it now waits for, and since when."""
+    """What is watched of one answer: what it now waits for, and since when.
 
-    def __init__(self, request: web.BaseRequest, response: aiohttp.ClientResponse) -> None:
+    Attributes:
+        response: the backend's; None when only the client is waited for.
+    """
+
+    def __init__(self, request: web.BaseRequest, response: aiohttp.ClientResponse | None) -> None:
         self.request = request
         self.response = response
         self.reading_since: float | None = None
@@ -38,6 +42,9 @@ class Watchdog:
         self._watches: set[Watch] = set()
         self._task: asyncio.Task[None] | None = None
 
+    def reconfigure(self, idle_s: float, client_write_s: float) -> None:
+        self._idle_s, self._client_write_s = idle_s, client_write_s
+
     async def __aenter__(self) -> "Watchdog":
         self._task = asyncio.create_task(self._run())
         return self
@@ -49,7 +56,7 @@ class Watchdog:
 
     @contextmanager
     def watching(
-        self, request: web.BaseRequest, response: aiohttp.ClientResponse
+        self, request: web.BaseRequest, response: aiohttp.ClientResponse | None
     ) -> Iterator[Watch]:
         watch = Watch(request, response)
         self._watches.add(watch)
@@ -57,6 +64,22 @@ class Watchdog:
             yield watch
         finally:
             self._watches.remove(watch)
+
+    def end_all(self, why: str) -> None:
+        """Fail every answer that is being read from a backend."""
+        for watch in list(self._watches):
+            if watch.response is not None and watch.response.content.exception() is None:
+                watch.response.content.set_exception(Stalled(why))
+
+    def close(self, request: web.BaseRequest) -> None:
+        """Close a client's connection once what was written has been taken, or after a while.
+
+        A closed transport waits for its buffer to be taken, for ever if the client never reads.
+        """
+        transport = request.transport
+        if transport is not None:
+            transport.close()  # flushes
+            asyncio.get_running_loop().call_later(self._client_write_s, transport.abort)
 
     async def _run(self) -> None:
         clock = asyncio.get_running_loop().time
@@ -69,7 +92,7 @@ class Watchdog:
         if watch.writing_since is not None and now - watch.writing_since > self._client_write_s:
             if watch.request.transport is not None:
                 watch.request.transport.abort()  # the handler is cancelled by that
-        elif watch.reading_since is not None:
+        elif watch.reading_since is not None and watch.response is not None:
             content, connection = watch.response.content, watch.response.connection
             lost = connection is not None and connection.transport is None
             if lost and not content.is_eof() and content.exception() is None:

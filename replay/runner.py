@@ -6,16 +6,15 @@ that takes too long.
 """
 
 import asyncio
-import gc
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
+from forebay.proxy.event_loop import short_collections
 from forebay.proxy.hlog import HlogWriter, IntervalLog
 from forebay.replay.bodies import PATHS, Window, body_slices, render
 from forebay.replay.client import Client, Exchange
@@ -155,7 +154,7 @@ async def _run(plan: _Plan, client: Client, clock: Clock, folder: RunFolder, sto
         )
         background = [tasks.create_task(rendering)]
         await window.wait_filled()
-        with _short_collections():
+        with short_collections():
             clock.restart()
             started_unix_s = time.time()
             log = IntervalLog(HlogWriter(folder.hlog, started_unix_s, _comments(plan)))
@@ -200,24 +199,6 @@ def _progress() -> Callable[[Live, int, Clock], Coroutine[Any, Any, None]]:
     from forebay.replay.progress import show_progress
 
     return show_progress
-
-
-@contextmanager
-def _short_collections() -> Iterator[None]:
-    """Keep the garbage collector's pauses below a millisecond while requests are due.
-
-    What is there before is not searched again (40 ms a time, measured), and young objects are
-    searched less often; nothing is turned off.
-    """
-    thresholds = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(10_000, *thresholds[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*thresholds)
-        gc.unfreeze()
 
 
 async def _send_all(plan: _Plan, dispatch: Dispatch, clock: Clock, stop: Stop) -> str:

@@ -5,12 +5,15 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 
+from forebay.proxy.config import Config
 from forebay.proxy.config_sources import load_config
 from forebay.proxy.serve import Proxy, start_proxy
+from forebay.proxy.tracing import Tracer
 
 Serve = Callable[["Call"], Awaitable[None]]
 
@@ -84,10 +87,14 @@ async def silent(call: Call) -> None:
 
 @dataclass(slots=True)
 class RawBackend:
-    """A backend that does what `serve` says, byte by byte; /health answers unless told not to."""
+    """A backend that does what `serve` says, byte by byte.
+
+    Attributes:
+        healthy: what /health says; None: it takes the connection and says nothing.
+    """
 
     serve: Serve = by_request
-    healthy: bool = True
+    healthy: bool | None = True
     calls: list[Call] = field(default_factory=list)
     open: int = 0
     url: str = ""
@@ -106,6 +113,9 @@ class RawBackend:
                         length = int(line.split(":")[1])
                 body = await reader.readexactly(length)
                 if text.startswith(("GET /health", "GET /metrics")):
+                    if self.healthy is None:
+                        await reader.read()
+                        return
                     writer.write(answer(200 if self.healthy else 503, b""))
                     continue
                 call = Call(text, body, reader, writer)
@@ -160,12 +170,22 @@ class Stage:
             assert backend.kv.tokens == 0
             assert not backend.prefills
         assert self.proxy.app._held_bytes == 0
-        assert self.proxy.app._relay._active == 0
+        budget = self.proxy.app._relay.budget
+        assert (budget.active, budget.retrying) == (0, 0)
+        assert not self.proxy.app._relay._attempts
+        assert not any(b.waiting for b in self.proxy.backends.health._backends.values())
 
 
 @asynccontextmanager
 async def stage(
-    urls: list[str], *, wait_up: int | None = None, slots: int = 64, **keys: Any
+    urls: list[str],
+    *,
+    wait_up: int | None = None,
+    slots: int = 64,
+    load: Callable[[], Config] | None = None,
+    watch: Path | None = None,
+    tracer: Tracer | None = None,
+    **keys: Any,
 ) -> AsyncIterator[Stage]:
     """A proxy in front of `urls`, once `wait_up` of them (default: all) are up."""
     config = load_config(
@@ -183,7 +203,9 @@ async def stage(
     )
     said: list[str] = []
     async with AsyncExitStack() as stack:
-        proxy = await stack.enter_async_context(start_proxy(config, said.append))
+        proxy = await stack.enter_async_context(
+            start_proxy(config, said.append, load=load, watch=watch, tracer=tracer)
+        )
         client = await stack.enter_async_context(
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
         )

@@ -5,10 +5,11 @@ spread over them by dice, as SO_REUSEPORT spreads connections.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from random import Random
+from typing import Any, cast
 
 from forebay.proxy.core.model import Action, Request, Send
 from forebay.proxy.core.shaper import Shaper
@@ -28,6 +29,7 @@ class Several:
     limits: dict[str, int]
     seed: int = 0
     exchange: bool = True
+    pinned: Mapping[str, int] = field(default_factory=dict)  # tenants that use one proxy only
     messages: int = 0
     message_bytes: int = 0
     overshoot: int = 0  # largest number in flight beyond a backend's limit
@@ -47,11 +49,24 @@ class Several:
         return [a for shaper in self.shapers for a in shaper.backend_up(name, now, kv_tokens)]
 
     def arrive(self, request: Request, now: float) -> list[Action]:
-        home = self._home[request.id] = self._dice.randrange(len(self.shapers))
+        home = self.pinned.get(request.tenant)
+        if home is None:
+            home = self._dice.randrange(len(self.shapers))
+        self._home[request.id] = home
         return self._note(self.shapers[home].arrive(request, now), now)
 
     def first_token(self, request_id: str, now: float) -> list[Action]:
         return self._note(self.shapers[self._home[request_id]].first_token(request_id, now), now)
+
+    @property
+    def wants_usage(self) -> bool:
+        return any(shaper.wants_usage for shaper in self.shapers)
+
+    def used(
+        self, request_id: str, output_tokens: int, now: float, cached_tokens: int | None = None
+    ) -> None:
+        shaper = self.shapers[self._home[request_id]]
+        shaper.used(request_id, output_tokens, now, cached_tokens)
 
     def finish(self, request_id: str, now: float) -> list[Action]:
         self._in_flight[self._running.pop(request_id)] -= 1
@@ -146,10 +161,12 @@ def play(
     seed: int = 0,
     exchange: bool = True,
     config: EngineConfig | None = None,
+    pinned: Mapping[str, int] | None = None,
 ) -> Result:
     """`trace` through so many proxies in front of so many engines."""
     served = {f"gpu{i}": SkippingEngine(config or EngineConfig()) for i in range(engines)}
     shapers = [new_shaper(list(served)) for _ in range(proxies)]
     limits = {name: b.spec.max_concurrency for name, b in shapers[0].backends.items()}
-    policy = Several(shapers, limits, seed, exchange)
-    return Result(Fleet(policy, served).run(trace), policy)
+    policy = Several(shapers, limits, seed, exchange, pinned or {})
+    # The fleet is compiled for one shaper; it asks for no more than this has.
+    return Result(Fleet(cast(Any, policy), served).run(trace), policy)

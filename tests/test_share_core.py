@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Send
 from forebay.proxy.core.others import NEWS_S, BackendBooks, Books, Elsewhere, Peers, TenantUse
 from forebay.proxy.core.rendezvous import COMMON_SHARE, ENOUGH, CommonRoot, highest, name_seed
+from forebay.proxy.core.routing import warm_or_least_work
 from forebay.proxy.core.shaper import Shaper
 
 CHAT = Bucket("chat", 5_000, max_queue=8, max_wait_s=2.0)
@@ -54,23 +55,28 @@ class TestElsewhere:
 class TestPeers:
     def test_counters_of_a_newcomer_are_no_news(self) -> None:
         peers = Peers()
-        peers.know("a")
+        peers.know("a", 0.0)
         books = BackendBooks(fresh_tokens=1_000.0, work=(1.0, 2.0, 3.0))
         assert peers.say("p", Books({"a": books}, {"t": TenantUse(5.0, 9.0)}), 0.0) == {}
         assert peers.elsewhere("a").work == (0.0, 0.0, 0.0)
-        assert peers.tenants["t"].prefill_s == 0.0
+        assert peers.given() == {}
         books = BackendBooks(fresh_tokens=1_500.0, work=(1.5, 2.0, 4.0))
         assert peers.say("p", Books({"a": books}, {"t": TenantUse(7.0, 9.0)}), 0.1) == {"a": 500.0}
         assert peers.elsewhere("a").work == (0.5, 0.0, 1.0)
-        assert peers.tenants["t"].prefill_s == 2.0
+        assert peers.given()["t"].prefill_s == 2.0
         # A tenant that this proxy has never mentioned is all new once we know the proxy.
         peers.say("p", Books({"a": books}, {"u": TenantUse(1.0, 4.0)}), 0.2)
-        assert peers.tenants["u"].prompt_tokens == 4.0
+        assert peers.given()["u"].prompt_tokens == 4.0
+        # What was not computed after all is given back; who counts fewer tokens has begun anew.
+        peers.say("p", Books({"a": books}, {"u": TenantUse(0.75, 4.0)}), 0.3)
+        assert peers.given()["u"].prefill_s == -0.25
+        peers.say("p", Books({"a": books}, {"u": TenantUse(0.5, 3.0)}), 0.4)
+        assert peers.given()["u"].prompt_tokens == 3.0
 
     @given(st.lists(st.tuples(st.sampled_from("pqr"), st.integers(0, 9)), max_size=30))
     def test_each_proxy_counts_with_what_it_said_last(self, said: list[tuple[str, int]]) -> None:
         peers, last = Peers(), Counter[str]()
-        peers.know("a")
+        peers.know("a", 0.0)
         for step, (name, running) in enumerate(said):
             peers.say(name, Books({"a": BackendBooks(running=running)}), float(step))
             last[name] = running
@@ -152,7 +158,7 @@ class TestShaper:
         whole_s = alone.backends["a"].prefill_s(work, 0)
         for turn in range(30):
             for shaper in (one, other):
-                shaper.arrive(work._replace(id=f"{turn}"), at)
+                shaper.arrive(Request(f"{turn}", 60_000), at)
             one.others("other", other.books(at), at)
             other.others("one", one.books(at), at)
             for i, shaper in enumerate((one, other)):
@@ -176,8 +182,63 @@ class TestShaper:
         shaper.others("p", Books({"a": BackendBooks(fresh_tokens=1e6 + 7_000)}), 1.1)
         assert backend.matched_tokens(prompt) == 3_000
 
+    def test_a_backend_that_joins_counts_what_others_have_there_at_once(self) -> None:
+        shaper = a_shaper("a")
+        theirs = {"a": BackendBooks(5.0, 1), "b": BackendBooks(running=4, load=7.0)}
+        shaper.others("p", Books(theirs), 0.0)
+        shaper.add_backend(BackendSpec("b", 4, 1e6), 0.1)
+        shaper.backend_up("b", 0.1)
+        assert shaper.backends["b"].running == 4
+        assert shaper.peers.load == 7.0
+        shaper.arrive(Request("c", 1_000), 0.1)
+        assert shaper.queued("chat") == 1
+        assert sent_to(shaper.others("p", Books({}), 0.2)) in (["a"], ["b"])
+
+    def test_a_removed_backend_leaves_nothing_behind(self) -> None:
+        shaper = a_shaper("ab")
+        shaper.others("p", Books({"b": BackendBooks(running=2, load=7.0)}), 0.0)
+        shaper.arrive(Request("d", 8_000, 1, tuple(range(16)), 500.0), 0.0)
+        shaper.finish("d", 0.05)
+        shaper.drain_backend("b", 0.1)
+        assert not shaper.backends["b"].idle  # others' requests run there: theirs to wait for
+        assert shaper.backends["b"].empty
+        shaper.remove_backend("b", 0.1)
+        assert shaper.peers.load == 0.0
+        assert "b" not in shaper.books(0.1).backends
+        assert "b" not in shaper._outlook._seeds
+        shaper.others("p", Books({"b": BackendBooks(running=2, load=7.0)}), 0.2)
+        assert shaper.peers.load == 0.0
+        assert shaper.peer_gone("p", 0.3) == []
+
+    def test_other_buckets_and_backends_change_nothing_between_proxies(self) -> None:
+        shaper = a_shaper("a")
+        shaper.others("p", Books({"a": BackendBooks(running=4)}), 0.0)
+        for i in range(ENOUGH):
+            shaper.arrive(Request(f"{i}", 1_000, 1, (1, 2), 512.0), 0.0)
+        shaper.reconfigure(
+            [Bucket("all", 131_072, 99, 30.0)],
+            0.1,
+            route=warm_or_least_work,
+            affinity=shaper.affinity,
+            dispatch_ahead_s=0.3,
+        )
+        assert shaper._outlook._root._seen == ENOUGH
+        shaper.arrive(Request("x", 1_000, 1, (1, 2), 512.0), 0.1)
+        assert shaper._outlook._root._seen == ENOUGH + 1
+        assert shaper.queued("all") > 0
+        assert set(sent_to(shaper.peer_gone("p", 0.2))) == {"a"}
+
+    def test_the_running_limit_counts_everybody(self) -> None:
+        """The adaptive limit, too: what others run fills it."""
+        shaper = a_shaper("a", slots=8)
+        shaper.backends["a"].limit = 4
+        shaper.others("p", Books({"a": BackendBooks(running=4)}), 0.0)
+        assert sent_to(shaper.arrive(Request("c", 1_000), 0.0)) == []
+        assert sent_to(shaper.others("p", Books({"a": BackendBooks(running=3)}), 0.1)) == ["a"]
+
     def test_tenants_of_the_last_seconds_are_told(self) -> None:
         shaper = a_shaper("a")
+        shaper.others("p", Books({}), 0.0)
         shaper.arrive(Request("r", 1_000, tenant="t"), 0.0)
         use = shaper.books(0.1).tenants["t"]
         assert use.prompt_tokens == 1_000

@@ -18,6 +18,7 @@ import aiohttp
 import pytest
 from proxy_stage import Call, RawBackend, by_request
 
+from forebay.proxy.config import Config
 from forebay.proxy.config_sources import config_yaml, load_config
 from forebay.proxy.core.model import BackendSpec, Bucket, Request
 from forebay.proxy.core.shaper import Shaper
@@ -25,6 +26,8 @@ from forebay.proxy.driver import Driver
 from forebay.proxy.serve import Proxy, start_proxy
 from forebay.proxy.share.exchange import exchanging
 from forebay.proxy.share.hub import Hub, HubLink
+from forebay.proxy.share.worker import worker_environment
+from forebay.proxy.share.workers import patience_s
 from forebay.traces.errors import InputError
 
 PATIENCE_S = 60.0
@@ -197,6 +200,56 @@ def test_workers_go_on_alone_when_their_parent_is_gone() -> None:
             await until(closed)
 
     asyncio.run(main())
+
+
+@pytest.mark.skipif(not hasattr(socket, "SO_REUSEPORT"), reason="no SO_REUSEPORT here")
+def test_sighup_reaches_every_worker_and_a_reload_finds_nothing_changed(tmp_path: Path) -> None:
+    """Not the port that they share nor the files of their own, which the file does not name."""
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            backend = await stack.enter_async_context(RawBackend().running())
+            config = tmp_path / "forebay.yaml"
+            config.write_text(f"metrics: {{hlog: {tmp_path}/ttft.hlog}}\n")
+            process, _, admin = await stack.enter_async_context(
+                proxy_process("--workers", "2", "--config", str(config), "--backend", backend.url)
+            )
+            client = await stack.enter_async_context(aiohttp.ClientSession())
+
+            async def told() -> list[dict[str, Any]]:
+                async with client.get(admin + "/status") as response:
+                    workers = (await response.json())["workers"]
+                return [worker["status"]["config"] for worker in workers]
+
+            assert [c["last_reload"] for c in await told()] == ["none yet"] * 2
+            process.send_signal(signal.SIGHUP)
+
+            async def reloaded() -> bool:
+                return [c["last_reload"] for c in await told()] == ["unchanged"] * 2
+
+            await until(reloaded)
+            assert all(c["needs_restart"] == [] for c in await told())
+
+    asyncio.run(main())
+    assert {path.name for path in tmp_path.glob("*.hlog")} == {"ttft.0.hlog", "ttft.1.hlog"}
+
+
+def test_workers_get_as_long_as_they_were_promised_since() -> None:
+    def config(lame_duck: str, drain: str) -> Config:
+        timeouts = {"lame_duck": lame_duck, "drain": drain}
+        return load_config(None, {"backends": [{"url": "http://x:1"}], "timeouts": timeouts}, {})
+
+    def bad() -> Config:
+        raise InputError("bad")
+
+    assert patience_s(config("2s", "3s"), lambda: config("1s", "40s")) == 41.0
+    assert patience_s(config("2s", "3s"), lambda: config("0s", "1s")) == 5.0
+    assert patience_s(config("2s", "3s"), bad) == 5.0
+
+
+def test_workers_do_not_speak_to_the_service_manager() -> None:
+    given = {"NOTIFY_SOCKET": "/run/notify", "FOREBAY_UPSTREAM_API_KEY": "k"}
+    assert worker_environment(given) == {"FOREBAY_UPSTREAM_API_KEY": "k"}
 
 
 def test_workers_that_cannot_start_are_bad_input(tmp_path: Path) -> None:

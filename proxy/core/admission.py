@@ -6,11 +6,13 @@ estimate must not turn requests away that could have been served (Layr-Labs/d-in
 """
 
 from math import ceil
+from typing import Final
 
 from forebay.proxy.core.model import Bucket, RejectReason, Request
 from forebay.proxy.core.routing import Option
 
-RETRY_LEAST_S, RETRY_MOST_S = 1.0, 60.0  # over 120 s openai-python gives up instead of waiting
+RETRY_LEAST_S: Final = 1.0
+RETRY_MOST_S: Final = 60.0  # over 120 s openai-python gives up instead of waiting
 
 
 def attainable(request: Request, bucket: Bucket, option: Option) -> bool:
@@ -39,4 +41,9 @@ def refuse(
 def retry_after_s(request: Request, bucket: Bucket, wait_s: float) -> float:
     """When the wait will have shrunk to what the request can bear, in whole seconds."""
     bearable_s = min(bucket.max_wait_s, request.timeout_s)
-    return float(max(RETRY_LEAST_S, min(RETRY_MOST_S, ceil(wait_s - bearable_s))))
+    return whole_s(wait_s - bearable_s)
+
+
+def whole_s(seconds: float) -> float:
+    """Whole seconds within what clients obey."""
+    return float(max(RETRY_LEAST_S, min(RETRY_MOST_S, ceil(seconds))))

@@ -7,27 +7,33 @@ nothing while the head streams and has given no token: a late engine must look b
 and what seemed to be cached may not be.
 """
 
-from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import exp, inf, log
+from typing import Final
 
+from forebay.proxy.core.concurrency import Concurrency
 from forebay.proxy.core.cost import CostModel, features
+from forebay.proxy.core.fairness import Fairness
 from forebay.proxy.core.kv import KvReserve
-from forebay.proxy.core.model import BackendSpec, Bucket, Request
+from forebay.proxy.core.lanes import Lanes
+from forebay.proxy.core.model import STANDARD, BackendSpec, Bucket, Request
 from forebay.proxy.core.others import NOTHING, BackendBooks, Elsewhere
 from forebay.proxy.core.prefix import PrefixIndex
-from forebay.proxy.core.queueing import DeadlineQueue, Waiting
+from forebay.proxy.core.queueing import Waiting
+from forebay.proxy.core.turns import Turns
 
-OVERDUE_SHARE = 0.1  # of a prefill with nothing cached: what it counts for until it answers
-LATE, LATE_S = 1.25, 0.1  # a prefill this much over its prediction was not cached as believed
-KV_FULL = 0.95  # of the pool: beyond it the engine preempts or keeps requests waiting
+OVERDUE_SHARE: Final = 0.1  # of a prefill with nothing cached: what it counts for until it answers
+LATE: Final = 1.25  # a prefill this much over its prediction ...
+LATE_S: Final = 0.1  # ... and this much more was not cached as believed
+KV_FULL: Final = 0.95  # of the pool: beyond it the engine preempts or keeps requests waiting
 DEFAULT_INDEX_BLOCKS = 1 << 16  # of a backend whose KV pool is unknown: 128 MiB of prompt text
-LOAD_HALF_LIFE_S = 120.0
-LN_2 = log(2)
-IDLE_FIRST = 1e12  # ranks every idle backend before every busy one
-OBSERVE_AFTER_S = 0.05  # prefills batched in one step answer together: measure them together
+LOAD_HALF_LIFE_S: Final = 120.0
+LN_2: Final = 0.6931471805599453
+IDLE_FIRST: Final = 1e12  # ranks every idle backend before every busy one
+UNLIMITED: Final = 1 << 30
+OBSERVE_AFTER_S: Final = 0.05  # prefills batched in one step answer together: measure them together
 # While other proxies have prefills there too, whose end we hear of up to 0.1 s late.
-OBSERVE_SHARED_S = 0.5
+OBSERVE_SHARED_S: Final = 0.5
 
 
 class Flight:
@@ -37,8 +43,10 @@ class Flight:
         "bucket",
         "cold_s",
         "first_token_at",
+        "output_tokens",
         "prefill_s",
         "request",
+        "reserved_tokens",
         "sent_at",
         "uncached_tokens",
     )
@@ -51,6 +59,7 @@ class Flight:
         prefill_s: float,
         cold_s: float,
         uncached_tokens: int,
+        reserved_tokens: int,
     ) -> None:
         self.request = request
         self.bucket = bucket
@@ -58,25 +67,54 @@ class Flight:
         self.prefill_s = prefill_s
         self.cold_s = cold_s
         self.uncached_tokens = uncached_tokens
+        self.reserved_tokens = reserved_tokens  # KV cache for its output
+        self.output_tokens = 0  # as it turned out; 0 while not known
         self.first_token_at: float | None = None
 
 
+class Worked:
+    """Prefill seconds of one bucket, and when they were last decayed."""
+
+    __slots__ = ("at", "seconds")
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.at = 0.0
+
+
 class Backend:
-    def __init__(self, spec: BackendSpec, buckets: Iterable[Bucket], index: int = 0) -> None:
+    def __init__(
+        self,
+        spec: BackendSpec,
+        buckets: Iterable[Bucket],
+        index: int = 0,
+        *,
+        fairness: Fairness | None = None,
+        itl_slo_s: float = inf,
+    ) -> None:
         self.spec = spec
         self.name = spec.name
         self.index = index  # its place among the backends
+        self.rank = 0.0  # `free_rank` as `Candidates` knows it
+        self.room_at = -inf  # when the backlog will let more in, as `Candidates` knows it
         self.kv_tokens = spec.kv_tokens
         self.up = False
+        self.draining = False  # it is to go: `up` stays false until it is gone
+        self.most_prefills = UNLIMITED  # fewer while it is on trial or says that it is full
         self.cost = CostModel()
         self.prefixes = PrefixIndex(DEFAULT_INDEX_BLOCKS)
-        self.queues = {bucket.name: DeadlineQueue() for bucket in buckets}
+        fair = self._fairness = fairness or Fairness((), 1.0)
+        self.queues = {bucket.name: Lanes(fair) for bucket in buckets}
+        self.turns = Turns(self.queues)
+        self.concurrency = Concurrency(spec.max_concurrency, itl_slo_s)
+        self.limit = spec.max_concurrency  # requests that may run now
         self.queued = 0  # in all of them
         self.queued_s = 0.0  # their prefills
         self.flights: dict[str, Flight] = {}
         self.kv = KvReserve()
         self.sent_prompt_tokens = 0
-        self.prefills: OrderedDict[str, Flight] = OrderedDict()
+        self.prefills: dict[str, Flight] = {}
+        self._head: Flight | None = None  # the first of them
         self.prefills_of = dict.fromkeys(self.queues, 0)
         # Smoothed time from first token to finish, by bucket.
         self.decode_s = dict.fromkeys(self.queues, 1.0)
@@ -85,8 +123,7 @@ class Backend:
         self.silent = 0  # of `prefills`, those whose first token cannot be seen
         self._load = 0.0
         self._load_at = 0.0
-        # Prefill seconds by bucket, and when they were last decayed.
-        self._worked_s = dict.fromkeys(self.queues, (0.0, 0.0))
+        self._worked = {name: Worked() for name in self.queues}
         self._pending_terms = (0.0, 0.0, 0.0)
         self._pending_since = 0.0
         self.others: Elsewhere | None = None  # what other proxies have here, if there are any
@@ -96,14 +133,20 @@ class Backend:
         self._block_tokens = 512.0
 
     def __repr__(self) -> str:
-        state = "up" if self.up else "down"
+        state = "draining" if self.draining else "up" if self.up else "down"
         return (
-            f"<Backend {self.name} {state} running={len(self.flights)}/{self.spec.max_concurrency}"
+            f"<Backend {self.name} {state} running={len(self.flights)}/{self.limit}"
             f" prefills={len(self.prefills)} queued={self.queued}>"
         )
 
     @property
+    def empty(self) -> bool:
+        """Nothing of ours runs or waits here, whatever others have."""
+        return not self.flights and not self.queued
+
+    @property
     def idle(self) -> bool:
+        """Nobody has anything here, as far as we know."""
         others = self.others
         return not self.flights and not self.queued and (others is None or not others.running)
 
@@ -135,10 +178,9 @@ class Backend:
 
     def backlog_s(self, now: float) -> float:
         """Predicted seconds until the engine has given a first token to all it was sent."""
-        others = self.others
-        if not self.prefills:
+        others, head = self.others, self._head
+        if head is None:
             return 0.0 if others is None else others.prefill_s(now)
-        head = next(iter(self.prefills.values()))
         elapsed_s = now - self._head_since
         if elapsed_s < 0.0:  # it begins after what others have sent
             elapsed_s = 0.0
@@ -162,9 +204,9 @@ class Backend:
     def backlog_below_at(self, limit_s: float) -> float:
         """When the backlog falls below `limit_s` by itself; inf if only an answer can do it."""
         others_at = -inf if self.others is None else self.others.below_at(limit_s)
-        if not self.prefills:
+        head = self._head
+        if head is None:
             return others_at
-        head = next(iter(self.prefills.values()))
         rest = self._line_s - head.prefill_s
         floor = OVERDUE_SHARE * head.cold_s if head.request.streams else 0.0
         if not head.request.streams and rest >= limit_s:
@@ -188,33 +230,40 @@ class Backend:
     @property
     def running(self) -> int:
         """Requests there that have not finished, whoever sent them."""
-        return len(self.flights) + (0 if self.others is None else self.others.running)
+        running = len(self.flights)
+        return running if self.others is None else running + self.others.running
 
     def slots_wait_s(self, bucket: str, ahead: int) -> float:
         """Predicted wait for a free slot with `ahead` others waiting for one too."""
-        missing = self.running + ahead + 1 - self.spec.max_concurrency
-        return max(0, missing) * self.decode_s[bucket] / self.spec.max_concurrency
+        missing = len(self.flights) + ahead + 1 - self.limit
+        if self.others is not None:
+            missing += self.others.running
+        if missing <= 0:
+            return 0.0
+        return missing * self.decode_s[bucket] / self.limit
 
-    def kv_fits(self, request: Request) -> bool:
+    def kv_fits(self, request: Request, output_tokens: int) -> bool:
         room = KV_FULL * self.kv_tokens - self.kv.held
         if self.others is not None and self.others.running:
             room -= self.others.kv_tokens
         elif not self.flights:
             return True
-        if request.prompt_tokens + request.output_tokens <= room:
+        if request.prompt_tokens + output_tokens <= room:
             return True
-        return self.kv.need(request) <= room
+        return self.kv.need(request, output_tokens) <= room
 
-    def kv_wait_s(self, request: Request, bucket: str) -> float:
+    def kv_wait_s(self, request: Request, output_tokens: int, bucket: str, mates: int) -> float:
         """Predicted wait for KV cache: those who run give theirs back in turn.
 
-        Whoever waits in the same bucket is reckoned to need as much.
+        Each of `mates`, which are this one and those before it, is reckoned to need as much.
         """
-        held, mates = self.kv.held, 1 + len(self.queues[bucket])
-        room = KV_FULL * self.kv_tokens - held
-        if not held or (request.prompt_tokens + request.output_tokens) * mates <= room:
+        held = self.kv.held
+        if not held:
             return 0.0
-        missing = self.kv.need(request) * mates - room
+        room = KV_FULL * self.kv_tokens - held
+        if (request.prompt_tokens + output_tokens) * mates <= room:
+            return 0.0
+        missing = self.kv.need(request, output_tokens) * mates - room
         if missing <= 0:
             return 0.0
         return missing / held * self.decode_s[bucket]
@@ -231,8 +280,8 @@ class Backend:
 
     def worked_share(self, bucket: str, now: float) -> float:
         """Share of its time that the engine lately spent on prefills of one bucket."""
-        seconds, at = self._worked_s[bucket]
-        share = seconds * decay(now - at) * LN_2 / LOAD_HALF_LIFE_S
+        worked = self._worked[bucket]
+        share = worked.seconds * decay(now - worked.at) * LN_2 / LOAD_HALF_LIFE_S
         return share if self.others is None else share + self.others.worked.get(bucket, 0.0)
 
     def books(self, now: float) -> BackendBooks:
@@ -267,35 +316,58 @@ class Backend:
     def enqueue(self, waiting: Waiting) -> None:
         """The request waits for this backend."""
         self.queues[waiting.bucket].push(waiting)
+        self.turns.joined(waiting)
         self.queued += 1
         self.queued_s += waiting.work_s
 
     def dequeue(self, waiting: Waiting) -> None:
         """It waits no longer, or elsewhere."""
-        self.queues[waiting.bucket].remove(waiting.request.id)
+        self.queues[waiting.bucket].remove(waiting)
         self.queued -= 1
-        self.queued_s = self.queued_s - waiting.work_s if self.queued else 0.0
+        self.queued_s -= waiting.work_s
+        if not self.queued:
+            self.queued_s = 0.0
+            self.turns.nobody_waits()
 
-    def sent(self, request: Request, bucket: str, matched_tokens: int, now: float) -> Flight:
-        """It was sent here: its prefill joins the line, its slot and KV cache are taken."""
+    def sent(
+        self,
+        request: Request,
+        bucket: str,
+        matched_tokens: int,
+        now: float,
+        reserved_tokens: int | None = None,
+        rank: int = STANDARD,
+    ) -> Flight:
+        """It was sent here: its prefill joins the line, its slot and KV cache are taken.
+
+        `reserved_tokens` is what it is reckoned to generate; by default the most it may.
+        """
+        if reserved_tokens is None:
+            reserved_tokens = request.output_tokens
         tokens = request.prompt_tokens
         prefill_s = cold_s = self.cost.predict_s(tokens, tokens)
         if matched_tokens:
             prefill_s = self.cost.predict_s(tokens - matched_tokens, tokens)
-        flight = Flight(request, bucket, now, prefill_s, cold_s, tokens - matched_tokens)
-        if not self.prefills:
+        flight = Flight(
+            request, bucket, now, prefill_s, cold_s, tokens - matched_tokens, reserved_tokens
+        )
+        if self._head is None:
+            self._head = flight
             self._head_since = now
             if self.others is not None:
                 self._head_since += self.others.prefill_s(now)
             self._begin_observation(now)
         self.flights[request.id] = self.prefills[request.id] = flight
+        if self.queued:
+            self.turns.sent(bucket, rank, prefill_s, self.queued)
         self.prefills_of[bucket] += 1
         self.silent += not request.streams
         self._line_s += prefill_s
-        self.kv.take(request)
+        self.kv.take(request, reserved_tokens)
         self.sent_prompt_tokens += tokens
-        worked_s, at = self._worked_s[bucket]
-        self._worked_s[bucket] = worked_s * decay(now - at) + prefill_s, now
+        worked = self._worked[bucket]
+        worked.seconds = worked.seconds * decay(now - worked.at) + prefill_s
+        worked.at = now
         self._load, self._load_at = self.own_load(now) + tokens, now
         self._fresh_tokens += tokens - matched_tokens + request.output_tokens
         self._block_tokens = request.block_tokens
@@ -346,8 +418,39 @@ class Backend:
         elif flight.first_token_at is not None:
             seconds = now - flight.first_token_at
             self.decode_s[flight.bucket] += 0.1 * (seconds - self.decode_s[flight.bucket])
-        self.kv.give_back(flight.request)
+            if self.concurrency.on:
+                running, tokens = self.running + 1, flight.output_tokens
+                self.concurrency.finished(flight.first_token_at, tokens, running, now)
+                self.limit = self.concurrency.limit
+        self.kv.give_back(flight.request, flight.reserved_tokens)
         return left_line
+
+    def resize(self, spec: BackendSpec, itl_slo_s: float) -> None:
+        """It has other limits; how many may run is found out anew."""
+        self.spec = spec
+        self.concurrency = Concurrency(spec.max_concurrency, itl_slo_s)
+        self.limit = spec.max_concurrency
+
+    def rebucket(self, buckets: Iterable[Bucket], home: Callable[[Request], str]) -> None:
+        """There are other buckets now, and nobody waits; `home` names the bucket of a request."""
+        assert not self.queued
+        self.queues = {bucket.name: Lanes(self._fairness) for bucket in buckets}
+        self.turns = Turns(self.queues)
+        for flight in self.flights.values():
+            flight.bucket = home(flight.request)
+        self.prefills_of = dict.fromkeys(self.queues, 0)
+        for flight in self.prefills.values():
+            self.prefills_of[flight.bucket] += 1
+        self.decode_s = {name: self.decode_s.get(name, 1.0) for name in self.queues}
+        self._worked = {name: self._worked.get(name) or Worked() for name in self.queues}
+
+    def computed_s(self, request_id: str, now: float) -> float:
+        """Of a request without a first token: seconds its prefill was computed, as predicted."""
+        head = self._head
+        if head is None or head.request.id != request_id:
+            return 0.0
+        # It may begin only after what others have sent.
+        return max(0.0, min(head.prefill_s, now - self._head_since))
 
     def pass_time(self, now: float) -> bool:
         """Take those out of the line whose first token cannot be seen and is predicted past.
@@ -355,8 +458,7 @@ class Backend:
         Returns whether any was.
         """
         left = False
-        while self.silent:
-            head = next(iter(self.prefills.values()))
+        while self.silent and (head := self._head):
             ends_at = self._head_since + head.prefill_s
             if head.request.streams or ends_at > now:
                 break
@@ -366,9 +468,10 @@ class Backend:
         return left
 
     def _leave_line(self, flight: Flight, now: float) -> None:
-        if next(iter(self.prefills)) == flight.request.id:
-            self._head_since = now
         del self.prefills[flight.request.id]
+        if flight is self._head:
+            self._head_since = now
+            self._head = _first(self.prefills)
         self.prefills_of[flight.bucket] -= 1
         self.silent -= not flight.request.streams
         self._line_s = self._line_s - flight.prefill_s if self.prefills else 0.0
@@ -389,6 +492,12 @@ class Backend:
             return
         (a, b, c), (d, e, f), (x, y, z) = self._pending_terms, others.work, self._others_before
         self.cost.observe((a + d - x, b + e - y, c + f - z), elapsed_s)
+
+
+def _first(flights: dict[str, Flight]) -> Flight | None:
+    for flight in flights.values():
+        return flight
+    return None
 
 
 def decay(elapsed_s: float) -> float:

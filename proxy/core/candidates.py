@@ -7,12 +7,12 @@ than it finds.
 
 from collections.abc import Sequence
 from math import ceil, inf
+from typing import Final
 
 from forebay.proxy.core.backend import Backend
 
-LOOK_AT_ALL = 8  # fleets up to this size are looked at whole
-LOOK_AT_WARM = 3
-LOOK_AT_FREE = 2
+LOOK_AT_ALL: Final = 8  # fleets up to this size are looked at whole
+LOOK_AT_WARM: Final = 3
 
 
 class Candidates:
@@ -22,13 +22,10 @@ class Candidates:
         self._backends = list(backends)
         self._dispatch_ahead_s = dispatch_ahead_s
         self._moved: set[int] = set(range(len(self._backends)))
-        self._free = [0.0] * len(self._backends)  # Backend.free_rank of each
-        self._room_at = [-inf] * len(self._backends)  # when its backlog will let more in
         self._holders: dict[int, int] = {}
         self.all = len(self._backends) <= LOOK_AT_ALL
-        if not self.all:
-            for backend in backends:
-                backend.prefixes.share(self._holders, 1 << backend.index)
+        for backend in backends:
+            backend.prefixes.share(None if self.all else self._holders, 1 << backend.index)
 
     def moved(self, backend: Backend) -> None:
         """Its backlog, queue or load changed."""
@@ -45,19 +42,24 @@ class Candidates:
         if self._moved:
             self._refresh()
         found = self._warm(blocks, least_match, usable) if blocks else []
-        first = second = -1  # the two that will be free first, of those not found yet
+        # The two that will be free first, of those not found yet.
+        first: Backend | None = None
+        second: Backend | None = None
         first_free = second_free = inf
-        for index, free in enumerate(self._free):
+        for backend in self._backends:
+            free = backend.rank
             if free >= second_free:
                 continue
-            backend = self._backends[index]
             if backend.up and (usable is None or backend in usable) and backend not in found:
                 if free < first_free:
                     second, second_free = first, first_free
-                    first, first_free = index, free
+                    first, first_free = backend, free
                 else:
-                    second, second_free = index, free
-        found += [self._backends[index] for index in (first, second) if index >= 0]
+                    second, second_free = backend, free
+        if first is not None:
+            found.append(first)
+        if second is not None:
+            found.append(second)
         return found
 
     def room_after(self, now: float) -> float:
@@ -65,9 +67,9 @@ class Candidates:
         if self._moved:
             self._refresh()
         least = inf
-        for at in self._room_at:
-            if now < at < least:
-                least = at
+        for backend in self._backends:
+            if now < backend.room_at < least:
+                least = backend.room_at
         return least
 
     def _warm(
@@ -85,12 +87,12 @@ class Candidates:
             if backend.up and (usable is None or backend in usable):
                 warm.append(backend)
         if len(warm) > LOOK_AT_WARM:
-            warm.sort(key=lambda backend: self._free[backend.index])
+            warm.sort(key=lambda backend: backend.rank)
         return warm[:LOOK_AT_WARM]
 
     def _refresh(self) -> None:
         for index in self._moved:
             backend = self._backends[index]
-            self._free[index] = backend.free_rank
-            self._room_at[index] = backend.backlog_below_at(self._dispatch_ahead_s)
+            backend.rank = backend.free_rank
+            backend.room_at = backend.backlog_below_at(self._dispatch_ahead_s)
         self._moved.clear()

@@ -14,18 +14,21 @@ is a hundredth of the work, does not decide about documents.
 """
 
 from math import exp, log
+from typing import Final
 
-PRIOR_FIXED_S = 0.02
-PRIOR_S_PER_TOKEN = 2.5e-5
-PRIOR_S_PER_TOKEN_PAIR = 1.0e-9
-NOISE = 0.04  # variance of one observation's logarithm: batching, decode beside the prefill
-UNSURE_SPEED = 1.0  # variance, at the start and at most, of what the log scales have in common ...
-UNSURE_SCALE = 0.1  # ... and of what each has besides
-DRIFT = 0.001  # of these: how much less sure an observation later
-FURTHEST = log(100.0)  # a coefficient stays within this factor of its prior, either way
-SPREAD_GAIN = 0.05
-LEAST_S = 1e-6  # of an observation: clocks give zero
-MOST_OFF = log(5.0)  # one observation counts as at most this many times off, either way
+PRIOR_FIXED_S: Final = 0.02
+PRIOR_S_PER_TOKEN: Final = 2.5e-5
+PRIOR_S_PER_TOKEN_PAIR: Final = 1.0e-9
+NOISE: Final = 0.04  # variance of one observation's logarithm: batching, decode beside the prefill
+UNSURE_SPEED: Final = (
+    1.0  # variance, at the start and at most, of what the log scales have in common ...
+)
+UNSURE_SCALE: Final = 0.1  # ... and of what each has besides
+DRIFT: Final = 0.001  # of these: how much less sure an observation later
+FURTHEST: Final = log(100.0)  # a coefficient stays within this factor of its prior, either way
+SPREAD_GAIN: Final = 0.05
+LEAST_S: Final = 1e-6  # of an observation: clocks give zero
+MOST_OFF: Final = log(5.0)  # one observation counts as at most this many times off, either way
 
 Vector = tuple[float, float, float]
 

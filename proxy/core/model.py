@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from math import inf
-from typing import Literal, NamedTuple
+from typing import Literal
 
 RejectReason = Literal[
     "queue_full",  # the bucket's queue holds max_queue already
@@ -13,6 +13,9 @@ RejectReason = Literal[
 ]
 
 ServiceClass = Literal["interactive", "standard", "batch"]  # the most urgent first
+CLASSES: tuple[ServiceClass, ...] = ("interactive", "standard", "batch")
+RANKS: dict[str, int] = {name: rank for rank, name in enumerate(CLASSES)}
+STANDARD = RANKS["standard"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,33 @@ class Tenant:
         assert self.burst_tokens > 0
 
 
-class Request(NamedTuple):
+class _Told:
+    """What the shaper is told or answers: equal when all values are.
+
+    Plain classes, not named tuples: compiled, these are made and read without the interpreter,
+    and a simulation makes two a request.
+    """
+
+    __slots__ = ()
+
+    def values(self) -> tuple[object, ...]:
+        raise NotImplementedError
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, _Told)
+            and type(self) is type(other)
+            and self.values() == other.values()
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.values())
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.values()}>"
+
+
+class Request(_Told):
     """A request as the policy sees it: lengths and hashes, never text.
 
     Attributes:
@@ -84,36 +113,99 @@ class Request(NamedTuple):
         service_class: how urgent it is to its sender.
     """
 
-    id: str
-    prompt_tokens: int
-    output_tokens: int = 0
-    blocks: tuple[int, ...] = ()
-    block_tokens: float = 512.0
-    timeout_s: float = inf
-    streams: bool = True
-    tenant: str = ""
-    service_class: ServiceClass = "standard"
+    __slots__ = (
+        "block_tokens",
+        "blocks",
+        "id",
+        "output_tokens",
+        "prompt_tokens",
+        "service_class",
+        "streams",
+        "tenant",
+        "timeout_s",
+    )
+
+    def __init__(
+        self,
+        id: str,
+        prompt_tokens: int,
+        output_tokens: int = 0,
+        blocks: tuple[int, ...] = (),
+        block_tokens: float = 512.0,
+        timeout_s: float = inf,
+        streams: bool = True,
+        tenant: str = "",
+        service_class: ServiceClass = "standard",
+    ) -> None:
+        self.id = id
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.blocks = blocks
+        self.block_tokens = block_tokens
+        self.timeout_s = timeout_s
+        self.streams = streams
+        self.tenant = tenant
+        self.service_class = service_class
+
+    def values(self) -> tuple[object, ...]:
+        lengths = self.prompt_tokens, self.output_tokens, self.blocks, self.block_tokens
+        return self.id, *lengths, self.timeout_s, self.streams, self.tenant, self.service_class
 
 
-class Send(NamedTuple):
+class Send(_Told):
     """Send the request to `backend` now; its slot is taken until `finish`."""
 
-    request: Request
-    backend: str
-    bucket: str
-    queued_s: float
-    predicted_ttft_s: float
-    matched_tokens: int
+    __slots__ = (
+        "backend",
+        "bucket",
+        "matched_tokens",
+        "predicted_ttft_s",
+        "queued_s",
+        "request",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        backend: str,
+        bucket: str,
+        queued_s: float,
+        predicted_ttft_s: float,
+        matched_tokens: int,
+    ) -> None:
+        self.request = request
+        self.backend = backend
+        self.bucket = bucket
+        self.queued_s = queued_s
+        self.predicted_ttft_s = predicted_ttft_s
+        self.matched_tokens = matched_tokens
+
+    def values(self) -> tuple[object, ...]:
+        predicted = self.predicted_ttft_s, self.matched_tokens
+        return self.request, self.backend, self.bucket, self.queued_s, *predicted
 
 
-class Reject(NamedTuple):
+class Reject(_Told):
     """Answer the request at once; `retry_after_s` is when capacity is predicted to be back."""
 
-    request: Request
-    reason: RejectReason
-    bucket: str
-    queued_s: float
-    retry_after_s: float
+    __slots__ = ("bucket", "queued_s", "reason", "request", "retry_after_s")
+
+    def __init__(
+        self,
+        request: Request,
+        reason: RejectReason,
+        bucket: str,
+        queued_s: float,
+        retry_after_s: float,
+    ) -> None:
+        self.request = request
+        self.reason = reason
+        self.bucket = bucket
+        self.queued_s = queued_s
+        self.retry_after_s = retry_after_s
+
+    def values(self) -> tuple[object, ...]:
+        return self.request, self.reason, self.bucket, self.queued_s, self.retry_after_s
 
 
 Action = Send | Reject

@@ -72,7 +72,10 @@ class BackendBooks:
 
 
 class TenantUse:
-    """What a tenant was given, ever: predicted prefill seconds and prompt tokens."""
+    """What a tenant was given: prefill seconds and prompt tokens.
+
+    Seconds may become fewer: what turns out not to have been computed is taken off.
+    """
 
     __slots__ = ("prefill_s", "prompt_tokens")
 
@@ -83,9 +86,13 @@ class TenantUse:
     def copy(self) -> "TenantUse":
         return TenantUse(self.prefill_s, self.prompt_tokens)
 
+    def add(self, prefill_s: float, prompt_tokens: float) -> None:
+        self.prefill_s += prefill_s
+        self.prompt_tokens += prompt_tokens
+
 
 class Books:
-    """All that one proxy says at a time; `tenants` may leave out those without news."""
+    """All that one proxy says at a time; `tenants` are those that were given something lately."""
 
     __slots__ = ("backends", "tenants")
 
@@ -168,20 +175,33 @@ class Peers:
     """The other proxies, what each said last, and what that comes to on each backend."""
 
     def __init__(self) -> None:
-        self.tenants: dict[str, TenantUse] = {}  # given by others since we know them
+        self._given: dict[str, TenantUse] = {}  # by others, since we last asked
         self.load = 0.0  # on all backends
         self._told: dict[str, tuple[Books, float]] = {}
-        self._use: dict[str, dict[str, TenantUse]] = {}  # as each proxy said last
+        self._use: dict[str, Mapping[str, TenantUse]] = {}  # as each proxy said last
         self._on: dict[str, Elsewhere] = {}  # by backend
 
     def __len__(self) -> int:
         return len(self._told)
 
-    def know(self, backends: Iterable[str]) -> None:
-        """These are the backends that matter; what is said of others is not looked at."""
-        for name in backends:
-            if name not in self._on:
-                self._on[name] = Elsewhere()
+    def know(self, backends: Iterable[str], now: float) -> None:
+        """These backends matter; what is said of others is not looked at."""
+        new = [name for name in backends if name not in self._on]
+        for name in new:
+            self._on[name] = Elsewhere()
+        if new:
+            self._sum(now)
+
+    def forget(self, backend: str) -> None:
+        """The backend matters no longer."""
+        elsewhere = self._on.pop(backend, None)
+        if elsewhere is not None:
+            self.load -= elsewhere.load
+
+    def given(self) -> dict[str, TenantUse]:
+        """What others gave tenants since this was last asked."""
+        given, self._given = self._given, {}
+        return given
 
     def elsewhere(self, backend: str) -> Elsewhere:
         """What they have on one backend that is known; the same object for good."""
@@ -230,16 +250,19 @@ class Peers:
         return sorted(peer for peer, (_, at) in self._told.items() if now - at > NEWS_S)
 
     def _charge(self, peer: str, tenants: Mapping[str, TenantUse], *, known: bool) -> None:
-        use = self._use.setdefault(peer, {})
+        last = self._use.get(peer, {})
+        self._use[peer] = tenants
+        if not known:
+            return  # of a proxy that we have just met, what it gave before is no news
         for name, now in tenants.items():
-            before = use.get(name)
-            use[name] = now
-            if before is None:
-                # Of a proxy that we have just met, what it gave before is no news.
-                before = TenantUse() if known else now
-            given = self.tenants.setdefault(name, TenantUse())
-            given.prefill_s += max(0.0, now.prefill_s - before.prefill_s)
-            given.prompt_tokens += max(0.0, now.prompt_tokens - before.prompt_tokens)
+            prefill_s, prompt_tokens = now.prefill_s, now.prompt_tokens
+            before = last.get(name)
+            # Who is left out for a while, or counts fewer tokens than before, starts from nothing.
+            if before is not None and before.prompt_tokens <= prompt_tokens:
+                prefill_s -= before.prefill_s
+                prompt_tokens -= before.prompt_tokens
+            if prefill_s or prompt_tokens:
+                self._given.setdefault(name, TenantUse()).add(prefill_s, prompt_tokens)
 
     def _sum(self, now: float) -> None:
         for name, elsewhere in self._on.items():

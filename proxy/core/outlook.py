@@ -3,9 +3,11 @@
 Reads the books, changes none of them, except its own of who came and who was refused lately.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from math import fsum, inf
+from typing import Final
 
+from forebay.proxy.core.ahead import MOST, Ahead
 from forebay.proxy.core.backend import Backend, decay
 from forebay.proxy.core.candidates import Candidates
 from forebay.proxy.core.model import Bucket, Request
@@ -19,14 +21,17 @@ from forebay.proxy.core.partition import (
 from forebay.proxy.core.queueing import Waiting
 from forebay.proxy.core.rendezvous import CommonRoot, highest, name_seed
 from forebay.proxy.core.routing import Option
+from forebay.proxy.core.turns import BUCKETS_SHARE
 
-REFUSED_GAIN = 0.002  # smoothing of the share of requests refused: over the last 500 or so
-AGREED_SHARE = 0.75
+REFUSED_GAIN: Final = 0.002  # smoothing of the share of requests refused: over the last 500 or so
+AGREED_SHARE: Final = 0.75
 """Of its prefill: what going where every proxy would send a cold prompt is worth. With half, two
 proxies lost 6 % of the hits of one (documents of 40k tokens, 5 questions each); with all of it the
 wait would count for nothing."""
-OVERTAKEN_MOST = 0.8  # of the engine: how much of it those who overtake are assumed to take
-MATCH_SLACK_S = 1e-9  # float rounding: a timer set for the moment a backlog ends must find it so
+OVERTAKEN_MOST: Final = 1.0 - BUCKETS_SHARE / 2  # of the engine: what more urgent buckets can take
+MATCH_SLACK_S: Final = (
+    1e-9  # float rounding: a timer set for the moment a backlog ends must find it so
+)
 
 
 class Outlook:
@@ -36,7 +41,9 @@ class Outlook:
         buckets: Mapping[str, Bucket],
         dispatch_ahead_s: float,
         min_match: float,
+        ahead: Ahead,
     ) -> None:
+        self._ahead = ahead
         self._backends = backends
         self._all = list(backends.values())
         self._buckets = buckets
@@ -52,6 +59,7 @@ class Outlook:
             for bucket in buckets.values()
         }
         self._candidates = Candidates(self._all, dispatch_ahead_s)
+        self.limited = False  # some backend is on trial or in a pause
         self._last_arrival = dict.fromkeys(buckets, -inf)
         self._refused_share = dict.fromkeys(buckets, 0.0)
         self._load = 0.0
@@ -59,6 +67,23 @@ class Outlook:
         self._peers: Peers | None = None  # other proxies, while there are any
         self._root = CommonRoot()
         self._seeds: dict[str, int] = {}
+
+    def rebuilt(
+        self,
+        backends: Mapping[str, Backend],
+        buckets: Mapping[str, Bucket],
+        dispatch_ahead_s: float,
+        min_match: float,
+    ) -> "Outlook":
+        """One for other backends or buckets, which remembers what this one has seen of those."""
+        new = Outlook(backends, buckets, dispatch_ahead_s, min_match, self._ahead)
+        for name in buckets:
+            new._last_arrival[name] = self._last_arrival.get(name, -inf)
+            new._refused_share[name] = self._refused_share.get(name, 0.0)
+        new._load, new._load_at = self._load, self._load_at
+        new.limited = self.limited
+        new._peers, new._root = self._peers, self._root
+        return new
 
     # Who came and what became of them.
 
@@ -68,6 +93,8 @@ class Outlook:
     def decided(self, bucket: str, *, refused: bool) -> bool:
         """A newcomer was refused or taken; whether long prefills may start sooner for it."""
         share = self._refused_share[bucket]
+        if not refused and not share:
+            return False
         now = self._refused_share[bucket] = share + REFUSED_GAIN * (refused - share)
         return now <= REFUSED_MOST < share
 
@@ -138,11 +165,12 @@ class Outlook:
                 agreed = self._agreed(waiting)
                 if agreed is not None and agreed not in backends:
                     backends.append(agreed)
+        if self.limited:  # nobody should wait for a trial to end while another takes work
+            free = [b for b in backends if len(b.prefills) < b.most_prefills]
+            backends = free or backends
         return self.options_among(backends, waiting, now)
 
-    def options_among(
-        self, backends: Sequence[Backend], waiting: Waiting, now: float
-    ) -> list[Option]:
+    def options_among(self, backends: list[Backend], waiting: Waiting, now: float) -> list[Option]:
         """What sending the request to each of these would mean."""
         loads = [backend.load(now) for backend in backends]
         if self._candidates.all:
@@ -153,8 +181,8 @@ class Outlook:
                 mean_load += self._peers.load / len(self._all)
         long_s = self._long_s(waiting.bucket, now)
         options = [
-            self._option(backend, waiting, long_s, load, mean_load, now)
-            for backend, load in zip(backends, loads, strict=True)
+            self._option(backends[at], waiting, long_s, loads[at], mean_load, now)
+            for at in range(len(backends))
         ]
         if self._peers is not None:
             self._agree(options, waiting)
@@ -165,7 +193,8 @@ class Outlook:
         running = len(backend.flights) if backend.others is None else backend.running
         return (
             backend.up
-            and running < backend.spec.max_concurrency
+            and running < backend.limit
+            and len(backend.prefills) < backend.most_prefills
             and backend.backlog_s(now) < self._dispatch_ahead_s + MATCH_SLACK_S
         )
 
@@ -177,7 +206,7 @@ class Outlook:
         if backend.prefills_in(bucket.name) >= bucket.prefills_per_backend:
             return False
         request = waiting.request
-        if not backend.kv_fits(request):
+        if not backend.kv_fits(request, waiting.output_tokens):
             return False
         long_s = self._long_s(waiting.bucket, now)
         if long_s == inf:
@@ -216,19 +245,27 @@ class Outlook:
         cold_s = prefill_s = backend.cost.predict_s(prompt_tokens, prompt_tokens)
         if matched:
             prefill_s = backend.cost.predict_s(prompt_tokens - matched, prompt_tokens)
-        wait_s, ahead_s, ahead = backend.backlog_s(now), 0.0, backend.queued
+        wait_s, ahead_s, ahead, mates = backend.backlog_s(now), 0.0, backend.queued, 1
         if ahead:
             deadline = min(waiting.deadline, now + self._buckets[bucket].max_wait_s)
-            ahead_s = fsum(queue.ahead_s(deadline) for queue in backend.queues.values())
+            overtaken = self._overtaken(backend, bucket, now)
+            if self._ahead.on:
+                ahead_s, ahead = self._ahead.of(backend, waiting, deadline)
+                overtaken = min(MOST, overtaken + self._ahead.overtaken(waiting, now))
+                mates = 1 + ahead
+            else:
+                for queue in backend.queues.values():
+                    if queue.count:
+                        ahead_s += queue.ahead_s(deadline)
+                mates = 1 + backend.queues[bucket].count
             if waiting.backend == backend.name:
                 ahead_s, ahead = max(0.0, ahead_s - waiting.work_s), ahead - 1
-            if ahead:
-                wait_s += ahead_s / (1.0 - self._overtaken(backend, bucket, now))
+            if ahead > 0:
+                wait_s += ahead_s / (1.0 - overtaken)
         if backend.others is not None and backend.others.queued_s:
-            theirs_s = self._queued_elsewhere_s(backend.others.queued_s, bucket)
-            wait_s += theirs_s / (1.0 - self._overtaken(backend, bucket, now))
+            wait_s += self._elsewhere_s(backend, waiting, ahead_s, now)
         wait_s += backend.slots_wait_s(bucket, ahead)
-        wait_s = max(wait_s, backend.kv_wait_s(request, bucket))
+        wait_s = max(wait_s, backend.kv_wait_s(request, waiting.output_tokens, bucket, mates))
         if prefill_s > long_s:
             wait_s = max(
                 wait_s,
@@ -238,14 +275,28 @@ class Outlook:
         margin_s = backend.margin_s(wait_s, ahead_s)
         return Option(backend.name, wait_s, margin_s, prefill_s, cold_s, matched, load, mean_load)
 
-    def _queued_elsewhere_s(self, queued_s: Mapping[str, float], bucket: str) -> float:
-        """Prefill seconds that wait with other proxies and will be sent before a newcomer here."""
+    def _elsewhere_s(self, backend: Backend, waiting: Waiting, ahead_s: float, now: float) -> float:
+        """The wait for what is queued for the backend with other proxies and goes first.
+
+        Args:
+            ahead_s: of what we have queued there ourselves, what goes first.
+        """
+        assert backend.others is not None
+        queued_s, bucket = backend.others.queued_s, waiting.bucket
+        overtaken = self._overtaken(backend, bucket, now)
+        if self._ahead.on:
+            # Whose it is we are not told: connections are dealt out by chance, so that their
+            # queues are made up as ours is.
+            overtaken = min(MOST, overtaken + self._ahead.overtaken(waiting, now))
+            share = min(1.0, ahead_s / backend.queued_s) if backend.queued_s > 0.0 else 1.0
+            return share * fsum(queued_s.values()) / (1.0 - overtaken)
         patience_s = self._buckets[bucket].max_wait_s
-        return fsum(
+        theirs_s = fsum(
             seconds
             for name, seconds in queued_s.items()
             if name not in self._buckets or self._buckets[name].max_wait_s <= patience_s
         )
+        return theirs_s / (1.0 - overtaken)
 
     def _overtaken(self, backend: Backend, bucket: str, now: float) -> float:
         """Share of the engine that more urgent buckets take while this one waits.
@@ -313,5 +364,6 @@ class Outlook:
 
 
 def heads_of(backends: Iterable[Backend]) -> list[Waiting]:
-    """The most urgent of each queue."""
-    return [head for b in backends for queue in b.queues.values() if (head := queue.head())]
+    """Who is next in each queue, of each class."""
+    queues = [queue for b in backends for queue in b.queues.values() if queue.count]
+    return [head for queue in queues for head in queue.heads()]

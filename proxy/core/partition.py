@@ -8,10 +8,14 @@ beyond one engine, every long prefill has waited long enough, both engines work,
 lost.
 """
 
-PATIENCE_SHARE = 0.5  # of the bucket's max_wait: after that it may take the last clear engine
-LAST_MOMENT_SHARE = 0.9  # the same while short requests are refused: whom we took, we serve
-FLOWING_S = 10.0  # a bucket with an arrival this lately is flowing
-REFUSED_MOST = 0.05  # of the short requests, lately: long prefills may cost them this much
+from typing import Final
+
+PATIENCE_SHARE: Final = (
+    0.5  # of the bucket's max_wait: after that it may take the last clear engine
+)
+LAST_MOMENT_SHARE: Final = 0.9  # the same while short requests are refused: whom we took, we serve
+FLOWING_S: Final = 10.0  # a bucket with an arrival this lately is flowing
+REFUSED_MOST: Final = 0.05  # of the short requests, lately: long prefills may cost them this much
 
 
 def may_take_last_at(

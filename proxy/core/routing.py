@@ -8,6 +8,7 @@ name it in `policies.py`, and simulate it.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import Final
 
 from forebay.proxy.core.model import Request
 
@@ -78,7 +79,7 @@ class Affinity:
 
 Route = Callable[[Request, Sequence[Option], Affinity], Option]
 
-WORK_WEIGHT = 2.0
+WORK_WEIGHT: Final = 2.0
 """A second of prefill delays this request and about one more behind it; a second of wait only
 this one. With 1, a busy warm backend is left too early and the work is done twice."""
 
@@ -90,15 +91,15 @@ def warm_or_least_work(request: Request, options: Sequence[Option], affinity: Af
     first, so that a run can be repeated.
     """
     enough = affinity.min_match * request.prompt_tokens
-    best, least = options[0], (inf, inf)
+    best, least, least_load = options[0], inf, inf
     for option in options:
         # Slack for lumps: a few long prompts on one backend are no imbalance yet.
         fair = affinity.max_imbalance * option.mean_load + 2.0 * request.prompt_tokens
         warm = option.matched_tokens >= enough and option.load <= fair
         prefill_s = option.prefill_s if warm else option.cold_prefill_s
-        score = option.wait_s + WORK_WEIGHT * prefill_s, option.load
-        if score < least:
-            best, least = option, score
+        score = option.wait_s + WORK_WEIGHT * prefill_s
+        if score < least or (score == least and option.load < least_load):
+            best, least, least_load = option, score, option.load
     return best
 
 

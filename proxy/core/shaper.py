@@ -8,9 +8,11 @@ The rules:
  1. A request belongs to the first length bucket that holds it, and is meant for the backend that
     `route` picks (`routing.py`).
  2. It is refused on arrival if it cannot make its deadline (`admission.py`), else sent or queued.
- 3. Queues leave earliest deadline first. A backend is sent the next request while its predicted
-    backlog is short (late binding: the engine's own queue stays almost empty, so that order and
-    cancellation stay ours), a slot and KV cache are free, and the bucket's prefill limit allows.
+ 3. Queues leave by class, with a guaranteed share for each class and bucket (`turns.py`); tenants
+    by the seconds they were given (`fairness.py`); of one tenant, earliest deadline first. A
+    backend is sent the next request while its predicted backlog is short (late binding: the
+    engine's own queue stays almost empty, so that order and cancellation stay ours), a slot and
+    KV cache are free, and the bucket's prefill limit allows.
  4. A long prefill does not take the last engine that is clear of them (`partition.py`).
  5. A backend with room and nobody waiting takes the head of another's queue, if `route` now
     prefers it.
@@ -19,10 +21,15 @@ The rules:
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from math import inf
+from typing import Final
 
-from forebay.proxy.core.admission import attainable, refuse, retry_after_s
-from forebay.proxy.core.backend import Backend, Flight
+from forebay.proxy.core.admission import attainable, refuse, retry_after_s, whole_s
+from forebay.proxy.core.ahead import Ahead
+from forebay.proxy.core.backend import UNLIMITED, Backend, Flight
+from forebay.proxy.core.fairness import Fairness
 from forebay.proxy.core.model import (
+    RANKS,
+    STANDARD,
     Action,
     BackendSpec,
     Bucket,
@@ -30,19 +37,23 @@ from forebay.proxy.core.model import (
     RejectReason,
     Request,
     Send,
+    Tenant,
 )
-from forebay.proxy.core.others import Books, Peers, TenantUse
+from forebay.proxy.core.others import Books, Peers
 from forebay.proxy.core.outlook import Outlook, heads_of
+from forebay.proxy.core.outputs import Outputs
 from forebay.proxy.core.queueing import Waiting
+from forebay.proxy.core.quota import Quotas
+from forebay.proxy.core.returns import Returns
 from forebay.proxy.core.routing import Affinity, Option, Route, warm_or_least_work
+from forebay.proxy.core.spending import Spending
 
-DISPATCH_AHEAD_S = 0.3
+DISPATCH_AHEAD_S: Final = 0.3
 """A backend is sent more while its predicted backlog is below this (the default): enough that it
 never waits for us, too little for its own queue to matter."""
 
-LOOKS_ELSEWHERE = 8  # heads of other queues that a backend with room looks at
-LOOK_AGAIN_S = 0.05  # a head that would rather stay is not asked again before
-TENANT_NEWS_S = 1.5  # how long a tenant's use is repeated to other proxies: messages may be lost
+LOOKS_ELSEWHERE: Final = 8  # heads of other queues that a backend with room looks at
+LOOK_AGAIN_S: Final = 0.05  # a head that would rather stay is not asked again before
 
 
 class Shaper:
@@ -54,18 +65,34 @@ class Shaper:
         route: Route = warm_or_least_work,
         affinity: Affinity | None = None,
         dispatch_ahead_s: float = DISPATCH_AHEAD_S,
+        tenants: Iterable[Tenant] = (),
+        default_weight: float = 1.0,
+        itl_slo_s: float = inf,
     ) -> None:
-        self.buckets = {b.name: b for b in sorted(buckets, key=lambda b: b.up_to)}
+        """A tenant that is not among `tenants` weighs `default_weight` and has no quota.
+
+        `itl_slo_s`: fewer requests run on a backend while their tokens come further apart.
+        """
+        listed = list(tenants)
+        self._fairness = Fairness(listed, default_weight)
+        self._quotas = Quotas(listed)
+        self._outputs = Outputs()
+        self._itl_slo_s = itl_slo_s
+        self.buckets = _by_length(buckets)
         self.backends = {
-            spec.name: Backend(spec, buckets, index) for index, spec in enumerate(backends)
+            spec.name: Backend(spec, buckets, index, fairness=self._fairness, itl_slo_s=itl_slo_s)
+            for index, spec in enumerate(backends)
         }
+        self._ahead = Ahead(self.backends, self._fairness)
         self.affinity = affinity or Affinity()
         self._route = route
+        self._dispatch_ahead_s = dispatch_ahead_s
         self._outlook = Outlook(
-            self.backends, self.buckets, dispatch_ahead_s, self.affinity.min_match
+            self.backends, self.buckets, dispatch_ahead_s, self.affinity.min_match, self._ahead
         )
         self._up_to = [(bucket.up_to, bucket) for bucket in self.buckets.values()]
         self._least_patience_s = min(bucket.max_wait_s for bucket in buckets)
+        self._returns = Returns(self.buckets)
         self._waiting: dict[str, Waiting] = {}
         self._queueing: dict[str, Backend] = {}  # the backends that somebody waits for
         self._urgent: list[Waiting] | None = None  # what `_heads` found, while nobody moved
@@ -76,8 +103,7 @@ class Shaper:
         self._now = 0.0
         self.peers = Peers()
         self._shared = False  # whether there are any
-        self._use: dict[str, TenantUse] = {}  # what we gave each tenant, ever
-        self._used_at: dict[str, float] = {}
+        self._spending = Spending()
 
     def __repr__(self) -> str:
         return f"<Shaper queued={self._queued} {list(self.backends.values())}>"
@@ -90,11 +116,25 @@ class Shaper:
         bucket = self.bucket_of(request.prompt_tokens)
         if bucket is None:
             return [Reject(request, "prompt_too_long", "", 0.0, inf)]
+        tenant = request.tenant
+        rank = STANDARD if request.service_class == "standard" else RANKS[request.service_class]
+        if tenant or self._fairness.on:
+            if self._quotas.any:
+                quota_s = self._quotas.wait_s(tenant, request.prompt_tokens, now)
+                if quota_s > 0:
+                    return [Reject(request, "tenant_quota", bucket.name, 0.0, whole_s(quota_s))]
+            self._tell_tenants_apart()
+            self._fairness.arrived(tenant, now)
+        if rank != STANDARD:
+            self._ahead.tell_classes_apart()
         self._outlook.arrived(bucket.name, now)
         self._arrivals += 1
         if self._shared:
             self._outlook.came(request)
-        waiting = Waiting(request, bucket.name, now, inf, self._arrivals)
+        waiting = Waiting(request, bucket.name, now, inf, self._arrivals, 0.0, rank)
+        if self._outputs.any:
+            most = request.output_tokens
+            waiting.output_tokens = self._outputs.expected(tenant, bucket.name, most)
         options = self._outlook.options(waiting, now)
         if not options:
             return [self._reject(waiting, "no_backend_available", now)]
@@ -104,19 +144,31 @@ class Shaper:
         option = self._route(request, hopeful or options, self.affinity)
         backend = self.backends[option.backend]
         starts = self._outlook.may_start(backend, waiting, now)
-        reason = refuse(
-            request,
-            bucket,
-            option,
-            queued=-1 if starts else self._queued[bucket.name],
-            idle=backend.idle,
-        )
+        queued, gives_way = -1 if starts else self._queued[bucket.name], None
+        if queued >= bucket.max_queue and self._ahead.on:
+            gives_way = self._ahead.gives_way(waiting, bucket)
+            queued -= gives_way is not None
+        reason = refuse(request, bucket, option, queued=queued, idle=backend.idle)
+        if reason is None and queued >= 0 and self._ahead.too_much(backend, waiting, bucket, now):
+            reason = "queue_full"
         eased = self._outlook.decided(bucket.name, refused=reason is not None)
         actions: list[Action] = []
+        if reason is None:
+            if self._quotas.any:
+                self._quotas.take(tenant, request.prompt_tokens, now)
+            if self._shared and self._fairness.on:
+                self._spending.took(tenant, request.prompt_tokens, now)
+            if gives_way is not None:
+                wait_s = backend.backlog_s(now) + backend.queued_s
+                left = self._dequeue(gives_way.request.id)
+                actions.append(self._reject(gives_way, "queue_full", now, wait_s))
+                actions += self._start_next(left, now)
         if reason:
-            wait_s = min(o.wait_s for o in options)
-            actions.append(self._reject(waiting, reason, now, wait_s))
-        elif starts and not backend.queues[bucket.name]:
+            wait_s = min(o.wait_s for o in options) - min(bucket.max_wait_s, request.timeout_s)
+            engines = sum(b.up for b in self.backends.values())
+            wait_s = self._returns.book(bucket.name, wait_s, option.prefill_s, engines, now)
+            actions.append(Reject(request, reason, bucket.name, 0.0, whole_s(wait_s)))
+        elif starts and not (backend.queued and backend.queues[bucket.name]):
             actions.append(self._send(waiting, backend, option.matched_tokens, now))
         else:
             self._enqueue(waiting, option, now)
@@ -135,9 +187,33 @@ class Shaper:
     def finish(self, request_id: str, now: float) -> list[Action]:
         """The request left its backend: it completed, failed, or its client went away."""
         self._pass_time(now)
-        backend, _ = self._running.pop(request_id)
+        backend, waiting = self._running.pop(request_id)
+        if self._fairness.on:
+            self._refund(backend, waiting, now)
         prefilled = backend.finished(request_id, now)
         return self._freed(backend, prefilled, now)
+
+    def used(
+        self, request_id: str, output_tokens: int, now: float, cached_tokens: int | None = None
+    ) -> None:
+        """What the answer says it took; to be told before `finish`.
+
+        Args:
+            cached_tokens: of the prompt, found in the engine's cache; None when not known.
+        """
+        running = self._running.get(request_id)
+        if running is None:
+            return
+        backend, waiting = running
+        flight = backend.flights[request_id]
+        flight.output_tokens = output_tokens
+        if output_tokens > 0:
+            self._outputs.observe(waiting.request.tenant, waiting.bucket, output_tokens)
+        if cached_tokens is not None and self._fairness.on:
+            tokens = waiting.request.prompt_tokens
+            uncached = max(1, min(tokens, tokens - cached_tokens))
+            taken_s = backend.cost.predict_s(uncached, tokens)
+            self._correct(waiting.request.tenant, taken_s - flight.prefill_s, now)
 
     def cancel(self, request_id: str, now: float) -> list[Action]:
         """The client went away before its request was sent."""
@@ -149,13 +225,19 @@ class Shaper:
         """Its backend failed before the first byte: send it to another one, queue or refuse it."""
         self._pass_time(now)
         failed, waiting = self._running.pop(request_id)
+        if self._fairness.on:
+            self._refund(failed, waiting, now)
         failed.finished(request_id, now)
         self._outlook.moved(failed)
         waiting.excluded |= {failed.name}
         waiting.deadline = inf
         actions: list[Action] = []
-        if options := self._outlook.options(waiting, now):
-            option = self._route(waiting.request, options, self.affinity)
+        left_s = waiting.request.timeout_s - (now - waiting.arrived_at)
+        options = self._outlook.options(waiting, now)
+        if options and not (hopeful := [o for o in options if o.ttft_s <= left_s]):
+            actions.append(self._reject(waiting, "deadline_unattainable", now))
+        elif options:
+            option = self._route(waiting.request, hopeful, self.affinity)
             starts = self._outlook.may_start(self.backends[option.backend], waiting, now)
             bucket = self.buckets[waiting.bucket]
             if starts or self._queued[bucket.name] < bucket.max_queue:
@@ -166,40 +248,48 @@ class Shaper:
             actions.append(self._reject(waiting, "no_backend_available", now))
         return actions + self._dispatch_all(now)
 
-    def backend_up(self, name: str, now: float, kv_tokens: float | None = None) -> list[Action]:
-        """The backend takes work. Its cache is empty: it has just started, or was unreachable."""
+    def backend_up(
+        self,
+        name: str,
+        now: float,
+        kv_tokens: float | None = None,
+        most_prefills: int = UNLIMITED,
+    ) -> list[Action]:
+        """The backend takes work, so many prefills at once: 1 for a trial, 0 for a pause."""
         self._pass_time(now)
         backend = self.backends[name]
-        backend.up = True
+        backend.up = not backend.draining
+        backend.most_prefills = most_prefills
+        self._outlook.limited = any(
+            b.up and b.most_prefills < UNLIMITED for b in self.backends.values()
+        )
         if kv_tokens is not None:
             backend.kv_tokens = kv_tokens
         self._outlook.moved(backend)
         return self._dispatch_all(now)
 
-    def backend_down(self, name: str, now: float) -> list[Action]:
-        """The backend takes no work: those who wait for it go elsewhere or are refused."""
+    def backend_down(self, name: str, now: float, keeps_cache: bool = False) -> list[Action]:
+        """The backend takes no work: those who wait for it go elsewhere or are refused.
+
+        Args:
+            keeps_cache: it still runs; else what it held is forgotten.
+        """
         self._pass_time(now)
         down = self.backends[name]
-        down.up = False
-        down.prefixes.clear()
-        self._outlook.moved(down)
-        actions: list[Action] = []
-        for queue in down.queues.values():
-            for waiting in queue.everyone():
-                self._dequeue(waiting.request.id)
-                if options := self._outlook.options(waiting, now):
-                    option = self._route(waiting.request, options, self.affinity)
-                    self._enqueue(waiting, option, now)
-                else:
-                    actions.append(self._reject(waiting, "no_backend_available", now))
-        return actions + self._dispatch_all(now)
+        if not keeps_cache:
+            down.prefixes.clear()
+        return self._take_out(down, now)
 
     def wake_at(self) -> float:
         """When `wake` has something to do; infinity if no timer is needed."""
         if not self._waiting:
             return inf
         heads = self._heads()
-        return min(heads[0].deadline, self._outlook.next_moment(heads, self._now))
+        first = heads[0].deadline
+        if self._ahead.on:
+            queues = [q for b in self._queueing.values() for q in b.queues.values()]
+            first = min(e.deadline for q in queues if (e := q.earliest()))
+        return min(first, self._outlook.next_moment(heads, self._now))
 
     def wake(self, now: float) -> list[Action]:
         """Time has passed: send those whose turn it is, refuse those whose deadline is over."""
@@ -207,21 +297,127 @@ class Shaper:
         actions = self._dispatch_all(now)
         for backend in list(self._queueing.values()):
             for queue in backend.queues.values():
-                while (head := queue.head()) and head.deadline <= now:
+                while (head := queue.earliest()) and head.deadline <= now:
                     self._dequeue(head.request.id)
                     wait_s = backend.backlog_s(now) + queue.work_s
                     actions.append(self._reject(head, "deadline_unattainable", now, wait_s))
         return actions
+
+    # What operators change while it runs.
+
+    def add_backend(self, spec: BackendSpec, now: float) -> list[Action]:
+        """One more backend, which takes work from `backend_up` on; one that drained stays."""
+        if spec.name in self.backends:
+            self.backends[spec.name].draining = False
+            return self.change_backend(spec, now)
+        self._pass_time(now)
+        buckets = self.buckets.values()
+        self.backends[spec.name] = Backend(
+            spec,
+            buckets,
+            len(self.backends),
+            fairness=self._fairness,
+            itl_slo_s=self._itl_slo_s,
+        )
+        self._rebuild()
+        if self._shared:
+            return self._peers_changed(now)  # what they have there counts at once
+        return self._dispatch_all(now)
+
+    def change_backend(self, spec: BackendSpec, now: float, *, moved: bool = False) -> list[Action]:
+        """The backend has other limits. `moved`: another server, whose cache is empty."""
+        self._pass_time(now)
+        backend = self.backends[spec.name]
+        backend.resize(spec, self._itl_slo_s)
+        if spec.kv_tokens < inf:
+            backend.kv_tokens = spec.kv_tokens
+        if moved:
+            backend.prefixes.clear()
+        self._outlook.moved(backend)
+        return self._dispatch_all(now)
+
+    def drain_backend(self, name: str, now: float) -> list[Action]:
+        """The backend gets no new work and keeps what runs there, until `remove_backend`."""
+        self._pass_time(now)
+        backend = self.backends[name]
+        backend.draining = True
+        return self._take_out(backend, now)
+
+    def remove_backend(self, name: str, now: float) -> list[Action]:
+        """Forget a backend that was drained and where nothing of ours is left."""
+        self._pass_time(now)
+        assert self.backends[name].draining, name
+        assert self.backends[name].empty, name
+        del self.backends[name]
+        self.peers.forget(name)
+        self._silent.pop(name, None)
+        for index, backend in enumerate(self.backends.values()):
+            backend.index = index
+        self._rebuild()
+        return self._dispatch_all(now)
+
+    def reconfigure(
+        self,
+        buckets: Sequence[Bucket],
+        now: float,
+        *,
+        route: Route,
+        affinity: Affinity,
+        dispatch_ahead_s: float,
+        tenants: Iterable[Tenant] = (),
+        default_weight: float = 1.0,
+        itl_slo_s: float = inf,
+    ) -> list[Action]:
+        """Other buckets and rules from now on.
+
+        Who runs or waits belongs to the bucket that now holds the prompt. Who waits keeps the
+        deadline, and the place even in a queue that is now shorter; a prompt that is now beyond
+        every bucket is refused if it waits, and counts for the last bucket if it runs.
+        """
+        self._pass_time(now)
+        everyone = sorted(self._waiting.values(), key=lambda w: w.key)
+        for waiting in everyone:
+            self._dequeue(waiting.request.id)
+        self.buckets = _by_length(buckets)
+        self.affinity, self._route = affinity, route
+        self._dispatch_ahead_s = dispatch_ahead_s
+        listed = list(tenants)
+        self._fairness.reconfigure(listed, default_weight)
+        self._quotas.reconfigure(listed)
+        self._returns = Returns(self.buckets)
+        if itl_slo_s != self._itl_slo_s:
+            self._itl_slo_s = itl_slo_s
+            for backend in self.backends.values():
+                backend.resize(backend.spec, itl_slo_s)
+        self._up_to = [(bucket.up_to, bucket) for bucket in self.buckets.values()]
+        self._least_patience_s = min(bucket.max_wait_s for bucket in buckets)
+        self._queued = dict.fromkeys(self.buckets, 0)
+        for backend in self.backends.values():
+            backend.rebucket(self.buckets.values(), self._home)
+        for _, running in self._running.values():
+            running.bucket = self._home(running.request)
+        self._rebuild()
+        actions: list[Action] = []
+        for waiting in everyone:
+            bucket = self.bucket_of(waiting.request.prompt_tokens)
+            if bucket is None:
+                queued_s = now - waiting.arrived_at
+                actions.append(Reject(waiting.request, "prompt_too_long", "", queued_s, inf))
+            else:
+                waiting.bucket = bucket.name
+                actions += self._elsewhere(waiting, now)
+        return actions + self._dispatch_all(now)
 
     # Other proxies in front of the same backends.
 
     def others(self, peer: str, books: Books, now: float) -> list[Action]:
         """Another proxy says what it has under way; that replaces what it said before."""
         self._pass_time(now)
-        self.peers.know(self.backends)
+        self.peers.know(self.backends, now)
         for name, tokens in self.peers.say(peer, books, now).items():
             if tokens > 0.0 and name in self.backends:  # it may have been removed
                 self.backends[name].crowded(tokens)
+        self._charge_given(now)
         return self._peers_changed(now)
 
     def peer_gone(self, peer: str, now: float) -> list[Action]:
@@ -239,13 +435,20 @@ class Shaper:
     def books(self, now: float) -> Books:
         """What we have under way, for other proxies; of the tenants those of the last seconds."""
         self._pass_time(now)
-        lately = {
-            tenant: self._use[tenant].copy()
-            for tenant, at in self._used_at.items()
-            if now - at <= TENANT_NEWS_S
-        }
-        self._used_at = {tenant: self._used_at[tenant] for tenant in lately}
+        lately = self._spending.lately(now)
         return Books({name: b.books(now) for name, b in self.backends.items()}, lately)
+
+    def _charge_given(self, now: float) -> None:
+        """What tenants were given elsewhere counts as if it had been here."""
+        given = self.peers.given()
+        if not given:
+            return
+        self._tell_tenants_apart()
+        self._fairness.given({name: use.prefill_s for name, use in given.items()}, now)
+        self._urgent = None  # another tenant may be next
+        if self._quotas.any:
+            for name, use in given.items():
+                self._quotas.take(name, use.prompt_tokens, now)
 
     def _peers_changed(self, now: float) -> list[Action]:
         shared = len(self.peers) > 0
@@ -255,6 +458,8 @@ class Shaper:
             for backend in self.backends.values():
                 if not shared:
                     backend.share_with(None, now)
+        if shared:
+            self.peers.know(self.backends, now)
         for backend in self.backends.values():
             if shared and backend.others is None:
                 backend.share_with(self.peers.elsewhere(backend.name), now)
@@ -273,10 +478,46 @@ class Shaper:
     def queued(self, bucket: str) -> int:
         return self._queued[bucket]
 
+    @property
+    def wants_usage(self) -> bool:
+        """Whether what answers took changes decisions, even where `max_tokens` is exact."""
+        return self._itl_slo_s < inf or self._fairness.on
+
     def waiting(self) -> Iterator[Waiting]:
         yield from self._waiting.values()
 
     # How it acts.
+
+    def _home(self, request: Request) -> str:
+        """The bucket that a request which runs counts for."""
+        bucket = self.bucket_of(request.prompt_tokens)
+        return bucket.name if bucket else self._up_to[-1][1].name
+
+    def _rebuild(self) -> None:
+        """Other backends or buckets: what looks at all of them starts anew."""
+        self._outlook = self._outlook.rebuilt(
+            self.backends, self.buckets, self._dispatch_ahead_s, self.affinity.min_match
+        )
+        self._urgent = None
+
+    def _take_out(self, backend: Backend, now: float) -> list[Action]:
+        """It takes no work: those who wait for it go elsewhere or are refused."""
+        backend.up = False
+        self._outlook.moved(backend)
+        actions: list[Action] = []
+        for queue in backend.queues.values():
+            for waiting in queue.everyone():
+                self._dequeue(waiting.request.id)
+                actions += self._elsewhere(waiting, now)
+        return actions + self._dispatch_all(now)
+
+    def _elsewhere(self, waiting: Waiting, now: float) -> list[Action]:
+        """One who lost the place in a queue: to another, or refused when there is none."""
+        options = self._outlook.options(waiting, now)
+        if not options:
+            return [self._reject(waiting, "no_backend_available", now)]
+        self._enqueue(waiting, self._route(waiting.request, options, self.affinity), now)
+        return []
 
     def _freed(self, backend: Backend, prefilled: Flight | None, now: float) -> list[Action]:
         """Something ended on `backend`; `prefilled` has left its line of prefills, if any has."""
@@ -309,7 +550,7 @@ class Shaper:
             ready = [h for h in heads_of([backend]) if self._outlook.may_start(backend, h, now)]
             if not ready:
                 break
-            waiting = min(ready, key=lambda w: w.key)
+            waiting = backend.turns.first(ready)
             self._dequeue(waiting.request.id)
             matched = backend.matched_tokens(waiting.request)
             actions.append(self._send(waiting, backend, matched, now))
@@ -333,42 +574,36 @@ class Shaper:
     def _heads(self) -> list[Waiting]:
         """The heads of all queues, the most urgent first."""
         if self._urgent is None:
-            self._urgent = sorted(heads_of(self._queueing.values()), key=lambda w: w.key)
+            self._urgent = sorted(
+                heads_of(self._queueing.values()), key=lambda w: (w.rank, w.deadline, w.order)
+            )
         return self._urgent
 
     def _send(self, waiting: Waiting, backend: Backend, matched_tokens: int, now: float) -> Send:
         request = waiting.request
         backlog_s = backend.backlog_s(now)
-        flight = backend.sent(request, waiting.bucket, matched_tokens, now)
+        flight = backend.sent(
+            request, waiting.bucket, matched_tokens, now, waiting.output_tokens, waiting.rank
+        )
+        if self._ahead.on:
+            self._ahead.sent(waiting, flight.prefill_s, now)
+            self._urgent = None  # another tenant may be next
+            if self._shared and self._fairness.on:
+                self._spending.gave(request.tenant, flight.prefill_s, now)
         self._outlook.sent(request.prompt_tokens, now)
         self._outlook.moved(backend)
         self._running[request.id] = backend, waiting
-        if request.tenant:
-            self._charge(request, flight, now)
         if not request.streams:
             self._silent[backend.name] = backend
-        return Send(
-            request,
-            backend.name,
-            waiting.bucket,
-            queued_s=now - waiting.arrived_at,
-            predicted_ttft_s=backlog_s + flight.prefill_s,
-            matched_tokens=matched_tokens,
-        )
-
-    def _charge(self, request: Request, flight: Flight, now: float) -> None:
-        use = self._use.get(request.tenant)
-        if use is None:
-            use = self._use[request.tenant] = TenantUse()
-        use.prefill_s += flight.prefill_s
-        use.prompt_tokens += request.prompt_tokens
-        self._used_at[request.tenant] = now
+        queued_s, ttft_s = now - waiting.arrived_at, backlog_s + flight.prefill_s
+        return Send(request, backend.name, waiting.bucket, queued_s, ttft_s, matched_tokens)
 
     def _enqueue(self, waiting: Waiting, option: Option, now: float) -> None:
         bucket = self.buckets[waiting.bucket]
         request = waiting.request
         if waiting.deadline == inf:
-            bearable_s = min(bucket.max_wait_s, request.timeout_s - option.prefill_s)
+            left_s = request.timeout_s - (now - waiting.arrived_at)  # less than all for a retry
+            bearable_s = min(bucket.max_wait_s, left_s - option.prefill_s)
             waiting.deadline = now + max(0.0, bearable_s)
         waiting.work_s = option.prefill_s
         waiting.backend = option.backend
@@ -379,6 +614,8 @@ class Shaper:
         self._queueing[backend.name] = backend
         self._urgent = None
         self._queued[bucket.name] += 1
+        if self._fairness.on:
+            self._fairness.queued(request.tenant)
 
     def _dequeue(self, request_id: str) -> Backend:
         waiting = self._waiting.pop(request_id)
@@ -390,7 +627,30 @@ class Shaper:
         self._urgent = None
         waiting.backend = ""
         self._queued[waiting.bucket] -= 1
+        if self._fairness.on:
+            self._fairness.left_queue(waiting.request.tenant)
         return backend
+
+    def _tell_tenants_apart(self) -> None:
+        """From the first request that names a tenant."""
+        if self._fairness.on:
+            return
+        self._fairness.on = self._ahead.on = True
+        for waiting in self._waiting.values():
+            self._fairness.queued(waiting.request.tenant)
+
+    def _refund(self, backend: Backend, waiting: Waiting, now: float) -> None:
+        """It leaves its backend: a prefill that was not computed is not paid for."""
+        request = waiting.request
+        flight = backend.prefills.get(request.id)
+        if flight is not None and request.streams:
+            computed_s = backend.computed_s(request.id, now)
+            self._correct(request.tenant, computed_s - flight.prefill_s, now)
+
+    def _correct(self, tenant: str, more_s: float, now: float) -> None:
+        self._fairness.correct(tenant, more_s)
+        if self._shared:
+            self._spending.gave(tenant, more_s, now)
 
     def _reject(
         self, waiting: Waiting, reason: RejectReason, now: float, wait_s: float = 0.0
@@ -401,8 +661,14 @@ class Shaper:
 
     def _pass_time(self, now: float) -> None:
         self._now = max(self._now, now)
+        if not self._silent:
+            return
         for backend in list(self._silent.values()):
             if backend.pass_time(now):
                 self._outlook.moved(backend)
             if not backend.silent:
                 del self._silent[backend.name]
+
+
+def _by_length(buckets: Sequence[Bucket]) -> dict[str, Bucket]:
+    return {bucket.name: bucket for bucket in sorted(buckets, key=lambda b: b.up_to)}

@@ -19,6 +19,7 @@ VERSION = 1
 MOST_BYTES = 1 << 16
 MOST_NAMES = 1024  # backends, buckets or tenants in one message
 MOST_NAME = 128  # characters
+MOST = 1e15  # any number: beyond all reason
 
 
 class BadMessage(Exception):
@@ -48,6 +49,7 @@ def encode(message: Message) -> bytes:
             "tenants": {
                 name: [round(use.prefill_s, 3), round(use.prompt_tokens)]
                 for name, use in books.tenants.items()
+                if len(name) <= MOST_NAME
             },
         }
     )
@@ -70,7 +72,8 @@ def decode(data: bytes) -> Message:
         raise BadMessage("no number")
     backends = {name: _backend(row) for name, row in _table(fields.get("backends")).items()}
     tenants = {
-        name: TenantUse(*_numbers(row, 2)) for name, row in _table(fields.get("tenants")).items()
+        name: TenantUse(*_numbers(row, 2, least=-MOST))
+        for name, row in _table(fields.get("tenants")).items()
     }
     return Message(sender, number, Books(backends, tenants))
 
@@ -124,15 +127,15 @@ def _table(value: object) -> dict[str, object]:
     return value
 
 
-def _numbers(value: object, count: int) -> list[float]:
-    """So many numbers, none of them below zero or beyond all reason."""
+def _numbers(value: object, count: int, least: float = 0.0) -> list[float]:
+    """So many numbers, none of them below `least` or beyond all reason."""
     if not isinstance(value, list) or len(value) != count:
         raise BadMessage(f"not {count} numbers")
     numbers: list[float] = []
     for number in value:
         if isinstance(number, bool) or not isinstance(number, int | float):
             raise BadMessage("not a number")
-        if not isfinite(number) or not 0 <= number < 1e15:
+        if not isfinite(number) or not least <= number < MOST:
             raise BadMessage(f"{number} is out of range")
         numbers.append(float(number))
     return numbers

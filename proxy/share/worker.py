@@ -2,6 +2,7 @@
 
 import os
 import socket
+from collections.abc import Mapping
 
 import orjson
 import typer
@@ -23,8 +24,8 @@ class WorkerLink(HubLink):
         self.hello(orjson.dumps({"url": url, "admin_url": admin_url}))
 
 
-def as_worker(config: Config, text: str) -> tuple[Config, WorkerLink]:
-    """The configuration and link of the worker that `--worker INDEX:FD` says we are."""
+def worker_link(text: str) -> WorkerLink:
+    """The link of the worker that `--worker INDEX:FD` says we are."""
     index, _, number = text.partition(":")
     try:
         end = socket.socket(fileno=int(number))
@@ -32,7 +33,7 @@ def as_worker(config: Config, text: str) -> tuple[Config, WorkerLink]:
         link = WorkerLink(int(index), end)
     except (ValueError, OSError):
         raise InputError("--worker is for --workers to use; give --workers N") from None
-    return _with_own_files(config, link.index), link
+    return link
 
 
 def words_of(context: typer.Context, leave_out: set[str]) -> list[str]:
@@ -50,8 +51,18 @@ def words_of(context: typer.Context, leave_out: set[str]) -> list[str]:
     return words
 
 
-def _with_own_files(config: Config, index: int) -> Config:
+def worker_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the workers: ours, less what is for the parent alone.
+
+    What all workers must have alike and one process would choose by dice (a secret that is made
+    at the start) belongs into `environ` before the first of them starts.
+    """
+    return {key: value for key, value in environ.items() if key != "NOTIFY_SOCKET"}
+
+
+def with_own_files(config: Config, worker: str) -> Config:
     """The same configuration, with a file of its own where two may not write one."""
+    index = worker.partition(":")[0]
     hlog = config.metrics.hlog
     if hlog is None:
         return config

@@ -7,6 +7,7 @@ on, and on SIGTERM has all of them drain.
 """
 
 import asyncio
+import os
 import signal
 import socket
 import sys
@@ -18,15 +19,17 @@ from typing import Any
 
 import orjson
 
+from forebay.proxy import notify
 from forebay.proxy.config import Config
 from forebay.proxy.http_server import HttpServer, listen
 from forebay.proxy.share.hub import Hub
+from forebay.proxy.share.worker import worker_environment
 from forebay.traces.errors import InputError
 
 MOST_WORKERS = 256
 RESTART_S, RESTART_MOST_S = 0.5, 30.0
 STEADY_S = 10.0  # a worker that lived so long is started again at once
-GRACE_S = 5.0  # beyond `timeouts.drain`, for a worker to end by itself
+GRACE_S = 5.0  # beyond `timeouts.lame_duck` and `timeouts.drain`, for a worker to end by itself
 BAD_INPUT = 2  # exit status: no restart will help
 
 
@@ -39,6 +42,7 @@ class Worker:
     greeting: Mapping[str, Any] | None = None  # what it said once it listened
     started_at: float = 0.0
     starts: int = 0
+    reload: bool = False  # asked for before it could hear it
 
     @property
     def pid(self) -> int | None:
@@ -78,12 +82,24 @@ class Workers:
         for worker in self.workers:
             worker.signal(number)
 
-    async def run(self, listening: Callable[[], None], drain_s: float) -> int:
+    def reload(self) -> None:
+        """Every worker reads the configuration again; one that is starting, once it listens."""
+        notify.reloading()
+        for worker in self.workers:
+            if worker.greeting is None:
+                worker.reload = True  # SIGHUP would end it
+            else:
+                worker.signal(signal.SIGHUP)
+        told = f"reload: told {self.count} workers"
+        self.say(told)
+        notify.ready(told)
+
+    async def run(self, listening: Callable[[], None], patience_s: Callable[[], float]) -> int:
         """Until told to stop and all have ended; the exit status.
 
         Args:
             listening: called once when every worker listens.
-            drain_s: how long workers may take to end.
+            patience_s: how long workers may take to end, asked when they are told to.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -93,7 +109,11 @@ class Workers:
                 first.cancel()
                 self.stopping = True
                 self.signal(signal.SIGTERM)
-                _, late = await asyncio.wait(keepers, timeout=drain_s + GRACE_S)
+                wait_s = patience_s() + GRACE_S
+                draining = f"draining: {self.count} workers, up to {wait_s:g} s"
+                self.say(draining)
+                notify.stopping(draining)
+                _, late = await asyncio.wait(keepers, timeout=wait_s)
                 if late:
                     self.say(f"gave up on {len(late)} workers")
                     self.signal(signal.SIGKILL)
@@ -111,7 +131,7 @@ class Workers:
             worker.starts += 1
             try:
                 worker.process = await asyncio.create_subprocess_exec(
-                    *words, pass_fds=[end.fileno()]
+                    *words, pass_fds=[end.fileno()], env=worker_environment(os.environ)
                 )
             finally:
                 end.close()
@@ -141,15 +161,25 @@ class Workers:
         listening()
 
     def _greeted(self, index: int, data: bytes) -> None:
-        self.workers[index].greeting = orjson.loads(data)
+        worker = self.workers[index]
+        worker.greeting = orjson.loads(data)
+        if worker.reload:
+            worker.reload = False
+            worker.signal(signal.SIGHUP)
         if all(worker.greeting for worker in self.workers):
             self.all_listen.set()
 
 
 async def serve_with_workers(
-    config: Config, count: int, words: Sequence[str], say: Callable[[str], None]
+    config: Config,
+    count: int,
+    words: Sequence[str],
+    say: Callable[[str], None],
+    load: Callable[[], Config],
 ) -> int:
     """Run `forebay proxy` with `words` in `count` processes on one port; the exit status.
+
+    `load` reads the configuration again: workers may have reloaded it.
 
     Raises InputError when a port cannot be had.
     """
@@ -177,7 +207,10 @@ async def serve_with_workers(
         admin = await stack.enter_async_context(WorkersAdmin(workers))
         try:
             runner, admin_port = await listen(
-                HttpServer(admin.handle), host, config.listen.admin_port
+                HttpServer(admin.handle),
+                host,
+                config.listen.admin_port,
+                reuse_port=config.listen.reuse_port,
             )
         except OSError as error:
             raise InputError(
@@ -188,16 +221,26 @@ async def serve_with_workers(
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, workers.stop.set)
-        loop.add_signal_handler(signal.SIGHUP, workers.signal, signal.SIGHUP)
+        loop.add_signal_handler(signal.SIGHUP, workers.reload)
         shown = f"[{host}]" if ":" in host else host
 
         def listening() -> None:
-            say(
+            where = (
                 f"listening on http://{shown}:{port}, admin on http://{shown}:{admin_port}, "
                 f"{count} workers"
             )
+            say(where)
+            notify.ready(where)
 
-        return await workers.run(listening, config.timeouts.drain)
+        return await workers.run(listening, lambda: patience_s(config, load))
+
+
+def patience_s(config: Config, load: Callable[[], Config]) -> float:
+    """How long a worker may take to end, by what it started with or has reloaded since."""
+    known = [config.timeouts]
+    with suppress(InputError):  # then no worker has taken it either
+        known.append(load().timeouts)
+    return max(timeouts.lame_duck + timeouts.drain for timeouts in known)
 
 
 def _hold(host: str, port: int) -> socket.socket:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from forebay.proxy.command import new_app
-from forebay.proxy.event_loop import fast_runner
+from forebay.proxy.event_loop import fast_runner, short_collections
 from forebay.replay.engine.calibrate_cli import HELP as CALIBRATE_HELP
 from forebay.replay.engine.calibrate_cli import calibrate_command, print_shipped
 from forebay.replay.engine.config import EngineConfig
@@ -212,7 +212,8 @@ async def _serve(
         ) as running:
             print(start_line(config, running), flush=True)
             stopped = asyncio.create_task(stop.wait())
-            await asyncio.wait({stopped, running.stepping}, return_when="FIRST_COMPLETED")
+            with short_collections():
+                await asyncio.wait({stopped, running.stepping}, return_when="FIRST_COMPLETED")
             stopped.cancel()
             return running.loop.died.is_set()
     except OSError as error:

@@ -22,8 +22,6 @@ tokens cost what the chunk table of the same study says; no kernel measurement b
 LEAST_OCCUPANCY = 0.5
 """Below this, kernels split the keys between SMs instead (flash-decoding); an assumption."""
 
-CACHED_SIZES = 16_384  # matrix products whose time is kept: one for each number of rows
-
 
 @dataclass(slots=True)
 class StepWork:
@@ -65,8 +63,11 @@ class StepTimeModel:
         c = calibration or calibration_of(model, gpu)
         self.calibration = c
         self.request_s = c.request_s
-        self._layer_gemms = lru_cache(CACHED_SIZES)(_layer_gemms(model, gpu, c))
-        self._head_gemm = lru_cache(CACHED_SIZES)(_gemm(model.vocab, model.hidden, model, gpu, c))
+        self._layer_gemms = _layer_gemms(model, gpu, c)
+        self._head_gemm = _gemm(model.vocab, model.hidden, model, gpu, c)
+        # What they gave, by number of rows: the tokens of a step and those sampled in it.
+        self._layers_s: dict[int, float] = {}
+        self._head_s: dict[int, float] = {}
         self._pair_s = (
             4 * model.layers * model.heads * model.head_dim / (gpu.peak_flops * c.prefill_compute)
         )
@@ -78,14 +79,22 @@ class StepTimeModel:
 
     def step_s(self, work: StepWork) -> float:
         """Seconds the step takes."""
+        rows = work.tokens
+        layers_s = self._layers_s.get(rows)
+        if layers_s is None:
+            layers_s = self._layers_s[rows] = self._layer_gemms(rows)
         seconds = (
             self._fixed_s
             + self._sequence_s * work.sequences
-            + self._layer_gemms(work.tokens)
+            + layers_s
             + self._context_s * work.decode_context
         )
-        if work.sampled:
-            seconds += self._head_gemm(work.sampled)
+        rows = work.sampled
+        if rows:
+            head_s = self._head_s.get(rows)
+            if head_s is None:
+                head_s = self._head_s[rows] = self._head_gemm(rows)
+            seconds += head_s
         if work.prefill_chunks:
             seconds += self._prefill_attention_s(work)
         return seconds

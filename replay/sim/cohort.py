@@ -1,8 +1,13 @@
 """All decoding requests as one: what a step costs and when anything happens to one of them."""
 
 from heapq import heappop, heappush
+from typing import Final
 
 from forebay.replay.sim.request import PREFILLING, SimRequest
+
+# More requests than one engine ever admits, and small enough that compiled code multiplies by it
+# in machine words.
+RANKS: Final = 1 << 29
 
 
 class Cohort:
@@ -14,17 +19,19 @@ class Cohort:
         size: how many.
         offsets: sum of their offsets; at the start of step n they have offsets + size*n tokens.
         phases: how many take a new block at step n, under n % block_size.
-        ends: heap of (last step, rank, request); void where the rank has changed since, by a
-            preemption.
     """
 
-    __slots__ = ("_block_size", "ends", "offsets", "phases", "size")
+    # Ends are a heap of last step * RANKS + rank: whole numbers compare faster than tuples. An
+    # entry is void when nobody has that rank any more; a preemption takes it away.
+    __slots__ = ("_block_size", "_ends", "_ranked", "_void", "offsets", "phases", "size")
 
     def __init__(self, block_size: int) -> None:
         self.size = self.offsets = 0
         self.phases = [0] * block_size
         self._block_size = block_size
-        self.ends: list[tuple[int, int, SimRequest]] = []
+        self._ends: list[int] = []
+        self._ranked: dict[int, SimRequest] = {}
+        self._void = 0
 
     def join(self, request: SimRequest, step: int) -> None:
         """Its prompt was completed, and its first token sampled, in `step`."""
@@ -33,7 +40,8 @@ class Cohort:
         self.size += 1
         self.offsets += offset
         self.phases[phase] += 1
-        heappush(self.ends, (request.last - offset, request.rank, request))
+        self._ranked[request.rank] = request
+        heappush(self._ends, (request.last - offset) * RANKS + request.rank)
 
     def leave(self, request: SimRequest) -> None:
         """It was preempted."""
@@ -41,38 +49,44 @@ class Cohort:
         self.offsets -= request.offset
         self.phases[request.phase] -= 1
         request.phase = PREFILLING
+        del self._ranked[request.rank]
+        self._void += 1
 
     def next_end(self) -> int:
         """The next step that is somebody's last; there must be somebody."""
-        ends = self.ends
-        while ends[0][1] != ends[0][2].rank:
-            heappop(ends)
-        return ends[0][0]
+        while self._void and self._ends[0] % RANKS not in self._ranked:
+            heappop(self._ends)
+            self._void -= 1
+        return self._ends[0] // RANKS
 
     def ended(self, step: int) -> list[SimRequest]:
         """Those whose last step was `step`, in the order of their admission; they leave."""
         ended: list[SimRequest] = []
-        ends = self.ends
-        while ends and ends[0][0] <= step:
-            _step, rank, request = heappop(ends)
-            if rank == request.rank:
-                self.size -= 1
-                self.offsets -= request.offset
-                self.phases[request.phase] -= 1
-                ended.append(request)
+        ends, beyond = self._ends, (step + 1) * RANKS
+        while ends and ends[0] < beyond:
+            request = self._ranked.pop(heappop(ends) % RANKS, None)
+            if request is None:
+                self._void -= 1
+                continue
+            self.size -= 1
+            self.offsets -= request.offset
+            self.phases[request.phase] -= 1
+            ended.append(request)
         return ended
 
     def blocks(self, step: int, count: int) -> int:
         """New blocks that they take in the `count` steps from `step`."""
-        block_size = self._block_size
+        block_size, phases = self._block_size, self.phases
         begin = step % block_size
-        if count == 1:
-            return self.phases[begin]
         blocks = count // block_size * self.size
         end = begin + count % block_size
         if end <= block_size:
-            return blocks + sum(self.phases[begin:end])
-        return blocks + self.size - sum(self.phases[end - block_size : begin])
+            for phase in range(begin, end):
+                blocks += phases[phase]
+            return blocks
+        for phase in range(end - block_size, begin):
+            blocks -= phases[phase]
+        return blocks + self.size
 
     def steps_within(self, step: int, count: int, free: int) -> int:
         """How many of the `count` steps from `step` can be made with `free` blocks."""

@@ -5,44 +5,27 @@ events. The shaper is the one that the proxy runs; the parity test holds both to
 takes no time; what HTTP and tokenising cost is the engine's `request_s`.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from heapq import heappop, heappush
+from collections.abc import Callable, Iterable, Mapping
 from math import inf
-from typing import Protocol
+from typing import Final
 
 from forebay.proxy.core.model import Action, Reject, Send
 from forebay.proxy.core.model import Request as Asked
+from forebay.proxy.core.shaper import Shaper
+from forebay.replay.sim.in_turn import InTurn
 from forebay.replay.sim.request import SimRequest
+from forebay.replay.sim.skipping import SkippingEngine
+from forebay.replay.sim.stepping import SteppingEngine
 from forebay.traces.schema import TraceRequest
 
 Journal = list[tuple[float, Action]]
 
 
-class Policy(Protocol):
-    """What decides: a `Shaper`, or `InTurn` where there is no proxy."""
-
-    def backend_up(self, name: str, now: float, kv_tokens: float | None = None) -> list[Action]: ...
-    def arrive(self, request: Asked, now: float) -> list[Action]: ...
-    def first_token(self, request_id: str, now: float) -> list[Action]: ...
-    def finish(self, request_id: str, now: float) -> list[Action]: ...
-    def wake_at(self) -> float: ...
-    def wake(self, now: float) -> list[Action]: ...
-
-
-class Engine(Protocol):
-    """What serves: `SkippingEngine`, or `SteppingEngine` for reference."""
-
-    @property
-    def request_s(self) -> float: ...
-    @property
-    def kv_tokens(self) -> int: ...
-    @property
-    def busy_s(self) -> float: ...
-    @property
-    def preemptions(self) -> int: ...
-    def add(self, request: SimRequest, now: float) -> None: ...
-    def next_at(self) -> float: ...
-    def advance(self, now: float) -> tuple[Sequence[SimRequest], Sequence[SimRequest]]: ...
+# Unions, not protocols: compiled code then calls the first of each directly.
+Policy = Shaper | InTurn
+"""What decides; `InTurn` where there is no proxy."""
+Engine = SkippingEngine | SteppingEngine
+"""What serves; `SteppingEngine` for reference."""
 
 
 class Outcome:
@@ -84,7 +67,15 @@ def asked(row: TraceRequest) -> Asked:
     """The request as the proxy would see it: the trace's full blocks are its prefix blocks."""
     full = row.input_tokens // row.block_tokens
     return Asked(
-        row.id, row.input_tokens, row.output_tokens, (row.blocks or ())[:full], row.block_tokens
+        row.id,
+        row.input_tokens,
+        row.output_tokens,
+        (row.blocks or ())[:full],
+        row.block_tokens,
+        inf,
+        True,
+        row.tenant or "",
+        row.service_class or "standard",  # type: ignore[arg-type]  # one of the three
     )
 
 
@@ -93,6 +84,33 @@ def served(row: TraceRequest) -> SimRequest:
     return SimRequest(
         row.id, row.input_tokens, row.output_tokens, row.blocks or (), row.block_tokens
     )
+
+
+class Place:
+    """When one engine of the fleet is due; `entered` orders those due at one instant."""
+
+    __slots__ = ("due", "entered", "number", "request_s")
+
+    def __init__(self, number: int, request_s: float) -> None:
+        self.number = number
+        self.request_s = request_s
+        self.due = inf
+        self.entered = 0
+
+
+class Handed:
+    """A request on its way to an engine, where it is `at`."""
+
+    __slots__ = ("at", "entered", "place", "request")
+
+    def __init__(self, at: float, entered: int, place: Place, request: SimRequest) -> None:
+        self.at = at
+        self.entered = entered
+        self.place = place
+        self.request = request
+
+
+ARRIVED_MOST: Final = 1_024  # entries of `_handed` that are kept though nobody needs them
 
 
 class Fleet:
@@ -107,73 +125,123 @@ class Fleet:
         self.policy = policy
         self.engines = dict(engines)
         self._record = record
-        self._numbers = {name: number for number, name in enumerate(self.engines)}
         self._outcomes: dict[str, Outcome] = {}
-        # (time, order of entry, engine, request to hand in; None: the engine's own next event)
-        self._events: list[tuple[float, int, int, SimRequest | None]] = []
+        self._all = list(engines.values())
+        self._places: dict[str, Place] = {}
+        for number, (name, engine) in enumerate(engines.items()):
+            self._places[name] = Place(number, engine.request_s)
+        # A tournament: of each two places the earlier one goes on, and `_rounds[1]` is the next
+        # that is due. An engine's time changes a few times a request, and with it only the rounds
+        # that it plays in; a heap would fill up with times that hold no longer.
+        self._leaves = 1
+        while self._leaves < len(self._places):
+            self._leaves *= 2
+        nobody = Place(-1, 0.0)
+        self._rounds = [nobody] * self._leaves + list(self._places.values())
+        self._rounds += [nobody] * (2 * self._leaves - len(self._rounds))
+        # In order of `at`; those before `_arrived` have.
+        self._handed: list[Handed] = []
+        self._arrived = 0
         self._entered = 0
+        self._now = 0.0
 
     def run(self, trace: Iterable[TraceRequest]) -> list[Outcome]:
         """Play the whole trace, which must be in order of arrival; outcomes in the same order."""
-        policy, events = self.policy, self._events
-        engines = list(self.engines.values())
-        due = [inf] * len(engines)  # when each engine is due; other entries in `events` are stale
-        outcomes = self._outcomes
+        policy, outcomes = self.policy, self._outcomes
         for name, engine in self.engines.items():
             self._do(policy.backend_up(name, 0.0, float(engine.kv_tokens)), 0.0)
-        rows = iter(trace)
-        row = next(rows, None)
-        arrival = row.arrival_s if row else inf
-        wake = inf
-        while True:
-            now = events[0][0] if events else inf
-            if arrival <= now and arrival <= wake:
-                if row is None:
-                    break
-                now = arrival
-                outcomes[row.id] = Outcome(row)
-                self._do(policy.arrive(asked(row), now), now)
-                row = next(rows, None)
-                arrival = row.arrival_s if row else inf
-                assert arrival >= now, "the trace is not in order of arrival"
-            elif now <= wake:
-                _, _, number, handed = heappop(events)
-                engine = engines[number]
-                if handed:
-                    engine.add(handed, now)
-                elif now != due[number]:
-                    continue
-                else:
-                    due[number] = inf
-                    for served in (advanced := engine.advance(now))[0]:
-                        self._do(policy.first_token(served.id, now), now)
-                    for served in advanced[1]:
-                        self._do(policy.finish(served.id, now), now)
-                at = engine.next_at()
-                if at != due[number]:
-                    due[number] = at
-                    if at < inf:
-                        self._entered += 1
-                        heappush(events, (at, self._entered, number, None))
-            else:
-                now = wake
-                self._do(policy.wake(now), now)
-            wake = policy.wake_at()
-            if wake < now:
-                wake = now
+        before = -inf
+        for row in trace:
+            now = row.arrival_s
+            assert now >= before, "the trace is not in order of arrival"
+            before = now
+            self._play(now)
+            self._now = now
+            outcomes[row.id] = Outcome(row)
+            self._do(policy.arrive(asked(row), now), now)
+        self._play(inf)
         return list(outcomes.values())
+
+    def _play(self, until: float) -> None:
+        """All that happens before `until`; arrivals come first."""
+        policy, rounds, handed = self.policy, self._rounds, self._handed
+        while True:
+            place = rounds[1]
+            now = place.due
+            head: Handed | None = None
+            if self._arrived < len(handed):
+                head = handed[self._arrived]
+                if head.at < now or (head.at == now and head.entered < place.entered):
+                    now = head.at
+                else:
+                    head = None
+            wake = policy.wake_at()
+            if wake < self._now:
+                wake = self._now
+            if until <= now and until <= wake:
+                return
+            if wake < now:
+                self._now = wake
+                self._do(policy.wake(wake), wake)
+                continue
+            self._now = now
+            if head is not None:
+                self._arrived += 1
+                if self._arrived == ARRIVED_MOST:
+                    del handed[:ARRIVED_MOST]
+                    self._arrived = 0
+                place = head.place
+                engine = self._all[place.number]
+                engine.add(head.request, now)
+                if engine.next_at() != place.due:
+                    self._enter(place, engine.next_at())
+                continue
+            engine = self._all[place.number]
+            first, finished = engine.advance(now)
+            for served in first:
+                self._do(policy.first_token(served.id, now), now)
+            for served in finished:
+                if policy.wants_usage:  # lengths of answers are known here anyway
+                    cached_tokens = served.cached_tokens
+                    policy.used(served.id, served.output_target, now, cached_tokens)
+                self._do(policy.finish(served.id, now), now)
+            self._enter(place, engine.next_at())
+
+    def _enter(self, place: Place, due: float) -> None:
+        """The engine is due then."""
+        self._entered += 1
+        place.due, place.entered = due, self._entered
+        rounds, index = self._rounds, (self._leaves + place.number) // 2
+        while index:
+            winner, other = rounds[2 * index], rounds[2 * index + 1]
+            if other.due < winner.due or (
+                other.due == winner.due and other.entered < winner.entered
+            ):
+                winner = other
+            if winner is not place and winner is rounds[index]:
+                return  # it had lost before, too
+            rounds[index] = winner
+            index //= 2
 
     def _do(self, actions: list[Action], now: float) -> None:
         for action in actions:
-            if self._record:
+            if self._record is not None:
                 self._record(now, action)
             outcome = self._outcomes[action.request.id]
             if isinstance(action, Send):
-                number = self._numbers[action.backend]
-                outcome.backend, outcome.sent_s = action.backend, now
-                outcome.served = served(outcome.request)
-                self._entered += 1
-                at = now + self.engines[action.backend].request_s
-                heappush(self._events, (at, self._entered, number, outcome.served))
+                request, place = served(outcome.request), self._places[action.backend]
+                outcome.backend, outcome.sent_s, outcome.served = action.backend, now, request
+                self._hand(request, place, now + place.request_s)
             else:
                 outcome.reject = action
+
+    def _hand(self, request: SimRequest, place: Place, at: float) -> None:
+        self._entered += 1
+        handed, one = self._handed, Handed(at, self._entered, place, request)
+        index = len(handed)
+        while index > self._arrived and handed[index - 1].at > at:
+            index -= 1  # engines may differ in `request_s`
+        if index == len(handed):
+            handed.append(one)
+        else:
+            handed.insert(index, one)

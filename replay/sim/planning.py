@@ -46,6 +46,7 @@ class Planner:
         self.work = StepWork()
         self.sampling: list[SimRequest] = []
         self.preempted = False
+        self._longest = limits.max_model_len
         self._caching = limits.enable_prefix_caching
         self._watermark_blocks = int(limits.watermark * num_blocks)
         self._budget = limits.max_num_batched_tokens
@@ -57,21 +58,23 @@ class Planner:
 
     def add(self, request: SimRequest) -> None:
         """Queue a request; ValueError when it can never run."""
-        prompt, longest = request.prompt_tokens, self.limits.max_model_len
+        prompt, longest = request.prompt_tokens, self._longest
         if not 0 < prompt < longest:
             raise ValueError(f"{request!r}: the context holds {longest} tokens")
         if request.output_target < 1:
             raise ValueError(f"{request!r}: no output wanted")
-        request.last = min(prompt + request.output_target, longest) - 1
+        end = prompt + request.output_target
+        request.last = (end if end < longest else longest) - 1
         request.shareable = 0
         if request.ids and self._caching:
             block_tokens = request.block_tokens
-            per_id, rest = divmod(block_tokens, self.block_size)
-            if rest:
+            per_id = block_tokens // self.block_size
+            if per_id * self.block_size != block_tokens:
                 raise ValueError(
                     f"trace blocks of {block_tokens} tokens are not whole engine blocks"
                 )
-            request.shareable = min(prompt // self.block_size, len(request.ids) * per_id)
+            whole, told = prompt // self.block_size, len(request.ids) * per_id
+            request.shareable = whole if whole < told else told
         self.waiting.append(request)
 
     def plan(self, step: int, now: float) -> int:

@@ -12,7 +12,6 @@ Decoding requests are known by a few sums (`cohort`), blocks are counted in runs
 The rules are those of `engine.scheduler`; policy fcfs only.
 """
 
-from collections.abc import Sequence
 from math import inf, sqrt
 from typing import Final
 
@@ -27,7 +26,7 @@ IDLE: Final = 0
 READY: Final = 1  # was idle; the first step is planned when time has come to `next_at`
 STEP: Final = 2  # one step, in the books of the planner
 STRETCH: Final = 3  # steps in which everybody decodes; in no books before it ends
-NOBODY: Final = ()
+NOBODY: Final[list[SimRequest]] = []  # never written to
 
 
 class SkippingEngine:
@@ -103,18 +102,17 @@ class SkippingEngine:
             self._state = READY
             self._next = now
 
-    def advance(self, now: float) -> tuple[Sequence[SimRequest], Sequence[SimRequest]]:
+    def advance(self, now: float) -> tuple[list[SimRequest], list[SimRequest]]:
         """Pass `now` == `next_at`: who got the first token and who finished at this instant."""
         books, cohort, state = self._books, self._cohort, self._state
-        first: Sequence[SimRequest] = NOBODY
-        finished: Sequence[SimRequest] = NOBODY
+        first = finished = NOBODY
         if state == STRETCH:
             count = self._count
             self._pool.free -= cohort.blocks(self.steps + 1, count) - self._taken
             self.steps = step = self.steps + count
             self.busy_s += self._seconds
             self._stalls.push(step, self._first + self._growth * (count - 1))
-            if cohort.ends[0][0] <= step:
+            if cohort.next_end() <= step:
                 finished = self._finish(now, [])
         elif state == STEP:
             self.steps = step = self.steps + 1
@@ -123,7 +121,7 @@ class SkippingEngine:
             done: list[SimRequest] = []
             if books.sampling:
                 first = self._sample(now, done)
-            if done or (cohort.ends and cohort.ends[0][0] <= step):
+            if done or (cohort.size and cohort.next_end() <= step):
                 finished = self._finish(now, done)
         self._started = now
         if books.waiting or books.prefilling:

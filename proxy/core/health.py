@@ -1,0 +1,282 @@
+"""Decide which backends take new work, from what probes and requests met there.
+
+A backend is `up`, or does not take work for one of two reasons:
+ - `down`: it refuses connections (3 requests in a row), or its /health failed (2 probes in a row).
+   A good probe takes it back.
+ - `out`: it answers, but badly: 3 requests in a row failed before the first byte, or its first
+   tokens come more than 3 times as late, against prediction, as its peers' (a gray failure).
+   /health says nothing about that, so after a while it is put on `trial`: one request at a time,
+   until one is answered well (`up`) or badly (`out` again).
+
+Every time it leaves `up` soon after it came it stays away twice as long, which damps flapping.
+Whoever answers "full" (429, 503) is sent nothing for a moment, and is neither.
+
+Panic: when none is up, all that are `out` or on `trial` are used without limit. Bad answers are
+better than none, and a rule that ejects the last backend turns a slow hour into an outage.
+
+No clock is read: `now` comes in, `intakes()` says what changed. As for the shaper, every tie has
+a defined order, and nothing is iterated whose order is not that of the configuration.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from math import inf
+from typing import Literal, NamedTuple
+
+State = Literal["up", "down", "out", "trial"]
+
+FAILURES = 3  # in a row, by requests
+FAILED_PROBES = 2  # in a row
+HOLD_S, LONGEST_HOLD_S = 0.5, 30.0  # the first time; doubled each time
+STEADY_S = 60.0  # up for longer than this: the next hold is the first again
+GRAY_RATIO = 3.0
+GRAY_WINDOW_S = 10.0
+GRAY_LEAST = 5  # first tokens in the window: fewer say nothing
+RATIO_SLACK_S = 0.05  # added to both sides of a ratio: a 2 ms prefill may take 10 ms
+RATIOS_KEPT = 256
+FULL_S, LONGEST_FULL_S = 0.25, 5.0  # the first time; doubled while it says so again
+
+ANY, ONE, PAUSED, NONE = 1 << 30, 1, 0, -1
+"""How many prefills at once a backend may be sent: NONE is down, PAUSED lets its queue stand."""
+
+
+class Intake(NamedTuple):
+    """What a backend may be sent from now on.
+
+    Attributes:
+        most_prefills: ANY, ONE, PAUSED or NONE.
+        restarted: its cache has probably gone with it.
+    """
+
+    backend: str
+    most_prefills: int
+    why: str
+    restarted: bool
+
+
+class _Backend:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.state: State = "down"
+        self.why = "no answer yet"
+        self.restarted = True
+        self.told = NONE
+        self.since = 0.0  # in this state
+        self.held_until = -inf
+        self.ejections = 0
+        self.failures = 0  # in a row
+        self.refusals = 0
+        self.failed_probes = 0
+        self.full_until = -inf
+        self.fulls = 0  # in a row
+        self.waiting: dict[str, tuple[float, float]] = {}  # sent at, predicted to take
+        self.ratios: deque[tuple[float, float]] = deque(maxlen=RATIOS_KEPT)
+
+    def enter(self, state: State, why: str, now: float) -> None:
+        self.state, self.why, self.since = state, why, now
+        self.failures = self.refusals = self.failed_probes = 0
+        self.ratios.clear()
+
+    def eject(self, state: State, why: str, now: float) -> None:
+        if self.state == "up" and now - self.since > STEADY_S:
+            self.ejections = 0
+        hold_s = HOLD_S
+        for _ in range(self.ejections):  # no power of 2: it may have been ejected for years
+            hold_s = min(LONGEST_HOLD_S, 2 * hold_s)
+        self.held_until = now + hold_s
+        self.ejections = min(self.ejections + 1, 16)
+        self.restarted = state == "down"
+        self.enter(state, why, now)
+
+    def lately(self, now: float) -> list[float]:
+        """Observed over predicted times to first token; of those still waiting, so far."""
+        while self.ratios and self.ratios[0][0] < now - GRAY_WINDOW_S:
+            self.ratios.popleft()
+        late = [
+            _ratio(now - sent_at, predicted_s)
+            for sent_at, predicted_s in self.waiting.values()
+            if now - sent_at > predicted_s and sent_at >= self.since
+        ]
+        return [ratio for _, ratio in self.ratios] + late
+
+
+def median(values: list[float]) -> float:
+    """The middle one, of an even number the mean of the two; `values` is not empty."""
+    ordered, half = sorted(values), len(values) // 2
+    return ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+def _ratio(observed_s: float, predicted_s: float) -> float:
+    return (observed_s + RATIO_SLACK_S) / (predicted_s + RATIO_SLACK_S)
+
+
+class Health:
+    """The health of all backends."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._backends = {name: _Backend(name) for name in names}
+        self.moved = False  # something was told that `intakes` has not looked at yet
+
+    def __repr__(self) -> str:
+        return f"<Health {' '.join(f'{b.name}={b.state}' for b in self._backends.values())}>"
+
+    def add(self, name: str) -> None:
+        """A backend has joined; it is down until a probe succeeds."""
+        self.moved = True
+        self._backends[name] = _Backend(name)
+
+    def remove(self, name: str) -> None:
+        """A backend has been taken away; what is told of it from now on is ignored."""
+        self.moved = True  # it may have been the last one up
+        self._backends.pop(name, None)
+
+    def state(self, name: str) -> State:
+        return self._backends[name].state
+
+    def why(self, name: str) -> str:
+        return self._backends[name].why
+
+    # What probes say.
+
+    def probe_passed(self, name: str, now: float) -> None:
+        """/health was 200."""
+        if backend := self._backends.get(name):
+            backend.failed_probes = 0
+            if backend.state == "down" and now >= backend.held_until:
+                self._enter(backend, "up", "", now)
+
+    def probe_failed(self, name: str, why: str, now: float) -> None:
+        """/health was no 200, or none came in time."""
+        if backend := self._backends.get(name):
+            backend.failed_probes += 1
+            if backend.state == "down":
+                backend.why = why
+            elif backend.failed_probes >= FAILED_PROBES:
+                self._eject(backend, "down", why, now)
+
+    # What requests say.
+
+    def sent(self, name: str, request_id: str, predicted_s: float, now: float) -> None:
+        """A request whose first token can be seen has been sent."""
+        if backend := self._backends.get(name):
+            backend.waiting[request_id] = now, predicted_s
+
+    def answered(self, name: str, request_id: str, now: float) -> None:
+        """A good first byte, or a refusal that is the client's own fault."""
+        if not (backend := self._backends.get(name)):
+            return
+        backend.failures = backend.refusals = backend.fulls = 0
+        sent_at, predicted_s = backend.waiting.pop(request_id, (now, inf))
+        ratio = 0.0 if predicted_s == inf else _ratio(now - sent_at, predicted_s)
+        if sent_at < backend.since:
+            return  # sent before what took it out: that it is answered proves nothing
+        if ratio:
+            backend.ratios.append((now, ratio))
+        if backend.state == "trial" or (backend.state == "out" and backend.told == ANY):
+            if ratio > GRAY_RATIO * self._peers_ratio(backend, now):
+                self._eject(backend, "out", "first tokens are still late", now)
+            else:
+                self._enter(backend, "up", "", now)
+
+    def failed(self, name: str, request_id: str, now: float, *, refused: bool = False) -> None:
+        """No good first byte: the connection was refused or lost, a 5xx, nonsense, a time-out."""
+        if not (backend := self._backends.get(name)):
+            return
+        sent_at, _ = backend.waiting.pop(request_id, (now, 0.0))
+        if backend.state == "down" or sent_at < backend.since:
+            return
+        backend.failures += 1
+        backend.refusals = backend.refusals + 1 if refused else 0
+        if backend.refusals >= FAILURES:
+            self._eject(backend, "down", "refuses connections", now)
+        elif backend.state == "trial":
+            self._eject(backend, "out", "its trial failed", now)
+        elif backend.state == "up" and backend.failures >= FAILURES:
+            self._eject(backend, "out", f"{FAILURES} failures in a row", now)
+
+    def full(self, name: str, request_id: str, now: float, retry_after_s: float = 0.0) -> None:
+        """It said that it is too busy: no failure, but no room either for a moment."""
+        if not (backend := self._backends.get(name)):
+            return
+        backend.waiting.pop(request_id, None)
+        backend.failures = backend.refusals = 0
+        if now >= backend.full_until:  # those sent together are refused together: once is enough
+            doubled_s = FULL_S * 2 ** min(backend.fulls, 8)
+            backend.fulls += 1
+            backend.full_until = now + min(LONGEST_FULL_S, max(doubled_s, retry_after_s))
+            self.moved = True
+
+    def left(self, name: str, request_id: str) -> None:
+        """The client went away before the first byte: nobody's fault."""
+        if backend := self._backends.get(name):
+            backend.waiting.pop(request_id, None)
+
+    # What follows.
+
+    def look_for_gray(self, now: float) -> None:
+        """Take the worst of those out that are late against prediction while their peers are not.
+
+        Costs a median of up to RATIOS_KEPT numbers a backend: for once a second.
+        """
+        worst, worst_ratio = None, 0.0
+        for backend in self._backends.values():
+            if backend.state != "up" or len(ratios := backend.lately(now)) < GRAY_LEAST:
+                continue
+            ratio = median(ratios)
+            if ratio <= max(worst_ratio, GRAY_RATIO):
+                continue  # whatever its peers say: they need not be asked
+            if ratio > GRAY_RATIO * self._peers_ratio(backend, now):
+                worst, worst_ratio = backend, ratio
+        if worst is not None:
+            why = f"first tokens {worst_ratio:.1f} times as late as predicted"
+            self._eject(worst, "out", why, now)
+
+    def intakes(self, now: float) -> list[Intake]:
+        """What changed since the last call, those that may be sent more first."""
+        for backend in self._backends.values():
+            if backend.state == "out" and now >= backend.held_until:
+                self._enter(backend, "trial", f"on trial: {backend.why}", now)
+        self.moved = False
+        panic = all(backend.state != "up" for backend in self._backends.values())
+        changed = []
+        for backend in self._backends.values():
+            if (most := _most(backend, panic, now)) != backend.told:
+                changed.append((most <= backend.told, most, backend))
+                backend.told = most
+        changed.sort(key=lambda change: change[0])
+        return [Intake(b.name, most, b.why, b.restarted) for _, most, b in changed]
+
+    def wake_at(self, now: float) -> float:
+        """When time alone changes something; inf if it does not."""
+        at = inf
+        for backend in self._backends.values():
+            if backend.state == "out":
+                at = min(at, backend.held_until)
+            if now < backend.full_until:
+                at = min(at, backend.full_until)
+        return at
+
+    def _peers_ratio(self, backend: _Backend, now: float) -> float:
+        """The median of the other backends' medians, at least 1; inf when none can tell.
+
+        At least 1: being three times later than a peer that is early is not being late.
+        """
+        peers = [b for b in self._backends.values() if b is not backend and b.state == "up"]
+        lately = [ratios for b in peers if len(ratios := b.lately(now)) >= GRAY_LEAST]
+        return max(1.0, median([median(ratios) for ratios in lately])) if lately else inf
+
+    def _enter(self, backend: _Backend, state: State, why: str, now: float) -> None:
+        self.moved = True
+        backend.enter(state, why, now)
+
+    def _eject(self, backend: _Backend, state: State, why: str, now: float) -> None:
+        self.moved = True
+        backend.eject(state, why, now)
+
+
+def _most(backend: _Backend, panic: bool, now: float) -> int:
+    if backend.state == "down" or (backend.state == "out" and not panic):
+        return NONE
+    if now < backend.full_until:
+        return PAUSED
+    return ONE if backend.state == "trial" and not panic else ANY

@@ -1,0 +1,107 @@
+"""Logs: one logger, as text for people or one JSON object a line.
+
+Every line carries what the operator configured or the proxy counted; never prompt text, a query,
+a header of the client, or the answer.
+"""
+
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import TextIO
+from zlib import crc32
+
+import orjson
+
+from forebay.proxy.config import Logs
+from forebay.proxy.record import Record
+
+LOGGER = logging.getLogger("forebay.proxy")
+
+
+def configure_logs(logs: Logs, stream: TextIO | None = None) -> None:
+    """Send the log of this process to `stream` (standard output), as configured."""
+    handler = logging.StreamHandler(stream or sys.stdout)
+    handler.setFormatter(JsonLines() if logs.format == "json" else ConsoleLines())
+    for old in list(LOGGER.handlers):
+        LOGGER.removeHandler(old)
+    LOGGER.addHandler(handler)
+    LOGGER.propagate = False
+    set_level(logs)
+
+
+def set_level(logs: Logs) -> None:
+    LOGGER.setLevel(logs.level.upper())
+
+
+def say(line: str) -> None:
+    """Something started, stopped or changed."""
+    LOGGER.info(line)
+
+
+def _fields(line: logging.LogRecord) -> dict[str, object]:
+    fields = getattr(line, "fields", None)
+    return fields if isinstance(fields, dict) else {}
+
+
+def _stamp(line: logging.LogRecord) -> str:
+    at = datetime.fromtimestamp(line.created, UTC)
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class JsonLines(logging.Formatter):
+    """`{"time": ..., "level": ..., "message": ..., fields}`, a line each."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": _stamp(record),
+            "level": record.levelname.lower(),
+            "message": record.getMessage(),
+            **_fields(record),
+        }
+        return orjson.dumps(line, default=str).decode()
+
+
+class ConsoleLines(logging.Formatter):
+    """`TIME LEVEL message key=value ...`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = "".join(f" {key}={value}" for key, value in _fields(record).items())
+        return f"{_stamp(record)} {record.levelname:<7} {record.getMessage()}{fields}"
+
+
+class AccessLog:
+    """One line for each finished request: all at level debug, else a share of them at info."""
+
+    def __init__(self, logs: Logs) -> None:
+        self._sample = logs.sample
+
+    def reconfigure(self, logs: Logs) -> None:
+        self._sample = logs.sample
+        set_level(logs)
+
+    def finished(self, record: Record, status: int, now: float) -> None:
+        """The request was answered with `status`; CLIENT_GONE if its client left first."""
+        debug = LOGGER.isEnabledFor(logging.DEBUG)
+        if not debug and not self._sampled(record.id):
+            return
+        fields: dict[str, object] = {
+            "request_id": record.id,
+            "status": status,
+            "operation": record.operation or "other",
+            "bucket": record.bucket,
+            "duration_ms": round((now - record.arrived_at) * 1e3, 1),
+        }
+        for key, seconds in (("queue_ms", record.queued_s), ("ttft_ms", record.ttft_s)):
+            if seconds is not None:
+                fields[key] = round(seconds * 1e3, 1)
+        for key in (
+            *("tenant", "service_class", "backend", "reason"),
+            *("prompt_tokens", "cached_tokens", "output_tokens"),
+        ):
+            if value := getattr(record, key):
+                fields[key] = value
+        LOGGER.log(logging.DEBUG if debug else logging.INFO, "request", extra={"fields": fields})
+
+    def _sampled(self, id_: str) -> bool:
+        """By the id, so that proxies in a row choose the same requests."""
+        return self._sample > 0 and crc32(id_.encode()) < self._sample * 2**32

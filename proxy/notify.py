@@ -1,0 +1,33 @@
+"""Tell systemd how the service is doing (sd_notify: a datagram to $NOTIFY_SOCKET)."""
+
+import os
+import socket
+import time
+
+
+def notify(*lines: str) -> bool:
+    """Send e.g. `READY=1`; False when nobody listens. Never raises: it must not stop a server."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address or not hasattr(socket, "AF_UNIX"):
+        return False
+    if address.startswith("@"):  # an abstract socket
+        address = "\0" + address[1:]
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as out:
+            out.sendto("\n".join(lines).encode(), address)
+    except OSError:
+        return False
+    return True
+
+
+def ready(status: str) -> None:
+    notify("READY=1", f"STATUS={status}", f"MAINPID={os.getpid()}")
+
+
+def reloading() -> None:
+    """Type=notify-reload wants the monotonic moment as well."""
+    notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+
+
+def stopping(status: str) -> None:
+    notify("STOPPING=1", f"STATUS={status}")

@@ -1,0 +1,129 @@
+"""Protect the proxy itself: measure what the process uses, and shed when it is too much.
+
+One task. It sleeps in short steps and sees how late it wakes, which is how late everything else
+on the event loop is; once a second it reads memory and file descriptors and decides (the decision
+is `core/pressure.py`).
+"""
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Callable
+from math import inf
+from pathlib import Path
+
+from forebay.proxy.config import Limits
+from forebay.proxy.core.model import ServiceClass
+from forebay.proxy.core.pressure import Reading, next_shed, refused
+
+LAG_STEP_S = 0.05
+LAG_STEPS = 200  # p99 is over the last ten seconds
+DECIDE_EVERY = 20  # steps
+CGROUPS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+NO_LIMIT = 1 << 60  # cgroup v1 says "no limit" with a number about as large
+
+
+class Protection:
+    """Use as a context around the life of the proxy."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        say: Callable[[str], None],
+        lagged: Callable[[float], None],
+        read: Callable[[float], Reading] | None = None,
+    ) -> None:
+        """`lagged` is told every lateness; `read` (of the lag p99) replaces the real readings."""
+        self._say = say
+        self._lagged = lagged
+        self._read = read or self._measure
+        self._lags: deque[float] = deque(maxlen=LAG_STEPS)
+        self._task: asyncio.Task[None] | None = None
+        self.reconfigure(limits)
+        self.reading = Reading()
+        self.shed = 0  # classes that are refused now
+
+    def reconfigure(self, limits: Limits) -> None:
+        self._memory_bytes = memory_limit(limits)
+        self._lag_s = limits.loop_lag
+
+    def refuses(self, service_class: ServiceClass) -> bool:
+        return self.shed > 0 and refused(service_class, self.shed)
+
+    async def __aenter__(self) -> "Protection":
+        self._task = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    def decide(self) -> None:
+        """Look once and draw the conclusion."""
+        lags = sorted(self._lags)
+        self.reading = self._read(lags[len(lags) * 99 // 100] if lags else 0.0)
+        shed, before = next_shed(self.shed, self.reading), self.shed
+        self.shed = shed
+        if shed > before:
+            why = ", ".join(self.reading.over(before)).replace("_", " ")
+            self._say(f"overloaded ({why}): refusing {shed} of 3 service classes")
+        elif before and not shed:
+            self._say("no longer overloaded: every service class is taken")
+
+    async def _run(self) -> None:
+        clock = asyncio.get_running_loop().time
+        steps = 0
+        while True:
+            due = clock() + LAG_STEP_S
+            await asyncio.sleep(LAG_STEP_S)
+            lag_s = max(0.0, clock() - due)
+            self._lags.append(lag_s)
+            self._lagged(lag_s)
+            steps += 1
+            if steps % DECIDE_EVERY == 0:
+                self.decide()
+
+    def _measure(self, lag_p99_s: float) -> Reading:
+        memory = resident_bytes() / self._memory_bytes
+        return Reading(lag_p99_s / self._lag_s, memory, descriptor_share())
+
+
+def memory_limit(limits: Limits) -> float:
+    """Bytes this process may use: as configured, else of its cgroup, else of the machine."""
+    if limits.memory != "auto":
+        return float(limits.memory)
+    for path in CGROUPS:
+        try:
+            size = int(path.read_text(encoding="ascii"))
+        except (OSError, ValueError):  # not there, or "max"
+            continue
+        if size < NO_LIMIT:
+            return float(size)
+    try:
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (ValueError, OSError, AttributeError):  # not known there
+        return inf
+
+
+def resident_bytes() -> float:
+    """Resident memory; 0 where /proc is not."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    return float(pages * os.sysconf("SC_PAGE_SIZE"))
+
+
+def descriptor_share() -> float:
+    """Share of the file descriptors that is in use; 0 where it cannot be seen."""
+    try:
+        import resource
+
+        used = len(os.listdir("/proc/self/fd"))
+    except (ImportError, OSError):
+        return 0.0
+    return used / resource.getrlimit(resource.RLIMIT_NOFILE)[0]

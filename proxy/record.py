@@ -1,0 +1,68 @@
+"""What is known of one request when it ends: for the log, the metrics and the trace.
+
+Nothing in it comes from a prompt, a query or an Authorization header.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from forebay.proxy.core.model import Send
+
+if TYPE_CHECKING:
+    from forebay.proxy.tracing import RequestSpan
+
+CLIENT_GONE = 499  # the status logs give to a request whose client left first, as nginx does
+
+
+@dataclass(slots=True)
+class Record:
+    """Times are of the event loop's clock; None: it did not get so far.
+
+    Attributes:
+        operation: as OpenTelemetry names it: chat or text_completion; "" if it is not shaped.
+        reason: the code of the error it was answered with.
+    """
+
+    id: str
+    arrived_at: float
+    operation: str = ""
+    bucket: str = "none"
+    tenant: str = ""
+    service_class: str = ""
+    backend: str = ""
+    queued_s: float | None = None
+    sent_at: float | None = None
+    first_token_at: float | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    reason: str = ""
+    span: "RequestSpan | None" = None
+
+    def sent(self, send: Send, now: float) -> None:
+        """It has a slot on a backend: the first, or another after a failure."""
+        self.bucket, self.backend = send.bucket, send.backend
+        self.queued_s, self.sent_at = send.queued_s, now
+        if self.span is not None:
+            self.span.sent(self)
+
+    def first_token(self, now: float) -> None:
+        self.first_token_at = now
+        if self.span is not None:
+            self.span.first_token()
+
+    def used(self, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> None:
+        """As the backend counted."""
+        self.prompt_tokens = prompt_tokens
+        self.cached_tokens = cached_tokens
+        self.output_tokens = output_tokens
+
+    @property
+    def ttft_s(self) -> float | None:
+        return None if self.first_token_at is None else self.first_token_at - self.arrived_at
+
+    def time_per_output_token_s(self, now: float) -> float | None:
+        """Of a streamed answer that ends now; None with fewer than two tokens."""
+        if self.first_token_at is None or self.output_tokens < 2:
+            return None
+        return (now - self.first_token_at) / (self.output_tokens - 1)

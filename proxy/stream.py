@@ -1,0 +1,190 @@
+"""One streamed answer on its way from a backend to a client."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import orjson
+from aiohttp import web
+
+from forebay.proxy.backends import UPSTREAM_FAULTS, Upstream
+from forebay.proxy.errors import stream_error_event, upstream_error
+from forebay.proxy.failures import FULL, Failure, full
+from forebay.proxy.headers import to_client
+from forebay.proxy.sse import (
+    MAX_EVENT_BYTES,
+    EventScanner,
+    MalformedStream,
+    StreamEvent,
+    parse_event,
+)
+from forebay.proxy.watchdog import Stalled, Watch, Watchdog
+
+UPSTREAM_ERRORS = (*UPSTREAM_FAULTS, MalformedStream, Stalled)
+DONE_GRACE_S = 1.0  # for the end of the framing after [DONE], so that the connection can be kept
+
+
+class ClientGone(Exception):
+    """The client cannot be written to any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Who is told what of a stream: `first` of its first event, `used` of its usage, `cut`."""
+
+    first: Callable[[], None]
+    used: Callable[[dict[str, Any]], None]
+    cut: Callable[[], None]
+
+
+class Stream:
+    """The first event, then the rest."""
+
+    def __init__(
+        self,
+        incoming: web.BaseRequest,
+        upstream: Upstream,
+        response: aiohttp.ClientResponse,
+        headers: dict[str, str],
+        told: Told,
+        watchdog: Watchdog,
+    ) -> None:
+        self._incoming = incoming
+        self._upstream = upstream
+        self._response = response
+        self._headers = headers
+        self._told = told
+        self._watchdog = watchdog
+        self._scanner = EventScanner()
+        self._clock = asyncio.get_running_loop().time
+        self._ready = bytearray()  # whole events, received and not yet given on
+        self._usage: dict[str, Any] = {}
+        self._done = False
+        self._failed = False
+
+    async def first_event(self) -> None:
+        """Wait for the first event that is no comment; raises Failure if it is an error.
+
+        Until then comments are kept, within a bound: giving them on would commit us to a status.
+        """
+        seen = False
+        while not seen:
+            chunk = await self._response.content.readany()
+            if not chunk:
+                raise aiohttp.ClientPayloadError("the stream ended before its first event")
+            self._upstream.heard = True
+            for raw, payload in self._scanner.events(chunk):
+                if payload and not seen:
+                    seen = True
+                    self._check_first(payload)
+                self._take(raw, payload)
+            if len(self._ready) > MAX_EVENT_BYTES:
+                raise MalformedStream("comments without end")
+
+    def _check_first(self, payload: bytes) -> None:
+        """A 503 can arrive as the first event of a 200: then it is the status."""
+        if payload == b"[DONE]":
+            raise Failure("empty", upstream_error())
+        event = parse_event(payload)
+        if event.error is not None:
+            raise self._error(event.error)
+        if event.finish_reason == "abort":
+            raise Failure("abort", upstream_error())
+        self._told.first()
+
+    def _error(self, error: dict[str, Any]) -> Failure:
+        code = error.get("code")
+        status = code if isinstance(code, int) and 400 <= code < 600 else 502
+        headers = {**self._headers, "content-type": "application/json"}
+        body = orjson.dumps({"error": error})
+        answer = web.Response(status=status, headers=headers, body=body)
+        if status in FULL:
+            return full(answer, {})
+        if status < 500:
+            return Failure("4xx_event", answer, "never", "answered")
+        return Failure("5xx_event", answer)
+
+    async def relay(self) -> web.StreamResponse:
+        """Give on what has come and what comes."""
+        headers = {**self._headers, **to_client(self._response.headers)}
+        outgoing = web.StreamResponse(status=self._response.status, headers=headers)
+        with self._watchdog.watching(self._incoming, self._response) as watch:
+            try:
+                await self._write(outgoing.prepare(self._incoming), watch)
+                if await self._to_the_end(outgoing, watch):
+                    await self._write(outgoing.write_eof(), watch)
+                    await self._end_of_framing()
+                else:
+                    self._ready += stream_error_event()
+                    await self._give_on(outgoing, watch)
+                    self._told.cut()
+                    self._watchdog.close(self._incoming)  # leaves out the last chunk
+            except ClientGone:
+                pass  # its connection is lost: aiohttp cancels or ends this handler
+            finally:
+                self._response.close()  # not released: what was not read must not be waited for
+        return outgoing
+
+    async def _to_the_end(self, outgoing: web.StreamResponse, watch: Watch) -> bool:
+        """Give events on until the stream ends; whether it ended as it should."""
+        while not self._failed:
+            await self._give_on(outgoing, watch)
+            if self._done:
+                return True  # however the connection ends now: nothing is missing
+            watch.reading_since = self._clock()
+            try:
+                chunk = await self._response.content.readany()
+                for raw, payload in self._scanner.events(chunk):
+                    self._take(raw, payload)
+            except UPSTREAM_ERRORS:
+                return False
+            finally:
+                watch.reading_since = None
+            if not chunk:
+                return False  # a clean end without [DONE] is none
+            self._upstream.heard = True
+        return False
+
+    async def _end_of_framing(self) -> None:
+        try:
+            async with asyncio.timeout(DONE_GRACE_S):
+                while await self._response.content.readany():
+                    pass
+        except (TimeoutError, *UPSTREAM_ERRORS):
+            pass  # the connection is closed instead of kept: the answer was whole
+
+    def _take(self, raw: bytes, payload: bytes) -> None:
+        """Look at one event, and keep it to be given on unless it ends the stream badly."""
+        if self._failed or self._done:
+            return
+        if payload == b"[DONE]":
+            self._done = True
+            if self._usage:
+                self._told.used(self._usage)
+        elif b'"usage"' in payload or b'"abort"' in payload or b'"error"' in payload:
+            event = parse_event(payload)
+            if event.error is not None or event.finish_reason == "abort":
+                self._failed = True
+                return
+            if has_usage(event):
+                self._usage = event.usage or {}
+        self._ready += raw
+
+    async def _give_on(self, outgoing: web.StreamResponse, watch: Watch) -> None:
+        if self._ready:
+            data, self._ready = bytes(self._ready), bytearray()
+            await self._write(outgoing.write(data), watch)
+
+    async def _write(self, writing: Awaitable[object], watch: Watch) -> None:
+        watch.writing_since = self._clock()
+        try:
+            await writing
+        except (ConnectionError, aiohttp.ClientConnectionError) as error:
+            raise ClientGone from error  # never to be taken for the backend's failure
+        watch.writing_since = None
+
+
+def has_usage(event: StreamEvent) -> bool:
+    return event.usage is not None and bool(event.usage.get("completion_tokens"))

@@ -1,0 +1,28 @@
+"""Everybody who wants to hear of requests: metrics, access log and trace, told in one place."""
+
+from collections.abc import Mapping
+
+from forebay.proxy.logs import AccessLog
+from forebay.proxy.metrics import ProxyMetrics
+from forebay.proxy.record import Record
+from forebay.proxy.tracing import Tracer
+
+
+class Telemetry:
+    def __init__(self, metrics: ProxyMetrics, access: AccessLog, tracer: Tracer | None) -> None:
+        self._metrics = metrics
+        self._access = access
+        self._tracer = tracer
+
+    def began(self, record: Record, operation: str, headers: Mapping[str, str]) -> None:
+        """A shaped request has come, with these headers."""
+        record.operation = operation
+        if self._tracer is not None:
+            record.span = self._tracer.begin(headers, operation)
+
+    def finished(self, record: Record, status: int, now: float) -> None:
+        """It was answered with `status`, or its client has gone (record.CLIENT_GONE)."""
+        self._metrics.finished(record, status, now)
+        self._access.finished(record, status, now)
+        if record.span is not None:
+            record.span.finished(record, status)

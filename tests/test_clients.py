@@ -1,0 +1,32 @@
+"""LangChain, LlamaIndex and a client as `vllm bench serve` has work through the proxy unchanged."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from proxy_stage import stage
+
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.server import start_engine
+
+HERE = Path(__file__).parent
+PYTHON = HERE.parent / ".clients/bin/python"
+
+
+@pytest.mark.skipif(not PYTHON.exists(), reason="`make clients` has not been run")
+def test_clients_work_unchanged() -> None:
+    async def main() -> tuple[int | None, str]:
+        async with (
+            start_engine(EngineConfig(time_scale=20)) as engine,
+            stage([engine.url]) as on,
+        ):
+            process = await asyncio.create_subprocess_exec(
+                str(PYTHON), str(HERE / "clients/use.py"), on.url + "/v1", "llama-3-8b",
+                stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+            )  # fmt: skip
+            said, _ = await asyncio.wait_for(process.communicate(), 100)
+            return process.returncode, said.decode()
+
+    code, said = asyncio.run(main())
+    assert code == 0, said
+    assert "all work" in said

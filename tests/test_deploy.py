@@ -1,0 +1,83 @@
+"""What is in deploy/ is true: the example is valid and whole, the unit and the image fit it."""
+
+import configparser
+import re
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from forebay.proxy.config import Config
+from forebay.proxy.config_sources import load_config
+from forebay.proxy.core.model import BackendSpec, Bucket
+from forebay.proxy.core.shaper import Shaper
+from forebay.proxy.metrics import ProxyMetrics
+from forebay.proxy.proxy_cli import app
+
+ROOT = Path(__file__).parent.parent
+DEPLOY = ROOT / "deploy"
+EXAMPLE = DEPLOY / "forebay.yaml"
+
+
+def test_the_example_is_valid(capsys: pytest.CaptureFixture[str]) -> None:
+    command = typer.main.get_command(app)
+    command.main(["--config", str(EXAMPLE), "--check-config"], standalone_mode=False)
+    assert "valid" in capsys.readouterr().err
+
+
+def test_the_example_shows_every_section() -> None:
+    given = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
+    assert set(Config.model_fields) <= set(given) | {"upstream_api_key"}
+    config = load_config(EXAMPLE, {}, {})
+    for section in ("listen", "timeouts", "limits", "health", "affinity", "logs", "tracing"):
+        assert set(given[section]) == set(type(getattr(config, section)).model_fields), section
+
+
+def test_the_unit() -> None:
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment, method-assign]
+    unit.read(DEPLOY / "forebay-proxy.service", encoding="utf-8")
+    service = unit["Service"]
+    assert service["Type"] == "notify"
+    assert service["NotifyAccess"] == "main"
+    assert "HUP" in service["ExecReload"]
+    assert "--config /etc/forebay/forebay.yaml" in service["ExecStart"]
+    timeouts = load_config(EXAMPLE, {}, {}).timeouts
+    patience_s = int(service["TimeoutStopSec"].removesuffix("s"))
+    assert patience_s > timeouts.lame_duck + timeouts.drain + 1
+    for hardened in ("NoNewPrivileges", "ProtectSystem", "PrivateTmp", "DynamicUser"):
+        assert service[hardened] in ("yes", "strict")
+
+
+def test_the_image() -> None:
+    text = (DEPLOY / "Containerfile").read_text(encoding="utf-8")
+    assert re.search(r"^FROM python:3\.\d+-slim", text, re.MULTILINE)
+    assert re.search(r"^USER (?!root|0)", text, re.MULTILINE)
+    assert "HEALTHCHECK" in text
+    assert "/healthz" in text
+    for source in re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE):
+        for name in source.split():
+            assert (ROOT / name).exists(), name
+
+
+def test_every_metric_is_in_the_manual() -> None:
+    """And nothing else is: a renamed one would leave a dead alert behind."""
+    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    metrics = ProxyMetrics(Shaper([BackendSpec("b0", 1)], [Bucket("chat", 9)]))
+    families = text_string_to_metric_families(metrics.text().decode())
+    ours = {family.name: family.type for family in families if "process" not in family.name}
+    named = {f"{name}_total" if type_ == "counter" else name for name, type_ in ours.items()}
+    # What a rule or a table may name of a histogram is its buckets.
+    found = {
+        name.removesuffix("_bucket")
+        for name in re.findall(r"\b(?:forebay|gen_ai)_[a-z_]+(?=[`{\[ >)])", text)
+    } - {"gen_ai_operation_name", "gen_ai_token_type"}
+    assert found == named
+
+
+def test_the_manual_names_real_files() -> None:
+    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    for path in re.findall(r"\]\((?!http)([^)#]+)\)", text):
+        assert (ROOT / "docs" / path).exists(), path

@@ -1,0 +1,243 @@
+"""Too much of anything: bytes of bodies and heads, header fields, connections."""
+
+import asyncio
+import os
+import resource
+
+import pytest
+from proxy_stage import RawBackend, Stage, chunk, settle, silent, stage
+from raw_client import (
+    BODY,
+    CLOSE,
+    GOOD,
+    HOST,
+    LENGTH,
+    POST,
+    Oracle,
+    ask,
+    before_oracle,
+    connected,
+    post,
+    raw,
+    responses,
+)
+
+from forebay.proxy.config import Config
+from forebay.replay.sim.clock import run
+
+CHUNKED = b"Transfer-Encoding: chunked\r\n"
+ANY_LENGTH = [{"name": "any", "up_to": 100_000_000}]
+
+
+class TestBodies:
+    @pytest.mark.parametrize("expect", [b"", b"Expect: 100-continue\r\n"])
+    def test_too_large_is_said_before_it_is_read(self, expect: bytes) -> None:
+        async def scene(on: Stage, oracle: Oracle) -> None:
+            answer = await ask(on, POST + HOST + expect + b"Content-Length: 4097\r\n\r\n")
+            assert (answer.status, answer.error["code"]) == (413, "request_too_large")
+            assert answer.closes
+
+        before_oracle(scene, limits={"body": 4096})
+
+    def test_too_large_in_chunks(self) -> None:
+        async def scene(on: Stage, oracle: Oracle) -> None:
+            answer = await ask(on, POST + HOST + CHUNKED + b"\r\n" + chunk(b"x" * 1024) * 5)
+            assert (answer.status, answer.error["code"]) == (413, "request_too_large")
+            assert answer.closes
+
+        before_oracle(scene, limits={"body": 4096})
+
+    @pytest.mark.parametrize("size", [1 << 20, 8 << 20])
+    @pytest.mark.parametrize("chunked", [False, True])
+    def test_large_prompts_are_taken(self, size: int, chunked: bool) -> None:
+        body = b'{"max_tokens":1,"prompt":"' + b"x" * size + b'"}'
+        if chunked:
+            parts = [chunk(body[i : i + 65536]) for i in range(0, len(body), 65536)]
+            data = POST + HOST + CLOSE + CHUNKED + b"\r\n" + b"".join(parts) + b"0\r\n\r\n"
+        else:
+            data = post(body=body)
+
+        async def scene(on: Stage, oracle: Oracle) -> None:
+            assert (await ask(on, data)).status == 200
+            assert oracle.requests[0].body == body
+
+        before_oracle(scene, buckets=ANY_LENGTH)
+
+    @pytest.mark.parametrize("stated", [True, False])
+    def test_room_is_held_before_bytes_are_read(self, stated: bool) -> None:
+        async def scene(on: Stage, oracle: Oracle) -> None:
+            async with connected(on) as (_, writer):
+                if stated:  # not one byte of it has come
+                    writer.write(POST + HOST + b"Content-Length: 900\r\n\r\n")
+                else:
+                    writer.write(POST + HOST + CHUNKED + b"\r\n" + chunk(b"x" * 900))
+                await settle()
+                assert on.proxy.app._held_bytes == 900
+                answer = await ask(on, POST + HOST + b"Content-Length: 101\r\n\r\n")
+                assert (answer.status, answer.error["code"]) == (429, "queue_full")
+                assert answer.headers["retry-after"] == "1"
+                assert answer.closes
+                grown = POST + HOST + CHUNKED + b"\r\n" + chunk(b"x" * 50) + chunk(b"x" * 51)
+                assert (await ask(on, grown)).status == 429
+                assert (await ask(on, post())).status == 200
+                assert on.proxy.app._held_bytes == 900
+            await settle()
+            assert on.proxy.app._held_bytes == 0
+
+        before_oracle(scene, limits={"queue_bytes": 1000})
+
+    def test_room_is_held_until_the_answer(self) -> None:
+        async def main() -> None:
+            limits = {"queue_bytes": 40}
+            async with (
+                RawBackend(silent).running() as backend,
+                stage([backend.url], limits=limits) as on,
+            ):
+                async with connected(on) as (_, writer):
+                    writer.write(GOOD)
+                    await settle()
+                    assert on.proxy.app._held_bytes == len(BODY)
+                    assert (await ask(on, GOOD)).status == 429
+                await settle()
+                on.assert_nothing_held()
+
+        run(main())
+
+
+class TestExpect:
+    HEAD = POST + HOST + CLOSE + b"Expect: 100-continue\r\n"
+
+    def test_continue_comes_when_only_the_bytes_are_wanting(self) -> None:
+        async def scene(on: Stage, oracle: Oracle) -> None:
+            got = await raw(on, self.HEAD + LENGTH + b"\r\n", BODY, pause_s=1)
+            assert [r.status for r in responses(got)] == [100, 200]
+            assert got.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 ")
+
+        before_oracle(scene)
+
+    @pytest.mark.parametrize(
+        ("path", "header", "status"),
+        [
+            (b"/v1/completions", b"Content-Length: 4097", 413),
+            (b"/v1/completions", b"Content-Length: 101", 429),
+            (b"/v1/completions", b"Content-Encoding: gzip\r\nContent-Length: 5", 415),
+            (b"/sleep", b"Content-Length: 5", 404),
+            (b"/health", b"Content-Length: 5", 405),
+        ],
+    )
+    def test_what_is_refused_is_not_asked_for(
+        self, path: bytes, header: bytes, status: int
+    ) -> None:
+        """And the connection ends: the client may send its next request instead of this body."""
+
+        async def scene(on: Stage, oracle: Oracle) -> None:
+            head = self.HEAD.replace(b"/v1/completions", path).replace(CLOSE, b"")
+            answer = await ask(on, head + header + b"\r\n\r\n", GOOD, pause_s=0.1)
+            assert answer.status == status
+            assert answer.error
+            assert answer.closes
+            assert not oracle.requests
+
+        before_oracle(scene, limits={"body": 4096, "queue_bytes": 100})
+
+    def test_anything_else(self) -> None:
+        async def scene(on: Stage, oracle: Oracle) -> None:
+            for path in (b"/v1/completions", b"/v1/models", b"/health"):
+                answer = await ask(on, post(b"Expect: miracles", path=path))
+                assert answer.status == 417
+                assert answer.error
+                assert answer.closes
+
+        before_oracle(scene)
+
+    def test_http_1_0_knows_no_continue(self) -> None:
+        async def scene(on: Stage, oracle: Oracle) -> None:
+            answer = await ask(on, post(b"Expect: 100-continue").replace(b"1.1", b"1.0"))
+            assert answer.status == 200
+
+        before_oracle(scene)
+
+
+class TestHeads:
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            b"X: " + b"y" * 20_000 + b"\r\n",
+            b"X" * 20_000 + b": y\r\n",
+            b"X: " + b"y" * 20_000,  # and it does not end
+            b"".join(b"X%d: %s\r\n" % (i, b"y" * 1000) for i in range(17)),
+            b"".join(b"X%d: y\r\n" % i for i in range(129)),
+            b"".join(b"X%d: %s\r\n" % (i, b"y" * 900) for i in range(40)),  # never complete
+        ],
+        ids=["value", "name", "endless", "together", "number", "incomplete"],
+    )
+    def test_too_much_of_them(self, headers: bytes) -> None:
+        async def scene(on: Stage, oracle: Oracle) -> None:
+            end = b"" if headers.endswith(b"y") or len(headers) > 36_000 else b"\r\n" + BODY
+            parts = [headers[i : i + 1000] for i in range(0, len(headers), 1000)]
+            answer = await ask(on, POST + HOST + LENGTH, *parts, end)
+            assert (answer.status, answer.error["code"]) == (431, "headers_too_large")
+            assert answer.closes
+            assert not oracle.requests
+
+        before_oracle(scene)
+
+    def test_as_many_as_allowed(self) -> None:
+        async def scene(on: Stage, oracle: Oracle) -> None:
+            headers = [b"X%d: %s" % (i, b"y" * 120) for i in range(115)]
+            assert (await ask(on, post(*headers))).status == 200
+
+        before_oracle(scene)
+
+    def test_the_bound_is_configured(self) -> None:
+        async def scene(on: Stage, oracle: Oracle) -> None:
+            assert (await ask(on, post(b"X: " + b"y" * 1000))).status == 431
+            assert (await ask(on, post(b"X: " + b"y" * 500))).status == 200
+
+        before_oracle(scene, limits={"header": "1KiB"})
+
+    @pytest.mark.parametrize("size", [8_200, 70_000])
+    def test_a_long_target(self, size: int) -> None:
+        async def scene(on: Stage, oracle: Oracle) -> None:
+            target = b"/v1/models?" + b"x" * size
+            answer = await ask(on, b"GET " + target + b" HTTP/1.1\r\n" + HOST + CLOSE + b"\r\n")
+            assert (answer.status, answer.error["code"]) == (414, "uri_too_long")
+            assert answer.closes
+
+        before_oracle(scene)
+
+
+class TestConnections:
+    def test_one_too_many_is_told_so(self) -> None:
+        async def scene(on: Stage, oracle: Oracle) -> None:
+            async with connected(on) as (_, one), connected(on) as (_, two):
+                one.write(b"P")
+                two.write(b"P")
+                await settle()
+                answer = await ask(on, b"")
+                assert (answer.status, answer.error["code"]) == (503, "too_many_connections")
+                assert answer.closes
+                assert answer.headers["retry-after"] == "1"
+            await settle()
+            assert (await ask(on, post())).status == 200
+
+        before_oracle(scene, limits={"connections": 2})
+
+    def test_auto_is_half_of_the_descriptors(self) -> None:
+        assert Config().max_connections() == resource.getrlimit(resource.RLIMIT_NOFILE)[0] / 2
+
+    def test_none_is_left_open(self) -> None:
+        """Two hundred clients that misbehave in turn: the descriptors come back."""
+
+        async def scene(on: Stage, oracle: Oracle) -> None:
+            def descriptors() -> int:
+                """Less both ends of those that are kept for the backend."""
+                return len(os.listdir("/proc/self/fd")) - 2 * oracle.connections
+
+            before = descriptors()
+            bad = (b"", b"P", b"junk\r\n\r\n", POST + HOST + LENGTH + b"\r\n{", GOOD)
+            await asyncio.gather(*(raw(on, bad[i % len(bad)]) for i in range(200)))
+            await settle()
+            assert descriptors() == before
+
+        before_oracle(scene)

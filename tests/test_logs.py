@@ -1,0 +1,106 @@
+"""Logs say what happened and never what was asked."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import aiohttp
+import pytest
+from proxy_stage import EVENT, STREAM_HEAD, Call, RawBackend, by_request, chunk, stage
+
+from forebay.proxy.config import Logs
+from forebay.proxy.logs import LOGGER, configure_logs, say
+from forebay.replay.sim.clock import run
+
+SECRET = "the-secret-prompt"
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was() -> Iterator[None]:
+    handlers, level, propagate = list(LOGGER.handlers), LOGGER.level, LOGGER.propagate
+    yield
+    LOGGER.handlers[:], LOGGER.propagate = handlers, propagate
+    LOGGER.setLevel(level)
+
+
+def lines(logs: dict[str, Any], serve: Any = by_request, **body: Any) -> list[str]:
+    """What is logged when one request is served."""
+    out = io.StringIO()
+
+    async def main() -> None:
+        configure_logs(Logs(**logs), out)
+        async with RawBackend(serve).running() as backend, stage([backend.url], logs=logs) as on:
+            fields = {"prompt": SECRET, "model": SECRET, "max_tokens": 3, **body}
+            headers = {"authorization": f"Bearer {SECRET}", "x-request-id": "req-1"}
+            async with on.post(fields, f"/v1/completions?q={SECRET}", headers=headers) as answer:
+                with suppress(aiohttp.ClientError):  # a cut stream
+                    await answer.read()
+            async with on.client.get(f"{on.url}/{SECRET}", headers={"user-agent": SECRET}):
+                pass
+
+    run(main())
+    return out.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("format_", ["console", "json"])
+@pytest.mark.parametrize("streams", [True, False])
+def test_nothing_of_a_request_is_in_the_log(format_: str, streams: bool) -> None:
+    found = lines({"format": format_, "level": "debug"}, stream=streams)
+    assert len(found) == 2
+    assert SECRET not in "\n".join(found)
+
+
+def test_the_line_of_a_request() -> None:
+    first, other = map(json.loads, lines({"format": "json", "sample": 1.0}, stream=True))
+    assert first.pop("time").endswith("Z")
+    for key in ("duration_ms", "queue_ms", "ttft_ms"):
+        assert first.pop(key) >= 0
+    assert first == {
+        "level": "info",
+        "message": "request",
+        "request_id": "req-1",
+        "status": 200,
+        "operation": "text_completion",
+        "bucket": "chat",
+        "service_class": "standard",
+        "backend": "b0",
+        "prompt_tokens": 7,
+        "cached_tokens": 4,
+        "output_tokens": 3,
+    }
+    assert (other["status"], other["operation"], other["reason"]) == (404, "other", "not_found")
+
+
+def test_a_cut_stream_says_why() -> None:
+    async def cut(call: Call) -> None:
+        await call.send(STREAM_HEAD + chunk(EVENT))
+        call.reset()
+
+    first, _ = map(json.loads, lines({"format": "json", "sample": 1.0}, cut, stream=True))
+    assert (first["status"], first["reason"]) == (200, "upstream_stream_error")
+
+
+def test_requests_are_logged_only_when_asked_for() -> None:
+    assert lines({}) == []
+    assert lines({"sample": 1.0, "level": "warning"}) == []
+
+
+def test_a_sample_is_a_share() -> None:
+    from forebay.proxy.logs import AccessLog
+
+    access = AccessLog(Logs(sample=0.1))
+    assert 800 < sum(access._sampled(f"{n:x}") for n in range(10_000)) < 1_200
+
+
+def test_the_console_line() -> None:
+    out = io.StringIO()
+    configure_logs(Logs(), out)
+    say("listening on x")
+    LOGGER.debug("not this")
+    stamp, rest = out.getvalue().split(" ", 1)
+    assert stamp.endswith("Z")
+    assert rest == "INFO    listening on x\n"
+    assert logging.getLogger("forebay.proxy") is LOGGER

@@ -1,0 +1,105 @@
+"""A proxy that is short of something itself refuses the least urgent first."""
+
+import asyncio
+
+import pytest
+from proxy_stage import RawBackend, stage
+
+from forebay.proxy.config import Limits
+from forebay.proxy.core.model import ServiceClass
+from forebay.proxy.core.pressure import Reading, next_shed, refused
+from forebay.proxy.protection import Protection, memory_limit, resident_bytes
+from forebay.replay.sim.clock import run
+
+
+@pytest.mark.parametrize(
+    ("shed", "reading", "then"),
+    [
+        (0, Reading(), 0),
+        (0, Reading(1.0, 0.8, 0.8), 0),  # at the limit is not over it
+        (0, Reading(lag=1.1), 1),
+        (0, Reading(memory=0.81), 1),
+        (0, Reading(descriptors=0.81), 1),
+        (0, Reading(memory=0.99), 1),  # one step at a time
+        (1, Reading(lag=4.0), 1),
+        (1, Reading(lag=5.1), 2),
+        (2, Reading(lag=50.0), 2),  # a busy loop still serves the most urgent
+        (1, Reading(descriptors=0.91), 2),
+        (2, Reading(memory=0.96), 3),
+        (3, Reading(memory=0.96), 3),
+        (3, Reading(memory=0.87), 3),  # neither too much nor calm
+        (3, Reading(memory=0.85), 2),
+        (1, Reading(lag=0.95), 1),
+        (1, Reading(lag=0.9, memory=0.72), 0),
+        (1, Reading(), 0),
+    ],
+)
+def test_how_many_classes_are_refused(shed: int, reading: Reading, then: int) -> None:
+    assert next_shed(shed, reading) == then
+
+
+@pytest.mark.parametrize(
+    ("shed", "served"),
+    [
+        (0, {"interactive", "standard", "batch"}),
+        (1, {"interactive", "standard"}),
+        (2, {"interactive"}),
+        (3, set()),
+    ],
+)
+def test_who_goes_first(shed: int, served: set[str]) -> None:
+    classes: tuple[ServiceClass, ...] = ("interactive", "standard", "batch")
+    assert {c for c in classes if not refused(c, shed)} == served
+
+
+def test_what_is_measured() -> None:
+    assert resident_bytes() > 10 << 20
+    assert memory_limit(Limits(memory=1 << 30)) == 1 << 30
+    assert memory_limit(Limits()) > 64 << 20
+
+
+def test_the_task_samples_lag_and_decides_once_a_second() -> None:
+    async def main() -> None:
+        readings, said, lags = (
+            [Reading(memory=0.91)] * 2 + [Reading()] * 2,
+            list[str](),
+            list[float](),
+        )
+        asked: list[float] = []
+
+        def read(lag_p99_s: float) -> Reading:
+            asked.append(lag_p99_s)
+            return readings.pop(0) if readings else Reading()
+
+        async with Protection(Limits(), said.append, lags.append, read) as protection:
+            shed = []
+            for _ in range(4):
+                await asyncio.sleep(1.1)
+                shed.append(protection.shed)
+        assert shed == [1, 2, 1, 0]
+        assert len(asked) == 4
+        assert len(lags) >= 80
+        assert said[0] == "overloaded (memory): refusing 1 of 3 service classes"
+
+    run(main())
+
+
+def test_a_refused_class_gets_503_and_the_next_is_served() -> None:
+    async def main() -> None:
+        async with RawBackend().running() as backend, stage([backend.url]) as on:
+            on.proxy.protection.shed = 2
+            async with on.post() as answer:
+                assert answer.status == 503
+                error = (await answer.json())["error"]
+                assert (error["code"], error["type"]) == ("overloaded", "server_error")
+                assert int(answer.headers["Retry-After"]) >= 1
+                assert answer.headers["x-request-id"]
+            assert not backend.calls
+            text = on.proxy.metrics.text().decode()
+            assert 'forebay_shed_total{class="standard"} 1.0' in text
+            on.proxy.protection.shed = 1
+            async with on.post() as answer:
+                assert answer.status == 200
+            on.assert_nothing_held()
+
+    run(main())

@@ -1,0 +1,269 @@
+"""The configuration changes while requests run: whole or not at all, and nobody notices."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from proxy_stage import (
+    DONE,
+    EVENT,
+    STREAM_HEAD,
+    Call,
+    RawBackend,
+    chunk,
+    settle,
+    stage,
+)
+
+from forebay.proxy.config import Config
+from forebay.proxy.config_changes import IN_PLACE, NEEDS_RESTART, changes
+from forebay.proxy.config_sources import load_config
+from forebay.replay.sim.clock import run
+
+ONE = {"backends": [{"name": "a", "url": "http://127.0.0.1:1"}]}
+
+
+def config(**keys: Any) -> Config:
+    return load_config(None, {**ONE, **keys}, {})
+
+
+def test_every_key_is_either_changed_in_place_or_needs_a_restart() -> None:
+    whole = {key for key in NEEDS_RESTART if "." not in key}
+    assert set(Config.model_fields) == IN_PLACE | whole
+    assert not IN_PLACE & whole
+    for key in NEEDS_RESTART - whole:
+        section, name = key.split(".")
+        assert section in IN_PLACE
+        assert name in type(getattr(config(), section)).model_fields
+
+
+def test_what_differs() -> None:
+    old = config(listen={"port": 1}, limits={"header": "16KiB"}, timeouts={"idle": "60s"})
+    new = config(
+        listen={"port": 2},
+        limits={"header": "8KiB", "body": "1MiB"},
+        timeouts={"idle": "5s"},
+        debug_headers=True,
+    )
+    found = changes(old, new)
+    assert set(found.keys) == {"limits.body", "timeouts.idle", "debug_headers"}
+    assert set(found.restart) == {"listen", "limits.header"}
+    assert found.config.listen.port == 1
+    assert (found.config.limits.header, found.config.limits.body) == (16 << 10, 1 << 20)
+    assert found.config.timeouts.idle == 5.0
+    assert changes(found.config, found.config).keys == ()
+
+
+def test_what_becomes_of_backends() -> None:
+    def with_backends(*backends: tuple[str, int, int]) -> Config:
+        return config(
+            backends=[
+                {"name": n, "url": f"http://h:{p}", "max_concurrency": c} for n, p, c in backends
+            ]
+        )
+
+    found = changes(
+        with_backends(("stays", 1, 1), ("moves", 2, 1), ("grows", 3, 1), ("goes", 4, 1)),
+        with_backends(("stays", 1, 1), ("moves", 5, 1), ("grows", 3, 2), ("comes", 6, 1)),
+    )
+    assert [b.name for b in found.added] == ["comes"]
+    assert [b.name for b in found.moved] == ["moves"]
+    assert [b.name for b in found.resized] == ["grows"]
+    assert found.removed == ("goes",)
+
+
+class Files:
+    """A configuration file that a test writes."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.path = tmp_path / "proxy.yaml"
+
+    def write(self, urls: dict[str, str], **keys: Any) -> None:
+        backends = [{"name": name, "url": url} for name, url in urls.items()]
+        listen = {"port": 0, "admin_port": 0}
+        self.path.write_text(
+            yaml.safe_dump({"listen": listen, "backends": backends, "debug_headers": True, **keys})
+        )
+
+    def load(self) -> Config:
+        return load_config(self.path, {}, {})
+
+
+class Held:
+    """A backend whose streams go on until told otherwise."""
+
+    def __init__(self) -> None:
+        self.end = asyncio.Event()
+
+    async def __call__(self, call: Call) -> None:
+        await call.send(STREAM_HEAD + chunk(EVENT))
+        await self.end.wait()
+        await call.send(chunk(DONE) + b"0\r\n\r\n")
+
+
+STREAM = {"prompt": "hello", "stream": True, "max_tokens": 3}
+
+
+def test_a_backend_is_replaced_while_it_streams(tmp_path: Path) -> None:
+    async def main() -> None:
+        files, held = Files(tmp_path), Held()
+        async with AsyncExitStack() as stack:
+            old = await stack.enter_async_context(RawBackend(held).running())
+            new = await stack.enter_async_context(RawBackend().running())
+            on = await stack.enter_async_context(stage([old.url], load=files.load))
+            shaper = on.proxy.driver.shaper
+            async with on.post(STREAM) as streaming:
+                assert streaming.headers["x-forebay-backend"] == "b0"
+                files.write({"b1": new.url}, buckets=[{"name": "all", "up_to": 9000}])
+                assert await on.proxy.reloader.reload() == "applied"
+                assert on.proxy.app.ready
+                assert list(shaper.backends) == ["b0", "b1"]
+                async with on.post() as answer:
+                    assert answer.status == 200
+                    assert answer.headers["x-forebay-backend"] == "b1"
+                    assert answer.headers["x-forebay-bucket"] == "all"
+                await asyncio.sleep(5)
+                assert "b0" in shaper.backends
+                held.end.set()
+                assert (await streaming.read()).endswith(DONE)
+            await asyncio.sleep(1)
+            assert list(shaper.backends) == list(on.proxy.backends.upstreams) == ["b1"]
+            assert "b0 is gone" in on.said
+            assert on.proxy.reloader.generation == 1
+            on.assert_nothing_held()
+
+    run(main())
+
+
+def test_a_backend_that_goes_and_comes_back_before_it_is_gone(tmp_path: Path) -> None:
+    async def main() -> None:
+        files, held = Files(tmp_path), Held()
+        async with AsyncExitStack() as stack:
+            first = await stack.enter_async_context(RawBackend(held).running())
+            other = await stack.enter_async_context(RawBackend().running())
+            on = await stack.enter_async_context(stage([first.url, other.url], load=files.load))
+            async with on.post(STREAM) as streaming:
+                assert streaming.headers["x-forebay-backend"] == "b0"
+                files.write({"b1": other.url})
+                await on.proxy.reloader.reload()
+                files.write({"b0": first.url, "b1": other.url})
+                await on.proxy.reloader.reload()
+                held.end.set()
+                await streaming.read()
+            await asyncio.sleep(1)
+            assert [b.up for b in on.proxy.driver.shaper.backends.values()] == [True, True]
+            assert "b0 is gone" not in on.said
+
+    run(main())
+
+
+def test_a_backend_moves_to_another_address(tmp_path: Path) -> None:
+    async def main() -> None:
+        files, held = Files(tmp_path), Held()
+        async with AsyncExitStack() as stack:
+            old = await stack.enter_async_context(RawBackend(held).running())
+            new = await stack.enter_async_context(RawBackend().running())
+            on = await stack.enter_async_context(stage([old.url], load=files.load))
+            async with on.post(STREAM) as streaming:
+                files.write({"b0": new.url})
+                assert await on.proxy.reloader.reload() == "applied"
+                async with on.post() as answer:
+                    assert answer.status == 200
+                assert (len(old.calls), len(new.calls)) == (1, 1)
+                held.end.set()
+                assert (await streaming.read()).endswith(DONE)
+            files.write({"b0": "http://127.0.0.1:9"})
+            await on.proxy.reloader.reload()
+            async with on.post() as answer:
+                assert answer.status == 503
+            on.assert_nothing_held()
+
+    run(main())
+
+
+def test_who_waits_goes_on_waiting_under_the_new_rules(tmp_path: Path) -> None:
+    async def main() -> None:
+        files, held = Files(tmp_path), Held()
+        async with AsyncExitStack() as stack:
+            backend = await stack.enter_async_context(RawBackend(held).running())
+            on = await stack.enter_async_context(stage([backend.url], slots=1, load=files.load))
+            streams = [asyncio.create_task(_read(on.post(STREAM))) for _ in range(2)]
+            await settle()
+            assert on.proxy.driver.shaper.queued("chat") == 1
+            files.write({"b0": backend.url}, buckets=[{"name": "new", "up_to": 9000}])
+            await on.proxy.reloader.reload()  # and max_concurrency is 64 now
+            await settle()
+            assert backend.open == 2
+            held.end.set()
+            assert await asyncio.gather(*streams) == [200] * 2
+            on.assert_nothing_held()
+
+    run(main())
+
+
+async def _read(request: Any) -> int:
+    async with request as answer:
+        await answer.read()
+        return int(answer.status)
+
+
+@pytest.mark.parametrize("ask", ["file", "signal"])
+def test_a_bad_file_changes_nothing_and_a_good_one_is_taken(tmp_path: Path, ask: str) -> None:
+    async def main() -> None:
+        files = Files(tmp_path)
+        async with RawBackend().running() as backend:
+            files.write({"b0": backend.url})
+            watch = files.path if ask == "file" else None
+            async with stage([backend.url], load=files.load, watch=watch) as on:
+                before = on.proxy.reloader.config
+
+                async def changed(write: Callable[[], object]) -> str:
+                    write()
+                    if ask == "signal":
+                        on.proxy.reloader.ask()
+                    await asyncio.sleep(5)
+                    return on.proxy.reloader.said
+
+                said = await changed(lambda: files.path.write_text("timeouts: {idle: soon}"))
+                assert said.startswith("not reloaded, the old one stays: ")
+                assert "timeouts.idle: 'soon': give a duration such as 2s" in said
+                assert on.proxy.reloader.config is before
+                if ask == "file":
+                    said = await changed(files.path.unlink)
+                    assert "'soon'" in said
+                said = await changed(
+                    lambda: files.write(
+                        {"b0": backend.url}, timeouts={"idle": "7s"}, metrics={"hlog": "x.hlog"}
+                    )
+                )
+                assert said == "reloaded (timeouts.idle); needs a restart: metrics"
+                assert on.proxy.reloader.config.timeouts.idle == 7.0
+                text = on.proxy.metrics.text().decode()
+                for result, count in (("failed", 1), ("partly", 1), ("applied", 0)):
+                    assert f'config_reloads_total{{result="{result}"}} {count}.0' in text
+                async with on.client.post(f"{on.proxy.admin_url}/reload") as answer:
+                    assert answer.status == 200
+                    assert (await answer.text()).startswith("partly: unchanged; needs a restart")
+                async with on.client.get(f"{on.proxy.admin_url}/status") as answer:
+                    status = await answer.json()
+                assert status["config"]["generation"] == 1
+                assert status["config"]["needs_restart"] == ["metrics"]
+                assert set(status["versions"]) == {"forebay", "python", "aiohttp"}
+
+    run(main())
+
+
+def test_without_a_file_there_is_nothing_to_reload() -> None:
+    async def main() -> None:
+        async with (
+            stage([], wait_up=0, backends=[{"url": "http://127.0.0.1:9"}]) as on,
+            on.client.post(f"{on.proxy.admin_url}/reload") as answer,
+        ):
+            assert answer.status == 400
+            assert "does not come from a file" in await answer.text()
+
+    run(main())
