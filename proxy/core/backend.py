@@ -128,8 +128,8 @@ class Backend:
         self._pending_since = 0.0
         self.others: Elsewhere | None = None  # what other proxies have here, if there are any
         self._others_before = NOTHING  # their work done when the observation began
-        self._work = NOTHING  # terms of all prefills done
-        self._fresh_tokens = 0.0
+        self._work = NOTHING  # terms of all prefills done, while there were others
+        self._fresh_tokens = 0.0  # the same of what was put into the cache
         self._block_tokens = 512.0
 
     def __repr__(self) -> str:
@@ -182,7 +182,7 @@ class Backend:
         if head is None:
             return 0.0 if others is None else others.prefill_s(now)
         elapsed_s = now - self._head_since
-        if elapsed_s < 0.0:  # it begins after what others have sent
+        if others is not None and elapsed_s < 0.0:  # it begins after what they have sent
             elapsed_s = 0.0
         left, floor = head.prefill_s - elapsed_s, 0.0
         if head.request.streams:
@@ -220,12 +220,6 @@ class Backend:
         if self.others is not None and self.others.longest_s > than_s:
             return True
         return any(flight.prefill_s > than_s for flight in self.prefills.values())
-
-    def prefills_in(self, bucket: str) -> int:
-        """Requests of the bucket without a first token, whoever sent them."""
-        if self.others is None:
-            return self.prefills_of[bucket]
-        return self.prefills_of[bucket] + self.others.prefills.get(bucket, 0)
 
     @property
     def running(self) -> int:
@@ -368,9 +362,11 @@ class Backend:
         worked = self._worked[bucket]
         worked.seconds = worked.seconds * decay(now - worked.at) + prefill_s
         worked.at = now
-        self._load, self._load_at = self.own_load(now) + tokens, now
-        self._fresh_tokens += tokens - matched_tokens + request.output_tokens
-        self._block_tokens = request.block_tokens
+        self._load = self._load * decay(now - self._load_at) + tokens
+        self._load_at = now
+        if self.others is not None:
+            self._fresh_tokens += tokens - matched_tokens + request.output_tokens
+            self._block_tokens = request.block_tokens
         if self.kv_tokens < inf:
             self.prefixes.capacity_blocks = int(self.kv_tokens / request.block_tokens)
         unindexed = tokens + request.output_tokens - int(len(request.blocks) * request.block_tokens)
@@ -389,8 +385,9 @@ class Backend:
         fixed, linear, pairs = features(flight.uncached_tokens, flight.request.prompt_tokens)
         a, b, c = self._pending_terms
         self._pending_terms = a + fixed, b + linear, c + pairs
-        a, b, c = self._work
-        self._work = a + fixed, b + linear, c + pairs
+        if self.others is not None:
+            a, b, c = self._work
+            self._work = a + fixed, b + linear, c + pairs
         self._leave_line(flight, now)
         elapsed_s = now - self._pending_since
         if self.others is not None and self._others_worked(self.others):

@@ -100,7 +100,10 @@ class Fairness:
         """A request of the tenant is sent."""
         account = self.account(name)
         self._floor = account.served
-        self._add(account, prefill_s, now)
+        account.served += prefill_s / account.weight
+        for one in (account, self._all):
+            one.rate = one.rate_now(now) + prefill_s / RATE_S
+            one.rate_at = now
 
     def correct(self, name: str, more_s: float) -> None:
         """It took so much more than was charged, or less when negative."""
@@ -117,15 +120,9 @@ class Fairness:
                 self.correct(name, more_s)
                 continue
             before = min(before, account.served)
-            self._add(account, more_s, now)
+            self.charge(name, more_s, now)
         if before < inf:
-            self._floor = before
-
-    def _add(self, account: Account, prefill_s: float, now: float) -> None:
-        account.served += prefill_s / account.weight
-        for one in (account, self._all):
-            one.rate = one.rate_now(now) + prefill_s / RATE_S
-            one.rate_at = now
+            self._floor = before  # of several, whose order is not known
 
     # What is asked.
 

@@ -203,7 +203,10 @@ class Outlook:
         if not self.has_room(backend, now):
             return False
         bucket = self._buckets[waiting.bucket]
-        if backend.prefills_in(bucket.name) >= bucket.prefills_per_backend:
+        prefills = backend.prefills_of[bucket.name]
+        if backend.others is not None:
+            prefills += backend.others.prefills.get(bucket.name, 0)
+        if prefills >= bucket.prefills_per_backend:
             return False
         request = waiting.request
         if not backend.kv_fits(request, waiting.output_tokens):
