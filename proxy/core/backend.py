@@ -364,9 +364,9 @@ class Backend:
         worked.at = now
         self._load = self._load * decay(now - self._load_at) + tokens
         self._load_at = now
+        self._block_tokens = request.block_tokens
         if self.others is not None:
             self._fresh_tokens += tokens - matched_tokens + request.output_tokens
-            self._block_tokens = request.block_tokens
         if self.kv_tokens < inf:
             self.prefixes.capacity_blocks = int(self.kv_tokens / request.block_tokens)
         unindexed = tokens + request.output_tokens - int(len(request.blocks) * request.block_tokens)
