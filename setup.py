@@ -10,8 +10,9 @@ from setuptools import Extension, setup
 
 COMPILED = (
     *("admission", "ahead", "backend", "candidates", "concurrency", "cost", "fairness", "held"),
-    *("kv", "lanes", "model", "outlook", "outputs", "partition", "policies", "prefix"),
-    *("prefix_error", "queueing", "quota", "returns", "routing", "shaper", "shares", "turns"),
+    *("kv", "lanes", "model", "others", "outlook", "outputs", "partition", "policies", "prefix"),
+    *("prefix_error", "queueing", "quota", "rendezvous", "returns", "routing", "shaper"),
+    *("shares", "spending", "turns"),
 )
 COMPILED_SIM = (
     *("block_runs", "cohort", "fleet", "in_turn", "planning"),

@@ -20,6 +20,7 @@ from forebay.proxy.estimate import TokenEstimate
 from forebay.proxy.metrics import ProxyMetrics
 from forebay.proxy.protection import Protection
 from forebay.proxy.reload import Reloader
+from forebay.proxy.share.exchange import Exchange
 
 VERSIONS = {
     "forebay": version("forebay"),
@@ -35,6 +36,7 @@ class Admin:
         driver: Driver,
         metrics: ProxyMetrics,
         estimate: TokenEstimate,
+        exchange: Exchange,
         drain: Callable[[], None],
         reloader: Reloader,
         protection: Protection,
@@ -43,6 +45,7 @@ class Admin:
         self._driver = driver
         self._metrics = metrics
         self._estimate = estimate
+        self._exchange = exchange
         self._drain = drain
         self._reloader = reloader
         self._protection = protection
@@ -95,6 +98,7 @@ class Admin:
             "tasks": len(asyncio.all_tasks()),
             "bytes_per_token": round(self._estimate.bytes_per_token, 3),
             "queued": {bucket: shaper.queued(bucket) for bucket in shaper.buckets},
+            "share": self._exchange.status(),
             "backends": [_backend(backend, now) for backend in shaper.backends.values()],
         }
 
@@ -106,6 +110,7 @@ def _backend(backend: Backend, now: float) -> dict[str, Any]:
         "up": backend.up,
         "draining": backend.draining,
         "in_flight": len(backend.flights),
+        "in_flight_elsewhere": backend.running - len(backend.flights),
         "max_concurrency": backend.spec.max_concurrency,
         "prefills": len(backend.prefills),
         "backlog_s": round(backend.backlog_s(now), 3),

@@ -24,6 +24,7 @@ from forebay.proxy.core.model import Bucket as CoreBucket
 from forebay.proxy.core.policies import ROUTES
 from forebay.proxy.core.routing import Affinity
 from forebay.proxy.quantities import seconds, size_bytes
+from forebay.proxy.share.redis_link import check_url
 
 Seconds = Annotated[float, BeforeValidator(seconds), Field(gt=0)]
 NoOrSeconds = Annotated[float, BeforeValidator(seconds), Field(ge=0)]
@@ -275,6 +276,7 @@ class Config(_Section):
     debug_headers: bool = False
     cors_origins: tuple[str, ...] = ()
     upstream_api_key: SecretStr | None = None
+    share: SecretStr | None = None  # a URL, and it may hold a password
 
     @field_validator("backends")
     @classmethod
@@ -304,6 +306,13 @@ class Config(_Section):
         if routing not in ROUTES:
             raise ValueError(f"one of {', '.join(ROUTES)}")
         return routing
+
+    @field_validator("share")
+    @classmethod
+    def _share_url(cls, share: SecretStr | None) -> SecretStr | None:
+        if share is not None:
+            check_url(share.get_secret_value())
+        return share
 
     @field_validator("routes")
     @classmethod

@@ -9,7 +9,10 @@ from forebay.proxy.config import BackendConfig, Config, Tls
 
 # Whole sections or single keys; everything else changes in place.
 NEEDS_RESTART = frozenset(
-    {"listen", "metrics", "tokens", "tracing", "upstream_tls", "limits.header", "logs.format"}
+    {
+        *("listen", "metrics", "share", "tokens", "tracing", "upstream_tls"),
+        *("limits.header", "logs.format"),
+    }
 )
 IN_PLACE = frozenset(
     {

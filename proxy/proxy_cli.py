@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +29,7 @@ app = new_app(help=EXAMPLE)
 
 @app.command(help=EXAMPLE)
 def proxy(
+    context: typer.Context,
     backend: Annotated[
         list[str] | None, typer.Option(help="base URL of a vLLM server; once for each")
     ] = None,
@@ -35,6 +37,10 @@ def proxy(
     host: Annotated[str | None, typer.Option(help="address to listen on")] = None,
     port: Annotated[int | None, typer.Option(help="public port, 0 for any free one")] = None,
     admin_port: Annotated[int | None, typer.Option(help="admin port, 0 for any free one")] = None,
+    workers: Annotated[
+        int, typer.Option(help="processes that share the port; each is a proxy of its own")
+    ] = 1,
+    worker: Annotated[str | None, typer.Option(hidden=True)] = None,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="print what is in force, secrets masked")
     ] = False,
@@ -57,28 +63,72 @@ def proxy(
         print(config_yaml(loaded), end="")
     elif check_config:
         print("the configuration is valid", file=sys.stderr)
+    elif workers != 1:
+        load = partial(_load, config, overrides, None)
+        raise typer.Exit(_serve_with_workers(loaded, load, workers, context))
     else:
         with fast_runner() as runner:
-            runner.run(serve(loaded, lambda: load_config(config, overrides, os.environ), config))
+            load = partial(_load, config, overrides, worker)
+            runner.run(serve(load(), load, config, worker))
 
 
-async def serve(config: Config, load: Callable[[], Config], watch: Path | None) -> None:
+def _load(path: Path | None, overrides: dict[str, Any], worker: str | None) -> Config:
+    config = load_config(path, overrides, os.environ)
+    if worker is None:
+        return config
+    from forebay.proxy.share.worker import with_own_files
+
+    return with_own_files(config, worker)
+
+
+def _serve_with_workers(
+    config: Config, load: Callable[[], Config], count: int, context: typer.Context
+) -> int:
+    from forebay.proxy.cache_salt import share_cache_secret
+    from forebay.proxy.logs import configure_logs, say
+    from forebay.proxy.share.worker import words_of
+    from forebay.proxy.share.workers import serve_with_workers
+
+    configure_logs(config.logs)
+    share_cache_secret(os.environ)  # else the workers would salt one tenant's prompts differently
+    words = words_of(context, leave_out={"workers", "host", "port", "admin_port"})
+    with fast_runner() as runner:
+        return runner.run(serve_with_workers(config, count, words, say, load))
+
+
+async def serve(
+    config: Config, load: Callable[[], Config], watch: Path | None, worker: str | None = None
+) -> None:
     """Serve until SIGTERM, SIGINT or POST /drain, then up to `timeouts.drain` longer.
 
     SIGHUP, and a change of the file `watch`, put what `load` gives in force.
+
+    Args:
+        worker: which of `--workers` we are, and our end of the hub.
     """
     from forebay.proxy import notify
     from forebay.proxy.logs import configure_logs, say
     from forebay.proxy.serve import start_proxy
 
     configure_logs(config.logs)
-    async with start_proxy(config, say, load=load, watch=watch) as running:
+    link = None
+    if worker:
+        from forebay.proxy.share.worker import worker_link
+
+        link = worker_link(worker)
+    links = [link] if link else []
+    async with start_proxy(
+        config, say, load=load, watch=watch, links=links, share_port=link is not None
+    ) as running:
         loop = asyncio.get_running_loop()
         with suppress(NotImplementedError):  # Windows
             for signal_number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(signal_number, running.stop.set)
             loop.add_signal_handler(signal.SIGHUP, running.reloader.ask)
         where = f"listening on {running.url}, admin on {running.admin_url}"
+        if link:
+            link.listening(running.url, running.admin_url)
+            where = f"worker {link.index} listens, its admin port is {running.admin_url}"
         say(where)
         notify.ready(where)
         with short_collections():

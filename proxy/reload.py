@@ -205,7 +205,7 @@ class Reloader:
         """Wait until nothing runs there any more, or it has been taken back."""
         driver = self._parts.driver
         while (backend := driver.shaper.backends.get(name)) and backend.draining:
-            if backend.idle:
+            if backend.empty:  # other proxies see their own off
                 self._parts.backends.forget(name)
                 driver.change(lambda core, now: core.remove_backend(name, now))
                 self._say(f"{name} is gone")

@@ -5,7 +5,7 @@ import contextlib
 import os
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from math import inf
@@ -32,6 +32,8 @@ from forebay.proxy.protection import Protection
 from forebay.proxy.relay import Relay
 from forebay.proxy.reload import Parts, Reloader
 from forebay.proxy.security import Security
+from forebay.proxy.share.exchange import Exchange, Link, exchanging
+from forebay.proxy.share.redis_link import RedisLink
 from forebay.proxy.telemetry import Telemetry
 from forebay.proxy.tracing import Tracer
 from forebay.proxy.watchdog import Watchdog
@@ -53,6 +55,7 @@ class Proxy:
     reloader: Reloader
     protection: Protection
     security: Security
+    exchange: Exchange
     stop: asyncio.Event
     url: str
     admin_url: str
@@ -103,6 +106,8 @@ async def start_proxy(
     watch: Path | None = None,
     tracer: Tracer | None = None,
     environ: Mapping[str, str] = os.environ,
+    links: Sequence[Link] = (),
+    share_port: bool = False,
 ) -> AsyncIterator[Proxy]:
     """A proxy that listens while the block runs; `say` gets a line when something changes.
 
@@ -114,6 +119,8 @@ async def start_proxy(
         watch: a file whose change is a reload.
         tracer: in place of the one that the configuration asks for.
         environ: may hold API keys and the secret of cache salts.
+        links: to other proxies in front of the same backends, besides `config.share`.
+        share_port: workers of ours listen on the public port too.
     """
     # The pure-Python parser has open request-smuggling advisories.
     if HttpRequestParser is HttpRequestParserPy:
@@ -179,19 +186,23 @@ async def start_proxy(
             security=security,
             followers=followers,
         )
+        if config.share is not None:
+            links = [*links, RedisLink(config.share.get_secret_value())]
+        exchange = await stack.enter_async_context(exchanging(driver, links, say))
         reloader = await stack.enter_async_context(Reloader(config, parts, say, load, watch))
-        admin = Admin(app, driver, metrics, estimate, stop.set, reloader, protection)
+        admin = Admin(app, driver, metrics, estimate, exchange, stop.set, reloader, protection)
         admin_server = HttpServer(admin.handle)
-        if config.listen.reuse_port:
+        share_port = share_port or config.listen.reuse_port
+        if share_port:
             await backends.asked()  # from the first connection on, the other proxy is not asked
-        at, reuse_port = config.listen, config.listen.reuse_port
+        at = config.listen
         admin_host = at.admin_host or at.host
         tls = security.tls.context if security.tls else None
         runner, port = await _listen(
-            stack, public, at.host, at.port, "port", reuse_port=reuse_port, tls=tls
+            stack, public, at.host, at.port, "port", reuse_port=share_port, tls=tls
         )
         admin_runner, admin_port = await _listen(
-            stack, admin_server, admin_host, at.admin_port, "admin_port", reuse_port=reuse_port
+            stack, admin_server, admin_host, at.admin_port, "admin_port", reuse_port=at.reuse_port
         )
         renewal = asyncio.create_task(security.watch(say))
         stack.push_async_callback(_ended, renewal)
@@ -203,6 +214,7 @@ async def start_proxy(
             reloader,
             protection,
             security,
+            exchange,
             stop,
             f"{'https' if tls else 'http'}://{_bracketed(at.host)}:{port}",
             f"http://{_bracketed(admin_host)}:{admin_port}",

@@ -257,16 +257,24 @@ def step(make: Make, deadline_s: float, seed: int, spike_s: float = 20.0) -> tup
 
 
 def shares(
-    offered: Sequence[float], load: float, seconds: float, seed: int, make: Make = chat
+    offered: Sequence[float],
+    load: float,
+    seconds: float,
+    seed: int,
+    make: Make = chat,
+    through: Callable[[Sequence[TraceRequest]], Played] | None = None,
 ) -> dict[str, float]:
-    """Seconds of work that each tenant got, over what a fair division would have given it."""
+    """Seconds of work that each tenant got, over what a fair division would have given it.
+
+    `through`: what plays the trace; one shaper unless said otherwise.
+    """
     rate = load * capacity(make)
     total = sum(offered)
     traces = [
         poisson(make, [(seconds, rate * part / total)], seed + 100 * i, f"t{i}", 10**6 * i)
         for i, part in enumerate(offered)
     ]
-    played = play(merged(*traces))
+    played = (through or play)(merged(*traces))
     warm = played.between(seconds / 6, seconds)
     names = [f"t{i}" for i in range(len(offered))]
     got = {name: warm.of(name).served_s() for name in names}

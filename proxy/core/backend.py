@@ -18,6 +18,7 @@ from forebay.proxy.core.held import HeldPrefixes
 from forebay.proxy.core.kv import KvReserve
 from forebay.proxy.core.lanes import Lanes
 from forebay.proxy.core.model import STANDARD, BackendSpec, Bucket, Request
+from forebay.proxy.core.others import NOTHING, BackendBooks, Elsewhere
 from forebay.proxy.core.prefix import PrefixIndex, Touch
 from forebay.proxy.core.prefix_error import PrefixError
 from forebay.proxy.core.queueing import Waiting
@@ -40,6 +41,8 @@ LN_2: Final = 0.6931471805599453
 IDLE_FIRST: Final = 1e12  # ranks every idle backend before every busy one
 UNLIMITED: Final = 1 << 30
 OBSERVE_AFTER_S: Final = 0.05  # prefills batched in one step answer together: measure them together
+# While other proxies have prefills there too, whose end we hear of up to 0.1 s late.
+OBSERVE_SHARED_S: Final = 0.5
 
 
 class Flight:
@@ -144,6 +147,11 @@ class Backend:
         self._worked = {name: Worked() for name in self.queues}
         self._pending_terms = (0.0, 0.0, 0.0)
         self._pending_since = 0.0
+        self.others: Elsewhere | None = None  # what other proxies have here, if there are any
+        self._others_before = NOTHING  # their work done when the observation began
+        self._work = NOTHING  # terms of all prefills done, while there were others
+        self._fresh_tokens = 0.0  # the same of what was put into the cache
+        self._block_tokens = 512.0
 
     def __repr__(self) -> str:
         state = "draining" if self.draining else "up" if self.up else "down"
@@ -153,8 +161,15 @@ class Backend:
         )
 
     @property
-    def idle(self) -> bool:
+    def empty(self) -> bool:
+        """Nothing of ours runs or waits here, whatever others have."""
         return not self.flights and not self.queued
+
+    @property
+    def idle(self) -> bool:
+        """Nobody has anything here, as far as we know."""
+        others = self.others
+        return not self.flights and not self.queued and (others is None or not others.running)
 
     @property
     def free_rank(self) -> float:
@@ -162,6 +177,9 @@ class Backend:
 
         Time alone does not change the order.
         """
+        if self.others is not None and (others_s := self.others.prefill_s(self.others.since)):
+            own_s = self._line_s + self.queued_s
+            return max(self._head_since, self.others.since) + own_s + others_s
         if self.prefills or self.queued:
             return self._head_since + self._line_s + self.queued_s
         load = log(self._load) / LN_2 + self._load_at / LOAD_HALF_LIFE_S if self._load else 0.0
@@ -190,17 +208,20 @@ class Backend:
 
     def backlog_s(self, now: float) -> float:
         """Predicted seconds until the engine has given a first token to all it was sent."""
-        head = self._head
+        others, head = self.others, self._head
         if head is None:
-            return 0.0
+            return 0.0 if others is None else others.prefill_s(now)
         elapsed_s = now - self._head_since
+        if others is not None and elapsed_s < 0.0:  # it begins after what they have sent
+            elapsed_s = 0.0
         left, floor = head.prefill_s - elapsed_s, 0.0
         if head.request.streams:
             floor = OVERDUE_SHARE * head.cold_s
             if elapsed_s > LATE * head.prefill_s + LATE_S:
                 # What seemed to be cached was not: the engine has evicted it.
                 left = head.cold_s - elapsed_s
-        return self._line_s - head.prefill_s + max(left, floor)
+        own_s = self._line_s - head.prefill_s + max(left, floor)
+        return own_s if others is None else own_s + others.prefill_s(now)
 
     def margin_s(self, wait_s: float, ahead_s: float) -> float:
         """How much longer a predicted wait may be, nine times in ten.
@@ -212,31 +233,46 @@ class Backend:
 
     def backlog_below_at(self, limit_s: float) -> float:
         """When the backlog falls below `limit_s` by itself; inf if only an answer can do it."""
+        others_at = -inf if self.others is None else self.others.below_at(limit_s)
         head = self._head
         if head is None:
-            return -inf
+            return others_at
         rest = self._line_s - head.prefill_s
         floor = OVERDUE_SHARE * head.cold_s if head.request.streams else 0.0
         if not head.request.streams and rest >= limit_s:
             return self._head_since + head.prefill_s  # the head leaves the line then
         if rest + floor >= limit_s:
             return inf
-        return self._head_since + self._line_s - limit_s
+        return max(others_at, self._head_since + self._line_s - limit_s)
 
     def prefills_longer(self, than_s: float) -> bool:
         """Whether the engine has a prefill of more than `than_s` to do or under way."""
+        if self.others is not None and self.others.longest_s > than_s:
+            return True
         return any(flight.prefill_s > than_s for flight in self.prefills.values())
+
+    @property
+    def running(self) -> int:
+        """Requests there that have not finished, whoever sent them."""
+        running = len(self.flights)
+        return running if self.others is None else running + self.others.running
 
     def slots_wait_s(self, bucket: str, ahead: int) -> float:
         """Predicted wait for a free slot with `ahead` others waiting for one too."""
         missing = len(self.flights) + ahead + 1 - self.limit
+        if self.others is not None:
+            missing += self.others.running
         if missing <= 0:
             return 0.0
         return missing * self.decode_s[bucket] / self.limit
 
     def kv_fits(self, request: Request, output_tokens: int) -> bool:
         room = KV_FULL * self.kv_tokens - self.kv.held
-        if not self.flights or request.prompt_tokens + output_tokens <= room:
+        if self.others is not None and self.others.running:
+            room -= self.others.kv_tokens
+        elif not self.flights:
+            return True
+        if request.prompt_tokens + output_tokens <= room:
             return True
         return self.kv.need(request, output_tokens) <= room
 
@@ -258,14 +294,48 @@ class Backend:
 
     def load(self, now: float) -> float:
         """Prompt tokens sent, halved every LOAD_HALF_LIFE_S: the long-run share."""
+        if self.others is not None:
+            return self.own_load(now) + self.others.load
+        return self._load * decay(now - self._load_at)
+
+    def own_load(self, now: float) -> float:
+        """Of `load`, what we sent ourselves."""
         return self._load * decay(now - self._load_at)
 
     def worked_share(self, bucket: str, now: float) -> float:
         """Share of its time that the engine lately spent on prefills of one bucket."""
         worked = self._worked[bucket]
-        return worked.seconds * decay(now - worked.at) * LN_2 / LOAD_HALF_LIFE_S
+        share = worked.seconds * decay(now - worked.at) * LN_2 / LOAD_HALF_LIFE_S
+        return share if self.others is None else share + self.others.worked.get(bucket, 0.0)
+
+    def books(self, now: float) -> BackendBooks:
+        """What we have here, for other proxies to know: without what they told us."""
+        others, self.others = self.others, None
+        books = BackendBooks(
+            backlog_s=self.backlog_s(now),
+            running=len(self.flights),
+            kv_tokens=self.kv.held,
+            longest_s=max((f.prefill_s for f in self.prefills.values()), default=0.0),
+            load=self.own_load(now),
+            fresh_tokens=self._fresh_tokens,
+            work=self._work,
+            prefills={bucket: count for bucket, count in self.prefills_of.items() if count},
+            queued_s={bucket: q.work_s for bucket, q in self.queues.items() if len(q)},
+            worked={b: share for b in self.queues if (share := self.worked_share(b, now)) > 1e-4},
+        )
+        self.others = others
+        return books
 
     # What changes the books.
+
+    def share_with(self, others: Elsewhere | None, now: float) -> None:
+        """Other proxies use the backend too, and this is what they have here; None: no longer."""
+        self.others = others
+        self._begin_observation(now)  # what was measured so far may have been theirs
+
+    def crowded(self, fresh_tokens: float) -> None:
+        """Others have had the engine put so much into its cache, which pushes ours out."""
+        self.prefixes.touch((), fresh_tokens / self._block_tokens)
 
     def enqueue(self, waiting: Waiting) -> None:
         """The request waits for this backend."""
@@ -308,6 +378,8 @@ class Backend:
         if self._head is None:
             self._head = flight
             self._head_since = now
+            if self.others is not None:
+                self._head_since += self.others.prefill_s(now)
             self._begin_observation(now)
         if self.held is not None:
             flight.exact = self._exact_tokens(request, self.prefixes.match(request.blocks)) >= 0
@@ -324,7 +396,11 @@ class Backend:
         worked = self._worked[bucket]
         worked.seconds = worked.seconds * decay(now - worked.at) + prefill_s
         worked.at = now
-        self._load, self._load_at = self.load(now) + tokens, now
+        self._load = self._load * decay(now - self._load_at) + tokens
+        self._load_at = now
+        self._block_tokens = request.block_tokens
+        if self.others is not None:
+            self._fresh_tokens += tokens - matched_tokens + request.output_tokens
         pool_blocks = DEFAULT_INDEX_BLOCKS
         if self.kv_tokens < inf:
             pool_blocks = int(self.kv_tokens / request.block_tokens)
@@ -346,9 +422,16 @@ class Backend:
         fixed, linear, pairs = features(flight.uncached_tokens, flight.request.prompt_tokens)
         a, b, c = self._pending_terms
         self._pending_terms = a + fixed, b + linear, c + pairs
+        if self.others is not None:
+            a, b, c = self._work
+            self._work = a + fixed, b + linear, c + pairs
         self._leave_line(flight, now)
         elapsed_s = now - self._pending_since
-        if not self.prefills or elapsed_s >= OBSERVE_AFTER_S:
+        if self.others is not None and self._others_worked(self.others):
+            if not self.prefills or elapsed_s >= OBSERVE_SHARED_S:
+                self._observe_shared(self.others, elapsed_s)
+                self._begin_observation(now)
+        elif not self.prefills or elapsed_s >= OBSERVE_AFTER_S:
             if elapsed_s > 0:
                 self.cost.observe(self._pending_terms, elapsed_s)
             self._begin_observation(now)
@@ -372,7 +455,7 @@ class Backend:
             seconds = now - flight.first_token_at
             self.decode_s[flight.bucket] += 0.1 * (seconds - self.decode_s[flight.bucket])
             if self.concurrency.on:
-                running, tokens = len(self.flights) + 1, flight.output_tokens
+                running, tokens = self.running + 1, flight.output_tokens
                 self.concurrency.finished(flight.first_token_at, tokens, running, now)
                 self.limit = self.concurrency.limit
         self.kv.give_back(flight.request, flight.reserved_tokens)
@@ -493,7 +576,8 @@ class Backend:
         head = self._head
         if head is None or head.request.id != request_id:
             return 0.0
-        return min(head.prefill_s, now - self._head_since)
+        # It may begin only after what others have sent.
+        return max(0.0, min(head.prefill_s, now - self._head_since))
 
     def pass_time(self, now: float) -> bool:
         """Take those out of the line whose first token cannot be seen and is predicted past.
@@ -522,6 +606,19 @@ class Backend:
     def _begin_observation(self, now: float) -> None:
         self._pending_terms = (0.0, 0.0, 0.0)
         self._pending_since = now
+        if self.others is not None:
+            self._others_before = self.others.work
+
+    def _others_worked(self, others: Elsewhere) -> bool:
+        """Whether the engine did others' prefills too since the observation began."""
+        return others.work != self._others_before or others.busy_since(self._pending_since)
+
+    def _observe_shared(self, others: Elsewhere, elapsed_s: float) -> None:
+        """The engine did others' prefills as well as ours; too short a look tells nothing."""
+        if elapsed_s < OBSERVE_SHARED_S:
+            return
+        (a, b, c), (d, e, f), (x, y, z) = self._pending_terms, others.work, self._others_before
+        self.cost.observe((a + d - x, b + e - y, c + f - z), elapsed_s)
 
 
 def _first(flights: dict[str, Flight]) -> Flight | None:

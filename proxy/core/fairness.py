@@ -110,6 +110,20 @@ class Fairness:
         account = self.account(name)
         account.served += more_s / account.weight
 
+    def given(self, seconds: Mapping[str, float], now: float) -> None:
+        """Other proxies gave tenants so many prefill seconds lately, or took some back."""
+        before = inf
+        for name, more_s in seconds.items():
+            self.arrived(name, now)  # there
+            account = self.account(name)
+            if more_s <= 0.0:
+                self.correct(name, more_s)
+                continue
+            before = min(before, account.served)
+            self.charge(name, more_s, now)
+        if before < inf:
+            self._floor = before  # of several, whose order is not known
+
     # What is asked.
 
     def counter(self, name: str) -> float:

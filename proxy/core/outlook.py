@@ -10,7 +10,8 @@ from typing import Final
 from forebay.proxy.core.ahead import MOST, Ahead
 from forebay.proxy.core.backend import Backend, decay
 from forebay.proxy.core.candidates import Candidates
-from forebay.proxy.core.model import Bucket
+from forebay.proxy.core.model import Bucket, Request
+from forebay.proxy.core.others import Peers
 from forebay.proxy.core.partition import (
     FLOWING_S,
     REFUSED_MOST,
@@ -18,10 +19,15 @@ from forebay.proxy.core.partition import (
     may_take_last_at,
 )
 from forebay.proxy.core.queueing import Waiting
+from forebay.proxy.core.rendezvous import CommonRoot, highest, name_seed
 from forebay.proxy.core.routing import Option
 from forebay.proxy.core.turns import BUCKETS_SHARE
 
 REFUSED_GAIN: Final = 0.002  # smoothing of the share of requests refused: over the last 500 or so
+AGREED_SHARE: Final = 0.75
+"""Of its prefill: what going where every proxy would send a cold prompt is worth. With half, two
+proxies lost 6 % of the hits of one (documents of 40k tokens, 5 questions each); with all of it the
+wait would count for nothing."""
 OVERTAKEN_MOST: Final = 1.0 - BUCKETS_SHARE / 2  # of the engine: what more urgent buckets can take
 MATCH_SLACK_S: Final = (
     1e-9  # float rounding: a timer set for the moment a backlog ends must find it so
@@ -58,6 +64,9 @@ class Outlook:
         self._refused_share = dict.fromkeys(buckets, 0.0)
         self._load = 0.0
         self._load_at = 0.0
+        self._peers: Peers | None = None  # other proxies, while there are any
+        self._root = CommonRoot()
+        self._seeds: dict[str, int] = {}
 
     def rebuilt(
         self,
@@ -73,6 +82,7 @@ class Outlook:
             new._refused_share[name] = self._refused_share.get(name, 0.0)
         new._load, new._load_at = self._load, self._load_at
         new.limited = self.limited
+        new._peers, new._root = self._peers, self._root
         return new
 
     # Who came and what became of them.
@@ -97,6 +107,39 @@ class Outlook:
         """The books of the backend changed: its line, its queue, its load or whether it is up."""
         self._candidates.moved(backend)
 
+    # Other proxies.
+
+    def share_with(self, peers: Peers | None) -> None:
+        """There are others, or there are none any longer."""
+        self._peers = peers
+
+    def came(self, request: Request) -> None:
+        """One more prompt; only asked for while there are others."""
+        self._root.saw(request.blocks)
+
+    def _agreed(self, waiting: Waiting) -> Backend | None:
+        """Where every proxy would send this prompt, were it cold everywhere."""
+        key = self._root.key(waiting.request.blocks, self._min_match)
+        if key is None:
+            return None
+        backends = [b for b in self._usable[waiting.bucket] if self.suits(b, waiting)]
+        if not backends:
+            return None
+        for backend in backends:
+            if backend.name not in self._seeds:
+                self._seeds[backend.name] = name_seed(backend.name)
+        return backends[highest(key, [self._seeds[b.name] for b in backends])]
+
+    def _agree(self, options: list[Option], waiting: Waiting) -> None:
+        """A prompt cold everywhere costs less where the others would send it too."""
+        enough = self._min_match * waiting.request.prompt_tokens
+        if not waiting.request.blocks or any(o.matched_tokens >= enough > 0 for o in options):
+            return
+        agreed = self._agreed(waiting)
+        for option in options:
+            if agreed is not None and option.backend == agreed.name:
+                option.cold_prefill_s *= 1.0 - AGREED_SHARE
+
     # What a request would meet.
 
     def suits(self, backend: Backend, waiting: Waiting) -> bool:
@@ -118,6 +161,10 @@ class Outlook:
                 usable = [b for b in usable if b.name not in waiting.excluded]
             some = usable if len(usable) < len(self._all) else None
             backends = self._candidates.of(waiting.request.blocks, self._min_match, some)
+            if self._peers is not None:
+                agreed = self._agreed(waiting)
+                if agreed is not None and agreed not in backends:
+                    backends.append(agreed)
         if self.limited:  # nobody should wait for a trial to end while another takes work
             free = [b for b in backends if len(b.prefills) < b.most_prefills]
             backends = free or backends
@@ -130,17 +177,23 @@ class Outlook:
             mean_load = fsum(loads) / len(loads) if loads else 0.0
         else:
             mean_load = self._load * decay(now - self._load_at) / len(self._all)
+            if self._peers is not None:
+                mean_load += self._peers.load / len(self._all)
         long_s = self._long_s(waiting.bucket, now)
-        return [
+        options = [
             self._option(backends[at], waiting, long_s, loads[at], mean_load, now)
             for at in range(len(backends))
         ]
+        if self._peers is not None:
+            self._agree(options, waiting)
+        return options
 
     def has_room(self, backend: Backend, now: float) -> bool:
         """Late binding: up, a slot free, and next to nothing left to prefill."""
+        running = len(backend.flights) if backend.others is None else backend.running
         return (
             backend.up
-            and len(backend.flights) < backend.limit
+            and running < backend.limit
             and len(backend.prefills) < backend.most_prefills
             and backend.backlog_s(now) < self._dispatch_ahead_s + MATCH_SLACK_S
         )
@@ -150,7 +203,10 @@ class Outlook:
         if not self.has_room(backend, now):
             return False
         bucket = self._buckets[waiting.bucket]
-        if backend.prefills_of[bucket.name] >= bucket.prefills_per_backend:
+        prefills = backend.prefills_of[bucket.name]
+        if backend.others is not None:
+            prefills += backend.others.prefills.get(bucket.name, 0)
+        if prefills >= bucket.prefills_per_backend:
             return False
         request = waiting.request
         if not backend.kv_fits(request, waiting.output_tokens):
@@ -209,6 +265,8 @@ class Outlook:
                 ahead_s, ahead = max(0.0, ahead_s - waiting.work_s), ahead - 1
             if ahead > 0:
                 wait_s += ahead_s / (1.0 - overtaken)
+        if backend.others is not None and backend.others.queued_s:
+            wait_s += self._elsewhere_s(backend, waiting, ahead_s, now)
         wait_s += backend.slots_wait_s(bucket, ahead)
         wait_s = max(wait_s, backend.kv_wait_s(request, waiting.output_tokens, bucket, mates))
         if prefill_s > long_s:
@@ -219,6 +277,29 @@ class Outlook:
             )
         margin_s = backend.margin_s(wait_s, ahead_s)
         return Option(backend.name, wait_s, margin_s, prefill_s, cold_s, matched, load, mean_load)
+
+    def _elsewhere_s(self, backend: Backend, waiting: Waiting, ahead_s: float, now: float) -> float:
+        """The wait for what is queued for the backend with other proxies and goes first.
+
+        Args:
+            ahead_s: of what we have queued there ourselves, what goes first.
+        """
+        assert backend.others is not None
+        queued_s, bucket = backend.others.queued_s, waiting.bucket
+        overtaken = self._overtaken(backend, bucket, now)
+        if self._ahead.on:
+            # Whose it is we are not told: connections are dealt out by chance, so that their
+            # queues are made up as ours is.
+            overtaken = min(MOST, overtaken + self._ahead.overtaken(waiting, now))
+            share = min(1.0, ahead_s / backend.queued_s) if backend.queued_s > 0.0 else 1.0
+            return share * fsum(queued_s.values()) / (1.0 - overtaken)
+        patience_s = self._buckets[bucket].max_wait_s
+        theirs_s = fsum(
+            seconds
+            for name, seconds in queued_s.items()
+            if name not in self._buckets or self._buckets[name].max_wait_s <= patience_s
+        )
+        return theirs_s / (1.0 - overtaken)
 
     def _overtaken(self, backend: Backend, bucket: str, now: float) -> float:
         """Share of the engine that more urgent buckets take while this one waits.

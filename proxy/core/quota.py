@@ -25,7 +25,7 @@ class TokenBucket:
         self._fill(now)
         return max(0.0, min(float(tokens), self._burst) - self._level) / self._rate
 
-    def take(self, tokens: int, now: float) -> None:
+    def take(self, tokens: float, now: float) -> None:
         self._fill(now)
         self._level -= tokens
 
@@ -66,8 +66,8 @@ class Quotas:
         bucket = self._bucket(tenant, now)
         return 0.0 if bucket is None else bucket.wait_s(tokens, now)
 
-    def take(self, tenant: str, tokens: int, now: float) -> None:
-        """The prompt was taken in."""
+    def take(self, tenant: str, tokens: float, now: float) -> None:
+        """Prompts of so many tokens were taken in, here or by another proxy."""
         bucket = self._bucket(tenant, now)
         if bucket is not None:
             bucket.take(tokens, now)

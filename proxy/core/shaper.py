@@ -16,6 +16,7 @@ The rules:
  4. A long prefill does not take the last engine that is clear of them (`partition.py`).
  5. A backend with room and nobody waiting takes the head of another's queue, if `route` now
     prefers it.
+ 6. What other proxies have under way counts like our own (`others.py`).
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -38,12 +39,14 @@ from forebay.proxy.core.model import (
     Send,
     Tenant,
 )
+from forebay.proxy.core.others import Books, Peers
 from forebay.proxy.core.outlook import Outlook, heads_of
 from forebay.proxy.core.outputs import Outputs
 from forebay.proxy.core.queueing import Waiting
 from forebay.proxy.core.quota import Quotas
 from forebay.proxy.core.returns import Returns
 from forebay.proxy.core.routing import Affinity, Option, Route, warm_or_least_work
+from forebay.proxy.core.spending import Spending
 
 DISPATCH_AHEAD_S: Final = 0.3
 """A backend is sent more while its predicted backlog is below this (the default): enough that it
@@ -98,6 +101,9 @@ class Shaper:
         self._queued = dict.fromkeys(self.buckets, 0)
         self._arrivals = 0
         self._now = 0.0
+        self.peers = Peers()
+        self._shared = False  # whether there are any
+        self._spending = Spending()
 
     def __repr__(self) -> str:
         return f"<Shaper queued={self._queued} {list(self.backends.values())}>"
@@ -123,6 +129,8 @@ class Shaper:
             self._ahead.tell_classes_apart()
         self._outlook.arrived(bucket.name, now)
         self._arrivals += 1
+        if self._shared:
+            self._outlook.came(request)
         waiting = Waiting(request, bucket.name, now, inf, self._arrivals, 0.0, rank)
         if self._outputs.any:
             most = request.output_tokens
@@ -148,6 +156,8 @@ class Shaper:
         if reason is None:
             if self._quotas.any:
                 self._quotas.take(tenant, request.prompt_tokens, now)
+            if self._shared and self._fairness.on:
+                self._spending.took(tenant, request.prompt_tokens, now)
             if gives_way is not None:
                 wait_s = backend.backlog_s(now) + backend.queued_s
                 left = self._dequeue(gives_way.request.id)
@@ -211,7 +221,7 @@ class Shaper:
             cached = cached_tokens * tokens // prompt_tokens if prompt_tokens else cached_tokens
             uncached = max(1, min(tokens, tokens - cached))
             taken_s = backend.cost.predict_s(uncached, tokens)
-            self._fairness.correct(waiting.request.tenant, taken_s - flight.prefill_s)
+            self._correct(waiting.request.tenant, taken_s - flight.prefill_s, now)
         backend.prompt_cached(flight, cached_tokens, prompt_tokens)
 
     def cancel(self, request_id: str, now: float) -> list[Action]:
@@ -319,6 +329,8 @@ class Shaper:
             itl_slo_s=self._itl_slo_s,
         )
         self._rebuild()
+        if self._shared:
+            return self._peers_changed(now)  # what they have there counts at once
         return self._dispatch_all(now)
 
     def change_backend(self, spec: BackendSpec, now: float, *, moved: bool = False) -> list[Action]:
@@ -341,11 +353,12 @@ class Shaper:
         return self._take_out(backend, now)
 
     def remove_backend(self, name: str, now: float) -> list[Action]:
-        """Forget a backend that was drained and is idle."""
+        """Forget a backend that was drained and where nothing of ours is left."""
         self._pass_time(now)
         assert self.backends[name].draining, name
-        assert self.backends[name].idle, name
+        assert self.backends[name].empty, name
         del self.backends[name]
+        self.peers.forget(name)
         self._silent.pop(name, None)
         for index, backend in enumerate(self.backends.values()):
             backend.index = index
@@ -403,6 +416,64 @@ class Shaper:
                 waiting.bucket = bucket.name
                 actions += self._elsewhere(waiting, now)
         return actions + self._dispatch_all(now)
+
+    # Other proxies in front of the same backends.
+
+    def others(self, peer: str, books: Books, now: float) -> list[Action]:
+        """Another proxy says what it has under way; that replaces what it said before."""
+        self._pass_time(now)
+        self.peers.know(self.backends, now)
+        for name, tokens in self.peers.say(peer, books, now).items():
+            if tokens > 0.0 and name in self.backends:  # it may have been removed
+                self.backends[name].crowded(tokens)
+        self._charge_given(now)
+        return self._peers_changed(now)
+
+    def peer_gone(self, peer: str, now: float) -> list[Action]:
+        """Another proxy has left: what it had counts no more."""
+        self._pass_time(now)
+        return self._peers_changed(now) if self.peers.gone(peer, now) else []
+
+    def forget_silent(self, now: float) -> list[Action]:
+        """Those who have said nothing for `others.NEWS_S` are gone. Call it every 0.1 s or so."""
+        actions: list[Action] = []
+        for peer in self.peers.silent(now):
+            actions += self.peer_gone(peer, now)
+        return actions
+
+    def books(self, now: float) -> Books:
+        """What we have under way, for other proxies; of the tenants those of the last seconds."""
+        self._pass_time(now)
+        lately = self._spending.lately(now)
+        return Books({name: b.books(now) for name, b in self.backends.items()}, lately)
+
+    def _charge_given(self, now: float) -> None:
+        """What tenants were given elsewhere counts as if it had been here."""
+        given = self.peers.given()
+        if not given:
+            return
+        self._tell_tenants_apart()
+        self._fairness.given({name: use.prefill_s for name, use in given.items()}, now)
+        self._urgent = None  # another tenant may be next
+        if self._quotas.any:
+            for name, use in given.items():
+                self._quotas.take(name, use.prompt_tokens, now)
+
+    def _peers_changed(self, now: float) -> list[Action]:
+        shared = len(self.peers) > 0
+        if shared != self._shared:
+            self._shared = shared
+            self._outlook.share_with(self.peers if shared else None)
+            for backend in self.backends.values():
+                if not shared:
+                    backend.share_with(None, now)
+        if shared:
+            self.peers.know(self.backends, now)
+        for backend in self.backends.values():
+            if shared and backend.others is None:
+                backend.share_with(self.peers.elsewhere(backend.name), now)
+            self._outlook.moved(backend)
+        return self._dispatch_all(now)
 
     # What drivers ask.
 
@@ -526,6 +597,8 @@ class Shaper:
         if self._ahead.on:
             self._ahead.sent(waiting, flight.prefill_s, now)
             self._urgent = None  # another tenant may be next
+            if self._shared and self._fairness.on:
+                self._spending.gave(request.tenant, flight.prefill_s, now)
         self._outlook.sent(request.prompt_tokens, now)
         self._outlook.moved(backend)
         self._running[request.id] = backend, waiting
@@ -581,7 +654,12 @@ class Shaper:
         flight = backend.prefills.get(request.id)
         if flight is not None and request.streams:
             computed_s = backend.computed_s(request.id, now)
-            self._fairness.correct(request.tenant, computed_s - flight.prefill_s)
+            self._correct(request.tenant, computed_s - flight.prefill_s, now)
+
+    def _correct(self, tenant: str, more_s: float, now: float) -> None:
+        self._fairness.correct(tenant, more_s)
+        if self._shared:
+            self._spending.gave(tenant, more_s, now)
 
     def _reject(
         self, waiting: Waiting, reason: RejectReason, now: float, wait_s: float = 0.0

@@ -1,0 +1,142 @@
+"""Between proxies on several machines: publish and subscribe on a Redis or Valkey server.
+
+Nothing is stored there: a message that nobody hears is lost, and the next one, 0.1 s later, says
+it all again. Every wait is bounded, and a server that fails is tried again ever more slowly. A
+publisher hears itself: silence means that the subscription is dead, whatever the socket says.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, urlsplit, urlunsplit
+
+from forebay.traces.errors import InputError
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+    from redis.asyncio.client import PubSub
+
+WAIT_S = 1.0  # for any one thing the server does
+SILENT_S = 2.0  # without hearing even ourselves: the subscription is dead
+RETRY_S, RETRY_MOST_S = 0.1, 5.0
+SCHEMES = ("redis", "rediss", "unix")
+
+
+def check_url(url: str) -> str:
+    """The URL, if it is one; raises ValueError."""
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in SCHEMES and bool(parts.hostname or parts.path) and parts.port != 0
+    except ValueError:
+        known = False
+    if not known:
+        raise ValueError("give a URL such as redis://host:6379/0?prefix=forebay")
+    return url
+
+
+class RedisLink:
+    """A connection to one server, made and made again while `listen` runs."""
+
+    name = "redis"
+
+    def __init__(self, url: str) -> None:
+        try:
+            import redis.asyncio  # noqa: F401
+        except ImportError:
+            raise InputError(
+                "share: the package redis is not installed; pip install 'forebay[redis]'"
+            ) from None
+        parts = urlsplit(url)
+        query = parse_qs(parts.query)
+        prefix = query.pop("prefix", ["forebay"])[0]
+        rest = "&".join(f"{key}={value}" for key, values in query.items() for value in values)
+        self._url = urlunsplit(parts._replace(query=rest))
+        # Databases of one server share their channels: the number must be in the name.
+        self._channel = f"{prefix}:{parts.path.strip('/') or '0'}:books"
+        self._latest: bytes | None = None
+        self._ready = asyncio.Event()
+        self.trouble = "not connected yet"
+
+    @property
+    def connected(self) -> bool:
+        return not self.trouble
+
+    def send(self, data: bytes) -> None:
+        self._latest = data  # of two that wait, the later says more
+        self._ready.set()
+
+    @asynccontextmanager
+    async def listen(self, heard: Callable[[bytes], None]) -> AsyncIterator[None]:
+        task = asyncio.create_task(self._keep(heard))
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _keep(self, heard: Callable[[bytes], None]) -> None:
+        """Connect; when that fails or ends, again, after a longer and longer wait."""
+        from redis.exceptions import RedisError
+
+        wait_s = RETRY_S
+        while True:
+            try:
+                await self._session(heard)
+            # TypeError, ValueError: the URL has an option that the client does not know.
+            except* (RedisError, OSError, TimeoutError, TypeError, ValueError) as group:
+                first = group.exceptions[0]
+                while isinstance(first, BaseExceptionGroup):
+                    first = first.exceptions[0]
+                # Its class only: a message may hold the address and what was sent.
+                trouble = type(first).__name__
+            wait_s = RETRY_S if self.connected else min(RETRY_MOST_S, 2 * wait_s)
+            self.trouble = trouble
+            await asyncio.sleep(wait_s)
+
+    async def _session(self, heard: Callable[[bytes], None]) -> None:
+        from redis.asyncio import Redis
+        from redis.asyncio.retry import Retry
+        from redis.backoff import NoBackoff
+        from redis.exceptions import RedisError
+
+        client = Redis.from_url(
+            self._url,
+            socket_timeout=SILENT_S + WAIT_S,
+            socket_connect_timeout=WAIT_S,
+            retry=Retry(NoBackoff(), 0),
+            max_connections=4,
+        )
+        pubsub = client.pubsub()
+        try:
+            async with asyncio.timeout(2 * WAIT_S):
+                await pubsub.subscribe(self._channel)
+                await client.ping()
+            self.trouble = ""
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._publish(client))
+                group.create_task(self._hear(pubsub, heard))
+        finally:
+            with suppress(RedisError, OSError, TimeoutError):
+                async with asyncio.timeout(WAIT_S):
+                    await pubsub.aclose()  # type: ignore[no-untyped-call]
+                    await client.aclose()
+
+    async def _publish(self, client: "Redis") -> None:
+        while True:
+            await self._ready.wait()
+            self._ready.clear()
+            if self._latest is not None:
+                data, self._latest = self._latest, None
+                async with asyncio.timeout(WAIT_S):
+                    await client.publish(self._channel, data)
+
+    async def _hear(self, pubsub: "PubSub", heard: Callable[[bytes], None]) -> None:
+        while True:
+            async with asyncio.timeout(SILENT_S):
+                message = None
+                while message is None:
+                    message = await pubsub.get_message(
+                        ignore_subscribe_messages=True, timeout=SILENT_S
+                    )
+            heard(message["data"])

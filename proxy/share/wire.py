@@ -1,0 +1,141 @@
+"""The message in which one proxy tells the others what it has under way: small, versioned JSON.
+
+    {"v": 1, "id": "host-pid-boot", "n": 17,
+     "backends": {"gpu0": [backlog_s, running, kv_tokens, longest_s, load, fresh_tokens,
+                           [work, work, work], {"chat": [prefills, queued_s, worked]}]},
+     "tenants": {"a": [prefill_s, prompt_tokens]}}
+
+What comes in was written by somebody else: everything is checked before the core sees it.
+"""
+
+from math import isfinite
+from typing import Any
+
+import orjson
+
+from forebay.proxy.core.others import BackendBooks, Books, TenantUse
+
+VERSION = 1
+MOST_BYTES = 1 << 16
+MOST_NAMES = 1024  # backends, buckets or tenants in one message
+MOST_NAME = 128  # characters
+MOST = 1e15  # any number: beyond all reason
+
+
+class BadMessage(Exception):
+    """Not a message of this version; it is ignored and counted."""
+
+
+class Message:
+    """Who says what. `number` grows with every message of a sender."""
+
+    __slots__ = ("books", "number", "sender")
+
+    def __init__(self, sender: str, number: int, books: Books) -> None:
+        self.sender = sender
+        self.number = number
+        self.books = books
+
+
+def encode(message: Message) -> bytes:
+    """As bytes for the wire."""
+    books = message.books
+    return orjson.dumps(
+        {
+            "v": VERSION,
+            "id": message.sender,
+            "n": message.number,
+            "backends": {name: _row(b) for name, b in books.backends.items()},
+            "tenants": {
+                name: [round(use.prefill_s, 3), round(use.prompt_tokens)]
+                for name, use in books.tenants.items()
+                if len(name) <= MOST_NAME
+            },
+        }
+    )
+
+
+def decode(data: bytes) -> Message:
+    """What somebody sent; raises BadMessage."""
+    if len(data) > MOST_BYTES:
+        raise BadMessage(f"{len(data)} bytes")
+    try:
+        fields = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise BadMessage("not JSON") from error
+    if not isinstance(fields, dict) or fields.get("v") != VERSION:
+        raise BadMessage("not of this version")
+    sender, number = fields.get("id"), fields.get("n")
+    if not isinstance(sender, str) or not 0 < len(sender) <= MOST_NAME:
+        raise BadMessage("no sender")
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        raise BadMessage("no number")
+    backends = {name: _backend(row) for name, row in _table(fields.get("backends")).items()}
+    tenants = {
+        name: TenantUse(*_numbers(row, 2, least=-MOST))
+        for name, row in _table(fields.get("tenants")).items()
+    }
+    return Message(sender, number, Books(backends, tenants))
+
+
+def _row(books: BackendBooks) -> list[Any]:
+    buckets = dict.fromkeys([*books.prefills, *books.queued_s, *books.worked])
+    return [
+        round(books.backlog_s, 4),
+        books.running,
+        round(books.kv_tokens),
+        round(books.longest_s, 4),
+        round(books.load, 1),
+        round(books.fresh_tokens),
+        [round(term, 5) for term in books.work],
+        {
+            name: [
+                books.prefills.get(name, 0),
+                round(books.queued_s.get(name, 0.0), 4),
+                round(books.worked.get(name, 0.0), 4),
+            ]
+            for name in buckets
+        },
+    ]
+
+
+def _backend(row: object) -> BackendBooks:
+    if not isinstance(row, list) or len(row) != 8:
+        raise BadMessage("a backend is a list of 8")
+    backlog_s, running, kv_tokens, longest_s, load, fresh_tokens = _numbers(row[:6], 6)
+    work = _numbers(row[6], 3)
+    buckets = {name: _numbers(values, 3) for name, values in _table(row[7]).items()}
+    return BackendBooks(
+        backlog_s,
+        int(running),
+        kv_tokens,
+        longest_s,
+        load,
+        fresh_tokens,
+        (work[0], work[1], work[2]),
+        {name: int(values[0]) for name, values in buckets.items() if values[0]},
+        {name: values[1] for name, values in buckets.items() if values[1]},
+        {name: values[2] for name, values in buckets.items() if values[2]},
+    )
+
+
+def _table(value: object) -> dict[str, object]:
+    if not isinstance(value, dict) or len(value) > MOST_NAMES:
+        raise BadMessage("not a table of names")
+    if any(len(name) > MOST_NAME for name in value):
+        raise BadMessage("a name is too long")
+    return value
+
+
+def _numbers(value: object, count: int, least: float = 0.0) -> list[float]:
+    """So many numbers, none of them below `least` or beyond all reason."""
+    if not isinstance(value, list) or len(value) != count:
+        raise BadMessage(f"not {count} numbers")
+    numbers: list[float] = []
+    for number in value:
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise BadMessage("not a number")
+        if not isfinite(number) or not least <= number < MOST:
+            raise BadMessage(f"{number} is out of range")
+        numbers.append(float(number))
+    return numbers

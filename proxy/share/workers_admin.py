@@ -1,0 +1,162 @@
+"""The admin port of a proxy with several workers: asks each worker's own, and puts together.
+
+`/metrics` has every worker's series with a label `worker`; what is a sum to Prometheus it can sum
+itself. A worker that does not answer in time is left out and told as down.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import orjson
+from aiohttp import web
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+if TYPE_CHECKING:
+    from forebay.proxy.share.workers import Worker, Workers
+
+ANSWER_S = 2.0
+
+
+class WorkersAdmin:
+    """Use as a context: it holds a client session."""
+
+    def __init__(self, workers: "Workers") -> None:
+        self._workers = workers
+        self._started_at = time.monotonic()
+        self._session: aiohttp.ClientSession
+
+    async def __aenter__(self) -> "WorkersAdmin":
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S))
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._session.close()
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        match request.method, request.raw_path.partition("?")[0]:
+            case "GET" | "HEAD", "/healthz":
+                return web.Response(text="ok\n")
+            case "GET" | "HEAD", "/readyz":
+                answers = await self._ask("/readyz")
+                ready = [i for i, (status, _) in answers.items() if status == 200]
+                alive = bool(ready) and not self._workers.stopping
+                return web.Response(
+                    status=200 if alive else 503,
+                    text=f"ready: {len(ready)} of {self._workers.count} workers\n",
+                )
+            case "GET", "/metrics":
+                text = generate_latest(await self._registry())
+                return web.Response(
+                    body=text, headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"}
+                )
+            case "GET", "/status":
+                return web.Response(
+                    body=orjson.dumps(await self._status()), content_type="application/json"
+                )
+            case "GET", "/":
+                return web.Response(text=self._page(), content_type="text/html", charset="utf-8")
+            case "POST", "/drain":
+                self._workers.stop.set()
+                return web.Response(status=202, text="draining\n")
+        return web.Response(status=404, text="not found\n")
+
+    async def _ask(self, path: str) -> dict[int, tuple[int, bytes]]:
+        """Status and body of every worker that answers."""
+
+        async def one(worker: "Worker") -> tuple[int, bytes] | None:
+            if worker.admin_url is None:
+                return None
+            try:
+                async with self._session.get(worker.admin_url + path) as response:
+                    return response.status, await response.read()
+            except (aiohttp.ClientError, OSError, TimeoutError):
+                return None
+
+        workers = self._workers.workers
+        answers = await asyncio.gather(*(one(worker) for worker in workers))
+        return {
+            worker.index: answer for worker, answer in zip(workers, answers, strict=True) if answer
+        }
+
+    async def _status(self) -> dict[str, Any]:
+        answers = await self._ask("/status")
+        told = {i: orjson.loads(body) for i, (status, body) in answers.items() if status == 200}
+        hub = self._workers.hub
+        return {
+            "ready": any(status["ready"] for status in told.values()),
+            "draining": self._workers.stopping,
+            "uptime_s": round(time.monotonic() - self._started_at, 1),
+            "hub": {
+                "relayed": hub.relayed,
+                "relayed_bytes": hub.relayed_bytes,
+                "dropped": hub.dropped,
+            },
+            "workers": [
+                {
+                    "worker": worker.index,
+                    "pid": worker.pid,
+                    "admin_url": worker.admin_url,
+                    "restarts": max(0, worker.starts - 1),
+                    "status": told.get(worker.index),
+                }
+                for worker in self._workers.workers
+            ],
+        }
+
+    async def _registry(self) -> CollectorRegistry:
+        answers = await self._ask("/metrics")
+        texts = {i: body.decode() for i, (status, body) in answers.items() if status == 200}
+        up = GaugeMetricFamily("forebay_worker_up", "The worker answers", labels=["worker"])
+        restarts = CounterMetricFamily(
+            "forebay_worker_restarts", "Times the worker died", labels=["worker"]
+        )
+        for worker in self._workers.workers:
+            up.add_metric([str(worker.index)], float(worker.index in texts))
+            restarts.add_metric([str(worker.index)], float(max(0, worker.starts - 1)))
+        registry = CollectorRegistry()
+        registry.register(_Collected([up, restarts, *merged(texts)]))
+        return registry
+
+    def _page(self) -> str:
+        rows = [
+            f'<li><a href="{w.admin_url}/">worker {w.index}</a></li>'
+            for w in self._workers.workers
+            if w.admin_url
+        ]
+        return (
+            "<!doctype html><title>Forebay</title><h1>Forebay: workers</h1>"
+            f'<ul>{"".join(rows)}</ul><p><a href="status">status</a> <a href="metrics">metrics</a>'
+        )
+
+
+class _Collected:
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = list(families)
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def merged(texts: dict[int, str]) -> list[Metric]:
+    """Expositions of several workers as one, each sample with the label `worker`."""
+    families: dict[str, Metric] = {}
+    for index, text in texts.items():
+        for told in text_string_to_metric_families(text):
+            family = families.setdefault(
+                told.name, Metric(told.name, told.documentation, told.type)
+            )
+            for sample in told.samples:
+                labels = {**sample.labels, "worker": str(index)}
+                family.add_sample(sample.name, labels, sample.value)
+    return list(families.values())
