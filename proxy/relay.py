@@ -14,13 +14,7 @@ import aiohttp
 from aiohttp import web
 
 from forebay.proxy import errors
-from forebay.proxy.backends import (
-    UPSTREAM_LOST,
-    AnswerTooLarge,
-    Backends,
-    Upstream,
-    read_all,
-)
+from forebay.proxy.backends import AnswerTooLarge, Backends, Upstream, read_all
 from forebay.proxy.config import Config
 from forebay.proxy.core.model import Send
 from forebay.proxy.driver import Grant, Rejected
@@ -33,6 +27,7 @@ from forebay.proxy.prompt import Asked
 from forebay.proxy.record import Record
 from forebay.proxy.retries import RetryBudget, Tries
 from forebay.proxy.stream import UPSTREAM_ERRORS, Stream, Told
+from forebay.proxy.upstream import Answer, ConnectFault, LostConnection
 from forebay.proxy.watchdog import Watchdog
 
 
@@ -163,7 +158,7 @@ class Relay:
         headers = to_backend(exchange.incoming.headers, exchange.id)
         if exchange.record.span is not None:
             headers |= exchange.record.span.headers()
-        response: aiohttp.ClientResponse | None = None
+        response: Answer | None = None
         begun = False
         try:
             async with attempt.deadline:
@@ -187,12 +182,12 @@ class Relay:
                     return stream
                 answer = await self._whole(exchange.incoming, upstream, response, reply)
         except TimeoutError as error:
-            raise self._too_late(error, attempt) from error
+            raise self._too_late(attempt) from error
         except UPSTREAM_ERRORS as error:
             raise self._fault(error) from error
         finally:
             if response is not None and not begun:
-                response.close()  # not released: what was not read must not be waited for
+                response.close()
         assert isinstance(answer.body, bytes)
         usage = check_whole(answer.status, answer.body).get("usage")
         if answer.status == 200 and isinstance(usage, dict):
@@ -203,7 +198,7 @@ class Relay:
         self,
         incoming: web.BaseRequest,
         upstream: Upstream,
-        response: aiohttp.ClientResponse,
+        response: Answer,
         headers: dict[str, str],
     ) -> web.Response:
         """An answer that is no stream: read whole, then given on."""
@@ -221,9 +216,7 @@ class Relay:
         check_status(response, answer)
         return answer
 
-    def _too_late(self, error: TimeoutError, attempt: Attempt) -> Failure:
-        if isinstance(error, aiohttp.ServerTimeoutError):  # the connect timeout
-            return Failure("connect", errors.no_backend(), "refused", "refused")
+    def _too_late(self, attempt: Attempt) -> Failure:
         if attempt.ended == "hang":
             return Failure("hang", errors.upstream_timeout(), "reserved")
         if attempt.ended == "draining":
@@ -232,11 +225,11 @@ class Relay:
         return Failure("timeout", errors.upstream_timeout(), "never")
 
     def _fault(self, error: Exception) -> Failure:
-        if isinstance(error, aiohttp.ClientConnectorError):
+        if isinstance(error, ConnectFault):
             return Failure("connect", errors.no_backend(), "refused", "refused")
         if isinstance(error, AnswerTooLarge):
             return Failure("too_large", errors.answer_too_large(error.limit), "never", "nothing")
-        retry: Literal["lost", "shared"] = "lost" if isinstance(error, UPSTREAM_LOST) else "shared"
+        retry: Literal["lost", "shared"] = "lost" if isinstance(error, LostConnection) else "shared"
         return Failure("before_first_byte", errors.upstream_error(), retry)
 
     async def pass_on(
@@ -266,7 +259,7 @@ class Relay:
         self, upstream: Upstream, incoming: web.BaseRequest, target: str, body: bytes, id_: str
     ) -> web.Response:
         headers = to_backend(incoming.headers, id_)
-        response: aiohttp.ClientResponse | None = None
+        response: Answer | None = None
         try:
             async with asyncio.timeout(self._config.timeouts.first_token):
                 # HEAD is GET, less its body.
@@ -275,8 +268,6 @@ class Relay:
                 check_head(response)
                 return await self._whole(incoming, upstream, response, {})
         except TimeoutError as error:
-            if isinstance(error, aiohttp.ServerTimeoutError):
-                raise Failure("connect", errors.no_backend(), "refused", "refused") from error
             raise Failure("timeout", errors.upstream_timeout(), "never") from error
         except UPSTREAM_ERRORS as error:
             raise self._fault(error) from error
