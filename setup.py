@@ -9,8 +9,9 @@ import sys
 from setuptools import Extension, setup
 
 COMPILED = (
-    *("admission", "backend", "candidates", "cost", "kv", "model", "outlook", "partition"),
-    *("policies", "prefix", "queueing", "routing", "shaper"),
+    *("admission", "ahead", "backend", "candidates", "concurrency", "cost", "fairness", "kv"),
+    *("lanes", "model", "outlook", "outputs", "partition", "policies", "prefix", "queueing"),
+    *("quota", "returns", "routing", "shaper", "shares", "turns"),
 )
 COMPILED_SIM = (
     *("block_runs", "cohort", "fleet", "in_turn", "planning"),

@@ -107,6 +107,7 @@ def _overload(run: "RunData") -> dict[str, float | None]:
         "rejected": _rejected(run),
         "with Retry-After": run.number("reject_ms", "with_retry_after"),
         "reject p50 ms": run.number("reject_ms", "p50"),
+        "reject p99 ms": run.number("reject_ms", "p99"),
         "reject max ms (wall)": run.number("reject_ms", "max_wall"),
     }
 
@@ -133,6 +134,8 @@ def cases(mooncake: Path) -> dict[str, Case]:
              _documents(5), 0.8, _ttfts, simulated=True),
         Case("overload", "twice capacity: who is still served, how fast are the others told?",
              _documents(5), 2.0, _overload),
+        Case("flood", "ten times capacity: the same",
+             _documents(5), 10.0, _overload),
     )  # fmt: skip
     return {case.name: case for case in listed}
 
@@ -157,7 +160,7 @@ def at_load(
 @app.command(help=EXAMPLE)
 def bench(
     name: Annotated[
-        str, typer.Argument(help="mooncake, documents, unshared, virtual, overload, all")
+        str, typer.Argument(help="mooncake, documents, unshared, virtual, overload, flood, all")
     ],
     out: Annotated[Path, typer.Option(help="folder for the runs")] = Path("runs/bench"),
     seeds: Annotated[int, typer.Option(min=1, help="runs of each measurement")] = 3,

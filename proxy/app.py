@@ -20,13 +20,15 @@ from forebay.proxy.estimate import TokenEstimate
 from forebay.proxy.headers import REQUEST_ID, SERVER, request_id
 from forebay.proxy.http_server import cannot_go_on, error_response
 from forebay.proxy.metrics import ProxyMetrics
-from forebay.proxy.prompt import read_body
+from forebay.proxy.prompt import read_body, salted
 from forebay.proxy.protection import Protection
 from forebay.proxy.record import CLIENT_GONE, Record
 from forebay.proxy.relay import Exchange, Relay
+from forebay.proxy.security import Security
 from forebay.proxy.telemetry import Telemetry
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+UNCACHED = ("/tokenize", "/detokenize")  # no prefix cache behind them, so no salt
 
 
 class App:
@@ -42,6 +44,7 @@ class App:
         estimate: TokenEstimate,
         telemetry: Telemetry,
         protection: Protection,
+        security: Security,
     ) -> None:
         self._config = config
         self._driver = driver
@@ -51,6 +54,7 @@ class App:
         self._estimate = estimate
         self._telemetry = telemetry
         self._protection = protection
+        self._security = security
         self._budget = ByteBudget(config.limits.queue_bytes)
         self._cors = Cors(config.cors_origins)
         self._made = 0
@@ -149,7 +153,11 @@ class App:
         if path == "/health":
             return web.Response(status=200 if self.ready else 503)
         with Hold(self._budget) as hold:
-            return await self._passed_on(request, raw, id_, hold)
+            return await self._passed_on(request, raw, id_, record, hold)
+
+    def _authenticate(self, request: web.BaseRequest, record: Record) -> None:
+        """Whose request it is, before anything of its body is read; raises ApiError 401 or 429."""
+        record.tenant = self._security.auth.tenant(request, record.arrived_at)
 
     async def _body(self, request: web.BaseRequest, hold: Hold) -> bytes:
         patience_s = self._config.timeouts.client_body
@@ -161,6 +169,7 @@ class App:
         """A chat or completion: estimated, queued or refused, relayed."""
         operation = "chat" if path == CHAT else "text_completion"
         self._telemetry.began(record, operation, request.headers)
+        self._authenticate(request, record)
         if self.draining:
             raise errors.draining()
         body = await self._body(request, hold)
@@ -172,8 +181,11 @@ class App:
             chat=path == CHAT,
             estimate=self._estimate,
             block_bytes=self._config.affinity.block_bytes,
+            tenant=record.tenant,
+            salts=self._security.salts,
         )
-        record.tenant, record.service_class = asked.request.tenant, asked.request.service_class
+        body = asked.body  # what came is not kept beside it
+        record.service_class = asked.request.service_class
         if self._protection.refuses(asked.request.service_class):
             self._metrics.shed(asked.request.service_class)
             raise errors.overloaded()
@@ -211,12 +223,16 @@ class App:
         return headers
 
     async def _passed_on(
-        self, request: web.BaseRequest, raw: str, id_: str, hold: Hold
+        self, request: web.BaseRequest, raw: str, id_: str, record: Record, hold: Hold
     ) -> web.StreamResponse:
         """A path that is not shaped: to any backend that is up, answer read whole."""
+        self._authenticate(request, record)
         if self.draining:
             raise errors.draining()
         if not self._backends.any_up:
             raise errors.no_backend()
         body = await self._body(request, hold)
-        return await self._relay.pass_on(request, raw, body, id_)
+        salts = self._security.salts
+        if body and salts and raw.partition("?")[0] not in UNCACHED:
+            body = salted(body, request.content_type, record.tenant, salts)
+        return await self._relay.pass_on(request, raw, body, id_, record.tenant)

@@ -6,6 +6,7 @@ backend that is not up yet is no error: it is said once, and it is taken in when
 
 import asyncio
 import re
+import ssl
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from forebay.proxy.core.health import ANY, NONE, Health, Intake
 from forebay.proxy.core.model import Send
 from forebay.proxy.driver import Driver
 from forebay.proxy.failures import Failure
-from forebay.proxy.upstream import Answer, LostConnection, Origin, UpstreamFault
+from forebay.proxy.upstream import Answer, LostConnection, Origin, TlsFault, UpstreamFault
 
 METRICS_BYTES = 4 << 20
 STALE_WITHIN_S = 0.5
@@ -52,8 +53,15 @@ class Backends:
         on_hang: called while one is down, at every probe, to give up what it does not answer.
     """
 
-    def __init__(self, config: Config, driver: Driver, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        driver: Driver,
+        say: Callable[[str], None],
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._config = config
+        self._tls = tls
         self._driver = driver
         self._say = say
         self._probes: dict[str, asyncio.Task[None]] = {}
@@ -64,7 +72,7 @@ class Backends:
         self._timer: asyncio.TimerHandle | None = None
 
     def _upstream(self, config: BackendConfig) -> Upstream:
-        return Upstream(config, Origin(config.url, self._config.timeouts.connect))
+        return Upstream(config, Origin(config.url, self._config.timeouts.connect, self._tls))
 
     def _begin_probing(self, upstream: Upstream) -> None:
         self._probes[upstream.name] = asyncio.create_task(self._watch(upstream))
@@ -272,6 +280,8 @@ class Backends:
             status, _ = await self._get(upstream, "/health")
         except TimeoutError:
             return f"{LATE} within {self._config.health.timeout:g} s"
+        except TlsFault as fault:
+            return f"TLS: {fault}"
         except UpstreamFault:
             return "no connection"
         return None if status == 200 else f"health {status}"

@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from forebay.proxy.core.model import BackendSpec
+from forebay.proxy.core.model import BackendSpec, Tenant
 from forebay.proxy.core.model import Bucket as CoreBucket
 from forebay.proxy.core.policies import ROUTES
 from forebay.proxy.core.routing import Affinity
@@ -33,15 +33,23 @@ ROUTED = (
 )  # fmt: skip
 
 
+NAME = r"^[A-Za-z0-9._-]{1,64}$"
+BURST_S = 60.0  # a tenant's burst, unless stated: what its rate brings in this time
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
 class Listen(_Section):
-    """Where to listen; port 0 takes any free one. reuse_port: a second proxy may start beside."""
+    """Where to listen; port 0 takes any free one. reuse_port: a second proxy may start beside.
+
+    admin_host: where operators ask, without keys or TLS; null: as host. Keep it private.
+    """
 
     host: str = "127.0.0.1"
     port: int = Field(8080, ge=0, le=65535)
+    admin_host: str | None = Field(None, min_length=1)
     admin_port: int = Field(9090, ge=0, le=65535)
     reuse_port: bool = False
 
@@ -89,9 +97,13 @@ class AffinityConfig(_Section):
 
 
 class Admission(_Section):
-    """dispatch_ahead: a backend is sent more while less than this is left for it to prefill."""
+    """dispatch_ahead: a backend is sent more while less than this is left for it to prefill.
+
+    itl_slo: fewer requests run on a backend while their tokens come further apart than this.
+    """
 
     dispatch_ahead: Seconds = 0.3
+    itl_slo: Seconds | None = None
 
 
 class Timeouts(_Section):
@@ -160,6 +172,61 @@ class Tracing(_Section):
     service_name: str = "forebay"
 
 
+class KnownTenant(_Section):
+    """What one tenant gets; rates are prompt tokens. Tenants of one trust group share caches."""
+
+    weight: float | None = Field(None, gt=0, allow_inf_nan=False)
+    tokens_per_s: float | None = Field(None, gt=0, allow_inf_nan=False)
+    burst_tokens: float | None = Field(None, gt=0, allow_inf_nan=False)
+    trust_group: str | None = Field(None, pattern=NAME)
+
+    @model_validator(mode="after")
+    def _burst_of_a_rate(self) -> Self:
+        if self.burst_tokens is not None and self.tokens_per_s is None:
+            raise ValueError("burst_tokens needs tokens_per_s, the rate at which it comes back")
+        return self
+
+
+class Tenants(_Section):
+    """keys: a file, or env:NAME for an environment variable; what stands in it, see keys.py.
+
+    isolate_cache: auto is on when there are keys.
+    """
+
+    keys: str | None = Field(None, min_length=1)
+    default_weight: float = Field(1.0, gt=0, allow_inf_nan=False)
+    isolate_cache: Literal["auto"] | bool = "auto"
+    known: dict[Annotated[str, Field(pattern=NAME)], KnownTenant] = {}
+
+    @property
+    def isolates(self) -> bool:
+        return self.keys is not None if self.isolate_cache == "auto" else self.isolate_cache
+
+
+class Tls(_Section):
+    """The public port's certificate chain and private key, PEM files; without them, plain HTTP."""
+
+    cert: Path | None = None
+    key: Path | None = None
+
+    @model_validator(mode="after")
+    def _both(self) -> Self:
+        if (self.cert is None) != (self.key is None):
+            raise ValueError("give both cert and key")
+        return self
+
+    @property
+    def files(self) -> tuple[Path, Path] | tuple[()]:
+        return (self.cert, self.key) if self.cert and self.key else ()
+
+
+class UpstreamTls(_Section):
+    """How https backends are checked. ca: PEM file of authorities instead of the system's."""
+
+    ca: Path | None = None
+    verify: bool = True
+
+
 class Config(_Section):
     """Everything."""
 
@@ -180,6 +247,9 @@ class Config(_Section):
     metrics: MetricsConfig = MetricsConfig()
     logs: Logs = Logs()
     tracing: Tracing = Tracing()
+    tenants: Tenants = Tenants()
+    tls: Tls = Tls()
+    upstream_tls: UpstreamTls = UpstreamTls()
     routing: str = "warm_or_least_work"
     routes: tuple[str, ...] = ROUTED
     reject_status: Literal[429, 503] = 429
@@ -255,6 +325,18 @@ class Config(_Section):
         kv_tokens = self.affinity.kv_tokens
         size = inf if kv_tokens == "auto" else float(kv_tokens)
         return [BackendSpec(b.name, b.max_concurrency, size) for b in self.backends]
+
+    def core_tenants(self) -> list[Tenant]:
+        """The tenants with something of their own; others have `tenants.default_weight`."""
+        return [
+            Tenant(
+                name,
+                one.weight or self.tenants.default_weight,
+                one.tokens_per_s or inf,
+                one.burst_tokens or (one.tokens_per_s or inf) * BURST_S,
+            )
+            for name, one in self.tenants.known.items()
+        ]
 
     def core_affinity(self) -> Affinity:
         return Affinity(self.affinity.min_match, self.affinity.max_imbalance)

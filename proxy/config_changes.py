@@ -5,17 +5,17 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from forebay.proxy.config import BackendConfig, Config
+from forebay.proxy.config import BackendConfig, Config, Tls
 
 # Whole sections or single keys; everything else changes in place.
 NEEDS_RESTART = frozenset(
-    {"listen", "metrics", "tokens", "tracing", "limits.header", "logs.format"}
+    {"listen", "metrics", "tokens", "tracing", "upstream_tls", "limits.header", "logs.format"}
 )
 IN_PLACE = frozenset(
     {
         *("backends", "buckets", "affinity", "admission", "timeouts", "limits", "health", "logs"),
         *("routing", "routes", "reject_status", "debug_headers", "upstream_api_key"),
-        "cors_origins",
+        *("cors_origins", "tenants", "tls"),
     }
 )
 
@@ -50,7 +50,7 @@ def changes(old: Config, new: Config) -> Changes:
         before, after = getattr(old, section), getattr(new, section)
         if before == after:
             continue
-        if section not in IN_PLACE:
+        if section not in IN_PLACE or _switched(before, after):
             restart.append(section)
             kept[section] = before
         elif not isinstance(after, BaseModel):
@@ -77,4 +77,13 @@ def changes(old: Config, new: Config) -> Changes:
         moved=tuple(now for was, now in both if was.url != now.url),
         resized=tuple(now for was, now in both if was.url == now.url and was != now),
         removed=tuple(name for name in had if name not in have),
+    )
+
+
+def _switched(before: object, after: object) -> bool:
+    """A port speaks TLS or does not; another certificate is no such change."""
+    return (
+        isinstance(before, Tls)
+        and isinstance(after, Tls)
+        and bool(before.files) != bool(after.files)
     )

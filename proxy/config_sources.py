@@ -19,11 +19,14 @@ from forebay.traces.errors import InputError
 PREFIX = "FOREBAY_"
 NOT_OURS = {  # read by other parts or by tests, or yet to be
     "FOREBAY_API_KEY",
+    "FOREBAY_API_KEYS",  # for `tenants.keys: env:FOREBAY_API_KEYS`
+    "FOREBAY_CACHE_SECRET",
     "FOREBAY_CAPTURE_SALT",
     "FOREBAY_VLLM_PYTHON",
     "FOREBAY_VLLM_WORKLOADS",
 }
-NOT_YET = ("tenants", "capture")
+NOT_YET = ("capture",)
+SECRET = ("upstream_api_key",)  # values that no message repeats
 
 
 def load_config(
@@ -85,7 +88,7 @@ def _environment(environ: Mapping[str, str]) -> list[tuple[str, dict[str, Any]]]
             try:
                 value = yaml.safe_load(text)
             except yaml.YAMLError:
-                raise InputError(f"{name}: {text!r} is not valid YAML") from None
+                raise InputError(f"{name}: its value is not valid YAML") from None  # or a secret
             for key in reversed(name.removeprefix(PREFIX).lower().split("__")):
                 value = {key: value}
             layers.append((name, value))
@@ -128,9 +131,8 @@ def _line(error: ValidationError, origin: dict[tuple[str, ...], str]) -> str:
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "missing":
         return f"{where}: {key}: missing{more}"
-    given = (
-        "" if isinstance(first["input"], dict | list | tuple | BaseModel) else repr(first["input"])
-    )
+    unsaid = isinstance(first["input"], dict | list | tuple | BaseModel) or at[0] in SECRET
+    given = "" if unsaid else repr(first["input"])
     return f"{where}: {f'{key}: ' if key else ''}{f'{given}: ' if given else ''}{message}{more}"
 
 

@@ -29,6 +29,11 @@ class Grant:
         """The backend has given its first output."""
         self._driver.apply(self._driver.shaper.first_token(self.send.request.id, self._driver.now))
 
+    def used(self, output_tokens: int, cached_tokens: int | None = None) -> None:
+        """The answer told its usage; to be called before the slot is left."""
+        driver = self._driver
+        driver.shaper.used(self.send.request.id, output_tokens, driver.now, cached_tokens)
+
     async def retry(self) -> Send:
         """Give the slot back and wait for one on another backend; raises Rejected if none is."""
         driver, request_id = self._driver, self.send.request.id

@@ -12,6 +12,7 @@ from typing import cast
 from aiohttp import web
 
 from forebay.proxy.http_server import HttpServer
+from forebay.proxy.tls import HANDSHAKE_S
 
 
 async def stop_listening(runner: web.ServerRunner, server: HttpServer) -> None:
@@ -38,4 +39,7 @@ async def stop_listening(runner: web.ServerRunner, server: HttpServer) -> None:
                     pass  # nobody waits any more
     for connection, site in accepted:
         connection.setblocking(False)
-        await loop.connect_accepted_socket(server, connection, ssl=site._ssl_context)
+        tls = site._ssl_context
+        await loop.connect_accepted_socket(
+            server, connection, ssl=tls, ssl_handshake_timeout=HANDSHAKE_S if tls else None
+        )

@@ -35,10 +35,18 @@ def unforwardable(headers: CIMultiDictProxy[str]) -> str | None:
     return None
 
 
-def to_backend(headers: CIMultiDictProxy[str], id_: str) -> dict[str, str]:
-    """What a backend sees of the client's headers."""
+def to_backend(
+    headers: CIMultiDictProxy[str], id_: str, *, authorization: bool = True
+) -> dict[str, str]:
+    """What a backend sees of the client's headers.
+
+    Args:
+        authorization: the client's key is the backend's to check; False once we have.
+    """
     passed = {name: ", ".join(headers.getall(name)) for name in _TO_BACKEND if name in headers}
     passed[REQUEST_ID] = id_
+    if not authorization:
+        passed.pop("authorization", None)
     return passed
 
 

@@ -7,6 +7,7 @@ handler; where the end of a request is in doubt, the connection ends with the an
 """
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any
@@ -20,6 +21,7 @@ from forebay.proxy import errors
 from forebay.proxy.errors import SERVER, ApiError
 from forebay.proxy.headers import REQUEST_ID, request_id, unforwardable
 from forebay.proxy.headers import SERVER as SERVER_NAME
+from forebay.proxy.tls import HANDSHAKE_S
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 KEEPALIVE_S = 75.0
@@ -262,16 +264,43 @@ def cannot_go_on(request: web.BaseRequest) -> bool:
     return bool(request._message.upgrade) or not request._payload.is_eof()
 
 
+class _TlsSite(web.TCPSite):
+    """A site with a bound on the handshake; aiohttp's own leaves asyncio's minute."""
+
+    async def start(self) -> None:
+        await web.BaseSite.start(self)
+        server = self._runner.server
+        assert server is not None
+        self._server = await asyncio.get_running_loop().create_server(
+            server,
+            self._host,
+            self._port,
+            ssl=self._ssl_context,
+            backlog=self._backlog,
+            reuse_address=self._reuse_address,
+            reuse_port=self._reuse_port,
+            ssl_handshake_timeout=HANDSHAKE_S,
+        )
+
+
 async def listen(
-    server: HttpServer, host: str, port: int, *, reuse_port: bool = False
+    server: HttpServer,
+    host: str,
+    port: int,
+    *,
+    reuse_port: bool = False,
+    tls: ssl.SSLContext | None = None,
 ) -> tuple[web.ServerRunner, int]:
     """Start listening; the runner, and the port that was taken.
 
-    reuse_port: other processes that say so too may listen there as well.
+    Args:
+        reuse_port: other processes that say so too may listen there as well.
+        tls: None for plain HTTP.
     """
     runner = web.ServerRunner(server, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
-    site = web.TCPSite(runner, host, port, reuse_port=reuse_port or None)
+    kind = web.TCPSite if tls is None else _TlsSite
+    site = kind(runner, host, port, ssl_context=tls, reuse_port=reuse_port or None)
     try:
         await site.start()
     except OSError:

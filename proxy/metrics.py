@@ -1,4 +1,5 @@
-"""What the proxy tells Prometheus. Labels come from the configuration only, never from clients.
+"""What the proxy tells Prometheus. Labels come from the configuration and the key file, never from
+clients.
 
 Where OpenTelemetry's conventions for generative AI name a measurement it has that name too, with
 the buckets they prescribe (github.com/open-telemetry/semantic-conventions-genai,
@@ -24,6 +25,7 @@ from forebay.proxy.core.model import Action, Reject
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.hlog import IntervalLog
 from forebay.proxy.record import CLIENT_GONE, Record
+from forebay.proxy.tenant_labels import TenantLabels
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0)
 RATIOS = (0.25, 0.5, 0.8, 0.9, 1.1, 1.25, 2.0, 4.0, 8.0)
@@ -51,9 +53,16 @@ KINDS = frozenset(  # of failures.Failure
 class ProxyMetrics:
     """Counters and histograms of one proxy, in a registry of its own."""
 
-    def __init__(self, shaper: Shaper, connections: Callable[[], int] = lambda: 0) -> None:
+    def __init__(
+        self,
+        shaper: Shaper,
+        connections: Callable[[], int] = lambda: 0,
+        tenants: Iterable[str] = (),
+    ) -> None:
+        """`tenants`: those that surely have a label of their own."""
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a series for each series, which nobody reads
         self.log: IntervalLog | None = None  # where each TTFT goes as well
+        self.tenant_labels = TenantLabels(tenants)
         self.registry = registry = CollectorRegistry()
         registry.register(_Books(shaper, connections))
         ProcessCollector(registry=registry)
@@ -67,6 +76,10 @@ class ProxyMetrics:
         self.answers = counter(
             "responses", "Answers, by bucket and status; 499: the client left first",
             "bucket", "status",
+        )  # fmt: skip
+        self._tenants = counter(
+            "tenant_requests", "Answers, by tenant and status; none: no key was asked or right",
+            "tenant", "status",
         )  # fmt: skip
         self.rejects = counter("rejects", "Requests refused, by reason", "bucket", "reason")
         self._shed = counter("shed", "Requests refused to protect the proxy itself", "class")
@@ -173,6 +186,7 @@ class ProxyMetrics:
         """A request has been answered, or its client has gone."""
         known = str(status) if status in STATUSES else f"{status // 100}xx"
         self.answers.labels(record.bucket, known).inc()
+        self._tenants.labels(self.tenant_labels.label(record.tenant), known).inc()
         if not record.operation or record.sent_at is None:
             return
         operation = record.operation

@@ -15,12 +15,14 @@ from typing import Any
 import orjson
 from xxhash import xxh3_64_intdigest
 
-from forebay.proxy.core.model import Request
+from forebay.proxy.cache_salt import FIELD, CacheSalts, with_salt
+from forebay.proxy.core.model import Request, ServiceClass
 from forebay.proxy.errors import ApiError
 from forebay.proxy.estimate import TokenEstimate
 
 DEFAULT_OUTPUT_TOKENS = 512  # reserved for a request that states no limit
 BYTES_PER_TOKEN_ID = 4
+CLASSES: tuple[ServiceClass, ...] = ("interactive", "standard", "batch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +30,13 @@ class Asked:
     """A request body, understood.
 
     Attributes:
+        body: what is to be sent on: what came, unless a salt had to be written.
         prompt_bytes: length of the prompt as text, 0 when it was token ids.
         streams: the client asked for a stream.
     """
 
     request: Request
+    body: bytes
     prompt_bytes: int
     streams: bool
 
@@ -45,8 +49,52 @@ def read_body(
     chat: bool,
     estimate: TokenEstimate,
     block_bytes: int,
+    tenant: str = "",
+    salts: CacheSalts | None = None,
 ) -> Asked:
     """Understand a chat (or completion) request; raises ApiError 400 naming the parameter."""
+    fields = _object(body)
+    streams = _typed(fields, "stream", bool, False)
+    _typed(fields, "model", str, "")
+    if chat:
+        prompt, token_ids = _chat_bytes(fields), False
+    else:
+        prompt, token_ids = _completion_bytes(fields)
+    tokens = (
+        len(prompt) // BYTES_PER_TOKEN_ID if token_ids else estimate.tokens(len(prompt), tenant)
+    )
+    tokens = max(1, tokens)
+    output_tokens = _output_tokens(fields)
+    salt = _client_salt(fields)
+    if salts is not None:
+        salt = salts.salt(tenant, salt)
+        body = with_salt(body, salt)
+    request = Request(
+        id_,
+        prompt_tokens=tokens,
+        output_tokens=output_tokens,
+        blocks=_chain(prompt, block_bytes, salt),
+        block_tokens=tokens * block_bytes / max(1, len(prompt)),
+        timeout_s=_timeout_s(headers),
+        streams=streams or output_tokens == 1,  # the end of one token is its beginning
+        tenant=tenant,
+        service_class=_service_class(fields, headers),
+    )
+    return Asked(request, body, 0 if token_ids else len(prompt), streams)
+
+
+def salted(body: bytes, content_type: str, tenant: str, salts: CacheSalts) -> bytes:
+    """The body of a request that is not shaped, with the tenant's salt; raises ApiError 400.
+
+    Forms (audio) pass: vLLM reads no salt from them.
+    """
+    if content_type == "multipart/form-data":
+        return body
+    fields = _object(body)
+    return with_salt(body, salts.salt(tenant, _client_salt(fields)), empty=not fields)
+
+
+def _object(body: bytes) -> dict[str, Any]:
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -55,29 +103,12 @@ def read_body(
         raise ApiError(400, "invalid_json", f"The body is not valid JSON ({where}).") from None
     if not isinstance(fields, dict):
         raise _wrong("body", "a JSON object", None)
-    streams = _typed(fields, "stream", bool, False)
-    _typed(fields, "model", str, "")
-    if chat:
-        prompt, token_ids = _chat_bytes(fields), False
-    else:
-        prompt, token_ids = _completion_bytes(fields)
-    tokens = len(prompt) // BYTES_PER_TOKEN_ID if token_ids else estimate.tokens(len(prompt))
-    tokens = max(1, tokens)
-    request = Request(
-        id_,
-        prompt_tokens=tokens,
-        output_tokens=_output_tokens(fields),
-        blocks=_chain(prompt, block_bytes),
-        block_tokens=tokens * block_bytes / max(1, len(prompt)),
-        timeout_s=_timeout_s(headers),
-        streams=streams,
-    )
-    return Asked(request, 0 if token_ids else len(prompt), streams)
+    return fields
 
 
-def _chain(prompt: bytes, block_bytes: int) -> tuple[int, ...]:
-    """Hashes of the full blocks, each covering all before it."""
-    before, hashes = 0, []
+def _chain(prompt: bytes, block_bytes: int, salt: str | None) -> tuple[int, ...]:
+    """Hashes of the full blocks, each covering all before it, and the cache salt first."""
+    before, hashes = xxh3_64_intdigest(salt.encode()) if salt else 0, []
     for start in range(0, len(prompt) - block_bytes + 1, block_bytes):
         before = xxh3_64_intdigest(prompt[start : start + block_bytes], before)
         hashes.append(before)
@@ -152,6 +183,25 @@ def _output_tokens(fields: dict[str, Any]) -> int:
         if limit is not None:
             return max(0, min(int(limit), 1 << 20))
     return DEFAULT_OUTPUT_TOKENS
+
+
+def _client_salt(fields: dict[str, Any]) -> str | None:
+    salt = _typed(fields, FIELD, str, None)
+    if salt == "":
+        raise _wrong(FIELD, "a string that is not empty", FIELD)
+    return salt  # type: ignore[no-any-return]
+
+
+def _service_class(fields: dict[str, Any], headers: Mapping[str, str]) -> ServiceClass:
+    """The header decides, else vLLM's `priority`, where lower is sooner."""
+    priority: int = _typed(fields, "priority", int, 0)
+    named = headers.get("x-forebay-class")
+    if named is None:
+        return CLASSES[1 + (priority > 0) - (priority < 0)]
+    for one in CLASSES:
+        if named == one:
+            return one
+    raise _wrong("x-forebay-class", f"one of {', '.join(CLASSES)}", "x-forebay-class")
 
 
 def _timeout_s(headers: Mapping[str, str]) -> float:

@@ -49,6 +49,10 @@ def proxy(
     if backend:
         overrides["backends"] = [{"url": url} for url in backend]
     loaded = load_config(config, overrides, os.environ)
+    if check_config:
+        from forebay.proxy.security import Security
+
+        Security(loaded, os.environ)  # reads the files that the configuration names
     if print_config:
         print(config_yaml(loaded), end="")
     elif check_config:

@@ -155,7 +155,9 @@ class Relay:
     ) -> Stream | web.Response:
         """The first event of a stream, or the whole of another answer; raises Failure."""
         upstream, streams = attempt.upstream, exchange.asked.streams
-        headers = to_backend(exchange.incoming.headers, exchange.id)
+        headers = to_backend(
+            exchange.incoming.headers, exchange.id, authorization=not exchange.record.tenant
+        )
         if exchange.record.span is not None:
             headers |= exchange.record.span.headers()
         response: Answer | None = None
@@ -171,7 +173,7 @@ class Relay:
                 if streams and response.status == 200:
                     told = Told(
                         self._first_event(exchange, grant),
-                        lambda usage: self._used(exchange, upstream, usage),
+                        lambda usage: self._used(exchange, grant, upstream, usage),
                         lambda: self._cut(exchange, upstream),
                     )
                     stream = Stream(
@@ -190,8 +192,10 @@ class Relay:
                 response.close()
         assert isinstance(answer.body, bytes)
         usage = check_whole(answer.status, answer.body).get("usage")
+        if answer.status == 200 and exchange.asked.request.streams:
+            grant.first_token()  # an answer of one token: its end is its first
         if answer.status == 200 and isinstance(usage, dict):
-            self._used(exchange, upstream, usage)
+            self._used(exchange, grant, upstream, usage)
         return answer
 
     async def _whole(
@@ -233,14 +237,15 @@ class Relay:
         return Failure("before_first_byte", errors.upstream_error(), retry)
 
     async def pass_on(
-        self, incoming: web.BaseRequest, target: str, body: bytes, id_: str
+        self, incoming: web.BaseRequest, target: str, body: bytes, id_: str, tenant: str
     ) -> web.Response:
         """A path that is not shaped: to any backend that takes work; raises ApiError."""
+        headers = to_backend(incoming.headers, id_, authorization=not tenant)
         upstream, failure = self._backends.next_up(), None
         with Tries(self.budget) as tries:
             while upstream is not None:
                 try:
-                    return await self._pass_to(upstream, incoming, target, body, id_)
+                    return await self._pass_to(upstream, incoming, target, body, headers)
                 except Failure as failed:
                     failure = failed
                     self._backends.judge(upstream.name, "", failed)
@@ -256,9 +261,13 @@ class Relay:
         return failure.answer
 
     async def _pass_to(
-        self, upstream: Upstream, incoming: web.BaseRequest, target: str, body: bytes, id_: str
+        self,
+        upstream: Upstream,
+        incoming: web.BaseRequest,
+        target: str,
+        body: bytes,
+        headers: dict[str, str],
     ) -> web.Response:
-        headers = to_backend(incoming.headers, id_)
         response: Answer | None = None
         try:
             async with asyncio.timeout(self._config.timeouts.first_token):
@@ -275,7 +284,9 @@ class Relay:
             if response is not None:
                 response.close()
 
-    def _used(self, exchange: Exchange, upstream: Upstream, usage: dict[str, Any]) -> None:
+    def _used(
+        self, exchange: Exchange, grant: Grant, upstream: Upstream, usage: dict[str, Any]
+    ) -> None:
         """Learn from the usage of an answer; what makes no sense teaches nothing."""
         prompt_tokens = usage.get("prompt_tokens")
         if not isinstance(prompt_tokens, int) or prompt_tokens < 0:
@@ -285,6 +296,8 @@ class Relay:
         cached_tokens = cached if isinstance(cached, int) and cached >= 0 else 0
         output = usage.get("completion_tokens")
         output_tokens = output if isinstance(output, int) and output >= 0 else 0
+        if isinstance(output, int):
+            grant.used(output_tokens, cached_tokens if isinstance(cached, int) else None)
         exchange.record.used(prompt_tokens, cached_tokens, output_tokens)
         self._metrics.used(upstream.name, prompt_tokens, min(cached_tokens, prompt_tokens))
         asked = exchange.asked

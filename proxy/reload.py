@@ -9,6 +9,7 @@ rest applies.
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Literal
 
@@ -25,6 +26,7 @@ from forebay.proxy.logs import AccessLog
 from forebay.proxy.metrics import ProxyMetrics
 from forebay.proxy.protection import Protection
 from forebay.proxy.relay import Relay
+from forebay.proxy.security import Found, Security
 from forebay.proxy.watchdog import Watchdog
 from forebay.traces.errors import InputError
 
@@ -47,6 +49,7 @@ class Parts:
     protection: Protection
     access: AccessLog
     metrics: ProxyMetrics
+    security: Security
 
 
 class Reloader:
@@ -110,21 +113,23 @@ class Reloader:
         self._seen = _stamp(self._watch)
         try:
             found = changes(self.config, self._load())
+            guards = self._parts.security.read(found.config)  # even if only the files are new
         except InputError as error:
             self.said = f"not reloaded, the old one stays: {error}"
             return "failed"
         self.restart = found.restart
         later = f"; needs a restart: {', '.join(found.restart)}" if found.restart else ""
         if not found.keys:
+            self._guard(guards)
             self.said = f"unchanged{later}"
             return "partly" if found.restart else "unchanged"
-        await self._apply(found)
+        await self._apply(found, guards)
         self.config = found.config
         self.generation += 1
         self.said = f"reloaded ({', '.join(found.keys)}){later}"
         return "partly" if found.restart else "applied"
 
-    async def _apply(self, found: Changes) -> None:
+    async def _apply(self, found: Changes, guards: Found) -> None:
         parts, config = self._parts, found.config
         specs = {spec.name: spec for spec in config.core_backends()}
         parts.backends.reconfigure(config)
@@ -132,6 +137,8 @@ class Reloader:
         moving = [self._move(backend, specs[backend.name]) for backend in found.moved]
         await asyncio.gather(*joining, *moving)
         # From here on in one go: no request finds half of it.
+        self._guard(guards)
+        parts.metrics.tenant_labels.configure(config.tenants.known)
         parts.app.reconfigure(config)
         parts.relay.reconfigure(config)
         parts.watchdog.reconfigure(config.timeouts.idle, config.timeouts.client_write)
@@ -149,10 +156,15 @@ class Reloader:
                 route=ROUTES[config.routing],
                 affinity=config.core_affinity(),
                 dispatch_ahead_s=config.admission.dispatch_ahead,
+                itl_slo_s=config.admission.itl_slo or inf,
             )
         )
         for name in found.removed:
             self._leave(name)
+
+    def _guard(self, guards: Found) -> None:
+        if self._parts.security.take(guards):
+            self._say(self._parts.security.renewed())
 
     async def _join(self, backend: BackendConfig, spec: BackendSpec) -> None:
         self._parts.driver.change(lambda core, now: core.add_backend(spec, now))

@@ -2,10 +2,13 @@
 
 import asyncio
 import contextlib
+import os
+import ssl
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from aiohttp import web
@@ -27,6 +30,7 @@ from forebay.proxy.metrics import ProxyMetrics
 from forebay.proxy.protection import Protection
 from forebay.proxy.relay import Relay
 from forebay.proxy.reload import Parts, Reloader
+from forebay.proxy.security import Security
 from forebay.proxy.telemetry import Telemetry
 from forebay.proxy.tracing import Tracer
 from forebay.proxy.watchdog import Watchdog
@@ -47,6 +51,7 @@ class Proxy:
     metrics: ProxyMetrics
     reloader: Reloader
     protection: Protection
+    security: Security
     stop: asyncio.Event
     url: str
     admin_url: str
@@ -96,37 +101,45 @@ async def start_proxy(
     load: Callable[[], Config] | None = None,
     watch: Path | None = None,
     tracer: Tracer | None = None,
+    environ: Mapping[str, str] = os.environ,
 ) -> AsyncIterator[Proxy]:
     """A proxy that listens while the block runs; `say` gets a line when something changes.
 
-    Raises InputError when a port or the histogram log cannot be had, or tracing is asked for and
-    not installed.
+    Raises InputError when a port or the histogram log cannot be had, a file of keys or certificates
+    is not right, or tracing is asked for and not installed.
 
     Args:
         load: reads the configuration again, for a reload; without it there is none.
         watch: a file whose change is a reload.
         tracer: in place of the one that the configuration asks for.
+        environ: may hold API keys and the secret of cache salts.
     """
     # The pure-Python parser has open request-smuggling advisories.
     if HttpRequestParser is HttpRequestParserPy:
         raise InputError(
             "aiohttp runs without its C parser: reinstall it, unset AIOHTTP_NO_EXTENSIONS"
         )
+    security = Security(config, environ)
+    for note in security.notes():
+        say(note)
     shaper = Shaper(
         config.core_backends(),
         config.core_buckets(),
         route=ROUTES[config.routing],
         affinity=config.core_affinity(),
         dispatch_ahead_s=config.admission.dispatch_ahead,
+        itl_slo_s=config.admission.itl_slo or inf,
     )
-    metrics = ProxyMetrics(shaper, lambda: len(public.connections))
+    metrics = ProxyMetrics(shaper, lambda: len(public.connections), config.tenants.known)
     estimate = TokenEstimate(config.tokens.bytes_per_token)
     stop = asyncio.Event()
     async with AsyncExitStack() as stack:
         driver = Driver(shaper, metrics.decided)
         stack.callback(driver.close)
         await stack.enter_async_context(_histogram_log(config, metrics))
-        backends = await stack.enter_async_context(Backends(config, driver, say))
+        backends = await stack.enter_async_context(
+            Backends(config, driver, say, security.upstream_tls)
+        )
         watchdog = await stack.enter_async_context(
             Watchdog(config.timeouts.idle, config.timeouts.client_write)
         )
@@ -138,7 +151,9 @@ async def start_proxy(
             stack.callback(tracer.close)
         access = AccessLog(config.logs)
         telemetry = Telemetry(metrics, access, tracer)
-        app = App(config, driver, backends, relay, metrics, estimate, telemetry, protection)
+        app = App(
+            config, driver, backends, relay, metrics, estimate, telemetry, protection, security
+        )
         public = HttpServer(
             app.handle,
             header_bytes=config.limits.header,
@@ -149,7 +164,18 @@ async def start_proxy(
         reloader = await stack.enter_async_context(
             Reloader(
                 config,
-                Parts(app, relay, backends, driver, watchdog, public, protection, access, metrics),
+                Parts(
+                    app=app,
+                    relay=relay,
+                    backends=backends,
+                    driver=driver,
+                    watchdog=watchdog,
+                    public=public,
+                    protection=protection,
+                    access=access,
+                    metrics=metrics,
+                    security=security,
+                ),
                 say,
                 load,
                 watch,
@@ -157,12 +183,19 @@ async def start_proxy(
         )
         admin = Admin(app, driver, metrics, estimate, stop.set, reloader, protection)
         admin_server = HttpServer(admin.handle)
-        host = config.listen.host
         if config.listen.reuse_port:
             await backends.asked()  # from the first connection on, the other proxy is not asked
-        runner, port = await _listen(stack, public, config, "port")
-        admin_runner, admin_port = await _listen(stack, admin_server, config, "admin_port")
-        url, admin_url = (f"http://{_bracketed(host)}:{p}" for p in (port, admin_port))
+        at, reuse_port = config.listen, config.listen.reuse_port
+        admin_host = at.admin_host or at.host
+        tls = security.tls.context if security.tls else None
+        runner, port = await _listen(
+            stack, public, at.host, at.port, "port", reuse_port=reuse_port, tls=tls
+        )
+        admin_runner, admin_port = await _listen(
+            stack, admin_server, admin_host, at.admin_port, "admin_port", reuse_port=reuse_port
+        )
+        renewal = asyncio.create_task(security.watch(say))
+        stack.push_async_callback(_ended, renewal)
         yield Proxy(
             app,
             driver,
@@ -170,25 +203,37 @@ async def start_proxy(
             metrics,
             reloader,
             protection,
+            security,
             stop,
-            url,
-            admin_url,
+            f"{'https' if tls else 'http'}://{_bracketed(at.host)}:{port}",
+            f"http://{_bracketed(admin_host)}:{admin_port}",
             ((runner, public), (admin_runner, admin_server)),
         )
 
 
 async def _listen(
-    stack: AsyncExitStack, server: HttpServer, config: Config, key: str
+    stack: AsyncExitStack,
+    server: HttpServer,
+    host: str,
+    port: int,
+    key: str,
+    *,
+    reuse_port: bool,
+    tls: ssl.SSLContext | None = None,
 ) -> tuple[web.ServerRunner, int]:
-    host, port = config.listen.host, getattr(config.listen, key)
     try:
-        runner, real_port = await listen(server, host, port, reuse_port=config.listen.reuse_port)
+        runner, real_port = await listen(server, host, port, reuse_port=reuse_port, tls=tls)
     except OSError as error:
         raise InputError(
             f"listen.{key}: cannot listen on {host}:{port} ({error.strerror})"
         ) from error
     stack.push_async_callback(runner.cleanup)
     return runner, real_port
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def _bracketed(host: str) -> str:

@@ -28,7 +28,11 @@ class UpstreamFault(Exception):
 
 
 class ConnectFault(UpstreamFault):
-    """No connection: refused, unreachable, too slow, or TLS failed."""
+    """No connection: refused, unreachable or too slow."""
+
+
+class TlsFault(ConnectFault):
+    """TLS failed; it says why in OpenSSL's own words, without addresses."""
 
 
 class BrokenAnswer(UpstreamFault):
@@ -425,7 +429,11 @@ class Origin:
                     lambda: Connection(self._give_back), self._host, self._port,
                     ssl=self._tls, server_hostname=name,
                 )  # fmt: skip
-        except (OSError, TimeoutError) as error:  # ssl.SSLError is an OSError
+        except ssl.SSLCertVerificationError as error:
+            raise TlsFault(error.verify_message) from error
+        except ssl.SSLError as error:
+            raise TlsFault(error.reason or "the handshake failed") from error
+        except (OSError, TimeoutError) as error:
             raise ConnectFault(type(error).__name__) from error
         return connection
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -135,9 +136,12 @@ class RawBackend:
             writer.close()
 
     @asynccontextmanager
-    async def running(self, port: int = 0) -> AsyncIterator["RawBackend"]:
-        server = await asyncio.start_server(self._connection, "127.0.0.1", port)
-        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async def running(
+        self, port: int = 0, tls: ssl.SSLContext | None = None
+    ) -> AsyncIterator["RawBackend"]:
+        server = await asyncio.start_server(self._connection, "127.0.0.1", port, ssl=tls)
+        scheme = "https" if tls else "http"
+        self.url = f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         try:
             yield self
         finally:

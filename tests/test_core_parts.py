@@ -134,14 +134,14 @@ class TestKvReserve:
     def test_shared_blocks_count_once_and_only_while_somebody_runs(self) -> None:
         kv = KvReserve()
         first, second = self.request("a", 1, 2), self.request("b", 1, 2, 3)
-        assert kv.need(first) == 250
-        kv.take(first)
-        assert (kv.tokens, kv.need(second)) == (250, 150)
-        kv.take(second)
+        assert kv.need(first, first.output_tokens) == 250
+        kv.take(first, first.output_tokens)
+        assert (kv.tokens, kv.need(second, second.output_tokens)) == (250, 150)
+        kv.take(second, second.output_tokens)
         assert kv.tokens == 400
-        kv.give_back(first)
+        kv.give_back(first, first.output_tokens)
         assert kv.tokens == 350
-        kv.give_back(second)
+        kv.give_back(second, second.output_tokens)
         assert kv.tokens == 0
 
     @given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=40))
@@ -149,12 +149,13 @@ class TestKvReserve:
         kv, running = KvReserve(), list[Request]()
         for number, (blocks, leaves) in enumerate(steps):
             request = self.request(str(number), *range(blocks))
-            expected = kv.tokens + kv.need(request)
-            kv.take(request)
+            expected = kv.tokens + kv.need(request, request.output_tokens)
+            kv.take(request, request.output_tokens)
             running.append(request)
             assert kv.tokens == expected
             if leaves:
-                kv.give_back(running.pop(0))
+                first = running.pop(0)
+                kv.give_back(first, first.output_tokens)
             held = {block for r in running for block in r.blocks}
             assert kv.tokens == 100 * len(held) + 50 * len(running)
 

@@ -2,14 +2,26 @@
 
 from math import inf
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Send
+from forebay.proxy.core.model import (
+    RANKS,
+    Action,
+    BackendSpec,
+    Bucket,
+    Reject,
+    Request,
+    Send,
+    ServiceClass,
+    Tenant,
+)
 from forebay.proxy.core.policies import ROUTES
 from forebay.proxy.core.shaper import Shaper
 
+RATE, BURST = 1_000.0, 6_000.0  # tokens, of the limited tenant
 DOCUMENTS = [tuple(range(d * 1000, d * 1000 + 60)) for d in range(3)]
 
 
@@ -22,10 +34,20 @@ class ShaperMachine(RuleBasedStateMachine):
         prefills=st.sampled_from([1, inf]),
         max_queue=st.integers(0, 3),
         route=st.sampled_from(sorted(ROUTES)),
+        tenants=st.sampled_from([("",), ("a",), ("a", "b", "c"), ("", "a", "limited")]),
+        itl_slo_s=st.sampled_from([inf, 0.05]),
     )
     def start(
-        self, slots: list[int], kv_tokens: float, prefills: float, max_queue: int, route: str
+        self,
+        slots: list[int],
+        kv_tokens: float,
+        prefills: float,
+        max_queue: int,
+        route: str,
+        tenants: tuple[str, ...],
+        itl_slo_s: float,
     ) -> None:
+        self.tenants = tenants
         self.now = 0.0
         self.max_queue = max_queue
         self.slots = {str(i): n for i, n in enumerate(slots)}
@@ -44,6 +66,8 @@ class ShaperMachine(RuleBasedStateMachine):
                 Bucket("document", 131_072, max_queue, 30.0, prefills),
             ],
             route=ROUTES[route],
+            tenants=[Tenant("b", weight=2.0), Tenant("limited", 1.0, RATE, BURST)],
+            itl_slo_s=itl_slo_s,
         )
         for name in self.slots:
             self.apply(self.shaper.backend_up(name, self.now))
@@ -72,16 +96,30 @@ class ShaperMachine(RuleBasedStateMachine):
             assert reject.request.prompt_tokens > 131_072
             return
         assert 1.0 <= reject.retry_after_s <= 60.0
-        if reject.reason == "queue_full":
-            mates = [r for r in self.waiting.values() if self.bucket(r) == reject.bucket]
+        mates = [r for r in self.waiting.values() if self.bucket(r) == reject.bucket]
+        if reject.reason == "tenant_quota":
             assert on_arrival
-            assert len(mates) >= self.max_queue
+            assert reject.request.tenant == "limited"
         elif (
             reject.reason == "deadline_unattainable"
             and on_arrival
             and (reject.request.id in self.retried)
         ):
             assert reject.request.timeout_s < inf  # a second try is not for a lost cause
+        elif reject.reason == "queue_full" and not on_arrival:
+            # Whoever made it leave is more urgent, or its tenant held more than half.
+            tenant = reject.request.tenant
+            held = 1 + sum(r.tenant == tenant for r in mates)
+            urgent = RANKS[reject.request.service_class]
+            others = [r for r in mates if r.tenant != tenant]
+            assert any(RANKS[r.service_class] < urgent for r in mates) or (
+                others and held > self.max_queue / 2
+            )
+        elif reject.reason == "queue_full":
+            tenant = reject.request.tenant
+            held = sum(r.tenant == tenant for r in mates)
+            alone = set(self.tenants) == {tenant}
+            assert len(mates) >= self.max_queue or (held and not alone)
         elif reject.reason == "deadline_unattainable" and on_arrival:
             # An idle backend never refuses work, however wrong the estimate.
             assert not any(self.idle(name) for name in self.up) or self.waiting
@@ -95,10 +133,30 @@ class ShaperMachine(RuleBasedStateMachine):
         document=st.sampled_from([None, 0, 1, 2]),
         timeout_s=st.sampled_from([0.05, 1.0, inf]),
         streams=st.booleans(),
+        tenant=st.integers(0, 2),
+        service_class=st.sampled_from(["standard", "standard", "interactive", "batch"]),
     )
-    def arrive(self, tokens: int, document: int | None, timeout_s: float, streams: bool) -> None:
+    def arrive(
+        self,
+        tokens: int,
+        document: int | None,
+        timeout_s: float,
+        streams: bool,
+        tenant: int,
+        service_class: ServiceClass,
+    ) -> None:
         blocks = () if document is None else DOCUMENTS[document][: tokens // 2048]
-        request = Request(str(self.arrived), tokens, 100, blocks, 2048.0, timeout_s, streams)
+        request = Request(
+            str(self.arrived),
+            tokens,
+            100,
+            blocks,
+            2048.0,
+            timeout_s,
+            streams,
+            self.tenants[tenant % len(self.tenants)],
+            service_class,
+        )
         self.arrived += 1
         self.waiting[request.id] = request
         self.since[request.id] = self.now
@@ -115,6 +173,9 @@ class ShaperMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def finish(self, data: st.DataObject) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.running)))
+        if output := data.draw(st.sampled_from([None, 0, 1, 40, 100])):
+            cached = data.draw(st.sampled_from([None, 0, 10**6]))
+            self.shaper.used(request_id, output, self.now, cached)
         del self.running[request_id]
         self.no_token.discard(request_id)
         self.left += 1
@@ -179,6 +240,10 @@ class ShaperMachine(RuleBasedStateMachine):
             mine = {i: r for i, (r, b, _) in self.running.items() if b == name}
             assert set(backend.flights) == set(mine)
             assert len(mine) <= self.slots[name]
+            assert 1 <= backend.limit <= self.slots[name]
+            queued = [w for w in self.shaper.waiting() if w.backend == name]
+            assert backend.queued == len(queued) == sum(map(len, backend.queues.values()))
+            assert backend.queued_s == pytest.approx(sum(w.work_s for w in queued))
             assert set(backend.prefills) <= set(mine)
             assert set(backend.prefills) >= {
                 i for i in mine if i in self.no_token and mine[i].streams
@@ -213,8 +278,15 @@ class ShaperMachine(RuleBasedStateMachine):
     def no_head_waits_that_may_start(self) -> None:
         for backend in self.shaper.backends.values():
             for queue in backend.queues.values():
-                if head := queue.head():
+                # Where several tenants wait, a send elsewhere may have made another one next.
+                for head in queue.heads() if len(queue.lanes) == 1 else ():
                     assert not self.shaper._outlook.may_start(backend, head, self.now)
+
+    @invariant()
+    def tenants_queue_apart(self) -> None:
+        if self.shaper._fairness.on:
+            for name, account in self.shaper._fairness._accounts.items():
+                assert account.queued == sum(r.tenant == name for r in self.waiting.values())
 
     @invariant()
     def nobody_waits_past_the_deadline(self) -> None:

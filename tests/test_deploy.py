@@ -31,7 +31,10 @@ def test_the_example_shows_every_section() -> None:
     given = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
     assert set(Config.model_fields) <= set(given) | {"upstream_api_key"}
     config = load_config(EXAMPLE, {}, {})
-    for section in ("listen", "timeouts", "limits", "health", "affinity", "logs", "tracing"):
+    for section in (
+        *("listen", "timeouts", "limits", "health", "affinity", "logs", "tracing"),
+        *("tenants", "tls", "upstream_tls"),
+    ):
         assert set(given[section]) == set(type(getattr(config, section)).model_fields), section
 
 

@@ -97,6 +97,8 @@ async def drive(trace: list[TraceRequest]) -> Journal:
                 request.sink = listener = Listener(grant)
                 loops[grant.send.backend].add(request)
                 await listener.ended.wait()
+                if shaper.wants_usage:
+                    grant.used(row.output_tokens, max(0, request.cached_tokens))
 
     steppers = [asyncio.create_task(engine.run()) for engine in loops.values()]
     async with asyncio.TaskGroup() as group:

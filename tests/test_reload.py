@@ -58,6 +58,17 @@ def test_what_differs() -> None:
     assert changes(found.config, found.config).keys == ()
 
 
+def test_a_port_is_not_switched_to_tls_but_takes_other_files() -> None:
+    plain, old = config(), config(tls={"cert": "a.pem", "key": "a.key"})
+    new = config(tls={"cert": "b.pem", "key": "a.key"}, upstream_tls={"verify": False})
+    found = changes(old, new)
+    assert (found.keys, found.restart) == (("tls.cert",), ("upstream_tls",))
+    assert (found.config.tls, found.config.upstream_tls) == (new.tls, old.upstream_tls)
+    for before, after in ((plain, old), (old, plain)):
+        found = changes(before, after)
+        assert (found.keys, found.restart, found.config) == ((), ("tls",), before)
+
+
 def test_what_becomes_of_backends() -> None:
     def with_backends(*backends: tuple[str, int, int]) -> Config:
         return config(
@@ -253,6 +264,51 @@ def test_a_bad_file_changes_nothing_and_a_good_one_is_taken(tmp_path: Path, ask:
                 assert status["config"]["generation"] == 1
                 assert status["config"]["needs_restart"] == ["metrics"]
                 assert set(status["versions"]) == {"forebay", "python", "aiohttp"}
+
+    run(main())
+
+
+def test_keys_come_with_the_configuration_or_it_does_not_come(tmp_path: Path) -> None:
+    async def main() -> None:
+        files, keys = Files(tmp_path), tmp_path / "keys"
+        async with RawBackend().running() as backend, stage([backend.url], load=files.load) as on:
+
+            async def reload(text: str | None, **tenants: Any) -> tuple[str, list[int]]:
+                if text is None:
+                    keys.unlink(missing_ok=True)
+                else:
+                    keys.write_text(text)
+                files.write({"b0": backend.url}, tenants=tenants, reject_status=503)
+                result = await on.proxy.reloader.reload()
+                statuses = []
+                for key in ("first-key-of-tests", "other-key-of-tests", "none"):
+                    async with on.post(headers={"authorization": f"Bearer {key}"}) as answer:
+                        statuses.append(answer.status)
+                return result, statuses
+
+            open_to_all, one = [200, 200, 200], [200, 401, 401]
+            both, source = "acme: first-key-of-tests\nbolt: other-key-of-tests", str(keys)
+            assert await reload(None, keys=source) == ("failed", open_to_all)
+            assert "tenants.keys: cannot read" in on.proxy.reloader.said
+            assert on.proxy.reloader.config.reject_status == 429
+            assert await reload("acme: first-key-of-tests", keys=source) == ("applied", one)
+            assert on.proxy.reloader.said == "reloaded (tenants.keys, reject_status)"
+            assert await reload("acme first-key-of-tests", keys=source) == ("failed", one)
+            assert await reload(both, keys=source) == ("unchanged", [200, 200, 401])
+            assert "took the new keys and certificate; 2 API keys of 2 tenants" in on.said
+            old = on.proxy.security.salts
+            known = {"acme": {"trust_group": "rag"}, "bolt": {"trust_group": "rag"}}
+            assert await reload(both, keys=source, known=known) == ("applied", [200, 200, 401])
+            salts = on.proxy.security.salts
+            assert old is not None
+            assert salts is not None
+            assert salts.salt("acme") == salts.salt("bolt") != old.salt("acme")
+            assert await reload(both, keys=source, isolate_cache=False) == (
+                "applied", [200, 200, 401],
+            )  # fmt: skip
+            assert on.proxy.security.salts is None
+            assert await reload(None) == ("applied", open_to_all)
+            assert not any("of-tests" in line for line in on.said)
 
     run(main())
 

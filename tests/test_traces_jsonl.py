@@ -59,6 +59,7 @@ def requests(draw: st.DrawFn) -> TraceRequest:
         session=draw(st.none() | words),
         tenant=draw(st.none() | words),
         document=draw(st.none() | words),
+        service_class=draw(st.sampled_from([None, "interactive", "standard", "batch"])),
     )
 
 
@@ -101,6 +102,7 @@ def _with(change: bytes) -> bytes:
         (_with(b'"blocks":[1,2]'), "2 ids for 9 tokens"),
         (_with(b'"blocks":[1],"text":"x"'), "both text and blocks"),
         (_with(b'"tenant":5'), "tenant: 5 is not a string"),
+        (_with(b'"service_class":"fast"'), "'fast' is not interactive, standard or batch"),
         (_with(b'"text":"\\ud800"'), "not JSON"),
         (_with(b'"bloks":[1]'), "unknown key 'bloks'; the keys are id, arrival_s"),
     ],

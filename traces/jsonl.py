@@ -13,6 +13,7 @@
 | `block_tokens` | integer | optional; left out when 512 |
 | `text` | string | optional; the prompt itself, never beside `blocks` |
 | `session`, `tenant`, `document` | string | optional |
+| `service_class` | string | optional; `interactive`, `standard` or `batch` |
 
 Keys stand in this order; one that is null is left out; an unknown key is an error, so that a
 misspelt one is not silently lost. Equal requests give equal bytes.
@@ -30,7 +31,8 @@ from forebay.traces.reader import RowError, TraceReader
 from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
 
 _KEYS = frozenset(TraceRequest.__slots__)
-_OPTIONAL_TEXT = ("text", "session", "tenant", "document")
+_OPTIONAL_TEXT = ("text", "session", "tenant", "document", "service_class")
+_CLASSES = (None, "interactive", "standard", "batch")
 MAX_BLOCK_ID = 2**64 - 1
 
 
@@ -52,6 +54,10 @@ def parse_row(line: bytes) -> TraceRequest:
         value = row.get(key)
         if value is not None and type(value) is not str:
             raise RowError(f"{key}: {_shown(value)} is not a string; quote it or leave it out")
+    if (service_class := row.get("service_class")) not in _CLASSES:
+        raise RowError(
+            f"service_class: {_shown(service_class)} is not interactive, standard or batch"
+        )
     input_tokens = whole_number(row, "input_tokens", least=1)
     block_tokens = BLOCK_TOKENS
     if row.get("block_tokens") is not None:
@@ -72,6 +78,7 @@ def parse_row(line: bytes) -> TraceRequest:
         session=row.get("session"),
         tenant=row.get("tenant"),
         document=row.get("document"),
+        service_class=service_class,
     )
 
 

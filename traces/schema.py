@@ -26,6 +26,7 @@ class TraceRequest:
         session: conversation the request belongs to.
         tenant: customer the request is billed to.
         document: document the prompt is about.
+        service_class: how urgent it is: interactive, standard (also when None) or batch.
     """
 
     id: str
@@ -38,3 +39,4 @@ class TraceRequest:
     session: str | None = None
     tenant: str | None = None
     document: str | None = None
+    service_class: str | None = None

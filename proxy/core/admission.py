@@ -41,4 +41,9 @@ def refuse(
 def retry_after_s(request: Request, bucket: Bucket, wait_s: float) -> float:
     """When the wait will have shrunk to what the request can bear, in whole seconds."""
     bearable_s = min(bucket.max_wait_s, request.timeout_s)
-    return float(max(RETRY_LEAST_S, min(RETRY_MOST_S, ceil(wait_s - bearable_s))))
+    return whole_s(wait_s - bearable_s)
+
+
+def whole_s(seconds: float) -> float:
+    """Whole seconds within what clients obey."""
+    return float(max(RETRY_LEAST_S, min(RETRY_MOST_S, ceil(seconds))))

@@ -11,11 +11,15 @@ from collections.abc import Callable, Iterable
 from math import exp, inf, log
 from typing import Final
 
+from forebay.proxy.core.concurrency import Concurrency
 from forebay.proxy.core.cost import CostModel, features
+from forebay.proxy.core.fairness import Fairness
 from forebay.proxy.core.kv import KvReserve
-from forebay.proxy.core.model import BackendSpec, Bucket, Request
+from forebay.proxy.core.lanes import Lanes
+from forebay.proxy.core.model import STANDARD, BackendSpec, Bucket, Request
 from forebay.proxy.core.prefix import PrefixIndex
-from forebay.proxy.core.queueing import DeadlineQueue, Waiting
+from forebay.proxy.core.queueing import Waiting
+from forebay.proxy.core.turns import Turns
 
 OVERDUE_SHARE: Final = 0.1  # of a prefill with nothing cached: what it counts for until it answers
 LATE: Final = 1.25  # a prefill this much over its prediction ...
@@ -36,8 +40,10 @@ class Flight:
         "bucket",
         "cold_s",
         "first_token_at",
+        "output_tokens",
         "prefill_s",
         "request",
+        "reserved_tokens",
         "sent_at",
         "uncached_tokens",
     )
@@ -50,6 +56,7 @@ class Flight:
         prefill_s: float,
         cold_s: float,
         uncached_tokens: int,
+        reserved_tokens: int,
     ) -> None:
         self.request = request
         self.bucket = bucket
@@ -57,6 +64,8 @@ class Flight:
         self.prefill_s = prefill_s
         self.cold_s = cold_s
         self.uncached_tokens = uncached_tokens
+        self.reserved_tokens = reserved_tokens  # KV cache for its output
+        self.output_tokens = 0  # as it turned out; 0 while not known
         self.first_token_at: float | None = None
 
 
@@ -71,7 +80,15 @@ class Worked:
 
 
 class Backend:
-    def __init__(self, spec: BackendSpec, buckets: Iterable[Bucket], index: int = 0) -> None:
+    def __init__(
+        self,
+        spec: BackendSpec,
+        buckets: Iterable[Bucket],
+        index: int = 0,
+        *,
+        fairness: Fairness | None = None,
+        itl_slo_s: float = inf,
+    ) -> None:
         self.spec = spec
         self.name = spec.name
         self.index = index  # its place among the backends
@@ -83,7 +100,11 @@ class Backend:
         self.most_prefills = UNLIMITED  # fewer while it is on trial or says that it is full
         self.cost = CostModel()
         self.prefixes = PrefixIndex(DEFAULT_INDEX_BLOCKS)
-        self.queues = {bucket.name: DeadlineQueue() for bucket in buckets}
+        fair = self._fairness = fairness or Fairness((), 1.0)
+        self.queues = {bucket.name: Lanes(fair) for bucket in buckets}
+        self.turns = Turns(self.queues)
+        self.concurrency = Concurrency(spec.max_concurrency, itl_slo_s)
+        self.limit = spec.max_concurrency  # requests that may run now
         self.queued = 0  # in all of them
         self.queued_s = 0.0  # their prefills
         self.flights: dict[str, Flight] = {}
@@ -106,7 +127,7 @@ class Backend:
     def __repr__(self) -> str:
         state = "draining" if self.draining else "up" if self.up else "down"
         return (
-            f"<Backend {self.name} {state} running={len(self.flights)}/{self.spec.max_concurrency}"
+            f"<Backend {self.name} {state} running={len(self.flights)}/{self.limit}"
             f" prefills={len(self.prefills)} queued={self.queued}>"
         )
 
@@ -178,30 +199,29 @@ class Backend:
 
     def slots_wait_s(self, bucket: str, ahead: int) -> float:
         """Predicted wait for a free slot with `ahead` others waiting for one too."""
-        missing = len(self.flights) + ahead + 1 - self.spec.max_concurrency
+        missing = len(self.flights) + ahead + 1 - self.limit
         if missing <= 0:
             return 0.0
-        return missing * self.decode_s[bucket] / self.spec.max_concurrency
+        return missing * self.decode_s[bucket] / self.limit
 
-    def kv_fits(self, request: Request) -> bool:
+    def kv_fits(self, request: Request, output_tokens: int) -> bool:
         room = KV_FULL * self.kv_tokens - self.kv.held
-        if not self.flights or request.prompt_tokens + request.output_tokens <= room:
+        if not self.flights or request.prompt_tokens + output_tokens <= room:
             return True
-        return self.kv.need(request) <= room
+        return self.kv.need(request, output_tokens) <= room
 
-    def kv_wait_s(self, request: Request, bucket: str) -> float:
+    def kv_wait_s(self, request: Request, output_tokens: int, bucket: str, mates: int) -> float:
         """Predicted wait for KV cache: those who run give theirs back in turn.
 
-        Whoever waits in the same bucket is reckoned to need as much.
+        Each of `mates`, which are this one and those before it, is reckoned to need as much.
         """
         held = self.kv.held
         if not held:
             return 0.0
-        mates = 1 + len(self.queues[bucket]) if self.queued else 1
         room = KV_FULL * self.kv_tokens - held
-        if (request.prompt_tokens + request.output_tokens) * mates <= room:
+        if (request.prompt_tokens + output_tokens) * mates <= room:
             return 0.0
-        missing = self.kv.need(request) * mates - room
+        missing = self.kv.need(request, output_tokens) * mates - room
         if missing <= 0:
             return 0.0
         return missing / held * self.decode_s[bucket]
@@ -220,31 +240,52 @@ class Backend:
     def enqueue(self, waiting: Waiting) -> None:
         """The request waits for this backend."""
         self.queues[waiting.bucket].push(waiting)
+        self.turns.joined(waiting)
         self.queued += 1
         self.queued_s += waiting.work_s
 
     def dequeue(self, waiting: Waiting) -> None:
         """It waits no longer, or elsewhere."""
-        self.queues[waiting.bucket].remove(waiting.request.id)
+        self.queues[waiting.bucket].remove(waiting)
         self.queued -= 1
-        self.queued_s = self.queued_s - waiting.work_s if self.queued else 0.0
+        self.queued_s -= waiting.work_s
+        if not self.queued:
+            self.queued_s = 0.0
+            self.turns.nobody_waits()
 
-    def sent(self, request: Request, bucket: str, matched_tokens: int, now: float) -> Flight:
-        """It was sent here: its prefill joins the line, its slot and KV cache are taken."""
+    def sent(
+        self,
+        request: Request,
+        bucket: str,
+        matched_tokens: int,
+        now: float,
+        reserved_tokens: int | None = None,
+        rank: int = STANDARD,
+    ) -> Flight:
+        """It was sent here: its prefill joins the line, its slot and KV cache are taken.
+
+        `reserved_tokens` is what it is reckoned to generate; by default the most it may.
+        """
+        if reserved_tokens is None:
+            reserved_tokens = request.output_tokens
         tokens = request.prompt_tokens
         prefill_s = cold_s = self.cost.predict_s(tokens, tokens)
         if matched_tokens:
             prefill_s = self.cost.predict_s(tokens - matched_tokens, tokens)
-        flight = Flight(request, bucket, now, prefill_s, cold_s, tokens - matched_tokens)
+        flight = Flight(
+            request, bucket, now, prefill_s, cold_s, tokens - matched_tokens, reserved_tokens
+        )
         if self._head is None:
             self._head = flight
             self._head_since = now
             self._begin_observation(now)
         self.flights[request.id] = self.prefills[request.id] = flight
+        if self.queued:
+            self.turns.sent(bucket, rank, prefill_s, self.queued)
         self.prefills_of[bucket] += 1
         self.silent += not request.streams
         self._line_s += prefill_s
-        self.kv.take(request)
+        self.kv.take(request, reserved_tokens)
         self.sent_prompt_tokens += tokens
         worked = self._worked[bucket]
         worked.seconds = worked.seconds * decay(now - worked.at) + prefill_s
@@ -291,13 +332,24 @@ class Backend:
         elif flight.first_token_at is not None:
             seconds = now - flight.first_token_at
             self.decode_s[flight.bucket] += 0.1 * (seconds - self.decode_s[flight.bucket])
-        self.kv.give_back(flight.request)
+            if self.concurrency.on:
+                running, tokens = len(self.flights) + 1, flight.output_tokens
+                self.concurrency.finished(flight.first_token_at, tokens, running, now)
+                self.limit = self.concurrency.limit
+        self.kv.give_back(flight.request, flight.reserved_tokens)
         return left_line
+
+    def resize(self, spec: BackendSpec, itl_slo_s: float) -> None:
+        """It has other limits; how many may run is found out anew."""
+        self.spec = spec
+        self.concurrency = Concurrency(spec.max_concurrency, itl_slo_s)
+        self.limit = spec.max_concurrency
 
     def rebucket(self, buckets: Iterable[Bucket], home: Callable[[Request], str]) -> None:
         """There are other buckets now, and nobody waits; `home` names the bucket of a request."""
         assert not self.queued
-        self.queues = {bucket.name: DeadlineQueue() for bucket in buckets}
+        self.queues = {bucket.name: Lanes(self._fairness) for bucket in buckets}
+        self.turns = Turns(self.queues)
         for flight in self.flights.values():
             flight.bucket = home(flight.request)
         self.prefills_of = dict.fromkeys(self.queues, 0)
@@ -305,6 +357,13 @@ class Backend:
             self.prefills_of[flight.bucket] += 1
         self.decode_s = {name: self.decode_s.get(name, 1.0) for name in self.queues}
         self._worked = {name: self._worked.get(name) or Worked() for name in self.queues}
+
+    def computed_s(self, request_id: str, now: float) -> float:
+        """Of a request without a first token: seconds its prefill was computed, as predicted."""
+        head = self._head
+        if head is None or head.request.id != request_id:
+            return 0.0
+        return min(head.prefill_s, now - self._head_since)
 
     def pass_time(self, now: float) -> bool:
         """Take those out of the line whose first token cannot be seen and is predicted past.

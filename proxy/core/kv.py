@@ -42,16 +42,16 @@ class KvReserve:
         """Tokens held, whole ones."""
         return round(self.held)
 
-    def need(self, request: Request) -> int:
-        """Tokens that the request would add."""
+    def need(self, request: Request, output_tokens: int) -> int:
+        """Tokens that the request would add if it generates so many."""
         blocks = request.blocks
         root = self._roots.get(blocks[0]) if blocks else None
         shared = root.shared(blocks) if root is not None else 0
-        return max(0, _whole(request) - int(shared * request.block_tokens))
+        return max(0, request.prompt_tokens + output_tokens - int(shared * request.block_tokens))
 
-    def take(self, request: Request) -> None:
-        """The request runs."""
-        self.held += _unshared(request)
+    def take(self, request: Request, output_tokens: int) -> None:
+        """The request runs, and is reckoned to generate so many tokens."""
+        self.held += _unshared(request, output_tokens)
         blocks = request.blocks
         if not blocks:
             return
@@ -61,9 +61,9 @@ class KvReserve:
         self.held += (len(blocks) - root.shared(blocks)) * root.block_tokens
         root.prompts[request.id] = blocks
 
-    def give_back(self, request: Request) -> None:
-        """The request has left."""
-        self.held -= _unshared(request)
+    def give_back(self, request: Request, output_tokens: int) -> None:
+        """The request has left; `output_tokens` as when it came."""
+        self.held -= _unshared(request, output_tokens)
         blocks = request.blocks
         if blocks:
             root = self._roots[blocks[0]]
@@ -87,9 +87,6 @@ def _common(blocks: tuple[int, ...], other: tuple[int, ...], known: int) -> int:
     return first
 
 
-def _whole(request: Request) -> int:
-    return request.prompt_tokens + request.output_tokens
-
-
-def _unshared(request: Request) -> float:
-    return max(0.0, _whole(request) - len(request.blocks) * request.block_tokens)
+def _unshared(request: Request, output_tokens: int) -> float:
+    whole = request.prompt_tokens + output_tokens
+    return max(0.0, whole - len(request.blocks) * request.block_tokens)

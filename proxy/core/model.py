@@ -13,6 +13,9 @@ RejectReason = Literal[
 ]
 
 ServiceClass = Literal["interactive", "standard", "batch"]  # the most urgent first
+CLASSES: tuple[ServiceClass, ...] = ("interactive", "standard", "batch")
+RANKS: dict[str, int] = {name: rank for rank, name in enumerate(CLASSES)}
+STANDARD = RANKS["standard"]
 
 
 @dataclass(frozen=True, slots=True)

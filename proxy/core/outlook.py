@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from math import fsum, inf
 from typing import Final
 
+from forebay.proxy.core.ahead import MOST, Ahead
 from forebay.proxy.core.backend import Backend, decay
 from forebay.proxy.core.candidates import Candidates
 from forebay.proxy.core.model import Bucket
@@ -18,9 +19,10 @@ from forebay.proxy.core.partition import (
 )
 from forebay.proxy.core.queueing import Waiting
 from forebay.proxy.core.routing import Option
+from forebay.proxy.core.turns import BUCKETS_SHARE
 
 REFUSED_GAIN: Final = 0.002  # smoothing of the share of requests refused: over the last 500 or so
-OVERTAKEN_MOST: Final = 0.8  # of the engine: how much of it those who overtake are assumed to take
+OVERTAKEN_MOST: Final = 1.0 - BUCKETS_SHARE / 2  # of the engine: what more urgent buckets can take
 MATCH_SLACK_S: Final = (
     1e-9  # float rounding: a timer set for the moment a backlog ends must find it so
 )
@@ -33,7 +35,9 @@ class Outlook:
         buckets: Mapping[str, Bucket],
         dispatch_ahead_s: float,
         min_match: float,
+        ahead: Ahead,
     ) -> None:
+        self._ahead = ahead
         self._backends = backends
         self._all = list(backends.values())
         self._buckets = buckets
@@ -63,7 +67,7 @@ class Outlook:
         min_match: float,
     ) -> "Outlook":
         """One for other backends or buckets, which remembers what this one has seen of those."""
-        new = Outlook(backends, buckets, dispatch_ahead_s, min_match)
+        new = Outlook(backends, buckets, dispatch_ahead_s, min_match, self._ahead)
         for name in buckets:
             new._last_arrival[name] = self._last_arrival.get(name, -inf)
             new._refused_share[name] = self._refused_share.get(name, 0.0)
@@ -136,7 +140,7 @@ class Outlook:
         """Late binding: up, a slot free, and next to nothing left to prefill."""
         return (
             backend.up
-            and len(backend.flights) < backend.spec.max_concurrency
+            and len(backend.flights) < backend.limit
             and len(backend.prefills) < backend.most_prefills
             and backend.backlog_s(now) < self._dispatch_ahead_s + MATCH_SLACK_S
         )
@@ -149,7 +153,7 @@ class Outlook:
         if backend.prefills_of[bucket.name] >= bucket.prefills_per_backend:
             return False
         request = waiting.request
-        if not backend.kv_fits(request):
+        if not backend.kv_fits(request, waiting.output_tokens):
             return False
         long_s = self._long_s(waiting.bucket, now)
         if long_s == inf:
@@ -188,16 +192,25 @@ class Outlook:
         cold_s = prefill_s = backend.cost.predict_s(prompt_tokens, prompt_tokens)
         if matched:
             prefill_s = backend.cost.predict_s(prompt_tokens - matched, prompt_tokens)
-        wait_s, ahead_s, ahead = backend.backlog_s(now), 0.0, backend.queued
+        wait_s, ahead_s, ahead, mates = backend.backlog_s(now), 0.0, backend.queued, 1
         if ahead:
             deadline = min(waiting.deadline, now + self._buckets[bucket].max_wait_s)
-            ahead_s = fsum(queue.ahead_s(deadline) for queue in backend.queues.values())
+            overtaken = self._overtaken(backend, bucket, now)
+            if self._ahead.on:
+                ahead_s, ahead = self._ahead.of(backend, waiting, deadline)
+                overtaken = min(MOST, overtaken + self._ahead.overtaken(waiting, now))
+                mates = 1 + ahead
+            else:
+                for queue in backend.queues.values():
+                    if queue.count:
+                        ahead_s += queue.ahead_s(deadline)
+                mates = 1 + backend.queues[bucket].count
             if waiting.backend == backend.name:
                 ahead_s, ahead = max(0.0, ahead_s - waiting.work_s), ahead - 1
-            if ahead:
-                wait_s += ahead_s / (1.0 - self._overtaken(backend, bucket, now))
+            if ahead > 0:
+                wait_s += ahead_s / (1.0 - overtaken)
         wait_s += backend.slots_wait_s(bucket, ahead)
-        wait_s = max(wait_s, backend.kv_wait_s(request, bucket))
+        wait_s = max(wait_s, backend.kv_wait_s(request, waiting.output_tokens, bucket, mates))
         if prefill_s > long_s:
             wait_s = max(
                 wait_s,
@@ -273,5 +286,6 @@ class Outlook:
 
 
 def heads_of(backends: Iterable[Backend]) -> list[Waiting]:
-    """The most urgent of each queue."""
-    return [head for b in backends for queue in b.queues.values() if (head := queue.head())]
+    """Who is next in each queue, of each class."""
+    queues = [queue for b in backends for queue in b.queues.values() if queue.count]
+    return [head for queue in queues for head in queue.heads()]

@@ -7,13 +7,17 @@ request only when deadlines are out of order, and the queue is bounded by `max_q
 from heapq import heappop, heappush
 from math import fsum, inf
 
-from forebay.proxy.core.model import Request
+from forebay.proxy.core.model import STANDARD, Request
 
 NONE_EXCLUDED: frozenset[str] = frozenset()
 
 
 class Waiting:
-    """A request in the queue of `backend`. `order` breaks ties: the shaper counts arrivals."""
+    """A request in the queue of `backend`. `order` breaks ties: the shaper counts arrivals.
+
+    `rank` is that of its class, `lane` is whom it queues with; `output_tokens` is how many it is
+    reckoned to generate.
+    """
 
     __slots__ = (
         "arrived_at",
@@ -21,8 +25,11 @@ class Waiting:
         "bucket",
         "deadline",
         "excluded",
+        "lane",
         "looks_again_at",
         "order",
+        "output_tokens",
+        "rank",
         "request",
         "work_s",
     )
@@ -35,8 +42,12 @@ class Waiting:
         deadline: float,
         order: int,
         work_s: float = 0.0,
+        rank: int = STANDARD,
     ) -> None:
         self.request = request
+        self.rank = rank
+        self.lane = (rank, request.tenant)
+        self.output_tokens = request.output_tokens
         self.bucket = bucket
         self.arrived_at = arrived_at
         self.deadline = deadline

@@ -8,9 +8,11 @@ The rules:
  1. A request belongs to the first length bucket that holds it, and is meant for the backend that
     `route` picks (`routing.py`).
  2. It is refused on arrival if it cannot make its deadline (`admission.py`), else sent or queued.
- 3. Queues leave earliest deadline first. A backend is sent the next request while its predicted
-    backlog is short (late binding: the engine's own queue stays almost empty, so that order and
-    cancellation stay ours), a slot and KV cache are free, and the bucket's prefill limit allows.
+ 3. Queues leave by class, with a guaranteed share for each class and bucket (`turns.py`); tenants
+    by the seconds they were given (`fairness.py`); of one tenant, earliest deadline first. A
+    backend is sent the next request while its predicted backlog is short (late binding: the
+    engine's own queue stays almost empty, so that order and cancellation stay ours), a slot and
+    KV cache are free, and the bucket's prefill limit allows.
  4. A long prefill does not take the last engine that is clear of them (`partition.py`).
  5. A backend with room and nobody waiting takes the head of another's queue, if `route` now
     prefers it.
@@ -20,9 +22,13 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from math import inf
 from typing import Final
 
-from forebay.proxy.core.admission import attainable, refuse, retry_after_s
+from forebay.proxy.core.admission import attainable, refuse, retry_after_s, whole_s
+from forebay.proxy.core.ahead import Ahead
 from forebay.proxy.core.backend import UNLIMITED, Backend, Flight
+from forebay.proxy.core.fairness import Fairness
 from forebay.proxy.core.model import (
+    RANKS,
+    STANDARD,
     Action,
     BackendSpec,
     Bucket,
@@ -30,9 +36,13 @@ from forebay.proxy.core.model import (
     RejectReason,
     Request,
     Send,
+    Tenant,
 )
 from forebay.proxy.core.outlook import Outlook, heads_of
+from forebay.proxy.core.outputs import Outputs
 from forebay.proxy.core.queueing import Waiting
+from forebay.proxy.core.quota import Quotas
+from forebay.proxy.core.returns import Returns
 from forebay.proxy.core.routing import Affinity, Option, Route, warm_or_least_work
 
 DISPATCH_AHEAD_S: Final = 0.3
@@ -52,19 +62,34 @@ class Shaper:
         route: Route = warm_or_least_work,
         affinity: Affinity | None = None,
         dispatch_ahead_s: float = DISPATCH_AHEAD_S,
+        tenants: Iterable[Tenant] = (),
+        default_weight: float = 1.0,
+        itl_slo_s: float = inf,
     ) -> None:
+        """A tenant that is not among `tenants` weighs `default_weight` and has no quota.
+
+        `itl_slo_s`: fewer requests run on a backend while their tokens come further apart.
+        """
+        listed = list(tenants)
+        self._fairness = Fairness(listed, default_weight)
+        self._quotas = Quotas(listed)
+        self._outputs = Outputs()
+        self._itl_slo_s = itl_slo_s
         self.buckets = _by_length(buckets)
         self.backends = {
-            spec.name: Backend(spec, buckets, index) for index, spec in enumerate(backends)
+            spec.name: Backend(spec, buckets, index, fairness=self._fairness, itl_slo_s=itl_slo_s)
+            for index, spec in enumerate(backends)
         }
+        self._ahead = Ahead(self.backends, self._fairness)
         self.affinity = affinity or Affinity()
         self._route = route
         self._dispatch_ahead_s = dispatch_ahead_s
         self._outlook = Outlook(
-            self.backends, self.buckets, dispatch_ahead_s, self.affinity.min_match
+            self.backends, self.buckets, dispatch_ahead_s, self.affinity.min_match, self._ahead
         )
         self._up_to = [(bucket.up_to, bucket) for bucket in self.buckets.values()]
         self._least_patience_s = min(bucket.max_wait_s for bucket in buckets)
+        self._returns = Returns(self.buckets)
         self._waiting: dict[str, Waiting] = {}
         self._queueing: dict[str, Backend] = {}  # the backends that somebody waits for
         self._urgent: list[Waiting] | None = None  # what `_heads` found, while nobody moved
@@ -85,9 +110,23 @@ class Shaper:
         bucket = self.bucket_of(request.prompt_tokens)
         if bucket is None:
             return [Reject(request, "prompt_too_long", "", 0.0, inf)]
+        tenant = request.tenant
+        rank = STANDARD if request.service_class == "standard" else RANKS[request.service_class]
+        if tenant or self._fairness.on:
+            if self._quotas.any:
+                quota_s = self._quotas.wait_s(tenant, request.prompt_tokens, now)
+                if quota_s > 0:
+                    return [Reject(request, "tenant_quota", bucket.name, 0.0, whole_s(quota_s))]
+            self._tell_tenants_apart()
+            self._fairness.arrived(tenant, now)
+        if rank != STANDARD:
+            self._ahead.tell_classes_apart()
         self._outlook.arrived(bucket.name, now)
         self._arrivals += 1
-        waiting = Waiting(request, bucket.name, now, inf, self._arrivals)
+        waiting = Waiting(request, bucket.name, now, inf, self._arrivals, 0.0, rank)
+        if self._outputs.any:
+            most = request.output_tokens
+            waiting.output_tokens = self._outputs.expected(tenant, bucket.name, most)
         options = self._outlook.options(waiting, now)
         if not options:
             return [self._reject(waiting, "no_backend_available", now)]
@@ -97,18 +136,28 @@ class Shaper:
         option = self._route(request, hopeful or options, self.affinity)
         backend = self.backends[option.backend]
         starts = self._outlook.may_start(backend, waiting, now)
-        reason = refuse(
-            request,
-            bucket,
-            option,
-            queued=-1 if starts else self._queued[bucket.name],
-            idle=backend.idle,
-        )
+        queued, gives_way = -1 if starts else self._queued[bucket.name], None
+        if queued >= bucket.max_queue and self._ahead.on:
+            gives_way = self._ahead.gives_way(waiting, bucket)
+            queued -= gives_way is not None
+        reason = refuse(request, bucket, option, queued=queued, idle=backend.idle)
+        if reason is None and queued >= 0 and self._ahead.too_much(backend, waiting, bucket, now):
+            reason = "queue_full"
         eased = self._outlook.decided(bucket.name, refused=reason is not None)
         actions: list[Action] = []
+        if reason is None:
+            if self._quotas.any:
+                self._quotas.take(tenant, request.prompt_tokens, now)
+            if gives_way is not None:
+                wait_s = backend.backlog_s(now) + backend.queued_s
+                left = self._dequeue(gives_way.request.id)
+                actions.append(self._reject(gives_way, "queue_full", now, wait_s))
+                actions += self._start_next(left, now)
         if reason:
-            wait_s = min(o.wait_s for o in options)
-            actions.append(self._reject(waiting, reason, now, wait_s))
+            wait_s = min(o.wait_s for o in options) - min(bucket.max_wait_s, request.timeout_s)
+            engines = sum(b.up for b in self.backends.values())
+            wait_s = self._returns.book(bucket.name, wait_s, option.prefill_s, engines, now)
+            actions.append(Reject(request, reason, bucket.name, 0.0, whole_s(wait_s)))
         elif starts and not (backend.queued and backend.queues[bucket.name]):
             actions.append(self._send(waiting, backend, option.matched_tokens, now))
         else:
@@ -128,9 +177,33 @@ class Shaper:
     def finish(self, request_id: str, now: float) -> list[Action]:
         """The request left its backend: it completed, failed, or its client went away."""
         self._pass_time(now)
-        backend, _ = self._running.pop(request_id)
+        backend, waiting = self._running.pop(request_id)
+        if self._fairness.on:
+            self._refund(backend, waiting, now)
         prefilled = backend.finished(request_id, now)
         return self._freed(backend, prefilled, now)
+
+    def used(
+        self, request_id: str, output_tokens: int, now: float, cached_tokens: int | None = None
+    ) -> None:
+        """What the answer says it took; to be told before `finish`.
+
+        Args:
+            cached_tokens: of the prompt, found in the engine's cache; None when not known.
+        """
+        running = self._running.get(request_id)
+        if running is None:
+            return
+        backend, waiting = running
+        flight = backend.flights[request_id]
+        flight.output_tokens = output_tokens
+        if output_tokens > 0:
+            self._outputs.observe(waiting.request.tenant, waiting.bucket, output_tokens)
+        if cached_tokens is not None and self._fairness.on:
+            tokens = waiting.request.prompt_tokens
+            uncached = max(1, min(tokens, tokens - cached_tokens))
+            taken_s = backend.cost.predict_s(uncached, tokens)
+            self._fairness.correct(waiting.request.tenant, taken_s - flight.prefill_s)
 
     def cancel(self, request_id: str, now: float) -> list[Action]:
         """The client went away before its request was sent."""
@@ -142,6 +215,8 @@ class Shaper:
         """Its backend failed before the first byte: send it to another one, queue or refuse it."""
         self._pass_time(now)
         failed, waiting = self._running.pop(request_id)
+        if self._fairness.on:
+            self._refund(failed, waiting, now)
         failed.finished(request_id, now)
         self._outlook.moved(failed)
         waiting.excluded |= {failed.name}
@@ -200,7 +275,11 @@ class Shaper:
         if not self._waiting:
             return inf
         heads = self._heads()
-        return min(heads[0].deadline, self._outlook.next_moment(heads, self._now))
+        first = heads[0].deadline
+        if self._ahead.on:
+            queues = [q for b in self._queueing.values() for q in b.queues.values()]
+            first = min(e.deadline for q in queues if (e := q.earliest()))
+        return min(first, self._outlook.next_moment(heads, self._now))
 
     def wake(self, now: float) -> list[Action]:
         """Time has passed: send those whose turn it is, refuse those whose deadline is over."""
@@ -208,7 +287,7 @@ class Shaper:
         actions = self._dispatch_all(now)
         for backend in list(self._queueing.values()):
             for queue in backend.queues.values():
-                while (head := queue.head()) and head.deadline <= now:
+                while (head := queue.earliest()) and head.deadline <= now:
                     self._dequeue(head.request.id)
                     wait_s = backend.backlog_s(now) + queue.work_s
                     actions.append(self._reject(head, "deadline_unattainable", now, wait_s))
@@ -223,7 +302,13 @@ class Shaper:
             return self.change_backend(spec, now)
         self._pass_time(now)
         buckets = self.buckets.values()
-        self.backends[spec.name] = Backend(spec, buckets, len(self.backends))
+        self.backends[spec.name] = Backend(
+            spec,
+            buckets,
+            len(self.backends),
+            fairness=self._fairness,
+            itl_slo_s=self._itl_slo_s,
+        )
         self._rebuild()
         return self._dispatch_all(now)
 
@@ -231,7 +316,7 @@ class Shaper:
         """The backend has other limits. `moved`: another server, whose cache is empty."""
         self._pass_time(now)
         backend = self.backends[spec.name]
-        backend.spec = spec
+        backend.resize(spec, self._itl_slo_s)
         if spec.kv_tokens < inf:
             backend.kv_tokens = spec.kv_tokens
         if moved:
@@ -266,6 +351,9 @@ class Shaper:
         route: Route,
         affinity: Affinity,
         dispatch_ahead_s: float,
+        tenants: Iterable[Tenant] = (),
+        default_weight: float = 1.0,
+        itl_slo_s: float = inf,
     ) -> list[Action]:
         """Other buckets and rules from now on.
 
@@ -280,6 +368,14 @@ class Shaper:
         self.buckets = _by_length(buckets)
         self.affinity, self._route = affinity, route
         self._dispatch_ahead_s = dispatch_ahead_s
+        listed = list(tenants)
+        self._fairness.reconfigure(listed, default_weight)
+        self._quotas.reconfigure(listed)
+        self._returns = Returns(self.buckets)
+        if itl_slo_s != self._itl_slo_s:
+            self._itl_slo_s = itl_slo_s
+            for backend in self.backends.values():
+                backend.resize(backend.spec, itl_slo_s)
         self._up_to = [(bucket.up_to, bucket) for bucket in self.buckets.values()]
         self._least_patience_s = min(bucket.max_wait_s for bucket in buckets)
         self._queued = dict.fromkeys(self.buckets, 0)
@@ -310,6 +406,11 @@ class Shaper:
 
     def queued(self, bucket: str) -> int:
         return self._queued[bucket]
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether what answers took changes decisions, even where `max_tokens` is exact."""
+        return self._itl_slo_s < inf or self._fairness.on
 
     def waiting(self) -> Iterator[Waiting]:
         yield from self._waiting.values()
@@ -378,7 +479,7 @@ class Shaper:
             ready = [h for h in heads_of([backend]) if self._outlook.may_start(backend, h, now)]
             if not ready:
                 break
-            waiting = min(ready, key=lambda w: w.key)
+            waiting = backend.turns.first(ready)
             self._dequeue(waiting.request.id)
             matched = backend.matched_tokens(waiting.request)
             actions.append(self._send(waiting, backend, matched, now))
@@ -402,13 +503,20 @@ class Shaper:
     def _heads(self) -> list[Waiting]:
         """The heads of all queues, the most urgent first."""
         if self._urgent is None:
-            self._urgent = sorted(heads_of(self._queueing.values()), key=lambda w: w.key)
+            self._urgent = sorted(
+                heads_of(self._queueing.values()), key=lambda w: (w.rank, w.deadline, w.order)
+            )
         return self._urgent
 
     def _send(self, waiting: Waiting, backend: Backend, matched_tokens: int, now: float) -> Send:
         request = waiting.request
         backlog_s = backend.backlog_s(now)
-        flight = backend.sent(request, waiting.bucket, matched_tokens, now)
+        flight = backend.sent(
+            request, waiting.bucket, matched_tokens, now, waiting.output_tokens, waiting.rank
+        )
+        if self._ahead.on:
+            self._ahead.sent(waiting, flight.prefill_s, now)
+            self._urgent = None  # another tenant may be next
         self._outlook.sent(request.prompt_tokens, now)
         self._outlook.moved(backend)
         self._running[request.id] = backend, waiting
@@ -433,6 +541,8 @@ class Shaper:
         self._queueing[backend.name] = backend
         self._urgent = None
         self._queued[bucket.name] += 1
+        if self._fairness.on:
+            self._fairness.queued(request.tenant)
 
     def _dequeue(self, request_id: str) -> Backend:
         waiting = self._waiting.pop(request_id)
@@ -444,7 +554,25 @@ class Shaper:
         self._urgent = None
         waiting.backend = ""
         self._queued[waiting.bucket] -= 1
+        if self._fairness.on:
+            self._fairness.left_queue(waiting.request.tenant)
         return backend
+
+    def _tell_tenants_apart(self) -> None:
+        """From the first request that names a tenant."""
+        if self._fairness.on:
+            return
+        self._fairness.on = self._ahead.on = True
+        for waiting in self._waiting.values():
+            self._fairness.queued(waiting.request.tenant)
+
+    def _refund(self, backend: Backend, waiting: Waiting, now: float) -> None:
+        """It leaves its backend: a prefill that was not computed is not paid for."""
+        request = waiting.request
+        flight = backend.prefills.get(request.id)
+        if flight is not None and request.streams:
+            computed_s = backend.computed_s(request.id, now)
+            self._fairness.correct(request.tenant, computed_s - flight.prefill_s)
 
     def _reject(
         self, waiting: Waiting, reason: RejectReason, now: float, wait_s: float = 0.0

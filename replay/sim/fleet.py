@@ -67,7 +67,15 @@ def asked(row: TraceRequest) -> Asked:
     """The request as the proxy would see it: the trace's full blocks are its prefix blocks."""
     full = row.input_tokens // row.block_tokens
     return Asked(
-        row.id, row.input_tokens, row.output_tokens, (row.blocks or ())[:full], row.block_tokens
+        row.id,
+        row.input_tokens,
+        row.output_tokens,
+        (row.blocks or ())[:full],
+        row.block_tokens,
+        inf,
+        True,
+        row.tenant or "",
+        row.service_class or "standard",  # type: ignore[arg-type]  # one of the three
     )
 
 
@@ -193,6 +201,9 @@ class Fleet:
             for served in first:
                 self._do(policy.first_token(served.id, now), now)
             for served in finished:
+                if policy.wants_usage:  # lengths of answers are known here anyway
+                    cached_tokens = served.cached_tokens
+                    policy.used(served.id, served.output_target, now, cached_tokens)
                 self._do(policy.finish(served.id, now), now)
             self._enter(place, engine.next_at())
 

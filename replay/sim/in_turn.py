@@ -8,6 +8,8 @@ from forebay.proxy.core.model import Action, Request, Send
 class InTurn:
     """Round-robin over the engines that are up; nothing waits here and nothing is refused."""
 
+    wants_usage = False
+
     def __init__(self) -> None:
         self._names: list[str] = []
         self._next = 0
@@ -23,6 +25,11 @@ class InTurn:
 
     def first_token(self, request_id: str, now: float) -> list[Action]:
         return []
+
+    def used(
+        self, request_id: str, output_tokens: int, now: float, cached_tokens: int | None = None
+    ) -> None:
+        pass
 
     def finish(self, request_id: str, now: float) -> list[Action]:
         return []

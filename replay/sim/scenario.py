@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from forebay.proxy.config import Config
-from forebay.proxy.core.model import BackendSpec
+from forebay.proxy.core.model import BackendSpec, Tenant
 from forebay.proxy.core.policies import ROUTES
 from forebay.proxy.core.shaper import Shaper
 from forebay.replay.engine.config import EngineConfig
@@ -35,6 +35,7 @@ class Scenario:
         policy: name of a routing policy of the proxy, or DIRECT.
         proxy: the proxy's configuration: buckets, affinity, admission. Its backends count only
             by their number of slots.
+        tenants: weights and quotas of the trace's tenants; others weigh one.
         exact: compute every engine step one by one; the same times, slowly.
     """
 
@@ -43,6 +44,7 @@ class Scenario:
     policy: str = "warm_or_least_work"
     proxy: Config = field(default_factory=Config)
     exact: bool = False
+    tenants: tuple[Tenant, ...] = ()
 
     def __post_init__(self) -> None:
         if self.gpus < 1:
@@ -74,6 +76,8 @@ class Scenario:
             route=ROUTES[self.policy],
             affinity=self.proxy.core_affinity(),
             dispatch_ahead_s=self.proxy.admission.dispatch_ahead,
+            tenants=self.tenants,
+            itl_slo_s=self.proxy.admission.itl_slo or inf,
         )
 
 

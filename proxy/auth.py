@@ -1,0 +1,104 @@
+"""Tell who asks: a bearer token names a tenant, or the request is refused with its body unread.
+
+Wrong keys are counted by address. Past the allowance they get a 429, but a right key is never
+refused for them: behind a load balancer all clients share one address, and a stranger could lock
+everybody out. So the allowance bounds work and noise, not guessing; long keys do that.
+"""
+
+from collections.abc import Mapping
+from ipaddress import IPv6Address, IPv6Network
+from math import ceil
+
+from aiohttp import web
+
+from forebay.proxy.errors import LOAD, ApiError, retry_headers
+from forebay.proxy.keys import KeyRing
+
+FAILURES_AT_ONCE = 20.0
+FAILURES_PER_S = 1.0
+ADDRESSES = 4096
+
+
+class Failures:
+    """Wrong keys by address, in a leaky bucket each; the table is bounded."""
+
+    def __init__(
+        self,
+        at_once: float = FAILURES_AT_ONCE,
+        per_s: float = FAILURES_PER_S,
+        addresses: int = ADDRESSES,
+    ) -> None:
+        self._at_once = at_once
+        self._per_s = per_s
+        self._addresses = addresses
+        self._levels: dict[str, tuple[float, float]] = {}  # the longest unheard of first
+
+    def __len__(self) -> int:
+        return len(self._levels)
+
+    def count(self, address: str, now: float) -> float:
+        """One more failure; 0 if it is within the allowance, else seconds until one will be."""
+        network = _network(address)
+        level, at = self._levels.pop(network, (0.0, now))
+        level = max(0.0, level - (now - at) * self._per_s)
+        over = level + 1.0 - self._at_once
+        if over <= 0:
+            level += 1.0
+        self._levels[network] = (level, now)
+        if len(self._levels) > self._addresses:
+            del self._levels[next(iter(self._levels))]
+        return max(0.0, over / self._per_s)
+
+
+class Authenticator:
+    """Maps requests to tenants; `swap` takes a new ring at once."""
+
+    def __init__(self, ring: KeyRing | None) -> None:
+        self._ring = ring
+        self._failures = Failures()
+
+    @property
+    def ring(self) -> KeyRing | None:
+        return self._ring
+
+    def swap(self, ring: KeyRing | None) -> None:
+        self._ring = ring
+
+    def tenant(self, request: web.BaseRequest, now: float) -> str:
+        """Whose request it is, "" when there are no keys; raises ApiError 401 or 429."""
+        ring = self._ring
+        if ring is None:
+            return ""
+        key = bearer(request.headers)
+        tenant = ring.tenant(key) if key else None
+        if tenant is None:
+            raise self._refusal(request, now)
+        return tenant
+
+    def _refusal(self, request: web.BaseRequest, now: float) -> ApiError:
+        wait_s = self._failures.count(request.remote or "", now)
+        if wait_s:
+            return ApiError(
+                429, "too_many_failures", "Too many requests with a wrong API key.", LOAD,
+                headers={**retry_headers(float(ceil(wait_s))), "x-should-retry": "false"},
+            )  # fmt: skip
+        return ApiError(
+            401, "invalid_api_key", "Give a valid API key: `Authorization: Bearer KEY`.",
+            headers={"WWW-Authenticate": "Bearer"},
+        )  # fmt: skip
+
+
+def bearer(headers: Mapping[str, str]) -> str:
+    """The bearer token, "" if there is none."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def _network(address: str) -> str:
+    """The address, or the /64 that one holder of IPv6 addresses has to itself."""
+    if ":" not in address:
+        return address
+    whole = IPv6Address(address.partition("%")[0])
+    if whole.ipv4_mapped:  # what a socket for both families calls an IPv4 client
+        return str(whole.ipv4_mapped)
+    return str(IPv6Network((whole, 64), strict=False))

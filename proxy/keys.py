@@ -1,0 +1,121 @@
+"""API keys and the tenants they name: read from a file or the environment, kept as digests only.
+
+One key a line, `tenant: key` or `tenant: sha256:HEX` (64 hex digits, of the key's SHA-256);
+several lines may name one tenant; `#` begins a comment line. A message about a bad line names the
+line and never what stands in it.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from hashlib import sha256
+from hmac import compare_digest
+from pathlib import Path
+
+from forebay.traces.errors import InputError
+
+ENVIRONMENT = "env:"
+FILE_BYTES = 16 << 20
+SHORT_KEY = 16  # characters; fewer can be guessed
+_HEAD = 8  # bytes of a digest by which a key is found
+_ENTRY = re.compile(r"""(?P<quote>["']?)(?P<tenant>[^\s:"',]+)(?P=quote)\s*:\s+(?P<key>\S+)""")
+_TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_KEY = re.compile(r"[A-Za-z0-9._~+/=-]{1,512}")  # what RFC 6750 lets a bearer token be
+_DIGEST = re.compile(r"sha256:([0-9A-Fa-f]{64})")
+
+
+class KeyRing:
+    """Which tenant a key belongs to; immutable.
+
+    Attributes:
+        tenants: names in the order of the source, each once.
+        short_keys: how many keys are short enough to be guessed, as far as can be seen.
+    """
+
+    __slots__ = ("_by_head", "short_keys", "tenants")
+
+    def __init__(self, digests: Mapping[bytes, str], short_keys: int = 0) -> None:
+        by_head: dict[bytes, list[tuple[bytes, str]]] = {}
+        for digest, tenant in digests.items():
+            by_head.setdefault(digest[:_HEAD], []).append((digest, tenant))
+        self._by_head = by_head
+        self.tenants = tuple(dict.fromkeys(digests.values()))
+        self.short_keys = short_keys
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_head.values()))
+
+    def tenant(self, key: str) -> str | None:
+        """Whose key it is, None if nobody's.
+
+        How long it takes depends on digests alone, which nobody can steer towards a known one.
+        """
+        digest = sha256(key.encode("utf-8", "surrogateescape")).digest()
+        for known, tenant in self._by_head.get(digest[:_HEAD], ()):
+            if compare_digest(known, digest):
+                return tenant
+        return None
+
+
+def read_keys(source: str, environ: Mapping[str, str]) -> KeyRing:
+    """The keys of `tenants.keys`, a path or `env:NAME`; raises InputError."""
+    if source.startswith(ENVIRONMENT):
+        name = source.removeprefix(ENVIRONMENT)
+        if name not in environ:
+            raise InputError(f"tenants.keys: the environment variable {name} is not set")
+        return parse_keys(environ[name], name)
+    path = Path(source)
+    try:
+        with path.open("rb") as file:
+            data = file.read(FILE_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"tenants.keys: cannot read {path} ({error.strerror})") from None
+    if len(data) > FILE_BYTES:
+        raise InputError(f"tenants.keys: {path} is larger than {FILE_BYTES >> 20} MiB")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise InputError(f"tenants.keys: {path} is not a text file") from None
+    return parse_keys(text, str(path))
+
+
+def parse_keys(text: str, source: str) -> KeyRing:
+    """The keys in `text`; commas part entries as line ends do. Raises InputError."""
+    digests: dict[bytes, str] = {}
+    short_keys = 0
+    for number, entry in _entries(text):
+        where = f"{source}:{number}"
+        found = _ENTRY.fullmatch(entry)
+        if found is None:
+            raise InputError(f"{where}: give `tenant: key` or `tenant: sha256:HEX`, a key a line")
+        tenant, key = found["tenant"], found["key"]
+        if key[0] in "\"'" and key[-1] == key[0]:
+            key = key[1:-1]
+        if not _TENANT.fullmatch(tenant):
+            raise InputError(
+                f"{where}: a tenant's name is 1 to 64 letters, digits, dots, dashes or underscores"
+            )
+        if key.startswith("sha256:"):
+            hashed = _DIGEST.fullmatch(key)
+            if hashed is None:
+                raise InputError(f"{where}: sha256: needs 64 hexadecimal digits")
+            digest = bytes.fromhex(hashed[1])
+        else:
+            if not _KEY.fullmatch(key):
+                raise InputError(
+                    f"{where}: a key is 1 to 512 letters, digits or any of . _ ~ + / = -"
+                )
+            short_keys += len(key) < SHORT_KEY
+            digest = sha256(key.encode()).digest()
+        if digests.setdefault(digest, tenant) != tenant:
+            raise InputError(f"{where}: this key already belongs to {digests[digest]}")
+    if not digests:
+        raise InputError(f"tenants.keys: {source} holds no key; give lines `tenant: key`")
+    return KeyRing(digests, short_keys)
+
+
+def _entries(text: str) -> Iterable[tuple[int, str]]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.lstrip().startswith("#"):
+            for entry in line.split(","):
+                if entry.strip():
+                    yield number, entry.strip()

@@ -1,0 +1,85 @@
+"""TLS contexts: the public port's certificate, and how backends' certificates are checked.
+
+A new certificate is taken for the next handshake, without a new listener: the listener's context
+hands each handshake to the newest one. HTTP/2 is not offered. TLS 1.2 is the least.
+"""
+
+import ssl
+from pathlib import Path
+
+from forebay.traces.errors import InputError
+
+HANDSHAKE_S = 10.0
+
+
+class ServerTls:
+    """The certificate of the public port; `context` is for the listener."""
+
+    def __init__(self, newest: ssl.SSLContext) -> None:
+        self._newest = newest
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        # Called for each handshake, with or without a server name in it.
+        self.context.sni_callback = self._choose
+
+    def swap(self, newest: ssl.SSLContext) -> None:
+        self._newest = newest
+
+    def _choose(self, handshake: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        handshake.context = self._newest
+
+
+def server_context(cert: Path, key: Path) -> ssl.SSLContext:
+    """A context with this certificate chain and private key (PEM); raises InputError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    for name, path in (("cert", cert), ("key", key)):
+        _readable(path, f"tls.{name}")
+    try:
+        # The password function keeps OpenSSL from asking at the terminal.
+        context.load_cert_chain(cert, key, password=_no_password)
+    except _Encrypted:
+        raise InputError(f"tls.key: {key} is encrypted; give it without a pass phrase") from None
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise InputError(f"tls: the key {key} does not belong to {cert}") from None
+        raise InputError(
+            f"tls: {cert} and {key} are not a certificate and a private key in PEM "
+            f"({error.reason or 'not understood'})"
+        ) from None
+    return context
+
+
+def client_context(ca: Path | None, verify: bool) -> ssl.SSLContext:
+    """How a backend's certificate is checked: against `ca` (PEM), else the system's authorities."""
+    if not verify:
+        context = ssl.create_default_context()
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        return context
+    if ca is not None:
+        _readable(ca, "upstream_tls.ca")
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except ssl.SSLError as error:
+        raise InputError(
+            f"upstream_tls.ca: {ca} holds no certificate in PEM ({error.reason or 'none found'})"
+        ) from None
+
+
+class _Encrypted(Exception):
+    pass
+
+
+def _no_password() -> bytes:
+    raise _Encrypted
+
+
+def _readable(path: Path, key: str) -> None:
+    """OpenSSL does not say which of two files it cannot read."""
+    try:
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        raise InputError(f"{key}: cannot read {path} ({error.strerror})") from None

@@ -1,0 +1,239 @@
+"""Tenants do not see each other in the prefix cache, whatever they send."""
+
+import base64
+import hashlib
+import hmac
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+import pytest
+from cache_spy import KEYS, Spy, ks_p
+from hypothesis import given
+from hypothesis import strategies as st
+from proxy_stage import RawBackend, stage
+from pydantic import BaseModel, ConfigDict
+
+from forebay.proxy.cache_salt import CacheSalts, cache_secret, share_cache_secret, with_salt
+from forebay.proxy.errors import ApiError
+from forebay.proxy.estimate import TokenEstimate
+from forebay.proxy.prompt import Asked, read_body, salted
+from forebay.replay.sim.clock import run
+
+SECRET = b"a secret of the tests"
+SALTS = CacheSalts(SECRET, {"rag1": "rag", "rag2": "rag"})
+TENANTS = {"keys": "env:KEYS"}
+
+
+class Served(BaseModel):
+    """As vLLM reads a body: a pydantic model that lets unknown fields be."""
+
+    model_config = ConfigDict(extra="allow")
+    cache_salt: str | None = None
+
+
+def understood(
+    body: bytes, tenant: str, salts: CacheSalts | None, headers: Mapping[str, str] | None = None
+) -> Asked:
+    return read_body(
+        body,
+        headers or {},
+        id_="r",
+        chat=False,
+        estimate=TokenEstimate(4.0),
+        block_bytes=256,
+        tenant=tenant,
+        salts=salts,
+    )
+
+
+def parsers_agree_on(body: bytes) -> str:
+    """The salt that every parser a vLLM may use finds in `body`."""
+    found = {
+        json.loads(body)["cache_salt"],
+        orjson.loads(body)["cache_salt"],
+        Served.model_validate_json(body).cache_salt,
+        Served.model_validate(json.loads(body)).cache_salt,
+    }
+    assert len(found) == 1
+    return str(found.pop())
+
+
+class TestSalts:
+    def test_the_formula(self) -> None:
+        code = hmac.new(SECRET, b"acme\0theirs", hashlib.sha256).digest()
+        assert SALTS.salt("acme", "theirs") == base64.urlsafe_b64encode(code)[:22].decode()
+
+    def test_who_shares_with_whom(self) -> None:
+        named = {
+            name: SALTS.salt(*name)
+            for name in [("acme",), ("acme", "u1"), ("acme", "u2"), ("bolt",), ("bolt", "u1"),
+                         ("rag",), ("rag1",), ("",), ("group",)]
+        }  # fmt: skip
+        assert len(set(named.values())) == len(named)
+        assert SALTS.salt("rag1", "u") == SALTS.salt("rag2", "u")
+        assert SALTS.salt("rag1") != CacheSalts(b"another", {"rag1": "rag"}).salt("rag1")
+
+    def test_the_secret(self) -> None:
+        assert cache_secret({}) != cache_secret({})
+        environ: dict[str, str] = {}
+        share_cache_secret(environ)
+        assert cache_secret(environ) == cache_secret(dict(environ))
+        before = dict(environ)
+        share_cache_secret(environ)
+        assert environ == before
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+
+
+class TestSplicing:
+    @given(
+        st.dictionaries(st.text() | st.just("cache_salt"), json_values),
+        st.text(" \t\r\n"),
+        st.sampled_from([None, 2]),
+    )
+    def test_any_object_gets_exactly_one_member_more(
+        self, fields: dict[str, Any], space: str, indent: int | None
+    ) -> None:
+        try:
+            body = json.dumps(fields, indent=indent).encode() + space.encode()
+            orjson.loads(body)
+        except orjson.JSONDecodeError:
+            return  # lone surrogates: refused before anything is spliced
+        out = with_salt(body, "SALT", empty=not fields)
+        assert parsers_agree_on(out) == "SALT"
+        assert json.loads(out) == {**fields, "cache_salt": "SALT"}
+        kept = body.rstrip(b" \t\r\n")[:-1]
+        assert out.startswith(kept)
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            b'{"prompt":"x","cache_salt":"mine"}',
+            b'{"cache_salt":"mine","prompt":"x","cache_salt":"mine too"}',
+            b'{"prompt":"x","cache\\u005fsalt":"mine"}',
+            b'{"prompt":"x","\\u0063ache_salt":"mine"} \n\t ',
+            b'{"prompt":"x","cache_salt":null}',
+            b'{"prompt":"}","a":{"cache_salt":"mine"}}',
+            b'{"prompt":"\\"}","a":[{}]}',
+            b'{"cache_salt":"mine",\n"prompt":"x"}\n',
+        ],
+    )
+    def test_whatever_a_client_writes_the_tenants_salt_counts(self, body: bytes) -> None:
+        asked = understood(body, "acme", SALTS)
+        theirs = orjson.loads(body).get("cache_salt")
+        assert parsers_agree_on(asked.body) == SALTS.salt("acme", theirs)
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            b'{"prompt":"x","a":"}',  # a string left open: the salt would fall into it
+            b'{"prompt":"x","a":{}',
+            b'{"prompt":"x"}}',
+            b'{"prompt":"x"} {}',
+            b'{"prompt":"x"}\0',
+            b'\xef\xbb\xbf{"prompt":"x"}',
+            '{"prompt":"x"}'.encode("utf-16"),
+            b'{"prompt":"x",}',
+            b'[{"prompt":"x"}]',
+            b'{"prompt":"x","cache_salt":7}',
+            b'{"prompt":"x","cache_salt":""}',
+            b'{"prompt":"x","cache_salt":["a"]}',
+            b"",
+        ],
+    )
+    def test_what_is_no_sound_object_is_refused(self, body: bytes) -> None:
+        with pytest.raises(ApiError) as error:
+            understood(body, "acme", SALTS)
+        assert error.value.status == 400
+        with pytest.raises(ApiError):
+            salted(body, "application/json", "acme", SALTS)
+
+    def test_without_isolation_not_a_byte_changes(self) -> None:
+        body = b'{ "prompt":"x" , "cache_salt" : "mine" }\n'
+        assert understood(body, "acme", None).body is body
+
+    def test_requests_that_are_not_shaped(self) -> None:
+        assert salted(b"{}", "", "acme", SALTS) == b'{"cache_salt":"%b"}' % (
+            SALTS.salt("acme").encode()
+        )
+        form = b'--x\r\ncontent-disposition: form-data; name="file"\r\n\r\n{}\r\n--x--'
+        assert salted(form, "multipart/form-data", "acme", SALTS) is form
+
+
+class TestOwnIndex:
+    """The proxy's routing must not be what tells."""
+
+    LONG = b'{"prompt":"%b"}' % (b"x" * 2000)
+
+    def test_equal_prompts_of_two_tenants_have_no_block_in_common(self) -> None:
+        acme, bolt = (understood(self.LONG, t, SALTS).request.blocks for t in ("acme", "bolt"))
+        assert len(acme) == len(bolt) == 7
+        assert not set(acme) & set(bolt)
+        assert understood(self.LONG, "acme", SALTS).request.blocks == acme
+
+    def test_a_group_shares_and_a_clients_own_salt_parts(self) -> None:
+        one, two = (understood(self.LONG, t, SALTS).request.blocks for t in ("rag1", "rag2"))
+        assert one == two
+        mine = self.LONG[:-1] + b',"cache_salt":"mine"}'
+        for salts in (SALTS, None):
+            plain = understood(self.LONG, "acme", salts).request.blocks
+            parted = understood(mine, "acme", salts).request.blocks
+            assert not set(plain) & set(parted)
+
+
+@pytest.fixture
+def two_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEYS", KEYS)
+
+
+@pytest.mark.usefixtures("two_keys")
+class TestSideChannel:
+    def test_an_identical_prompt_of_another_tenant_cannot_be_told(self) -> None:
+        spy = Spy(isolate=True)
+        run(spy.play(12))
+        assert set(spy.cached["asked before"]) == {0}
+        assert ks_p(spy.ttft_s["asked before"], spy.ttft_s["new"]) > 0.05
+        assert spy.cached["own"][0] > 7_000  # a tenant's own cache is as good as ever
+
+    def test_the_test_sees_the_leak_where_there_is_one(self) -> None:
+        spy = Spy(isolate=False, engines=1)
+        run(spy.play(12))
+        assert min(spy.cached["asked before"]) > 7_000
+        assert ks_p(spy.ttft_s["asked before"], spy.ttft_s["new"]) < 0.001
+
+    def test_the_backend_gets_the_salt_of_the_tenant(self) -> None:
+        async def main() -> None:
+            async with (
+                RawBackend().running() as backend,
+                stage([backend.url], tenants=TENANTS) as on,
+            ):
+                for path in ("/v1/completions", "/v1/embeddings", "/tokenize"):
+                    for key in ("key-of-victim", "key-of-spy"):
+                        body = {"prompt": "x", "cache_salt": "guess"}
+                        headers = {"authorization": f"Bearer {key}"}
+                        async with on.post(body, path=path, headers=headers) as response:
+                            assert response.status == 200
+                            assert "x-forebay-salt" not in response.headers
+                salts = on.proxy.security.salts
+                assert salts is not None
+                wanted = [salts.salt(t, "guess") for t in ("victim", "spy")]
+                assert [json.loads(call.body)["cache_salt"] for call in backend.calls] == [
+                    *wanted, *wanted, "guess", "guess",
+                ]  # fmt: skip
+
+        run(main())
+
+
+def test_ks_p_against_known_values() -> None:
+    """scipy.stats.ks_2samp(range(20), range(k, 20 + k), method="asymp"), to the approximation."""
+    a = [float(i) for i in range(20)]
+    assert ks_p(a, a) == 1.0
+    assert ks_p(a, [x + 20 for x in a]) < 1e-6
+    assert 0.2 < ks_p(a, [x + 6 for x in a]) < 0.35
