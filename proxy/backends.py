@@ -159,13 +159,12 @@ class Backends:
         """
         if key := self._config.upstream_api_key:
             headers.setdefault("authorization", f"Bearer {key.get_secret_value()}")
-        clock = asyncio.get_running_loop().time
-        sent_at = clock()
+        sent_at = self._driver.now
         try:
             return await upstream.origin.ask(method, target, headers, body)
         except LostConnection as lost:
             # After a while it is no race: the backend died over this very request, perhaps.
-            raced = lost.stale and clock() - sent_at < STALE_WITHIN_S
+            raced = lost.stale and self._driver.now - sent_at < STALE_WITHIN_S
             if not raced or self.others_up(upstream):
                 raise
         return await upstream.origin.ask(method, target, headers, body, fresh=True)

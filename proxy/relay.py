@@ -74,6 +74,7 @@ class Relay:
         self._metrics = metrics
         self._estimate = estimate
         self._attempts: set[Attempt] = set()
+        self._clock = asyncio.get_running_loop().time
         self.budget = RetryBudget()
         backends.on_hang = self._give_up
 
@@ -94,7 +95,7 @@ class Relay:
                         self._metrics.retries.labels(upstream.name).inc()
                         try:
                             send = await grant.retry()
-                            exchange.record.sent(send, asyncio.get_running_loop().time())
+                            exchange.record.sent(send, self._clock())
                             continue
                         except Rejected:
                             pass  # nowhere else to go: the first backend's answer stands
@@ -105,7 +106,7 @@ class Relay:
     async def send_whole(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
         """Send an answer that is ready; a client that does not take it is cut off."""
         with self._watchdog.watching(request, None) as watch:
-            watch.writing_since = asyncio.get_running_loop().time()
+            watch.writing_since = self._clock()
             try:
                 await response.prepare(request)
                 await response.write_eof()
@@ -206,7 +207,7 @@ class Relay:
         headers: dict[str, str],
     ) -> web.Response:
         """An answer that is no stream: read whole, then given on."""
-        clock = asyncio.get_running_loop().time
+        clock = self._clock
         with self._watchdog.watching(incoming, response) as watch:
 
             def heard() -> None:
@@ -305,7 +306,7 @@ class Relay:
 
     def _first_event(self, exchange: Exchange, grant: Grant) -> Callable[[], None]:
         """The backend has given its first output: the core and the metrics hear of it."""
-        clock = asyncio.get_running_loop().time
+        clock = self._clock
         sent_at, send = clock(), grant.send
 
         def told() -> None:
@@ -313,9 +314,7 @@ class Relay:
             grant.first_token()
             exchange.record.first_token(now)
             self._metrics.first_token(send.bucket, now - exchange.record.arrived_at)
-            self._metrics.prediction.labels(send.bucket).observe(
-                (now - sent_at) / max(1e-6, send.predicted_ttft_s)
-            )
+            self._metrics.predicted(send.bucket, (now - sent_at) / max(1e-6, send.predicted_ttft_s))
 
         return told
 

@@ -55,7 +55,10 @@ class LostConnection(UpstreamFault):
 class Connection(asyncio.Protocol):
     """One connection, one request at a time."""
 
-    def __init__(self, given_back: Callable[["Connection"], None]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, given_back: Callable[["Connection"], None]
+    ) -> None:
+        self.loop = loop  # asking which it is takes a system call each time (Python 3.11)
         self._given_back = given_back
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
@@ -93,7 +96,7 @@ class Connection(asyncio.Protocol):
         if self._unsent and self._writable and self._transport is not None and self.usable:
             piece, self._unsent = self._unsent[:PIECE_BYTES], self._unsent[PIECE_BYTES:]
             self._transport.write(piece)
-            asyncio.get_running_loop().call_soon(self._send_more)
+            self.loop.call_soon(self._send_more)
 
     def pause(self, paused: bool) -> None:
         """Read no more for now, or again: the backend is held up by TCP's own flow control."""
@@ -352,7 +355,7 @@ class Answer:
             self._waiter.set_result(None)
 
     async def _wait(self) -> None:
-        self._waiter = asyncio.get_running_loop().create_future()
+        self._waiter = self._connection.loop.create_future()
         try:
             await self._waiter
         finally:
@@ -369,6 +372,7 @@ class Origin:
     """
 
     def __init__(self, url: str, connect_s: float, tls: ssl.SSLContext | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
         parts = urlsplit(url)
         assert parts.hostname is not None
         self._host = parts.hostname
@@ -412,7 +416,7 @@ class Origin:
         return answer
 
     def _kept(self) -> Connection | None:
-        now = asyncio.get_running_loop().time()
+        now = self._loop.time()
         while self._idle:
             connection = self._idle.pop()  # the latest: the others may grow old
             if connection.usable and now - connection.idle_since < IDLE_S:
@@ -421,12 +425,11 @@ class Origin:
         return None
 
     async def _connect(self) -> Connection:
-        loop = asyncio.get_running_loop()
         name = self._host if self._tls else None
         try:
             async with asyncio.timeout(self.connect_s):
-                _, connection = await loop.create_connection(
-                    lambda: Connection(self._give_back), self._host, self._port,
+                _, connection = await self._loop.create_connection(
+                    lambda: Connection(self._loop, self._give_back), self._host, self._port,
                     ssl=self._tls, server_hostname=name,
                 )  # fmt: skip
         except ssl.SSLCertVerificationError as error:
@@ -441,7 +444,7 @@ class Origin:
         if self._closed:
             connection.close()
             return
-        now = connection.idle_since = asyncio.get_running_loop().time()
+        now = connection.idle_since = self._loop.time()
         while self._idle and now - self._idle[0].idle_since >= IDLE_S:
             self._idle.pop(0).close()
         self._idle.append(connection)

@@ -4,8 +4,6 @@ One task instead of a timer a chunk (2.7 us each).
 """
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from aiohttp import web
 
@@ -25,11 +23,23 @@ class Watch:
         answer: the backend's; None when only the client is waited for.
     """
 
-    def __init__(self, request: web.BaseRequest, answer: Answer | None) -> None:
+    __slots__ = ("_watches", "answer", "reading_since", "request", "writing_since")
+
+    def __init__(
+        self, request: web.BaseRequest, answer: Answer | None, watches: "set[Watch]"
+    ) -> None:
+        self._watches = watches
         self.request = request
         self.answer = answer
         self.reading_since: float | None = None
         self.writing_since: float | None = None
+
+    def __enter__(self) -> "Watch":
+        self._watches.add(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._watches.remove(self)
 
 
 class Watchdog:
@@ -53,14 +63,9 @@ class Watchdog:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
-    @contextmanager
-    def watching(self, request: web.BaseRequest, answer: Answer | None) -> Iterator[Watch]:
-        watch = Watch(request, answer)
-        self._watches.add(watch)
-        try:
-            yield watch
-        finally:
-            self._watches.remove(watch)
+    def watching(self, request: web.BaseRequest, answer: Answer | None) -> Watch:
+        """Watch an exchange for the time of a `with` block."""
+        return Watch(request, answer, self._watches)
 
     def end_all(self, why: str) -> None:
         """Fail every answer that is being read from a backend."""
