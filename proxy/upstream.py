@@ -95,6 +95,8 @@ class Connection(asyncio.Protocol):
     def _send_more(self) -> None:
         if self._unsent and self._writable and self._transport is not None and self.usable:
             piece, self._unsent = self._unsent[:PIECE_BYTES], self._unsent[PIECE_BYTES:]
+            if not self._unsent:
+                self._unsent = memoryview(b"")  # the empty end would keep the whole body
             self._transport.write(piece)
             self.loop.call_soon(self._send_more)
 
