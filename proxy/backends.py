@@ -8,50 +8,21 @@ import asyncio
 import re
 import ssl
 from collections.abc import Callable
-from contextlib import suppress
-from contextvars import ContextVar
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from io import BytesIO
 from math import inf
-from typing import Any
-from weakref import WeakSet
-
-import aiohttp
-from aiohttp.client import _RequestContextManager as RequestContext
-from aiohttp.connector import Connection
-from yarl import URL
 
 from forebay.proxy.config import BackendConfig, Config
 from forebay.proxy.core.health import ANY, NONE, Health, Intake
 from forebay.proxy.core.model import Send
 from forebay.proxy.driver import Driver
 from forebay.proxy.failures import Failure
+from forebay.proxy.upstream import Answer, LostConnection, Origin, TlsFault, UpstreamFault
 
 METRICS_BYTES = 4 << 20
-ONE_WRITE_BYTES = 1 << 19
 STALE_WITHIN_S = 0.5
 LATE = "no health answer"
-UPSTREAM_LOST = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionError)
-UPSTREAM_FAULTS = (aiohttp.ClientError, OSError)  # what a backend's misbehaviour raises
 _CACHE_CONFIG = re.compile(rb"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
-
-
-_reused: ContextVar[bool] = ContextVar("reused", default=False)
-
-
-class _Connector(aiohttp.TCPConnector):
-    """Says of each connection whether it has carried a request before."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._seen: WeakSet[object] = WeakSet()
-
-    async def connect(self, *args: Any, **options: Any) -> Connection:
-        connection = await super().connect(*args, **options)
-        protocol = connection.protocol
-        _reused.set(protocol in self._seen)
-        self._seen.add(protocol)
-        return connection
 
 
 @dataclass(slots=True)
@@ -63,6 +34,7 @@ class Upstream:
     """
 
     config: BackendConfig
+    origin: Origin
     up: bool = False
     poke: asyncio.Event = field(default_factory=asyncio.Event)
     asked: asyncio.Event = field(default_factory=asyncio.Event)  # its first probe is over
@@ -72,10 +44,6 @@ class Upstream:
     @property
     def name(self) -> str:
         return self.config.name
-
-    @property
-    def url(self) -> str:
-        return self.config.url
 
 
 class Backends:
@@ -98,30 +66,18 @@ class Backends:
         self._say = say
         self._probes: dict[str, asyncio.Task[None]] = {}
         self._turn = 0
-        self.request_timeout = self._timeout
-        self.upstreams = {b.name: Upstream(b) for b in config.backends}
+        self.upstreams = {b.name: self._upstream(b) for b in config.backends}
         self.health = Health(self.upstreams)
         self.on_hang: Callable[[Upstream], None] = lambda _: None
         self._timer: asyncio.TimerHandle | None = None
-        self.session: aiohttp.ClientSession
 
-    @property
-    def _timeout(self) -> aiohttp.ClientTimeout:
-        return aiohttp.ClientTimeout(total=None, sock_connect=self._config.timeouts.connect)
+    def _upstream(self, config: BackendConfig) -> Upstream:
+        return Upstream(config, Origin(config.url, self._config.timeouts.connect, self._tls))
 
     def _begin_probing(self, upstream: Upstream) -> None:
         self._probes[upstream.name] = asyncio.create_task(self._watch(upstream))
 
     async def __aenter__(self) -> "Backends":
-        self.session = aiohttp.ClientSession(
-            # vLLM closes idle connections after 5 s: ours must go sooner, or requests race it.
-            connector=_Connector(limit=0, keepalive_timeout=3, ssl=self._tls or True),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=self._timeout,
-            auto_decompress=False,
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-            read_bufsize=2**16,
-        )
         for upstream in self.upstreams.values():
             self._begin_probing(upstream)
         return self
@@ -132,7 +88,8 @@ class Backends:
         await asyncio.gather(*self._probes.values(), return_exceptions=True)
         if self._timer is not None:
             self._timer.cancel()
-        await self.session.close()
+        for upstream in self.upstreams.values():
+            upstream.origin.close()
 
     async def asked(self) -> None:
         """Until each backend has been asked how it is, whatever it said."""
@@ -143,22 +100,23 @@ class Backends:
     def reconfigure(self, config: Config) -> None:
         """Timeouts, health checks and keys from now on; the backends are told one by one."""
         self._config = config
-        self.request_timeout = self._timeout
+        for upstream in self.upstreams.values():
+            upstream.origin.connect_s = config.timeouts.connect
 
     async def join(self, config: BackendConfig) -> None:
         """Ask a new backend how it is, and go on asking; returns after the first answer."""
-        upstream = self.upstreams[config.name] = Upstream(config)
+        upstream = self.upstreams[config.name] = self._upstream(config)
         self.health.add(config.name)
         self._begin_probing(upstream)
         await upstream.asked.wait()
 
     async def move(self, config: BackendConfig) -> None:
         """The backend of this name is at another URL; what runs at the old one goes on there."""
-        upstream = Upstream(config)
+        upstream = self._upstream(config)
         problem = await self._probe(upstream)
         if problem is None:
             upstream.kv_tokens = await self._kv_tokens(upstream)
-        self._stop_probing(config.name)
+        self._stop_probing(config.name).origin.close()
         self.upstreams[config.name] = upstream
         self.health.remove(config.name)
         self.health.add(config.name)
@@ -177,7 +135,7 @@ class Backends:
 
     def forget(self, name: str) -> None:
         """Nothing runs there any more."""
-        del self.upstreams[name]
+        self.upstreams.pop(name).origin.close()
 
     def _stop_probing(self, name: str) -> Upstream:
         self._probes.pop(name).cancel()
@@ -187,48 +145,29 @@ class Backends:
     def any_up(self) -> bool:
         return any(upstream.up for upstream in self.upstreams.values())
 
-    def request(
+    async def open(
         self, method: str, upstream: Upstream, target: str, body: bytes, headers: dict[str, str]
-    ) -> RequestContext:
-        """Send one request; `target` is an allowed raw path with its query.
+    ) -> Answer:
+        """Send one request, and wait for the head of its answer; raises UpstreamFault.
 
-        Redirects are not followed: they could lead anywhere.
+        Redirects are not followed: they could lead anywhere. A backend may close a connection that
+        was idle while a request is on its way on it. Then nothing is wrong with it; if there is no
+        other one, it is asked again on a new connection.
+
+        Args:
+            target: an allowed raw path with its query.
         """
         if key := self._config.upstream_api_key:
             headers.setdefault("authorization", f"Bearer {key.get_secret_value()}")
-        # `encoded`: yarl would turn /v1/%2e%2e/x into /x
-        url = URL(upstream.url + target, encoded=True)
-        data: bytes | BytesIO | None = body or None
-        if len(body) > ONE_WRITE_BYTES:
-            data = BytesIO(body)  # in pieces: the loop may do other work between them
-        return self.session.request(
-            method,
-            url,
-            data=data,
-            headers=headers,
-            allow_redirects=False,
-            timeout=self.request_timeout,
-        )
-
-    async def open(
-        self, method: str, upstream: Upstream, target: str, body: bytes, headers: dict[str, str]
-    ) -> aiohttp.ClientResponse:
-        """The same, until the headers of the answer are there; raises UPSTREAM_FAULTS.
-
-        A backend may close a connection that was idle while a request is on its way on it. Then
-        nothing is wrong with it; if there is no other one, it is asked again on a new connection.
-        """
-        clock = asyncio.get_running_loop().time
-        _reused.set(False)
-        sent_at = clock()
+        sent_at = self._driver.now
         try:
-            return await self.request(method, upstream, target, body, headers)
-        except UPSTREAM_LOST:
+            return await upstream.origin.ask(method, target, headers, body)
+        except LostConnection as lost:
             # After a while it is no race: the backend died over this very request, perhaps.
-            raced = _reused.get() and clock() - sent_at < STALE_WITHIN_S
+            raced = lost.stale and self._driver.now - sent_at < STALE_WITHIN_S
             if not raced or self.others_up(upstream):
                 raise
-        return await self.request(method, upstream, target, body, headers)
+        return await upstream.origin.ask(method, target, headers, body, fresh=True)
 
     def next_up(self, but: Upstream | None = None) -> Upstream | None:
         """For requests that are not shaped: one that takes work, in turn."""
@@ -337,18 +276,26 @@ class Backends:
     async def _probe(self, upstream: Upstream) -> str | None:
         """What is wrong with it, None if nothing is."""
         try:
-            async with asyncio.timeout(self._config.health.timeout):
-                async with self.session.get(
-                    upstream.url + "/health", allow_redirects=False
-                ) as response:
-                    await read_all(response, METRICS_BYTES)
-                    return None if response.status == 200 else f"health {response.status}"
+            status, _ = await self._get(upstream, "/health")
         except TimeoutError:
             return f"{LATE} within {self._config.health.timeout:g} s"
-        except aiohttp.ClientSSLError as error:
-            return f"TLS: {_tls_problem(error)}"
-        except (aiohttp.ClientError, OSError):
+        except TlsFault as fault:
+            return f"TLS: {fault}"
+        except UpstreamFault:
             return "no connection"
+        return None if status == 200 else f"health {status}"
+
+    async def _get(self, upstream: Upstream, path: str) -> tuple[int, bytes]:
+        """Status and body; raises UpstreamFault, TimeoutError."""
+        async with asyncio.timeout(self._config.health.timeout):
+            try:
+                answer = await upstream.origin.ask("GET", path, {})
+            except LostConnection as lost:
+                if not lost.stale:
+                    raise
+                answer = await upstream.origin.ask("GET", path, {}, fresh=True)
+            with closing(answer):
+                return answer.status, await read_all(answer, METRICS_BYTES)
 
     async def _kv_tokens(self, upstream: Upstream) -> float | None:
         """Size of its KV pool in tokens: configured, or as vLLM's metrics say; None if neither."""
@@ -356,12 +303,8 @@ class Backends:
         if isinstance(configured, int):
             return float(configured)
         try:
-            async with asyncio.timeout(self._config.health.timeout):
-                async with self.session.get(
-                    upstream.url + "/metrics", allow_redirects=False
-                ) as response:
-                    text = await read_all(response, METRICS_BYTES)
-        except (TimeoutError, aiohttp.ClientError, OSError):
+            _, text = await self._get(upstream, "/metrics")
+        except (TimeoutError, UpstreamFault):
             return None
         if not (found := _CACHE_CONFIG.search(text)):
             return None
@@ -372,15 +315,7 @@ class Backends:
             return None
 
 
-def _tls_problem(error: aiohttp.ClientSSLError) -> str:
-    """OpenSSL's own words for what is wrong, without addresses."""
-    cause = error.__cause__
-    if isinstance(cause, ssl.SSLCertVerificationError):
-        return cause.verify_message
-    return (isinstance(cause, ssl.SSLError) and cause.reason) or "the handshake failed"
-
-
-class AnswerTooLarge(aiohttp.ClientPayloadError):
+class AnswerTooLarge(UpstreamFault):
     """More than `limit` bytes."""
 
     def __init__(self, limit: int) -> None:
@@ -388,14 +323,12 @@ class AnswerTooLarge(aiohttp.ClientPayloadError):
         self.limit = limit
 
 
-async def read_all(
-    response: aiohttp.ClientResponse, limit: int, heard: Callable[[], None] = lambda: None
-) -> bytes:
+async def read_all(answer: Answer, limit: int, heard: Callable[[], None] = lambda: None) -> bytes:
     """The whole body; raises AnswerTooLarge. `heard` is called for every part that comes."""
-    if (response.content_length or 0) > limit:
+    if int(answer.headers.get("content-length", 0)) > limit:
         raise AnswerTooLarge(limit)
     parts, size = [], 0
-    while part := await response.content.readany():
+    while part := await answer.read():
         heard()
         size += len(part)
         if size > limit:

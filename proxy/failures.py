@@ -1,7 +1,7 @@
 """What makes a backend's answer a failure, while nothing has been sent to the client yet.
 
-The client library accepts more than may be passed on: framing given twice, other content types,
-compressed bodies that nobody asked for. Each of these is refused here, in one place.
+HTTP allows more than may be passed on: framing given twice, other content types, compressed bodies
+that nobody asked for. Each of these is refused here, in one place.
 """
 
 from collections.abc import Mapping
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Literal
 
-import aiohttp
 import orjson
 from aiohttp import web
 
 from forebay.proxy.errors import ApiError, retry_headers, upstream_error
 from forebay.proxy.retries import Retry
+from forebay.proxy.upstream import Answer
 
 Verdict = Literal["failed", "refused", "full", "answered", "nothing"]
 FULL = frozenset({429, 503})  # too busy for now: not broken
@@ -39,27 +39,25 @@ class Failure(Exception):
     retry_after_s: float = 0.0
 
 
-def check_head(response: aiohttp.ClientResponse) -> None:
+def check_head(response: Answer) -> None:
     """Raise Failure unless status line and headers are those of an answer to be passed on."""
     headers, status = response.headers, response.status
-    if response.version is None or response.version < aiohttp.HttpVersion10:
-        raise Failure("status", upstream_error())
-    if status < 200 or 300 <= status < 400:  # a redirect could lead anywhere
-        raise Failure("redirect" if status >= 300 else "status", upstream_error())
+    if 300 <= status < 400:  # it could lead anywhere
+        raise Failure("redirect", upstream_error())
     if "transfer-encoding" in headers and "content-length" in headers:
         raise Failure("framing", upstream_error())  # whoever is behind us may see it otherwise
     if headers.get("content-encoding", "identity").lower() != "identity":
         raise Failure("encoding", upstream_error())  # none was offered
 
 
-def check_type(response: aiohttp.ClientResponse, streams: bool) -> None:
+def check_type(response: Answer, streams: bool) -> None:
     """Raise Failure if a success is not of the kind that was asked for."""
     wanted = "text/event-stream" if streams else "application/json"
     if response.status == 200 and response.content_type != wanted:
         raise Failure("content_type", upstream_error())
 
 
-def check_status(response: aiohttp.ClientResponse, answer: web.Response) -> None:
+def check_status(response: Answer, answer: web.Response) -> None:
     """Raise Failure if the status, read with its body, is one that another backend may not give."""
     status = response.status
     if status in FULL:

@@ -14,13 +14,7 @@ import aiohttp
 from aiohttp import web
 
 from forebay.proxy import errors
-from forebay.proxy.backends import (
-    UPSTREAM_LOST,
-    AnswerTooLarge,
-    Backends,
-    Upstream,
-    read_all,
-)
+from forebay.proxy.backends import AnswerTooLarge, Backends, Upstream, read_all
 from forebay.proxy.config import Config
 from forebay.proxy.core.model import Send
 from forebay.proxy.driver import Grant, Rejected
@@ -34,6 +28,7 @@ from forebay.proxy.record import Record
 from forebay.proxy.retries import RetryBudget, Tries
 from forebay.proxy.stream import UPSTREAM_ERRORS, Stream, Told
 from forebay.proxy.translate import Translator
+from forebay.proxy.upstream import Answer, ConnectFault, LostConnection
 from forebay.proxy.watchdog import Watchdog
 
 
@@ -81,6 +76,7 @@ class Relay:
         self._estimate = estimate
         self._attempts: set[Attempt] = set()
         self.translator: Translator | None = None  # is offered the prompts that were computed
+        self._clock = asyncio.get_running_loop().time
         self.budget = RetryBudget()
         backends.on_hang = self._give_up
 
@@ -101,7 +97,7 @@ class Relay:
                         self._metrics.retries.labels(upstream.name).inc()
                         try:
                             send = await grant.retry()
-                            exchange.record.sent(send, asyncio.get_running_loop().time())
+                            exchange.record.sent(send, self._clock())
                             continue
                         except Rejected:
                             pass  # nowhere else to go: the first backend's answer stands
@@ -112,7 +108,7 @@ class Relay:
     async def send_whole(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
         """Send an answer that is ready; a client that does not take it is cut off."""
         with self._watchdog.watching(request, None) as watch:
-            watch.writing_since = asyncio.get_running_loop().time()
+            watch.writing_since = self._clock()
             try:
                 await response.prepare(request)
                 await response.write_eof()
@@ -167,7 +163,7 @@ class Relay:
         )
         if exchange.record.span is not None:
             headers |= exchange.record.span.headers()
-        response: aiohttp.ClientResponse | None = None
+        response: Answer | None = None
         begun = False
         try:
             async with attempt.deadline:
@@ -191,12 +187,12 @@ class Relay:
                     return stream
                 answer = await self._whole(exchange.incoming, upstream, response, reply)
         except TimeoutError as error:
-            raise self._too_late(error, attempt) from error
+            raise self._too_late(attempt) from error
         except UPSTREAM_ERRORS as error:
             raise self._fault(error) from error
         finally:
             if response is not None and not begun:
-                response.close()  # not released: what was not read must not be waited for
+                response.close()
         assert isinstance(answer.body, bytes)
         usage = check_whole(answer.status, answer.body).get("usage")
         if answer.status == 200 and exchange.asked.request.streams:
@@ -211,11 +207,11 @@ class Relay:
         self,
         incoming: web.BaseRequest,
         upstream: Upstream,
-        response: aiohttp.ClientResponse,
+        response: Answer,
         headers: dict[str, str],
     ) -> web.Response:
         """An answer that is no stream: read whole, then given on."""
-        clock = asyncio.get_running_loop().time
+        clock = self._clock
         with self._watchdog.watching(incoming, response) as watch:
 
             def heard() -> None:
@@ -229,9 +225,7 @@ class Relay:
         check_status(response, answer)
         return answer
 
-    def _too_late(self, error: TimeoutError, attempt: Attempt) -> Failure:
-        if isinstance(error, aiohttp.ServerTimeoutError):  # the connect timeout
-            return Failure("connect", errors.no_backend(), "refused", "refused")
+    def _too_late(self, attempt: Attempt) -> Failure:
         if attempt.ended == "hang":
             return Failure("hang", errors.upstream_timeout(), "reserved")
         if attempt.ended == "draining":
@@ -240,11 +234,11 @@ class Relay:
         return Failure("timeout", errors.upstream_timeout(), "never")
 
     def _fault(self, error: Exception) -> Failure:
-        if isinstance(error, aiohttp.ClientConnectorError):
+        if isinstance(error, ConnectFault):
             return Failure("connect", errors.no_backend(), "refused", "refused")
         if isinstance(error, AnswerTooLarge):
             return Failure("too_large", errors.answer_too_large(error.limit), "never", "nothing")
-        retry: Literal["lost", "shared"] = "lost" if isinstance(error, UPSTREAM_LOST) else "shared"
+        retry: Literal["lost", "shared"] = "lost" if isinstance(error, LostConnection) else "shared"
         return Failure("before_first_byte", errors.upstream_error(), retry)
 
     async def pass_on(
@@ -279,7 +273,7 @@ class Relay:
         body: bytes,
         headers: dict[str, str],
     ) -> web.Response:
-        response: aiohttp.ClientResponse | None = None
+        response: Answer | None = None
         try:
             async with asyncio.timeout(self._config.timeouts.first_token):
                 # HEAD is GET, less its body.
@@ -288,8 +282,6 @@ class Relay:
                 check_head(response)
                 return await self._whole(incoming, upstream, response, {})
         except TimeoutError as error:
-            if isinstance(error, aiohttp.ServerTimeoutError):
-                raise Failure("connect", errors.no_backend(), "refused", "refused") from error
             raise Failure("timeout", errors.upstream_timeout(), "never") from error
         except UPSTREAM_ERRORS as error:
             raise self._fault(error) from error
@@ -325,7 +317,7 @@ class Relay:
         self, exchange: Exchange, grant: Grant, upstream: Upstream
     ) -> Callable[[], None]:
         """The backend has given its first output: the core and the metrics hear of it."""
-        clock = asyncio.get_running_loop().time
+        clock = self._clock
         sent_at, send = clock(), grant.send
 
         def told() -> None:
@@ -334,9 +326,7 @@ class Relay:
             self._computed(exchange, upstream)
             exchange.record.first_token(now)
             self._metrics.first_token(send.bucket, now - exchange.record.arrived_at)
-            self._metrics.prediction.labels(send.bucket).observe(
-                (now - sent_at) / max(1e-6, send.predicted_ttft_s)
-            )
+            self._metrics.predicted(send.bucket, (now - sent_at) / max(1e-6, send.predicted_ttft_s))
 
         return told
 

@@ -31,6 +31,21 @@ class EventScanner:
         """An event has begun and not ended: a stream that stops here was cut."""
         return bool(self._held.strip())
 
+    def plain(self, chunk: bytes) -> bool:
+        """It is whole `data` events, none of which means anything for the request.
+
+        Cheap, and true of nearly every chunk of a stream; when it is not, use `events`.
+        """
+        return (
+            chunk[:6] == b"data: "
+            and chunk[-2:] == b"\n\n"
+            and not self._held
+            and b'"usage"' not in chunk
+            and b'"error"' not in chunk
+            and b'"abort"' not in chunk
+            and b"[DONE]" not in chunk
+        )
+
     def events(self, chunk: bytes) -> list[tuple[bytes, bytes]]:
         """The events completed by `chunk`, in order: as received, and their payloads.
 

@@ -9,7 +9,7 @@ import aiohttp
 import orjson
 from aiohttp import web
 
-from forebay.proxy.backends import UPSTREAM_FAULTS, Upstream
+from forebay.proxy.backends import Upstream
 from forebay.proxy.errors import stream_error_event, upstream_error
 from forebay.proxy.failures import FULL, Failure, full
 from forebay.proxy.headers import to_client
@@ -20,9 +20,11 @@ from forebay.proxy.sse import (
     StreamEvent,
     parse_event,
 )
-from forebay.proxy.watchdog import Stalled, Watch, Watchdog
+from forebay.proxy.upstream import Answer, BrokenAnswer, UpstreamFault
+from forebay.proxy.watchdog import Watch, Watchdog
 
-UPSTREAM_ERRORS = (*UPSTREAM_FAULTS, MalformedStream, Stalled)
+UPSTREAM_ERRORS = (UpstreamFault, MalformedStream)
+UNTAKEN_BYTES = 64 << 10  # written and not taken by the client: then it is waited for
 DONE_GRACE_S = 1.0  # for the end of the framing after [DONE], so that the connection can be kept
 
 
@@ -46,14 +48,14 @@ class Stream:
         self,
         incoming: web.BaseRequest,
         upstream: Upstream,
-        response: aiohttp.ClientResponse,
+        answer: Answer,
         headers: dict[str, str],
         told: Told,
         watchdog: Watchdog,
     ) -> None:
         self._incoming = incoming
         self._upstream = upstream
-        self._response = response
+        self._answer = answer
         self._headers = headers
         self._told = told
         self._watchdog = watchdog
@@ -71,9 +73,9 @@ class Stream:
         """
         seen = False
         while not seen:
-            chunk = await self._response.content.readany()
+            chunk = await self._answer.read()
             if not chunk:
-                raise aiohttp.ClientPayloadError("the stream ended before its first event")
+                raise BrokenAnswer("the stream ended before its first event")
             self._upstream.heard = True
             for raw, payload in self._scanner.events(chunk):
                 if payload and not seen:
@@ -108,9 +110,9 @@ class Stream:
 
     async def relay(self) -> web.StreamResponse:
         """Give on what has come and what comes."""
-        headers = {**self._headers, **to_client(self._response.headers)}
-        outgoing = web.StreamResponse(status=self._response.status, headers=headers)
-        with self._watchdog.watching(self._incoming, self._response) as watch:
+        headers = {**self._headers, **to_client(self._answer.headers)}
+        outgoing = web.StreamResponse(status=self._answer.status, headers=headers)
+        with self._watchdog.watching(self._incoming, self._answer) as watch:
             try:
                 await self._write(outgoing.prepare(self._incoming), watch)
                 if await self._to_the_end(outgoing, watch):
@@ -124,35 +126,64 @@ class Stream:
             except ClientGone:
                 pass  # its connection is lost: aiohttp cancels or ends this handler
             finally:
-                self._response.close()  # not released: what was not read must not be waited for
+                self._answer.close()
         return outgoing
 
     async def _to_the_end(self, outgoing: web.StreamResponse, watch: Watch) -> bool:
         """Give events on until the stream ends; whether it ended as it should."""
-        while not self._failed:
-            await self._give_on(outgoing, watch)
-            if self._done:
-                return True  # however the connection ends now: nothing is missing
+        await self._give_on(outgoing, watch)
+        transport = self._incoming.transport
+        if transport is None:
+            raise ClientGone
+        chunked = outgoing.headers.get("transfer-encoding") == "chunked"
+
+        def pass_on(piece: bytes) -> bool:
+            """In the call that received it: nobody is woken for it."""
+            self._upstream.heard = True
+            watch.reading_since = self._clock()
+            if not self._scanner.plain(piece):
+                piece = self._looked_at(piece)
+                if not piece:
+                    return not (self._done or self._failed)
+            if transport.is_closing():
+                return False
+            transport.write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
+            taken = transport.get_write_buffer_size() <= UNTAKEN_BYTES
+            return taken and not (self._done or self._failed)
+
+        while not (self._done or self._failed):
             watch.reading_since = self._clock()
             try:
-                chunk = await self._response.content.readany()
-                for raw, payload in self._scanner.events(chunk):
-                    self._take(raw, payload)
+                if await self._answer.pour(pass_on):
+                    break
             except UPSTREAM_ERRORS:
                 return False
             finally:
                 watch.reading_since = None
-            if not chunk:
-                return False  # a clean end without [DONE] is none
-            self._upstream.heard = True
-        return False
+            if transport.is_closing():
+                raise ClientGone
+            await self._write(self._incoming.writer.drain(), watch)
+        # However the connection ends after [DONE], nothing is missing; a clean end without is none.
+        return self._done
+
+    def _looked_at(self, piece: bytes) -> bytes:
+        """What can be given on now that `piece` has come: whole events, and none after the end."""
+        try:
+            for raw, payload in self._scanner.events(piece):
+                self._take(raw, payload)
+        except MalformedStream:
+            self._failed = True
+        ready, self._ready = bytes(self._ready), bytearray()
+        return ready
 
     async def _end_of_framing(self) -> None:
+        if self._answer.ended:
+            return
         try:
             async with asyncio.timeout(DONE_GRACE_S):
-                while await self._response.content.readany():
+                while await self._answer.read():
                     pass
-        except (TimeoutError, *UPSTREAM_ERRORS):
+        except (TimeoutError, UpstreamFault):
             pass  # the connection is closed instead of kept: the answer was whole
 
     def _take(self, raw: bytes, payload: bytes) -> None:

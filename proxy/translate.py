@@ -8,16 +8,17 @@ engine makes of a prompt (images, truncation), the believed index stands.
 import asyncio
 from array import array
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-import aiohttp
 import orjson
 
 from forebay.proxy.backends import Backends, Upstream, read_all
 from forebay.proxy.core.held import Translations
 from forebay.proxy.kv_blocks import chain_keys
 from forebay.proxy.prompt import BYTES_PER_TOKEN_ID, Asked
+from forebay.proxy.upstream import UpstreamFault
 
 WAITING_PROMPTS = 16
 REST = 4.0  # times as long as the last took
@@ -134,15 +135,14 @@ class Translator:
     async def _ask(self, upstream: Upstream, body: bytes) -> bytes:
         headers = {"content-type": "application/json"}
         try:
-            async with (
-                asyncio.timeout(TIMEOUT_S),
-                self._backends.request("POST", upstream, "/tokenize", body, headers) as response,
-            ):
-                data = await read_all(response, ANSWER_BYTES)
-                if response.status != 200:
-                    raise Untold(f"/tokenize says {response.status}")
-                return data
-        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            async with asyncio.timeout(TIMEOUT_S):
+                answer = await self._backends.open("POST", upstream, "/tokenize", body, headers)
+                with closing(answer):
+                    data = await read_all(answer, ANSWER_BYTES)
+            if answer.status != 200:
+                raise Untold(f"/tokenize says {answer.status}")
+            return data
+        except (TimeoutError, UpstreamFault) as error:
             raise Untold(type(error).__name__) from error
 
 

@@ -1,36 +1,45 @@
 """End what stalls: one task looks at everything that is being waited for, four times a second.
 
-One task instead of a timer a chunk (2.7 us each), and the only thing that ends a response whose
-parser has hung: on a malformed chunk in mid-stream aiohttp 3.14's C parser never wakes the reader
-and drops its read timer, but the connection's transport is gone.
+One task instead of a timer a chunk (2.7 us each).
 """
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-import aiohttp
 from aiohttp import web
+
+from forebay.proxy.upstream import Answer, UpstreamFault
 
 TICK_S = 0.25
 
 
-class Stalled(Exception):
-    """The backend sent nothing for too long, or its answer can no longer be read."""
+class Stalled(UpstreamFault):
+    """The backend sent nothing for too long, or its answer is not waited for any more."""
 
 
 class Watch:
     """What is watched of one answer: what it now waits for, and since when.
 
     Attributes:
-        response: the backend's; None when only the client is waited for.
+        answer: the backend's; None when only the client is waited for.
     """
 
-    def __init__(self, request: web.BaseRequest, response: aiohttp.ClientResponse | None) -> None:
+    __slots__ = ("_watches", "answer", "reading_since", "request", "writing_since")
+
+    def __init__(
+        self, request: web.BaseRequest, answer: Answer | None, watches: "set[Watch]"
+    ) -> None:
+        self._watches = watches
         self.request = request
-        self.response = response
+        self.answer = answer
         self.reading_since: float | None = None
         self.writing_since: float | None = None
+
+    def __enter__(self) -> "Watch":
+        self._watches.add(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._watches.remove(self)
 
 
 class Watchdog:
@@ -54,22 +63,15 @@ class Watchdog:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
-    @contextmanager
-    def watching(
-        self, request: web.BaseRequest, response: aiohttp.ClientResponse | None
-    ) -> Iterator[Watch]:
-        watch = Watch(request, response)
-        self._watches.add(watch)
-        try:
-            yield watch
-        finally:
-            self._watches.remove(watch)
+    def watching(self, request: web.BaseRequest, answer: Answer | None) -> Watch:
+        """Watch an exchange for the time of a `with` block."""
+        return Watch(request, answer, self._watches)
 
     def end_all(self, why: str) -> None:
         """Fail every answer that is being read from a backend."""
         for watch in list(self._watches):
-            if watch.response is not None and watch.response.content.exception() is None:
-                watch.response.content.set_exception(Stalled(why))
+            if watch.answer is not None:
+                watch.answer.fail(Stalled(why))
 
     def close(self, request: web.BaseRequest) -> None:
         """Close a client's connection once what was written has been taken, or after a while.
@@ -92,10 +94,9 @@ class Watchdog:
         if watch.writing_since is not None and now - watch.writing_since > self._client_write_s:
             if watch.request.transport is not None:
                 watch.request.transport.abort()  # the handler is cancelled by that
-        elif watch.reading_since is not None and watch.response is not None:
-            content, connection = watch.response.content, watch.response.connection
-            lost = connection is not None and connection.transport is None
-            if lost and not content.is_eof() and content.exception() is None:
-                content.set_exception(Stalled("the connection is gone"))
-            elif now - watch.reading_since > self._idle_s:
-                content.set_exception(Stalled("nothing came"))
+        elif (
+            watch.answer is not None
+            and watch.reading_since is not None
+            and now - watch.reading_since > self._idle_s
+        ):
+            watch.answer.fail(Stalled("nothing came"))

@@ -98,6 +98,7 @@ class RawBackend:
     healthy: bool | None = True
     calls: list[Call] = field(default_factory=list)
     open: int = 0
+    connections: int = 0
     url: str = ""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -105,6 +106,7 @@ class RawBackend:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
+        self.connections += 1
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 text = head.decode()
@@ -130,6 +132,7 @@ class RawBackend:
             pass  # cancelled by `running` only, and then done
         finally:
             self._tasks.discard(task)
+            self.connections -= 1
             writer.close()
 
     @asynccontextmanager

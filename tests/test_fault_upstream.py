@@ -29,6 +29,7 @@ from proxy_stage import (
 )
 from test_proxy_http import STREAMED, error_of, on_stage
 
+from forebay.proxy.upstream import Answer, ConnectFault
 from forebay.replay.sim.clock import run
 
 GOOD = EVENT + EVENT + USAGE + DONE
@@ -188,10 +189,10 @@ class TestHangs:
         async def scene(on: Stage, backends: list[RawBackend]) -> None:
             real = on.proxy.backends.open
 
-            async def opened(method: str, upstream: Any, *rest: Any) -> aiohttp.ClientResponse:
+            async def opened(method: str, upstream: Any, *rest: Any) -> Answer:
                 if upstream.name == "b0":
                     await asyncio.sleep(2)
-                    raise aiohttp.ConnectionTimeoutError
+                    raise ConnectFault
                 return await real(method, upstream, *rest)
 
             on.proxy.backends.open = opened  # type: ignore[method-assign,assignment]

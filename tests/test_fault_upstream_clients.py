@@ -22,6 +22,8 @@ from proxy_stage import (
 )
 from test_proxy_http import ONE_SLOT, STREAMED, on_stage
 
+from forebay.proxy.upstream import Origin
+
 CHUNKS = 500
 GOOD = EVENT + EVENT + USAGE + DONE
 
@@ -307,7 +309,7 @@ class TestReading:
             deaf = await asyncio.start_server(reads_nothing, "127.0.0.1", 0, limit=1024)
             upstream = on.proxy.backends.upstreams["b0"]
             port = deaf.sockets[0].getsockname()[1]
-            object.__setattr__(upstream.config, "url", f"http://127.0.0.1:{port}")
+            upstream.origin = Origin(f"http://127.0.0.1:{port}", 5.0)
             body = {**STREAMED, "user": "x" * (12 << 20)}
             client = await Raw.connect(on)
             client.post(body)

@@ -26,6 +26,7 @@ from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.kv_blocks import chain_keys
 from forebay.proxy.kv_events import Follower
 from forebay.proxy.translate import Translator
+from forebay.proxy.upstream import Origin
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.kv_events import KvEventsConfig
 from forebay.replay.engine.kv_publisher import KvPublisher
@@ -435,11 +436,12 @@ def test_the_salt_that_counts_is_the_one_that_was_sent() -> None:
     """The proxy's own is spliced in behind the client's: the last of equal keys counts."""
     ids = list(range(65))
     request = Request("x", 65, 0, (1, 2), 32.0)
-    upstream = Upstream(BackendConfig(name="b0", url="http://127.0.0.1:1"))
     body = json.dumps({"prompt": ids, "cache_salt": "client's"})[:-1] + ',"cache_salt":"ours"}'
 
     async def main() -> None:
         translations = Translations(16)
+        url = "http://127.0.0.1:1"
+        upstream = Upstream(BackendConfig(name="b0", url=url), Origin(url, 1.0))
         backends = SimpleNamespace(upstreams={upstream.name: upstream})
         translator = Translator(cast(Any, backends), translations, 2_048, print)
         task = asyncio.create_task(translator.run())

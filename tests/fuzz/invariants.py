@@ -81,6 +81,17 @@ def check_body(
     pieces: list[bytes], headers: list[tuple[str, str]], stated: int | None, taken: int
 ) -> None:
     """A body is what its pieces were, or an error that is documented; nothing stays held."""
+    for here in (False, True):  # whether all of it has come with the head
+        _check_body(pieces, headers, stated, taken, here)
+
+
+def _check_body(
+    pieces: list[bytes],
+    headers: list[tuple[str, str]],
+    stated: int | None,
+    taken: int,
+    here: bool,
+) -> None:
     body = b"".join(pieces)
     budget = ByteBudget(BUDGET)
     budget.held = taken
@@ -101,7 +112,9 @@ def check_body(
         version=HttpVersion11,
         can_read_body=bool(body),
         writer=SimpleNamespace(write=write, output_size=25),
-        content=SimpleNamespace(readany=readany),
+        content=SimpleNamespace(
+            readany=readany, is_eof=lambda: here, read_nowait=lambda: b"".join(pieces)
+        ),
     )
 
     async def read() -> bytes:
