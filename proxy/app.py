@@ -20,13 +20,14 @@ from forebay.proxy.estimate import TokenEstimate
 from forebay.proxy.headers import REQUEST_ID, SERVER, request_id
 from forebay.proxy.http_server import cannot_go_on, error_response
 from forebay.proxy.metrics import ProxyMetrics
-from forebay.proxy.prompt import read_body, salted
+from forebay.proxy.prompt import parse, read_fields, salted
 from forebay.proxy.protection import Protection
 from forebay.proxy.record import CLIENT_GONE, Record
 from forebay.proxy.relay import Exchange, Relay
 from forebay.proxy.security import Security
 from forebay.proxy.telemetry import Telemetry
 
+LARGE_BODY_BYTES = 1 << 20  # takes some milliseconds to parse, and as long again to hash
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 UNCACHED = ("/tokenize", "/detokenize")  # no prefix cache behind them, so no salt
 
@@ -174,7 +175,11 @@ class App:
             raise errors.draining()
         body = await self._body(request, hold)
         self._made += 1
-        asked = read_body(
+        fields = parse(body)
+        if len(body) > LARGE_BODY_BYTES:
+            await asyncio.sleep(0)  # let others in between
+        asked = read_fields(
+            fields,
             body,
             request.headers,
             id_=f"{id_}/{self._made}",  # clients may send one id twice; the books may not
@@ -184,6 +189,7 @@ class App:
             tenant=record.tenant,
             salts=self._security.salts,
         )
+        del fields
         body = asked.body  # what came is not kept beside it
         record.service_class = asked.request.service_class
         if self._protection.refuses(asked.request.service_class):

@@ -53,7 +53,32 @@ def read_body(
     salts: CacheSalts | None = None,
 ) -> Asked:
     """Understand a chat (or completion) request; raises ApiError 400 naming the parameter."""
-    fields = _object(body)
+    return read_fields(
+        parse(body),
+        body,
+        headers,
+        id_=id_,
+        chat=chat,
+        estimate=estimate,
+        block_bytes=block_bytes,
+        tenant=tenant,
+        salts=salts,
+    )
+
+
+def read_fields(
+    fields: dict[str, Any],
+    body: bytes,
+    headers: Mapping[str, str],
+    *,
+    id_: str,
+    chat: bool,
+    estimate: TokenEstimate,
+    block_bytes: int,
+    tenant: str = "",
+    salts: CacheSalts | None = None,
+) -> Asked:
+    """The same for a body that is parsed: the other half of the work for a large one."""
     streams = _typed(fields, "stream", bool, False)
     _typed(fields, "model", str, "")
     if chat:
@@ -90,11 +115,12 @@ def salted(body: bytes, content_type: str, tenant: str, salts: CacheSalts) -> by
     """
     if content_type == "multipart/form-data":
         return body
-    fields = _object(body)
+    fields = parse(body)
     return with_salt(body, salts.salt(tenant, _client_salt(fields)), empty=not fields)
 
 
-def _object(body: bytes) -> dict[str, Any]:
+def parse(body: bytes) -> dict[str, Any]:
+    """The fields of a body; raises ApiError 400."""
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError as error:
