@@ -29,11 +29,14 @@ import uvloop
 from load import Answer, Broken, Client, chat
 from peers import PEERS, Missing, Peer, Setting, environment
 
+from forebay.replay.sim.bench import reference_ms
+
 SMALL, DOCUMENT = 200, 400_000
 CLOCK = os.sysconf("SC_CLK_TCK")
 START_S = 60.0
 Figures = dict[str, float]
 COLUMNS = {
+    "reference_ms": ("reference loop, ms", "{:.0f}"),
     "added_ms": ("small: added p50, ms", "{:.2f}"),
     "cpu_small_ms": ("CPU, ms", "{:.3f}"),
     "cpu_64_ms": ("64 at once: CPU, ms", "{:.3f}"),
@@ -141,7 +144,7 @@ class Bench:
         return max(10, round(count * self.scale))
 
     async def figures(self) -> Figures:
-        found = {"rss_mib": rss_mib(self.pid)}
+        found = {"reference_ms": reference_ms(), "rss_mib": rss_mib(self.pid)}
         found |= await self._latency("added_ms", "cpu_small_ms", SMALL, self.many(2000))
         found |= await self._latency("document_ms", "cpu_document_ms", DOCUMENT, self.many(150))
         found |= await self._at_once(self.many(8000))
