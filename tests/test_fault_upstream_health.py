@@ -116,7 +116,7 @@ def test_two_failed_probes_take_one_down_and_a_good_one_takes_it_back() -> None:
 
 
 def test_flapping_is_damped() -> None:
-    """Refuses, is healthy again at once, refuses: it is let in ever more rarely."""
+    """Refuses, is healthy again at once, refuses: it is let in every 2 s, no more often."""
     fleet, now, ups = Fleet(2), 0.0, 0
     while now < 120.0:
         now += 0.5
@@ -125,8 +125,20 @@ def test_flapping_is_damped() -> None:
             fleet.fail("a", now, times=3, refused=True)
         fleet.health.probe_passed("a", now)
         fleet.look(now)
-    assert 6 <= ups <= 10
+    assert 45 <= ups <= 60
     assert fleet.may["b"] == ANY
+
+
+def test_a_flapping_one_is_taken_back_at_once_when_nobody_else_is_up() -> None:
+    """Two that are restarted in turn: one of them always serves."""
+    fleet, now = Fleet(2), 0.0
+    for turn in range(20):
+        gone, there = ("a", "b") if turn % 2 else ("b", "a")
+        fleet.health.probe_passed(there, now)
+        fleet.fail(gone, now, times=3, refused=True)
+        fleet.look(now)
+        assert (fleet.may[gone], fleet.may[there]) == (NONE, ANY)
+        now += 0.5
 
 
 def test_full_is_a_pause_and_no_failure() -> None:

@@ -2,7 +2,7 @@
 
 A backend is `up`, or does not take work for one of two reasons:
  - `down`: it refuses connections (3 requests in a row), or its /health failed (2 probes in a row).
-   A good probe takes it back.
+   A good probe takes it back: within 2 s, and at once when nobody else is up.
  - `out`: it answers, but badly: 3 requests in a row failed before the first byte, or its first
    tokens come more than 3 times as late, against prediction, as its peers' (a gray failure).
    /health says nothing about that, so after a while it is put on `trial`: one request at a time,
@@ -28,6 +28,7 @@ State = Literal["up", "down", "out", "trial"]
 FAILURES = 3  # in a row, by requests
 FAILED_PROBES = 2  # in a row
 HOLD_S, LONGEST_HOLD_S = 0.5, 30.0  # the first time; doubled each time
+LONGEST_DOWN_S = 2.0  # the same for one that was down: its good probe says more than its past
 STEADY_S = 60.0  # up for longer than this: the next hold is the first again
 GRAY_RATIO = 3.0
 GRAY_WINDOW_S = 10.0
@@ -80,9 +81,9 @@ class _Backend:
     def eject(self, state: State, why: str, now: float) -> None:
         if self.state == "up" and now - self.since > STEADY_S:
             self.ejections = 0
-        hold_s = HOLD_S
+        hold_s, longest_s = HOLD_S, LONGEST_DOWN_S if state == "down" else LONGEST_HOLD_S
         for _ in range(self.ejections):  # no power of 2: it may have been ejected for years
-            hold_s = min(LONGEST_HOLD_S, 2 * hold_s)
+            hold_s = min(longest_s, 2 * hold_s)
         self.held_until = now + hold_s
         self.ejections = min(self.ejections + 1, 16)
         self.restarted = state == "down"
@@ -142,7 +143,8 @@ class Health:
         """/health was 200."""
         if backend := self._backends.get(name):
             backend.failed_probes = 0
-            if backend.state == "down" and now >= backend.held_until:
+            alone = all(other.state != "up" for other in self._backends.values())
+            if backend.state == "down" and (alone or now >= backend.held_until):
                 self._enter(backend, "up", "", now)
 
     def probe_failed(self, name: str, why: str, now: float) -> None:

@@ -15,7 +15,7 @@ import random
 import sys
 import tempfile
 from collections import Counter
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from time import perf_counter
 
@@ -67,7 +67,8 @@ class Backend:
             if self.mode in ("streaming", "stalled"):
                 writer.write(STREAM_HEAD + token(0))
             ticks = asyncio.create_task(self._tick(writer)) if self.mode == "streaming" else None
-            await reader.read()
+            with suppress(ConnectionError):
+                await reader.read()
             self.closed.put_nowait(perf_counter())
             if ticks:
                 ticks.cancel()
@@ -91,6 +92,8 @@ class Backend:
     async def _tick(self, writer: asyncio.StreamWriter) -> None:
         for number in itertools.count(1):
             await asyncio.sleep(0.02)
+            if writer.is_closing():
+                return
             writer.write(token(number))
 
 
