@@ -134,8 +134,8 @@ def test_a_flapping_one_is_taken_back_at_once_when_nobody_else_is_up() -> None:
     fleet, now = Fleet(2), 0.0
     for turn in range(20):
         gone, there = ("a", "b") if turn % 2 else ("b", "a")
-        fleet.health.probe_passed(there, now)
         fleet.fail(gone, now, times=3, refused=True)
+        fleet.health.probe_passed(there, now)
         fleet.look(now)
         assert (fleet.may[gone], fleet.may[there]) == (NONE, ANY)
         now += 0.5
