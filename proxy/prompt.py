@@ -41,31 +41,6 @@ class Asked:
     streams: bool
 
 
-def read_body(
-    body: bytes,
-    headers: Mapping[str, str],
-    *,
-    id_: str,
-    chat: bool,
-    estimate: TokenEstimate,
-    block_bytes: int,
-    tenant: str = "",
-    salts: CacheSalts | None = None,
-) -> Asked:
-    """Understand a chat (or completion) request; raises ApiError 400 naming the parameter."""
-    return read_fields(
-        parse(body),
-        body,
-        headers,
-        id_=id_,
-        chat=chat,
-        estimate=estimate,
-        block_bytes=block_bytes,
-        tenant=tenant,
-        salts=salts,
-    )
-
-
 def read_fields(
     fields: dict[str, Any],
     body: bytes,
@@ -78,7 +53,11 @@ def read_fields(
     tenant: str = "",
     salts: CacheSalts | None = None,
 ) -> Asked:
-    """The same for a body that is parsed: the other half of the work for a large one."""
+    """Understand a chat (or completion) request; raises ApiError 400 naming the parameter.
+
+    Args:
+        fields: the body, parsed: for a large one that is half of the work, and done apart.
+    """
     streams = _typed(fields, "stream", bool, False)
     _typed(fields, "model", str, "")
     if chat:

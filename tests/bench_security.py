@@ -21,7 +21,7 @@ from forebay.proxy.auth import Authenticator
 from forebay.proxy.cache_salt import CacheSalts
 from forebay.proxy.estimate import TokenEstimate
 from forebay.proxy.keys import parse_keys
-from forebay.proxy.prompt import read_body
+from forebay.proxy.prompt import parse, read_fields
 from forebay.replay.sim.clock import run
 
 SAMPLES = 200
@@ -56,7 +56,8 @@ def costs() -> None:
         body = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
 
         def understood(tenant: str, given: CacheSalts | None, body: bytes = body) -> object:
-            return read_body(
+            return read_fields(
+                parse(body),
                 body,
                 {},
                 id_="r",

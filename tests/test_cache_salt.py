@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from forebay.proxy.cache_salt import CacheSalts, cache_secret, share_cache_secret, with_salt
 from forebay.proxy.errors import ApiError
 from forebay.proxy.estimate import TokenEstimate
-from forebay.proxy.prompt import Asked, read_body, salted
+from forebay.proxy.prompt import Asked, parse, read_fields, salted
 from forebay.replay.sim.clock import run
 
 SECRET = b"a secret of the tests"
@@ -36,7 +36,8 @@ class Served(BaseModel):
 def understood(
     body: bytes, tenant: str, salts: CacheSalts | None, headers: Mapping[str, str] | None = None
 ) -> Asked:
-    return read_body(
+    return read_fields(
+        parse(body),
         body,
         headers or {},
         id_="r",

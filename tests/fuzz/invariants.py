@@ -12,7 +12,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from forebay.proxy.client_body import ByteBudget, Hold, read_client_body
 from forebay.proxy.errors import ApiError
 from forebay.proxy.estimate import TokenEstimate
-from forebay.proxy.prompt import read_body
+from forebay.proxy.prompt import parse, read_fields
 from forebay.proxy.sse import EventScanner, MalformedStream, parse_event
 
 EVENT_LIMIT = 256
@@ -137,7 +137,8 @@ def _check_body(
 def check_prompt(body: bytes, chat: bool) -> None:
     """Any bytes are understood, or refused as a request that is wrong; sizes stay in bounds."""
     try:
-        asked = read_body(
+        asked = read_fields(
+            parse(body),
             body,
             {},
             id_="x",
