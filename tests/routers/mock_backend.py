@@ -99,7 +99,8 @@ class Backend(asyncio.Protocol):
     def _answer(self, head: bytes, body: bytes) -> None:
         if head.startswith(b"get"):
             self._transport.write(whole(MODELS))
-        elif not STREAMS.search(body[:200]) and not STREAMS.search(body[-200:]):
+        # Some routers write the body anew, with fields of their own around the prompt.
+        elif not STREAMS.search(body[:4000]) and not STREAMS.search(body[-4000:]):
             self._transport.write(whole(WHOLE))
         else:
             number = {

@@ -194,7 +194,11 @@ def _litellm(at: Setting) -> Sequence[str]:
         "api_key: none}\n"
         for url in at.urls
     )
-    config = at.write("litellm.yaml", f"model_list:\n{models}router_settings: {{num_retries: 0}}\n")
+    rest = (
+        "router_settings: {num_retries: 0}\n"
+        "general_settings: {dangerously_permit_weak_or_unset_master_key: true}\n"
+    )
+    config = at.write("litellm.yaml", f"model_list:\n{models}{rest}")
     port = str(at.port)
     return [_bin("litellm", "litellm"), "--config", config, "--host", "127.0.0.1", "--port", port]
 
