@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
+from forebay.proxy.core.chains import leading_run
+
 FEW: Final = 16  # blocks: beyond, a dict built and merged at C speed is faster than a loop
 
 
@@ -177,17 +179,3 @@ class PrefixIndex:
             holders[block] = left
         else:
             del holders[block]
-
-
-def leading_run(held: dict[int, int], blocks: Sequence[int]) -> int:
-    """How many leading `blocks` are in `held`, which has no gaps: where one is, all before are."""
-    if not blocks or blocks[0] not in held:
-        return 0
-    first, beyond = 1, len(blocks)
-    while first < beyond:
-        middle = (first + beyond) // 2
-        if blocks[middle] in held:
-            first = middle + 1
-        else:
-            beyond = middle
-    return first
