@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 
 from aiohttp import web
@@ -18,7 +17,6 @@ from forebay.proxy.admin import Admin
 from forebay.proxy.app import App
 from forebay.proxy.backends import Backends
 from forebay.proxy.config import Config
-from forebay.proxy.core.policies import ROUTES
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.driver import Driver
 from forebay.proxy.estimate import TokenEstimate
@@ -130,16 +128,7 @@ async def start_proxy(
     security = Security(config, environ)
     for note in security.notes():
         say(note)
-    shaper = Shaper(
-        config.core_backends(),
-        config.core_buckets(),
-        route=ROUTES[config.routing],
-        affinity=config.core_affinity(),
-        dispatch_ahead_s=config.admission.dispatch_ahead,
-        tenants=config.core_tenants(),
-        default_weight=config.tenants.default_weight,
-        itl_slo_s=config.admission.itl_slo or inf,
-    )
+    shaper = Shaper(config.core_backends(), config.core_buckets(), **config.shaper_options())
     metrics = ProxyMetrics(shaper, lambda: len(public.connections), config.tenants.known)
     estimate = TokenEstimate(config.tokens.bytes_per_token)
     stop = asyncio.Event()

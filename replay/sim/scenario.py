@@ -70,16 +70,11 @@ class Scenario:
         if self.policy == DIRECT:
             return InTurn()
         slots = self.proxy.backends[0].max_concurrency if self.proxy.backends else 64
-        return Shaper(
-            [BackendSpec(name, slots) for name in names],
-            self.proxy.core_buckets(),
-            route=ROUTES[self.policy],
-            affinity=self.proxy.core_affinity(),
-            dispatch_ahead_s=self.proxy.admission.dispatch_ahead,
-            tenants=self.tenants or self.proxy.core_tenants(),
-            default_weight=self.proxy.tenants.default_weight,
-            itl_slo_s=self.proxy.admission.itl_slo or inf,
-        )
+        options = self.proxy.shaper_options()
+        options["route"] = ROUTES[self.policy]
+        options["tenants"] = self.tenants or options["tenants"]
+        backends = [BackendSpec(name, slots) for name in names]
+        return Shaper(backends, self.proxy.core_buckets(), **options)
 
 
 def can_skip(config: EngineConfig) -> bool:
