@@ -14,6 +14,7 @@ import orjson
 from aiohttp import web
 
 from forebay.proxy.app import App
+from forebay.proxy.capture import Capture
 from forebay.proxy.core.backend import Backend
 from forebay.proxy.driver import Driver
 from forebay.proxy.estimate import TokenEstimate
@@ -40,6 +41,7 @@ class Admin:
         drain: Callable[[], None],
         reloader: Reloader,
         protection: Protection,
+        capture: Capture | None,
     ) -> None:
         self._app = app
         self._driver = driver
@@ -49,6 +51,7 @@ class Admin:
         self._drain = drain
         self._reloader = reloader
         self._protection = protection
+        self._capture = capture
         self._page = files("forebay.proxy").joinpath("live.html").read_bytes()
         self._started_at = asyncio.get_running_loop().time()
 
@@ -98,6 +101,7 @@ class Admin:
             "tasks": len(asyncio.all_tasks()),
             "bytes_per_token": round(self._estimate.bytes_per_token, 3),
             "queued": {bucket: shaper.queued(bucket) for bucket in shaper.buckets},
+            "capture": self._capture.status() if self._capture else None,
             "share": self._exchange.status(),
             "backends": [_backend(backend, now) for backend in shaper.backends.values()],
         }

@@ -248,6 +248,14 @@ class UpstreamTls(_Section):
     verify: bool = True
 
 
+class CaptureConfig(_Section):
+    """Traffic written down as a trace. salt: env is FOREBAY_CAPTURE_SALT, which keys its hashes."""
+
+    path: Path | None = None
+    salt: Literal["env"] = "env"
+    max_size: Bytes = 1 << 30
+
+
 class ShaperOptions(TypedDict):
     """Keyword arguments of `Shaper` and `Shaper.reconfigure`."""
 
@@ -280,6 +288,7 @@ class Config(_Section):
     logs: Logs = Logs()
     tracing: Tracing = Tracing()
     tenants: Tenants = Tenants()
+    capture: CaptureConfig = CaptureConfig()
     tls: Tls = Tls()
     upstream_tls: UpstreamTls = UpstreamTls()
     routing: str = "warm_or_least_work"

@@ -16,6 +16,7 @@ from aiohttp.http_parser import HttpRequestParser, HttpRequestParserPy
 from forebay.proxy.admin import Admin
 from forebay.proxy.app import App
 from forebay.proxy.backends import Backends
+from forebay.proxy.capture import capturing
 from forebay.proxy.config import Config
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.driver import Driver
@@ -151,7 +152,8 @@ async def start_proxy(
         if tracer is not None:
             stack.callback(tracer.close)
         access = AccessLog(config.logs)
-        telemetry = Telemetry(metrics, access, tracer)
+        capture = await stack.enter_async_context(capturing(config, environ, say))
+        telemetry = Telemetry(metrics, access, tracer, capture)
         app = App(
             config, driver, backends, relay, metrics, estimate, telemetry, protection, security
         )
@@ -179,7 +181,9 @@ async def start_proxy(
             links = [*links, RedisLink(config.share.get_secret_value())]
         exchange = await stack.enter_async_context(exchanging(driver, links, say))
         reloader = await stack.enter_async_context(Reloader(config, parts, say, load, watch))
-        admin = Admin(app, driver, metrics, estimate, exchange, stop.set, reloader, protection)
+        admin = Admin(
+            app, driver, metrics, estimate, exchange, stop.set, reloader, protection, capture
+        )
         admin_server = HttpServer(admin.handle)
         share_port = share_port or config.listen.reuse_port
         if share_port:
