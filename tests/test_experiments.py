@@ -12,7 +12,7 @@ import pytest
 from forebay.analysis.experiments import STUDIES
 from forebay.analysis.experiments.fitting import fit_terms
 from forebay.analysis.experiments.hol import beside_a_chat
-from forebay.analysis.experiments.options import integers
+from forebay.analysis.experiments.study import integers
 from forebay.analysis.experiments.target import Ask, SimTarget, open_target, sim_config
 from forebay.proxy.cli import main
 from forebay.replay.engine.config import EngineConfig

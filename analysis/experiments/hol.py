@@ -8,21 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from forebay.analysis.experiments.options import (
-    ApiKey,
-    AsJson,
-    Force,
-    Gpu,
-    Model,
-    Out,
-    TimeScale,
-    command_line,
-    integers,
-    run_study,
-)
 from forebay.analysis.experiments.plot import Series, xy_plot
-from forebay.analysis.experiments.result import Column, Result, check_out, finish
-from forebay.analysis.experiments.target import SIM, Ask, StudyFailed, Target, open_target
+from forebay.analysis.experiments.result import Column, Result
+from forebay.analysis.experiments.study import Study, integers, study
+from forebay.analysis.experiments.target import SIM, Ask, StudyFailed, Target
 from forebay.analysis.units import duration
 from forebay.traces.errors import InputError
 
@@ -49,35 +38,24 @@ COLUMNS = (
 )
 
 
+@study("hol", several=True)
 def command(
-    context: typer.Context,
-    target: Annotated[list[str], typer.Option("--target", help="URL, or sim:MODEL@GPU.")],
-    out: Out,
+    asked: Study,
     chunks: Annotated[str, typer.Option(help="Step budgets of a sim: target.")] = CHUNKS,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Of the long prompt.")] = 120_000,
-    model: Model = None,
-    gpu: Gpu = None,
-    api_key: ApiKey = None,
-    time_scale: TimeScale = 1.0,
-    force: Force = False,
-    as_json: AsJson = False,
 ) -> None:
-    check_out(out, force)
     sizes = integers(chunks, "--chunks")[::-1]
-    tries = [(t, s) for t in target for s in (sizes if t.startswith(SIM) else [None])]
+    tries = [(t, s) for t in asked.targets for s in (sizes if t.startswith(SIM) else [None])]
 
     async def work() -> Result:
         rows = []
         for text, size in tries:
-            async with open_target(
-                text, model=model, gpu=gpu, api_key=api_key, time_scale=time_scale,
-                batched_tokens=size,
-            ) as server:  # fmt: skip
+            async with asked.open(text, size) as server:
                 row = await beside_a_chat(server, prompt_tokens)
                 rows.append(row | {"max_num_batched_tokens": size})
-        return result(rows, prompt_tokens, {"command": command_line(context)})
+        return result(rows, prompt_tokens, asked.settings())
 
-    finish(run_study(work(), "hol"), out, as_json)
+    asked.finish(work())
 
 
 async def beside_a_chat(server: Target, prompt_tokens: int) -> dict[str, Any]:
