@@ -8,4 +8,5 @@ STUDIES = {
     "prefill": "forebay.analysis.experiments.prefill",
     "decode": "forebay.analysis.experiments.decode",
     "hol": "forebay.analysis.experiments.hol",
+    "saturation": "forebay.analysis.experiments.saturation",
 }

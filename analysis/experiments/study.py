@@ -62,6 +62,12 @@ Batched = Annotated[
     int | None,
     typer.Option("--max-num-batched-tokens", help="Of a sim: target.  [default: 8192]"),
 ]
+Seed = Annotated[int, typer.Option("--seed", help="Of lengths and arrivals.")]
+Engines = Annotated[
+    list[str] | None,
+    typer.Option("--engine", help="URL of an engine behind --target: asked directly, too."),
+]
+Gpus = Annotated[int, typer.Option("--gpus", min=1, help="Engines of a sim: target.")]
 
 
 @dataclass(frozen=True, slots=True)
