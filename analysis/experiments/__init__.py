@@ -9,4 +9,5 @@ STUDIES = {
     "decode": "forebay.analysis.experiments.decode",
     "hol": "forebay.analysis.experiments.hol",
     "saturation": "forebay.analysis.experiments.saturation",
+    "shared-document": "forebay.analysis.experiments.shared_document",
 }
