@@ -10,4 +10,5 @@ STUDIES = {
     "hol": "forebay.analysis.experiments.hol",
     "saturation": "forebay.analysis.experiments.saturation",
     "shared-document": "forebay.analysis.experiments.shared_document",
+    "flood": "forebay.analysis.experiments.flood",
 }

@@ -40,6 +40,8 @@ class Axis:
 
 
 def count_label(value: float) -> str:
+    if value >= 1e6:
+        return f"{value / 1e6:g}M"
     return f"{value:,.0f}" if value >= 10 or value == round(value) else f"{value:g}"
 
 
