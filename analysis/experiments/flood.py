@@ -206,6 +206,8 @@ def result(
         f"capacity {limit:.2f} requests/s ({how}); targets: {', '.join(settings['slos'])}",
         "TTFT is of the answered; goodput counts the refused as missed",
     ]
+    if any(row["ttft_p99_s"] is None for row in rows):
+        notes.append("–: a p99 needs 1,000 answers; raise --seconds")
     bad = [f"{r['way']} at {r['load']:g} ({r['verdict']})" for r in rows if r["verdict"] != "valid"]
     if bad:
         notes.append(f"not to be believed, the client was the limit: {', '.join(bad)}")
@@ -245,7 +247,7 @@ def _plot(rows: list[dict[str, Any]], names: Sequence[str]) -> str:
 
     x = Axis("offered load, times the capacity", count_label, log=False)
     goodput = Axis("goodput, requests a second within their targets", count_label, log=False)
-    panels = [Panel(of("goodput_per_s"), x, goodput)]
+    panels = [Panel(of("goodput_per_s"), x, goodput, key_left=True)]
     for key, title in (("ttft_p99_s", "TTFT p99"), ("ttft_p50_s", "TTFT p50")):
         if any(series.points for series in of(key)):
             panels.append(Panel([s for s in of(key) if s.points], x, Axis(f"{title}, answered")))

@@ -62,7 +62,8 @@ class Series:
 class Panel:
     """One plot of a document; `note` is a place on the x axis with a word for it.
 
-    `key_above` puts the names at the top right, for curves that fall or stay low.
+    The names stand at the bottom right; `key_above` puts them at the top, for curves that fall,
+    `key_left` to the left, for those that stay low.
     """
 
     series: Sequence[Series]
@@ -70,6 +71,7 @@ class Panel:
     y: Axis
     note: tuple[float, str] | None = None
     key_above: bool = False
+    key_left: bool = False
 
     @property
     def label(self) -> str:
@@ -132,8 +134,10 @@ def _draw(panel: Panel) -> list[str]:
     top = y.end + 14 if panel.key_above else bottom - 10 - KEY_ROW * (len(panel.series) - 1)
     for number, one in enumerate(panel.series):
         row = top + KEY_ROW * number
-        drawn.append(svg.mark(number, x.end - 12, row - 4, f"mark run{number % 6}", ""))
-        drawn.append(svg.text(x.end - 22, row, one.name, "key", "end"))
+        edge, away = (x.start, 1) if panel.key_left else (x.end, -1)
+        drawn.append(svg.mark(number, edge + away * 12, row - 4, f"mark run{number % 6}", ""))
+        side = "start" if panel.key_left else "end"
+        drawn.append(svg.text(edge + away * 22, row, one.name, "key", side))
     return drawn
 
 
