@@ -161,10 +161,10 @@ def _compared(rows: Sequence[dict[str, Any]], prefill: str) -> str:
         f"{duration(direct['stall_s'])})"
     )
     if proxy["ttft_p99_s"] is not None and direct["ttft_p99_s"] is not None:
-        told += (
-            f" (TTFT p99 {duration(proxy['ttft_p99_s'])} against {duration(direct['ttft_p99_s'])})"
-        )
-    return told if prefill == THEIRS else f"with {prefill} {told}"
+        verb = "shortens" if proxy["ttft_p99_s"] < direct["ttft_p99_s"] else "does not shorten"
+        told += f" and {verb} its p99 TTFT ({duration(proxy['ttft_p99_s'])} against "
+        told += f"{duration(direct['ttft_p99_s'])})"
+    return told if prefill == THEIRS else f"with {prefill} prefill {told}"
 
 
 def _plot(loads: dict[str, Load]) -> str:
@@ -177,7 +177,7 @@ def _plot(loads: dict[str, Load]) -> str:
             values = sorted(v for one in chats if (v := getattr(one, key)) is not None and v > 0)
             series.append(Series(name, (), _tail(values)))
         x, y = Axis(f"a chat's {title}"), Axis("chats with one at least as long", share_label)
-        panels.append(Panel(series, x, y, key_above=True))
+        panels.append(Panel(series, x, y, key_left=True))
     return drawn(*panels)
 
 

@@ -134,10 +134,9 @@ def _draw(panel: Panel) -> list[str]:
     top = y.end + 14 if panel.key_above else bottom - 10 - KEY_ROW * (len(panel.series) - 1)
     for number, one in enumerate(panel.series):
         row = top + KEY_ROW * number
-        edge, away = (x.start, 1) if panel.key_left else (x.end, -1)
+        edge, away, end = (x.start, 1, "start") if panel.key_left else (x.end, -1, "end")
         drawn.append(svg.mark(number, edge + away * 12, row - 4, f"mark run{number % 6}", ""))
-        side = "start" if panel.key_left else "end"
-        drawn.append(svg.text(edge + away * 22, row, one.name, "key", side))
+        drawn.append(svg.text(edge + away * 22, row, one.name, "key", end))
     return drawn
 
 
