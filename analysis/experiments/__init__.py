@@ -11,4 +11,5 @@ STUDIES = {
     "saturation": "forebay.analysis.experiments.saturation",
     "shared-document": "forebay.analysis.experiments.shared_document",
     "flood": "forebay.analysis.experiments.flood",
+    "kv": "forebay.analysis.experiments.kv",
 }
