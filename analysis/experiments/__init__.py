@@ -12,4 +12,5 @@ STUDIES = {
     "shared-document": "forebay.analysis.experiments.shared_document",
     "flood": "forebay.analysis.experiments.flood",
     "kv": "forebay.analysis.experiments.kv",
+    "needle": "forebay.analysis.experiments.needle",
 }

@@ -14,6 +14,7 @@ text{font:12px system-ui,sans-serif;fill:var(--soft)}
 .key{fill:var(--ink);paint-order:stroke;stroke:var(--paper);stroke-width:5}
 .paper{fill:var(--paper)}
 .grid{stroke:var(--rule)}.base{stroke:var(--soft)}.note{stroke:var(--soft);stroke-dasharray:3 4}
+.cell{fill:var(--c);stroke:var(--rule)}.over{fill:var(--paper)}
 .curve{fill:none;stroke:var(--c);stroke-width:2}.mark{fill:var(--c);stroke:var(--paper)}
 .run0{--c:var(--run0)}.run1{--c:var(--run1)}.run2{--c:var(--run2)}.run3{--c:var(--run3)}
 .run4{--c:var(--run4)}.run5{--c:var(--run5)}"""
