@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from forebay.analysis.experiments.http_way import http_ways
-from forebay.analysis.experiments.load_stats import good, percentile, ttfts, window_s
+from forebay.analysis.experiments.load_stats import doubted, good, percentile, ttfts, window_s
 from forebay.analysis.experiments.plot import Axis, Panel, Series, count_label, document
 from forebay.analysis.experiments.result import Column, Result
 from forebay.analysis.experiments.study import Batched, Engines, Gpus, Seed, Study, numbers, study
@@ -208,12 +208,9 @@ def result(
     ]
     if any(row["ttft_p99_s"] is None for row in rows):
         notes.append("–: a p99 needs 1,000 answers; raise --seconds")
-    bad = [f"{r['way']} at {r['load']:g} ({r['verdict']})" for r in rows if r["verdict"] != "valid"]
-    if bad:
-        notes.append(f"not to be believed, the client was the limit: {', '.join(bad)}")
     if failed := sum(row["failed"] for row in rows):
         notes.append(f"{failed} requests failed and count as missed")
-    words = _sentence(names, last, best, most)
+    words = doubted(_sentence(names, last, best, most), notes, rows, "way", "load")
     return Result("flood", target, words, COLUMNS, rows, facts, _plot(rows, names), notes, settings)
 
 

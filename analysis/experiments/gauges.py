@@ -18,7 +18,7 @@ EVERY_S, TIMEOUT_S = 0.05, 10.0  # wall time: a gauge between two looks is not s
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 KV_SHARE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")  # the second up to vLLM 0.9
 PREEMPTIONS = ("vllm:num_preemptions_total", "vllm:num_preemptions")
-SIMULATED = "forebay_engine_lag_seconds"
+LAG = "forebay_engine_lag_seconds"
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
@@ -27,9 +27,10 @@ class Sample:
     """One engine at one moment of a load.
 
     Attributes:
-        at_s: seconds; None when only the extremes count.
+        at_s: seconds from the load's start, or nearly.
         kv_share: of the usable KV blocks held by running requests, 0 to 1.
         preemptions: since the engine started.
+        lag_s: how far a simulated engine is behind its own clock; 0 for a real one.
     """
 
     engine: str
@@ -38,6 +39,7 @@ class Sample:
     waiting: int
     kv_share: float
     preemptions: int
+    lag_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +63,21 @@ class Page:
     kv_share: float | None
     preemptions: float
     pool: Pool | None
-    simulated: bool
+    lag_s: float | None  # None: not one of our simulated engines
 
     def sample(self, engine: str, at_s: float) -> Sample | None:
         if self.running is None or self.waiting is None or self.kv_share is None:
             return None
         running, waiting = round(self.running), round(self.waiting)
-        return Sample(engine, at_s, running, waiting, self.kv_share, round(self.preemptions))
+        return Sample(
+            engine,
+            at_s,
+            running,
+            waiting,
+            self.kv_share,
+            round(self.preemptions),
+            self.lag_s or 0.0,
+        )
 
 
 def read_page(text: str) -> Page:
@@ -92,7 +102,7 @@ def read_page(text: str) -> Page:
         sum(shares) / len(shares) if shares else None,
         sum(preempted),
         pool,
-        SIMULATED in values,
+        values[LAG][0] if LAG in values else None,
     )
 
 

@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any
 
 from forebay.analysis.experiments.http_way import http_ways
-from forebay.analysis.experiments.load_stats import percentile, ttfts
+from forebay.analysis.experiments.load_stats import doubted, percentile, ttfts
 from forebay.analysis.experiments.plot import Axis, Panel, Series, share_label
 from forebay.analysis.experiments.plot import document as drawn
 from forebay.analysis.experiments.result import Column, Result
@@ -133,9 +133,7 @@ def _result(
     notes = ["documents: median TTFT, each asked about five times; stall: the longest gap"]
     if any(row["ttft_p99_s"] is None for row in rows):
         notes.append("–: a p99 needs 1,000 answered chats; raise --seconds or --chat-rate")
-    bad = [f"{row['way']} ({row['verdict']})" for row in rows if row["verdict"] != "valid"]
-    if bad:
-        notes.append(f"not to be believed, the client was the limit: {', '.join(bad)}")
+    words = doubted(words, notes, rows, "way", "prefill")
     if failed := sum(row["failed"] for row in rows):
         notes.append(f"{failed} requests failed and are in no other column")
     facts = {

@@ -1,7 +1,8 @@
 """Statistics of a load's answers: percentiles that say when there are too few, rates, hits."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from forebay.analysis.experiments.ways import Seen
 from forebay.replay.slo import Slo, meets
@@ -45,3 +46,17 @@ def window_s(seen: Sequence[Seen]) -> float:
         return 0.0
     due = [one.due_s for one in seen]
     return (max(due) - min(due)) * len(due) / (len(due) - 1)
+
+
+def doubted(words: str, notes: list[str], rows: Iterable[Mapping[str, Any]], *keys: str) -> str:
+    """`words`, and that they do not hold where a row's load was not as meant; `notes` say which."""
+    bad = [
+        f"{' '.join(f'{row[k]:g}' if isinstance(row[k], float) else str(row[k]) for k in keys)} "
+        f"({row['verdict']})"
+        for row in rows
+        if row["verdict"] != "valid"
+    ]
+    if not bad:
+        return words
+    notes.append(f"not to be believed: {', '.join(bad)}")
+    return f"Not valid, the client or an engine could not keep up: {words}"

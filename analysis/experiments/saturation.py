@@ -18,7 +18,7 @@ from forebay.analysis.experiments.knee import (
     kneedle,
     last_followed,
 )
-from forebay.analysis.experiments.load_stats import percentile, ttfts
+from forebay.analysis.experiments.load_stats import doubted, percentile, ttfts
 from forebay.analysis.experiments.plot import Axis, Panel, Series, count_label, document
 from forebay.analysis.experiments.result import Column, Result
 from forebay.analysis.experiments.study import Batched, Seed, Study, integers, numbers, study
@@ -238,14 +238,12 @@ def result(way: Way, rows: list[dict[str, Any]], paced: bool, settings: dict[str
         "max_num_seqs_known": how,
     }
     notes = [f"knee: {rule}", f"max_num_seqs: {seats or 'unknown'} ({how})"]
-    bad = [f"{row['load']:g} ({row['verdict']})" for row in rows if row["verdict"] != "valid"]
-    if bad:
-        notes.append(f"not to be believed, the client was the limit: {', '.join(bad)}")
     failed = sum(row["failed"] for row in rows)
     if failed:
         notes.append(f"{failed} requests failed and count as not completed")
     columns = [_heading(column, paced) for column in COLUMNS]
     words = _sentence(rows, at if reached else None, gain, paced)
+    words = doubted(words, notes, rows, "load")
     plot = _plot(rows, facts, paced)
     return Result("saturation", way.about.name, words, columns, rows, facts, plot, notes, settings)
 

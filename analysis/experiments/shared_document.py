@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from forebay.analysis.experiments.gauges import Sample
-from forebay.analysis.experiments.load_stats import hit_ratio, ttfts
+from forebay.analysis.experiments.load_stats import doubted, hit_ratio, ttfts
 from forebay.analysis.experiments.plot import Axis, Panel, Series, count_label, document
 from forebay.analysis.experiments.result import Column, Result
 from forebay.analysis.experiments.study import Batched, Engines, Gpus, Seed, Study, study
@@ -54,12 +54,18 @@ def command(
     ] = 60_000,
     question_tokens: Annotated[int, typer.Option(min=1, help="Of each user's own.")] = 64,
     output_tokens: Annotated[int, typer.Option(min=2, help="Of each answer.")] = 128,
+    apart: Annotated[
+        float, typer.Option(min=0, help="Seconds between two users who ask at once.")
+    ] = 0.02,
     gpus: Gpus = 2,
     max_num_batched_tokens: Batched = None,
     seed: Seed = 0,
 ) -> None:
     async def work() -> Result:
-        phases = requests(users, document_tokens, question_tokens, output_tokens, seed)
+        phases = [
+            [replace(row, arrival_s=number * apart) for number, row in enumerate(phase)]
+            for phase in requests(users, document_tokens, question_tokens, output_tokens, seed)
+        ]
         longest = phases[0][0].input_tokens + output_tokens
         ways = await ways_of(asked, engine, gpus, max_num_batched_tokens, watched=True)
         rows, loads = [], {}
@@ -161,9 +167,11 @@ def result(
         "cold": cold,
         "cold_at_once": of[AT_ONCE]["cold"],
         "ttft_cold_s": of[FIRST]["ttft_s"],
-        "ttft_cached_s": of[ALONE]["ttft_s"],
+        "ttft_cached_s": None if of[ALONE]["cold"] else of[ALONE]["ttft_s"],
         "ttft_cached_beside_others_s": of[OTHERS]["ttft_s"],
-        "cold_over_cached": of[FIRST]["ttft_s"] / of[ALONE]["ttft_s"],
+        "cold_over_cached": None
+        if of[ALONE]["cold"]
+        else of[FIRST]["ttft_s"] / of[ALONE]["ttft_s"],
         "hit_ratio_of_the_others": of[OTHERS]["hit_ratio"],
         "kv_tokens_per_added_user": grown,
         "prompt_tokens": prompt,
@@ -177,8 +185,7 @@ def result(
         notes.append("KV use is unknown: no vLLM metrics there; name the engines with --engine")
     if failed := sum(row["failed"] for row in rows):
         notes.append(f"{failed} requests were refused or failed and are in no other column")
-    if bad := [row["phase"] for row in rows if row["verdict"] != "valid"]:
-        notes.append(f"not to be believed, the client was the limit: {', '.join(bad)}")
+    words = doubted(words, notes, rows, "way", "phase")
     target = ", ".join(dict.fromkeys(one.about.name for one in ways))
     columns = [c for c in COLUMNS if c.key != "way" or len(ways) > 1]
     plot = _plot(ways, loads)
@@ -192,11 +199,15 @@ def _sentence(way: str, facts: dict[str, Any], users: int) -> str:
             f"The document was not shared: {cold} of {users} users paid for it in full ({way}); "
             "is prefix caching on?"
         )
-    words = (
-        f"{cold} of {users} users paid for the document ({way}): TTFT "
-        f"{duration(facts['ttft_cold_s'])} cold and {duration(facts['ttft_cached_s'])} cached, "
-        f"{ratio(faster)}; {duration(facts['ttft_cached_beside_others_s'])} for the median of "
-        f"the others all at once, {facts['hit_ratio_of_the_others']:.1%} of whose tokens were hits"
+    words = f"{cold} of {users} users paid for the document ({way}): TTFT "
+    words += f"{duration(facts['ttft_cold_s'])} cold and "
+    if faster is None:
+        words += "not found in the cache by one who asked alone later"
+    else:
+        words += f"{duration(facts['ttft_cached_s'])} cached ({ratio(faster)} less)"
+    words += (
+        f"; {duration(facts['ttft_cached_beside_others_s'])} for the median of the others all at "
+        f"once, {facts['hit_ratio_of_the_others']:.1%} of whose tokens were hits"
     )
     grown = facts["kv_tokens_per_added_user"]
     if grown is not None:
