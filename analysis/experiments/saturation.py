@@ -64,7 +64,7 @@ def command(
     ] = None,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Of every request.")] = 1000,
     output_tokens: Annotated[int, typer.Option(min=2, help="Of a request, ± half of it.")] = 200,
-    seconds: Annotated[float, typer.Option(min=1, help="Of each rate of --rates.")] = 120.0,
+    seconds: Annotated[float, typer.Option(min=30, help="Of each rate of --rates.")] = 120.0,
     max_num_batched_tokens: Batched = None,
     max_num_seqs: Annotated[
         int | None, typer.Option(min=1, help="Of a sim: target.  [default: 256]")
