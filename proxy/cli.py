@@ -12,6 +12,7 @@ COMMANDS = {
     "demo": ("forebay.analysis.demo:app", "engines, proxy, replay and report with no GPU"),
     "proxy": ("forebay.proxy.proxy_cli:app", "the load-shaping proxy in front of vLLM servers"),
     "engine": ("forebay.replay.engine.cli:app", "one simulated vLLM server"),
+    "fleet": ("forebay.replay.fleet.cli:app", "real vLLM servers, one on each GPU"),
     "replay": ("forebay.replay.cli:app", "replay a trace at a set arrival rate"),
     "traces": ("forebay.traces.cli:app", "import, describe and make traces"),
     "experiment": ("forebay.analysis.experiments.cli:app", "studies of one server"),
