@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check bench bench-goals bench-proxy bench-sim bench-vllm-cpu clients compiled fuzz soak test-compiled vllm-cpu clean
+.PHONY: demo test check bench bench-goals bench-proxy bench-routers bench-sim bench-vllm-cpu clients compiled fuzz soak test-compiled vllm-cpu clean
 
 demo: .venv/runtime
 	$(BIN)/forebay demo --out runs/demo --force
@@ -55,6 +55,12 @@ bench-vllm-cpu: .venv/dev vllm-cpu
 # What routers cost, side by side; nginx and HAProxy from the system, the others into .routers/.
 bench-proxy: .venv/dev
 	$(BIN)/python tests/routers/bench_proxy.py
+
+# What users notice behind each router: docs/bench-routers.md. MINUTES=40 stops after the most
+# telling runs; a second call goes on. The figures are printed and written to that page.
+MINUTES ?= 600
+bench-routers: .venv/dev
+	$(BIN)/python tests/routers/bench_routers.py --minutes $(MINUTES) --write-docs $(BENCH_ROUTERS)
 
 soak: .venv/dev
 	$(BIN)/python tests/routers/soak.py
