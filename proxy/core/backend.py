@@ -226,10 +226,11 @@ class Backend:
     def margin_s(self, wait_s: float, ahead_s: float) -> float:
         """How much longer a predicted wait may be, nine times in ten.
 
-        Errors grow with all that is in the line, even what is nearly done. Twice the mean
-        relative error: about the 90th percentile of a normal one.
+        Errors grow with all that is in the line, even what is nearly done. One and a half times
+        the mean relative error: the 88th percentile of a normal one. With twice as much, more is
+        refused that would have been in time than is served in time (`replay/sim/hindsight.py`).
         """
-        return 2.0 * self.cost.spread * max(wait_s, self._line_s + ahead_s)
+        return 1.5 * self.cost.spread * max(wait_s, self._line_s + ahead_s)
 
     def backlog_below_at(self, limit_s: float) -> float:
         """When the backlog falls below `limit_s` by itself; inf if only an answer can do it."""

@@ -257,9 +257,12 @@ class Outlook:
                 overtaken = min(MOST, overtaken + self._ahead.overtaken(waiting, now))
                 mates = 1 + ahead
             else:
+                ahead = 0
                 for queue in backend.queues.values():
                     if queue.count:
                         ahead_s += queue.ahead_s(deadline)
+                        ahead += queue.ahead(deadline)
+                ahead_s += self._due_s(backend, bucket, ahead_s, deadline)
                 mates = 1 + backend.queues[bucket].count
             if waiting.backend == backend.name:
                 ahead_s, ahead = max(0.0, ahead_s - waiting.work_s), ahead - 1
@@ -277,6 +280,18 @@ class Outlook:
             )
         margin_s = backend.margin_s(wait_s, ahead_s)
         return Option(backend.name, wait_s, margin_s, prefill_s, cold_s, matched, load, mean_load)
+
+    def _due_s(self, backend: Backend, bucket: str, ahead_s: float, deadline: float) -> float:
+        """Of other buckets, work with a later deadline that goes first: it has its part of turns.
+
+        While `ahead_s` is done, each other bucket that waits gets its share of the seconds.
+        """
+        share, due_s = BUCKETS_SHARE / len(backend.queues), 0.0
+        for name, queue in backend.queues.items():
+            if name != bucket and queue.count:
+                theirs_s = min(queue.work_s, share * ahead_s / (1.0 - share))
+                due_s += max(0.0, theirs_s - queue.ahead_s(deadline))
+        return due_s
 
     def _elsewhere_s(self, backend: Backend, waiting: Waiting, ahead_s: float, now: float) -> float:
         """The wait for what is queued for the backend with other proxies and goes first.

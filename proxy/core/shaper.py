@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from math import inf
 from typing import Final
 
-from forebay.proxy.core.admission import attainable, refuse, retry_after_s, whole_s
+from forebay.proxy.core.admission import Admit, attainable, refuse, retry_after_s, whole_s
 from forebay.proxy.core.ahead import Ahead
 from forebay.proxy.core.backend import UNLIMITED, Backend, Flight
 from forebay.proxy.core.fairness import Fairness
@@ -68,6 +68,7 @@ class Shaper:
         tenants: Iterable[Tenant] = (),
         default_weight: float = 1.0,
         itl_slo_s: float = inf,
+        admit: Admit = refuse,
     ) -> None:
         """A tenant that is not among `tenants` weighs `default_weight` and has no quota.
 
@@ -86,6 +87,7 @@ class Shaper:
         self._ahead = Ahead(self.backends, self._fairness)
         self.affinity = affinity or Affinity()
         self._route = route
+        self._admit = admit
         self._dispatch_ahead_s = dispatch_ahead_s
         self._outlook = Outlook(
             self.backends, self.buckets, dispatch_ahead_s, self.affinity.min_match, self._ahead
@@ -148,7 +150,10 @@ class Shaper:
         if queued >= bucket.max_queue and self._ahead.on:
             gives_way = self._ahead.gives_way(waiting, bucket)
             queued -= gives_way is not None
-        reason = refuse(request, bucket, option, queued=queued, idle=backend.idle)
+        sent_now = starts and not (backend.queued and backend.queues[bucket.name])
+        if sent_now:  # nobody goes before it, whatever was reckoned
+            option.wait_s, option.margin_s = backend.backlog_s(now), 0.0
+        reason = self._admit(request, bucket, option, queued, backend.idle)
         if reason is None and queued >= 0 and self._ahead.too_much(backend, waiting, bucket, now):
             reason = "queue_full"
         eased = self._outlook.decided(bucket.name, refused=reason is not None)
@@ -168,7 +173,7 @@ class Shaper:
             engines = sum(b.up for b in self.backends.values())
             wait_s = self._returns.book(bucket.name, wait_s, option.prefill_s, engines, now)
             actions.append(Reject(request, reason, bucket.name, 0.0, whole_s(wait_s)))
-        elif starts and not (backend.queued and backend.queues[bucket.name]):
+        elif sent_now:
             actions.append(self._send(waiting, backend, option.matched_tokens, now))
         else:
             self._enqueue(waiting, option, now)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from forebay.proxy.config import Config
+from forebay.proxy.core.admission import Admit, refuse
 from forebay.proxy.core.model import BackendSpec, Tenant
 from forebay.proxy.core.policies import ROUTES
 from forebay.proxy.core.shaper import Shaper
@@ -66,7 +67,7 @@ class Scenario:
             return SteppingEngine(self.engine)
         return SkippingEngine(self.engine)
 
-    def new_policy(self, names: Sequence[str]) -> Policy:
+    def new_policy(self, names: Sequence[str], admit: Admit = refuse) -> Policy:
         if self.policy == DIRECT:
             return InTurn()
         slots = self.proxy.backends[0].max_concurrency if self.proxy.backends else 64
@@ -74,7 +75,7 @@ class Scenario:
         options["route"] = ROUTES[self.policy]
         options["tenants"] = self.tenants or options["tenants"]
         backends = [BackendSpec(name, slots) for name in names]
-        return Shaper(backends, self.proxy.core_buckets(), **options)
+        return Shaper(backends, self.proxy.core_buckets(), **options, admit=admit)
 
 
 def can_skip(config: EngineConfig) -> bool:
