@@ -92,10 +92,10 @@ def append_record(path: Path, record: Record) -> None:
 
 
 def latest(records: Iterable[Record]) -> list[Record]:
-    """One record for each identity: the last valid one of the newest version, else the last."""
+    """One record for each identity, whatever its time scale: the last valid one, else the last."""
     chosen: dict[tuple[Any, ...], Record] = {}
     for record in records:
-        key = identity(record)
+        key = tuple(record[name] for name in IDENTITY if name != "time_scale")
         known = chosen.get(key)
         if known is None or _counts(record) or not _counts(known):
             chosen[key] = record

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import orjson
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(HERE.parent)]
@@ -38,17 +40,19 @@ from arena_plan import (  # noqa: E402
     is_done,
     read_records,
 )
-from arena_run import Run, measure  # noqa: E402
+from arena_run import Run, capacity_per_s, measure  # noqa: E402
 from arena_tables import tables  # noqa: E402
 from arena_traffic import COURSES, CPU_COURSES, Course, Traffic, prepare, prepare_real  # noqa: E402
 from peers import Missing  # noqa: E402
 
 from forebay.replay.sim.bench import reference_ms  # noqa: E402
 from forebay.traces.errors import InputError  # noqa: E402
+from forebay.traces.schema import TraceRequest  # noqa: E402
 
 MODEL, GPU = "Llama-3-8B", "h200"
+CONTEXT = 16_384  # of the model on the CPU
 VLLM_FLAGS = (
-    "--max-model-len", "16384", "--max-num-batched-tokens", "2048", "--max-num-seqs", "64",
+    "--max-model-len", str(CONTEXT), "--max-num-batched-tokens", "2048", "--max-num-seqs", "64",
 )  # fmt: skip
 
 
@@ -176,12 +180,26 @@ class _Traffics:
                 if self._fleet.kind == SIMULATED:
                     self._made[key] = prepare(course, seed, data, MODEL, GPU, count)
                 else:
-                    self._made[key] = prepare_real(course, seed, data, self._settings.results)
+                    self._made[key] = prepare_real(
+                        course, seed, data, CONTEXT, lambda rows: self._capacity(course, seed, rows)
+                    )
             except InputError as error:
                 self.skipped[course.name] = str(error)
                 print(f"{course.name}: skipped: {error}", file=sys.stderr)
                 return None
         return self._made[key]
+
+    def _capacity(self, course: Course, seed: int, rows: Sequence[TraceRequest]) -> float:
+        """Asked for once: another answer would make another trace, comparable with nothing."""
+        results = self._settings.results
+        file = results.with_name(f"{results.stem}.capacity.json")
+        known: dict[str, float] = orjson.loads(file.read_bytes()) if file.exists() else {}
+        name = f"{self._fleet.kind} {self._fleet.count} {course.name} {seed}"
+        if name not in known:
+            known[name] = capacity_per_s(self._fleet, rows, seed, self._settings.endpoint)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(orjson.dumps(known, option=orjson.OPT_INDENT_2) + b"\n")
+        return known[name]
 
 
 def _slower(settings: Settings, scale: float) -> Fleet:
