@@ -12,7 +12,7 @@ from arena_contenders import CONTENDERS, PREFIX_BYTES
 from arena_engines import simulated
 from arena_judge import LATE_SHARE, Signs, judge
 from arena_page import BEGIN, END, page, write_docs
-from arena_plan import append_record, cells, in_order, is_done, latest, read_records
+from arena_plan import append_record, cells, in_order, is_done, latest, next_scale, read_records
 from arena_processes import last_line, parse_metrics
 from arena_results import Entry, comparisons, groups
 from arena_run import Run, late_steps, measure
@@ -40,7 +40,8 @@ def record(router: str = "forebay", seed: int = 0, **more: Any) -> Record:
         "format": 1, "engines": "sim", "count": 2, "model": "m", "endpoint": "chat",
         "workload": "documents", "router": router, "seed": seed, "time_scale": 2.0, "version": "1",
         "date": "2026-11-21T10:00:00Z", "behind": "simulated", "slo": "chat.ttft=2s", "trace": "t",
-        "load": 0.8, "machine": {"cores": 2, "system": "s", "python": "3", "reference_ms": 80.0},
+        "ideal_hit_ratio": 0.5, "load": 0.8,
+        "machine": {"cores": 2, "system": "s", "python": "3", "reference_ms": 80.0},
         "verdict": "valid", "why": "", "figures": figures, "command": "x", **more,
     }  # fmt: skip
 
@@ -121,6 +122,11 @@ def test_a_run_is_repeated_until_it_is_valid_or_was_tried_twice(
     earlier: list[Record], done: bool
 ) -> None:
     assert is_done(record(), earlier) is done
+
+
+def test_an_invalid_run_is_repeated_at_half_the_speed() -> None:
+    assert next_scale(4.0, record(), []) == 4.0
+    assert next_scale(4.0, record(), [record(verdict="invalid"), record(seed=1)]) == 2.0
 
 
 def test_results_are_lines_that_a_second_call_finds(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from forebay.traces.kv_cache_tester import interleaved, read_sessions
 from forebay.traces.lengths import Fixed, Lognormal
 from forebay.traces.mooncake import spread_ticks
 from forebay.traces.schema import TraceRequest
+from forebay.traces.sharing import IdealCache
 from forebay.traces.synth import Workload as Made
 from forebay.traces.synth import shared_document, workload
 from forebay.traces.synth_mix import ChatBesideDocuments, chat_beside_documents
@@ -76,6 +77,13 @@ class Traffic:
         for request in self.requests:
             digest.update(row_bytes(request))
         return digest.hexdigest()[:12]
+
+    @property
+    def ideal_hit_ratio(self) -> float:
+        """Of one infinite cache for all engines, every prompt being in it once it was sent."""
+        cache = IdealCache()
+        hits = sum(cache.look_up(request).hit_tokens for request in self.requests)
+        return hits / sum(request.input_tokens for request in self.requests)
 
 
 def prepare(course: Course, seed: int, data: Path, model: str, gpu: str, engines: int) -> Traffic:
