@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from arena_contenders import CONTENDERS, PREFIX_BYTES
+from arena_courses import COURSES, CPU_COURSES
 from arena_engines import simulated
 from arena_judge import LATE_SHARE, Signs, judge
 from arena_page import BEGIN, END, page, write_docs
@@ -18,7 +19,7 @@ from arena_results import Entry, comparisons, groups
 from arena_run import Run, late_steps, measure
 from arena_samples import pooled, quantile_s, summarise
 from arena_tables import tables
-from arena_traffic import COURSES, CPU_COURSES, Traffic, at_rate, prepare, prepare_real
+from arena_traffic import Traffic, at_rate, prepare, prepare_real
 from bench_routers import main
 from peers import Peer, Setting
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from arena_contenders import CONTENDERS
+from arena_courses import COURSES, CPU_COURSES
 from arena_plan import Record
 from arena_results import OURS, Comparison, Entry, Estimate, Group, comparisons, groups
-from arena_traffic import COURSES, CPU_COURSES
 
 from forebay.analysis.units import NEVER, NONE
 

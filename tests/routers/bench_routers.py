@@ -30,6 +30,7 @@ ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from arena_contenders import CONTENDERS, install_all  # noqa: E402
+from arena_courses import COURSES, CPU_COURSES  # noqa: E402
 from arena_engines import SIMULATED, VLLM_CPU, Fleet, simulated, vllm_cpu  # noqa: E402
 from arena_page import page, write_docs  # noqa: E402
 from arena_plan import (  # noqa: E402
@@ -45,7 +46,7 @@ from arena_plan import (  # noqa: E402
 )
 from arena_run import Run, capacity_per_s, measure  # noqa: E402
 from arena_tables import tables  # noqa: E402
-from arena_traffic import COURSES, CPU_COURSES, Course, Traffic, prepare, prepare_real  # noqa: E402
+from arena_traffic import Course, Traffic, prepare, prepare_real  # noqa: E402
 from peers import Missing  # noqa: E402
 
 from forebay.replay.sim.bench import reference_ms  # noqa: E402
