@@ -1,23 +1,27 @@
 """The harness that compares routers: what it plans, believes, adds up and writes down."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from arena_contenders import CONTENDERS, PREFIX_BYTES
+from arena_courses import COURSES, CPU_COURSES
+from arena_engines import simulated
 from arena_judge import LATE_SHARE, Signs, judge
 from arena_page import BEGIN, END, page, write_docs
-from arena_plan import append_record, cells, in_order, is_done, latest, read_records
+from arena_plan import append_record, cells, in_order, is_done, latest, next_scale, read_records
 from arena_processes import last_line, parse_metrics
 from arena_results import Entry, comparisons, groups
-from arena_run import late_steps
+from arena_run import Run, late_steps, measure
 from arena_samples import pooled, quantile_s, summarise
 from arena_tables import tables
-from arena_traffic import COURSES, CPU_COURSES, at_rate, prepare
+from arena_traffic import Traffic, at_rate, prepare, prepare_real
 from bench_routers import main
-from peers import Setting
+from peers import Peer, Setting
 
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
@@ -37,7 +41,8 @@ def record(router: str = "forebay", seed: int = 0, **more: Any) -> Record:
         "format": 1, "engines": "sim", "count": 2, "model": "m", "endpoint": "chat",
         "workload": "documents", "router": router, "seed": seed, "time_scale": 2.0, "version": "1",
         "date": "2026-11-21T10:00:00Z", "behind": "simulated", "slo": "chat.ttft=2s", "trace": "t",
-        "load": 0.8, "machine": {"cores": 2, "system": "s", "python": "3", "reference_ms": 80.0},
+        "ideal_hit_ratio": 0.5, "load": 0.8,
+        "machine": {"cores": 2, "system": "s", "python": "3", "reference_ms": 80.0},
         "verdict": "valid", "why": "", "figures": figures, "command": "x", **more,
     }  # fmt: skip
 
@@ -55,7 +60,7 @@ def chats(seconds: float, answered: int = 100) -> Record:
         (Signs("cap-limited", "held back", 0.0, 0.5), "invalid", "load generator"),
         (Signs("valid", "0 late", 0.02, 0.5), "invalid", "engines"),
         (Signs("valid", "0 late", 0.0, 0.99), "invalid", "machine"),
-        (Signs("valid", "0 late", None, 0.5), "valid", ""),  # a real engine has no simulated clock
+        (Signs("valid", "0 late", None, None), "valid", ""),  # real engines: no clock, whole cores
     ],
 )
 def test_a_run_with_another_bottleneck_than_the_router_is_invalid(
@@ -120,6 +125,11 @@ def test_a_run_is_repeated_until_it_is_valid_or_was_tried_twice(
     assert is_done(record(), earlier) is done
 
 
+def test_an_invalid_run_is_repeated_at_half_the_speed() -> None:
+    assert next_scale(4.0, record(), []) == 4.0
+    assert next_scale(4.0, record(), [record(verdict="invalid"), record(seed=1)]) == 2.0
+
+
 def test_results_are_lines_that_a_second_call_finds(tmp_path: Path) -> None:
     file = tmp_path / "new" / "results.jsonl"
     assert read_records(file) == []
@@ -139,6 +149,7 @@ def test_an_invalid_repetition_does_not_replace_a_valid_run() -> None:
     again = record(version="2", verdict="invalid")
     assert latest([record(version="1"), again]) == [record(version="1")]
     assert latest([record(version="1"), record(version="2"), again]) == [record(version="2")]
+    assert latest([record(), record(time_scale=4.0)]) == [record(time_scale=4.0)]
 
 
 def test_binned_latencies_keep_percentiles_to_a_hundredth() -> None:
@@ -267,6 +278,21 @@ def test_traffic_comes_at_the_asked_share_of_capacity(tmp_path: Path) -> None:
     assert offered == pytest.approx(0.8 * once.capacity_per_s, rel=1e-3)
 
 
+def test_real_engines_are_asked_for_their_capacity(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def capacity_of(rows: Sequence[TraceRequest]) -> float:
+        asked.append(len(rows))
+        return 5.0
+
+    made = prepare_real(CPU_COURSES["documents"], 0, tmp_path, 16_384, capacity_of)
+    assert asked == [64]
+    assert (len(made.requests) - 1) / made.requests[-1].arrival_s == pytest.approx(4.0, rel=1e-3)
+    assert max(row.input_tokens + row.output_tokens for row in made.requests) <= 16_384
+    prepare_real(CPU_COURSES["fifty users"], 0, tmp_path, 16_384, capacity_of)
+    assert asked == [64]  # its times are its own
+
+
 @pytest.mark.parametrize("name", ["mooncake synthetic", "azure code", "qmsum zipf"])
 def test_missing_data_is_named_with_the_option_that_gives_it(name: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"not there; give the folder .* with --data"):
@@ -300,3 +326,33 @@ def test_the_most_telling_workloads_are_of_the_core() -> None:
     core = [name for name, course in COURSES.items() if course.core]
     assert core == ["documents", "shared documents", "overload 1.5x", "mooncake synthetic"]
     assert set(CPU_COURSES) <= set(COURSES)
+
+
+def test_a_router_and_the_bare_engines_are_measured_alike(tmp_path: Path) -> None:
+    """Real processes: three short runs, of which one has a router that cannot start."""
+    rows = tuple(
+        TraceRequest(f"r{n}", n * 0.05, 6_144 + 64, 2, blocks=(*range(12), 100 + n))
+        for n in range(8)
+    )
+    traffic = Traffic("tiny", rows, "document.ttft=60s", 131_072, None)
+    engines = simulated(2, "Llama-3-8B", "h200", 4.0)
+    broken = replace(CONTENDERS["direct"], peer=Peer("broken", lambda at: ["false"], lambda: "1"))
+    with engines.fresh(tmp_path) as ports:
+        same = replace(engines, fresh=lambda folder: nullcontext(ports))
+        direct, ours, neither = (
+            measure(Run(contender, traffic, 0, same, "chat"), None)
+            for contender in (CONTENDERS["direct"], CONTENDERS["forebay"], broken)
+        )
+    for found in (direct, ours):
+        figures = found["figures"]
+        assert (figures["requests"], figures["completed"]) == (8, 8)
+        assert figures["attainment"] == 1.0
+        assert figures["ttft"]["document"]["answered"] == 8
+        assert sum(figures["prompt_tokens"]) >= 8 * 6_208  # the chat template's own come on top
+        assert found["verdict"] in ("valid", "invalid")  # as busy as this machine is
+        assert "error" not in found
+    assert direct["figures"]["prompt_tokens"][0] == direct["figures"]["prompt_tokens"][1]
+    assert ours["figures"]["hit_ratio"] > 0.9  # the engines kept what the run before had asked
+    assert "forebay.yaml" in ours["command"]
+    assert neither["error"] == "Missing: ended with status 1: it said nothing"
+    assert "figures" not in neither

@@ -20,7 +20,7 @@ from forebay.analysis.processes import proxy_config
 DIRECT = "direct"
 PER_ENGINE = 64  # requests at once on one engine, wherever a router can be told
 QUEUE_S = 15.0  # longest wait in a router's own queue: the first-token target of a document
-PREFIX_BYTES = 4096  # of the body, for nginx's hash: past a shared instruction, inside a document
+PREFIX_BYTES = 8192  # what is hashed: past a shared instruction of 4 KB, inside a document
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,8 @@ def _rust(program: Sequence[str], policy: str, *flags: str) -> Callable[[Setting
         return [
             *program, "--worker-urls", *at.urls, "--policy", policy, "--host", "127.0.0.1",
             "--port", str(at.port), "--prometheus-port", str(at.side_port),
-            "--prometheus-host", "127.0.0.1", "--log-level", "error", *flags,
+            "--prometheus-host", "127.0.0.1", "--log-level", "error",
+            "--worker-startup-check-interval", "1", *flags,
         ]  # fmt: skip
 
     return command
@@ -223,8 +224,9 @@ def _listed() -> Sequence[Contender]:
         Contender(
             "smg prefix_hash",
             _smg("smg prefix_hash", "prefix_hash", "--worker-overload-shed",
-                 "--max-concurrent-requests", "0"),
-            "bounded consistent hash of the first 1,024 characters, with shedding",
+                 "--max-concurrent-requests", "0",
+                 "--prefix-token-count", str(PREFIX_BYTES // 4)),
+            f"bounded consistent hash of the first {PREFIX_BYTES} characters, with shedding",
         ),
         Contender(
             "sglang-router cache_aware", _sglang_router(),

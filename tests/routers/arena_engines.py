@@ -5,6 +5,7 @@ between runs; simulated ones cost two seconds.
 """
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -15,6 +16,8 @@ from urllib.parse import urlsplit
 from arena_processes import free_ports, post, running, wait_healthy
 from peers import Missing
 
+NICE = 10
+"""Of real servers: they take whole cores, and the load generator must come in between."""
 SIMULATED, VLLM_CPU = "sim", "vllm-cpu"
 
 
@@ -24,7 +27,7 @@ class Fleet:
 
     Attributes:
         fresh: gives their ports, every cache empty; what it is told is a folder for logs.
-        says_lag: whether they tell how far behind their own clock they were.
+        simulated: then they tell how far behind their own clock they were, and cost little CPU.
         served: what clients call the model.
     """
 
@@ -35,7 +38,7 @@ class Fleet:
     version: str
     time_scale: float
     fresh: Callable[[Path], AbstractContextManager[list[int]]]
-    says_lag: bool
+    simulated: bool
     command: str
 
 
@@ -73,10 +76,15 @@ def vllm_cpu(count: int, folder: Path, flags: Sequence[str]) -> Iterator[Fleet]:
     os.environ["VLLM_SERVER_DEV_MODE"] = "1"  # for /reset_prefix_cache
     model = folder / "model"
     if not model.exists():
-        write_model(model, ModelSize(hidden=128, layers=4, heads=4, kv_heads=2, ffn=256))
+        write_model(model, ModelSize(layers=4))
+    polite = folder / "python"
+    polite.write_text(f'#!/bin/sh\nexec nice -n {NICE} {shlex.quote(python)} "$@"\n')
+    polite.chmod(0o755)
     with ExitStack() as stack:
         urls = [
-            stack.enter_context(vllm_server(python, model, folder / f"vllm{number}.log", *flags))
+            stack.enter_context(
+                vllm_server(str(polite), model, folder / f"vllm{number}.log", *flags)
+            )
             for number in range(count)
         ]
         ports = [urlsplit(url).port or 0 for url in urls]

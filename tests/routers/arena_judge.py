@@ -18,13 +18,14 @@ class Signs:
     Attributes:
         replay: the replay's verdict and its reason.
         late_steps: share of engine steps later than can decide a target; None: engines are real.
-        busy: share of all cores used, by anything, while the run went on.
+        busy: share of all cores used, by anything, while the run went on; None: engines that are
+            real use whole cores on purpose.
     """
 
     replay: str
     reason: str
     late_steps: float | None
-    busy: float
+    busy: float | None
 
 
 def judge(signs: Signs) -> tuple[str, str]:
@@ -36,6 +37,6 @@ def judge(signs: Signs) -> tuple[str, str]:
             f"engines: {signs.late_steps:.1%} of their steps ended late by their own clock; lower "
             "the time scale"
         )
-    if signs.busy > BUSY_SHARE:
+    if signs.busy is not None and signs.busy > BUSY_SHARE:
         return INVALID, f"machine: {signs.busy:.0%} of all cores were busy"
     return VALID, signs.reason

@@ -16,7 +16,6 @@ from arena_tables import (
     order_of,
     ranked,
     seconds,
-    slo_of,
     spread,
     tables,
     title,
@@ -44,8 +43,8 @@ def page(records: Sequence[Record]) -> str:
         body.append(goodput_by_load(entries))
         for workload in order_of(entries):
             of = ranked([one for one in entries if one.workload == workload])
-            body.append(f"<h2>{escape(workload)}</h2><p>{escape(about_of(workload, group))}. ")
-            body.append(f"Targets: {escape(slo_of(of))}.</p>{tails_plot(of)}")
+            body.append(f"<h2>{escape(workload)}</h2><p>")
+            body.append(f"{escape(about_of(of, group))}</p>{tails_plot(of)}")
             body.append(_table([HEADS, *(cells_of(one) for one in of)]))
     body.append(_commands(records))
     return html_page("Routers side by side", "".join(body))

@@ -1,8 +1,8 @@
 """Which run comes next, and which are done already: results are lines of a file. Pure but for it.
 
-A second call goes on where the first stopped. A run is done when its latest record is valid and was
-made with the same version of the router; an invalid one is tried once more, a router that did not
-start is tried again by every call.
+A second call goes on where the first stopped. A run is done when there is a valid record of it with
+the same version of the router, at whatever time scale. An invalid one is tried once more, at half
+the time scale; a router that did not start is tried again by every call.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ LATER = 2  # a router or workload that is not of the core comes this many seeds 
 SLOW = 3
 FORMAT = 1
 Record = dict[str, Any]
-IDENTITY = ("engines", "count", "model", "endpoint", "workload", "router", "seed", "time_scale")
+IDENTITY = ("engines", "count", "model", "endpoint", "workload", "router", "seed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,23 @@ def identity(record: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def is_done(record: Mapping[str, Any], earlier: Sequence[Record]) -> bool:
     """Whether what `record` (its identity and version) asks for needs no other run."""
-    same = [
-        one for one in earlier
-        if identity(one) == identity(record) and one["version"] == record["version"]
-        and "error" not in one
-    ]  # fmt: skip
+    same = _attempts(record, earlier)
     return any(one["verdict"] == "valid" for one in same) or len(same) >= ATTEMPTS
+
+
+def next_scale(time_scale: float, record: Mapping[str, Any], earlier: Sequence[Record]) -> float:
+    """Half as fast after each invalid run: most often the machine could not keep up."""
+    return float(time_scale / 2 ** len(_attempts(record, earlier)))
+
+
+def _attempts(record: Mapping[str, Any], earlier: Sequence[Record]) -> list[Record]:
+    return [
+        one
+        for one in earlier
+        if identity(one) == identity(record)
+        and one["version"] == record["version"]
+        and "error" not in one
+    ]
 
 
 def read_records(path: Path) -> list[Record]:
@@ -92,7 +103,7 @@ def append_record(path: Path, record: Record) -> None:
 
 
 def latest(records: Iterable[Record]) -> list[Record]:
-    """One record for each identity: the last valid one of the newest version, else the last."""
+    """One record for each identity, whatever its time scale: the last valid one, else the last."""
     chosen: dict[tuple[Any, ...], Record] = {}
     for record in records:
         key = identity(record)

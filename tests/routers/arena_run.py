@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from forebay.replay.slo import parse_slos
 from forebay.replay.verdict import lag_limit_s
 from forebay.traces.buckets import DEFAULT_BUCKETS
 from forebay.traces.errors import InputError
+from forebay.traces.schema import TraceRequest
 
 DRAIN_S = 150.0  # seconds of the run after the last arrival; who is not done by then has failed
 LAG = "forebay_engine_step_lag_seconds"
@@ -113,23 +114,48 @@ def _measured(run: Run, folder: Path, out: Path) -> dict[str, Any]:
             raise KeyboardInterrupt
         shown = contender.shown_command(at)
     deltas = [{name: b[name] - a.get(name, 0.0) for name in b} for a, b in zip(before, after)]  # noqa: B905
+    busy_share = busy / max(1, total)
     signs = Signs(
         summary.values["verdict"],
         summary.values["verdict_reason"],
-        late_steps(deltas, lag_limit_s(slos)) if fleet.says_lag else None,
-        busy / max(1, total),
+        late_steps(deltas, lag_limit_s(slos)) if fleet.simulated else None,
+        busy_share if fleet.simulated else None,
     )
     verdict, why = judge(signs)
     return {
         "verdict": verdict,
         "why": why,
         "figures": _figures(summary, load_run(out), deltas),
-        "machine_busy": round(signs.busy, 3),
+        "machine_busy": round(busy_share, 3),
         "late_steps": None if signs.late_steps is None else round(signs.late_steps, 4),
         "router_cores": round(router_s / took_s, 3),
         "run_wall_s": round(took_s, 1),
         "command": shown,
     }
+
+
+def capacity_per_s(fleet: Fleet, rows: Sequence[TraceRequest], seed: int, endpoint: str) -> float:
+    """Requests a second that real engines complete when all of `rows` is there at once, in turn."""
+    at_once = [replace(row, arrival_s=0.0) for row in rows]
+    with tempfile.TemporaryDirectory(prefix="forebay-arena-") as name, \
+            fleet.fresh(Path(name)) as ports:  # fmt: skip
+        options = ReplayOptions(
+            trace=at_once,
+            targets=[f"http://127.0.0.1:{port}" for port in ports],
+            out=Path(name) / "run",
+            model=fleet.served,
+            seed=seed,
+            endpoint=endpoint,
+            salt=f"capacity-{seed}",
+            too_long="truncate",
+            quiet=True,
+        )
+        summary = run_on_fast_loop(partial(replay, options))
+    if summary.interrupted:
+        raise KeyboardInterrupt
+    if not summary.values["completed"]:
+        raise InputError("the engines completed nothing when asked for their capacity")
+    return float(summary.values["completed"] / summary.values["duration_s"])
 
 
 def late_steps(deltas: Sequence[Mapping[str, float]], limit_s: float) -> float:

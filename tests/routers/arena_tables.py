@@ -6,11 +6,12 @@ Every number comes from `arena_results`; a router without figures is there with 
 import math
 from collections import Counter
 from collections.abc import Sequence
+from statistics import fmean
 
 from arena_contenders import CONTENDERS
+from arena_courses import COURSES, CPU_COURSES
 from arena_plan import Record
 from arena_results import OURS, Comparison, Entry, Estimate, Group, comparisons, groups
-from arena_traffic import COURSES, CPU_COURSES
 
 from forebay.analysis.units import NEVER, NONE
 
@@ -103,8 +104,7 @@ def tables(records: Sequence[Record]) -> str:
         for workload in order_of(entries):
             of = ranked([one for one in entries if one.workload == workload])
             rows = [HEADS, *(cells_of(one) for one in of)]
-            about, slo = about_of(workload, group), slo_of(of)
-            parts.append(f"### {workload}\n\n{about}. Targets: {slo}.\n\n{markdown(rows)}\n")
+            parts.append(f"### {workload}\n\n{about_of(of, group)}\n\n{markdown(rows)}\n")
     return "\n".join(parts) if parts else "No results yet.\n"
 
 
@@ -176,12 +176,15 @@ def ranked(entries: Sequence[Entry]) -> list[Entry]:
     )
 
 
-def about_of(workload: str, group: Group) -> str:
+def about_of(entries: Sequence[Entry], group: Group) -> str:
+    """What the workload of `entries` is, what was to be met, what a perfect cache would do."""
+    workload = entries[0].workload
     course = (COURSES if group[0] == "sim" else CPU_COURSES).get(workload)
     about = course.about if course is not None else workload
-    return about[:1].upper() + about[1:]
-
-
-def slo_of(entries: Sequence[Entry]) -> str:
-    told = dict.fromkeys(one["slo"] for entry in entries for one in entry.records)
-    return "; ".join(told).replace(",", ", ")
+    runs = [one for entry in entries for one in entry.records]
+    slos = "; ".join(dict.fromkeys(one["slo"] for one in runs)).replace(",", ", ")
+    ideal = fmean(one["ideal_hit_ratio"] for one in runs)
+    return (
+        f"{about[:1].upper()}{about[1:]}. Targets: {slos}. One infinite cache for all engines "
+        f"would hit {ideal:.3f}."
+    )

@@ -23,32 +23,40 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import orjson
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from arena_contenders import CONTENDERS, install_all  # noqa: E402
+from arena_courses import COURSES, CPU_COURSES  # noqa: E402
 from arena_engines import SIMULATED, VLLM_CPU, Fleet, simulated, vllm_cpu  # noqa: E402
 from arena_page import page, write_docs  # noqa: E402
 from arena_plan import (  # noqa: E402
+    ATTEMPTS,
+    Cell,
     Record,
     append_record,
     cells,
     in_order,
     is_done,
+    next_scale,
     read_records,
 )
-from arena_run import Run, measure  # noqa: E402
+from arena_run import Run, capacity_per_s, measure  # noqa: E402
 from arena_tables import tables  # noqa: E402
-from arena_traffic import COURSES, CPU_COURSES, Course, Traffic, prepare, prepare_real  # noqa: E402
+from arena_traffic import Course, Traffic, prepare, prepare_real  # noqa: E402
 from peers import Missing  # noqa: E402
 
 from forebay.replay.sim.bench import reference_ms  # noqa: E402
 from forebay.traces.errors import InputError  # noqa: E402
+from forebay.traces.schema import TraceRequest  # noqa: E402
 
 MODEL, GPU = "Llama-3-8B", "h200"
+CONTEXT = 16_384  # of the model on the CPU
 VLLM_FLAGS = (
-    "--max-model-len", "16384", "--max-num-batched-tokens", "2048", "--max-num-seqs", "64",
+    "--max-model-len", str(CONTEXT), "--max-num-batched-tokens", "2048", "--max-num-seqs", "64",
 )  # fmt: skip
 
 
@@ -114,8 +122,8 @@ def fleet_of(settings: Settings, folder: Path) -> Iterator[Fleet]:
             yield fleet
 
 
-def run_all(settings: Settings) -> int:
-    """Everything that is asked for and not there yet, until the time is up; how many runs."""
+def run_all(settings: Settings) -> None:
+    """Everything that is asked for and not there yet, until the time is up."""
     until = time.monotonic() + settings.minutes * 60
     courses = COURSES if settings.engines == SIMULATED else CPU_COURSES
     versions, missing = install_all(settings.routers)
@@ -123,39 +131,44 @@ def run_all(settings: Settings) -> int:
         {name: courses[name].core for name in settings.workloads},
         {name: (CONTENDERS[name].core, CONTENDERS[name].slow) for name in settings.routers},
     )
-    done = 0
-    with tempfile.TemporaryDirectory(prefix="forebay-fleet-") as folder, \
-            fleet_of(settings, Path(folder)) as fleet:  # fmt: skip
-        maker = _Traffics(settings, fleet)
-        records = read_records(settings.results)
-        for seed, cell in in_order(wanted, settings.seeds):
+    records = read_records(settings.results)
+    with (
+        tempfile.TemporaryDirectory(prefix="forebay-fleet-") as folder,
+        fleet_of(settings, Path(folder)) as fleet,
+    ):
+        traffics = _Traffics(settings, fleet)
+        failed: set[Cell] = set()  # not tried again by this call, with whatever seed
+        # Once for all, then again for those that were invalid.
+        for seed, cell in ATTEMPTS * in_order(wanted, settings.seeds):
             course = courses[cell.workload]
-            scale = min(fleet.time_scale, course.time_scale)
             record: Record = {
                 "engines": fleet.kind, "count": fleet.count, "model": fleet.model,
                 "endpoint": settings.endpoint, "workload": cell.workload, "router": cell.router,
-                "seed": seed, "time_scale": scale, "version": versions.get(cell.router, "none"),
+                "seed": seed, "version": versions.get(cell.router, "none"),
             }  # fmt: skip
-            if cell.workload in maker.skipped or is_done(record, records):
+            if cell in failed or cell.workload in traffics.skipped or is_done(record, records):
                 continue
             if time.monotonic() >= until:
-                print("time is up", file=sys.stderr)
-                break
-            traffic = maker.get(course, seed)
+                print("time is up; call it again to go on", file=sys.stderr)
+                return
+            traffic = traffics.get(course, seed)
             if traffic is None:
                 continue
-            record |= _circumstances(fleet, traffic, course)
+            scale = fleet.time_scale
+            if fleet.kind == SIMULATED:
+                scale = next_scale(min(scale, course.time_scale), record, records)
+            record |= {"time_scale": scale, **_circumstances(fleet, traffic, course)}
             if cell.router in missing:
                 record |= {"error": missing[cell.router]}
             else:
-                at_scale = fleet if scale == fleet.time_scale else _slower(settings, scale)
-                asked = Run(CONTENDERS[cell.router], traffic, seed, at_scale, settings.endpoint)
+                behind = fleet if scale == fleet.time_scale else _slower(settings, scale)
+                asked = Run(CONTENDERS[cell.router], traffic, seed, behind, settings.endpoint)
                 record |= measure(asked, _folder(settings, cell.workload, cell.router, seed))
+            if "error" in record:
+                failed.add(cell)
             append_record(settings.results, record)
             records.append(record)
-            done += 1
             print(_line(record), file=sys.stderr, flush=True)
-    return done
 
 
 class _Traffics:
@@ -176,12 +189,26 @@ class _Traffics:
                 if self._fleet.kind == SIMULATED:
                     self._made[key] = prepare(course, seed, data, MODEL, GPU, count)
                 else:
-                    self._made[key] = prepare_real(course, seed, data, self._settings.results)
+                    self._made[key] = prepare_real(
+                        course, seed, data, CONTEXT, lambda rows: self._capacity(course, seed, rows)
+                    )
             except InputError as error:
                 self.skipped[course.name] = str(error)
                 print(f"{course.name}: skipped: {error}", file=sys.stderr)
                 return None
         return self._made[key]
+
+    def _capacity(self, course: Course, seed: int, rows: Sequence[TraceRequest]) -> float:
+        """Asked for once: another answer would make another trace, comparable with nothing."""
+        results = self._settings.results
+        file = results.with_name(f"{results.stem}.capacity.json")
+        known: dict[str, float] = orjson.loads(file.read_bytes()) if file.exists() else {}
+        name = f"{self._fleet.kind} {self._fleet.count} {course.name} {seed}"
+        if name not in known:
+            known[name] = capacity_per_s(self._fleet, rows, seed, self._settings.endpoint)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(orjson.dumps(known, option=orjson.OPT_INDENT_2) + b"\n")
+        return known[name]
 
 
 def _slower(settings: Settings, scale: float) -> Fleet:
@@ -201,6 +228,7 @@ def _circumstances(fleet: Fleet, traffic: Traffic, course: Course) -> Record:
         "behind": fleet.version,
         "slo": traffic.slo,
         "trace": traffic.sha256,
+        "ideal_hit_ratio": round(traffic.ideal_hit_ratio, 4),
         "load": course.load,
         "capacity_per_s": traffic.capacity_per_s,
         "machine": {
