@@ -37,7 +37,9 @@ async def _cut_out(body: bytes) -> tuple[bytes, dict[str, tuple[int, int]]] | No
 
     None if that does not make it short.
     """
-    parts, spans, mark, last = [], {}, token_hex(8), 0
+    parts: list[bytes] = []
+    spans: dict[str, tuple[int, int]] = {}
+    mark, last = token_hex(8), 0
     strings = _strings(body)
     while some := list(islice(strings, QUOTES_AT_ONCE)):
         for start, end in some:
