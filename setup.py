@@ -9,9 +9,10 @@ import sys
 from setuptools import Extension, setup
 
 COMPILED = (
-    *("admission", "ahead", "backend", "candidates", "concurrency", "cost", "fairness", "held"),
-    *("kv", "lanes", "model", "others", "outlook", "outputs", "partition", "policies", "prefix"),
-    *("prefix_error", "queueing", "quota", "rendezvous", "returns", "routing", "shaper"),
+    *("admission", "ahead", "backend", "candidates", "concurrency", "cost", "explain", "fairness"),
+    *("held", "hindsight", "kv", "lanes", "model", "others", "outlook", "outputs", "partition"),
+    *("policies", "prefix", "prefix_error", "queueing", "quota", "receipt", "rendezvous"),
+    *("returns", "routing", "shaper"),
     *("shares", "spending", "turns"),
 )
 COMPILED_SIM = (

@@ -191,7 +191,7 @@ class App:
         )
         del fields
         body = asked.body  # what came is not kept beside it
-        record.service_class = asked.request.service_class
+        record.key, record.service_class = asked.request.id, asked.request.service_class
         if self._protection.refuses(asked.request.service_class):
             self._metrics.shed(asked.request.service_class)
             raise errors.overloaded()

@@ -21,6 +21,7 @@ class Record:
     Attributes:
         operation: as OpenTelemetry names it: chat or text_completion; "" if it is not shaped.
         reason: the code of the error it was answered with.
+        key: its id in the shaper's books; "" if it did not get so far.
     """
 
     id: str
@@ -37,6 +38,7 @@ class Record:
     cached_tokens: int = 0
     output_tokens: int = 0
     reason: str = ""
+    key: str = ""
     span: "RequestSpan | None" = None
 
     def sent(self, send: Send, now: float) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from forebay.proxy.core.receipt import Receipts
 from forebay.proxy.logs import AccessLog
 from forebay.proxy.metrics import ProxyMetrics
 from forebay.proxy.record import Record
@@ -9,10 +10,17 @@ from forebay.proxy.tracing import Tracer
 
 
 class Telemetry:
-    def __init__(self, metrics: ProxyMetrics, access: AccessLog, tracer: Tracer | None) -> None:
+    def __init__(
+        self,
+        metrics: ProxyMetrics,
+        access: AccessLog,
+        tracer: Tracer | None,
+        receipts: Receipts,
+    ) -> None:
         self._metrics = metrics
         self._access = access
         self._tracer = tracer
+        self._receipts = receipts
 
     def began(self, record: Record, operation: str, headers: Mapping[str, str]) -> None:
         """A shaped request has come, with these headers."""
@@ -23,6 +31,8 @@ class Telemetry:
     def finished(self, record: Record, status: int, now: float) -> None:
         """It was answered with `status`, or its client has gone (record.CLIENT_GONE)."""
         self._metrics.finished(record, status, now)
+        if record.key:
+            self._receipts.answered(record.key, status, record.reason)
         self._access.finished(record, status, now)
         if record.span is not None:
             record.span.finished(record, status)

@@ -151,6 +151,7 @@ class Shaper:
         reason = refuse(request, bucket, option, queued=queued, idle=backend.idle)
         if reason is None and queued >= 0 and self._ahead.too_much(backend, waiting, bucket, now):
             reason = "queue_full"
+        self._decided(waiting, options, option, queued, reason, now)
         eased = self._outlook.decided(bucket.name, refused=reason is not None)
         actions: list[Action] = []
         if reason is None:
@@ -410,8 +411,7 @@ class Shaper:
         for waiting in everyone:
             bucket = self.bucket_of(waiting.request.prompt_tokens)
             if bucket is None:
-                queued_s = now - waiting.arrived_at
-                actions.append(Reject(waiting.request, "prompt_too_long", "", queued_s, inf))
+                actions.append(self._beyond(waiting, now))
             else:
                 waiting.bucket = bucket.name
                 actions += self._elsewhere(waiting, now)
@@ -496,6 +496,22 @@ class Shaper:
         yield from self._waiting.values()
 
     # How it acts.
+
+    def _decided(
+        self,
+        waiting: Waiting,
+        options: Sequence[Option],
+        option: Option,
+        queued: int,
+        reason: RejectReason | None,
+        now: float,
+    ) -> None:
+        """What was decided about a newcomer, and from what: for `explain.py`."""
+
+    def _beyond(self, waiting: Waiting, now: float) -> Reject:
+        """It waits, and no bucket holds it any longer."""
+        queued_s = now - waiting.arrived_at
+        return Reject(waiting.request, "prompt_too_long", "", queued_s, inf)
 
     def _home(self, request: Request) -> str:
         """The bucket that a request which runs counts for."""
