@@ -171,9 +171,13 @@ class Tokens(_Section):
 
 
 class MetricsConfig(_Section):
-    """hlog: a file for the TTFT of each bucket, once a second."""
+    """hlog: a file for the TTFT of each bucket, once a second.
+
+    receipts: how many requests that have ended are remembered for `forebay explain`.
+    """
 
     hlog: Path | None = None
+    receipts: int = Field(2_000, ge=0, le=1_000_000)
 
 
 class Logs(_Section):

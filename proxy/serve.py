@@ -18,7 +18,8 @@ from forebay.proxy.app import App
 from forebay.proxy.backends import Backends
 from forebay.proxy.capture import capturing
 from forebay.proxy.config import Config
-from forebay.proxy.core.shaper import Shaper
+from forebay.proxy.core.explain import ExplainedShaper
+from forebay.proxy.decision_metrics import DecisionMetrics
 from forebay.proxy.driver import Driver
 from forebay.proxy.estimate import TokenEstimate
 from forebay.proxy.handover import stop_listening
@@ -129,8 +130,14 @@ async def start_proxy(
     security = Security(config, environ)
     for note in security.notes():
         say(note)
-    shaper = Shaper(config.core_backends(), config.core_buckets(), **config.shaper_options())
+    shaper = ExplainedShaper(
+        config.core_backends(),
+        config.core_buckets(),
+        **config.shaper_options(),
+        keep=config.metrics.receipts,
+    )
     metrics = ProxyMetrics(shaper, lambda: len(public.connections), config.tenants.known)
+    metrics.registry.register(DecisionMetrics(shaper, asyncio.get_running_loop().time))
     estimate = TokenEstimate(config.tokens.bytes_per_token)
     stop = asyncio.Event()
     async with AsyncExitStack() as stack:
@@ -153,7 +160,7 @@ async def start_proxy(
             stack.callback(tracer.close)
         access = AccessLog(config.logs)
         capture = await stack.enter_async_context(capturing(config, environ, say))
-        telemetry = Telemetry(metrics, access, tracer, capture)
+        telemetry = Telemetry(metrics, access, tracer, capture, shaper.receipts)
         app = App(
             config, driver, backends, relay, metrics, estimate, telemetry, protection, security
         )
@@ -182,7 +189,16 @@ async def start_proxy(
         exchange = await stack.enter_async_context(exchanging(driver, links, say))
         reloader = await stack.enter_async_context(Reloader(config, parts, say, load, watch))
         admin = Admin(
-            app, driver, metrics, estimate, exchange, stop.set, reloader, protection, capture
+            app,
+            driver,
+            metrics,
+            estimate,
+            exchange,
+            stop.set,
+            reloader,
+            protection,
+            capture,
+            shaper,
         )
         admin_server = HttpServer(admin.handle)
         share_port = share_port or config.listen.reuse_port

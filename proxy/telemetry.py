@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from forebay.proxy.capture import Capture
+from forebay.proxy.core.receipt import Receipts
 from forebay.proxy.logs import AccessLog
 from forebay.proxy.metrics import ProxyMetrics
 from forebay.proxy.record import Record
@@ -16,11 +17,13 @@ class Telemetry:
         access: AccessLog,
         tracer: Tracer | None,
         capture: Capture | None,
+        receipts: Receipts,
     ) -> None:
         self._metrics = metrics
         self._access = access
         self._tracer = tracer
         self._capture = capture
+        self._receipts = receipts
 
     def began(self, record: Record, operation: str, headers: Mapping[str, str]) -> None:
         """A shaped request has come, with these headers."""
@@ -33,6 +36,8 @@ class Telemetry:
     def finished(self, record: Record, status: int, now: float) -> None:
         """It was answered with `status`, or its client has gone (record.CLIENT_GONE)."""
         self._metrics.finished(record, status, now)
+        if record.request is not None:
+            self._receipts.answered(record.request.id, status, record.reason)
         self._access.finished(record, status, now)
         if self._capture is not None:
             self._capture.finished(record)

@@ -156,6 +156,7 @@ class Shaper:
         reason = self._admit(request, bucket, option, queued, backend.idle)
         if reason is None and queued >= 0 and self._ahead.too_much(backend, waiting, bucket, now):
             reason = "queue_full"
+        self._decided(waiting, options, option, queued, reason, now)
         eased = self._outlook.decided(bucket.name, refused=reason is not None)
         actions: list[Action] = []
         if reason is None:
@@ -415,8 +416,7 @@ class Shaper:
         for waiting in everyone:
             bucket = self.bucket_of(waiting.request.prompt_tokens)
             if bucket is None:
-                queued_s = now - waiting.arrived_at
-                actions.append(Reject(waiting.request, "prompt_too_long", "", queued_s, inf))
+                actions.append(self._beyond(waiting, now))
             else:
                 waiting.bucket = bucket.name
                 actions += self._elsewhere(waiting, now)
@@ -501,6 +501,22 @@ class Shaper:
         yield from self._waiting.values()
 
     # How it acts.
+
+    def _decided(
+        self,
+        waiting: Waiting,
+        options: Sequence[Option],
+        option: Option,
+        queued: int,
+        reason: RejectReason | None,
+        now: float,
+    ) -> None:
+        """What was decided about a newcomer, and from what: for `explain.py`."""
+
+    def _beyond(self, waiting: Waiting, now: float) -> Reject:
+        """It waits, and no bucket holds it any longer."""
+        queued_s = now - waiting.arrived_at
+        return Reject(waiting.request, "prompt_too_long", "", queued_s, inf)
 
     def _home(self, request: Request) -> str:
         """The bucket that a request which runs counts for."""
