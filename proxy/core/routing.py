@@ -7,7 +7,6 @@ name it in `policies.py`, and simulate it.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import Final
 
 from forebay.proxy.core.model import Request
