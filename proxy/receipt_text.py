@@ -14,6 +14,7 @@ WAITS = {
     "trial": "its backend was on trial after a failure, or had said that it was full",
     "line": "its backend was busy with what it had been sent",
     "prefill_limit": "its bucket's limit of prefills was reached there (prefills_per_backend)",
+    "leader": "another request was computing the same document there",
     "kv": "the KV cache had no room for it",
     "partition": "it is long, and this was the last engine clear of long prefills",
 }

@@ -93,7 +93,9 @@ class Relay:
                     return await self._attempt(exchange, grant, upstream, tries)
                 except Failure as failure:
                     self._metrics.upstream_error(upstream.name, failure.kind)
-                    if tries.again(failure.retry):
+                    # A fleet that declines as one is not asked twice as often for it.
+                    hopeless = failure.declined and not self._backends.others_willing(upstream)
+                    if not hopeless and tries.again(failure.retry):
                         self._metrics.retries.labels(upstream.name).inc()
                         try:
                             send = await grant.retry()

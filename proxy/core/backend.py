@@ -37,6 +37,9 @@ KEPT_MOST: Final = 1.5
 KEPT_FAR: Final = 0.7  # the index was so much too large
 SURPLUS_BLOCKS: Final = 1.5  # of text; the end of a prompt is in no block and may be cached too
 LOAD_HALF_LIFE_S: Final = 120.0
+STEP_TOKENS: Final = 2_048
+"""So many are computed in one engine step (the least max_num_batched_tokens of vLLM's defaults):
+prefills that come to less cost one step together, however long a step is."""
 LN_2: Final = 0.6931471805599453
 IDLE_FIRST: Final = 1e12  # ranks every idle backend before every busy one
 UNLIMITED: Final = 1 << 30
@@ -51,6 +54,7 @@ class Flight:
     __slots__ = (
         "bucket",
         "cold_s",
+        "counts",
         "evidence",
         "exact",
         "first_token_at",
@@ -85,6 +89,8 @@ class Flight:
         self.first_token_at: float | None = None
         self.exact = False  # the match was looked up in what the engine reports to hold
         self.evidence = 0  # the stamp that is proved too old if the match was wrong; 0: none
+        # Counts towards the bucket's limit: an answer from the cache is in nobody's way.
+        self.counts = uncached_tokens > STEP_TOKENS or uncached_tokens == request.prompt_tokens
         self.touch: Touch | None = None
         self.outdated = False  # the cache that it was sent to is gone
 
@@ -136,7 +142,8 @@ class Backend:
         self.sent_prompt_tokens = 0
         self.prefills: dict[str, Flight] = {}
         self._head: Flight | None = None  # the first of them
-        self.prefills_of = dict.fromkeys(self.queues, 0)
+        self.prefills_of = dict.fromkeys(self.queues, 0)  # of them, those that count
+        self.line_tokens = 0  # uncached, of `prefills`
         # Smoothed time from first token to finish, by bucket.
         self.decode_s = dict.fromkeys(self.queues, 1.0)
         self._line_s = 0.0  # sum of prefill_s over `prefills`
@@ -200,6 +207,22 @@ class Backend:
         """What the engine tells it holds of the prompt; below 0 where that cannot be said."""
         assert self.held is not None
         return min(self.held.match(request.blocks, believed_blocks), request.prompt_tokens - 1)
+
+    def awaits(self, request: Request) -> bool:
+        """Whether what is matched of the request is still being computed for another.
+
+        Sent now, it would compute once more what is missing: fifty users who open one document.
+        """
+        blocks = request.blocks
+        matched = self.prefixes.match(blocks)
+        if not matched:
+            return False
+        last = blocks[matched - 1]
+        for flight in self.prefills.values():
+            theirs = flight.request.blocks
+            if flight.counts and len(theirs) >= matched and theirs[matched - 1] == last:
+                return True
+        return False
 
     def prefill_s(self, request: Request, matched_tokens: int) -> float:
         return self.cost.predict_s(request.prompt_tokens - matched_tokens, request.prompt_tokens)
@@ -389,7 +412,8 @@ class Backend:
         self.flights[request.id] = self.prefills[request.id] = flight
         if self.queued:
             self.turns.sent(bucket, rank, prefill_s, self.queued)
-        self.prefills_of[bucket] += 1
+        self.prefills_of[bucket] += flight.counts
+        self.line_tokens += flight.uncached_tokens
         self.silent += not request.streams
         self._line_s += prefill_s
         self.kv.take(request, reserved_tokens)
@@ -568,7 +592,7 @@ class Backend:
             flight.bucket = home(flight.request)
         self.prefills_of = dict.fromkeys(self.queues, 0)
         for flight in self.prefills.values():
-            self.prefills_of[flight.bucket] += 1
+            self.prefills_of[flight.bucket] += flight.counts
         self.decode_s = {name: self.decode_s.get(name, 1.0) for name in self.queues}
         self._worked = {name: self._worked.get(name) or Worked() for name in self.queues}
 
@@ -600,7 +624,8 @@ class Backend:
         if flight is self._head:
             self._head_since = now
             self._head = _first(self.prefills)
-        self.prefills_of[flight.bucket] -= 1
+        self.prefills_of[flight.bucket] -= flight.counts
+        self.line_tokens -= flight.uncached_tokens
         self.silent -= not flight.request.streams
         self._line_s = self._line_s - flight.prefill_s if self.prefills else 0.0
 

@@ -8,7 +8,7 @@ from math import fsum, inf
 from typing import Final, Literal
 
 from forebay.proxy.core.ahead import MOST, Ahead
-from forebay.proxy.core.backend import Backend, decay
+from forebay.proxy.core.backend import STEP_TOKENS, Backend, decay
 from forebay.proxy.core.candidates import Candidates
 from forebay.proxy.core.model import Bucket, Request
 from forebay.proxy.core.others import Peers
@@ -40,6 +40,7 @@ Block = Literal[
     "trial",  # it came back from a failure, or said that it is full: few prefills at once
     "line",  # what it was sent keeps it busy for longer than `dispatch_ahead`
     "prefill_limit",  # `prefills_per_backend` of the bucket are in prefill there
+    "leader",  # what it begins with is being computed there, for somebody else
     "kv",  # the KV cache would not hold it
     "partition",  # it is long, and this is the last engine clear of long prefills
 ]
@@ -199,9 +200,24 @@ class Outlook:
             self._option(backends[at], waiting, long_s, loads[at], mean_load, now)
             for at in range(len(backends))
         ]
+        self._assume(options, backends)
         if self._peers is not None:
             self._agree(options, waiting)
         return options
+
+    def _assume(self, options: list[Option], backends: list[Backend]) -> None:
+        """An engine that has computed nothing yet is taken to be as fast as the fastest.
+
+        With the prior, which is slower than most, nothing would ever come to it.
+        """
+        known = [b.cost.observations > 0 for b in backends]
+        if all(known) or not any(known):
+            return
+        least_s = min(o.cold_prefill_s for o, seen in zip(options, known, strict=True) if seen)
+        for option, seen in zip(options, known, strict=True):
+            if not seen:
+                option.cold_prefill_s = min(option.cold_prefill_s, least_s)
+                option.prefill_s = min(option.prefill_s, least_s)
 
     def has_room(self, backend: Backend, now: float) -> bool:
         """Late binding: up, a slot free, and next to nothing left to prefill."""
@@ -210,7 +226,10 @@ class Outlook:
             backend.up
             and running < backend.limit
             and len(backend.prefills) < backend.most_prefills
-            and backend.backlog_s(now) < self._dispatch_ahead_s + MATCH_SLACK_S
+            and (
+                backend.backlog_s(now) < self._dispatch_ahead_s + MATCH_SLACK_S
+                or backend.line_tokens < STEP_TOKENS
+            )
         )
 
     def may_start(self, backend: Backend, waiting: Waiting, now: float) -> bool:
@@ -234,9 +253,13 @@ class Outlook:
         prefills = backend.prefills_of[bucket.name]
         if backend.others is not None:
             prefills += backend.others.prefills.get(bucket.name, 0)
-        if prefills >= bucket.prefills_per_backend:
-            return "prefill_limit"
         request = waiting.request
+        if prefills >= bucket.prefills_per_backend:
+            uncached = request.prompt_tokens - backend.matched_tokens(request)
+            if uncached > STEP_TOKENS or uncached == request.prompt_tokens:
+                return "prefill_limit"
+        if backend.prefills and backend.awaits(request):
+            return "leader"
         if not backend.kv_fits(request, waiting.output_tokens):
             return "kv"
         long_s = self._long_s(waiting.bucket, now)
