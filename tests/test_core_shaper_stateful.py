@@ -249,7 +249,7 @@ class ShaperMachine(RuleBasedStateMachine):
                 i for i in mine if i in self.no_token and mine[i].streams
             }
             for bucket in ("chat", "document"):
-                lined = [i for i in backend.prefills if self.running[i][2] == bucket]
+                lined = [f for f in backend.prefills.values() if f.bucket == bucket and f.counts]
                 assert backend.prefills_of[bucket] == len(lined)
             if not mine:
                 assert backend.kv.tokens == 0
