@@ -27,8 +27,9 @@ SUPERVISOR_S = 10.0  # beyond what its servers may take
 async def fleet_status(state: FleetState) -> dict[str, Any]:
     """What the state file says and what each server says now; `well`: all that should be, is."""
     async with aiohttp.ClientSession() as session:
-        servers = await asyncio.gather(*(_server(one, session) for one in state.servers))
-    supervised = state.supervisor.alive
+        supervised = state.supervisor.alive
+        asked = (_server(one, session, supervised) for one in state.servers)
+        servers = await asyncio.gather(*asked)
     return {
         "well": supervised and all(one["healthy"] for one in servers),
         "supervisor": {"pid": state.supervisor.pid, "alive": supervised},
@@ -39,7 +40,9 @@ async def fleet_status(state: FleetState) -> dict[str, Any]:
     }
 
 
-async def _server(server: ServerState, session: aiohttp.ClientSession) -> dict[str, Any]:
+async def _server(
+    server: ServerState, session: aiohttp.ClientSession, supervised: bool
+) -> dict[str, Any]:
     alive = server.process is not None and server.process.alive
     # Somebody else may answer at its port: only what is ours is asked.
     well = alive and await healthy(session, server.url)
@@ -49,7 +52,7 @@ async def _server(server: ServerState, session: aiohttp.ClientSession) -> dict[s
         "url": server.url,
         "gpu": server.gpu,
         "pid": server.process.pid if server.process and alive else None,
-        "phase": server.phase if alive or server.phase in ("failed", "waiting") else "gone",
+        "phase": server.phase if alive or (supervised and server.process is None) else "gone",
         "for_s": round(max(0.0, time.time() - server.since), 1),
         "restarts": server.restarts,
         "last_end": server.last_end,

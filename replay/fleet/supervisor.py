@@ -16,6 +16,7 @@ from forebay.replay.fleet.probe import healthy
 from forebay.replay.fleet.restarts import RestartPolicy, Restarts
 from forebay.replay.fleet.server_process import ServerProcess, last_line, last_words
 from forebay.replay.fleet.state import FleetState, Phase, ServerState, write_state
+from forebay.traces.errors import InputError
 
 ASK_EVERY_S = 0.5  # while it starts
 LOOK_EVERY_S = 5.0  # once it is up
@@ -57,7 +58,8 @@ class Supervisor:
     async def run(self) -> bool:
         """Until `stop` is set or every server is given up; whether all were well to the end.
 
-        Raises StartFailed; whichever way it ends, no process is left.
+        Raises StartFailed, or InputError for a command that cannot be run; whichever way it ends,
+        no process is left.
         """
         async with aiohttp.ClientSession() as session:
             stopping = asyncio.create_task(self.stop.wait())
@@ -65,7 +67,7 @@ class Supervisor:
                 async with asyncio.TaskGroup() as group:
                     for server in self._state.servers:
                         group.create_task(self._keep(server, session, stopping))
-            except* StartFailed as failed:
+            except* (StartFailed, InputError) as failed:
                 raise failed.exceptions[0] from None
             finally:
                 stopping.cancel()
