@@ -226,6 +226,9 @@ def test_the_page_and_the_docs_are_made_of_what_is_there(tmp_path: Path) -> None
     assert "Goodput by offered load: forebay 1x 5.00/s, 2x 5.00/s" in html
     assert "<script>alert" not in page([record("<script>alert", workload="<b>")])
     assert "No results yet" in page([])
+    failed = {name: value for name, value in record("envoy least_request").items()
+              if name not in ("verdict", "figures", "command")}  # fmt: skip
+    assert "<td colspan='14'>not started: no &lt;b&gt;</td>" in page([failed | {"error": "no <b>"}])
     docs = tmp_path / "docs.md"
     docs.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     write_docs(docs, records)

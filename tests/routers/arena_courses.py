@@ -58,7 +58,7 @@ def _simulated() -> Sequence[Course]:
         ),
         Course(
             "azure code", "bursts (CV 13) of code completions at half of capacity",
-            public("AzureLLMInferenceTrace_code.csv", step_s=300.0), load=0.5, window_s=40.0,
+            public("AzureLLMInferenceTrace_code.csv", step_s=300.0), load=0.5, window_s=30.0,
             time_scale=1.0, group="traces",
         ),
         Course(

@@ -8,21 +8,23 @@ from arena_contenders import CONTENDERS
 from arena_plan import Record
 from arena_results import Comparison, Entry, Estimate, comparisons, groups
 from arena_tables import (
+    BEST_HEADS,
     HEADS,
     LEGEND,
     about_of,
+    best_cells,
     cells_of,
     circumstances,
     order_of,
     ranked,
     seconds,
-    spread,
     tables,
     title,
 )
 
 from forebay.analysis import svg
 from forebay.analysis.page import html_page
+from forebay.analysis.units import NONE
 from forebay.traces.errors import InputError
 
 BEGIN, END = "<!-- generated: tests/routers/bench_routers.py --write-docs -->", "<!-- end -->"
@@ -157,7 +159,15 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
     lines = [f"<tr><th>{escape(head[0])}</th>{heads}</tr>"]
     body = []
     for row in rest:
+        told = [*row[1:]]
+        while told and told[-1] == NONE:
+            told.pop()
         cells = "".join(f"<td class='n'>{escape(cell)}</td>" for cell in row[1:])
+        if len(told) == 2 < len(row) - 1:  # no figures but the reason
+            span = len(row) - 2
+            cells = (
+                f"<td class='n'>{escape(told[0])}</td><td colspan='{span}'>{escape(told[1])}</td>"
+            )
         body.append(f"<tr><th>{escape(row[0])}</th>{cells}</tr>")
     return (
         f"<div class='scroll'><table><thead>{''.join(lines)}</thead>"
@@ -168,14 +178,7 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 def _best(found: Sequence[Comparison]) -> str:
     if not found:
         return ""
-    rows: list[Sequence[str]] = [("workload", "figure", "forebay", "best peer", "its figure",
-                                  "better by", "seeds")]  # fmt: skip
-    for one in found:
-        rate = one.figure == "goodput"
-        ours = f"{one.ours:.2f} /s" if rate else seconds(one.ours)
-        theirs = f"{one.theirs:.2f} /s" if rate else seconds(one.theirs)
-        rows.append((one.workload, one.figure, ours, one.best, theirs,
-                     spread(one.gain, "{:.2f}x"), str(one.seeds)))  # fmt: skip
+    rows = [BEST_HEADS, *map(best_cells, found)]
     return f"<h3>Forebay against the best peer of each figure</h3>{_table(rows)}"
 
 

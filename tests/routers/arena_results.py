@@ -90,10 +90,6 @@ class Entry:
         ]
         return median(ratios) if ratios else None
 
-    def answered_share(self) -> float:
-        asked = sum(one["figures"]["requests"] for one in self.valid)
-        return sum(one["figures"]["completed"] for one in self.valid) / asked if asked else 0.0
-
     def reasons(self, kind: str) -> Counter[str]:
         """Rejected or failed requests by reason, all seeds together."""
         counts: Counter[str] = Counter()
@@ -104,7 +100,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Ours against the best peer in one figure; `gain` above 1 means ours is better."""
+    """Ours against the best peer in one figure; `gain` above 1 means ours is better.
+
+    `answered` and `they_answered` are the shares of requests that the figure is of.
+    """
 
     workload: str
     figure: str
@@ -113,6 +112,8 @@ class Comparison:
     theirs: float
     gain: Estimate
     seeds: int
+    answered: float
+    they_answered: float
 
 
 def groups(records: Iterable[Record]) -> dict[Group, list[Entry]]:
@@ -147,8 +148,8 @@ def comparisons(entries: Sequence[Entry]) -> list[Comparison]:
         if ours is None or not of:
             continue
         for bucket in ours.buckets():
-            found.append(_best(ours, of, f"{bucket} TTFT p99", _tail(bucket), lower=True))
-        found.append(_best(ours, of, "goodput", _goodput, lower=False))
+            found.append(_best(ours, of, f"{bucket} TTFT p99", _tail(bucket), bucket))
+        found.append(_best(ours, of, "goodput", _goodput, None))
     return [one for one in found if one is not None]
 
 
@@ -169,14 +170,16 @@ def _goodput(records: Sequence[Record], weights: Matrix) -> Matrix:
 
 
 def _best(
-    ours: Entry, peers: Mapping[str, Entry], figure: str, measure: Measure, *, lower: bool
+    ours: Entry, peers: Mapping[str, Entry], figure: str, measure: Measure, bucket: str | None
 ) -> Comparison | None:
+    """In a latency of `bucket`, where less is better, or without one in something of everything."""
+    lower = bucket is not None
     rows = []
     for name, peer in peers.items():
         mine, theirs = _paired(ours.valid, peer.valid)
         if not mine:
             continue
-        if lower and _answered(theirs) < _answered(mine) - ANSWERED_LESS:
+        if lower and _answered(theirs, bucket) < _answered(mine, bucket) - ANSWERED_LESS:
             continue  # fast because it refused the others
         whole = np.ones((1, len(mine)))
         value = float(measure(theirs, whole)[0])
@@ -195,7 +198,10 @@ def _best(
         ratios = above / below if lower else below / above
         gain = (b / a if a else math.inf) if lower else (a / b if b else math.inf)
     interval = _interval(ratios) if len(mine) > 1 else None
-    return Comparison(ours.workload, figure, a, name, b, Estimate(gain, interval), len(mine))
+    return Comparison(
+        ours.workload, figure, a, name, b, Estimate(gain, interval), len(mine),
+        _answered(mine, bucket), _answered(theirs, bucket),
+    )  # fmt: skip
 
 
 def _paired(ours: Sequence[Record], theirs: Sequence[Record]) -> tuple[list[Record], list[Record]]:
@@ -207,9 +213,12 @@ def _paired(ours: Sequence[Record], theirs: Sequence[Record]) -> tuple[list[Reco
     return [mine for mine, _ in both], [other for _, other in both]
 
 
-def _answered(records: Sequence[Record]) -> float:
-    asked = sum(one["figures"]["requests"] for one in records)
-    return sum(one["figures"]["completed"] for one in records) / asked if asked else 0.0
+def _answered(records: Sequence[Record], bucket: str | None) -> float:
+    """The share of requests that were answered; of one bucket's or of all."""
+    of = [one["figures"]["ttft"] for one in records]
+    parts = [part for ttft in of for name, part in ttft.items() if bucket in (None, name)]
+    asked = sum(part["requests"] for part in parts)
+    return sum(part["answered"] for part in parts) / asked if asked else 0.0
 
 
 def _quantile(records: Sequence[Record], bucket: str, share: float) -> Estimate | None:

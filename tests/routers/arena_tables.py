@@ -20,6 +20,10 @@ HEADS = (
     "p99.9", "worst stall", "goodput /s", "attained", "hit ratio", "imbalance", "rejected",
     "failed",
 )  # fmt: skip
+BEST_HEADS = (
+    "workload", "figure", OURS, "best peer", "its figure", "better by", "answered: ours, its",
+    "seeds",
+)  # fmt: skip
 LEGEND = (
     "TTFT counts from when a request was due, of answered requests, all seeds together; stalls are "
     "the worst of all. Goodput: requests a second that met the stated targets; attained: their "
@@ -140,20 +144,22 @@ def against_best(found: Sequence[Comparison]) -> str:
     """Ours against the best peer, one line a figure."""
     if not found:
         return ""
-    rows: list[Sequence[str]] = [
-        ("workload", "figure", OURS, "best peer", "its figure", "better by", "seeds")
-    ]
-    for one in found:
-        form = (lambda v: f"{v:.2f} /s") if one.figure == "goodput" else seconds
-        rows.append(
-            (one.workload, one.figure, form(one.ours), one.best, form(one.theirs),
-             spread(one.gain, "{:.2f}x"), str(one.seeds))
-        )  # fmt: skip
+    rows = [BEST_HEADS, *map(best_cells, found)]
     return (
         "### Forebay against the best peer\n\nThe best peer is chosen for each figure apart, among "
         "those that answered as many requests (to 1 %); below 1x it is better than Forebay. Same "
         f"seeds for both.\n\n{markdown(rows)}\n"
     )
+
+
+def best_cells(one: Comparison) -> list[str]:
+    """One row of that table."""
+    rate = one.figure == "goodput"
+    mine, its = (f"{v:.2f} /s" if rate else seconds(v) for v in (one.ours, one.theirs))
+    return [
+        one.workload, one.figure, mine, one.best, its, spread(one.gain, "{:.2f}x"),
+        f"{one.answered:.1%}, {one.they_answered:.1%}", str(one.seeds),
+    ]  # fmt: skip
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
