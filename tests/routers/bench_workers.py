@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from load import Client, chat
 
-CONNECTIONS, SMALL = 256, 200
+CONNECTIONS, SMALL = 64, 200
 
 
 class Use(NamedTuple):
