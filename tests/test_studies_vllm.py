@@ -11,6 +11,7 @@ from vllm_server import ModelSize, needed_vllm_python, vllm_server, write_model
 from forebay.proxy.cli import main
 
 SEATS = 6
+pytestmark = pytest.mark.timeout(400)  # vLLM loads first
 
 
 @pytest.fixture(scope="module")
