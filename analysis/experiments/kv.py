@@ -35,6 +35,7 @@ from the model's and the GPU's data; a URL needs --gpu for it, and the flags the
 Example:  forebay experiment kv --target sim:phi-3-mini@h200-nvl --out runs/kv
 """
 BEYOND = 2  # requests more than fit, to see that they wait
+MOST = 256  # requests at once that a study sends to a server of unknown seats
 LEVELS = 6
 BATCHED, SEATS = 8192, 256
 COLUMNS = (
@@ -77,6 +78,11 @@ def command(
         fit = requests_that_fit(pool, length)
         if not fit:
             raise InputError(f"--prompt-tokens {prompt_tokens}: the cache holds {pool.tokens}")
+        if fit + BEYOND > (way.max_num_seqs or MOST):
+            raise InputError(
+                f"--prompt-tokens {prompt_tokens}: {fit} requests of that length fit, more than "
+                f"may run at once ({way.max_num_seqs or MOST}); give longer prompts"
+            )
         rows = []
         for count in counts(fit):
             trace = [
@@ -153,10 +159,15 @@ def settled(load: Load) -> Sequence[Sample]:
     return [one for one in load.samples if one.at_s >= first and one.running == most]
 
 
-def full_at(rows: Sequence[dict[str, Any]]) -> int | None:
-    """The first number of requests of which some had to wait or were preempted; None if never."""
+def full_at(rows: Sequence[dict[str, Any]], a_request: float) -> int | None:
+    """The first number of requests of which some waited or were preempted for want of blocks.
+
+    `a_request` is the share of the cache that one holds: with more than that free it was not the
+    cache that kept them out. None if never.
+    """
     for row in rows:
-        if row["running"] < row["requests"] or row["preempted"]:
+        held_back = row["running"] < row["requests"] or row["preempted"]
+        if held_back and row["reported_share"] > 1 - a_request:
             return int(row["requests"])
     return None
 
@@ -168,7 +179,8 @@ def result(
     fit = requests_that_fit(pool, length)
     by_arithmetic = plan.budget.pool_tokens(plan.max_model_len) if plan else None
     error = by_arithmetic / pool.tokens - 1 if by_arithmetic else None
-    full, apart = full_at(rows), [
+    a_request = -(-length // pool.block_tokens) / (pool.blocks - 1)
+    full, apart = full_at(rows, a_request), [
         abs(row["predicted_share"] - row["reported_share"])
         for row in rows
         if row["requests"] <= fit
@@ -209,10 +221,13 @@ def _sentence(
     words += f" and was predicted within {facts['worst_share_error'] * 100:.1f} points of use"
     predicted, full = facts["predicted_full_at"], facts["reported_full_at"]
     if full is None:
-        return (
-            f"{words}; with {predicted:,} requests of {length:,} tokens it was to be full and was "
-            f"not, nor with {rows[-1]['requests']:,}."
-        )
+        last = rows[-1]
+        words += f"; with {predicted:,} requests of {length:,} tokens it was to be full and was not"
+        if last["running"] < last["requests"]:
+            return (
+                f"{words}: never more than {last['running']:,} ran, which is max_num_seqs' doing."
+            )
+        return f"{words}, nor with {last['requests']:,}."
     agrees = "as predicted" if full == predicted else f"against {predicted:,} predicted"
     preempted = rows[-1]["preempted"]
     then = f"{preempted:,} had to be preempted" if preempted else "the rest waited"

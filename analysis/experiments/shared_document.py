@@ -176,7 +176,7 @@ def result(
         "kv_tokens_per_added_user": grown,
         "prompt_tokens": prompt,
     }
-    words = _sentence(way.name, facts, others + 1)
+    words = _sentence(f" ({way.name})" if len(ways) > 1 else "", facts, others + 1)
     for name in (one.name for one in ways if one is not way):
         paid = sum(r["cold"] for r in rows if r["way"] == name and r["phase"] in (FIRST, OTHERS))
         words += f" {name[0].upper()}{name[1:]}: {paid} paid."
@@ -196,10 +196,10 @@ def _sentence(way: str, facts: dict[str, Any], users: int) -> str:
     cold, faster = facts["cold"], facts["cold_over_cached"]
     if cold > users / 2:
         return (
-            f"The document was not shared: {cold} of {users} users paid for it in full ({way}); "
+            f"The document was not shared: {cold} of {users} users paid for it in full{way}; "
             "is prefix caching on?"
         )
-    words = f"{cold} of {users} users paid for the document ({way}): TTFT "
+    words = f"{cold} of {users} users paid for the document{way}: TTFT "
     words += f"{duration(facts['ttft_cold_s'])} cold and "
     if faster is None:
         words += "not found in the cache by one who asked alone later"
