@@ -210,7 +210,7 @@ class Receipts:
             return [one]
         found = [r for r in self.ended.values() if r.id.rpartition("/")[0] == name]
         found += [r for r in self.under_way.values() if r.id.rpartition("/")[0] == name]
-        return sorted(found, key=lambda receipt: -receipt.arrived_at)
+        return sorted(reversed(found), key=lambda receipt: -receipt.arrived_at)
 
     def answered(self, request_id: str, status: int, reason: str) -> None:
         """How the client was answered, told by whoever did."""
