@@ -212,6 +212,14 @@ def test_the_version_is_asked_of_the_command(tmp_path: Path, version: str) -> No
     assert find_vllm(str(install(tmp_path, version))).version == version
 
 
+def test_a_vllm_for_the_cpu_is_not_started_on_gpus(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = install(tmp_path, "0.32.0+cpu")
+    assert main(["fleet", "up", "--model", "llama-3-8b", "--vllm", str(fake)]) == 2
+    assert "built for the CPU: give --cpu or --vllm" in capsys.readouterr().err
+
+
 def test_a_vllm_that_is_too_old_is_said(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"vLLM 0\.8\.5; 0\.11 or later"):
         find_vllm(str(install(tmp_path, "0.8.5")))
@@ -238,6 +246,7 @@ def test_a_vllm_that_is_too_old_is_said(tmp_path: Path) -> None:
         ("--model llama-3-8b --vllm-version 0.26", "goes with --dry-run"),
         ("--model llama-3-8b --dry-run --config /nowhere", "--config /nowhere"),
         ("--model llama-3-8b --dry-run --port 65535", "ports beyond 65535"),
+        ("--model llama-3-8b --dry-run --port 64000 --host 0.0.0.0", "1000 and 2000 above it"),
         ("--model llama-3-8b --dry-run --dir /" + "d" * 110, "too long a path"),
     ],
 )

@@ -112,7 +112,8 @@ def up(
         float, typer.Option(min=1, help="Seconds until /health; fetching a model counts.")
     ] = 900.0,
     cache_root: Annotated[
-        Path | None, typer.Option(help="VLLM_CACHE_ROOT; default: ~/.cache/forebay/vllm.")
+        Path | None,
+        typer.Option(help="Of compiled graphs; default: VLLM_CACHE_ROOT, ~/.cache/forebay/vllm."),
     ] = None,
     vllm: Annotated[
         str | None, typer.Option(help="The vllm command; default: this environment's, or PATH's.")
@@ -144,7 +145,7 @@ def up(
         kv_memory=kv_cache_memory_bytes,
         kv_events=kv_events,
         drain_s=drain,
-        cache_root=cache_root,
+        cache_root=cache_root or _path(os.environ.get("VLLM_CACHE_ROOT")),
         vllm_args=tuple(vllm_args or ()),
     )
     if cpu and gpus is not None:
@@ -155,6 +156,8 @@ def up(
         raise InputError("--vllm-version goes with --dry-run; what is started is the vLLM found")
     talk: list[str] = []
     install = _install(vllm, vllm_version, dry_run, talk)
+    if not dry_run and ("+cpu" in install.version) is not cpu:
+        _check_build(install.command, install.version, cpu)
     chosen = []
     if not cpu:
         indexes, found = parse_indexes(gpus, os.environ), found_gpus()
@@ -243,6 +246,16 @@ def _install(given: str | None, version: str | None, dry_run: bool, talk: list[s
         newest = f"{NEWEST[0]}.{NEWEST[1]}"
         talk.append(f"vllm is not installed here: written for {newest}; --vllm-version for another")
         return VllmInstall("vllm", newest)
+
+
+def _check_build(command: str, version: str, cpu: bool) -> None:
+    if not cpu:
+        raise InputError(f"{command} is vLLM {version}, built for the CPU: give --cpu or --vllm")
+    _say(f"{command} is vLLM {version}, which does not say that it is built for the CPU")
+
+
+def _path(text: str | None) -> Path | None:
+    return Path(text) if text else None
 
 
 def _assumed(name: str, indexes: list[int] | None) -> Any:

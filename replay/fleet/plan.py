@@ -246,6 +246,11 @@ def _endpoints(options: FleetOptions, name: str, port: int) -> tuple[str, str] |
     if not options.kv_events:
         return None
     if options.host not in LOOPBACK:
+        if port + REPLAY_PORT > 65_535:
+            raise InputError(
+                f"--port {port}: KV events need ports {EVENTS_PORT} and {REPLAY_PORT} above it; "
+                "give a lower one, or --no-kv-events"
+            )
         # vLLM binds an endpoint with a `*` only, so these are open to whoever reaches the machine.
         return f"tcp://*:{port + EVENTS_PORT}", f"tcp://*:{port + REPLAY_PORT}"
     folder = options.folder.resolve()

@@ -40,7 +40,9 @@ async def run_fleet(
     with held(folder):
         _check_nothing_left(plan)
         proxy_file = folder / PROXY
-        proxy_file.write_text(proxy_yaml, encoding="utf-8")
+        new = folder / f"{PROXY}.new"
+        new.write_text(proxy_yaml, encoding="utf-8")
+        new.replace(proxy_file)  # a proxy that runs watches it
         state = FleetState(
             supervisor=this_process(),
             model=plan.setting.profile.repository,

@@ -14,7 +14,7 @@ from forebay.traces.errors import InputError
 
 LOG_TAIL = 50_000  # bytes
 _PREAMBLE = re.compile(r"^(\(.*? pid=\d+\) )?([A-Z]+ \d\d-\d\d [\d:]+ (\[\S+\] )?|INFO: +)?")
-_ERROR = re.compile(r"\b\w*(?:Error|Exception): .+|\berror: .+")
+_ERROR = re.compile(r"^(?!.*\bWARNING\b).*?(\b\w*(?:Error|Exception): .+|\berror: .+)")
 
 
 class ServerProcess:
@@ -86,7 +86,7 @@ class ServerProcess:
 def last_words(log: Path) -> str:
     """The line of the log that says best what went wrong: the last exception, or the last line."""
     lines = _tail(log)
-    told = [found.group() for line in lines if (found := _ERROR.search(line))]
+    told = [found[1] for line in lines if (found := _ERROR.search(line))]
     return shorten((told or lines or ["it said nothing"])[-1])
 
 

@@ -94,16 +94,19 @@ class Supervisor:
                     up_s = await self._stays(server, session, {ended, stopping})
                 if stopping.done():
                     return
-                if not ended.done():
+                if ended.done():
+                    how, words = await ended, last_words(Path(server.log))
+                else:
                     process.kill()
-                how = await ended
-                words = last_words(Path(server.log))
+                    await ended
+                    how = "hung" if up_s else f"was not up in {self._policy.start_s:g} s"
+                    words = last_line(Path(server.log))
             finally:
                 await self._end(server, process)
                 ended.cancel()
             server.last_end = how
             if not was_up:
-                raise StartFailed(f"{server.name} {how} before it was up: {words} ({server.log})")
+                raise StartFailed(f"{server.name} {how}: {words} (see {server.log})")
             wait_s = restarts.died(up_s)
             if wait_s is None:
                 self._change(server, "failed")
@@ -133,7 +136,6 @@ class Supervisor:
                 return True
             now = time.monotonic()
             if now - begun > self._policy.start_s:
-                self._say(f"{server.name}: not up after {now - begun:.0f} s: too long")
                 return False
             if now - said >= TALK_EVERY_S:
                 said = now
