@@ -256,8 +256,12 @@ def test_every_router_gets_every_engine_and_waits_by_the_clock_of_the_engines(
         for file in tmp_path.iterdir():
             file.unlink()
     CONTENDERS["haproxy leastconn"].command(at)
-    assert "timeout queue 3750ms" in (tmp_path / "haproxy.cfg").read_text()
-    assert "option http-no-delay" in (tmp_path / "haproxy.cfg").read_text()
+    assert "timeout queue 500ms" in (tmp_path / "haproxy.cfg").read_text()
+    CONTENDERS["haproxy by length"].command(at)
+    haproxy = (tmp_path / "haproxy.cfg").read_text()
+    assert "use_backend documents if { req.hdr_val(content-length) gt 20000 }" in haproxy
+    assert haproxy.index("timeout queue 3750ms") < haproxy.index("timeout queue 500ms")
+    assert "option http-no-delay" in haproxy
     CONTENDERS["forebay"].command(at)
     assert "max_wait: 7500ms" in (tmp_path / "forebay.yaml").read_text()
     CONTENDERS["nginx hash"].command(at)

@@ -20,6 +20,8 @@ from forebay.analysis.processes import proxy_config
 DIRECT = "direct"
 PER_ENGINE = 64  # requests at once on one engine, wherever a router can be told
 QUEUE_S = 15.0  # longest wait in a router's own queue: the first-token target of a document
+CHAT_QUEUE_S = 2.0  # and that of a chat
+LONG_BYTES = 20_000  # 5,000 tokens: where documents begin
 PREFIX_BYTES = 8192  # what is hashed: past a shared instruction of 4 KB, inside a document
 
 
@@ -92,8 +94,25 @@ HASHED = f'  map $request_body $start {{ "~^(?<head>[\\s\\S]{{1,{PREFIX_BYTES}}}
 
 
 def _haproxy(at: Setting) -> Sequence[str]:
-    servers = "\n".join(
-        f"  server s{port} 127.0.0.1:{port} maxconn {PER_ENGINE // 2} check" for port in at.backends
+    return _haproxy_with(at, [("engines", "", PER_ENGINE // 4, CHAT_QUEUE_S)])
+
+
+def _haproxy_by_length(at: Setting) -> Sequence[str]:
+    """Long bodies in a queue of their own, a few at a time: all it can know of a prompt."""
+    return _haproxy_with(
+        at,
+        [
+            ("documents", f"{{ req.hdr_val(content-length) gt {LONG_BYTES} }}", 1, QUEUE_S),
+            ("chats", "", PER_ENGINE // 2, CHAT_QUEUE_S),
+        ],
+    )
+
+
+def _haproxy_with(at: Setting, queues: Sequence[tuple[str, str, int, float]]) -> Sequence[str]:
+    """Of each queue: name, condition (the last has none), requests an engine at once, wait in s."""
+    rules = "\n".join(
+        f"  use_backend {name} if {condition}" if condition else f"  default_backend {name}"
+        for name, condition, _, _ in queues
     )
     text = f"""\
 global
@@ -105,14 +124,20 @@ defaults
   timeout client 600s
   timeout server 600s
   timeout connect 5s
-  timeout queue {QUEUE_S / at.time_scale * 1e3:.0f}ms
   option http-no-delay
   option abortonclose
 frontend in
   bind 127.0.0.1:{at.port} backlog 4096
-  default_backend engines
-backend engines
+{rules}
+"""
+    for name, _, at_once, wait_s in queues:
+        servers = "\n".join(
+            f"  server s{port} 127.0.0.1:{port} maxconn {at_once} check" for port in at.backends
+        )
+        text += f"""\
+backend {name}
   balance leastconn
+  timeout queue {wait_s / at.time_scale * 1e3:.0f}ms
   option httpchk GET /health
 {servers}
 """
@@ -208,8 +233,14 @@ def _listed() -> Sequence[Contender]:
         ),
         Contender(
             "haproxy leastconn", replace(known["haproxy"], command=_haproxy),
-            f"{PER_ENGINE // 2} requests an engine at once, the rest in one queue for at most "
-            f"{QUEUE_S:g} s, then 503", core=True,
+            f"{PER_ENGINE // 4} requests an engine at once, the rest in one queue for at most "
+            f"{CHAT_QUEUE_S:g} s, then 503",
+        ),
+        Contender(
+            "haproxy by length", replace(known["haproxy"], command=_haproxy_by_length),
+            f"leastconn with two queues: bodies over {LONG_BYTES} bytes one an engine at once and "
+            f"{QUEUE_S:g} s in the queue, the others {PER_ENGINE // 2} and {CHAT_QUEUE_S:g} s",
+            core=True,
         ),
         Contender(
             "vllm-router cache_aware", _vllm_router("cache_aware"),
