@@ -1,12 +1,16 @@
-"""Whether refusals were right, found out by admitting what was refused.
+"""Whether refusals were right, found out by not making them.
 
 A refusal says that a request would not have met its target. In virtual time that can be tried: the
-same trace is played once more, and that one request is taken in. Nothing else differs before it
-arrives, so the answer is exact.
+same trace is played once more and the request is taken in. Nothing else differs before it arrives,
+so the answer is exact. Two questions are asked.
 
-Two things are asked of each. Would it have met its target itself? And would more requests have met
-theirs altogether? Under a lasting overload the first is often so and the second is not: whoever is
-taken in takes the place of the next.
+Alone: would this one have met its target? Under a lasting overload that is so for nearly every one:
+whoever is taken in by way of exception takes the place of the next, and somebody must be refused.
+No rule can have few such refusals and few late answers at once.
+
+Together: would more requests have met theirs if refusals were made by another rule, or not at all
+(those taken in then leave the queue when their time is over)? What that comes to are the refusals
+that cost somebody an answer in time and gave it to nobody else.
 """
 
 import gc
@@ -23,7 +27,7 @@ from forebay.replay.sim.scenario import Scenario
 from forebay.traces.buckets import bucket_of
 from forebay.traces.schema import TraceRequest
 
-HORIZON_S = 60.0  # after a refusal: what taking the request in changes for others is over by then
+AFTER_S = 60.0  # later arrivals than this do not matter to one request any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,93 +48,82 @@ class Targets:
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
-    """One refusal, and what taking the request in would have done.
-
-    Attributes:
-        ttft_s: of the request; None where it would have been refused in the queue after all.
-        met: it would have met its target.
-        gained: how many more of all requests would have met theirs, within HORIZON_S.
-    """
-
-    outcome: Outcome
-    ttft_s: float | None
-    met: bool
-    gained: int
-
-
-@dataclass(frozen=True, slots=True)
 class Judged:
     """How right the decisions about a trace were.
 
     Attributes:
-        missed: of those taken in, those without a first token in time.
+        requests: how many there were.
+        met: of them, those with a first token in time.
+        missed: taken in, and without a first token in time.
         refused: on arrival.
-        tried: a sample of these, or all.
+        tried: of the refusals that were tried alone (a sample, or all), whether each was false.
+        otherwise: how many would have met their targets under other rules, by name.
     """
 
     requests: int
     met: int
     missed: Sequence[Outcome]
     refused: Sequence[Outcome]
-    tried: Sequence[Tried]
+    tried: Mapping[str, bool]
+    otherwise: Mapping[str, int]
 
     @property
     def missed_share(self) -> float:
-        """Of the requests taken in."""
+        """Admitted but missed: of the requests taken in."""
         return len(self.missed) / max(1, self.requests - len(self.refused))
 
     @property
-    def false_share(self) -> float:
-        """Of the refusals: those that would have met their targets."""
-        return sum(t.met for t in self.tried) / max(1, len(self.tried))
+    def false_alone(self) -> float:
+        """Of the refusals: those that would have met their targets, all others decided by rule."""
+        return sum(self.tried.values()) / max(1, len(self.tried))
 
     @property
-    def false_rate(self) -> float:
-        """Of the requests: those refused that would have met their targets."""
-        return self.false_share * len(self.refused) / max(1, self.requests)
-
-    @property
-    def costly_share(self) -> float:
-        """Of the refusals: those without which more requests would have met their targets."""
-        return sum(t.met and t.gained > 0 for t in self.tried) / max(1, len(self.tried))
-
-    @property
-    def gained(self) -> float:
-        """Requests more that meet their targets, on average, for a refusal that is not made."""
-        return sum(t.gained for t in self.tried) / max(1, len(self.tried))
+    def false_together(self) -> float:
+        """Of the requests: those refused for nothing; what the best of the other rules gains."""
+        return max(0, max(self.otherwise.values()) - self.met) / max(1, self.requests)
 
 
 def judge(
     trace: Sequence[TraceRequest], targets: Targets, sample: int = 100, seed: int = 0
 ) -> Judged:
-    """Play the trace, then try up to `sample` of its refusals, drawn at random."""
+    """Play the trace by the rule and by others, and try up to `sample` refusals alone."""
     outcomes = _play(trace, targets, refuse)
     refused = [o for o in outcomes if o.reject and not o.reject.queued_s]
-    taken = [o for o in outcomes if not (o.reject and not o.reject.queued_s)]
-    missed = [o for o in taken if not targets.met(o)]
+    met = sum(map(targets.met, outcomes))
+    missed = [
+        o for o in outcomes if not targets.met(o) and not (o.reject and not o.reject.queued_s)
+    ]
     chosen = refused
     if len(refused) > sample:
         chosen = Random(f"{seed}:refusals").sample(refused, sample)
-    tried = [_try(o, trace, outcomes, targets) for o in chosen]
-    return Judged(len(trace), len(taken) - len(missed), missed, refused, tried)
+    tried = {o.request.id: _false(o.request, trace, targets) for o in chosen}
+    otherwise = {
+        name: sum(map(targets.met, _play(trace, targets, rule))) for name, rule in OTHERS.items()
+    }
+    return Judged(len(trace), met, missed, refused, tried, otherwise)
 
 
-def _try(
-    outcome: Outcome,
-    trace: Sequence[TraceRequest],
-    before: Sequence[Outcome],
-    targets: Targets,
-) -> Tried:
-    row = outcome.request
-    until = row.arrival_s + HORIZON_S
-    # Those that come later change nothing for those that are counted, but for the queue's order.
-    part = [r for r in trace if r.arrival_s < until + HORIZON_S / 2]
-    after = _play(part, targets, _but(row.id))
-    counted = sum(r.arrival_s < until for r in part)
-    then = sum(map(targets.met, after[:counted])) - sum(map(targets.met, before[:counted]))
-    itself = next(o for o in after if o.request.id == row.id)
-    return Tried(outcome, itself.ttft_s, targets.met(itself), then)
+def _false(row: TraceRequest, trace: Sequence[TraceRequest], targets: Targets) -> bool:
+    """Whether the request meets its target when it is taken in."""
+    until = row.arrival_s + AFTER_S
+    after = _play([r for r in trace if r.arrival_s < until], targets, _but(row.id))
+    return targets.met(next(o for o in after if o.request.id == row.id))
+
+
+def _never(
+    request: Request, bucket: Bucket, option: Option, queued: int, idle: bool
+) -> RejectReason | None:
+    return None
+
+
+def _without_margin(
+    request: Request, bucket: Bucket, option: Option, queued: int, idle: bool
+) -> RejectReason | None:
+    option.margin_s = 0.0
+    return refuse(request, bucket, option, queued, idle)
+
+
+OTHERS: Mapping[str, Admit] = {"never": _never, "without margin": _without_margin}
 
 
 def _but(request_id: str) -> Admit:
