@@ -23,6 +23,7 @@ from forebay.analysis.experiments.load_stats import doubted, percentile
 from forebay.analysis.experiments.study import Study, numbers
 from forebay.analysis.experiments.target import StudyFailed, sim_config
 from forebay.analysis.experiments.ways import IN_TURN, PROXY, Load, Seen, SimWay, sim_ways
+from forebay.analysis.kv.plan import Choices
 from forebay.proxy.cli import main
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server import start_engine
@@ -504,7 +505,7 @@ def test_a_server_without_metrics_cannot_tell_of_its_kv_cache(tmp_path: Path) ->
     async def live() -> None:
         async with serve(Server()) as up:
             wanted = asked(tmp_path, targets=(up.url,))
-            await kv._way(wanted, kv.Choices())
+            await kv._way(wanted, Choices())
 
     with pytest.raises(InputError, match="shows no vllm:cache_config_info"):
         run(live())
