@@ -83,6 +83,14 @@ def test_kneedle_finds_the_bend(loads: list[float], came: list[float], at: int |
     assert kneedle(loads, came) == at
 
 
+def test_the_knee_of_a_smooth_curve_is_where_its_slope_is_the_chords() -> None:
+    """n / (100 + n) on 1..512: 100 / (100 + n)^2 = (f(512) - f(1)) / 511 at n = 148.6."""
+    loads = list(range(1, 513))
+    at = kneedle(loads, [n / (100 + n) for n in loads])
+    assert at is not None
+    assert loads[at] in (148, 149)
+
+
 def test_a_sweep_that_still_rises_has_met_no_plateau() -> None:
     assert gain_of_last_doubling([1, 2, 4], [10, 19, 36]) == pytest.approx(36 / 19 - 1)
     assert gain_of_last_doubling([1, 2, 4], [10, 19, 19]) == 0
@@ -173,6 +181,13 @@ def test_seats_are_inferred_where_nobody_tells_them() -> None:
     assert saturation.max_num_seqs(way, told[:2])[0] is None  # once may be chance
     blind = [row | {"seats": None, "running": None} for row in told]
     assert "a proxy does not pass them on" in saturation.max_num_seqs(way, blind)[1]
+
+
+def test_seats_are_not_what_ran_while_nobody_waited() -> None:
+    busy = [Sample("gpu0", at, 8, 0, 0.2, 0) for at in range(9)]
+    assert saturation.seats_seen(busy) is None
+    assert saturation.seats_seen([replace(one, waiting=3) for one in busy]) == 8
+    assert saturation.seats_seen([replace(one, waiting=3, kv_share=0.98) for one in busy]) is None
 
 
 # The shared document
