@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import re
+import subprocess
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from dataclasses import replace
@@ -545,3 +547,25 @@ def test_hol_of_a_fleet_compares_four_ways(tmp_path: Path) -> None:
         assert of[way, "chunked"]["stall_s"] < 0.5 * of[way, "whole"]["stall_s"]
     assert of[PROXY, "chunked"]["document_ttft_s"] < of[IN_TURN, "chunked"]["document_ttft_s"]
     assert "with chunked prefill the proxy" in found["sentence"]
+
+
+# The command for a GPU
+
+
+def test_study_h200_says_why_its_server_did_not_start(tmp_path: Path) -> None:
+    script = Path(__file__).resolve().parents[1] / "deploy" / "study-h200.sh"
+    environment = os.environ | {"VLLM": "no-such-vllm", "OUT": str(tmp_path / "out")}
+    ran = subprocess.run(
+        ["bash", str(script)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 1
+    assert "the server on port 8101 did not start" in ran.stderr
+    assert "no-such-vllm" in ran.stderr
+    done = tmp_path / "out"
+    for name in ("hol", "shared-document", "saturation"):
+        (done / name).mkdir()
+        (done / name / "results.json").write_text("{}")
+    again = subprocess.run(
+        ["bash", str(script)], env=environment, capture_output=True, text=True, check=True
+    )
+    assert "plots in" in again.stdout  # nothing left to do, nothing started

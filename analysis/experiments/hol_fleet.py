@@ -182,7 +182,7 @@ def _plot(loads: dict[str, Load]) -> str:
             values = sorted(v for one in chats if (v := getattr(one, key)) is not None and v > 0)
             series.append(Series(name, (), _tail(values)))
         x, y = Axis(f"a chat's {title}"), Axis("chats with one at least as long", share_label)
-        panels.append(Panel(series, x, y, key_left=True))
+        panels.append(Panel(series, x, y, key_left=True, keyed=not panels))
     return drawn(*panels)
 
 
