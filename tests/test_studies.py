@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import re
+import subprocess
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from dataclasses import replace
@@ -81,6 +83,14 @@ def study(name: str, out: Path, *words: str) -> dict[str, Any]:
 )
 def test_kneedle_finds_the_bend(loads: list[float], came: list[float], at: int | None) -> None:
     assert kneedle(loads, came) == at
+
+
+def test_the_knee_of_a_smooth_curve_is_where_its_slope_is_the_chords() -> None:
+    """n / (100 + n) on 1..512: 100 / (100 + n)^2 = (f(512) - f(1)) / 511 at n = 148.6."""
+    loads = list(range(1, 513))
+    at = kneedle(loads, [n / (100 + n) for n in loads])
+    assert at is not None
+    assert loads[at] in (148, 149)
 
 
 def test_a_sweep_that_still_rises_has_met_no_plateau() -> None:
@@ -173,6 +183,13 @@ def test_seats_are_inferred_where_nobody_tells_them() -> None:
     assert saturation.max_num_seqs(way, told[:2])[0] is None  # once may be chance
     blind = [row | {"seats": None, "running": None} for row in told]
     assert "a proxy does not pass them on" in saturation.max_num_seqs(way, blind)[1]
+
+
+def test_seats_are_not_what_ran_while_nobody_waited() -> None:
+    busy = [Sample("gpu0", at, 8, 0, 0.2, 0) for at in range(9)]
+    assert saturation.seats_seen(busy) is None
+    assert saturation.seats_seen([replace(one, waiting=3) for one in busy]) == 8
+    assert saturation.seats_seen([replace(one, waiting=3, kv_share=0.98) for one in busy]) is None
 
 
 # The shared document
@@ -530,3 +547,25 @@ def test_hol_of_a_fleet_compares_four_ways(tmp_path: Path) -> None:
         assert of[way, "chunked"]["stall_s"] < 0.5 * of[way, "whole"]["stall_s"]
     assert of[PROXY, "chunked"]["document_ttft_s"] < of[IN_TURN, "chunked"]["document_ttft_s"]
     assert "with chunked prefill the proxy" in found["sentence"]
+
+
+# The command for a GPU
+
+
+def test_study_h200_says_why_its_server_did_not_start(tmp_path: Path) -> None:
+    script = Path(__file__).resolve().parents[1] / "deploy" / "study-h200.sh"
+    environment = os.environ | {"VLLM": "no-such-vllm", "OUT": str(tmp_path / "out")}
+    ran = subprocess.run(
+        ["bash", str(script)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 1
+    assert "the server on port 8101 did not start" in ran.stderr
+    assert "no-such-vllm" in ran.stderr
+    done = tmp_path / "out"
+    for name in ("hol", "shared-document", "saturation"):
+        (done / name).mkdir()
+        (done / name / "results.json").write_text("{}")
+    again = subprocess.run(
+        ["bash", str(script)], env=environment, capture_output=True, text=True, check=True
+    )
+    assert "plots in" in again.stdout  # nothing left to do, nothing started

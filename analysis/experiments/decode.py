@@ -18,7 +18,8 @@ from forebay.replay.engine.step_time import StepWork
 
 HELP = """Time per output token against output length (alone) and against batch size.
 
-Fits seconds per token and fixed seconds per request, and says what decoding is bound by.
+Fits seconds per token and fixed seconds per request, and says what decoding
+is bound by.
 
 Example:  forebay experiment decode --target sim:phi-3-mini@h200-nvl --out runs/decode
 """

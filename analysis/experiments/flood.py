@@ -24,11 +24,13 @@ from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 from forebay.traces.synth import Workload, workload
 
-HELP = """Offered load from half to three times capacity: p50 and p99 TTFT, goodput, rejects.
+HELP = """Offered load from half to three times capacity: p50 and p99 TTFT, goodput,
+rejects.
 
-Chat and questions about shared documents, Poisson. A sim: target is flooded three ways: engines
-in turn, the proxy with queues without bounds, the proxy as it is. With URLs: --target is the
-proxy, --engine (again for each) the engines without it.
+Chat and questions about shared documents, Poisson. A sim: target is flooded
+three ways: engines in turn, the proxy with queues without bounds, the proxy
+as it is. With URLs: --target is the proxy, --engine (again for each) the
+engines without it.
 
 Example:  forebay experiment flood --target sim:llama-3-8b@h200 --out runs/flood
 """
@@ -60,11 +62,11 @@ def command(
     engine: Engines = None,
     loads: Annotated[str, typer.Option(help="Times the capacity.")] = "0.5,1,1.5,2,3",
     capacity: Annotated[
-        float | None, typer.Option(help="Requests a second.  [default: measured]")
+        float | None, typer.Option(help="Requests a second; default: measured.")
     ] = None,
     seconds: Annotated[float, typer.Option(min=1, help="Of each load.")] = 180.0,
     slo: Annotated[
-        str | None, typer.Option(help="[default: chat.ttft=2s,document.ttft=15s]")
+        str | None, typer.Option(help="Targets; default: chat.ttft=2s,document.ttft=15s.")
     ] = None,
     gpus: Gpus = 2,
     max_num_batched_tokens: Batched = None,

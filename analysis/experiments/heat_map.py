@@ -30,7 +30,7 @@ def heat_map(
             share = shares.get((column, row))
             drawn.append(_cell(x, y, width, height, share, f"{column:,}, {row:g}"))
             told = "–" if share is None else f"{share:.0%}"
-            kind = "over" if share is not None and share >= DARK else "key"
+            kind = "over" if share is not None and share >= DARK else "under"
             drawn.append(svg.text(x + width / 2, y + height / 2 + 4, told, kind))
     for place, column in enumerate(columns):
         x = left + (place + 0.5) * width

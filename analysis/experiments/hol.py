@@ -16,11 +16,13 @@ from forebay.analysis.experiments.target import SIM, Ask, StudyFailed, Target
 from forebay.analysis.units import duration
 from forebay.traces.errors import InputError
 
-HELP = """Head-of-line blocking: the longest gap of a chat's tokens beside a long prompt.
+HELP = """Head-of-line blocking: the longest gap of a chat's tokens beside a long
+prompt.
 
-A sim: target is tried with every size of --chunks; servers given by URL have theirs, and several
---target are compared. --fleet sends many chats beside documents instead, through the proxy and to
-the engines in turn; a sim: fleet with and without chunked prefill, too.
+A sim: target is tried with every size of --chunks; servers given by URL
+have theirs, and several --target are compared. --fleet sends many chats
+beside documents instead, through the proxy and to the engines in turn; a
+sim: fleet with and without chunked prefill, too.
 
 Example:  forebay experiment hol --target sim:phi-3-mini@h200-nvl --out runs/hol
 """

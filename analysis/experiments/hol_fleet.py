@@ -23,15 +23,17 @@ from forebay.traces.synth_mix import ChatBesideDocuments, chat_beside_documents
 
 WHOLE, CHUNKED, THEIRS = "whole", "chunked", "as the servers are"
 ALIKE = 0.1  # a stall that differs by less is the same to a reader
+STALL_S = 0.5  # a gap between two tokens that a reader waits through
 CURVE_POINTS = 100
 COLUMNS = (
     Column("way", "way", "text"),
     Column("prefill", "prefill", "text"),
     Column("stall_s", "worst stall"),
+    Column("stalled_share", "stalled", "share"),
     Column("stall_p99_s", "stall p99", shown=False),
     Column("ttft_p50_s", "chat TTFT p50", shown=False),
-    Column("ttft_p99_s", "chat TTFT p99"),
-    Column("document_ttft_s", "document TTFT"),
+    Column("ttft_p99_s", "chat p99"),
+    Column("document_ttft_s", "document"),
     Column("rejected", "refused", "count"),
     Column("chats", "chats", "count", shown=False),
     Column("documents", "documents", "count", shown=False),
@@ -111,6 +113,7 @@ def _told(way: Way, prefill: str, load: Load) -> dict[str, Any]:
         "way": way.name,
         "prefill": prefill,
         "stall_s": max(stalls),
+        "stalled_share": sum(stall > STALL_S for stall in stalls) / len(stalls),
         "stall_p99_s": percentile(stalls, 99),
         "ttft_p50_s": percentile(ttfts(chats), 50),
         "ttft_p99_s": percentile(ttfts(chats), 99),
@@ -130,7 +133,10 @@ def _result(
     several = len({row["prefill"] for row in rows}) > 1
     words = f"Beside documents of {prompt_tokens:,} tokens "
     words += "; ".join(_compared(rows, prefill) for prefill in _order(rows)) + "."
-    notes = ["documents: median TTFT, each asked about five times; stall: the longest gap"]
+    notes = [
+        f"stalled: chats with a gap of more than {STALL_S:g} s between two tokens; chat p99 and "
+        "document (median): TTFT, each document asked about some five times"
+    ]
     if any(row["ttft_p99_s"] is None for row in rows):
         notes.append("–: a p99 needs 1,000 answered chats; raise --seconds or --chat-rate")
     words = doubted(words, notes, rows, "way", "prefill")
@@ -152,17 +158,18 @@ def _order(rows: Sequence[dict[str, Any]]) -> list[str]:
 def _compared(rows: Sequence[dict[str, Any]], prefill: str) -> str:
     of = {row["way"]: row for row in rows if row["prefill"] == prefill}
     direct, proxy = of[IN_TURN], of[PROXY]
-    less = 1 - proxy["stall_s"] / direct["stall_s"]
-    verb = "shortens" if less > ALIKE else "lengthens" if less < -ALIKE else "does not change"
-    told = (
-        f"the proxy {verb} a chat's worst stall ({duration(proxy['stall_s'])} against "
-        f"{duration(direct['stall_s'])})"
-    )
+    told = f"the proxy {_verb(proxy['stall_s'], direct['stall_s'])} a chat's worst stall "
+    told += f"({duration(proxy['stall_s'])} against {duration(direct['stall_s'])}), lets "
+    told += f"{proxy['stalled_share']:.1%} of chats stall against {direct['stalled_share']:.1%}"
     if proxy["ttft_p99_s"] is not None and direct["ttft_p99_s"] is not None:
-        verb = "shortens" if proxy["ttft_p99_s"] < direct["ttft_p99_s"] else "does not shorten"
-        told += f" and {verb} its p99 TTFT ({duration(proxy['ttft_p99_s'])} against "
-        told += f"{duration(direct['ttft_p99_s'])})"
+        told += f" and {_verb(proxy['ttft_p99_s'], direct['ttft_p99_s'])} their p99 TTFT "
+        told += f"({duration(proxy['ttft_p99_s'])} against {duration(direct['ttft_p99_s'])})"
     return told if prefill == THEIRS else f"with {prefill} prefill {told}"
+
+
+def _verb(mine_s: float, theirs_s: float) -> str:
+    less = 1 - mine_s / theirs_s if theirs_s > 0 else 0.0
+    return "shortens" if less > ALIKE else "lengthens" if less < -ALIKE else "does not change"
 
 
 def _plot(loads: dict[str, Load]) -> str:
@@ -175,7 +182,7 @@ def _plot(loads: dict[str, Load]) -> str:
             values = sorted(v for one in chats if (v := getattr(one, key)) is not None and v > 0)
             series.append(Series(name, (), _tail(values)))
         x, y = Axis(f"a chat's {title}"), Axis("chats with one at least as long", share_label)
-        panels.append(Panel(series, x, y, key_left=True))
+        panels.append(Panel(series, x, y, key_left=True, keyed=not panels))
     return drawn(*panels)
 
 

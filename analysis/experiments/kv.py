@@ -27,10 +27,12 @@ from forebay.replay.sim.scenario import DIRECT, Scenario
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 
-HELP = """Predicted against reported KV-cache use, and the point where the cache is full.
+HELP = """Predicted against reported KV-cache use, and the point where the cache is
+full.
 
-Sends 1, 2 ... long requests at once until more do not fit. The prediction is that of `forebay kv`
-from the model's and the GPU's data; a URL needs --gpu for it, and the flags the server runs with.
+Sends 1, 2 ... long requests at once until more do not fit. The prediction
+is that of `forebay kv` from the model's and the GPU's data; a URL needs
+--gpu for it, and the flags the server runs with.
 
 Example:  forebay experiment kv --target sim:phi-3-mini@h200-nvl --out runs/kv
 """

@@ -28,10 +28,12 @@ from forebay.traces.needle import Answer, generated_haystack, load_haystack, nee
 from forebay.traces.schema import TraceRequest
 from forebay.traces.tokens import ByteEstimate, TokenCounter, counter
 
-HELP = """A number hidden in a long text, and a question about it: what share of answers is right.
+HELP = """A number hidden in a long text, and a question about it: what share of
+answers is right.
 
-A grid of prompt length and depth of the hidden sentence (0: the beginning, 1: the end). Answers
-mean nothing on a simulated engine; there it is checked that prompts arrive whole.
+A grid of prompt length and depth of the hidden sentence (0: the beginning,
+1: the end). Answers mean nothing on a simulated engine; there it is checked
+that prompts arrive whole.
 
 Example:  forebay experiment needle --target http://127.0.0.1:8000 --out runs/needle
 """
@@ -69,7 +71,7 @@ def command(
     output_tokens: Annotated[int, typer.Option(min=1, help="Of each answer, at most.")] = 32,
     haystack: Annotated[
         list[Path] | None,
-        typer.Option(help="Text to hide it in: .jsonl with a text each.  [default: made up]"),
+        typer.Option(help="Text to hide it in: .jsonl with a text each; default: made up."),
     ] = None,
     tokenizer: Annotated[
         str | None, typer.Option(help="tiktoken encoding to measure lengths, or estimate.")

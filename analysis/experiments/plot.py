@@ -14,7 +14,7 @@ text{font:12px system-ui,sans-serif;fill:var(--soft)}
 .key{fill:var(--ink);paint-order:stroke;stroke:var(--paper);stroke-width:5}
 .paper{fill:var(--paper)}
 .grid{stroke:var(--rule)}.base{stroke:var(--soft)}.note{stroke:var(--soft);stroke-dasharray:3 4}
-.cell{fill:var(--c);stroke:var(--rule)}.over{fill:var(--paper)}
+.cell{fill:var(--c);stroke:var(--rule)}.over{fill:var(--paper)}.under{fill:var(--ink)}
 .curve{fill:none;stroke:var(--c);stroke-width:2}.mark{fill:var(--c);stroke:var(--paper)}
 .run0{--c:var(--run0)}.run1{--c:var(--run1)}.run2{--c:var(--run2)}.run3{--c:var(--run3)}
 .run4{--c:var(--run4)}.run5{--c:var(--run5)}"""
@@ -63,16 +63,16 @@ class Series:
 class Panel:
     """One plot of a document; `note` is a place on the x axis with a word for it.
 
-    The names stand at the bottom right; `key_above` puts them at the top, for curves that fall,
-    `key_left` to the left, for those that stay low.
+    The names stand at the bottom right, or with `key_left` at the left; without `keyed` nowhere,
+    for a panel below another of the same series.
     """
 
     series: Sequence[Series]
     x: Axis
     y: Axis
     note: tuple[float, str] | None = None
-    key_above: bool = False
     key_left: bool = False
+    keyed: bool = True
 
     @property
     def label(self) -> str:
@@ -132,8 +132,8 @@ def _draw(panel: Panel) -> list[str]:
         drawn.append(svg.text(at + side, y.end + 11, panel.note[1], "key", anchor))
     for number, one in enumerate(panel.series):
         drawn += _series(number, one, x, y, panel)
-    top = y.end + 14 if panel.key_above else bottom - 10 - KEY_ROW * (len(panel.series) - 1)
-    for number, one in enumerate(panel.series):
+    top = bottom - 10 - KEY_ROW * (len(panel.series) - 1)
+    for number, one in enumerate(panel.series if panel.keyed else ()):
         row = top + KEY_ROW * number
         edge, away, end = (x.start, 1, "start") if panel.key_left else (x.end, -1, "end")
         drawn.append(svg.mark(number, edge + away * 12, row - 4, f"mark run{number % 6}", ""))

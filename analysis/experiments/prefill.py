@@ -19,7 +19,8 @@ from forebay.traces.errors import InputError
 
 HELP = """TTFT of one request alone against the length of its prompt, each prompt new.
 
-Fits fixed + linear + quadratic seconds and says from which length the quadratic term leads.
+Fits fixed + linear + quadratic seconds and says from which length the
+quadratic term leads.
 
 Example:  forebay experiment prefill --target sim:phi-3-mini@h200-nvl --out runs/prefill
 """

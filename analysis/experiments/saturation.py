@@ -30,10 +30,12 @@ from forebay.traces.arrivals import arrival_times
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 
-HELP = """Throughput against load: where the knee is (T_sat), and max_num_seqs, read or inferred.
+HELP = """Throughput against load: where the knee is (T_sat), and max_num_seqs, read
+or inferred.
 
-Keeps 1, 2, 4 ... requests in flight (or, with --rates, sends so many a second) and says where
-more load stops to bring more throughput. A sim: target is one engine.
+Keeps 1, 2, 4 ... requests in flight (or, with --rates, sends so many a
+second) and says where more load stops to bring more throughput. A sim:
+target is one engine.
 
 Example:  forebay experiment saturation --target sim:phi-3-mini@h200-nvl --out runs/saturation
 """
@@ -67,7 +69,7 @@ def command(
     seconds: Annotated[float, typer.Option(min=30, help="Of each rate of --rates.")] = 120.0,
     max_num_batched_tokens: Batched = None,
     max_num_seqs: Annotated[
-        int | None, typer.Option(min=1, help="Of a sim: target.  [default: 256]")
+        int | None, typer.Option(min=1, help="Of a sim: target; default: 256.")
     ] = None,
     seed: Seed = 0,
 ) -> None:

@@ -19,11 +19,13 @@ from forebay.traces.errors import InputError
 from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
 from forebay.traces.synth import shared_document
 
-HELP = """Many users, one document: TTFT cold and cached, hit ratio, and KV use that stays flat.
+HELP = """Many users, one document: TTFT cold and cached, hit ratio, and KV use that
+stays flat.
 
-The first user asks alone, the others all at once after it, one more alone; then all of them at
-once about a second document. A sim: target is asked with the engines in turn and through the
-proxy; with URLs, --engine asks the engines behind --target directly, too.
+The first user asks alone, the others all at once after it, one more alone;
+then all of them at once about a second document. A sim: target is asked
+with the engines in turn and through the proxy; with URLs, --engine asks the
+engines behind --target directly, too.
 
 Example:  forebay experiment shared-document --target sim:llama-3-8b@h200 --out runs/shared
 """

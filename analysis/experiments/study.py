@@ -37,7 +37,7 @@ LAST: dict[str, tuple[Any, Any]] = {
         None,
     ),
     "gpu": (
-        Annotated[str | None, typer.Option(help="Of a URL, for shares of peak: h200 or h200-nvl.")],
+        Annotated[str | None, typer.Option(help="Of a URL, its data sheet: h200 or h200-nvl.")],
         None,
     ),
     "api_key": (
@@ -60,7 +60,7 @@ LAST: dict[str, tuple[Any, Any]] = {
 }
 Batched = Annotated[
     int | None,
-    typer.Option("--max-num-batched-tokens", help="Of a sim: target.  [default: 8192]"),
+    typer.Option("--max-num-batched-tokens", help="Of a sim: target; default: 8192."),
 ]
 Seed = Annotated[int, typer.Option("--seed", help="Of lengths and arrivals.")]
 Engines = Annotated[
