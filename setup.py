@@ -9,7 +9,17 @@ import sys
 from setuptools import Extension, setup
 
 COMPILED = (
-    *("admission", "ahead", "backend", "candidates", "concurrency", "cost", "explain", "fairness"),
+    *(
+        "admission",
+        "ahead",
+        "backend",
+        "blocked",
+        "candidates",
+        "concurrency",
+        "cost",
+        "explain",
+        "fairness",
+    ),
     *("held", "hindsight", "kv", "lanes", "model", "others", "outlook", "outputs", "partition"),
     *("policies", "prefix", "prefix_error", "queueing", "quota", "receipt", "rendezvous"),
     *("returns", "routing", "shaper"),

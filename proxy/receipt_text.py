@@ -16,6 +16,7 @@ WAITS = {
     "prefill_limit": "its bucket's limit of prefills was reached there (prefills_per_backend)",
     "kv": "the KV cache had no room for it",
     "partition": "it is long, and this was the last engine clear of long prefills",
+    "policy": "another rule of the policy held it back",
 }
 HINDSIGHT = {
     "right": "In hindsight that was right: it would have been late.",
