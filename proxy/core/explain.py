@@ -17,28 +17,25 @@ somebody more urgent in a full line, or after its backend had failed `no_time`, 
 `no_backend`.
 """
 
-from collections.abc import Iterable, Sequence
-from math import inf
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
-from forebay.proxy.core.admission import Admit, attainable, refuse
+from forebay.proxy.core.admission import attainable
 from forebay.proxy.core.backend import Backend
+from forebay.proxy.core.blocked import Block, blocked_by
 from forebay.proxy.core.hindsight import Hindsight
 from forebay.proxy.core.model import (
     Action,
-    BackendSpec,
-    Bucket,
     Reject,
     RejectReason,
     Request,
     Send,
-    Tenant,
 )
 from forebay.proxy.core.outlook import heads_of
 from forebay.proxy.core.queueing import Waiting
 from forebay.proxy.core.receipt import Receipt, Receipts
-from forebay.proxy.core.routing import Affinity, Option, Route, warm_or_least_work
-from forebay.proxy.core.shaper import DISPATCH_AHEAD_S, Shaper
+from forebay.proxy.core.routing import Option
+from forebay.proxy.core.shaper import Shaper
 
 KEEP: Final = 2_000
 
@@ -46,38 +43,16 @@ KEEP: Final = 2_000
 class ExplainedShaper(Shaper):
     """`receipts` are those of requests under way and of the last `keep` that have ended."""
 
-    def __init__(
-        self,
-        backends: Iterable[BackendSpec],
-        buckets: Sequence[Bucket],
-        *,
-        route: Route = warm_or_least_work,
-        affinity: Affinity | None = None,
-        dispatch_ahead_s: float = DISPATCH_AHEAD_S,
-        tenants: Iterable[Tenant] = (),
-        default_weight: float = 1.0,
-        itl_slo_s: float = inf,
-        admit: Admit = refuse,
-        keep: int = KEEP,
-    ) -> None:
-        super().__init__(
-            backends,
-            buckets,
-            route=route,
-            affinity=affinity,
-            dispatch_ahead_s=dispatch_ahead_s,
-            tenants=tenants,
-            default_weight=default_weight,
-            itl_slo_s=itl_slo_s,
-            admit=admit,
-        )
+    def __init__(self, *args: Any, keep: int = KEEP, **options: Any) -> None:
+        """As a `Shaper` is made, and `keep`."""
+        super().__init__(*args, **options)
         self.receipts = Receipts(keep)
         self.hindsight = Hindsight(self.receipts)
         self._noted = ""  # who came last, once it has a receipt
 
     def settle(self, now: float) -> None:
         """Judge the refusals that can be judged by now; decides nothing."""
-        self.hindsight.passes(self._outlook, self.backends, now)
+        self.hindsight.passes(self._outlook, self.backends, self._dispatch_ahead_s, now)
 
     # What drivers call.
 
@@ -197,7 +172,7 @@ class ExplainedShaper(Shaper):
         if receipt is not None:
             backend, why = self.backends[option.backend], "turn"
             if waiting in heads_of([backend]):
-                why = self._outlook.blocked_by(backend, waiting, now) or "turn"
+                why = self._blocked_by(backend, waiting, now) or "turn"
             receipt.waits_for(why, now)
             receipt.step(now, "queued", backend.name, why)
 
@@ -207,10 +182,13 @@ class ExplainedShaper(Shaper):
             for head in heads_of([backend]):
                 receipt = self.receipts.under_way.get(head.request.id)
                 if receipt is not None:
-                    why = self._outlook.blocked_by(backend, head, now) or "turn"
+                    why = self._blocked_by(backend, head, now) or "turn"
                     if why != receipt.waiting_for:
                         receipt.waits_for(why, now)
         return actions
+
+    def _blocked_by(self, backend: Backend, waiting: Waiting, now: float) -> Block:
+        return blocked_by(self._outlook, backend, waiting, self.buckets[waiting.bucket], now)
 
     def _reject(
         self, waiting: Waiting, reason: RejectReason, now: float, wait_s: float = 0.0
@@ -237,7 +215,7 @@ class ExplainedShaper(Shaper):
 
     def _pass_time(self, now: float) -> None:
         if self.hindsight.watches:
-            self.hindsight.passes(self._outlook, self.backends, now)
+            self.hindsight.passes(self._outlook, self.backends, self._dispatch_ahead_s, now)
         super()._pass_time(now)
 
     def _turned_away(self, reject: Reject, now: float) -> None:

@@ -102,8 +102,14 @@ class Hindsight:
                 with_it = with_it or slack_s >= 0.0
             ghost.displaces = without and not with_it
 
-    def passes(self, outlook: Outlook, backends: Mapping[str, Backend], now: float) -> None:
-        """Time passes until `now`, and nothing has happened since the last event."""
+    def passes(
+        self, outlook: Outlook, backends: Mapping[str, Backend], ahead_s: float, now: float
+    ) -> None:
+        """Time passes until `now`, and nothing has happened since the last event.
+
+        Args:
+            ahead_s: a backend is sent more while its backlog is below this.
+        """
         before = self._until
         self._until = now = max(now, before)
         rooms = [b for b in backends.values() if outlook.has_room(b, before)]
@@ -114,7 +120,7 @@ class Hindsight:
                 self._judge(ghost, "unjudged")
                 continue
             if not ghost.sent:
-                self._look(ghost, outlook, rooms, later, before, now)
+                self._look(ghost, outlook, rooms, later, ahead_s, before, now)
             if ghost.sent:
                 self._works_off(ghost, backends[ghost.backend], max(before, ghost.sent_at), now)
         self.watches = bool(self._ghosts)
@@ -147,6 +153,7 @@ class Hindsight:
         outlook: Outlook,
         rooms: list[Backend],
         later: list[Backend],
+        ahead_s: float,
         before: float,
         now: float,
     ) -> None:
@@ -162,7 +169,7 @@ class Hindsight:
         for backend in later:
             first = by_time is None and _first(ghost, backend)
             if first and outlook.may_start(backend, waiting, now):
-                room_at = backend.backlog_below_at(outlook.dispatch_ahead_s)
+                room_at = backend.backlog_below_at(ahead_s)
                 self._send(ghost, backend, max(before, min(now, room_at)))
                 return
         if waiting.deadline < now:

@@ -5,7 +5,7 @@ Reads the books, changes none of them, except its own of who came and who was re
 
 from collections.abc import Iterable, Mapping
 from math import fsum, inf
-from typing import Final, Literal
+from typing import Final
 
 from forebay.proxy.core.ahead import MOST, Ahead
 from forebay.proxy.core.backend import STEP_TOKENS, Backend, decay
@@ -32,18 +32,6 @@ OVERTAKEN_MOST: Final = 1.0 - BUCKETS_SHARE / 2  # of the engine: what more urge
 MATCH_SLACK_S: Final = (
     1e-9  # float rounding: a timer set for the moment a backlog ends must find it so
 )
-
-Block = Literal[
-    "",  # nothing: it may start
-    "down",  # the backend takes no work
-    "slots",  # max_concurrency run there, or as many as keep the pace asked for
-    "trial",  # it came back from a failure, or said that it is full: few prefills at once
-    "line",  # what it was sent keeps it busy for longer than `dispatch_ahead`
-    "prefill_limit",  # `prefills_per_backend` of the bucket are in prefill there
-    "leader",  # what it begins with is being computed there, for somebody else
-    "kv",  # the KV cache would not hold it
-    "partition",  # it is long, and this is the last engine clear of long prefills
-]
 
 
 class Outlook:
@@ -96,10 +84,6 @@ class Outlook:
         new.limited = self.limited
         new._peers, new._root = self._peers, self._root
         return new
-
-    @property
-    def dispatch_ahead_s(self) -> float:
-        return self._dispatch_ahead_s
 
     # Who came and what became of them.
 
@@ -234,21 +218,8 @@ class Outlook:
 
     def may_start(self, backend: Backend, waiting: Waiting, now: float) -> bool:
         """Whether the request, were it next, may be sent to this backend now."""
-        return self.has_room(backend, now) and not self.held_by(backend, waiting, now)
-
-    def blocked_by(self, backend: Backend, waiting: Waiting, now: float) -> Block:
-        """What keeps the request, were it next, from being sent to this backend now."""
-        if self.has_room(backend, now):
-            return self.held_by(backend, waiting, now)
-        if not backend.up:
-            return "down"
-        running = len(backend.flights) if backend.others is None else backend.running
-        if running >= backend.limit:
-            return "slots"
-        return "trial" if len(backend.prefills) >= backend.most_prefills else "line"
-
-    def held_by(self, backend: Backend, waiting: Waiting, now: float) -> Block:
-        """The same of a backend that has room."""
+        if not self.has_room(backend, now):
+            return False
         bucket = self._buckets[waiting.bucket]
         prefills = backend.prefills_of[bucket.name]
         if backend.others is not None:
@@ -257,17 +228,16 @@ class Outlook:
         if prefills >= bucket.prefills_per_backend:
             uncached = request.prompt_tokens - backend.matched_tokens(request)
             if uncached > STEP_TOKENS or uncached == request.prompt_tokens:
-                return "prefill_limit"
+                return False
         if backend.prefills and backend.awaits(request):
-            return "leader"
+            return False
         if not backend.kv_fits(request, waiting.output_tokens):
-            return "kv"
+            return False
         long_s = self._long_s(waiting.bucket, now)
         if long_s == inf:
-            return ""
+            return True
         prefill_s = backend.prefill_s(request, backend.matched_tokens(request))
-        clear = self._clear_at(backend, waiting, prefill_s, long_s, now) <= now
-        return "" if clear else "partition"
+        return self._clear_at(backend, waiting, prefill_s, long_s, now) <= now
 
     def next_moment(self, heads: Iterable[Waiting], now: float) -> float:
         """When a head may be able to start without an event; what is past has had its effect."""

@@ -1,0 +1,52 @@
+"""Why a request that waits may not be sent: `Outlook.may_start`, in words. Decides nothing."""
+
+from typing import Literal
+
+from forebay.proxy.core.backend import Backend
+from forebay.proxy.core.model import Bucket
+from forebay.proxy.core.outlook import Outlook
+from forebay.proxy.core.queueing import Waiting
+
+Block = Literal[
+    "",  # nothing: it may start
+    "down",  # the backend takes no work
+    "slots",  # max_concurrency run there, or as many as keep the pace asked for
+    "trial",  # it came back from a failure, or said that it is full: few prefills at once
+    "line",  # what it was sent keeps it busy for longer than `dispatch_ahead`
+    "kv",  # the KV cache would not hold it
+    "prefill_limit",  # `prefills_per_backend` of the bucket are in prefill there
+    "partition",  # it is long, and this is the last engine clear of long prefills
+    "leader",  # what it begins with is being computed there, for somebody else
+    "policy",  # another rule
+]
+
+
+def blocked_by(
+    outlook: Outlook, backend: Backend, waiting: Waiting, bucket: Bucket, now: float
+) -> Block:
+    """What keeps the request, were it next, from being sent to this backend now."""
+    if outlook.may_start(backend, waiting, now):
+        return ""
+    if not backend.up:
+        return "down"
+    if backend.running >= backend.limit:
+        return "slots"
+    if len(backend.prefills) >= backend.most_prefills:
+        return "trial"
+    if not outlook.has_room(backend, now):
+        return "line"
+    request = waiting.request
+    if not backend.kv_fits(request, waiting.output_tokens):
+        return "kv"
+    if backend.prefills and backend.awaits(request):
+        return "leader"
+    prefills = backend.prefills_of[bucket.name]
+    if backend.others is not None:
+        prefills += backend.others.prefills.get(bucket.name, 0)
+    if prefills >= bucket.prefills_per_backend:
+        return "prefill_limit"
+    long_s = outlook._long_s(bucket.name, now)
+    prefill_s = backend.prefill_s(request, backend.matched_tokens(request))
+    if outlook._clear_at(backend, waiting, prefill_s, long_s, now) > now:
+        return "partition"
+    return "policy"
