@@ -156,7 +156,8 @@ def run_all(settings: Settings) -> None:
                 continue
             scale = fleet.time_scale
             if fleet.kind == SIMULATED:
-                scale = next_scale(min(scale, course.time_scale), record, records)
+                most = min(course.time_scale, CONTENDERS[cell.router].time_scale)
+                scale = next_scale(min(scale, most), record, records)
             record |= {"time_scale": scale, **_circumstances(fleet, traffic, course)}
             if cell.router in missing:
                 record |= {"error": missing[cell.router]}
