@@ -102,8 +102,8 @@ def test_the_core_comes_first_and_the_rest_some_seeds_later() -> None:
     )
     named = [(seed, cell.workload, cell.router) for seed, cell in planned]
     assert len(named) == len(set(named)) == 16
-    assert named[:2] == [(0, "telling", "ours"), (1, "telling", "ours")]
-    assert named[2:4] == [(0, "other", "ours"), (2, "telling", "ours")]
+    assert named[:4] == [(seed, "telling", "ours") for seed in range(4)]
+    assert named[4:6] == [(0, "other", "ours"), (1, "other", "ours")]
     assert named.index((0, "telling", "slow")) < named.index((0, "other", "slow"))
 
 

@@ -15,7 +15,7 @@ import orjson
 from forebay.traces.errors import InputError
 
 ATTEMPTS = 2
-LATER = 2  # a router or workload that is not of the core comes this many seeds later
+LATER = 3  # a router or workload that is not of the core comes this many seeds later
 SLOW = 3
 FORMAT = 1
 Record = dict[str, Any]
@@ -47,9 +47,11 @@ def cells(workloads: Mapping[str, bool], routers: Mapping[str, tuple[bool, bool]
 def in_order(listed: Sequence[Cell], seeds: Sequence[int]) -> list[tuple[int, Cell]]:
     """(seed, cell): seeds outermost, what is not of the core so many seeds later."""
     pairs = [
-        (number + cell.rank, seed, cell) for number, seed in enumerate(seeds) for cell in listed
+        (number + cell.rank, cell.rank, seed, cell)
+        for number, seed in enumerate(seeds)
+        for cell in listed
     ]
-    return [(seed, cell) for _, seed, cell in sorted(pairs, key=lambda pair: pair[:2])]
+    return [(seed, cell) for _, _, seed, cell in sorted(pairs, key=lambda pair: pair[:2])]
 
 
 def identity(record: Mapping[str, Any]) -> tuple[Any, ...]:

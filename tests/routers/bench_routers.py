@@ -85,6 +85,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=2, help="engines (default 2)")
     parser.add_argument("--routers", nargs="+", default=list(CONTENDERS), metavar="NAME")
     parser.add_argument("--workloads", nargs="+", metavar="NAME", help="default: all")
+    parser.add_argument("--core", action="store_true", help="the most telling of those only")
     parser.add_argument("--seeds", type=int, default=5, help="0 to this less one (default 5)")
     parser.add_argument("--minutes", type=float, default=1e9, help="start no run after so many")
     parser.add_argument(
@@ -108,6 +109,9 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
         for name in names:
             if name not in known:
                 parser.error(f"{option}: {name!r} is none of {', '.join(known)}")
+    if given.core:
+        given.routers = [name for name in given.routers if CONTENDERS[name].core]
+        given.workloads = [name for name in given.workloads if courses[name].core]
     if given.seeds < 1 or given.count < 2 or given.time_scale <= 0:
         parser.error("--seeds 1 or more, --count 2 or more, --time-scale above 0")
     return given
@@ -156,7 +160,8 @@ def run_all(settings: Settings) -> None:
                 continue
             scale = fleet.time_scale
             if fleet.kind == SIMULATED:
-                scale = next_scale(min(scale, course.time_scale), record, records)
+                most = min(course.time_scale, CONTENDERS[cell.router].time_scale)
+                scale = next_scale(min(scale, most), record, records)
             record |= {"time_scale": scale, **_circumstances(fleet, traffic, course)}
             if cell.router in missing:
                 record |= {"error": missing[cell.router]}
