@@ -86,7 +86,7 @@ class TestWhoIsSent:
 
     @pytest.mark.parametrize(("wait_s", "picked"), [(5.0, "a"), (1.0, "b")])
     def test_nobody_to_wait_for_a_second_copy(self, wait_s: float, picked: str) -> None:
-        """a has been sent more than its share; b's copy is computed in `wait_s`, cold it is 10 s."""
+        """a has been sent more than its share; b has a copy in `wait_s`; cold it is 10 s."""
         options = [
             Option("a", 0.1, 0.0, 1.0, 10.0, 9_000, 1e6, 5e5),
             Option("b", wait_s, 0.0, 1.0, 10.0, 9_000, 1e5, 5e5),
