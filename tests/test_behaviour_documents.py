@@ -9,6 +9,9 @@ import pytest
 from behaviour_scenes import HOT, Fifty, fifty, hot_alone, hot_beside_cold, spread, uniform
 from proxy_stage import Stage, stage
 
+from forebay.proxy.core.model import BackendSpec, Bucket, Request, Send
+from forebay.proxy.core.routing import Affinity, Option, warm_or_least_work
+from forebay.proxy.core.shaper import Shaper
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server import start_engine
 from forebay.replay.sim.clock import run
@@ -35,6 +38,60 @@ class TestAffinity:
         assert 0.45 <= found.hot <= 0.55
         assert found.whole[HOT] == 2
         assert found.extra == 0
+
+
+class TestWhoIsSent:
+    """The rules behind it, one by one: documents of 20,000 tokens, 0.72 s by the first estimate."""
+
+    @staticmethod
+    def question(number: int, document: int) -> Request:
+        blocks = tuple(range(1_000 * document, 1_000 * document + 39))
+        return Request(str(number), 20_000, 50, blocks, 512.0)
+
+    @staticmethod
+    def shaper(names: str) -> Shaper:
+        buckets = [Bucket("document", 131_072, prefills_per_backend=1)]
+        shaper = Shaper([BackendSpec(name, 64) for name in names], buckets)
+        for name in names:
+            shaper.backend_up(name, 0.0)
+        return shaper
+
+    def test_nobody_whose_document_is_still_being_computed(self) -> None:
+        shaper = self.shaper("a")
+        shaper.arrive(self.question(0, 1), 0.0)
+        assert shaper.arrive(self.question(1, 1), 0.6) == []  # 0.12 s are left
+        (send,) = shaper.first_token("0", 0.7)
+        assert isinstance(send, Send)
+        assert send.request.id == "1"
+
+    def test_a_hit_beside_the_one_prefill_that_a_bucket_may_have(self) -> None:
+        shaper = self.shaper("a")
+        shaper.arrive(self.question(0, 1), 0.0)
+        shaper.first_token("0", 0.7)
+        shaper.finish("0", 0.8)
+        shaper.arrive(self.question(1, 2), 1.0)
+        assert shaper.arrive(self.question(2, 3), 1.6) == []  # another cold one
+        shaper.cancel("2", 1.6)
+        (send,) = shaper.arrive(self.question(3, 1), 1.6)
+        assert isinstance(send, Send)
+
+    def test_something_to_an_engine_that_has_not_been_measured(self) -> None:
+        shaper = self.shaper("ab")
+        for number in range(2):
+            (send,) = shaper.arrive(self.question(number, number), 10.0 * number)
+            assert isinstance(send, Send)
+            assert send.backend == "ab"[number]
+            shaper.first_token(send.request.id, 10.0 * number + 0.2)  # fast
+            shaper.finish(send.request.id, 10.0 * number + 0.3)
+
+    @pytest.mark.parametrize(("wait_s", "picked"), [(5.0, "a"), (1.0, "b")])
+    def test_nobody_to_wait_for_a_second_copy(self, wait_s: float, picked: str) -> None:
+        """a has been sent more than its share; b has a copy in `wait_s`; cold it is 10 s."""
+        options = [
+            Option("a", 0.1, 0.0, 1.0, 10.0, 9_000, 1e6, 5e5),
+            Option("b", wait_s, 0.0, 1.0, 10.0, 9_000, 1e5, 5e5),
+        ]
+        assert warm_or_least_work(Request("r", 10_000), options, Affinity()).backend == picked
 
 
 class TestFiftyUsersOfOneDocument:
