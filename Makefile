@@ -31,7 +31,7 @@ compiled: .venv/dev
 
 # The test that is left out gives the engine a step-time model of its own, which compiled code cannot take.
 test-compiled: compiled
-	PYTHONPATH=.compiled $(BIN)/pytest -q -n 2 tests/test_core_parts.py tests/test_core_shaper_stateful.py tests/test_driver_cancel.py tests/test_parity.py tests/test_sim_skipping.py tests/test_simulate.py -k "not at_the_end_of_a_step"
+	PYTHONPATH=.compiled $(BIN)/pytest -q -n 2 tests/test_core_parts.py tests/test_core_shaper_stateful.py tests/test_driver_cancel.py tests/test_explain.py tests/test_parity.py tests/test_sim_skipping.py tests/test_simulate.py -k "not at_the_end_of_a_step"
 
 # Look for bytes that break the SSE scanner and the body reader: make fuzz SECONDS=600
 SECONDS ?= 60
