@@ -13,7 +13,9 @@ from forebay.proxy.core.shaper import Shaper
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.scheduler import SchedulerLimits
 from forebay.replay.sim.fleet import Engine, Fleet, Outcome, Policy
+from forebay.replay.sim.all_knowing import AllKnowing
 from forebay.replay.sim.in_turn import InTurn
+from forebay.replay.sim.peers import PEERS
 from forebay.replay.sim.skipping import SkippingEngine
 from forebay.replay.sim.stepping import SteppingEngine
 from forebay.traces.buckets import Bucket
@@ -22,7 +24,9 @@ from forebay.traces.schema import TraceRequest
 
 DIRECT = "direct"
 """Policy name: no proxy; requests go straight to the engines in turn."""
-POLICIES = (*ROUTES, DIRECT)
+ALL_KNOWING = "all_knowing"
+"""Policy name: a reference that looks into the engines' caches."""
+POLICIES = (*ROUTES, DIRECT, *PEERS, ALL_KNOWING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,8 @@ class Scenario:
     Attributes:
         engine: options of each engine.
         gpus: how many engines, each on a GPU of its own.
-        policy: name of a routing policy of the proxy, or DIRECT.
+        policy: name of a routing policy of the proxy, DIRECT, a model of another router, or
+            ALL_KNOWING.
         proxy: the proxy's configuration: buckets, affinity, admission. Its backends count only
             by their number of slots.
         tenants: weights and quotas of the trace's tenants, in place of the configuration's.
@@ -69,6 +74,10 @@ class Scenario:
     def new_policy(self, names: Sequence[str]) -> Policy:
         if self.policy == DIRECT:
             return InTurn()
+        if self.policy == ALL_KNOWING:
+            return AllKnowing()
+        if self.policy in PEERS:
+            return PEERS[self.policy][0]()
         slots = self.proxy.backends[0].max_concurrency if self.proxy.backends else 64
         return Shaper(
             [BackendSpec(name, slots) for name in names],
