@@ -16,7 +16,7 @@ from forebay.replay.sim.fleet import Outcome
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 CHAT_MOST = 5_000  # prompt tokens of a chat
-SLO_S = (2.0, 30.0)  # TTFT of a chat, of a document
+SLO_S = (2.0, 30.0)  # of a chat, of a document: TTFT beyond that on an idle, empty engine
 RESAMPLES = 300
 
 
@@ -45,7 +45,8 @@ class Played:
     @property
     def good(self) -> NDArray[np.bool_]:
         """First token within the target."""
-        return self.ttft_s <= np.where(self.chat, *SLO_S)
+        alone_s = 0.005 + 2.2e-5 * self.prompt + 0.5e-9 * self.prompt**2  # as `overload.work_s`
+        return self.ttft_s <= alone_s + np.where(self.chat, *SLO_S)
 
     @property
     def refused(self) -> NDArray[np.bool_]:

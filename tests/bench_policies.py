@@ -16,18 +16,20 @@ import argparse
 import hashlib
 import math
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import arena_ablations
 import numpy as np
+from arena_ablations import WITHOUT, show, switched_off
 from arena_score import (
     SLO_S,
     Played,
@@ -47,11 +49,19 @@ from forebay.replay.sim.skipping import SkippingEngine
 
 ROOT = Path(__file__).parent.parent
 FOREBAY = "forebay"
-MODELS = {DIRECT: "model of round-robin (nginx, plain)"} | {n: what for n, (_, what) in PEERS.items()}
+MODELS = {DIRECT: "model of round-robin (nginx, plain)"} | {
+    n: what for n, (_, what) in PEERS.items()
+}
 STANDARD = (FOREBAY, *MODELS, ALL_KNOWING)
 # Whose source decides what a policy does, besides the engines'.
-SIMULATOR = ("replay/sim", "replay/engine", "traces", "tests/overload.py", "tests/arena_workloads.py")
-CORE = ("proxy/core", "proxy/config.py", "tests/arena_ablations.py")
+SIMULATOR = (
+    "replay/sim",
+    "replay/engine",
+    "traces",
+    "tests/overload.py",
+    "tests/arena_workloads.py",
+)
+CORE = ("proxy/core", "proxy/config.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +73,15 @@ class Cell:
     file: Path
 
 
-def new_policy(name: str, names: Sequence[str]) -> Policy:
-    if name == FOREBAY:
-        return Scenario().new_policy(names)
-    if name in arena_ablations.WITHOUT:
-        return arena_ablations.WITHOUT[name](names)
-    return Scenario(policy=name).new_policy(names)
+@contextmanager
+def new_policy(name: str, names: Sequence[str]) -> Iterator[Policy]:
+    if name in WITHOUT:
+        with switched_off(name, names) as policy:
+            yield policy
+    elif name == FOREBAY:
+        yield Scenario().new_policy(names)
+    else:
+        yield Scenario(policy=name).new_policy(names)
 
 
 def play(cells: Sequence[Cell]) -> None:
@@ -78,7 +91,8 @@ def play(cells: Sequence[Cell]) -> None:
     for cell in cells:
         names = [f"gpu{number}" for number in range(ENGINES)]
         engines = {name: SkippingEngine(ENGINE) for name in names}
-        outcomes = Fleet(new_policy(cell.policy, names), engines).run(rows)
+        with new_policy(cell.policy, names) as policy:
+            outcomes = Fleet(policy, engines).run(rows)
         part = of_outcomes(outcomes, cell.seed)
         unfinished = cell.file.with_suffix(f".{os.getpid()}.npz")
         np.savez(unfinished, **{name: getattr(part, name) for name in Played.__slots__})
@@ -102,7 +116,7 @@ def cells(
     for load in loads:
         for policy in policies:
             by = simulator if policy in MODELS or policy == ALL_KNOWING else core
-            name = f"{load.name}-{policy}".replace(" ", "_").replace(",", "").replace("/", "_")
+            name = re.sub(r"[^a-z0-9.]+", "_", f"{load.name}-{policy}".lower())
             found[load.name, policy] = [
                 Cell(load.name, policy, seed, data, out / f"{name}-{seed}-{by}.npz")
                 for seed in range(seeds)
@@ -147,7 +161,7 @@ def table(load: Load, played: dict[str, Played]) -> Iterator[str]:
         chat, document = p.ttft_s[p.chat], p.ttft_s[~p.chat]
         good = p.good
 
-        def share(of: np.ndarray, good: np.ndarray = good) -> str:  # type: ignore[type-arg]
+        def share(of: np.ndarray, good: np.ndarray = good) -> str:
             return f"{100 * good[of].mean():.1f}" if of.any() else "-"
 
         hits = p.hit_ratio()
@@ -226,7 +240,7 @@ def main() -> None:
     loads = [x for x in chosen if x.name not in missing]
     policies = options.policy or list(STANDARD)
     if options.ablation:
-        policies = [FOREBAY, *arena_ablations.WITHOUT]
+        policies = [FOREBAY, *WITHOUT]
     options.out.mkdir(parents=True, exist_ok=True)
     played = cells(loads, policies, options.seeds, options.data, options.out)
     todo = [cell for listed in played.values() for cell in listed if not cell.file.exists()]
@@ -242,13 +256,14 @@ def main() -> None:
     count = sum(map(len, played.values()))
     print(
         f"{len(loads)} workloads, {len(policies)} policies, seeds 0 to {options.seeds - 1}; in "
-        f"time: TTFT within {SLO_S[0]:g} s (chat, up to 5,000 tokens) or {SLO_S[1]:g} s"
+        f"time: TTFT at most {SLO_S[0]:g} s (chat, up to 5,000 tokens) or {SLO_S[1]:g} s beyond "
+        "that on an idle engine with an empty cache"
     )
     if missing:
         print(f"left out, there is no {options.data}: {', '.join(missing)}")
     results = {x: {name: read(played[x.name, name]) for name in policies} for x in loads}
     if options.ablation:
-        arena_ablations.show({x.name: results[x] for x in loads})
+        print("\n".join(show({x.name: results[x] for x in loads}, FOREBAY)))
     else:
         for load, by_policy in results.items():
             print("\n".join(table(load, by_policy)))

@@ -77,8 +77,9 @@ def test_tenants_get_equal_parts_in_seconds(make: Make) -> None:
 
 def test_a_light_tenant_hardly_feels_a_heavy_one() -> None:
     alone_s, beside_s = light_beside_heavy(SECONDS, seed=1)
-    # What the engine has begun is not interrupted: what is sent ahead, and one step.
-    assert beside_s < 1.3 * alone_s + 0.5
+    # What the engine has begun is not interrupted: what is sent ahead, and one step beside the
+    # many that decode.
+    assert beside_s < 1.3 * alone_s + 0.6
 
 
 def test_the_urgent_class_is_served_and_the_last_refused() -> None:

@@ -11,6 +11,7 @@ Sessions have no absolute start, so where they begin is up to `traffic`.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import merge
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -80,7 +81,7 @@ def _read(path: Path, number: int) -> Session:
         raise InputError(f"{path}: no request in it; leave the file out")
     start_s = turns[0].arrival_s
     moved = [replace(turn, arrival_s=turn.arrival_s - start_s) for turn in turns]
-    if any(a.arrival_s > b.arrival_s for a, b in zip(moved, moved[1:], strict=False)):
+    if any(a.arrival_s > b.arrival_s for a, b in pairwise(moved)):
         raise InputError(f"{path}: times go back; sort its requests by t")
     return Session(name, tuple(moved))
 

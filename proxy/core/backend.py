@@ -37,6 +37,12 @@ KEPT_MOST: Final = 1.5
 KEPT_FAR: Final = 0.7  # the index was so much too large
 SURPLUS_BLOCKS: Final = 1.5  # of text; the end of a prompt is in no block and may be cached too
 LOAD_HALF_LIFE_S: Final = 120.0
+WORKED_LEAST_S: Final = 240.0
+"""The share of a time that has just begun counts as one of so much: twice nothing is still little,
+and a bucket that came first would keep all others out."""
+SHORT_S: Final = 0.1
+"""A prefill shorter than this is in nobody's way: a bucket's limit does not count it. Questions
+about a cached document, sent one at a time, would each wait for an engine step."""
 LN_2: Final = 0.6931471805599453
 IDLE_FIRST: Final = 1e12  # ranks every idle backend before every busy one
 UNLIMITED: Final = 1 << 30
@@ -90,13 +96,14 @@ class Flight:
 
 
 class Worked:
-    """Prefill seconds of one bucket, and when they were last decayed."""
+    """Prefill seconds of one bucket, when they were last decayed, and when the first came."""
 
-    __slots__ = ("at", "seconds")
+    __slots__ = ("at", "seconds", "since")
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self.at = 0.0
+        self.since = inf
 
 
 class Backend:
@@ -136,7 +143,7 @@ class Backend:
         self.sent_prompt_tokens = 0
         self.prefills: dict[str, Flight] = {}
         self._head: Flight | None = None  # the first of them
-        self.prefills_of = dict.fromkeys(self.queues, 0)
+        self.prefills_of = dict.fromkeys(self.queues, 0)  # of them, those longer than SHORT_S
         # Smoothed time from first token to finish, by bucket.
         self.decode_s = dict.fromkeys(self.queues, 1.0)
         self._line_s = 0.0  # sum of prefill_s over `prefills`
@@ -305,7 +312,10 @@ class Backend:
     def worked_share(self, bucket: str, now: float) -> float:
         """Share of its time that the engine lately spent on prefills of one bucket."""
         worked = self._worked[bucket]
-        share = worked.seconds * decay(now - worked.at) * LN_2 / LOAD_HALF_LIFE_S
+        share = 0.0
+        if worked.seconds:
+            seen = 1.0 - decay(max(WORKED_LEAST_S, now - worked.since))
+            share = worked.seconds * decay(now - worked.at) * LN_2 / LOAD_HALF_LIFE_S / seen
         return share if self.others is None else share + self.others.worked.get(bucket, 0.0)
 
     def books(self, now: float) -> BackendBooks:
@@ -388,7 +398,7 @@ class Backend:
         self.flights[request.id] = self.prefills[request.id] = flight
         if self.queued:
             self.turns.sent(bucket, rank, prefill_s, self.queued)
-        self.prefills_of[bucket] += 1
+        self.prefills_of[bucket] += prefill_s > SHORT_S
         self.silent += not request.streams
         self._line_s += prefill_s
         self.kv.take(request, reserved_tokens)
@@ -396,6 +406,7 @@ class Backend:
         worked = self._worked[bucket]
         worked.seconds = worked.seconds * decay(now - worked.at) + prefill_s
         worked.at = now
+        worked.since = min(worked.since, now)
         self._load = self._load * decay(now - self._load_at) + tokens
         self._load_at = now
         self._block_tokens = request.block_tokens
@@ -567,7 +578,7 @@ class Backend:
             flight.bucket = home(flight.request)
         self.prefills_of = dict.fromkeys(self.queues, 0)
         for flight in self.prefills.values():
-            self.prefills_of[flight.bucket] += 1
+            self.prefills_of[flight.bucket] += flight.prefill_s > SHORT_S
         self.decode_s = {name: self.decode_s.get(name, 1.0) for name in self.queues}
         self._worked = {name: self._worked.get(name) or Worked() for name in self.queues}
 
@@ -599,7 +610,7 @@ class Backend:
         if flight is self._head:
             self._head_since = now
             self._head = _first(self.prefills)
-        self.prefills_of[flight.bucket] -= 1
+        self.prefills_of[flight.bucket] -= flight.prefill_s > SHORT_S
         self.silent -= not flight.request.streams
         self._line_s = self._line_s - flight.prefill_s if self.prefills else 0.0
 

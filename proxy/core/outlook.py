@@ -8,7 +8,7 @@ from math import fsum, inf
 from typing import Final
 
 from forebay.proxy.core.ahead import MOST, Ahead
-from forebay.proxy.core.backend import Backend, decay
+from forebay.proxy.core.backend import SHORT_S, Backend, decay
 from forebay.proxy.core.candidates import Candidates
 from forebay.proxy.core.model import Bucket, Request
 from forebay.proxy.core.others import Peers
@@ -206,15 +206,15 @@ class Outlook:
         prefills = backend.prefills_of[bucket.name]
         if backend.others is not None:
             prefills += backend.others.prefills.get(bucket.name, 0)
-        if prefills >= bucket.prefills_per_backend:
-            return False
-        request = waiting.request
+        request, full = waiting.request, prefills >= bucket.prefills_per_backend
         if not backend.kv_fits(request, waiting.output_tokens):
             return False
         long_s = self._long_s(waiting.bucket, now)
-        if long_s == inf:
+        if long_s == inf and not full:
             return True
         prefill_s = backend.prefill_s(request, backend.matched_tokens(request))
+        if full and prefill_s > SHORT_S:
+            return False
         return self._clear_at(backend, waiting, prefill_s, long_s, now) <= now
 
     def next_moment(self, heads: Iterable[Waiting], now: float) -> float:
@@ -276,6 +276,8 @@ class Outlook:
                 self._crowd_s(waiting, prefill_s, long_s, now),
             )
         margin_s = backend.margin_s(wait_s, ahead_s)
+        if ahead > 0 and wait_s >= self._dispatch_ahead_s and not self._ahead.on:
+            margin_s += self._lump_s(backend, bucket, wait_s)
         return Option(backend.name, wait_s, margin_s, prefill_s, cold_s, matched, load, mean_load)
 
     def _elsewhere_s(self, backend: Backend, waiting: Waiting, ahead_s: float, now: float) -> float:
@@ -302,17 +304,38 @@ class Outlook:
         return theirs_s / (1.0 - overtaken)
 
     def _overtaken(self, backend: Backend, bucket: str, now: float) -> float:
-        """Share of the engine that more urgent buckets take while this one waits.
+        """Share of the engine that other buckets take while this one waits.
 
-        A queued request waits 1/(1 - share) times the work before it (M/G/1 with priorities).
+        More urgent ones what they lately took; the others that wait here their guaranteed part
+        (`turns.py`). A queued request waits 1/(1 - share) times the work before it (M/G/1 with
+        priorities).
         """
-        max_wait_s = self._buckets[bucket].max_wait_s
-        share = fsum(
-            backend.worked_share(other.name, now)
-            for other in self._buckets.values()
-            if other.max_wait_s < max_wait_s
-        )
+        max_wait_s, share = self._buckets[bucket].max_wait_s, 0.0
+        for other in self._buckets.values():
+            if other.max_wait_s < max_wait_s:
+                share += backend.worked_share(other.name, now)
+            elif other.max_wait_s == max_wait_s or self._ahead.on:
+                continue  # with tenants, `ahead.py` has its own idea of who goes first
+            elif backend.queues[other.name].count:
+                share += BUCKETS_SHARE / len(self._buckets)
         return min(OVERTAKEN_MOST, share)
+
+    def _lump_s(self, backend: Backend, bucket: str, wait_s: float) -> float:
+        """How much longer it may wait because what goes first by its share comes in one piece.
+
+        Prefills longer than the wait itself are kept away (partition.py).
+        """
+        max_wait_s, most = self._buckets[bucket].max_wait_s, 0.0
+        for other in self._buckets.values():
+            if other.max_wait_s <= max_wait_s:
+                continue
+            head = backend.queues[other.name].earliest()
+            if head is None or not most < head.work_s <= max_wait_s:
+                continue
+            owed_s = backend.turns.buckets.owed_s(other.name)
+            if owed_s + wait_s * BUCKETS_SHARE / len(self._buckets) >= head.work_s:
+                most = head.work_s
+        return most
 
     # Long prefills (partition.py).
 

@@ -164,7 +164,8 @@ class Shaper:
                 actions.append(self._reject(gives_way, "queue_full", now, wait_s))
                 actions += self._start_next(left, now)
         if reason:
-            wait_s = min(o.wait_s for o in options) - min(bucket.max_wait_s, request.timeout_s)
+            wait_s = min(o.wait_s + o.margin_s for o in options)
+            wait_s -= min(bucket.max_wait_s, request.timeout_s)
             engines = sum(b.up for b in self.backends.values())
             wait_s = self._returns.book(bucket.name, wait_s, option.prefill_s, engines, now)
             actions.append(Reject(request, reason, bucket.name, 0.0, whole_s(wait_s)))

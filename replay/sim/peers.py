@@ -147,16 +147,16 @@ class LeastConnectionsQueue(LeastConnections):
     Who waited `timeout queue` is refused.
     """
 
-    MAX_CONNECTIONS: Final = 16
     QUEUE_S: Final = 30.0
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
         super().__init__()
+        self._most = most
         self._queue: deque[tuple[float, Request]] = deque()
 
     def arrive(self, request: Request, now: float) -> list[Action]:
         place = self.choose(request)
-        if place.running < self.MAX_CONNECTIONS:
+        if place.running < self._most:
             return [self.send(request, place, now)]
         self._queue.append((now, request))
         return []
@@ -259,10 +259,9 @@ class CacheAware(Peer):
     ABSOLUTE: Final = 64
     RELATIVE: Final = 1.5
 
-    def backend_up(self, name: str, now: float, kv_tokens: float | None = None) -> list[Action]:
-        super().backend_up(name, now, kv_tokens)
-        self.places[-1].index.capacity_blocks = TREE_CHARS // (CHARS_PER_TOKEN * 512)
-        return []
+    def send(self, request: Request, place: Place, now: float, queued_s: float = 0.0) -> Send:
+        place.index.capacity_blocks = int(TREE_CHARS / (CHARS_PER_TOKEN * request.block_tokens))
+        return super().send(request, place, now, queued_s)
 
     def best_match(self, request: Request) -> Place | None:
         """Where more of the prompt than THRESHOLD matched, the longest match."""
@@ -347,10 +346,19 @@ def _bound_by_pool(place: Place, request: Request) -> None:
         place.index.capacity_blocks = int(place.kv_tokens / request.block_tokens)
 
 
+def _queue_8() -> Peer:
+    return LeastConnectionsQueue(8)
+
+
+def _queue_64() -> Peer:
+    return LeastConnectionsQueue(64)
+
+
 PEERS: dict[str, tuple[Callable[[], Peer], str]] = {
     "least_connections": (LeastConnections, "model of nginx least_conn, HAProxy leastconn"),
     "power_of_two": (PowerOfTwo, "model of Envoy, vllm-router power_of_two"),
-    "leastconn_queue": (LeastConnectionsQueue, "model of HAProxy leastconn, maxconn 16, queue"),
+    "leastconn_8": (_queue_8, "model of HAProxy leastconn, maxconn 8, queue"),
+    "leastconn_64": (_queue_64, "model of HAProxy leastconn, maxconn 64, queue"),
     "consistent_hash": (ConsistentHash, "model of nginx hash of the prompt's beginning"),
     "bounded_hash": (BoundedHash, "model of KubeAI CHWBL 1.25"),
     "cache_aware": (CacheAware, "model of sglang-router, vllm-router cache_aware"),

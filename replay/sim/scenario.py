@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from forebay.proxy.config import Config
+from forebay.proxy.config import MAX_CONCURRENCY, Config
 from forebay.proxy.core.model import BackendSpec, Tenant
 from forebay.proxy.core.policies import ROUTES
 from forebay.proxy.core.shaper import Shaper
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.scheduler import SchedulerLimits
-from forebay.replay.sim.fleet import Engine, Fleet, Outcome, Policy
 from forebay.replay.sim.all_knowing import AllKnowing
+from forebay.replay.sim.fleet import Engine, Fleet, Outcome, Policy
 from forebay.replay.sim.in_turn import InTurn
 from forebay.replay.sim.peers import PEERS
 from forebay.replay.sim.skipping import SkippingEngine
@@ -78,7 +78,8 @@ class Scenario:
             return AllKnowing()
         if self.policy in PEERS:
             return PEERS[self.policy][0]()
-        slots = self.proxy.backends[0].max_concurrency if self.proxy.backends else 64
+        backends = self.proxy.backends
+        slots = backends[0].max_concurrency if backends else MAX_CONCURRENCY
         return Shaper(
             [BackendSpec(name, slots) for name in names],
             self.proxy.core_buckets(),
