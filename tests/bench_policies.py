@@ -13,6 +13,7 @@ missing. Workloads of public traces need --data (see CONTRIBUTING.md).
 """
 
 import argparse
+import ast
 import hashlib
 import math
 import os
@@ -104,7 +105,7 @@ def source_hash(parts: Sequence[str]) -> str:
     for part in parts:
         path = ROOT / part
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            digest.update(file.read_bytes())
+            digest.update(ast.dump(ast.parse(file.read_text())).encode())  # not its layout
     return digest.hexdigest()[:12]
 
 
