@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check bench bench-goals bench-proxy bench-sim bench-vllm-cpu clients compiled fuzz soak test-compiled vllm-cpu clean
+.PHONY: demo test check bench bench-goals bench-proxy bench-routers bench-sim bench-vllm-cpu clients compiled fuzz soak test-compiled vllm-cpu clean
 
 demo: .venv/runtime
 	$(BIN)/forebay demo --out runs/demo --force
@@ -53,8 +53,16 @@ bench-vllm-cpu: .venv/dev vllm-cpu
 	@touch $@
 
 # What routers cost, side by side; nginx and HAProxy from the system, the others into .routers/.
+# Less than eight minutes; what was measured is kept in runs/bench-proxy.json, --fresh begins anew.
 bench-proxy: .venv/dev
-	$(BIN)/python tests/routers/bench_proxy.py
+	$(BIN)/python tests/routers/bench_proxy.py --fresh
+	$(BIN)/python tests/routers/bench_proxy.py --workers 2
+
+# What users notice behind each router: docs/bench-routers.md. MINUTES=40 stops after the most
+# telling runs; a second call goes on. The figures are printed and written to that page.
+MINUTES ?= 600
+bench-routers: .venv/dev
+	$(BIN)/python tests/routers/bench_routers.py --minutes $(MINUTES) --write-docs $(BENCH_ROUTERS)
 
 soak: .venv/dev
 	$(BIN)/python tests/routers/soak.py
@@ -72,6 +80,21 @@ clients: .clients/ready
 	$(PYTHON) -m venv .clients
 	.clients/bin/pip install -q --disable-pip-version-check --no-deps -r $<
 	@touch $@
+
+# The studies of docs/studies.md: in virtual time, and on a real vLLM where there is a GPU.
+.PHONY: studies study-h200
+STUDIES_OUT ?= runs/studies
+studies: .venv/runtime
+	$(BIN)/forebay experiment hol --target sim:phi-3-mini@h200-nvl --out $(STUDIES_OUT)/hol --force
+	$(BIN)/forebay experiment hol --fleet --target sim:llama-3-8b@h200 --out $(STUDIES_OUT)/hol-fleet --force
+	$(BIN)/forebay experiment saturation --target sim:llama-3-8b@h200 --out $(STUDIES_OUT)/saturation --force
+	$(BIN)/forebay experiment shared-document --target sim:llama-3-8b@h200 --out $(STUDIES_OUT)/shared-document --force
+	$(BIN)/forebay experiment flood --target sim:llama-3-8b@h200 --out $(STUDIES_OUT)/flood --force
+	$(BIN)/forebay experiment kv --target sim:phi-3-mini@h200-nvl --out $(STUDIES_OUT)/kv --force
+	$(BIN)/forebay experiment needle --target sim:phi-3-mini@h200-nvl --out $(STUDIES_OUT)/needle --force
+
+study-h200: .venv/runtime
+	FOREBAY=$(BIN)/forebay deploy/study-h200.sh
 
 vllm-cpu: .vllm-cpu/built
 

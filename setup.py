@@ -9,10 +9,10 @@ import sys
 from setuptools import Extension, setup
 
 COMPILED = (
-    *("admission", "ahead", "backend", "candidates", "concurrency", "cost", "fairness", "held"),
-    *("kv", "lanes", "model", "others", "outlook", "outputs", "partition", "policies", "prefix"),
-    *("prefix_error", "queueing", "quota", "rendezvous", "returns", "routing", "shaper"),
-    *("shares", "spending", "turns"),
+    *("admission", "ahead", "backend", "candidates", "chains", "concurrency", "cost", "explain"),
+    *("fairness", "held", "hindsight", "kv", "lanes", "model", "others", "outlook", "outputs"),
+    *("partition", "policies", "prefix", "prefix_error", "queueing", "quota", "receipt"),
+    *("rendezvous", "returns", "routing", "shaper", "shares", "spending", "turns"),
 )
 COMPILED_SIM = (
     *("all_knowing", "block_runs", "cohort", "fleet", "in_turn", "peers", "planning"),

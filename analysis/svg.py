@@ -70,6 +70,14 @@ def time_ticks(high_s: float) -> list[float]:
     return [step * i for i in range(int(high_s / step + 1e-9) + 1)]
 
 
+def linear_ticks(high: float) -> list[float]:
+    """Round values from 0 to the first at or above `high`, at most seven of them."""
+    if not high > 0:
+        return [0.0, 1.0]
+    step = _step(high / 5, up=True)
+    return [step * i for i in range(math.ceil(high / step - 1e-9) + 1)]
+
+
 def latency_label(value_s: float) -> str:
     """A tick's latency: `500 µs`, `20 ms`, `5 s`, `10 min`."""
     for scale, unit in ((60.0, "min"), (1.0, "s"), (1e-3, "ms")):

@@ -9,16 +9,21 @@ from collections.abc import Callable
 from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
+from urllib.parse import parse_qs
 
 import orjson
 from aiohttp import web
 
 from forebay.proxy.app import App
+from forebay.proxy.capture import Capture
 from forebay.proxy.core.backend import Backend
+from forebay.proxy.core.explain import ExplainedShaper
 from forebay.proxy.driver import Driver
+from forebay.proxy.errors import CLIENT, error_body
 from forebay.proxy.estimate import TokenEstimate
 from forebay.proxy.metrics import ProxyMetrics
 from forebay.proxy.protection import Protection
+from forebay.proxy.receipt_text import told
 from forebay.proxy.reload import Reloader
 from forebay.proxy.share.exchange import Exchange
 
@@ -27,6 +32,9 @@ VERSIONS = {
     "python": platform.python_version(),
     "aiohttp": version("aiohttp"),
 }
+
+SAME_ID = 20  # of the requests that had one id, so many are named
+MOST_SHOWN = 128  # of an id that is unknown
 
 
 class Admin:
@@ -40,6 +48,8 @@ class Admin:
         drain: Callable[[], None],
         reloader: Reloader,
         protection: Protection,
+        capture: Capture | None,
+        explained: ExplainedShaper,
     ) -> None:
         self._app = app
         self._driver = driver
@@ -49,6 +59,8 @@ class Admin:
         self._drain = drain
         self._reloader = reloader
         self._protection = protection
+        self._capture = capture
+        self._explained = explained
         self._page = files("forebay.proxy").joinpath("live.html").read_bytes()
         self._started_at = asyncio.get_running_loop().time()
 
@@ -64,6 +76,8 @@ class Admin:
                 return web.Response(
                     body=text, headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"}
                 )
+            case "GET", "/status" if (asked := asked_for(request)) is not None:
+                return self._explain(asked)
             case "GET", "/status":
                 return web.Response(
                     body=orjson.dumps(self.status()), content_type="application/json"
@@ -78,6 +92,17 @@ class Admin:
                 status = 400 if result == "failed" else 200
                 return web.Response(status=status, text=f"{result}: {self._reloader.said}\n")
         return web.Response(status=404, text="not found\n")
+
+    def _explain(self, request_id: str) -> web.Response:
+        """Why a request went where it went; 404 when it is unknown or forgotten."""
+        receipts, now = self._explained.receipts, self._driver.now
+        self._explained.settle(now)
+        found = receipts.named(request_id)
+        if not found:
+            return unknown(request_id, receipts.keep)
+        same_id = [receipt.id for receipt in found[1 : SAME_ID + 1]]
+        body = orjson.dumps(told(found[0], now, receipts.keep, same_id))
+        return web.Response(body=body, content_type="application/json")
 
     def status(self) -> dict[str, Any]:
         """What `/status` says; JSON."""
@@ -98,9 +123,29 @@ class Admin:
             "tasks": len(asyncio.all_tasks()),
             "bytes_per_token": round(self._estimate.bytes_per_token, 3),
             "queued": {bucket: shaper.queued(bucket) for bucket in shaper.buckets},
+            "capture": self._capture.status() if self._capture else None,
             "share": self._exchange.status(),
             "backends": [_backend(backend, now) for backend in shaper.backends.values()],
         }
+
+
+def asked_for(request: web.BaseRequest) -> str | None:
+    """The request that `/status?request=` asks about; None without one."""
+    query = request.raw_path.partition("?")[2]
+    try:
+        return parse_qs(query, keep_blank_values=True, max_num_fields=8)["request"][0]
+    except (KeyError, ValueError):
+        return None
+
+
+def unknown(request_id: str, keep: int) -> web.Response:
+    """404, as JSON in the form of the public port's errors."""
+    message = (
+        f"No request {request_id[:MOST_SHOWN]!r} is remembered. A proxy remembers the last {keep} "
+        "that have ended and reached its queue (metrics.receipts), and forgets when it restarts."
+    )
+    body = error_body(message, CLIENT, "unknown_request", "request")
+    return web.Response(status=404, body=body, content_type="application/json")
 
 
 def _backend(backend: Backend, now: float) -> dict[str, Any]:

@@ -20,14 +20,13 @@ from forebay.proxy.estimate import TokenEstimate
 from forebay.proxy.headers import REQUEST_ID, SERVER, request_id
 from forebay.proxy.http_server import cannot_go_on, error_response
 from forebay.proxy.metrics import ProxyMetrics
-from forebay.proxy.prompt import parse, read_fields, salted
+from forebay.proxy.prompt import LARGE_BYTES, parse, parse_large, read_fields, salted
 from forebay.proxy.protection import Protection
 from forebay.proxy.record import CLIENT_GONE, Record
 from forebay.proxy.relay import Exchange, Relay
 from forebay.proxy.security import Security
 from forebay.proxy.telemetry import Telemetry
 
-LARGE_BODY_BYTES = 1 << 20  # takes some milliseconds to parse, and as long again to hash
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 UNCACHED = ("/tokenize", "/detokenize")  # no prefix cache behind them, so no salt
 
@@ -175,9 +174,7 @@ class App:
             raise errors.draining()
         body = await self._body(request, hold)
         self._made += 1
-        fields = parse(body)
-        if len(body) > LARGE_BODY_BYTES:
-            await asyncio.sleep(0)  # let others in between
+        fields = parse(body) if len(body) < LARGE_BYTES else await parse_large(body)
         asked = read_fields(
             fields,
             body,
@@ -191,6 +188,7 @@ class App:
         )
         del fields
         body = asked.body  # what came is not kept beside it
+        record.request, record.token_ids = asked.request, not asked.prompt_bytes
         record.service_class = asked.request.service_class
         if self._protection.refuses(asked.request.service_class):
             self._metrics.shed(asked.request.service_class)

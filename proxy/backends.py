@@ -21,6 +21,7 @@ from forebay.proxy.upstream import Answer, LostConnection, Origin, TlsFault, Ups
 
 METRICS_BYTES = 4 << 20
 STALE_WITHIN_S = 0.5
+DECLINED_S = 10.0  # so long a backend that could not serve is not asked for what another declined
 LATE = "no health answer"
 _CACHE_CONFIG = re.compile(rb"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
 
@@ -31,6 +32,7 @@ class Upstream:
 
     Attributes:
         heard: it has sent something since the last probe began.
+        declined_at: when it last answered that it is busy or broken; -inf once it has served since.
     """
 
     config: BackendConfig
@@ -39,6 +41,7 @@ class Upstream:
     poke: asyncio.Event = field(default_factory=asyncio.Event)
     asked: asyncio.Event = field(default_factory=asyncio.Event)  # its first probe is over
     heard: bool = False
+    declined_at: float = -inf
     kv_tokens: float | None = None  # as its metrics said when it came up
 
     @property
@@ -179,6 +182,12 @@ class Backends:
     def others_up(self, upstream: Upstream) -> bool:
         return any(other.up for other in self.upstreams.values() if other is not upstream)
 
+    def others_willing(self, upstream: Upstream) -> bool:
+        """Whether another one is up whose last word was not that it is busy or broken itself."""
+        lately = self._driver.now - DECLINED_S
+        others = (other for other in self.upstreams.values() if other is not upstream)
+        return any(other.up and other.declined_at < lately for other in others)
+
     # What requests found out.
 
     def sent(self, send: Send) -> None:
@@ -189,12 +198,16 @@ class Backends:
 
     def answered(self, name: str, request_id: str) -> None:
         """A good first byte, or a refusal that is the client's own fault."""
+        if upstream := self.upstreams.get(name):
+            upstream.declined_at = -inf
         self.health.answered(name, request_id, self._driver.now)
         self._tell()
 
     def judge(self, name: str, request_id: str, failure: Failure) -> None:
         """No good first byte came."""
         health, now = self.health, self._driver.now
+        if failure.declined and (declining := self.upstreams.get(name)):
+            declining.declined_at = now
         match failure.verdict:
             case "failed":
                 health.failed(name, request_id, now)

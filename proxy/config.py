@@ -4,9 +4,10 @@ Where values come from, and who wins, is `config_sources.py`.
 """
 
 import re
+from collections.abc import Sequence
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypedDict
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -22,7 +23,7 @@ from pydantic import (
 from forebay.proxy.core.model import BackendSpec, Tenant
 from forebay.proxy.core.model import Bucket as CoreBucket
 from forebay.proxy.core.policies import ROUTES
-from forebay.proxy.core.routing import Affinity
+from forebay.proxy.core.routing import Affinity, Route
 from forebay.proxy.quantities import seconds, size_bytes
 from forebay.proxy.share.redis_link import check_url
 
@@ -173,9 +174,13 @@ class Tokens(_Section):
 
 
 class MetricsConfig(_Section):
-    """hlog: a file for the TTFT of each bucket, once a second."""
+    """hlog: a file for the TTFT of each bucket, once a second.
+
+    receipts: how many requests that have ended are remembered for `forebay explain`.
+    """
 
     hlog: Path | None = None
+    receipts: int = Field(2_000, ge=0, le=1_000_000)
 
 
 class Logs(_Section):
@@ -250,6 +255,25 @@ class UpstreamTls(_Section):
     verify: bool = True
 
 
+class CaptureConfig(_Section):
+    """Traffic written down as a trace. salt: env is FOREBAY_CAPTURE_SALT, which keys its hashes."""
+
+    path: Path | None = None
+    salt: Literal["env"] = "env"
+    max_size: Bytes = 1 << 30
+
+
+class ShaperOptions(TypedDict):
+    """Keyword arguments of `Shaper` and `Shaper.reconfigure`."""
+
+    route: Route
+    affinity: Affinity
+    dispatch_ahead_s: float
+    tenants: Sequence[Tenant]
+    default_weight: float
+    itl_slo_s: float
+
+
 class Config(_Section):
     """Everything."""
 
@@ -271,6 +295,7 @@ class Config(_Section):
     logs: Logs = Logs()
     tracing: Tracing = Tracing()
     tenants: Tenants = Tenants()
+    capture: CaptureConfig = CaptureConfig()
     tls: Tls = Tls()
     upstream_tls: UpstreamTls = UpstreamTls()
     routing: str = "warm_or_least_work"
@@ -368,6 +393,17 @@ class Config(_Section):
             )
             for name, one in self.tenants.known.items()
         ]
+
+    def shaper_options(self) -> ShaperOptions:
+        """What `Shaper` and its `reconfigure` take beside backends and buckets."""
+        return {
+            "route": ROUTES[self.routing],
+            "affinity": self.core_affinity(),
+            "dispatch_ahead_s": self.admission.dispatch_ahead,
+            "tenants": self.core_tenants(),
+            "default_weight": self.tenants.default_weight,
+            "itl_slo_s": self.admission.itl_slo or inf,
+        }
 
     def core_affinity(self) -> Affinity:
         return Affinity(self.affinity.min_match, self.affinity.max_imbalance)

@@ -10,7 +10,7 @@ from forebay.proxy.config import BackendConfig, Config, Tls
 # Whole sections or single keys; everything else changes in place.
 NEEDS_RESTART = frozenset(
     {
-        *("listen", "metrics", "share", "tokens", "tracing", "upstream_tls"),
+        *("capture", "listen", "metrics", "share", "tokens", "tracing", "upstream_tls"),
         *("limits.header", "logs.format"),
     }
 )

@@ -17,7 +17,7 @@ from forebay.proxy.config import Config
 from forebay.traces.errors import InputError
 
 PREFIX = "FOREBAY_"
-NOT_OURS = {  # read by other parts or by tests, or yet to be
+NOT_OURS = {  # read by other parts or by tests
     "FOREBAY_API_KEY",
     "FOREBAY_API_KEYS",  # for `tenants.keys: env:FOREBAY_API_KEYS`
     "FOREBAY_CACHE_SECRET",
@@ -25,7 +25,6 @@ NOT_OURS = {  # read by other parts or by tests, or yet to be
     "FOREBAY_VLLM_PYTHON",
     "FOREBAY_VLLM_WORKLOADS",
 }
-NOT_YET = ("capture",)
 SECRET = ("upstream_api_key",)  # values that no message repeats
 
 
@@ -44,9 +43,6 @@ def load_config(
     origin: dict[tuple[str, ...], str] = {}
     for name, values in layers:
         _merge(merged, values, origin, name, ())
-    for key in NOT_YET:
-        if merged.pop(key, None) is not None:
-            raise InputError(f"{origin.get((key,))}: {key}: not supported yet; leave it out")
     try:
         config = Config.model_validate(merged)
     except ValidationError as error:

@@ -38,6 +38,11 @@ class Failure(Exception):
     verdict: Verdict = "failed"
     retry_after_s: float = 0.0
 
+    @property
+    def declined(self) -> bool:
+        """The backend answered, and the answer was that it cannot serve."""
+        return self.kind in ("full", "5xx")
+
 
 def check_head(response: Answer) -> None:
     """Raise Failure unless status line and headers are those of an answer to be passed on."""

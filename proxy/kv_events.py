@@ -13,6 +13,8 @@ from math import inf
 from types import ModuleType
 from typing import Any
 
+from xxhash import xxh3_64_intdigest
+
 from forebay.proxy.backends import Backends
 from forebay.proxy.config import BackendConfig, Config
 from forebay.proxy.core.backend import Backend
@@ -131,6 +133,7 @@ class Follower:
         self._say = say
         self._blocks = KvBlocks(HeldPrefixes(translations))
         self._next = 0  # number of the batch that goes on where the index is
+        self._last = 0  # digest of the batch before it: a restarted engine has another, or none
         self._last_live = -1
 
     def tell(self, backend: Backend) -> None:
@@ -185,8 +188,9 @@ class Follower:
     async def _live(self, number: int, payload: bytes) -> None:
         """A batch as it is published; one publisher's come in order, some may be missing."""
         if number <= self._last_live:
-            self._say(f"{self._config.name} has restarted: its prefix index starts anew")
-            self._next = 0
+            self._restarted()
+        elif self._last_live < 0 and number < self._next:
+            await self._replay()  # replayed already, or of an engine that has restarted since
         self._last_live = number
         if number > self._next:
             await self._replay()
@@ -205,6 +209,7 @@ class Follower:
         else:
             held.confirm()
         self._next = number + 1
+        self._last = xxh3_64_intdigest(payload)
         try:
             batch = self._decode(payload)
             if not isinstance(batch, list) or len(batch) < 2 or not isinstance(batch[1], list):
@@ -217,28 +222,48 @@ class Follower:
             size = held.translations.block_size or 1
             held.pool_blocks = int(POOL_SHARE * self._backend.kv_tokens / size)
 
+    def _restarted(self) -> None:
+        self._say(f"{self._config.name} has restarted: its prefix index starts anew")
+        self._next, self._last_live = 0, -1
+
     async def _replay(self) -> int:
-        """Take what the engine still has from where the index is; how many batches, -1: no end."""
+        """Take what the engine still has from where the index is; how many batches, -1: no end.
+
+        The last batch that is known is asked for too. An engine without it, or with another, is
+        not the one that told it: its numbers may have passed ours while nobody listened.
+        """
         endpoint = self._config.kv_replay
         if endpoint is None:
             return -1
-        count = 0
+        count, checked = 0, self._next == 0
         with self._context.socket(self._zmq.DEALER) as dealer:
             dealer.linger = 0
             dealer.set_hwm(0)  # a whole replay must fit; the engine bounds it
             try:
                 dealer.connect(endpoint)
-                await dealer.send_multipart([b"", self._next.to_bytes(8, "big")])
+                await dealer.send_multipart([b"", max(0, self._next - 1).to_bytes(8, "big")])
                 while True:
                     async with asyncio.timeout(REPLAY_S):
                         frames = await dealer.recv_multipart()
                     if len(frames) != 4 or frames[2] == END:
-                        return count
+                        break
+                    number, payload = int.from_bytes(frames[2], "big"), frames[3]
+                    if not checked and number < self._next:
+                        if xxh3_64_intdigest(payload) != self._last:
+                            break
+                        checked = True
+                        continue
+                    checked = True  # there is more than it keeps, so nothing to compare
                     count += 1
-                    self._take(int.from_bytes(frames[2], "big"), frames[3])
+                    self._take(number, payload)
                     await asyncio.sleep(0)  # thousands may come: others have their turn
             except (TimeoutError, self._zmq.ZMQError):
                 return -1
+        if checked:
+            return count
+        self._restarted()
+        self._blocks.clear(complete=True)
+        return await self._replay()
 
 
 def _modules() -> tuple[ModuleType, ModuleType]:

@@ -12,9 +12,7 @@ from typing import TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
-    Counter,
     Gauge,
-    Histogram,
     ProcessCollector,
     disable_created_metrics,
     generate_latest,
@@ -27,6 +25,7 @@ from forebay.proxy.core.prefix_error import PrefixError
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.hlog import IntervalLog
 from forebay.proxy.record import CLIENT_GONE, Record
+from forebay.proxy.tally import Counter, Histogram
 from forebay.proxy.tenant_labels import TenantLabels
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0)

@@ -6,7 +6,7 @@ Nothing in it comes from a prompt, a query or an Authorization header.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forebay.proxy.core.model import Send
+from forebay.proxy.core.model import Request, Send
 
 if TYPE_CHECKING:
     from forebay.proxy.tracing import RequestSpan
@@ -20,6 +20,8 @@ class Record:
 
     Attributes:
         operation: as OpenTelemetry names it: chat or text_completion; "" if it is not shaped.
+        request: as the policy sees it, once the body is understood; `token_ids` says that the
+            prompt came as these.
         reason: the code of the error it was answered with.
     """
 
@@ -37,6 +39,8 @@ class Record:
     cached_tokens: int = 0
     output_tokens: int = 0
     reason: str = ""
+    request: Request | None = None
+    token_ids: bool = False
     span: "RequestSpan | None" = None
 
     def sent(self, send: Send, now: float) -> None:

@@ -29,7 +29,7 @@ from forebay.proxy.retries import RetryBudget, Tries
 from forebay.proxy.stream import UPSTREAM_ERRORS, Stream, Told
 from forebay.proxy.translate import Translator
 from forebay.proxy.upstream import Answer, ConnectFault, LostConnection
-from forebay.proxy.watchdog import Watchdog
+from forebay.proxy.watchdog import Limit, Watchdog
 
 
 @dataclass(slots=True)
@@ -48,16 +48,16 @@ class Exchange:
 class Attempt:
     """One request at one backend, before the first byte of its answer."""
 
-    def __init__(self, upstream: Upstream, tries: Tries, limit_s: float) -> None:
+    def __init__(self, upstream: Upstream, tries: Tries, ends_at: float) -> None:
         self.upstream = upstream
         self.tries = tries
-        self.deadline = asyncio.timeout(limit_s)
+        self.limit = Limit(ends_at)
         self.ended: Literal["", "hang", "draining"] = ""
 
     def end(self, why: Literal["hang", "draining"]) -> None:
-        if not self.ended and not self.deadline.expired():
+        if not self.ended and not self.limit.expired:
             self.ended = why
-            self.deadline.reschedule(asyncio.get_running_loop().time())
+            self.limit.end()
 
 
 class Relay:
@@ -79,6 +79,7 @@ class Relay:
         self._clock = asyncio.get_running_loop().time
         self.budget = RetryBudget()
         backends.on_hang = self._give_up
+        watchdog.on_tick = self._end_late
 
     def reconfigure(self, config: Config) -> None:
         """Requests that are sent from now on find this configuration."""
@@ -93,7 +94,9 @@ class Relay:
                     return await self._attempt(exchange, grant, upstream, tries)
                 except Failure as failure:
                     self._metrics.upstream_error(upstream.name, failure.kind)
-                    if tries.again(failure.retry):
+                    # A fleet that declines as one is not asked twice as often for it.
+                    hopeless = failure.declined and not self._backends.others_willing(upstream)
+                    if not hopeless and tries.again(failure.retry):
                         self._metrics.retries.labels(upstream.name).inc()
                         try:
                             send = await grant.retry()
@@ -121,6 +124,11 @@ class Relay:
             attempt.end("draining")
         self._watchdog.end_all("the proxy is shutting down")
 
+    def _end_late(self, now: float) -> None:
+        for attempt in self._attempts:
+            if now > attempt.limit.at:
+                attempt.limit.end()
+
     def _give_up(self, upstream: Upstream) -> None:
         """The backend hangs: ask another one for what it has not begun to answer."""
         for attempt in self._attempts:
@@ -138,7 +146,8 @@ class Relay:
         streams = exchange.asked.streams
         if streams:
             self._backends.sent(grant.send)
-        attempt = Attempt(upstream, tries, timeouts.first_token if streams else timeouts.answer)
+        limit_s = timeouts.first_token if streams else timeouts.answer
+        attempt = Attempt(upstream, tries, self._clock() + limit_s)
         self._attempts.add(attempt)
         try:
             answer = await self._begin(exchange, grant, attempt)
@@ -166,7 +175,7 @@ class Relay:
         response: Answer | None = None
         begun = False
         try:
-            async with attempt.deadline:
+            with attempt.limit:
                 response = await self._backends.open(
                     "POST", upstream, exchange.path, exchange.body, headers
                 )

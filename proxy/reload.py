@@ -9,7 +9,6 @@ rest applies.
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +18,6 @@ from forebay.proxy.backends import Backends
 from forebay.proxy.config import BackendConfig, Config
 from forebay.proxy.config_changes import Changes, changes
 from forebay.proxy.core.model import BackendSpec
-from forebay.proxy.core.policies import ROUTES
 from forebay.proxy.driver import Driver
 from forebay.proxy.http_server import HttpServer
 from forebay.proxy.kv_events import Followers
@@ -158,14 +156,7 @@ class Reloader:
             self._change(specs[name])
         parts.driver.change(
             lambda core, now: core.reconfigure(
-                config.core_buckets(),
-                now,
-                route=ROUTES[config.routing],
-                affinity=config.core_affinity(),
-                dispatch_ahead_s=config.admission.dispatch_ahead,
-                tenants=config.core_tenants(),
-                default_weight=config.tenants.default_weight,
-                itl_slo_s=config.admission.itl_slo or inf,
+                config.core_buckets(), now, **config.shaper_options()
             )
         )
         for name in found.removed:

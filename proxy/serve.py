@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 
 from aiohttp import web
@@ -17,9 +16,10 @@ from aiohttp.http_parser import HttpRequestParser, HttpRequestParserPy
 from forebay.proxy.admin import Admin
 from forebay.proxy.app import App
 from forebay.proxy.backends import Backends
+from forebay.proxy.capture import capturing
 from forebay.proxy.config import Config
-from forebay.proxy.core.policies import ROUTES
-from forebay.proxy.core.shaper import Shaper
+from forebay.proxy.core.explain import ExplainedShaper
+from forebay.proxy.decision_metrics import DecisionMetrics
 from forebay.proxy.driver import Driver
 from forebay.proxy.estimate import TokenEstimate
 from forebay.proxy.handover import stop_listening
@@ -130,17 +130,14 @@ async def start_proxy(
     security = Security(config, environ)
     for note in security.notes():
         say(note)
-    shaper = Shaper(
+    shaper = ExplainedShaper(
         config.core_backends(),
         config.core_buckets(),
-        route=ROUTES[config.routing],
-        affinity=config.core_affinity(),
-        dispatch_ahead_s=config.admission.dispatch_ahead,
-        tenants=config.core_tenants(),
-        default_weight=config.tenants.default_weight,
-        itl_slo_s=config.admission.itl_slo or inf,
+        **config.shaper_options(),
+        keep=config.metrics.receipts,
     )
     metrics = ProxyMetrics(shaper, lambda: len(public.connections), config.tenants.known)
+    metrics.registry.register(DecisionMetrics(shaper, asyncio.get_running_loop().time))
     estimate = TokenEstimate(config.tokens.bytes_per_token)
     stop = asyncio.Event()
     async with AsyncExitStack() as stack:
@@ -162,7 +159,8 @@ async def start_proxy(
         if tracer is not None:
             stack.callback(tracer.close)
         access = AccessLog(config.logs)
-        telemetry = Telemetry(metrics, access, tracer)
+        capture = await stack.enter_async_context(capturing(config, environ, say))
+        telemetry = Telemetry(metrics, access, tracer, capture, shaper.receipts)
         app = App(
             config, driver, backends, relay, metrics, estimate, telemetry, protection, security
         )
@@ -190,7 +188,18 @@ async def start_proxy(
             links = [*links, RedisLink(config.share.get_secret_value())]
         exchange = await stack.enter_async_context(exchanging(driver, links, say))
         reloader = await stack.enter_async_context(Reloader(config, parts, say, load, watch))
-        admin = Admin(app, driver, metrics, estimate, exchange, stop.set, reloader, protection)
+        admin = Admin(
+            app,
+            driver,
+            metrics,
+            estimate,
+            exchange,
+            stop.set,
+            reloader,
+            protection,
+            capture,
+            shaper,
+        )
         admin_server = HttpServer(admin.handle)
         share_port = share_port or config.listen.reuse_port
         if share_port:

@@ -36,14 +36,30 @@ class EventScanner:
 
         Cheap, and true of nearly every chunk of a stream; when it is not, use `events`.
         """
+        find = (
+            chunk.find
+        )  # `in` on bytes makes and drops an exception (Python 3.11): twice the time
         return (
             chunk[:6] == b"data: "
             and chunk[-2:] == b"\n\n"
             and not self._held
-            and b'"usage"' not in chunk
-            and b'"error"' not in chunk
-            and b'"abort"' not in chunk
-            and b"[DONE]" not in chunk
+            and find(b'"usage"') < 0
+            and find(b'"error"') < 0
+            and find(b'"abort"') < 0
+            and find(b"[DONE]") < 0
+        )
+
+    def plain_chunk(self, chunk: bytes) -> bool:
+        """The same of one chunk of a chunked body with its framing around it."""
+        find = chunk.find
+        return (
+            find(b"\r\ndata: ", 0, 12) > 0
+            and chunk[-4:] == b"\n\n\r\n"
+            and not self._held
+            and find(b'"usage"') < 0
+            and find(b'"error"') < 0
+            and find(b'"abort"') < 0
+            and find(b"[DONE]") < 0
         )
 
     def events(self, chunk: bytes) -> list[tuple[bytes, bytes]]:

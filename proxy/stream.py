@@ -136,25 +136,40 @@ class Stream:
         if transport is None:
             raise ClientGone
         chunked = outgoing.headers.get("transfer-encoding") == "chunked"
+        # Looked up once: what follows is done for every token.
+        upstream, answer, write = self._upstream, self._answer, transport.write
+        plain, plain_chunk = self._scanner.plain, self._scanner.plain_chunk
+        is_closing, untaken = transport.is_closing, transport.get_write_buffer_size
 
         def pass_on(piece: bytes) -> bool:
             """In the call that received it: nobody is woken for it."""
-            self._upstream.heard = True
-            watch.reading_since = self._clock()
-            if not self._scanner.plain(piece):
+            upstream.heard = watch.heard = True
+            if plain(piece):
+                more = True
+            else:
                 piece = self._looked_at(piece)
+                more = not (self._done or self._failed)
                 if not piece:
-                    return not (self._done or self._failed)
-            if transport.is_closing():
+                    return more
+            if is_closing():
                 return False
-            transport.write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
-            taken = transport.get_write_buffer_size() <= UNTAKEN_BYTES
-            return taken and not (self._done or self._failed)
+            write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
+            return more and untaken() <= UNTAKEN_BYTES
+
+        def pass_chunk(chunk: bytes) -> bool:
+            """The backend's framing is the client's too."""
+            if not plain_chunk(chunk) or is_closing():
+                return False
+            upstream.heard = watch.heard = True
+            write(chunk)
+            if untaken() > UNTAKEN_BYTES:
+                answer.enough()
+            return True
 
         while not (self._done or self._failed):
             watch.reading_since = self._clock()
             try:
-                if await self._answer.pour(pass_on):
+                if await answer.pour(pass_on, pass_chunk if chunked else None):
                     break
             except UPSTREAM_ERRORS:
                 return False

@@ -1,7 +1,9 @@
-"""Everybody who wants to hear of requests: metrics, access log and trace, told in one place."""
+"""Who wants to hear of requests: metrics, access log, trace and capture, told in one place."""
 
 from collections.abc import Mapping
 
+from forebay.proxy.capture import Capture
+from forebay.proxy.core.receipt import Receipts
 from forebay.proxy.logs import AccessLog
 from forebay.proxy.metrics import ProxyMetrics
 from forebay.proxy.record import Record
@@ -9,20 +11,35 @@ from forebay.proxy.tracing import Tracer
 
 
 class Telemetry:
-    def __init__(self, metrics: ProxyMetrics, access: AccessLog, tracer: Tracer | None) -> None:
+    def __init__(
+        self,
+        metrics: ProxyMetrics,
+        access: AccessLog,
+        tracer: Tracer | None,
+        capture: Capture | None,
+        receipts: Receipts,
+    ) -> None:
         self._metrics = metrics
         self._access = access
         self._tracer = tracer
+        self._capture = capture
+        self._receipts = receipts
 
     def began(self, record: Record, operation: str, headers: Mapping[str, str]) -> None:
         """A shaped request has come, with these headers."""
         record.operation = operation
+        if self._capture is not None:
+            self._capture.began(record)
         if self._tracer is not None:
             record.span = self._tracer.begin(headers, operation)
 
     def finished(self, record: Record, status: int, now: float) -> None:
         """It was answered with `status`, or its client has gone (record.CLIENT_GONE)."""
         self._metrics.finished(record, status, now)
+        if record.request is not None:
+            self._receipts.answered(record.request.id, status, record.reason)
         self._access.finished(record, status, now)
+        if self._capture is not None:
+            self._capture.finished(record)
         if record.span is not None:
             record.span.finished(record, status)

@@ -22,6 +22,24 @@ IDLE_S = 3.0  # vLLM closes idle connections after 5 s; what we keep must not be
 Sink = Callable[[bytes], bool]
 """Takes a piece of a body at once; False when it wants no more for now."""
 
+LONE_CHUNK_BYTES = 4096  # with its framing; longer ones are the parser's
+
+
+def _chunk_heads() -> tuple[bytes, ...]:
+    """What a chunk of so many bytes in all begins with: its size, as nearly every server writes it.
+
+    Where there is none, something that no such chunk can begin with.
+    """
+    heads = [b"-" * LONE_CHUNK_BYTES] * LONE_CHUNK_BYTES
+    for size in range(1, LONE_CHUNK_BYTES):
+        head = b"%x\r\n" % size
+        if (whole := len(head) + size + 2) < LONE_CHUNK_BYTES:
+            heads[whole] = head
+    return tuple(heads)
+
+
+CHUNK_HEADS = _chunk_heads()
+
 
 class UpstreamFault(Exception):
     """The backend did not answer as it should."""
@@ -70,6 +88,7 @@ class Connection(asyncio.Protocol):
         self._silent = True
         self._can_keep = False
         self._paused = False
+        self._at_chunk = False  # the last thing the parser saw was the end of a chunk
         self.served = 0
         self.idle_since = 0.0
 
@@ -81,7 +100,7 @@ class Connection(asyncio.Protocol):
         assert self._transport is not None
         self._answer = answer = Answer(self)
         self._head_bytes, self._header_bytes = 0, 0
-        self._silent, self._can_keep = True, False
+        self._silent, self._can_keep, self._at_chunk = True, False, False
         if len(body) > PIECE_BYTES:
             self._transport.write(head)
             self._unsent = memoryview(body)
@@ -125,6 +144,11 @@ class Connection(asyncio.Protocol):
         if answer is None:
             self.close()  # nothing was asked
             return
+        if self._at_chunk and answer._chunk_sink is not None and len(data) < LONE_CHUNK_BYTES:
+            # A token of a stream, nearly always: the parser need not know of it.
+            alone = data.startswith(CHUNK_HEADS[len(data)]) and data.endswith(b"\r\n")
+            if alone and answer._chunk_sink(data):
+                return
         self._silent = False
         self._head_bytes += len(data)
         try:
@@ -134,6 +158,8 @@ class Connection(asyncio.Protocol):
             return
         if self._head_bytes > HEAD_BYTES and self._answer is answer:
             self._fail(BrokenAnswer("the headers are too large"))
+        if self._at_chunk and not data.endswith(b"\r\n"):
+            self._at_chunk = False  # the next chunk's size has begun
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._transport = None
@@ -179,8 +205,20 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, data: bytes) -> None:
         self._head_bytes = 0
-        if self._answer is not None:
-            self._answer.feed(data)
+        answer = self._answer
+        if answer is None:
+            return
+        sink = answer._sink  # called from here: every token of a stream comes this way
+        if sink is None:
+            answer.feed(data)
+        elif not sink(data):
+            answer.enough()
+
+    def on_chunk_header(self) -> None:
+        self._at_chunk = False
+
+    def on_chunk_complete(self) -> None:
+        self._at_chunk = True
 
     def on_message_complete(self) -> None:
         answer = self._answer
@@ -216,6 +254,7 @@ class Answer:
     """
 
     __slots__ = (
+        "_chunk_sink",
         "_connection",
         "_ended",
         "_fault",
@@ -235,6 +274,7 @@ class Answer:
         self._held: list[bytes] = []
         self._held_bytes = 0
         self._sink: Sink | None = None
+        self._chunk_sink: Sink | None = None
         self._paused = False
         self._ended = False
         self._fault: UpstreamFault | None = None
@@ -279,11 +319,15 @@ class Answer:
         self._held_bytes = 0
         return data
 
-    async def pour(self, sink: Sink) -> bool:
+    async def pour(self, sink: Sink, chunk_sink: Sink | None = None) -> bool:
         """Give the body to `sink` as it comes, each piece in the call that received it.
 
         Returns True at its end, False once the sink has had enough: it has taken that piece, and
         the backend waits until the next `pour` or `read`. Raises UpstreamFault.
+
+        Args:
+            chunk_sink: is offered a chunk that came alone, with its framing; False leaves it to
+                `sink`. Once it has taken one, it says by `enough` that it wants no more.
         """
         while self._held:
             self._held_bytes -= len(self._held[0])
@@ -293,11 +337,11 @@ class Answer:
         if self._ended:
             return True
         self._resume()
-        self._sink = sink
+        self._sink, self._chunk_sink = sink, chunk_sink
         try:
             await self._wait()
         finally:
-            self._sink = None
+            self._sink = self._chunk_sink = None
         if not self._paused:
             self._raise()
         return self._ended and not self._paused and not self._held
@@ -321,16 +365,17 @@ class Answer:
         self._wake()
 
     def feed(self, data: bytes) -> None:
-        if self._sink is not None:
-            if not self._sink(data):
-                self._sink = None
-                self._pause()
-                self._wake()
-            return
+        """Keep a piece of the body until somebody reads."""
         self._held.append(data)
         self._held_bytes += len(data)
         if self._held_bytes > HELD_BYTES:
             self._pause()
+        self._wake()
+
+    def enough(self) -> None:
+        """A sink took a piece and wants no more for now."""
+        self._sink = self._chunk_sink = None
+        self._pause()
         self._wake()
 
     def end(self, fault: UpstreamFault | None) -> None:

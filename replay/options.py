@@ -24,6 +24,8 @@ class ReplayOptions:
         targets: base URLs; several are used in turn, in order of arrival.
         out: folder of the run.
         slos: None takes the defaults for the buckets at hand.
+        ask_models: ask targets what they serve; False takes `model` on trust, for routers that
+            list it under another name.
         warmup: small unmeasured requests to each target beforehand.
         drain_timeout_s: how long answers may go on after the last arrival.
     """
@@ -49,6 +51,7 @@ class ReplayOptions:
     format_name: str | None = None
     force: bool = False
     quiet: bool = False
+    ask_models: bool = True
     warmup: int = 0
     api_key: str | None = None
     first_token_timeout_s: float = 600.0

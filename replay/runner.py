@@ -95,7 +95,10 @@ async def replay(options: ReplayOptions, stop: Stop | None = None) -> Summary:
         api_key=options.api_key,
     ) as client:
         try:
-            served = await ask_served(client.session, targets, options.model)
+            if options.ask_models or options.model is None:
+                served = await ask_served(client.session, targets, options.model)
+            else:
+                served = Served(options.model, None)
         except InputError:
             # What is wrong with the trace or the rate needs no server to be found: say it first.
             _schedule(options, source.scan())

@@ -13,6 +13,7 @@ from unittest.mock import patch
 from arena_score import Played, quantile
 
 from forebay.proxy.config import BackendConfig, BucketConfig, Config
+from forebay.proxy.core.admission import refuse
 from forebay.proxy.core.backend import Backend
 from forebay.proxy.core.cost import CostModel
 from forebay.proxy.core.model import Action, Request
@@ -86,9 +87,12 @@ WITHOUT: dict[str, tuple[Config, str, Patches]] = {
     "one document prefill at a time": (
         Config(buckets=(CHAT, DOCUMENT)), "warm_or_least_work", (),
     ),
-    "SHORT_S (hits count as prefills)": (
+    "STEP_TOKENS (hits count as prefills)": (
         Config(), "warm_or_least_work",
-        ((f"{CORE}.backend", "SHORT_S", 0.0), (f"{CORE}.outlook", "SHORT_S", 0.0)),
+        ((f"{CORE}.backend", "STEP_TOKENS", 0), (f"{CORE}.outlook", "STEP_TOKENS", 0)),
+    ),
+    "followers wait for their leader": (
+        Config(), "warm_or_least_work", ((Backend, "awaits", _returns(False)),),
     ),
     "shares of buckets (EDF alone)": (
         Config(), "warm_or_least_work", ((Turns, "first", _earliest),),
@@ -97,14 +101,13 @@ WITHOUT: dict[str, tuple[Config, str, Patches]] = {
     "admission": (
         Config(), "warm_or_least_work",
         (
-            (f"{CORE}.shaper", "refuse", _returns(None)),
             (Shaper, "wake", _only_dispatch),
             (Shaper, "wake_at", _no_deadline),
         ),
     ),
     "margins of predictions": (
         Config(), "warm_or_least_work",
-        ((Backend, "margin_s", _returns(0.0)), (Outlook, "_lump_s", _returns(0.0))),
+        ((Backend, "margin_s", _returns(0.0)), (Outlook, "_due_s", _returns(0.0))),
     ),
     "learned costs": (Config(), "warm_or_least_work", ((CostModel, "observe", _returns(None)),)),
     "work stealing": (Config(), "warm_or_least_work", ((Shaper, "_better_here", _returns(None)),)),
@@ -129,7 +132,8 @@ def switched_off(part: str, names: Sequence[str]) -> Iterator[Policy]:
                 stack.enter_context(patch(f"{where}.{name}", instead))
             else:
                 stack.enter_context(patch.object(where, name, instead))
-        yield Scenario(policy=policy, proxy=config).new_policy(names)
+        admit = _returns(None) if part == "admission" else refuse
+        yield Scenario(policy=policy, proxy=config).new_policy(names, admit)
 
 
 GROUPS = {

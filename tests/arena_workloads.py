@@ -17,7 +17,7 @@ from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.capacity import capacity_per_s
 from forebay.replay.sim.workload import with_blocks
 from forebay.traces.azure import read_azure
-from forebay.traces.kv_cache_tester import read_sessions, traffic
+from forebay.traces.kv_cache_tester import interleaved, read_sessions
 from forebay.traces.mooncake import read_mooncake, spread_ticks
 from forebay.traces.popularity import Zipf
 from forebay.traces.schema import TraceRequest
@@ -83,7 +83,7 @@ def azure(name: str, count: int, step: int) -> Callable[[int, Path], Rows]:
 
 def agents(seed: int, data: Path) -> Rows:
     sessions = read_sessions(data / "traces" / "kv_cache_tester")
-    return list(traffic(sessions, every_s=20.0, seed=seed))
+    return interleaved(sessions, start_gap_s=20.0, longest_gap_s=120.0, seed=seed)
 
 
 def questions(name: str, order: str) -> Callable[[int, Path], Rows]:

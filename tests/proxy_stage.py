@@ -3,7 +3,7 @@
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -188,20 +188,24 @@ async def stage(
     urls: list[str],
     *,
     wait_up: int | None = None,
-    slots: int = 256,
+    slots: int | Sequence[int] = 256,
     load: Callable[[], Config] | None = None,
     watch: Path | None = None,
     tracer: Tracer | None = None,
     **keys: Any,
 ) -> AsyncIterator[Stage]:
-    """A proxy in front of `urls`, once `wait_up` of them (default: all) are up."""
+    """A proxy in front of `urls`, once `wait_up` of them (default: all) are up.
+
+    `slots`: how many each takes, or the same for all.
+    """
+    limits = [slots] * len(urls) if isinstance(slots, int) else slots
     config = load_config(
         None,
         {
             "listen": {"port": 0, "admin_port": 0},
             "backends": [
-                {"name": f"b{i}", "url": url, "max_concurrency": slots}
-                for i, url in enumerate(urls)
+                {"name": f"b{i}", "url": url, "max_concurrency": limit}
+                for i, (url, limit) in enumerate(zip(urls, limits, strict=True))
             ],
             "debug_headers": True,
             **keys,

@@ -7,7 +7,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from forebay.proxy.core.backend import SHORT_S
 from forebay.proxy.core.model import (
     RANKS,
     Action,
@@ -250,9 +249,8 @@ class ShaperMachine(RuleBasedStateMachine):
                 i for i in mine if i in self.no_token and mine[i].streams
             }
             for bucket in ("chat", "document"):
-                lined = [f for i, f in backend.prefills.items() if self.running[i][2] == bucket]
-                long = [flight for flight in lined if flight.prefill_s > SHORT_S]
-                assert backend.prefills_of[bucket] == len(long)
+                lined = [f for f in backend.prefills.values() if f.bucket == bucket and f.counts]
+                assert backend.prefills_of[bucket] == len(lined)
             if not mine:
                 assert backend.kv.tokens == 0
                 assert backend.backlog_s(self.now) == 0.0

@@ -33,7 +33,7 @@ def test_the_example_shows_every_section() -> None:
     config = load_config(EXAMPLE, {}, {})
     for section in (
         *("listen", "timeouts", "limits", "health", "affinity", "logs", "tracing"),
-        *("tenants", "tls", "upstream_tls"),
+        *("tenants", "tls", "upstream_tls", "capture"),
     ):
         assert set(given[section]) == set(type(getattr(config, section)).model_fields), section
     shown = {key for backend in given["backends"] for key in backend}

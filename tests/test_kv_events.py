@@ -343,6 +343,42 @@ def test_a_restarted_engine_is_known_by_its_numbers() -> None:
     play(main)
 
 
+@pytest.mark.parametrize("heard_live", [False, True])
+@pytest.mark.parametrize("more", [0, 30])
+def test_a_restart_while_nobody_listened_is_known_by_the_last_batch(
+    heard_live: bool, more: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that was known was replayed, or the new engine's numbers have passed the old one's."""
+    monkeypatch.setattr("forebay.proxy.kv_events.QUIET_S", 0.1)
+
+    async def main() -> None:
+        async with following(engine_first=False) as scene:
+            await scene.start_engine()
+            for document in range(6):
+                await scene.ask(document, "directly", url=scene.engine.url)
+            url = f"http://127.0.0.1:{scene.port}"
+            backend = {"name": "b0", "url": url, "kv_events": scene.events,
+                       "kv_replay": scene.replay}  # fmt: skip
+            async with stage([url], backends=[backend]) as scene.proxy:
+                if heard_live:
+                    await scene.ask(0, "through the proxy")
+                await scene.heard()
+                assert scene.mode == "exact"
+                with monkeypatch.context() as deaf:
+                    drop(deaf, set(range(1_000)))
+                    await scene.stop_engine()
+                    await scene.until(lambda: not scene.backend.up)
+                    await scene.start_engine()
+                    for number in range(more):
+                        await scene.ask(number % 6, f"directly {number}", url=scene.engine.url)
+                await scene.until(lambda: scene.backend.up)
+                await warmed(scene)
+                await predicted_is_reported(scene, 6, 10)
+                assert scene.mode == "exact"
+
+    play(main)
+
+
 def test_a_reload_follows_who_comes_moves_and_leaves(tmp_path: Path) -> None:
     path = tmp_path / "proxy.yaml"
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from importlib.util import find_spec
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -111,11 +112,14 @@ def traced() -> tuple[Tracer | None, Callable[[], str]]:
 @pytest.mark.parametrize("tenants", [{"keys": "env:KEYS"}, {}])
 def test_a_canary_is_seen_nowhere(
     tenants: dict[str, Any],
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("KEYS", f"acme: {KEY}, bolt: {CANARY}-key")
+    monkeypatch.setenv("FOREBAY_CAPTURE_SALT", f"{CANARY}{CANARY}")
+    capture = tmp_path / "traffic.jsonl"
     caplog.set_level(logging.DEBUG)
     caplog.set_level(logging.DEBUG, LOGGER.name)  # every request has its line
     monkeypatch.setattr(LOGGER, "propagate", True)
@@ -144,7 +148,11 @@ def test_a_canary_is_seen_nowhere(
             RawBackend().running() as first,
             RawBackend().running() as second,
             stage(
-                [first.url, second.url], tenants=tenants, limits={"body": 400_000}, tracer=tracer
+                [first.url, second.url],
+                tenants=tenants,
+                limits={"body": 400_000},
+                tracer=tracer,
+                capture={"path": str(capture)},
             ) as on,
         ):
             keys = [KEY, f"{CANARY}-key", CANARY]
@@ -190,7 +198,10 @@ def test_a_canary_is_seen_nowhere(
     assert ('"tenant":"acme"' in logged) is bool(tenants)
     sent_off = spans()
     assert (tracer is None) or "text_completion" in sent_off
-    for where in (told, captured.out, captured.err, logged, sent_off):
+    taken = capture.read_text()
+    assert ('"tenant":"t-' in taken) is bool(tenants)
+    assert "acme" not in taken
+    for where in (told, captured.out, captured.err, logged, sent_off, taken):
         for secret in (CANARY, KEY):
             at = where.find(secret)
             assert at < 0, where[max(0, at - 200) : at + 100]

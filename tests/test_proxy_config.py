@@ -100,7 +100,7 @@ def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
         ({"routing": "random"}, "routing: 'random': one of warm_or_least_work"),
         ({"routes": ["/v1/../x"]}, "is not a plain path"),
         ({"affinity": {"min_match": 2}}, "affinity.min_match: 2: "),
-        ({"capture": {"path": "x"}}, "capture: not supported yet"),
+        ({"capture": {"salt": "pepper"}}, "capture.salt: 'pepper'"),
         ({"reject_status": 500}, "reject_status: 500: "),
         ({"backends": []}, "no backend: give --backend"),
         ({"limits": {"bodyy": 1}, "listn": 1}, "(and 1 more)"),

@@ -1,8 +1,8 @@
 """The configuration changes while requests run: whole or not at all, and nobody notices."""
 
 import asyncio
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from proxy_stage import (
     STREAM_HEAD,
     Call,
     RawBackend,
+    Stage,
     chunk,
     settle,
     stage,
@@ -119,13 +120,21 @@ class Held:
 STREAM = {"prompt": "hello", "stream": True, "max_tokens": 3}
 
 
+@asynccontextmanager
+async def two_backends(
+    tmp_path: Path, configured: int
+) -> AsyncIterator[tuple[Files, Held, RawBackend, RawBackend, Stage]]:
+    """A proxy that knows the first, or both, of a backend that streams on and one that does not."""
+    files, held = Files(tmp_path), Held()
+    async with RawBackend(held).running() as first, RawBackend().running() as second:
+        urls = [first.url, second.url][:configured]
+        async with stage(urls, load=files.load) as on:
+            yield files, held, first, second, on
+
+
 def test_a_backend_is_replaced_while_it_streams(tmp_path: Path) -> None:
     async def main() -> None:
-        files, held = Files(tmp_path), Held()
-        async with AsyncExitStack() as stack:
-            old = await stack.enter_async_context(RawBackend(held).running())
-            new = await stack.enter_async_context(RawBackend().running())
-            on = await stack.enter_async_context(stage([old.url], load=files.load))
+        async with two_backends(tmp_path, 1) as (files, held, _, new, on):
             shaper = on.proxy.driver.shaper
             async with on.post(STREAM) as streaming:
                 assert streaming.headers["x-forebay-backend"] == "b0"
@@ -152,11 +161,7 @@ def test_a_backend_is_replaced_while_it_streams(tmp_path: Path) -> None:
 
 def test_a_backend_that_goes_and_comes_back_before_it_is_gone(tmp_path: Path) -> None:
     async def main() -> None:
-        files, held = Files(tmp_path), Held()
-        async with AsyncExitStack() as stack:
-            first = await stack.enter_async_context(RawBackend(held).running())
-            other = await stack.enter_async_context(RawBackend().running())
-            on = await stack.enter_async_context(stage([first.url, other.url], load=files.load))
+        async with two_backends(tmp_path, 2) as (files, held, first, other, on):
             async with on.post(STREAM) as streaming:
                 assert streaming.headers["x-forebay-backend"] == "b0"
                 files.write({"b1": other.url})
@@ -174,11 +179,7 @@ def test_a_backend_that_goes_and_comes_back_before_it_is_gone(tmp_path: Path) ->
 
 def test_a_backend_moves_to_another_address(tmp_path: Path) -> None:
     async def main() -> None:
-        files, held = Files(tmp_path), Held()
-        async with AsyncExitStack() as stack:
-            old = await stack.enter_async_context(RawBackend(held).running())
-            new = await stack.enter_async_context(RawBackend().running())
-            on = await stack.enter_async_context(stage([old.url], load=files.load))
+        async with two_backends(tmp_path, 1) as (files, held, old, new, on):
             async with on.post(STREAM) as streaming:
                 files.write({"b0": new.url})
                 assert await on.proxy.reloader.reload() == "applied"
@@ -199,9 +200,10 @@ def test_a_backend_moves_to_another_address(tmp_path: Path) -> None:
 def test_who_waits_goes_on_waiting_under_the_new_rules(tmp_path: Path) -> None:
     async def main() -> None:
         files, held = Files(tmp_path), Held()
-        async with AsyncExitStack() as stack:
-            backend = await stack.enter_async_context(RawBackend(held).running())
-            on = await stack.enter_async_context(stage([backend.url], slots=1, load=files.load))
+        async with (
+            RawBackend(held).running() as backend,
+            stage([backend.url], slots=1, load=files.load) as on,
+        ):
             streams = [asyncio.create_task(_read(on.post(STREAM))) for _ in range(2)]
             await settle()
             assert on.proxy.driver.shaper.queued("chat") == 1

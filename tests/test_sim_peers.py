@@ -37,7 +37,7 @@ def test_a_hash_knows_no_load_and_a_bounded_one_does() -> None:
     blind, bounded = started("consistent_hash"), started("bounded_hash")
     assert len({went(blind, str(i), 0) for i in range(20)}) == 1
     split = [went(bounded, str(i), 0) for i in range(20)]
-    assert 8 <= split.count("gpu0") <= 12  # 1.25 times the mean
+    assert sorted((split.count("gpu0"), split.count("gpu1"))) == [7, 13]  # 1.25 times the mean
     assert {went(blind, f"d{i}", 1_000 * i) for i in range(20)} == {"gpu0", "gpu1"}
 
 
@@ -56,7 +56,7 @@ def test_smg_leaves_only_the_engine_that_is_too_busy() -> None:
     assert other != home
     placed = [went(peer, str(i), 0) for i in range(1, 40)]
     assert placed[:5] == [home] * 5
-    assert other in placed  # sooner than at 64 more
+    assert placed.count(home) / len(placed) == pytest.approx(0.75, abs=0.06)
     assert went(peer, "again", 9_000) == other  # the other document stays
 
 
@@ -81,7 +81,8 @@ def test_dynamo_weighs_what_is_cached_against_what_is_under_way() -> None:
     peer.first_token("a", 1.0)
     peer.finish("a", 1.0)
     assert went(peer, "b", 0) == home  # held
-    assert went(peer, "c", 0) != home  # less than what b has in use there
+    assert went(peer, "c", 0) == home  # b's use of it, and this one again, cost 2 prompts
+    assert went(peer, "d", 0) != home  # 3 prompts, and a cold one costs 2
 
 
 def test_a_queue_in_front_sends_no_more_than_its_limit_and_gives_up_after_30_s() -> None:
@@ -91,7 +92,7 @@ def test_a_queue_in_front_sends_no_more_than_its_limit_and_gives_up_after_30_s()
     assert peer.arrive(Request("b", 100), 1.0) == []
     assert peer.arrive(Request("c", 100), 2.0) == []
     (sent,) = peer.finish("a", 3.0)
-    assert (sent.request.id, sent.queued_s) == ("b", 2.0)  # type: ignore[union-attr]
+    assert (sent.request.id, sent.queued_s) == ("b", 2.0)
     assert peer.wake_at() == 32.0
     (refused,) = peer.wake(32.0)
     assert isinstance(refused, Reject)

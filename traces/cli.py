@@ -72,6 +72,44 @@ def import_trace(
 
 
 @app.command()
+def fetch(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="what; without it: a list")
+    ] = None,
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", help="the file  [default: its own name]")
+    ] = None,
+    url: Annotated[str | None, typer.Option("--url", help="of a copy, a mirror")] = None,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Download a published trace or ZeroSCROLLS task.
+
+    example:  forebay traces fetch mooncake-synthetic
+    """
+    from forebay.traces import fetch as fetching
+
+    if name is None:
+        lines = {one: of.url for one, of in fetching.PUBLISHED.items()}
+        if as_json:
+            sys.stdout.buffer.write(json_bytes(lines))
+        else:
+            print("\n".join(f"{one:<28} {where}" for one, where in lines.items()))
+        return
+    wanted = fetching.published(name)
+    target = output or wanted.file_name
+    if target == "-":
+        raise InputError("--output -: the file is checked before it is yours; name one")
+    refuse_existing([target], force=force)
+    facts = fetching.fetch(wanted, target, url=url)
+    if as_json:
+        sys.stdout.buffer.write(json_bytes(facts))
+    else:
+        say(f"{facts['bytes']:,} bytes, licence {facts['licence']} -> {target}")
+        say(f"next:  {wanted.then.format(target).replace(' T', ' trace.jsonl')}")
+
+
+@app.command()
 def describe(
     trace: Annotated[str, typer.Argument(metavar="TRACE", help="the trace; - is stdin")],
     as_json: AsJson = False,

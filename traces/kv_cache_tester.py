@@ -1,104 +1,130 @@
-"""Read kv-cache-tester sessions: coding agents whose prompts grow from turn to turn.
+"""Read kv-cache-tester sessions: real coding-agent conversations as hashed 64-token blocks.
 
-One JSON file a session: `{"id", "block_size": 64, "requests": [{"t", "in", "out", "hash_ids"}]}`,
-`t` in seconds from the session's start, one hash id for each full block of `in` tokens. Ids are of
-the session alone, so each session gets a range of its own. Sub-agents (`type: subagent`) are left
-out: they hold requests of their own and no prompt. Source: callanjfox/kv-cache-tester.
-
-Sessions have no absolute start, so where they begin is up to `traffic`.
+One JSON file is one session: `requests[]` with `t` (s from the session's start), `in`, `out` and
+`hash_ids`, one id for each *full* block (unlike Mooncake, whose last block is partial). Entries of
+`type: subagent` hold requests of their own whose `t` counts from the entry's and whose ids are the
+session's. Ids mean something within a session only, so each session gets a range of its own; what
+sessions share in truth (tool and system text, some 13k tokens) is not credited.
+Source: callanjfox/kv-cache-tester (Apache-2.0).
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from heapq import merge
-from itertools import pairwise
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
-
-import orjson
+from typing import Any
 
 from forebay.traces.errors import InputError
-from forebay.traces.jsonl import block_ids, seconds, whole_number
+from forebay.traces.jsonl import parse_object, seconds, whole_number
 from forebay.traces.reader import RowError
 from forebay.traces.schema import TraceRequest
 
-SPAN = 1 << 32
-"""Block ids of one session; those of the next begin there."""
+_IDS_PER_SESSION = 1 << 32  # full blocks from 0 up, partial last ones from half of it on
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
-    """The turns of one session, the first at 0 seconds."""
-
-    name: str
-    turns: tuple[TraceRequest, ...]
-
-
-def read_sessions(folder: str | Path) -> list[Session]:
-    """Every `*.json` of `folder` by name; InputError names the file and what is wrong with it."""
-    paths = sorted(Path(folder).glob("*.json"))
-    if not paths:
-        raise InputError(f"{folder}: no *.json in it; name the folder of the sessions")
-    return [_read(path, number) for number, path in enumerate(paths)]
-
-
-def traffic(
-    sessions: Sequence[Session], *, every_s: float, longest_gap_s: float = 120.0, seed: int = 0
-) -> Iterator[TraceRequest]:
-    """Sessions in random order, one begun every `every_s` on average (Poisson), in order of time.
+def read_session(path: str | Path, number: int = 0) -> list[TraceRequest]:
+    """The requests of one session file in order of time; `arrival_s` counts from its start.
 
     Args:
-        longest_gap_s: a user who was away for longer is back after that.
+        number: of the session; block ids of different numbers never meet.
+
+    Raises:
+        InputError: no such file, or not a session as described above.
     """
-    if not every_s > 0:
-        raise InputError(f"every_s {every_s:g}: give more than 0 seconds between sessions")
-    dice = Random(f"{seed}:sessions")
-    order = dice.sample(sessions, len(sessions))
-    start_s, streams = 0.0, []
-    for session in order:
-        streams.append(_placed(session, start_s, longest_gap_s))
-        start_s += dice.expovariate(1 / every_s)
-    yield from merge(*streams, key=lambda row: row.arrival_s)
-
-
-def _placed(session: Session, start_s: float, longest_gap_s: float) -> Iterator[TraceRequest]:
-    before_s, now_s = 0.0, start_s
-    for turn in session.turns:
-        now_s += min(longest_gap_s, turn.arrival_s - before_s)
-        before_s = turn.arrival_s
-        yield replace(turn, arrival_s=round(now_s, 6))
-
-
-def _read(path: Path, number: int) -> Session:
     try:
-        whole = orjson.loads(path.read_bytes())
-        name, size = str(whole["id"]), whole_number(whole, "block_size", least=1)
-        rows = [row for row in whole["requests"] if row.get("type") != "subagent"]
-        turns = [_turn(row, f"{name}-{turn}", name, size, number) for turn, row in enumerate(rows)]
-    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError, RowError) as error:
-        raise InputError(f"{path}: not a session of kv-cache-tester ({error!r})") from error
-    if not turns:
-        raise InputError(f"{path}: no request in it; leave the file out")
-    start_s = turns[0].arrival_s
-    moved = [replace(turn, arrival_s=turn.arrival_s - start_s) for turn in turns]
-    if any(a.arrival_s > b.arrival_s for a, b in pairwise(moved)):
-        raise InputError(f"{path}: times go back; sort its requests by t")
-    return Session(name, tuple(moved))
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    try:
+        session = parse_object(content)
+        name = str(session.get("id") or Path(path).stem)
+        block_tokens = whole_number(session, "block_size", least=1)
+        rows = sorted(_requests(session, 0.0), key=lambda row: row[0])
+        found = [
+            _request(row, at_s, f"{name}-{index}", name, block_tokens, number, index)
+            for index, (at_s, row) in enumerate(rows)
+        ]
+    except RowError as error:
+        raise InputError(f"{path}: {error}") from error
+    if not found:
+        raise InputError(f"{path}: a session without requests; leave the file out")
+    return found
 
 
-def _turn(row: dict[str, object], name: str, session: str, size: int, number: int) -> TraceRequest:
-    tokens = whole_number(row, "in", least=1)
-    full = tokens // size
-    blocks = block_ids(row, "hash_ids", full * size, size) if full else ()
-    # The rest of the prompt is in no block of the file; here the last block holds what is left.
-    rest = (SPAN - 1 - int(name.rpartition("-")[2]),) if tokens % size else ()
-    ids = tuple(number * SPAN + block for block in (*blocks, *rest))
+def read_sessions(folder: str | Path) -> list[list[TraceRequest]]:
+    """Every session in `folder` (*.json), by name; raises InputError when there is none."""
+    files = sorted(Path(folder).glob("*.json"))
+    if not files:
+        raise InputError(f"{folder}: holds no session (*.json); give the kv_cache_tester folder")
+    return [read_session(file, number) for number, file in enumerate(files)]
+
+
+def interleaved(
+    sessions: Sequence[Sequence[TraceRequest]],
+    *,
+    start_gap_s: float,
+    longest_gap_s: float,
+    seed: int,
+) -> list[TraceRequest]:
+    """One trace of all `sessions`: in random order, starts a Poisson process, long pauses cut.
+
+    The files say nothing about when sessions began, so starts are made: `start_gap_s` seconds
+    apart on average. A user's pause of more than `longest_gap_s` becomes that long.
+    """
+    if not (start_gap_s > 0 and longest_gap_s > 0):
+        raise InputError("start_gap_s and longest_gap_s: give more than 0 seconds")
+    dice = Random(f"{seed}:sessions")
+    rows: list[TraceRequest] = []
+    start_s = 0.0
+    for session in dice.sample(sessions, len(sessions)):
+        at_s, last_s = start_s, session[0].arrival_s
+        for request in session:
+            at_s += min(request.arrival_s - last_s, longest_gap_s)
+            last_s = request.arrival_s
+            rows.append(replace(request, arrival_s=round(at_s, 6)))
+        start_s += dice.expovariate(1 / start_gap_s)
+    return sorted(rows, key=lambda request: request.arrival_s)
+
+
+def _requests(holder: dict[str, Any], start_s: float) -> list[tuple[float, dict[str, Any]]]:
+    listed = holder.get("requests")
+    if not isinstance(listed, list) or any(not isinstance(row, dict) for row in listed):
+        raise RowError("requests: not a list of objects; is this a kv-cache-tester session?")
+    found: list[tuple[float, dict[str, Any]]] = []
+    for row in listed:
+        at_s = start_s + seconds(row, "t")
+        if row.get("type") == "subagent":
+            found += _requests(row, at_s)
+        else:
+            found.append((at_s, row))
+    return found
+
+
+def _request(
+    row: dict[str, Any], at_s: float, name: str, session: str, block_tokens: int, number: int,
+    index: int,
+) -> TraceRequest:  # fmt: skip
+    input_tokens = whole_number(row, "in", least=1)
+    ids = row.get("hash_ids")
+    full = input_tokens // block_tokens
+    if not isinstance(ids, list) or len(ids) != full:
+        told = len(ids) if isinstance(ids, list) else "no list of"
+        raise RowError(
+            f"request {name}: {told} hash_ids for {input_tokens} tokens; full blocks of "
+            f"{block_tokens} tokens make {full}"
+        )
+    if any(type(one) is not int or not 0 <= one < _IDS_PER_SESSION // 2 for one in ids):
+        raise RowError(f"request {name}: hash_ids must be whole numbers from 0 to 2^31")
+    base = number * _IDS_PER_SESSION
+    blocks = [base + one for one in ids]
+    if input_tokens % block_tokens:
+        blocks.append(base + _IDS_PER_SESSION // 2 + index)  # a tail nobody shares
     return TraceRequest(
         id=name,
-        arrival_s=seconds(row, "t"),
-        input_tokens=tokens,
-        output_tokens=max(1, whole_number(row, "out", least=0)),
-        blocks=ids,
-        block_tokens=size,
+        arrival_s=at_s,
+        input_tokens=input_tokens,
+        output_tokens=whole_number(row, "out", least=0),
+        blocks=tuple(blocks),
+        block_tokens=block_tokens,
         session=session,
     )

@@ -8,4 +8,9 @@ STUDIES = {
     "prefill": "forebay.analysis.experiments.prefill",
     "decode": "forebay.analysis.experiments.decode",
     "hol": "forebay.analysis.experiments.hol",
+    "saturation": "forebay.analysis.experiments.saturation",
+    "shared-document": "forebay.analysis.experiments.shared_document",
+    "flood": "forebay.analysis.experiments.flood",
+    "kv": "forebay.analysis.experiments.kv",
+    "needle": "forebay.analysis.experiments.needle",
 }

@@ -8,30 +8,18 @@ from typing import Annotated, Any
 import typer
 
 from forebay.analysis.experiments.fitting import fit_terms
-from forebay.analysis.experiments.options import (
-    ApiKey,
-    AsJson,
-    Batched,
-    Force,
-    Gpu,
-    Model,
-    Out,
-    TargetText,
-    TimeScale,
-    command_line,
-    integers,
-    run_study,
-)
 from forebay.analysis.experiments.plot import Series, xy_plot
-from forebay.analysis.experiments.result import Column, Result, check_out, finish
-from forebay.analysis.experiments.target import About, Answer, Ask, StudyFailed, Target, open_target
+from forebay.analysis.experiments.result import Column, Result
+from forebay.analysis.experiments.study import Batched, Study, integers, study
+from forebay.analysis.experiments.target import About, Answer, Ask, StudyFailed, Target
 from forebay.analysis.units import duration
 from forebay.replay.engine.roofline import bound_by, least
 from forebay.replay.engine.step_time import StepWork
 
 HELP = """Time per output token against output length (alone) and against batch size.
 
-Fits seconds per token and fixed seconds per request, and says what decoding is bound by.
+Fits seconds per token and fixed seconds per request, and says what decoding
+is bound by.
 
 Example:  forebay experiment decode --target sim:phi-3-mini@h200-nvl --out runs/decode
 """
@@ -48,10 +36,9 @@ COLUMNS = (
 )
 
 
+@study("decode")
 def command(
-    context: typer.Context,
-    target: TargetText,
-    out: Out,
+    asked: Study,
     lengths: Annotated[
         str, typer.Option(help="Output tokens of one request alone; k is 1,024.")
     ] = "128,256,512,1k,2k",
@@ -59,34 +46,20 @@ def command(
     batch_output_tokens: Annotated[int, typer.Option(min=8, help="Of those.")] = 256,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Of every request.")] = 1000,
     repeats: Annotated[int, typer.Option(min=1, help="Loads of each kind; medians count.")] = 3,
-    model: Model = None,
-    gpu: Gpu = None,
     max_num_batched_tokens: Batched = None,
-    api_key: ApiKey = None,
-    time_scale: TimeScale = 1.0,
-    force: Force = False,
-    as_json: AsJson = False,
 ) -> None:
-    check_out(out, force)
     loads = [(1, n) for n in integers(lengths, "--lengths")]
     loads += [(b, batch_output_tokens) for b in integers(batches, "--batches")]
 
     async def work() -> Result:
-        async with open_target(
-            target, model=model, gpu=gpu, api_key=api_key, time_scale=time_scale,
-            batched_tokens=max_num_batched_tokens,
-        ) as server:  # fmt: skip
-            settings = {
-                "command": command_line(context),
-                "repeats": repeats,
-                "salt": server.about.salt,
-            }
+        async with asked.open(batched=max_num_batched_tokens) as server:
+            settings = asked.settings(server, repeats=repeats)
             return await decode(
                 server, list(dict.fromkeys(loads)), prompt_tokens, batch_output_tokens, repeats,
                 settings,
             )  # fmt: skip
 
-    finish(run_study(work(), "decode"), out, as_json)
+    asked.finish(work())
 
 
 async def decode(

@@ -8,28 +8,21 @@ from typing import Annotated, Any
 
 import typer
 
-from forebay.analysis.experiments.options import (
-    ApiKey,
-    AsJson,
-    Force,
-    Gpu,
-    Model,
-    Out,
-    TimeScale,
-    command_line,
-    integers,
-    run_study,
-)
+from forebay.analysis.experiments.hol_fleet import fleet_study, requests
 from forebay.analysis.experiments.plot import Series, xy_plot
-from forebay.analysis.experiments.result import Column, Result, check_out, finish
-from forebay.analysis.experiments.target import SIM, Ask, StudyFailed, Target, open_target
+from forebay.analysis.experiments.result import Column, Result
+from forebay.analysis.experiments.study import Engines, Gpus, Seed, Study, integers, study
+from forebay.analysis.experiments.target import SIM, Ask, StudyFailed, Target
 from forebay.analysis.units import duration
 from forebay.traces.errors import InputError
 
-HELP = """Head-of-line blocking: the longest gap of a chat's tokens beside a long prompt.
+HELP = """Head-of-line blocking: the longest gap of a chat's tokens beside a long
+prompt.
 
-A sim: target is tried with every size of --chunks; servers given by URL have theirs, and several
---target are compared.
+A sim: target is tried with every size of --chunks; servers given by URL
+have theirs, and several --target are compared. --fleet sends many chats
+beside documents instead, through the proxy and to the engines in turn; a
+sim: fleet with and without chunked prefill, too.
 
 Example:  forebay experiment hol --target sim:phi-3-mini@h200-nvl --out runs/hol
 """
@@ -49,35 +42,44 @@ COLUMNS = (
 )
 
 
+@study("hol", several=True)
 def command(
-    context: typer.Context,
-    target: Annotated[list[str], typer.Option("--target", help="URL, or sim:MODEL@GPU.")],
-    out: Out,
+    asked: Study,
     chunks: Annotated[str, typer.Option(help="Step budgets of a sim: target.")] = CHUNKS,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Of the long prompt.")] = 120_000,
-    model: Model = None,
-    gpu: Gpu = None,
-    api_key: ApiKey = None,
-    time_scale: TimeScale = 1.0,
-    force: Force = False,
-    as_json: AsJson = False,
+    fleet: Annotated[
+        bool, typer.Option("--fleet", help="Many chats beside documents, with and without proxy.")
+    ] = False,
+    engine: Engines = None,
+    gpus: Gpus = 2,
+    seconds: Annotated[float, typer.Option(min=1, help="Of --fleet.")] = 300.0,
+    chat_rate: Annotated[float, typer.Option(help="Of --fleet, chats a second.")] = 4.0,
+    document_rate: Annotated[
+        float, typer.Option(help="Of --fleet, questions about documents a second.")
+    ] = 0.2,
+    seed: Seed = 0,
 ) -> None:
-    check_out(out, force)
+    if fleet:
+        if len(asked.targets) > 1:
+            raise InputError("--fleet: give one --target, and the engines with --engine")
+        trace = requests(prompt_tokens, chat_rate, document_rate, seconds, seed)
+        settings = asked.settings(seed=seed)
+        asked.finish(fleet_study(asked, engine, gpus, trace, prompt_tokens, settings))
+        return
+    if engine:
+        raise InputError("--engine: belongs to --fleet; without it give each URL with --target")
     sizes = integers(chunks, "--chunks")[::-1]
-    tries = [(t, s) for t in target for s in (sizes if t.startswith(SIM) else [None])]
+    tries = [(t, s) for t in asked.targets for s in (sizes if t.startswith(SIM) else [None])]
 
     async def work() -> Result:
         rows = []
         for text, size in tries:
-            async with open_target(
-                text, model=model, gpu=gpu, api_key=api_key, time_scale=time_scale,
-                batched_tokens=size,
-            ) as server:  # fmt: skip
+            async with asked.open(text, size) as server:
                 row = await beside_a_chat(server, prompt_tokens)
                 rows.append(row | {"max_num_batched_tokens": size})
-        return result(rows, prompt_tokens, {"command": command_line(context)})
+        return result(rows, prompt_tokens, asked.settings())
 
-    finish(run_study(work(), "hol"), out, as_json)
+    asked.finish(work())
 
 
 async def beside_a_chat(server: Target, prompt_tokens: int) -> dict[str, Any]:

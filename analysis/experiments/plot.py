@@ -1,6 +1,6 @@
-"""A plot of measured points with fitted curves, as an SVG document of its own, axes logarithmic."""
+"""Plots of measured points and their curves, one below the other, as one SVG document."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -14,58 +14,139 @@ text{font:12px system-ui,sans-serif;fill:var(--soft)}
 .key{fill:var(--ink);paint-order:stroke;stroke:var(--paper);stroke-width:5}
 .paper{fill:var(--paper)}
 .grid{stroke:var(--rule)}.base{stroke:var(--soft)}.note{stroke:var(--soft);stroke-dasharray:3 4}
+.cell{fill:var(--c);stroke:var(--rule)}.over{fill:var(--paper)}.under{fill:var(--ink)}
 .curve{fill:none;stroke:var(--c);stroke-width:2}.mark{fill:var(--c);stroke:var(--paper)}
 .run0{--c:var(--run0)}.run1{--c:var(--run1)}.run2{--c:var(--run2)}.run3{--c:var(--run3)}
 .run4{--c:var(--run4)}.run5{--c:var(--run5)}"""
 Points = Sequence[tuple[float, float]]
+KEY_ROW = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """An axis: what stands at it, how a tick reads, logarithmic or from 0."""
+
+    title: str
+    label: Callable[[float], str] = svg.latency_label
+    log: bool = True
+
+    def domain(self, values: Iterable[float]) -> tuple[float, float]:
+        if self.log:
+            return svg.log_domain(values)
+        ticks = svg.linear_ticks(max(values, default=0.0))
+        return 0.0, ticks[-1]
+
+    def ticks(self, low: float, high: float) -> list[float]:
+        return svg.log_ticks(low, high) if self.log else svg.linear_ticks(high)
+
+
+def count_label(value: float) -> str:
+    if value >= 1e6:
+        return f"{value / 1e6:g}M"
+    return f"{value:,.0f}" if value >= 10 or value == round(value) else f"{value:g}"
+
+
+def share_label(value: float) -> str:
+    return f"{value * 100:g} %"
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Measured points and the curve through them; either may be empty. y in seconds."""
+    """Measured points and the curve through them; either may be empty."""
 
     name: str
     points: Points
     curve: Points = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One plot of a document; `note` is a place on the x axis with a word for it.
+
+    The names stand at the bottom right, or with `key_left` at the left; without `keyed` nowhere,
+    for a panel below another of the same series.
+    """
+
+    series: Sequence[Series]
+    x: Axis
+    y: Axis
+    note: tuple[float, str] | None = None
+    key_left: bool = False
+    keyed: bool = True
+
+    @property
+    def label(self) -> str:
+        names = ", ".join(one.name for one in self.series)
+        return f"{self.y.title} against {self.x.title}: {names}"
+
+
 def xy_plot(
     series: Sequence[Series], x_title: str, y_title: str, note: tuple[float, str] | None = None
 ) -> str:
-    """Draw `series`; `note` is a place on the x axis with a word for it. All values above 0."""
-    every = [point for one in series for point in (*one.points, *one.curve)]
-    x_low, x_high = svg.log_domain(x for x, _ in every)
-    y_low, y_high = svg.log_domain(y for _, y in every)
+    """Seconds against a count, both axes logarithmic: all values above 0."""
+    return document(Panel(series, Axis(x_title, count_label), Axis(y_title), note))
+
+
+def document(*panels: Panel) -> str:
+    """The panels one below the other."""
+    drawn = []
+    for number, panel in enumerate(panels):
+        down = number * svg.HEIGHT
+        drawn.append(svg.element("g", "".join(_draw(panel)), transform=f"translate(0 {down:g})"))
+    return svg_document(
+        "".join(drawn), len(panels) * svg.HEIGHT, "; ".join(p.label for p in panels)
+    )
+
+
+def svg_document(content: str, height: float, label: str) -> str:
+    """`content` as a document of its own, `height` units high."""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {svg.WIDTH:g} {height:g}" '
+        f'role="img" aria-label="{escape(label)}"><style>{STYLE}</style>'
+        f'<rect width="{svg.WIDTH:g}" height="{height:g}" class="paper"/>{content}</svg>\n'
+    )
+
+
+def _draw(panel: Panel) -> list[str]:
+    every = [point for one in panel.series for point in (*one.points, *one.curve)]
+    x_low, x_high = panel.x.domain([x for x, _ in every])
+    y_low, y_high = panel.y.domain([y for _, y in every])
     bottom = svg.HEIGHT - svg.BOTTOM
-    x = svg.Scale(x_low, x_high, svg.LEFT, svg.WIDTH - svg.RIGHT, log=True)
-    y = svg.Scale(y_low, y_high, bottom, svg.TOP + 14, log=True)
-    drawn = [svg.element("rect", width=svg.WIDTH, height=svg.HEIGHT, class_="paper")]
-    for tick in svg.log_ticks(x_low, x_high):
+    x = svg.Scale(x_low, x_high, svg.LEFT, svg.WIDTH - svg.RIGHT, log=panel.x.log)
+    y = svg.Scale(y_low, y_high, bottom, svg.TOP + 14, log=panel.y.log)
+    drawn = []
+    for tick in panel.x.ticks(x_low, x_high):
         drawn.append(svg.line(x(tick), y.end, x(tick), bottom, "grid"))
         anchor = "end" if x(tick) > svg.WIDTH - svg.RIGHT - 16 else "middle"
-        drawn.append(svg.text(x(tick), bottom + 17, f"{tick:,.0f}", "tick", anchor))
-    for tick in svg.log_ticks(y_low, y_high):
+        drawn.append(svg.text(x(tick), bottom + 17, panel.x.label(tick), "tick", anchor))
+    for tick in panel.y.ticks(y_low, y_high):
         drawn.append(svg.line(x.start, y(tick), x.end, y(tick), "grid"))
-        drawn.append(svg.text(x.start - 8, y(tick) + 4, svg.latency_label(tick), "tick", "end"))
+        drawn.append(svg.text(x.start - 8, y(tick) + 4, panel.y.label(tick), "tick", "end"))
     drawn.append(svg.line(x.start, bottom, x.end, bottom, "base"))
-    drawn.append(svg.text((x.start + x.end) / 2, svg.HEIGHT - 6, x_title, "axis"))
-    drawn.append(svg.text(4, svg.TOP, y_title, "axis", "start"))
-    if note and x_low <= note[0] <= x_high:
-        at = x(note[0])
+    drawn.append(svg.text((x.start + x.end) / 2, svg.HEIGHT - 6, panel.x.title, "axis"))
+    drawn.append(svg.text(4, svg.TOP, panel.y.title, "axis", "start"))
+    if panel.note and x_low <= panel.note[0] <= x_high:
+        at = x(panel.note[0])
         drawn.append(svg.line(at, y.end, at, bottom, "note"))
-        drawn.append(svg.text(at - 5, y.end + 11, note[1], "tick", "end"))
-    for number, one in enumerate(series):
-        path = "L".join(f"{x(a):.1f} {y(b):.1f}" for a, b in one.curve)
-        if path:
-            drawn.append(svg.element("path", d="M" + path, class_=f"curve run{number % 6}"))
-        for a, b in one.points:
-            title = f"{one.name}: {a:,.0f}, {svg.latency_label(b)}"
-            drawn.append(svg.mark(number, x(a), y(b), f"mark run{number % 6}", title))
-        row = bottom - 10 - 16 * (len(series) - 1 - number)
-        drawn.append(svg.mark(number, x.end - 12, row - 4, f"mark run{number % 6}", ""))
-        drawn.append(svg.text(x.end - 22, row, one.name, "key", "end"))
-    label = escape(f"{y_title} against {x_title}: {', '.join(one.name for one in series)}")
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {svg.WIDTH:g} {svg.HEIGHT:g}" '
-        f'role="img" aria-label="{label}"><style>{STYLE}</style>{"".join(drawn)}</svg>\n'
-    )
+        side, anchor = (-5, "end") if at > (x.start + x.end) / 2 else (5, "start")
+        drawn.append(svg.text(at + side, y.end + 11, panel.note[1], "key", anchor))
+    for number, one in enumerate(panel.series):
+        drawn += _series(number, one, x, y, panel)
+    top = bottom - 10 - KEY_ROW * (len(panel.series) - 1)
+    for number, one in enumerate(panel.series if panel.keyed else ()):
+        row = top + KEY_ROW * number
+        edge, away, end = (x.start, 1, "start") if panel.key_left else (x.end, -1, "end")
+        drawn.append(svg.mark(number, edge + away * 12, row - 4, f"mark run{number % 6}", ""))
+        drawn.append(svg.text(edge + away * 22, row, one.name, "key", end))
+    return drawn
+
+
+def _series(number: int, one: Series, x: svg.Scale, y: svg.Scale, panel: Panel) -> list[str]:
+    drawn = []
+    path = "L".join(f"{x(a):.1f} {y(b):.1f}" for a, b in one.curve)
+    if path:
+        drawn.append(svg.element("path", d="M" + path, class_=f"curve run{number % 6}"))
+    for a, b in one.points:
+        title = f"{one.name}: {panel.x.label(a)}, {panel.y.label(b)}"
+        drawn.append(svg.mark(number, x(a), y(b), f"mark run{number % 6}", title))
+    return drawn

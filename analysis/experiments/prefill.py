@@ -8,23 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from forebay.analysis.experiments.fitting import fit_terms
-from forebay.analysis.experiments.options import (
-    ApiKey,
-    AsJson,
-    Batched,
-    Force,
-    Gpu,
-    Model,
-    Out,
-    TargetText,
-    TimeScale,
-    command_line,
-    integers,
-    run_study,
-)
 from forebay.analysis.experiments.plot import Series, xy_plot
-from forebay.analysis.experiments.result import Column, Result, check_out, finish
-from forebay.analysis.experiments.target import About, Ask, Target, open_target
+from forebay.analysis.experiments.result import Column, Result
+from forebay.analysis.experiments.study import Batched, Study, integers, study
+from forebay.analysis.experiments.target import About, Ask, Target
 from forebay.analysis.units import duration
 from forebay.replay.engine.roofline import bound_by, least
 from forebay.replay.engine.step_time import StepWork
@@ -32,7 +19,8 @@ from forebay.traces.errors import InputError
 
 HELP = """TTFT of one request alone against the length of its prompt, each prompt new.
 
-Fits fixed + linear + quadratic seconds and says from which length the quadratic term leads.
+Fits fixed + linear + quadratic seconds and says from which length the
+quadratic term leads.
 
 Example:  forebay experiment prefill --target sim:phi-3-mini@h200-nvl --out runs/prefill
 """
@@ -49,36 +37,21 @@ COLUMNS = (
 )
 
 
+@study("prefill")
 def command(
-    context: typer.Context,
-    target: TargetText,
-    out: Out,
+    asked: Study,
     lengths: Annotated[str, typer.Option(help="Prompt tokens; k is 1,024.")] = LENGTHS,
     repeats: Annotated[int, typer.Option(min=1, help="Requests of each length.")] = 3,
-    model: Model = None,
-    gpu: Gpu = None,
     max_num_batched_tokens: Batched = None,
-    api_key: ApiKey = None,
-    time_scale: TimeScale = 1.0,
-    force: Force = False,
-    as_json: AsJson = False,
 ) -> None:
-    check_out(out, force)
     wanted = integers(lengths, "--lengths")
 
     async def work() -> Result:
-        async with open_target(
-            target, model=model, gpu=gpu, api_key=api_key, time_scale=time_scale,
-            batched_tokens=max_num_batched_tokens,
-        ) as server:  # fmt: skip
-            settings = {
-                "command": command_line(context),
-                "repeats": repeats,
-                "salt": server.about.salt,
-            }
+        async with asked.open(batched=max_num_batched_tokens) as server:
+            settings = asked.settings(server, repeats=repeats)
             return await prefill(server, wanted, repeats, settings)
 
-    finish(run_study(work(), "prefill"), out, as_json)
+    asked.finish(work())
 
 
 async def prefill(

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-from forebay.analysis.units import NONE, counts, durations, ratios, shares
+from forebay.analysis.units import NONE, counts, durations, rates, ratios, shares
 from forebay.traces.errors import InputError
 
 FILES = ("results.json", "results.csv", "plot.svg")
@@ -24,12 +24,12 @@ def _times(values: Sequence[float | None]) -> list[str]:
     return [NONE if v is None else f"{v:,.3f} s" for v in values]
 
 
-_FORMATS = {"s": _times, "count": counts, "share": shares, "ratio": ratios}
+_FORMATS = {"s": _times, "count": counts, "rate": rates, "share": shares, "ratio": ratios}
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: key in the rows, heading, and how it reads (s, count, share, ratio or text).
+    """A column: key in the rows, heading, and how it reads (s, count, rate, share, ratio or text).
 
     One that is not `shown` stands in the files only.
     """
@@ -100,7 +100,7 @@ def finish(result: Result, out: Path, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(data.decode())
     else:
-        _print(result)
+        _print(result, out)
     print(f"wrote {out}: {', '.join(FILES)}", file=sys.stderr)
 
 
@@ -113,7 +113,7 @@ def _csv(result: Result) -> bytes:
     return text.getvalue().encode()
 
 
-def _print(result: Result) -> None:
+def _print(result: Result, out: Path) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -138,3 +138,7 @@ def _print(result: Result) -> None:
     console.print(Text(result.sentence, style="bold"))
     for note in result.notes:
         console.print(Text(note, style="dim"))
+    console.print(Text(f"plot: {out / FILES[2]}", style="dim"), soft_wrap=True)
+    for key in ("command", "seed"):
+        if key in result.settings:
+            console.print(Text(f"{key}: {result.settings[key]}", style="dim"), soft_wrap=True)

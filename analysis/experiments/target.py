@@ -177,7 +177,9 @@ def known_model(name: str) -> ModelSpec | None:
         return None
 
 
-def sim_config(text: str, gpu: str | None, batched_tokens: int | None) -> EngineConfig:
+def sim_config(
+    text: str, gpu: str | None, batched_tokens: int | None, seats: int | None = None
+) -> EngineConfig:
     """The engine of `sim:MODEL@GPU`; raises InputError."""
     model, _, named = text.removeprefix(SIM).partition("@")
     if not model:
@@ -187,7 +189,7 @@ def sim_config(text: str, gpu: str | None, batched_tokens: int | None) -> Engine
         model,
         named or gpu or "h200",
         max_num_batched_tokens=budget,
-        max_num_seqs=min(MOST_SEQUENCES, budget),
+        max_num_seqs=seats or min(MOST_SEQUENCES, budget),
     )
 
 

@@ -5,6 +5,7 @@ second is spent on an answer that comes too late. An idle backend never refuses 
 estimate must not turn requests away that could have been served (Layr-Labs/d-inference#381).
 """
 
+from collections.abc import Callable
 from math import ceil
 from typing import Final
 
@@ -22,7 +23,7 @@ def attainable(request: Request, bucket: Bucket, option: Option) -> bool:
 
 
 def refuse(
-    request: Request, bucket: Bucket, option: Option, *, queued: int, idle: bool
+    request: Request, bucket: Bucket, option: Option, queued: int, idle: bool
 ) -> RejectReason | None:
     """Why the request must be refused, or None to take it.
 
@@ -36,6 +37,10 @@ def refuse(
     if not idle and not attainable(request, bucket, option):
         return "deadline_unattainable"
     return None
+
+
+Admit = Callable[[Request, Bucket, Option, int, bool], RejectReason | None]
+"""`refuse`, or what takes its place to learn what would have been."""
 
 
 def retry_after_s(request: Request, bucket: Bucket, wait_s: float) -> float:

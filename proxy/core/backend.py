@@ -37,12 +37,9 @@ KEPT_MOST: Final = 1.5
 KEPT_FAR: Final = 0.7  # the index was so much too large
 SURPLUS_BLOCKS: Final = 1.5  # of text; the end of a prompt is in no block and may be cached too
 LOAD_HALF_LIFE_S: Final = 120.0
-WORKED_LEAST_S: Final = 240.0
-"""The share of a time that has just begun counts as one of so much: twice nothing is still little,
-and a bucket that came first would keep all others out."""
-SHORT_S: Final = 0.1
-"""A prefill shorter than this is in nobody's way: a bucket's limit does not count it. Questions
-about a cached document, sent one at a time, would each wait for an engine step."""
+STEP_TOKENS: Final = 2_048
+"""So many are computed in one engine step (the least max_num_batched_tokens of vLLM's defaults):
+prefills that come to less cost one step together, however long a step is."""
 LN_2: Final = 0.6931471805599453
 IDLE_FIRST: Final = 1e12  # ranks every idle backend before every busy one
 UNLIMITED: Final = 1 << 30
@@ -57,6 +54,7 @@ class Flight:
     __slots__ = (
         "bucket",
         "cold_s",
+        "counts",
         "evidence",
         "exact",
         "first_token_at",
@@ -91,19 +89,20 @@ class Flight:
         self.first_token_at: float | None = None
         self.exact = False  # the match was looked up in what the engine reports to hold
         self.evidence = 0  # the stamp that is proved too old if the match was wrong; 0: none
+        # Counts towards the bucket's limit: an answer from the cache is in nobody's way.
+        self.counts = uncached_tokens > STEP_TOKENS or uncached_tokens == request.prompt_tokens
         self.touch: Touch | None = None
         self.outdated = False  # the cache that it was sent to is gone
 
 
 class Worked:
-    """Prefill seconds of one bucket, when they were last decayed, and when the first came."""
+    """Prefill seconds of one bucket, and when they were last decayed."""
 
-    __slots__ = ("at", "seconds", "since")
+    __slots__ = ("at", "seconds")
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self.at = 0.0
-        self.since = inf
 
 
 class Backend:
@@ -143,7 +142,8 @@ class Backend:
         self.sent_prompt_tokens = 0
         self.prefills: dict[str, Flight] = {}
         self._head: Flight | None = None  # the first of them
-        self.prefills_of = dict.fromkeys(self.queues, 0)  # of them, those longer than SHORT_S
+        self.prefills_of = dict.fromkeys(self.queues, 0)  # of them, those that count
+        self.line_tokens = 0  # uncached, of `prefills`
         # Smoothed time from first token to finish, by bucket.
         self.decode_s = dict.fromkeys(self.queues, 1.0)
         self._line_s = 0.0  # sum of prefill_s over `prefills`
@@ -208,6 +208,22 @@ class Backend:
         assert self.held is not None
         return min(self.held.match(request.blocks, believed_blocks), request.prompt_tokens - 1)
 
+    def awaits(self, request: Request) -> bool:
+        """Whether what is matched of the request is still being computed for another.
+
+        Sent now, it would compute once more what is missing: fifty users who open one document.
+        """
+        blocks = request.blocks
+        matched = self.prefixes.match(blocks)
+        if not matched:
+            return False
+        last = blocks[matched - 1]
+        for flight in self.prefills.values():
+            theirs = flight.request.blocks
+            if flight.counts and len(theirs) >= matched and theirs[matched - 1] == last:
+                return True
+        return False
+
     def prefill_s(self, request: Request, matched_tokens: int) -> float:
         return self.cost.predict_s(request.prompt_tokens - matched_tokens, request.prompt_tokens)
 
@@ -233,10 +249,11 @@ class Backend:
     def margin_s(self, wait_s: float, ahead_s: float) -> float:
         """How much longer a predicted wait may be, nine times in ten.
 
-        Errors grow with all that is in the line, even what is nearly done. Twice the mean
-        relative error: about the 90th percentile of a normal one.
+        Errors grow with all that is in the line, even what is nearly done. One and a half times
+        the mean relative error: the 88th percentile of a normal one. With twice as much, more is
+        refused that would have been in time than is served in time (`replay/sim/hindsight.py`).
         """
-        return 2.0 * self.cost.spread * max(wait_s, self._line_s + ahead_s)
+        return 1.5 * self.cost.spread * max(wait_s, self._line_s + ahead_s)
 
     def backlog_below_at(self, limit_s: float) -> float:
         """When the backlog falls below `limit_s` by itself; inf if only an answer can do it."""
@@ -312,10 +329,7 @@ class Backend:
     def worked_share(self, bucket: str, now: float) -> float:
         """Share of its time that the engine lately spent on prefills of one bucket."""
         worked = self._worked[bucket]
-        share = 0.0
-        if worked.seconds:
-            seen = 1.0 - decay(max(WORKED_LEAST_S, now - worked.since))
-            share = worked.seconds * decay(now - worked.at) * LN_2 / LOAD_HALF_LIFE_S / seen
+        share = worked.seconds * decay(now - worked.at) * LN_2 / LOAD_HALF_LIFE_S
         return share if self.others is None else share + self.others.worked.get(bucket, 0.0)
 
     def books(self, now: float) -> BackendBooks:
@@ -398,7 +412,8 @@ class Backend:
         self.flights[request.id] = self.prefills[request.id] = flight
         if self.queued:
             self.turns.sent(bucket, rank, prefill_s, self.queued)
-        self.prefills_of[bucket] += prefill_s > SHORT_S
+        self.prefills_of[bucket] += flight.counts
+        self.line_tokens += flight.uncached_tokens
         self.silent += not request.streams
         self._line_s += prefill_s
         self.kv.take(request, reserved_tokens)
@@ -406,7 +421,6 @@ class Backend:
         worked = self._worked[bucket]
         worked.seconds = worked.seconds * decay(now - worked.at) + prefill_s
         worked.at = now
-        worked.since = min(worked.since, now)
         self._load = self._load * decay(now - self._load_at) + tokens
         self._load_at = now
         self._block_tokens = request.block_tokens
@@ -578,7 +592,7 @@ class Backend:
             flight.bucket = home(flight.request)
         self.prefills_of = dict.fromkeys(self.queues, 0)
         for flight in self.prefills.values():
-            self.prefills_of[flight.bucket] += flight.prefill_s > SHORT_S
+            self.prefills_of[flight.bucket] += flight.counts
         self.decode_s = {name: self.decode_s.get(name, 1.0) for name in self.queues}
         self._worked = {name: self._worked.get(name) or Worked() for name in self.queues}
 
@@ -610,7 +624,8 @@ class Backend:
         if flight is self._head:
             self._head_since = now
             self._head = _first(self.prefills)
-        self.prefills_of[flight.bucket] -= flight.prefill_s > SHORT_S
+        self.prefills_of[flight.bucket] -= flight.counts
+        self.line_tokens -= flight.uncached_tokens
         self.silent -= not flight.request.streams
         self._line_s = self._line_s - flight.prefill_s if self.prefills else 0.0
 

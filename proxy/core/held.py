@@ -9,6 +9,8 @@ keys a chain of text blocks has; `HeldPrefixes` counts which keys an engine hold
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from forebay.proxy.core.chains import common_run, leading_run
+
 UNKNOWN = -1
 MOST_KEYS = 1 << 21  # of all translations; 8 bytes each where they are an array
 RETOKENISE_SHARE = 0.1  # of a prompt's blocks: with fewer untranslated it is left at that
@@ -50,17 +52,7 @@ class Translations:
 
     def known(self, blocks: Sequence[int]) -> int:
         """How many leading blocks of text are translated."""
-        places = self._places
-        if not blocks or blocks[0] not in places:
-            return 0
-        first, beyond = 1, len(blocks)
-        while first < beyond:
-            middle = (first + beyond) // 2
-            if blocks[middle] in places:
-                first = middle + 1
-            else:
-                beyond = middle
-        return first
+        return leading_run(self._places, blocks)
 
     def place(self, block: int) -> Place:
         """Of a block that is translated."""
@@ -88,7 +80,7 @@ class Translations:
         known = self.known(blocks)
         if known:
             place = self._places[blocks[known - 1]]
-            place.shared = _common(place.keys, keys)
+            place.shared = common_run(place.keys, keys)
         # Its beginning may have been forgotten, and what comes after not.
         new = [block for block in blocks[known:] if block not in self._places]
         if not new or len(keys) > self._most_keys:
@@ -193,34 +185,10 @@ class HeldPrefixes:
         if not known:
             return UNKNOWN
         place, size = translations.place(blocks[known - 1]), translations.block_size
-        run = _leading(self._copies, place.keys)
+        run = leading_run(self._copies, place.keys)
         limit = place.shared if place.shared >= 0 else int(place.tokens) // size
         if run < limit:
             return run * size
         if believed > known:
             return UNKNOWN
         return limit * size
-
-
-def _leading(copies: dict[int, int], keys: Sequence[int]) -> int:
-    """How many leading keys are held: an engine frees the end of a prompt before its beginning."""
-    first, beyond = 0, len(keys)
-    while first < beyond:
-        middle = (first + beyond) // 2
-        if keys[middle] in copies:
-            first = middle + 1
-        else:
-            beyond = middle
-    return first
-
-
-def _common(keys: Sequence[int], other: Sequence[int]) -> int:
-    """The length of their common beginning; keys are chained, so where they agree all before do."""
-    first, beyond = 0, min(len(keys), len(other))
-    while first < beyond:
-        middle = (first + beyond) // 2
-        if keys[middle] == other[middle]:
-            first = middle + 1
-        else:
-            beyond = middle
-    return first

@@ -8,6 +8,7 @@ the others is the longest beginning it has in common with any of them, and nothi
 kept a block.
 """
 
+from forebay.proxy.core.chains import common_run
 from forebay.proxy.core.model import Request
 
 
@@ -28,7 +29,7 @@ class _Root:
                 break
             # Another can only matter where it goes on as `blocks` does beyond the longest so far.
             if longest < len(other) and other[longest] == blocks[longest]:
-                longest = _common(blocks, other, longest + 1)
+                longest = common_run(blocks, other, longest + 1)
         return longest
 
 
@@ -73,18 +74,6 @@ class KvReserve:
                 del self._roots[blocks[0]]
         if self.held < 0.5:  # of rounding
             self.held = 0.0
-
-
-def _common(blocks: tuple[int, ...], other: tuple[int, ...], known: int) -> int:
-    """The length of their common beginning, which is at least `known`."""
-    first, beyond = known, min(len(blocks), len(other))
-    while first < beyond:
-        middle = (first + beyond) // 2
-        if blocks[middle] == other[middle]:
-            first = middle + 1
-        else:
-            beyond = middle
-    return first
 
 
 def _unshared(request: Request, output_tokens: int) -> float:

@@ -82,6 +82,12 @@ class Lanes:
             return 0.0
         return fsum(lane.ahead_s(deadline) for lane in self.lanes.values())
 
+    def ahead(self, deadline: float) -> int:
+        """How many have a deadline no later than this one."""
+        if self._only is not None:
+            return self._only.ahead(deadline)
+        return sum(lane.ahead(deadline) for lane in self.lanes.values())
+
     def of_tenant(self, tenant: str) -> tuple[int, float]:
         """How many of the tenant wait, and their seconds of prefill."""
         count, seconds = 0, 0.0

@@ -5,10 +5,10 @@ Reads the books, changes none of them, except its own of who came and who was re
 
 from collections.abc import Iterable, Mapping
 from math import fsum, inf
-from typing import Final
+from typing import Final, Literal
 
 from forebay.proxy.core.ahead import MOST, Ahead
-from forebay.proxy.core.backend import SHORT_S, Backend, decay
+from forebay.proxy.core.backend import STEP_TOKENS, Backend, decay
 from forebay.proxy.core.candidates import Candidates
 from forebay.proxy.core.model import Bucket, Request
 from forebay.proxy.core.others import Peers
@@ -32,6 +32,18 @@ OVERTAKEN_MOST: Final = 1.0 - BUCKETS_SHARE / 2  # of the engine: what more urge
 MATCH_SLACK_S: Final = (
     1e-9  # float rounding: a timer set for the moment a backlog ends must find it so
 )
+
+Block = Literal[
+    "",  # nothing: it may start
+    "down",  # the backend takes no work
+    "slots",  # max_concurrency run there, or as many as keep the pace asked for
+    "trial",  # it came back from a failure, or said that it is full: few prefills at once
+    "line",  # what it was sent keeps it busy for longer than `dispatch_ahead`
+    "prefill_limit",  # `prefills_per_backend` of the bucket are in prefill there
+    "leader",  # what it begins with is being computed there, for somebody else
+    "kv",  # the KV cache would not hold it
+    "partition",  # it is long, and this is the last engine clear of long prefills
+]
 
 
 class Outlook:
@@ -84,6 +96,10 @@ class Outlook:
         new.limited = self.limited
         new._peers, new._root = self._peers, self._root
         return new
+
+    @property
+    def dispatch_ahead_s(self) -> float:
+        return self._dispatch_ahead_s
 
     # Who came and what became of them.
 
@@ -184,9 +200,24 @@ class Outlook:
             self._option(backends[at], waiting, long_s, loads[at], mean_load, now)
             for at in range(len(backends))
         ]
+        self._assume(options, backends)
         if self._peers is not None:
             self._agree(options, waiting)
         return options
+
+    def _assume(self, options: list[Option], backends: list[Backend]) -> None:
+        """An engine that has computed nothing yet is taken to be as fast as the fastest.
+
+        With the prior, which is slower than most, nothing would ever come to it.
+        """
+        known = [b.cost.observations > 0 for b in backends]
+        if all(known) or not any(known):
+            return
+        least_s = min(o.cold_prefill_s for o, seen in zip(options, known, strict=True) if seen)
+        for option, seen in zip(options, known, strict=True):
+            if not seen:
+                option.cold_prefill_s = min(option.cold_prefill_s, least_s)
+                option.prefill_s = min(option.prefill_s, least_s)
 
     def has_room(self, backend: Backend, now: float) -> bool:
         """Late binding: up, a slot free, and next to nothing left to prefill."""
@@ -195,27 +226,48 @@ class Outlook:
             backend.up
             and running < backend.limit
             and len(backend.prefills) < backend.most_prefills
-            and backend.backlog_s(now) < self._dispatch_ahead_s + MATCH_SLACK_S
+            and (
+                backend.backlog_s(now) < self._dispatch_ahead_s + MATCH_SLACK_S
+                or backend.line_tokens < STEP_TOKENS
+            )
         )
 
     def may_start(self, backend: Backend, waiting: Waiting, now: float) -> bool:
         """Whether the request, were it next, may be sent to this backend now."""
-        if not self.has_room(backend, now):
-            return False
+        return self.has_room(backend, now) and not self.held_by(backend, waiting, now)
+
+    def blocked_by(self, backend: Backend, waiting: Waiting, now: float) -> Block:
+        """What keeps the request, were it next, from being sent to this backend now."""
+        if self.has_room(backend, now):
+            return self.held_by(backend, waiting, now)
+        if not backend.up:
+            return "down"
+        running = len(backend.flights) if backend.others is None else backend.running
+        if running >= backend.limit:
+            return "slots"
+        return "trial" if len(backend.prefills) >= backend.most_prefills else "line"
+
+    def held_by(self, backend: Backend, waiting: Waiting, now: float) -> Block:
+        """The same of a backend that has room."""
         bucket = self._buckets[waiting.bucket]
         prefills = backend.prefills_of[bucket.name]
         if backend.others is not None:
             prefills += backend.others.prefills.get(bucket.name, 0)
-        request, full = waiting.request, prefills >= bucket.prefills_per_backend
+        request = waiting.request
+        if prefills >= bucket.prefills_per_backend:
+            uncached = request.prompt_tokens - backend.matched_tokens(request)
+            if uncached > STEP_TOKENS or uncached == request.prompt_tokens:
+                return "prefill_limit"
+        if backend.prefills and backend.awaits(request):
+            return "leader"
         if not backend.kv_fits(request, waiting.output_tokens):
-            return False
+            return "kv"
         long_s = self._long_s(waiting.bucket, now)
-        if long_s == inf and not full:
-            return True
+        if long_s == inf:
+            return ""
         prefill_s = backend.prefill_s(request, backend.matched_tokens(request))
-        if full and prefill_s > SHORT_S:
-            return False
-        return self._clear_at(backend, waiting, prefill_s, long_s, now) <= now
+        clear = self._clear_at(backend, waiting, prefill_s, long_s, now) <= now
+        return "" if clear else "partition"
 
     def next_moment(self, heads: Iterable[Waiting], now: float) -> float:
         """When a head may be able to start without an event; what is past has had its effect."""
@@ -257,9 +309,12 @@ class Outlook:
                 overtaken = min(MOST, overtaken + self._ahead.overtaken(waiting, now))
                 mates = 1 + ahead
             else:
+                ahead = 0
                 for queue in backend.queues.values():
                     if queue.count:
                         ahead_s += queue.ahead_s(deadline)
+                        ahead += queue.ahead(deadline)
+                ahead_s += self._due_s(backend, bucket, ahead_s, deadline)
                 mates = 1 + backend.queues[bucket].count
             if waiting.backend == backend.name:
                 ahead_s, ahead = max(0.0, ahead_s - waiting.work_s), ahead - 1
@@ -276,9 +331,38 @@ class Outlook:
                 self._crowd_s(waiting, prefill_s, long_s, now),
             )
         margin_s = backend.margin_s(wait_s, ahead_s)
-        if ahead > 0 and wait_s >= self._dispatch_ahead_s and not self._ahead.on:
+        if ahead > 0 and not self._ahead.on:
             margin_s += self._lump_s(backend, bucket, wait_s)
         return Option(backend.name, wait_s, margin_s, prefill_s, cold_s, matched, load, mean_load)
+
+    def _lump_s(self, backend: Backend, bucket: str, wait_s: float) -> float:
+        """How much longer it may wait because what goes first by its turn comes in one piece.
+
+        Prefills longer than the wait itself are kept away (partition.py).
+        """
+        max_wait_s, most = self._buckets[bucket].max_wait_s, 0.0
+        for other in self._buckets.values():
+            if other.max_wait_s <= max_wait_s:
+                continue
+            head = backend.queues[other.name].earliest()
+            if head is None or not most < head.work_s <= max_wait_s:
+                continue
+            owed_s = backend.turns.buckets.owed_s(other.name)
+            if owed_s + wait_s * BUCKETS_SHARE / len(self._buckets) >= head.work_s:
+                most = head.work_s
+        return most
+
+    def _due_s(self, backend: Backend, bucket: str, ahead_s: float, deadline: float) -> float:
+        """Of other buckets, work with a later deadline that goes first: it has its part of turns.
+
+        While `ahead_s` is done, each other bucket that waits gets its share of the seconds.
+        """
+        share, due_s = BUCKETS_SHARE / len(backend.queues), 0.0
+        for name, queue in backend.queues.items():
+            if name != bucket and queue.count:
+                theirs_s = min(queue.work_s, share * ahead_s / (1.0 - share))
+                due_s += max(0.0, theirs_s - queue.ahead_s(deadline))
+        return due_s
 
     def _elsewhere_s(self, backend: Backend, waiting: Waiting, ahead_s: float, now: float) -> float:
         """The wait for what is queued for the backend with other proxies and goes first.
@@ -304,38 +388,17 @@ class Outlook:
         return theirs_s / (1.0 - overtaken)
 
     def _overtaken(self, backend: Backend, bucket: str, now: float) -> float:
-        """Share of the engine that other buckets take while this one waits.
+        """Share of the engine that more urgent buckets take while this one waits.
 
-        More urgent ones what they lately took; the others that wait here their guaranteed part
-        (`turns.py`). A queued request waits 1/(1 - share) times the work before it (M/G/1 with
-        priorities).
+        A queued request waits 1/(1 - share) times the work before it (M/G/1 with priorities).
         """
-        max_wait_s, share = self._buckets[bucket].max_wait_s, 0.0
-        for other in self._buckets.values():
-            if other.max_wait_s < max_wait_s:
-                share += backend.worked_share(other.name, now)
-            elif other.max_wait_s == max_wait_s or self._ahead.on:
-                continue  # with tenants, `ahead.py` has its own idea of who goes first
-            elif backend.queues[other.name].count:
-                share += BUCKETS_SHARE / len(self._buckets)
+        max_wait_s = self._buckets[bucket].max_wait_s
+        share = fsum(
+            backend.worked_share(other.name, now)
+            for other in self._buckets.values()
+            if other.max_wait_s < max_wait_s
+        )
         return min(OVERTAKEN_MOST, share)
-
-    def _lump_s(self, backend: Backend, bucket: str, wait_s: float) -> float:
-        """How much longer it may wait because what goes first by its share comes in one piece.
-
-        Prefills longer than the wait itself are kept away (partition.py).
-        """
-        max_wait_s, most = self._buckets[bucket].max_wait_s, 0.0
-        for other in self._buckets.values():
-            if other.max_wait_s <= max_wait_s:
-                continue
-            head = backend.queues[other.name].earliest()
-            if head is None or not most < head.work_s <= max_wait_s:
-                continue
-            owed_s = backend.turns.buckets.owed_s(other.name)
-            if owed_s + wait_s * BUCKETS_SHARE / len(self._buckets) >= head.work_s:
-                most = head.work_s
-        return most
 
     # Long prefills (partition.py).
 

@@ -14,11 +14,17 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
+from forebay.proxy.core.chains import leading_run
+
 FEW: Final = 16  # blocks: beyond, a dict built and merged at C speed is faster than a loop
 
 
 class Touch:
-    """One request's use of the cache: what it left there, tail last to be entered."""
+    """One request's use of the cache: what it left there, tail last to be entered.
+
+    Uses in a row that left only anonymous blocks count together in the first of them, so that a
+    million short requests take no more memory than one.
+    """
 
     __slots__ = ("anonymous", "blocks", "left", "stamp")
 
@@ -82,13 +88,24 @@ class PrefixIndex:
         else:
             held.update(dict.fromkeys(blocks, stamp))
         touch = Touch(stamp, blocks, anonymous)
-        self._touches.append(touch)
+        if blocks or not self._joined(touch):
+            self._touches.append(touch)
         if self._holders is not None:
             self._enter(self._holders, blocks)
         self._evict()
         if len(self._touches) > self._tidy_at:
             self._tidy()
         return touch
+
+    def _joined(self, touch: Touch) -> bool:
+        """Count what left only anonymous blocks with what came before, if that left no others."""
+        last = self._touches[-1] if self._touches else None
+        if last is None or last.blocks:
+            return not touch.anonymous
+        last.anonymous += touch.anonymous
+        last.stamp = touch.stamp
+        touch.anonymous = 0
+        return True
 
     def forget_until(self, stamp: int) -> None:
         """The engine has dropped something touched at `stamp`, so all that is as old or older."""
@@ -177,17 +194,3 @@ class PrefixIndex:
             holders[block] = left
         else:
             del holders[block]
-
-
-def leading_run(held: dict[int, int], blocks: Sequence[int]) -> int:
-    """How many leading `blocks` are in `held`, which has no gaps: where one is, all before are."""
-    if not blocks or blocks[0] not in held:
-        return 0
-    first, beyond = 1, len(blocks)
-    while first < beyond:
-        middle = (first + beyond) // 2
-        if blocks[middle] in held:
-            first = middle + 1
-        else:
-            beyond = middle
-    return first

@@ -103,6 +103,12 @@ class DeadlineQueue:
             return self.work_s
         return fsum(w.work_s for w in self._waiting.values() if w.deadline <= deadline)
 
+    def ahead(self, deadline: float) -> int:
+        """How many leave before a newcomer with this deadline."""
+        if deadline >= self._latest:
+            return len(self._waiting)
+        return sum(w.deadline <= deadline for w in self._waiting.values())
+
     def everyone(self) -> list[Waiting]:
         """All who wait, in the order in which they leave."""
         return sorted(self._waiting.values(), key=lambda w: w.key)

@@ -7,7 +7,6 @@ name it in `policies.py`, and simulate it.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import Final
 
 from forebay.proxy.core.model import Request
@@ -83,24 +82,42 @@ WORK_WEIGHT: Final = 4.0
 """A second of prefill delays this request and a few more behind it; a second of wait only this
 one. With less, a busy warm backend is left too early and the work is done twice."""
 
+UNFAIR_SHARE: Final = 0.1
+"""Of a cold prefill: what it is worth to leave a warm backend that was sent more than its share for
+another that is warm too, or will be. While that one still computes its copy it is not worth the
+wait; without any copy the whole is, so that there will be one."""
+
+EQUAL_SPEED: Final = 1.25
+"""Engines whose predictions differ by less count as equally fast: else the one that is thought a
+little faster would get all that comes to idle engines."""
+TIE_SHARE: Final = 0.05  # of a cold prefill: scores no further apart are equal
+
 
 def warm_or_least_work(request: Request, options: Sequence[Option], affinity: Affinity) -> Option:
     """The earliest first token, where prefill counts four times and cached prefixes save it.
 
-    Ties (all cold, all idle) go to the backend that was sent the fewest tokens, then to the
-    first, so that a run can be repeated.
+    What is nearly equal (all cold, all idle) goes to the backend that was sent the fewest tokens,
+    then to the first, so that a run can be repeated.
     """
     enough = affinity.min_match * request.prompt_tokens
-    best, least, least_load = options[0], inf, inf
+    # Slack for lumps: a few long prompts on one backend are no imbalance yet.
+    fair = affinity.max_imbalance * options[0].mean_load + 2.0 * request.prompt_tokens
+    copied = any(o.matched_tokens >= enough and o.load <= fair for o in options)
+    cheapest = min(o.cold_prefill_s for o in options)
+    scores: list[float] = []
     for option in options:
-        # Slack for lumps: a few long prompts on one backend are no imbalance yet.
-        fair = affinity.max_imbalance * option.mean_load + 2.0 * request.prompt_tokens
-        warm = option.matched_tokens >= enough and option.load <= fair
-        prefill_s = option.prefill_s if warm else option.cold_prefill_s
-        score = option.wait_s + WORK_WEIGHT * prefill_s
-        if score < least or (score == least and option.load < least_load):
-            best, least, least_load = option, score, option.load
-    return best
+        prefill_s = option.cold_prefill_s
+        if prefill_s <= EQUAL_SPEED * cheapest:
+            prefill_s = cheapest
+        if option.matched_tokens >= enough:
+            if option.load <= fair:
+                prefill_s = option.prefill_s
+            elif copied:
+                prefill_s = option.prefill_s + UNFAIR_SHARE * (prefill_s - option.prefill_s)
+        scores.append(option.wait_s + WORK_WEIGHT * prefill_s)
+    least = min(scores) + TIE_SHARE * cheapest
+    near = [place for place in zip(options, scores, strict=True) if place[1] <= least]
+    return min(near, key=lambda place: (place[0].load, place[1]))[0]
 
 
 def least_work(request: Request, options: Sequence[Option], affinity: Affinity) -> Option:

@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from math import inf
 from typing import Final
 
-from forebay.proxy.core.admission import attainable, refuse, retry_after_s, whole_s
+from forebay.proxy.core.admission import Admit, attainable, refuse, retry_after_s, whole_s
 from forebay.proxy.core.ahead import Ahead
 from forebay.proxy.core.backend import UNLIMITED, Backend, Flight
 from forebay.proxy.core.fairness import Fairness
@@ -68,6 +68,7 @@ class Shaper:
         tenants: Iterable[Tenant] = (),
         default_weight: float = 1.0,
         itl_slo_s: float = inf,
+        admit: Admit = refuse,
     ) -> None:
         """A tenant that is not among `tenants` weighs `default_weight` and has no quota.
 
@@ -86,6 +87,7 @@ class Shaper:
         self._ahead = Ahead(self.backends, self._fairness)
         self.affinity = affinity or Affinity()
         self._route = route
+        self._admit = admit
         self._dispatch_ahead_s = dispatch_ahead_s
         self._outlook = Outlook(
             self.backends, self.buckets, dispatch_ahead_s, self.affinity.min_match, self._ahead
@@ -148,9 +150,13 @@ class Shaper:
         if queued >= bucket.max_queue and self._ahead.on:
             gives_way = self._ahead.gives_way(waiting, bucket)
             queued -= gives_way is not None
-        reason = refuse(request, bucket, option, queued=queued, idle=backend.idle)
+        sent_now = starts and not (backend.queued and backend.queues[bucket.name])
+        if sent_now:  # nobody goes before it, whatever was reckoned
+            option.wait_s, option.margin_s = backend.backlog_s(now), 0.0
+        reason = self._admit(request, bucket, option, queued, backend.idle)
         if reason is None and queued >= 0 and self._ahead.too_much(backend, waiting, bucket, now):
             reason = "queue_full"
+        self._decided(waiting, options, option, queued, reason, now)
         eased = self._outlook.decided(bucket.name, refused=reason is not None)
         actions: list[Action] = []
         if reason is None:
@@ -164,12 +170,11 @@ class Shaper:
                 actions.append(self._reject(gives_way, "queue_full", now, wait_s))
                 actions += self._start_next(left, now)
         if reason:
-            wait_s = min(o.wait_s + o.margin_s for o in options)
-            wait_s -= min(bucket.max_wait_s, request.timeout_s)
+            wait_s = min(o.wait_s for o in options) - min(bucket.max_wait_s, request.timeout_s)
             engines = sum(b.up for b in self.backends.values())
             wait_s = self._returns.book(bucket.name, wait_s, option.prefill_s, engines, now)
             actions.append(Reject(request, reason, bucket.name, 0.0, whole_s(wait_s)))
-        elif starts and not (backend.queued and backend.queues[bucket.name]):
+        elif sent_now:
             actions.append(self._send(waiting, backend, option.matched_tokens, now))
         else:
             self._enqueue(waiting, option, now)
@@ -411,8 +416,7 @@ class Shaper:
         for waiting in everyone:
             bucket = self.bucket_of(waiting.request.prompt_tokens)
             if bucket is None:
-                queued_s = now - waiting.arrived_at
-                actions.append(Reject(waiting.request, "prompt_too_long", "", queued_s, inf))
+                actions.append(self._beyond(waiting, now))
             else:
                 waiting.bucket = bucket.name
                 actions += self._elsewhere(waiting, now)
@@ -497,6 +501,22 @@ class Shaper:
         yield from self._waiting.values()
 
     # How it acts.
+
+    def _decided(
+        self,
+        waiting: Waiting,
+        options: Sequence[Option],
+        option: Option,
+        queued: int,
+        reason: RejectReason | None,
+        now: float,
+    ) -> None:
+        """What was decided about a newcomer, and from what: for `explain.py`."""
+
+    def _beyond(self, waiting: Waiting, now: float) -> Reject:
+        """It waits, and no bucket holds it any longer."""
+        queued_s = now - waiting.arrived_at
+        return Reject(waiting.request, "prompt_too_long", "", queued_s, inf)
 
     def _home(self, request: Request) -> str:
         """The bucket that a request which runs counts for."""

@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 
 import orjson
 import typer
@@ -63,9 +64,13 @@ def worker_environment(environ: Mapping[str, str]) -> dict[str, str]:
 def with_own_files(config: Config, worker: str) -> Config:
     """The same configuration, with a file of its own where two may not write one."""
     index = worker.partition(":")[0]
-    hlog = config.metrics.hlog
-    if hlog is None:
-        return config
-    path = hlog.with_name(f"{hlog.stem}.{index}{hlog.suffix}")
-    metrics = config.metrics.model_copy(update={"hlog": path})
-    return config.model_copy(update={"metrics": metrics})
+    changed: dict[str, object] = {}
+    if (hlog := config.metrics.hlog) is not None:
+        changed["metrics"] = config.metrics.model_copy(update={"hlog": _own(hlog, index)})
+    if (trace := config.capture.path) is not None:
+        changed["capture"] = config.capture.model_copy(update={"path": _own(trace, index)})
+    return config.model_copy(update=changed)
+
+
+def _own(path: Path, index: str) -> Path:
+    return path.with_name(f"{path.stem}.{index}{path.suffix}")

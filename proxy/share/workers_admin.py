@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import aiohttp
 import orjson
@@ -16,6 +17,9 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
+
+from forebay.proxy.admin import asked_for
+from forebay.proxy.errors import SERVER, error_body
 
 if TYPE_CHECKING:
     from forebay.proxy.share.workers import Worker, Workers
@@ -60,6 +64,8 @@ class WorkersAdmin:
                 return web.Response(
                     body=text, headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"}
                 )
+            case "GET", "/status" if (asked := asked_for(request)) is not None:
+                return await self._explain(asked)
             case "GET", "/status":
                 return web.Response(
                     body=orjson.dumps(await self._status()), content_type="application/json"
@@ -70,6 +76,21 @@ class WorkersAdmin:
                 self._workers.stop.set()
                 return web.Response(status=202, text="draining\n")
         return web.Response(status=404, text="not found\n")
+
+    async def _explain(self, request_id: str) -> web.Response:
+        """What the worker says that had the request; the latest of several."""
+        answers = await self._ask(f"/status?request={quote(request_id, safe='')}")
+        told = {i: orjson.loads(body) for i, (status, body) in answers.items() if status == 200}
+        if not told:  # every worker says why, in the same words
+            for status, body in answers.values():
+                return web.Response(status=status, body=body, content_type="application/json")
+            message = "No worker answers."
+            body = error_body(message, SERVER, "no_worker")
+            return web.Response(status=503, body=body, content_type="application/json")
+        latest = min(told, key=lambda index: told[index]["age_s"])
+        same_id = [told[i]["request"] for i in told if i != latest] + told[latest]["same_id"]
+        body = orjson.dumps({**told[latest], "same_id": same_id, "worker": latest})
+        return web.Response(body=body, content_type="application/json")
 
     async def _ask(self, path: str) -> dict[int, tuple[int, bytes]]:
         """Status and body of every worker that answers."""

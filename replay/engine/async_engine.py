@@ -84,14 +84,7 @@ class AsyncEngineCore(EngineCore):
             elif request.tokens >= self.limits.max_model_len:
                 request.finish_reason = "length"
                 finished.append(request)
-        self.scheduler.finish(finished)
-        for request in finished:
-            del self._requests[request.id]
-        self.generation_tokens += len(outputs)
-        self.steps += 1
-        self.busy_s += self._duration_s
-        aborted, self._aborted = self._aborted, []
-        return StepResult(self._duration_s, step.work.tokens, outputs, finished, aborted)
+        return self._ended(step, outputs, finished)
 
     def _plan(self, now: float) -> Scheduled:
         step = self.scheduler.schedule()

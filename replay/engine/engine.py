@@ -162,6 +162,12 @@ class EngineCore:
             elif tokens >= longest:
                 request.finish_reason = "length"
                 finished.append(request)
+        return self._ended(step, outputs, finished)
+
+    def _ended(
+        self, step: Scheduled, outputs: list[Request], finished: list[Request]
+    ) -> StepResult:
+        """Take out who is done, count, and say what the step gave."""
         self.scheduler.finish(finished)
         for request in finished:
             del self._requests[request.id]

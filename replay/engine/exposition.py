@@ -46,6 +46,12 @@ class Exposition:
             ("max_lag_seconds", "The furthest it has been behind.", most),
         ):
             yield GaugeMetricFamily(f"forebay_engine_{name}", text, value)
+        behind = self._metrics.step_lag
+        family = HistogramMetricFamily(
+            "forebay_engine_step_lag_seconds", "How far it was behind, by step."
+        )
+        family.add_metric((), behind.buckets(), behind.total)
+        yield family
 
     def _gauges(self) -> Iterable[Metric]:
         core = self._metrics.core

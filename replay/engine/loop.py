@@ -142,6 +142,7 @@ class EngineLoop:
     def _note_lag(self, due_s: float) -> None:
         lag_s = max(0.0, self.now() - due_s)
         self.metrics.lag_s = lag_s
+        self.metrics.step_lag.observe(lag_s)
         if lag_s > self.metrics.max_lag_s:
             self.metrics.max_lag_s = lag_s
 

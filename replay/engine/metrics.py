@@ -28,6 +28,7 @@ LENGTH_BUCKETS = (*(float(n * 10**p) for p in range(5) for n in (1, 2, 5)), 100_
 STEP_BUCKETS = (1.0, *(float(8 << power) for power in range(12)))
 COUNT_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0)
 PREEMPTION_BUCKETS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
+LAG_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 FINISHED_REASONS = ("stop", "length", "abort", "error", "repetition")
 REJECTION_REASONS = ("max_num_queued_reqs", "max_num_queued_tokens")
 
@@ -84,6 +85,7 @@ class EngineMetrics:
         self.rejections = dict.fromkeys(REJECTION_REASONS, 0)
         self.lag_s = 0.0  # how far the server is behind its own clock, simulated seconds
         self.max_lag_s = 0.0
+        self.step_lag = Histogram(LAG_BUCKETS)  # the same, of every step
 
     def first_token(self, request: Request, now: float) -> None:
         self.cached_tokens += max(0, request.cached_tokens)

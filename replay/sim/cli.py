@@ -68,6 +68,9 @@ def simulate_command(
         Path | None, typer.Option(help="keep the run (without --sweep) for compare and report")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="replace the run in --out")] = False,
+    explain: Annotated[
+        str | None, typer.Option(help="id of one request: say why it went where it went, or waited")
+    ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="processes [default: all cores]")] = None,
     ray: Annotated[
         str | None, typer.Option(help="address of a Ray cluster to sweep on, or local")
@@ -87,12 +90,21 @@ def simulate_command(
         if axes:
             raise InputError("--out keeps one run: leave out --sweep, or take --json")
         check_folder(out, force=force)
+    if explain is not None and (axes or out is not None or policy == "direct"):
+        raise InputError("--explain: leave out --sweep and --out, and take a policy of the proxy")
     proxy = _proxy_config(config)
     if "policy" in axes or policy != "warm_or_least_work" or config is None:
         chosen = policy
     else:
         chosen = proxy.routing
-    scenario = Scenario(EngineConfig(model=model, gpu=gpu), gpus, chosen, proxy, exact)
+    scenario = Scenario(
+        EngineConfig(model=model, gpu=gpu),
+        gpus,
+        chosen,
+        proxy,
+        exact,
+        explained=explain is not None,
+    )
     names = [bucket.name for bucket in scenario.buckets()]
     slos = default_slos(names) if slo is None else parse_slos(slo, names)
     workload = Workload(
@@ -108,6 +120,9 @@ def simulate_command(
         seed=seed,
     )
     listed = list(cases(axes, scenario, workload, slos))
+    if explain is not None:
+        _explain(listed[0], explain, as_json=as_json)
+        return
     if out is not None:
         results = [_kept(listed[0], out, force=force)]
     else:
@@ -138,6 +153,20 @@ def _kept(case: "Case", folder: Path, *, force: bool) -> dict[str, Any]:
     summary = describe(case, simulated, window_s)
     keep(folder, case, simulated, summary, force=force)
     return summary
+
+
+def _explain(case: "Case", request_id: str, *, as_json: bool) -> None:
+    from forebay.proxy.explain_cli import show as show_receipt
+    from forebay.proxy.receipt_text import told
+    from forebay.replay.sim.sweep import simulate_case
+
+    simulated, _ = simulate_case(case)
+    receipts = simulated.receipts
+    assert receipts is not None  # the scenario is explained
+    receipt = receipts.find(request_id)
+    if receipt is None:
+        raise InputError(f"--explain {request_id}: no such request was simulated")
+    show_receipt(told(receipt, receipt.ended_at, receipts.keep), as_json=as_json)
 
 
 def _proxy_config(path: Path | None) -> "Config":

@@ -66,7 +66,7 @@ class Outcome:
         return None if first_token_s is None else first_token_s - self.request.arrival_s
 
 
-def asked(row: TraceRequest) -> Asked:
+def asked(row: TraceRequest, timeout_s: float = inf) -> Asked:
     """The request as the proxy would see it: the trace's full blocks are its prefix blocks."""
     full = row.input_tokens // row.block_tokens
     return Asked(
@@ -75,7 +75,7 @@ def asked(row: TraceRequest) -> Asked:
         row.output_tokens,
         (row.blocks or ())[:full],
         row.block_tokens,
-        inf,
+        timeout_s,
         True,
         row.tenant or "",
         row.service_class or "standard",  # type: ignore[arg-type]  # one of the three
@@ -120,7 +120,8 @@ class Fleet:
     """One policy in front of engines; `run` once.
 
     `tells_cached`: answers say how much of their prompt was cached, as a vLLM does that runs with
-    --enable-prompt-tokens-details.
+    --enable-prompt-tokens-details. `patience`: how long its client waits for the first token of
+    a request, seconds; for ever when not given.
     """
 
     def __init__(
@@ -130,8 +131,10 @@ class Fleet:
         record: Callable[[float, Action], None] | None = None,
         *,
         tells_cached: bool = True,
+        patience: Callable[[TraceRequest], float] | None = None,
     ) -> None:
         self.policy = policy
+        self._patience = patience
         self.engines = dict(engines)
         self._record = record
         self._tells_cached = tells_cached
@@ -170,7 +173,8 @@ class Fleet:
             self._play(now)
             self._now = now
             outcomes[row.id] = Outcome(row)
-            self._do(policy.arrive(asked(row), now), now)
+            timeout_s = self._patience(row) if self._patience is not None else inf
+            self._do(policy.arrive(asked(row, timeout_s), now), now)
         self._play(inf)
         return list(outcomes.values())
 

@@ -8,7 +8,7 @@ measured by `tests/routers`. Prompts are compared in the blocks of the trace.
 
 from collections import deque
 from collections.abc import Callable
-from math import inf
+from math import inf, sqrt
 from random import Random
 from typing import Final
 from zlib import crc32
@@ -283,17 +283,17 @@ class CacheAware(Peer):
 class SmgCacheAware(CacheAware):
     """SMG 1.13 cache_aware: the engine that matched is left when it alone is too busy.
 
-    That is above the mean in flight by min(64, max(4, 2 sigma)) and by a factor of 1.5.
+    That is above the mean in flight by min(64, max(4, 2 sigma)) and by a factor of 1.5, sigma being
+    that of arrivals at random, the root of the mean: 32 requests for one document then part 24 to
+    8, as was measured (68 to 28 of 96).
     """
 
     def choose(self, request: Request) -> Place:
         best = self.best_match(request)
         if best is None:
             return self.least_running()
-        count = len(self.places)
-        mean = sum(p.running for p in self.places) / count
-        variance = sum((p.running - mean) * (p.running - mean) for p in self.places) / count
-        spill = min(64.0, max(4.0, 2.0 * variance**0.5))
+        mean = sum(p.running for p in self.places) / len(self.places)
+        spill = min(64.0, max(4.0, 2.0 * sqrt(mean)))
         if best.running > mean + spill and best.running > 1.5 * mean:
             return self.least_running()
         return best

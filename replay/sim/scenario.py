@@ -1,14 +1,19 @@
 """One what-if: which engines, how many, and what stands in front of them."""
 
 import gc
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 
 from forebay.proxy.config import MAX_CONCURRENCY, Config
+from forebay.proxy.core.admission import Admit, refuse
+from forebay.proxy.core.explain import ExplainedShaper
 from forebay.proxy.core.model import BackendSpec, Tenant
 from forebay.proxy.core.policies import ROUTES
+from forebay.proxy.core.receipt import Receipts
 from forebay.proxy.core.shaper import Shaper
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.scheduler import SchedulerLimits
@@ -42,6 +47,7 @@ class Scenario:
             by their number of slots.
         tenants: weights and quotas of the trace's tenants, in place of the configuration's.
         exact: compute every engine step one by one; the same times, slowly.
+        explained: keep a receipt of every decision (proxy/core/explain.py).
     """
 
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -50,6 +56,7 @@ class Scenario:
     proxy: Config = field(default_factory=Config)
     exact: bool = False
     tenants: tuple[Tenant, ...] = ()
+    explained: bool = False
 
     def __post_init__(self) -> None:
         if self.gpus < 1:
@@ -71,25 +78,23 @@ class Scenario:
             return SteppingEngine(self.engine)
         return SkippingEngine(self.engine)
 
-    def new_policy(self, names: Sequence[str]) -> Policy:
+    def new_policy(self, names: Sequence[str], admit: Admit = refuse) -> Policy:
         if self.policy == DIRECT:
             return InTurn()
         if self.policy == ALL_KNOWING:
             return AllKnowing()
         if self.policy in PEERS:
             return PEERS[self.policy][0]()
-        backends = self.proxy.backends
-        slots = backends[0].max_concurrency if backends else MAX_CONCURRENCY
-        return Shaper(
-            [BackendSpec(name, slots) for name in names],
-            self.proxy.core_buckets(),
-            route=ROUTES[self.policy],
-            affinity=self.proxy.core_affinity(),
-            dispatch_ahead_s=self.proxy.admission.dispatch_ahead,
-            tenants=self.tenants or self.proxy.core_tenants(),
-            default_weight=self.proxy.tenants.default_weight,
-            itl_slo_s=self.proxy.admission.itl_slo or inf,
-        )
+        configured = self.proxy.backends
+        slots = configured[0].max_concurrency if configured else MAX_CONCURRENCY
+        options = self.proxy.shaper_options()
+        options["route"] = ROUTES[self.policy]
+        options["tenants"] = self.tenants or options["tenants"]
+        backends = [BackendSpec(name, slots) for name in names]
+        new: Callable[..., Shaper] = Shaper
+        if self.explained:
+            new = partial(ExplainedShaper, keep=sys.maxsize)
+        return new(backends, self.proxy.core_buckets(), **options, admit=admit)
 
 
 def can_skip(config: EngineConfig) -> bool:
@@ -117,6 +122,7 @@ class Simulated:
         outcomes: in order of arrival.
         busy: share of the time until the last answer that each engine computed.
         cpu_s: processor seconds the simulation took, loading the trace not counted.
+        receipts: of every request, if the scenario is `explained`.
     """
 
     scenario: Scenario
@@ -124,6 +130,7 @@ class Simulated:
     busy: Sequence[float]
     preemptions: int
     cpu_s: float
+    receipts: Receipts | None = None
 
 
 def simulate(trace: Sequence[TraceRequest], scenario: Scenario) -> Simulated:
@@ -133,7 +140,8 @@ def simulate(trace: Sequence[TraceRequest], scenario: Scenario) -> Simulated:
     """
     check_lengths(trace, scenario.engine.context)
     engines = {f"gpu{number}": scenario.new_engine() for number in range(scenario.gpus)}
-    fleet = Fleet(scenario.new_policy(list(engines)), engines)
+    policy = scenario.new_policy(list(engines))
+    fleet = Fleet(policy, engines)
     # Nothing the simulation makes is cyclic, and looking for cycles costs a fifth of the time.
     collecting = gc.isenabled()
     gc.disable()
@@ -147,7 +155,18 @@ def simulate(trace: Sequence[TraceRequest], scenario: Scenario) -> Simulated:
     end_s = max((o.finished_s or 0.0 for o in outcomes), default=0.0)
     busy = [engine.busy_s / end_s if end_s else 0.0 for engine in engines.values()]
     preemptions = sum(engine.preemptions for engine in engines.values())
-    return Simulated(scenario, outcomes, busy, preemptions, cpu_s)
+    receipts = _receipts(policy, outcomes) if isinstance(policy, ExplainedShaper) else None
+    return Simulated(scenario, outcomes, busy, preemptions, cpu_s, receipts)
+
+
+def _receipts(policy: ExplainedShaper, outcomes: Sequence[Outcome]) -> Receipts:
+    policy.settle(inf)
+    for outcome in outcomes:  # the fleet tells the policy only what it did not expect
+        receipt = policy.receipts.find(outcome.request.id)
+        if receipt is not None and outcome.served is not None:
+            receipt.cached_tokens = outcome.cached_tokens
+            receipt.output_tokens = outcome.request.output_tokens
+    return policy.receipts
 
 
 def check_lengths(trace: Sequence[TraceRequest], context: int) -> None:

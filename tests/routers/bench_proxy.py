@@ -1,24 +1,28 @@
 """What a router costs: Forebay and its peers in front of the same backends that cost nothing.
 
-    make bench-proxy                               (about ten minutes)
-    python tests/routers/bench_proxy.py --routers forebay nginx --runs 3
+    make bench-proxy                               (forebay, nginx, SMG: less than eight minutes)
+    python tests/routers/bench_proxy.py --routers forebay nginx envoy --runs 3
+    python tests/routers/bench_proxy.py --workers 2
 
 The router alone has one core; backends and client share the other. CPU is the router's process
 tree's own (user and system); what is added is the median against asking a backend directly, in
-the same run. Medians over the runs, least and most in brackets. Wall-clock tails on a shared
-machine are noise below about 10 ms: compare them within one table only.
+the same run. Medians over the runs, least and most in brackets. Each router has `--seconds`; what
+is cut short says so in its column. What is measured is kept in `--out`, and a second call goes on
+from there. Wall-clock tails on a shared machine are noise below about 10 ms.
 """
 
 import argparse
 import asyncio
 import os
 import platform
+import re
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +30,8 @@ from pathlib import Path
 from statistics import median
 
 import uvloop
+from bench_report import Figures, load, ratios, store, table, validity
+from bench_workers import Use, speedup, use
 from load import Answer, Broken, Client, chat
 from peers import PEERS, Missing, Peer, Setting, environment
 
@@ -34,24 +40,7 @@ from forebay.replay.sim.bench import reference_ms
 SMALL, DOCUMENT = 200, 400_000
 CLOCK = os.sysconf("SC_CLK_TCK")
 START_S = 60.0
-Figures = dict[str, float]
-COLUMNS = {
-    "reference_ms": ("reference loop, ms", "{:.0f}"),
-    "added_ms": ("small: added p50, ms", "{:.2f}"),
-    "cpu_small_ms": ("CPU, ms", "{:.3f}"),
-    "cpu_64_ms": ("64 at once: CPU, ms", "{:.3f}"),
-    "rate_64": ("requests/s", "{:.0f}"),
-    "document_ms": ("400 KB: added p50, ms", "{:.2f}"),
-    "cpu_document_ms": ("CPU, ms", "{:.2f}"),
-    "cpu_1k_tokens_s": ("CPU-s per 1,000 tokens", "{:.4f}"),
-    "chat_p99_ms": ("small at 50/s: p99, ms", "{:.1f}"),
-    "chat_20_p99_ms": ("beside 20 x 400 KB/s", "{:.1f}"),
-    "chat_60_p99_ms": ("beside 60 x 400 KB/s", "{:.1f}"),
-    "chat_8mb_p99_ms": ("beside 2 x 8 MB/s", "{:.1f}"),
-    "rss_mib": ("RSS, MiB: start", "{:.0f}"),
-    "rss_streams_mib": ("1,000 streams", "{:.0f}"),
-    "rss_documents_mib": ("after unique 400 KB prompts", "{:.0f}"),
-}
+DEFAULT = ("forebay", "nginx", "smg")
 
 
 def free_ports(count: int) -> list[int]:
@@ -73,11 +62,27 @@ def tree(pid: int) -> Iterator[int]:
 
 
 def cpu_s(pid: int) -> float:
-    total = 0
-    for one in tree(pid):
-        fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
-        total += int(fields[11]) + int(fields[12])
-    return total / CLOCK
+    """User and system time of a process and all below it, to the nanosecond where Linux says it."""
+    return sum(map(own_cpu_s, tree(pid)))
+
+
+def own_cpu_s(pid: int) -> float:
+    try:
+        tasks = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+    except OSError:  # a thread has just ended
+        tasks = []
+    if tasks:
+        return sum(int(task.split()[0]) for task in tasks) / 1e9
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / CLOCK
+
+
+def busy_s() -> float:
+    """CPU-seconds that all cores together have worked."""
+    user, nice, system, _, _, irq, soft = map(
+        int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:8]
+    )
+    return (user + nice + system + irq + soft) / CLOCK
 
 
 def rss_mib(pid: int) -> float:
@@ -136,9 +141,11 @@ class Bench:
     """One router that serves."""
 
     port: int
+    admin_port: int  # of Forebay; another's is not asked
     backend: int
     pid: int
     scale: float
+    until: float  # of the monotonic clock: then the last phase ends
 
     def many(self, count: int) -> int:
         return max(10, round(count * self.scale))
@@ -174,15 +181,18 @@ class Bench:
         return {"cpu_64_ms": used / count * 1e3, "rate_64": count / wall_s}
 
     async def _streams(self) -> Figures:
-        client, tokens = Client(self.port), self.many(150)
+        """While 64 streams run: what their requests cost is measured elsewhere."""
+        client, tokens, interval_s = Client(self.port), 170, 0.02
         requests = [chat(SMALL, stream=(tokens, 20)) for _ in range(64)]
-        before = cpu_s(self.pid)
-        answers = await client.at_once(requests, 64)
-        used = cpu_s(self.pid) - before
-        client.close()
-        if any(answer.tokens != tokens for answer in answers):
+        answers = asyncio.ensure_future(client.at_once(requests, 64))
+        await asyncio.sleep(0.7)
+        before, start = cpu_s(self.pid), time.perf_counter()
+        await asyncio.sleep(2.0)
+        used, seconds = cpu_s(self.pid) - before, time.perf_counter() - start
+        if any(answer.tokens != tokens for answer in await answers):
             raise Broken("tokens were lost")
-        return {"cpu_1k_tokens_s": used / (64 * tokens) * 1e3}
+        client.close()
+        return {"cpu_1k_tokens_s": used / (64 * seconds / interval_s) * 1e3}
 
     async def _beside(self) -> Figures:
         """Small chats at 50/s alone and beside big prompts; streams keep the engine slots short."""
@@ -193,7 +203,8 @@ class Bench:
             ("chat_60_p99_ms", DOCUMENT, 60.0),
             ("chat_8mb_p99_ms", 8_000_000, 2.0),
         ):
-            seconds = max(1.0, 8.0 * self.scale)
+            seconds = max(1.0, 6.0 * self.scale)
+            lags = self._lags()
             small, big = Client(self.port), Client(self.port)
             load = [chat(size, stream=(1, 0)) for _ in range(round(per_s * seconds))]
             chats = [chat(SMALL, stream=(1, 0)) for _ in range(round(50 * seconds))]
@@ -203,7 +214,20 @@ class Bench:
             found[name] = p99_ms(answers)
             small.close()
             big.close()
+        if lags:
+            found["lag_8mb_p99_ms"] = lag_p99_ms(lags, self._lags())
         return found
+
+    def _lags(self) -> dict[float, float]:
+        """Forebay's own count of how late its event loop was: up to so many seconds."""
+        try:
+            url = f"http://127.0.0.1:{self.admin_port}/metrics"
+            with urllib.request.urlopen(url, timeout=5) as answer:
+                text = answer.read().decode()
+        except OSError:
+            return {}
+        found = re.findall(r'forebay_event_loop_lag_seconds_bucket\{le="([^"]+)"\} (\S+)', text)
+        return {float(most): float(count) for most, count in found}
 
     async def _memory(self) -> Figures:
         client = Client(self.port)
@@ -214,69 +238,117 @@ class Bench:
         found = {"rss_streams_mib": rss_mib(self.pid)}
         await streams
         client.close()
-        client = Client(self.port)
-        for _ in range(self.many(10_000) // 10):
+        client, sent = Client(self.port), 0
+        while sent < self.many(10_000) and time.monotonic() < self.until:
             await client.at_once([chat(DOCUMENT, stream=(1, 0)) for _ in range(10)], 4)
+            sent += 10
         client.close()
-        return {**found, "rss_documents_mib": rss_mib(self.pid)}
+        return {**found, "rss_documents_mib": rss_mib(self.pid), "documents": sent}
 
 
-async def measure(peer: Peer, folder: Path, cores: bool, scale: float) -> Figures:
+def lag_p99_ms(before: dict[float, float], after: dict[float, float]) -> float:
+    """The upper edge of the histogram's bucket that holds it."""
+    counts = {most: after[most] - before[most] for most in after}
+    total = max(counts.values())
+    return min(most for most, count in counts.items() if count >= 0.99 * total) * 1e3
+
+
+async def measure(peer: Peer, folder: Path, cores: bool, scale: float, seconds: float) -> Figures:
     port, side_port, *backends = free_ports(4)
     setting = Setting(port, side_port, tuple(backends), folder)
-    mock = [sys.executable, str(Path(__file__).with_name("mock_backend.py")), *map(str, backends)]
-    log = folder / "router.log"
-    with running(mock, 0 if cores else None, folder / "mock.log"):
+    log, start = folder / "router.log", time.monotonic()
+    with mock(folder, backends, cores) as mock_pid:
         await serving(backends[0], folder / "mock.log")
         with running(list(peer.command(setting)), 1 if cores else None, log) as pid:
             await serving(port, log)
-            return await Bench(port, backends[0], pid, scale).figures()
+            admin_port = side_port if peer.name == "forebay" else 0
+            bench = Bench(port, admin_port, backends[0], pid, scale, start + seconds)
+            since, busy = time.monotonic(), busy_s()
+            ours = cpu_s(pid) + cpu_s(mock_pid) + time.process_time()
+            found = await bench.figures()
+            ours = cpu_s(pid) + cpu_s(mock_pid) + time.process_time() - ours
+            others = (busy_s() - busy - ours) / (time.monotonic() - since)
+            return {
+                **found, "others_cores": max(0.0, others), "seconds": time.monotonic() - start
+            }  # fmt: skip
 
 
-def table(results: dict[str, list[Figures]]) -> str:
-    lines = ["| router | " + " | ".join(title for title, _ in COLUMNS.values()) + " |"]
-    lines.append("| --- " * (len(COLUMNS) + 1) + "|")
-    for name, runs in results.items():
-        cells = [name]
-        for column, (_, form) in COLUMNS.items():
-            values = sorted(run[column] for run in runs)
-            least, most = form.format(values[0]), form.format(values[-1])
-            middle = form.format(median(values))
-            cells.append(middle if least == most else f"{middle} ({least}-{most})")
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+@contextmanager
+def mock(folder: Path, ports: list[int], cores: bool) -> Iterator[int]:
+    command = [sys.executable, str(Path(__file__).with_name("mock_backend.py")), *map(str, ports)]
+    with running(command, 0 if cores else None, folder / "mock.log") as pid:
+        yield pid
+
+
+async def workers(count: int, cores: bool, requests: int) -> str:
+    """The line that says what so many workers bring."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        backends = free_ports(2)
+        with mock(folder, backends, cores):
+            await serving(backends[0], folder / "mock.log")
+
+            async def measured(number: int) -> Use:
+                port, admin_port = free_ports(2)
+                setting = Setting(port, admin_port, tuple(backends), folder)
+                command = [*PEERS["forebay"].command(setting), "--workers", str(number)]
+                log = folder / f"{number}.log"
+                with running(command, 1 if cores else None, log) as pid:
+                    await serving(port, log)
+                    await asyncio.sleep(1.0)  # all listen, and know of each other
+                    return await use(port, lambda: list(tree(pid)), own_cpu_s, requests)
+
+            rounds = await speedup(measured, count)
+    factors = sorted(factor for factor, _, _ in rounds)
+    even, cost = median(e for _, e, _ in rounds), median(c for _, _, c in rounds)
+    return (
+        f"--workers {count}: {median(factors):.2f} times one process ({factors[0]:.2f} to "
+        f"{factors[-1]:.2f} in {len(factors)} rounds; {even:.2f} if connections were dealt evenly; "
+        f"CPU of all a request {cost:.2f} times one's)"
+    )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--routers", nargs="+", choices=PEERS, default=list(PEERS))
-    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--routers", nargs="+", choices=PEERS, default=list(DEFAULT))
+    parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of requests")
+    parser.add_argument("--seconds", type=float, default=130.0, help="for each router and run")
+    parser.add_argument("--workers", type=int, help="only: what so many workers bring")
+    parser.add_argument("--out", type=Path, default=Path("runs/bench-proxy.json"))
+    parser.add_argument("--fresh", action="store_true", help="forget what --out holds")
     options = parser.parse_args()
     cores = (os.cpu_count() or 1) > 1 and sys.platform == "linux"
     if cores:
         os.sched_setaffinity(0, {0})
+    if options.workers:
+        print(uvloop.run(workers(options.workers, cores, round(8000 * options.scale))))
+        return 0
     versions: dict[str, str] = {}
-    results: dict[str, list[Figures]] = {}
+    results = {} if options.fresh else load(options.out)
     failed: dict[str, str] = {}
     for name in options.routers:
         try:
             versions[name] = PEERS[name].install()
         except Missing as error:
             failed[name] = str(error)
-    for _ in range(options.runs):  # in turn: the machine's speed changes from minute to minute
-        for name in [n for n in versions if n not in failed]:
+    for run in range(options.runs):  # in turn: the machine's speed changes from minute to minute
+        for name in [n for n in versions if n not in failed and len(results.get(n, ())) <= run]:
             with tempfile.TemporaryDirectory() as folder:
+                measuring = measure(
+                    PEERS[name], Path(folder), cores, options.scale, options.seconds
+                )
                 try:
-                    found = uvloop.run(measure(PEERS[name], Path(folder), cores, options.scale))
+                    found = uvloop.run(measuring)
                 except (Missing, Broken, OSError, TimeoutError) as error:
                     failed[name] = f"{type(error).__name__}: {error}"
                     continue
             results.setdefault(name, []).append(found)
-            print(f"{name}: measured", file=sys.stderr, flush=True)
-    print(table(results))
+            store(options.out, results)
+            print(f"{name}: measured in {found['seconds']:.0f} s", file=sys.stderr, flush=True)
+    print(table(results), ratios(results), validity(results), sep="\n\n")
     for name, why in failed.items():
         print(f"{name}: not measured: {why}")
     machine = f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}"

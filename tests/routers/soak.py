@@ -6,8 +6,13 @@
 One proxy process in front of two mock backends, each of which is killed for a second and a half in
 turn every four seconds. One request in twenty is left by its client at a random moment: while it
 uploads, waits, or streams. Prints, for each tenth of the run, requests a second, the proxy's
-resident memory and open descriptors, and at the end what the proxy still holds. Exit status 1 if
-anything leaked: a slot, a task, a descriptor, or memory (last tenth over first by 10 %).
+resident memory, open descriptors and the blocks in its prefix indexes, and at the end what the
+proxy still holds. Exit status 1 if anything leaked: a slot, a task, a descriptor, or memory (last
+tenth over first by 10 %).
+
+The backends state a KV pool, as vLLM does, so the index is as large as it gets within the first
+tenth. With `--kv-tokens 0` its size is unknown: then the index may grow to 65,536 blocks a backend
+(about 110 bytes each), which takes hundreds of thousands of requests and looks like a leak.
 """
 
 import argparse
@@ -110,8 +115,9 @@ async def soak(options: argparse.Namespace, folder: Path) -> int:
         f'  - {{url: "http://127.0.0.1:{p}", max_concurrency: 64}}\n' for p in backend_ports
     )
     buckets = "buckets: [{name: chat, up_to: 5000, max_wait: 20s}, {name: document, up_to: 131072}]"
+    pool = f"affinity: {{kv_tokens: {options.kv_tokens}}}\n" if options.kv_tokens else ""
     config.write_text(
-        f"backends:\n{lines}health: {{interval: 500ms}}\n{buckets}\n", encoding="utf-8"
+        f"backends:\n{lines}health: {{interval: 500ms}}\n{buckets}\n{pool}", encoding="utf-8"
     )
     command = [sys.executable, "-m", "forebay.proxy", "proxy", "--config", str(config),
                "--port", str(port), "--admin-port", str(admin_port)]  # fmt: skip
@@ -140,6 +146,10 @@ async def soak(options: argparse.Namespace, folder: Path) -> int:
     return int(bad)
 
 
+def index_blocks(found: dict[str, Any]) -> int:
+    return sum(int(backend["prefix_index_blocks"]) for backend in found["backends"])
+
+
 async def drive(
     options: argparse.Namespace, port: int, admin_port: int, pid: int, backends: Backends
 ) -> dict[str, float]:
@@ -163,8 +173,9 @@ async def drive(
                 memory.append(median(samples))
                 samples.clear()
                 rate = tenth / (marks[-1] - marks[-2])
-                print(f"{done:>9,} requests: {rate:7,.0f}/s, {memory[-1]:6.1f} MiB, "
-                      f"{descriptors(pid)} descriptors", flush=True)  # fmt: skip
+                line = f"{done:>9,} requests: {rate:7,.0f}/s, {memory[-1]:6.1f} MiB"
+                held = index_blocks(await asyncio.to_thread(status, admin_port))
+                print(f"{line}, {descriptors(pid)} descriptors, {held:,} blocks", flush=True)
 
     flapping = asyncio.create_task(backends.flap())
     await asyncio.gather(*(worker() for _ in range(CONCURRENCY)))
@@ -182,6 +193,9 @@ def main() -> int:
     )
     parser.add_argument("--requests", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--kv-tokens", type=int, default=200_000, help="KV pool of each backend; 0: not known"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         return uvloop.run(soak(options, Path(folder)))

@@ -1,0 +1,253 @@
+"""The study `flood`: what is left of a service that is offered more than it can do."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Annotated, Any
+
+import typer
+
+from forebay.analysis.experiments.http_way import http_ways
+from forebay.analysis.experiments.load_stats import doubted, good, percentile, ttfts, window_s
+from forebay.analysis.experiments.plot import Axis, Panel, Series, count_label, document
+from forebay.analysis.experiments.result import Column, Result
+from forebay.analysis.experiments.study import Batched, Engines, Gpus, Seed, Study, numbers, study
+from forebay.analysis.experiments.target import SIM, StudyFailed, sim_config
+from forebay.analysis.experiments.ways import IN_TURN, PROXY, Load, SimWay, Way
+from forebay.analysis.units import duration
+from forebay.proxy.config import BucketConfig, Config
+from forebay.replay.sim.capacity import capacity_per_s
+from forebay.replay.sim.scenario import DIRECT, Scenario
+from forebay.replay.slo import Slo, default_slos, parse_slos
+from forebay.traces.buckets import DEFAULT_BUCKETS, bucket_of
+from forebay.traces.errors import InputError
+from forebay.traces.schema import TraceRequest
+from forebay.traces.synth import Workload, workload
+
+HELP = """Offered load from half to three times capacity: p50 and p99 TTFT, goodput,
+rejects.
+
+Chat and questions about shared documents, Poisson. A sim: target is flooded
+three ways: engines in turn, the proxy with queues without bounds, the proxy
+as it is. With URLs: --target is the proxy, --engine (again for each) the
+engines without it.
+
+Example:  forebay experiment flood --target sim:llama-3-8b@h200 --out runs/flood
+"""
+NO_FAIL_FAST = "proxy, no limits"
+UNBOUNDED, FOREVER_S = 1_000_000, 3600.0
+CAPACITY_REQUESTS, IN_FLIGHT = 200, 64  # what a URL's capacity is measured with, each engine
+CHAT_SHARE, USERS, DOCUMENTS = 0.7, 200, 40
+NAMES = [bucket.name for bucket in DEFAULT_BUCKETS]
+COLUMNS = (
+    Column("load", "load", "ratio"),
+    Column("way", "way", "text"),
+    Column("offered_per_s", "offered", "rate", shown=False),
+    Column("goodput_per_s", "goodput", "rate"),
+    Column("attainment", "met", "share", shown=False),
+    Column("ttft_p50_s", "TTFT p50"),
+    Column("ttft_p99_s", "TTFT p99"),
+    Column("rejected_share", "refused", "share"),
+    Column("chat_ttft_p99_s", "chat p99", shown=False),
+    Column("document_ttft_p99_s", "document p99", shown=False),
+    Column("requests", "requests", "count", shown=False),
+    Column("failed", "failed", "count", shown=False),
+    Column("verdict", "verdict", "text", shown=False),
+)
+
+
+@study("flood")
+def command(
+    asked: Study,
+    engine: Engines = None,
+    loads: Annotated[str, typer.Option(help="Times the capacity.")] = "0.5,1,1.5,2,3",
+    capacity: Annotated[
+        float | None, typer.Option(help="Requests a second; default: measured.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=1, help="Of each load.")] = 180.0,
+    slo: Annotated[
+        str | None, typer.Option(help="Targets; default: chat.ttft=2s,document.ttft=15s.")
+    ] = None,
+    gpus: Gpus = 2,
+    max_num_batched_tokens: Batched = None,
+    seed: Seed = 0,
+) -> None:
+    factors = numbers(loads, "--loads")
+    slos = default_slos(NAMES) if slo is None else parse_slos(slo, NAMES)
+    if capacity is not None and not 0 < capacity < float("inf"):
+        raise InputError(f"--capacity {capacity:g}: give requests a second, more than 0")
+
+    async def work() -> Result:
+        ways = await _ways(asked, engine, gpus, max_num_batched_tokens)
+        limit = capacity or await _capacity(asked, ways, gpus, max_num_batched_tokens, seed)
+        rows = []
+        for factor in factors:
+            trace = requests(factor * limit, seconds, seed)
+            for way in ways:
+                (load,) = await way.play(f"flood-{factor:g}", trace)
+                rows.append(told(way.name, factor, load, slos))
+        settings = asked.settings(seed=seed, slos=[str(one) for one in slos], seconds=seconds)
+        target = ", ".join(dict.fromkeys(way.about.name for way in ways))
+        return result(target, rows, limit, capacity is None, settings)
+
+    asked.finish(work())
+
+
+async def _ways(
+    asked: Study, engines: Sequence[str] | None, gpus: int, batched: int | None
+) -> Sequence[Way]:
+    (target,) = asked.targets
+    if not target.startswith(SIM):
+        if not engines:
+            raise InputError(
+                "--engine: give the URL of each engine behind the proxy, to flood them without it"
+            )
+        return await http_ways(asked, [(IN_TURN, engines), (PROXY, [target])], engines)
+    if engines:
+        raise InputError("--engine: a sim: target has its engines; leave it out")
+    proxied = Scenario(sim_config(target, asked.gpu, batched), gpus)
+    patient = replace(proxied, proxy=patient_config())
+    named = (
+        (IN_TURN, replace(proxied, policy=DIRECT)),
+        (NO_FAIL_FAST, patient),
+        (PROXY, proxied),
+    )
+    return [SimWay(name, scenario, target, watched=False) for name, scenario in named]
+
+
+def patient_config() -> Config:
+    """The proxy's defaults but for its patience: nobody is refused, everybody waits."""
+    buckets = [
+        BucketConfig(
+            name=one.name,
+            up_to=one.up_to,
+            max_queue=UNBOUNDED,
+            max_wait=FOREVER_S,
+            prefills_per_backend=one.prefills_per_backend,
+        )
+        for one in Config().buckets
+    ]
+    return Config(buckets=tuple(buckets))
+
+
+async def _capacity(
+    asked: Study, ways: Sequence[Way], gpus: int, batched: int | None, seed: int
+) -> float:
+    """Requests a second of this traffic when all of it is there: no waiting for arrivals."""
+    (target,) = asked.targets
+    if target.startswith(SIM):
+        config = sim_config(target, asked.gpu, batched)
+        return capacity_per_s(requests(1.0, 2000.0, seed), config, gpus)
+    way = ways[0]
+    engines = max(1, len(way.pools))
+    rows = requests(1.0, float(CAPACITY_REQUESTS * engines), seed)
+    load = await way.closed("capacity", rows, IN_FLIGHT * engines)
+    done = sorted(one.done_s for one in load.seen if one.ok and one.done_s is not None)
+    if len(done) < 2 or done[-1] <= 0:
+        raise StudyFailed(f"{way.name}: too few answers to measure capacity; give --capacity")
+    return len(done) / done[-1]
+
+
+def requests(rate_per_s: float, seconds: float, seed: int) -> list[TraceRequest]:
+    """Chat beside questions about shared documents; equal for equal seeds but for the pace."""
+    count = max(2, round(rate_per_s * seconds))
+    spec = Workload(
+        users=USERS,
+        documents=DOCUMENTS,
+        chat_share=CHAT_SHARE,
+        rate_per_s=1.0,
+        duration_s=None,
+        requests=count,
+        seed=seed,
+    )
+    rows = list(islice(workload(spec), count))
+    pace = count / rate_per_s / rows[-1].arrival_s  # the rate is exact on the whole
+    return [replace(row, arrival_s=row.arrival_s * pace) for row in rows]
+
+
+def told(way: str, factor: float, load: Load, slos: Sequence[Slo]) -> dict[str, Any]:
+    seen, length = load.seen, window_s(load.seen)
+    met = good(seen, slos)
+    row = {
+        "load": factor,
+        "way": way,
+        "requests": len(seen),
+        "offered_per_s": len(seen) / length,
+        "goodput_per_s": met / length,
+        "attainment": met / len(seen),
+        "ttft_p50_s": percentile(ttfts(seen), 50),
+        "ttft_p99_s": percentile(ttfts(seen), 99),
+        "rejected_share": sum(one.outcome == "rejected" for one in seen) / len(seen),
+        "failed": sum(one.outcome == "failed" for one in seen),
+        "verdict": load.verdict,
+    }
+    for name in NAMES:
+        of = [one for one in seen if bucket_of(one.request.input_tokens) == name]
+        row[f"{name}_ttft_p99_s"] = percentile(ttfts(of), 99)
+    return row
+
+
+def result(
+    target: str,
+    rows: list[dict[str, Any]],
+    limit: float,
+    measured: bool,
+    settings: dict[str, Any],
+) -> Result:
+    names = list(dict.fromkeys(str(row["way"]) for row in rows))
+    most = max(row["load"] for row in rows)
+    best = {name: max(row["goodput_per_s"] for row in rows if row["way"] == name) for name in names}
+    last = {row["way"]: row for row in rows if row["load"] == most}
+    facts: dict[str, Any] = {
+        "capacity_per_s": limit,
+        "kept": {name: last[name]["goodput_per_s"] / best[name] if best[name] else None
+                 for name in names},
+    }  # fmt: skip
+    how = "measured: all of it there at once" if measured else "as given"
+    notes = [
+        f"capacity {limit:.2f} requests/s ({how}); targets: {', '.join(settings['slos'])}",
+        "TTFT is of the answered; goodput counts the refused as missed",
+    ]
+    if any(row["ttft_p99_s"] is None for row in rows):
+        notes.append("–: a p99 needs 1,000 answers; raise --seconds")
+    if failed := sum(row["failed"] for row in rows):
+        notes.append(f"{failed} requests failed and count as missed")
+    words = doubted(_sentence(names, last, best, most), notes, rows, "way", "load")
+    return Result("flood", target, words, COLUMNS, rows, facts, _plot(rows, names), notes, settings)
+
+
+def _sentence(
+    names: Sequence[str], last: dict[str, dict[str, Any]], best: dict[str, float], most: float
+) -> str:
+    def of(name: str) -> str:
+        row = last[name]
+        kept = row["goodput_per_s"] / best[name] if best[name] else 0.0
+        p99 = row["ttft_p99_s"]
+        told = f" at a p99 TTFT of {duration(p99)}" if p99 is not None else ""
+        return f"{row['goodput_per_s']:.2f} good answers/s ({kept:.0%} of its best){told}"
+
+    others = [name for name in names if name != PROXY]
+    peer = max(others, key=lambda name: float(last[name]["goodput_per_s"]))
+    mine, theirs = last[PROXY]["goodput_per_s"], last[peer]["goodput_per_s"]
+    verb = "keeps" if mine > theirs else "does not help: it gives"
+    words = f"At {most:g}x capacity fail-fast {verb} {of(PROXY)}, refusing "
+    words += f"{last[PROXY]['rejected_share']:.0%}; "
+    return words + "; ".join(f"{name}: {of(name)}" for name in others) + "."
+
+
+def _plot(rows: list[dict[str, Any]], names: Sequence[str]) -> str:
+    def of(key: str) -> list[Series]:
+        found = []
+        for name in names:
+            mine = [r for r in rows if r["way"] == name and r[key] is not None]
+            points = [(r["load"], r[key]) for r in mine]
+            found.append(Series(name, points, points))
+        return found
+
+    x = Axis("offered load, times the capacity", count_label, log=False)
+    goodput = Axis("goodput, requests a second within their targets", count_label, log=False)
+    panels = [Panel(of("goodput_per_s"), x, goodput, key_left=True)]
+    for key, title in (("ttft_p99_s", "TTFT p99"), ("ttft_p50_s", "TTFT p50")):
+        if any(series.points for series in of(key)):
+            panels.append(Panel([s for s in of(key) if s.points], x, Axis(f"{title}, answered")))
+    return document(*panels)

@@ -1,0 +1,150 @@
+"""What engines say of themselves while a load runs: requests running and waiting, KV cache in use.
+
+The names are those of vLLM's /metrics; a proxy does not pass them on, so the engines are asked.
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+import aiohttp
+
+from forebay.replay.clock import Clock
+from forebay.replay.target import Target as Address
+
+EVERY_S, TIMEOUT_S = 0.05, 10.0  # wall time: a gauge between two looks is not seen
+RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
+KV_SHARE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")  # the second up to vLLM 0.9
+PREEMPTIONS = ("vllm:num_preemptions_total", "vllm:num_preemptions")
+LAG = "forebay_engine_lag_seconds"
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One engine at one moment of a load.
+
+    Attributes:
+        at_s: seconds from the load's start, or nearly.
+        kv_share: of the usable KV blocks held by running requests, 0 to 1.
+        preemptions: since the engine started.
+        lag_s: how far a simulated engine is behind its own clock; 0 for a real one.
+    """
+
+    engine: str
+    at_s: float
+    running: int
+    waiting: int
+    kv_share: float
+    preemptions: int
+    lag_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """An engine's KV cache as it reports it; blocks include the null block."""
+
+    blocks: int
+    block_tokens: int
+
+    @property
+    def tokens(self) -> int:
+        return self.blocks * self.block_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What one /metrics page said; None where it does not say it."""
+
+    running: float | None
+    waiting: float | None
+    kv_share: float | None
+    preemptions: float
+    pool: Pool | None
+    lag_s: float | None  # None: not one of our simulated engines
+
+    def sample(self, engine: str, at_s: float) -> Sample | None:
+        if self.running is None or self.waiting is None or self.kv_share is None:
+            return None
+        running, waiting = round(self.running), round(self.waiting)
+        return Sample(
+            engine,
+            at_s,
+            running,
+            waiting,
+            self.kv_share,
+            round(self.preemptions),
+            self.lag_s or 0.0,
+        )
+
+
+def read_page(text: str) -> Page:
+    """Read Prometheus text; several engine cores behind one page are added up, shares averaged."""
+    values: dict[str, list[float]] = {}
+    pool: Pool | None = None
+    for line in text.splitlines():
+        if line.startswith("#") or not line.strip():
+            continue
+        name, _, rest = line.partition("{")
+        labels, _, number = rest.rpartition("}") if rest else ("", "", line.partition(" ")[2])
+        name = name.partition(" ")[0]
+        if name == "vllm:cache_config_info":
+            pool = pool or _pool(dict(_LABEL.findall(labels)))
+        with suppress(ValueError, IndexError):
+            values.setdefault(name, []).append(float(number.split()[0]))
+    shares = next((values[name] for name in KV_SHARE if name in values), None)
+    preempted = next((values[name] for name in PREEMPTIONS if name in values), [0.0])
+    return Page(
+        sum(values[RUNNING]) if RUNNING in values else None,
+        sum(values[WAITING]) if WAITING in values else None,
+        sum(shares) / len(shares) if shares else None,
+        sum(preempted),
+        pool,
+        values[LAG][0] if LAG in values else None,
+    )
+
+
+def _pool(labels: dict[str, str]) -> Pool | None:
+    try:
+        return Pool(int(labels["num_gpu_blocks"]), int(labels["block_size"]))
+    except (KeyError, ValueError):  # "None" where the memory was not profiled
+        return None
+
+
+async def look(session: aiohttp.ClientSession, engine: Address) -> Page | None:
+    """The engine's /metrics now; None when it shows none."""
+    try:
+        async with session.get(
+            engine.url("/metrics"), timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)
+        ) as response:
+            if response.status != 200:
+                return None
+            return read_page(await response.text(errors="replace"))
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        return None
+
+
+@asynccontextmanager
+async def watching(engines: Sequence[Address], clock: Clock) -> AsyncIterator[list[Sample]]:
+    """Samples of all `engines` for the time of the block; empty when they show no gauges."""
+    samples: list[Sample] = []
+
+    async def watch(session: aiohttp.ClientSession, engine: Address) -> None:
+        while True:
+            page = await look(session, engine)
+            sample = page.sample(engine.name, clock.now()) if page else None
+            if sample is None:
+                return
+            samples.append(sample)
+            await asyncio.sleep(EVERY_S)
+
+    async with aiohttp.ClientSession() as session:
+        tasks = [asyncio.create_task(watch(session, engine)) for engine in engines]
+        try:
+            yield samples
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

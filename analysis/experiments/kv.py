@@ -1,0 +1,255 @@
+"""The study `kv`: the KV cache by arithmetic against what the engine reports, until it is full.
+
+Where it is full nothing runs out of memory: vLLM lets requests wait, or preempts and recomputes.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from forebay.analysis.experiments.gauges import Pool, Sample
+from forebay.analysis.experiments.http_way import http_ways
+from forebay.analysis.experiments.plot import (
+    Axis,
+    Panel,
+    Series,
+    count_label,
+    document,
+    share_label,
+)
+from forebay.analysis.experiments.result import Column, Result
+from forebay.analysis.experiments.study import Study, study
+from forebay.analysis.experiments.target import SIM, StudyFailed, sim_config
+from forebay.analysis.experiments.ways import IN_TURN, Load, SimWay, Way
+from forebay.analysis.kv.plan import Choices, Plan, choose_gpu, make_plan
+from forebay.replay.sim.scenario import DIRECT, Scenario
+from forebay.traces.errors import InputError
+from forebay.traces.schema import TraceRequest
+
+HELP = """Predicted against reported KV-cache use, and the point where the cache is
+full.
+
+Sends 1, 2 ... long requests at once until more do not fit. The prediction
+is that of `forebay kv` from the model's and the GPU's data; a URL needs
+--gpu for it, and the flags the server runs with.
+
+Example:  forebay experiment kv --target sim:phi-3-mini@h200-nvl --out runs/kv
+"""
+BEYOND = 2  # requests more than fit, to see that they wait
+MOST = 256  # requests at once that a study sends to a server of unknown seats
+LEVELS = 6
+BATCHED, SEATS = 8192, 256
+COLUMNS = (
+    Column("requests", "requests", "count"),
+    Column("predicted_share", "predicted", "share"),
+    Column("reported_share", "reported", "share"),
+    Column("running", "running", "count"),
+    Column("waiting", "waiting", "count"),
+    Column("preempted", "preempted", "count"),
+    Column("predicted_tokens", "predicted tokens", "count", shown=False),
+    Column("reported_tokens", "reported tokens", "count", shown=False),
+    Column("failed", "failed", "count", shown=False),
+)
+
+
+@study("kv")
+def command(
+    asked: Study,
+    prompt_tokens: Annotated[int, typer.Option(min=16, help="Of every request.")] = 32_000,
+    output_tokens: Annotated[int, typer.Option(min=2, help="Of every request.")] = 512,
+    max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="As served.")] = BATCHED,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="As served.")] = SEATS,
+    gpu_memory_utilization: Annotated[float, typer.Option(help="As served.")] = 0.9,
+    kv_cache_dtype: Annotated[str, typer.Option(help="As served: auto or fp8.")] = "auto",
+) -> None:
+    choices = Choices(
+        kv_cache_dtype=kv_cache_dtype,
+        gpu_memory_utilization=gpu_memory_utilization,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
+    )
+
+    async def work() -> Result:
+        way = await _way(asked, choices)
+        pool, length = way.pools[0], prompt_tokens + output_tokens
+        room = way.about.context
+        if room is not None and length > room:
+            raise InputError(f"--prompt-tokens {prompt_tokens}: with its output over {room}")
+        plan = predicted_plan(asked, way, choices)
+        fit = requests_that_fit(pool, length)
+        if not fit:
+            raise InputError(f"--prompt-tokens {prompt_tokens}: the cache holds {pool.tokens}")
+        if fit + BEYOND > (way.max_num_seqs or MOST):
+            raise InputError(
+                f"--prompt-tokens {prompt_tokens}: {fit} requests of that length fit, more than "
+                f"may run at once ({way.max_num_seqs or MOST}); give longer prompts"
+            )
+        rows = []
+        for count in counts(fit):
+            trace = [
+                TraceRequest(f"{count}-{i}", 0.0, prompt_tokens, output_tokens)
+                for i in range(count)
+            ]
+            (load,) = await way.play(f"kv-{count}", trace)
+            rows.append(told(load, pool, prompt_tokens, length))
+        return result(way, plan, pool, rows, length, asked.settings())
+
+    asked.finish(work())
+
+
+async def _way(asked: Study, choices: Choices) -> Way:
+    (target,) = asked.targets
+    if not target.startswith(SIM):
+        (way,) = await http_ways(asked, [("target", [target])], ())
+        if not way.pools:
+            raise InputError(
+                f"--target {target}: shows no vllm:cache_config_info on /metrics; give the URL of "
+                "the engine itself, a proxy does not pass it on"
+            )
+        return way
+    if choices.kv_cache_dtype != "auto" or choices.gpu_memory_utilization != 0.9:
+        raise InputError("--kv-cache-dtype, --gpu-memory-utilization: a sim: target has auto, 0.9")
+    config = sim_config(target, asked.gpu, choices.max_num_batched_tokens, choices.max_num_seqs)
+    return SimWay(IN_TURN, Scenario(config, 1, DIRECT), target, watched=True)
+
+
+def predicted_plan(asked: Study, way: Way, choices: Choices) -> Plan | None:
+    """The cache by arithmetic; None where the model or the GPU is not known."""
+    if way.about.model is None or way.about.gpu is None:
+        return None
+    gpu = choose_gpu(way.about.gpu.name, way.about.gpu.memory_gib)
+    return make_plan(way.about.model.shape, gpu, choices)
+
+
+def requests_that_fit(pool: Pool, length: int) -> int:
+    """Whole requests of `length` tokens in the usable blocks; the null block holds nothing."""
+    return (pool.blocks - 1) // -(-length // pool.block_tokens)
+
+
+def counts(fit: int) -> list[int]:
+    """Numbers of requests to try: up to `fit` in a few steps, then one by one beyond it."""
+    steps = {max(1, round(fit * i / (LEVELS - 1))) for i in range(LEVELS)}
+    return sorted(steps | {fit + extra for extra in range(1, BEYOND + 1)})
+
+
+def told(load: Load, pool: Pool, prompt_tokens: int, length: int) -> dict[str, Any]:
+    if not load.samples:
+        raise StudyFailed("the engine's /metrics stopped to show vllm:kv_cache_usage_perc")
+    usable, count = pool.blocks - 1, len(load.seen)
+    let_in = min(count, usable // -(-prompt_tokens // pool.block_tokens))
+    predicted = min(1.0, let_in * -(-length // pool.block_tokens) / usable)
+    reported = max(one.kv_share for one in load.samples)
+    before = min(one.preemptions for one in load.samples)
+    return {
+        "requests": count,
+        "predicted_share": predicted,
+        "reported_share": reported,
+        "predicted_tokens": predicted * usable * pool.block_tokens,
+        "reported_tokens": reported * usable * pool.block_tokens,
+        "running": max(one.running for one in load.samples),
+        "waiting": max((one.waiting for one in settled(load)), default=0),
+        "preempted": max(one.preemptions for one in load.samples) - before,
+        "failed": sum(not one.ok for one in load.seen),
+    }
+
+
+def settled(load: Load) -> Sequence[Sample]:
+    """The samples from when as many ran as ever did: before, requests wait for their prefill."""
+    most = max(one.running for one in load.samples)
+    first = next(one.at_s for one in load.samples if one.running == most)
+    return [one for one in load.samples if one.at_s >= first and one.running == most]
+
+
+def full_at(rows: Sequence[dict[str, Any]], a_request: float) -> int | None:
+    """The first number of requests of which some waited or were preempted for want of blocks.
+
+    `a_request` is the share of the cache that one holds: with more than that free it was not the
+    cache that kept them out. None if never.
+    """
+    for row in rows:
+        held_back = row["running"] < row["requests"] or row["preempted"]
+        if held_back and row["reported_share"] > 1 - a_request:
+            return int(row["requests"])
+    return None
+
+
+def result(
+    way: Way, plan: Plan | None, pool: Pool, rows: list[dict[str, Any]], length: int,
+    settings: dict[str, Any],
+) -> Result:  # fmt: skip
+    fit = requests_that_fit(pool, length)
+    by_arithmetic = plan.budget.pool_tokens(plan.max_model_len) if plan else None
+    error = by_arithmetic / pool.tokens - 1 if by_arithmetic else None
+    a_request = -(-length // pool.block_tokens) / (pool.blocks - 1)
+    full, apart = full_at(rows, a_request), [
+        abs(row["predicted_share"] - row["reported_share"])
+        for row in rows
+        if row["requests"] <= fit
+    ]  # fmt: skip
+    facts: dict[str, Any] = {
+        "predicted_pool_tokens": by_arithmetic,
+        "reported_pool_tokens": pool.tokens,
+        "pool_error": error,
+        "predicted_full_at": fit + 1,
+        "reported_full_at": full,
+        "worst_share_error": max(apart),
+    }
+    notes = []
+    if plan is None:
+        notes.append(
+            "the cache's size was not predicted: that needs a known --model and --gpu; use is "
+            "predicted from the reported size"
+        )
+    if way.about.name.startswith(SIM):
+        notes.append(
+            "the simulated engine makes its cache by this arithmetic: its size agrees of itself, "
+            "what is checked is its use"
+        )
+    if failed := sum(row["failed"] for row in rows):
+        notes.append(f"{failed} requests failed")
+    words = _sentence(facts, rows, length, pool.tokens)
+    return Result(
+        "kv", way.about.name, words, COLUMNS, rows, facts, _plot(rows, fit), notes, settings
+    )
+
+
+def _sentence(
+    facts: dict[str, Any], rows: Sequence[dict[str, Any]], length: int, tokens: int
+) -> str:
+    words = f"The KV cache holds {tokens:,} tokens"
+    if facts["predicted_pool_tokens"] is not None:
+        words += f" (predicted {facts['predicted_pool_tokens']:,}, {facts['pool_error']:+.1%})"
+    words += f" and was predicted within {facts['worst_share_error'] * 100:.1f} points of use"
+    predicted, full = facts["predicted_full_at"], facts["reported_full_at"]
+    if full is None:
+        last = rows[-1]
+        words += f"; with {predicted:,} requests of {length:,} tokens it was to be full and was not"
+        if last["running"] < last["requests"]:
+            return (
+                f"{words}: never more than {last['running']:,} ran, which is max_num_seqs' doing."
+            )
+        return f"{words}, nor with {last['requests']:,}."
+    agrees = "as predicted" if full == predicted else f"against {predicted:,} predicted"
+    preempted = rows[-1]["preempted"]
+    then = f"{preempted:,} had to be preempted" if preempted else "the rest waited"
+    return (
+        f"{words}; it was full with {full:,} requests of {length:,} tokens, {agrees}, and then "
+        f"{then}: nothing ran out of memory."
+        if not rows[-1]["failed"]
+        else f"{words}; it was full with {full:,} requests of {length:,} tokens, {agrees}, and "
+        f"then {rows[-1]['failed']:,} requests failed."
+    )
+
+
+def _plot(rows: Sequence[dict[str, Any]], fit: int) -> str:
+    def of(key: str) -> list[tuple[float, float]]:
+        return [(float(row["requests"]), row[key]) for row in rows]
+
+    series = [
+        Series("predicted", (), of("predicted_share")),
+        Series("reported, at most", of("reported_share")),
+    ]
+    x = Axis("requests at once", count_label, log=False)
+    y = Axis("KV cache in use", share_label, log=False)
+    return document(Panel(series, x, y, (float(fit), "last that fits")))

@@ -1,0 +1,62 @@
+"""Statistics of a load's answers: percentiles that say when there are too few, rates, hits."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from forebay.analysis.experiments.ways import Seen
+from forebay.replay.slo import Slo, meets
+from forebay.replay.summary import LEAST_BEYOND
+from forebay.traces.buckets import bucket_of
+
+
+def percentile(values: Iterable[float | None], percent: float) -> float | None:
+    """Nearest rank; None with fewer samples beyond it than a replay's summary asks for."""
+    known = sorted(v for v in values if v is not None)
+    rank = max(1, math.ceil(percent / 100 * len(known) - 1e-9))
+    return known[rank - 1] if len(known) - rank >= LEAST_BEYOND else None
+
+
+def ttfts(seen: Iterable[Seen]) -> list[float]:
+    return [one.ttft_s for one in seen if one.ok and one.ttft_s is not None]
+
+
+def hit_ratio(seen: Iterable[Seen]) -> float | None:
+    """Cached of all prompt tokens; None when a server does not tell them."""
+    answered = [one for one in seen if one.ok]
+    if not answered or any(one.cached_tokens is None for one in answered):
+        return None
+    prompt = sum(one.prompt_tokens or 0 for one in answered)
+    return sum(one.cached_tokens or 0 for one in answered) / prompt if prompt else None
+
+
+def good(seen: Iterable[Seen], slos: Sequence[Slo]) -> int:
+    """How many met every target that applies to them, from when they were due."""
+    met = 0
+    for one in seen:
+        bucket = bucket_of(one.request.input_tokens) or "other"
+        values = {"ttft": one.ttft_s, "e2e": one.e2e_s, "tpot": one.tpot_s, "stall": one.stall_s}
+        met += one.ok and meets(slos, bucket, values)
+    return met
+
+
+def window_s(seen: Sequence[Seen]) -> float:
+    """How long arrivals went on: one mean gap longer than from the first to the last."""
+    if len(seen) < 2:
+        return 0.0
+    due = [one.due_s for one in seen]
+    return (max(due) - min(due)) * len(due) / (len(due) - 1)
+
+
+def doubted(words: str, notes: list[str], rows: Iterable[Mapping[str, Any]], *keys: str) -> str:
+    """`words`, and that they do not hold where a row's load was not as meant; `notes` say which."""
+    bad = [
+        f"{' '.join(f'{row[k]:g}' if isinstance(row[k], float) else str(row[k]) for k in keys)} "
+        f"({row['verdict']})"
+        for row in rows
+        if row["verdict"] != "valid"
+    ]
+    if not bad:
+        return words
+    notes.append(f"not to be believed: {', '.join(bad)}")
+    return f"Not valid, the client or an engine could not keep up: {words}"

@@ -1,0 +1,184 @@
+"""The ways from users to engines that a study compares, and what came of a load on each.
+
+`sim:MODEL@GPU` has two: the engines in turn, and the proxy in front of the same engines, both in
+virtual time. By URL there are as many as are given. A load is phases of requests; a phase begins
+when the one before it is over, and finds in the cache what that left.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from forebay.analysis.experiments.gauges import Pool, Sample
+from forebay.analysis.experiments.target import About, StudyFailed
+from forebay.replay.sim.closed_loop import closed_loop
+from forebay.replay.sim.fleet import Fleet, Outcome
+from forebay.replay.sim.request import SimRequest
+from forebay.replay.sim.scenario import DIRECT, Scenario, can_skip, check_lengths
+from forebay.replay.sim.skipping import SkippingEngine
+from forebay.replay.sim.stepping import SteppingEngine
+from forebay.traces.schema import TraceRequest
+
+IN_TURN, PROXY = "engines in turn", "proxy"
+APART_S = 600.0  # between phases in virtual time, where waiting costs nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What became of one request; seconds, from when it was due; None where it never happened.
+
+    `outcome`: ok, rejected or failed, with the `reason`; `due_s` and `done_s` count from the start
+    of its phase.
+    """
+
+    request: TraceRequest
+    outcome: str
+    reason: str | None
+    due_s: float
+    done_s: float | None
+    ttft_s: float | None
+    e2e_s: float | None
+    tpot_s: float | None
+    stall_s: float | None
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    backend: str | None
+
+    @property
+    def ok(self) -> bool:
+        return self.outcome == "ok"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One phase, played; `verdict` as of a replay, with its reason."""
+
+    seen: Sequence[Seen]
+    samples: Sequence[Sample] = ()
+    verdict: str = "valid"
+    reason: str = "simulated: every arrival is at its time"
+
+    def checked(self, way: str) -> "Load":
+        """Itself; raises StudyFailed when nothing at all was answered."""
+        if not any(one.ok for one in self.seen):
+            why = ", ".join(sorted({one.reason or one.outcome for one in self.seen}))
+            raise StudyFailed(f"{way}: none of {len(self.seen)} requests was answered ({why})")
+        return self
+
+
+class Way(Protocol):
+    """One way in. `pools` is what each engine says its KV cache is; empty when nobody says."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def about(self) -> About: ...
+    @property
+    def max_num_seqs(self) -> int | None: ...
+    @property
+    def pools(self) -> Sequence[Pool]: ...
+
+    async def play(self, label: str, *phases: Sequence[TraceRequest]) -> list[Load]:
+        """Send each request when it is due in its phase; raises StudyFailed."""
+        ...
+
+    async def closed(self, label: str, rows: Sequence[TraceRequest], at_once: int) -> Load:
+        """Send all, `at_once` in flight; raises StudyFailed."""
+        ...
+
+
+class WatchedEngine(SteppingEngine):
+    """An engine that notes its gauges after every step."""
+
+    def __init__(self, scenario: Scenario, name: str, samples: list[Sample]) -> None:
+        super().__init__(scenario.engine)
+        self._name, self._samples = name, samples
+
+    def advance(self, now: float) -> tuple[list[SimRequest], list[SimRequest]]:
+        told = super().advance(now)
+        core = self.core
+        self._samples.append(
+            Sample(self._name, now, core.running, core.waiting, core.kv_usage, core.preemptions)
+        )
+        return told
+
+
+class SimWay:
+    """Simulated engines in virtual time, with or without the proxy; every load finds them empty.
+
+    `watched` notes gauges, for which every step is computed: slower, the same times.
+    """
+
+    def __init__(self, name: str, scenario: Scenario, target: str, *, watched: bool) -> None:
+        engine = scenario.engine
+        self.name, self._scenario, self._watched = name, scenario, watched
+        self.about = About(target, engine.model_spec, engine.gpu_spec, engine.context)
+        self.max_num_seqs: int | None = engine.seqs
+        self.pools: Sequence[Pool] = [Pool(engine.num_blocks(), engine.block_size)] * scenario.gpus
+
+    async def play(self, label: str, *phases: Sequence[TraceRequest]) -> list[Load]:
+        starts = [number * APART_S for number in range(len(phases))]
+        rows: list[TraceRequest] = []
+        for start, phase in zip(starts, phases, strict=True):
+            rows += [replace(row, arrival_s=start + row.arrival_s) for row in phase]
+        check_lengths(rows, self._scenario.engine.context)
+        samples: list[Sample] = []
+        names = [f"gpu{number}" for number in range(self._scenario.gpus)]
+        engines = {name: self._engine(name, samples) for name in names}
+        outcomes = iter(Fleet(self._scenario.new_policy(names), engines).run(rows))
+        loads = []
+        for start, phase in zip(starts, phases, strict=True):
+            of_phase = [next(outcomes) for _ in phase]
+            end = max((one.finished_s or 0.0 for one in of_phase), default=0.0)
+            if end >= start + APART_S and start != starts[-1]:
+                raise StudyFailed(f"{self.name}: a phase took more than {APART_S:g} s")
+            within = [
+                replace(one, at_s=one.at_s - start)
+                for one in samples
+                if start <= one.at_s < start + APART_S or start == starts[-1] <= one.at_s
+            ]
+            loads.append(Load([seen_of(one, start) for one in of_phase], within))
+        return [load.checked(self.name) for load in loads]
+
+    async def closed(self, label: str, rows: Sequence[TraceRequest], at_once: int) -> Load:
+        check_lengths(rows, self._scenario.engine.context)
+        samples: list[Sample] = []
+        outcomes = closed_loop(rows, self._engine("gpu0", samples), "gpu0", at_once)
+        return Load([seen_of(one, 0.0) for one in outcomes], samples).checked(self.name)
+
+    def _engine(self, name: str, samples: list[Sample]) -> SkippingEngine | SteppingEngine:
+        if self._watched:
+            return WatchedEngine(self._scenario, name, samples)
+        if can_skip(self._scenario.engine):
+            return SkippingEngine(self._scenario.engine)
+        return SteppingEngine(self._scenario.engine)
+
+
+def sim_ways(target: str, scenario: Scenario, *, watched: bool = False) -> list[Way]:
+    """The engines of `scenario` without the proxy and with it."""
+    direct = replace(scenario, policy=DIRECT)
+    return [
+        SimWay(IN_TURN, direct, target, watched=watched),
+        SimWay(PROXY, scenario, target, watched=watched),
+    ]
+
+
+def seen_of(outcome: Outcome, start_s: float) -> Seen:
+    """What the simulation knows of a request whose phase began at `start_s`."""
+    row, first, last = outcome.request, outcome.first_token_s, outcome.finished_s
+    many = row.output_tokens > 1
+    rejected = outcome.reject
+    return Seen(
+        request=row,
+        outcome="rejected" if rejected else "ok" if last is not None else "failed",
+        reason=rejected.reason if rejected else None,
+        due_s=row.arrival_s - start_s,
+        done_s=None if last is None else last - start_s,
+        ttft_s=outcome.ttft_s,
+        e2e_s=None if last is None else last - row.arrival_s,
+        tpot_s=(last - first) / (row.output_tokens - 1) if many and first and last else None,
+        stall_s=outcome.stall_s if many and last is not None else None,
+        prompt_tokens=row.input_tokens if last is not None else None,
+        cached_tokens=outcome.cached_tokens if last is not None else None,
+        backend=outcome.backend,
+    )

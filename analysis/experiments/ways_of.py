@@ -1,0 +1,33 @@
+"""The ways that a command's --target, --engine and --gpus name."""
+
+from collections.abc import Sequence
+
+from forebay.analysis.experiments.http_way import http_ways
+from forebay.analysis.experiments.study import Study
+from forebay.analysis.experiments.target import SIM, sim_config
+from forebay.analysis.experiments.ways import IN_TURN, PROXY, Way, sim_ways
+from forebay.replay.sim.scenario import Scenario
+from forebay.traces.errors import InputError
+
+
+async def ways_of(
+    asked: Study,
+    engines: Sequence[str] | None,
+    gpus: int,
+    batched: int | None,
+    *,
+    watched: bool = False,
+) -> Sequence[Way]:
+    """Engines in turn and proxy, simulated or by URL; raises InputError.
+
+    A URL without --engine is one way only, called the target: what it is nobody knows.
+    """
+    (target,) = asked.targets
+    if target.startswith(SIM):
+        if engines:
+            raise InputError("--engine: a sim: target has its engines; leave it out")
+        scenario = Scenario(sim_config(target, asked.gpu, batched), gpus)
+        return sim_ways(target, scenario, watched=watched)
+    if not engines:
+        return await http_ways(asked, [("target", [target])], ())
+    return await http_ways(asked, [(IN_TURN, engines), (PROXY, [target])], engines)

@@ -1,0 +1,227 @@
+"""Write the traffic down as a trace that `forebay replay` and `simulate` take: no text, no names.
+
+A row a shaped request, refused ones too, in order of arrival, the first at 0. Of a prompt stand
+its length and the hashes of its blocks, keyed by a secret salt: who has the file can see that two
+prompts begin alike, not guess what they say. Tenants are keyed hashes as well. Lengths are the
+engine's own count where the answer told them; else the prompt's is estimated and the output's is
+the most that was asked for.
+
+All blocks of text in a file stand for equally many tokens, by `tokens.bytes_per_token`. The end of
+a prompt that fills no block is new in every row.
+"""
+
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from hashlib import blake2b
+from math import inf
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from forebay.proxy.config import CaptureConfig, Config
+from forebay.proxy.prompt import BYTES_PER_TOKEN_ID
+from forebay.proxy.record import Record
+from forebay.traces.errors import InputError
+from forebay.traces.jsonl import row_bytes
+from forebay.traces.schema import TraceRequest
+
+SALT: Final = "FOREBAY_CAPTURE_SALT"
+LEAST_SALT: Final = 16  # characters
+MOST_PENDING: Final = 10_000  # rows that wait for an earlier request to end
+MOST_QUEUED: Final = 10_000  # rows that wait for the disk
+MOST_FILES: Final = 10_000
+CLOSE_S: Final = 5.0
+
+
+class Rows:
+    """Finished requests as rows of a trace, in order of arrival; pure."""
+
+    def __init__(self, salt: bytes, block_bytes: int, bytes_per_token: float) -> None:
+        self._key = blake2b(salt, digest_size=32).digest()
+        self._text_tokens = max(1, round(block_bytes / bytes_per_token))
+        self._id_tokens = max(1, block_bytes // BYTES_PER_TOKEN_ID)
+        self._first_at = inf
+        self._pending: dict[int, Record] = {}  # in order of arrival
+        self._ended: set[int] = set()
+        self._made = 0
+
+    def began(self, record: Record) -> None:
+        """A request has come; `finished` must be told of it too."""
+        self._pending[id(record)] = record
+
+    def finished(self, record: Record) -> list[TraceRequest]:
+        """It has ended: the rows that wait for nothing now."""
+        if id(record) in self._pending:
+            self._ended.add(id(record))
+        return self._ready(MOST_PENDING)
+
+    def rest(self) -> list[TraceRequest]:
+        """What is left, ended or not."""
+        return self._ready(0)
+
+    def _ready(self, most_pending: int) -> list[TraceRequest]:
+        rows = []
+        while self._pending:
+            first = next(iter(self._pending))
+            if first not in self._ended and len(self._pending) <= most_pending:
+                break
+            self._ended.discard(first)
+            record = self._pending.pop(first)
+            if record.request is not None:  # else it was no request that could be read
+                rows.append(self._row(record))
+        return rows
+
+    def _row(self, record: Record) -> TraceRequest:
+        request = record.request
+        assert request is not None
+        self._made += 1
+        self._first_at = min(self._first_at, record.arrived_at)
+        block_tokens = self._id_tokens if record.token_ids else self._text_tokens
+        input_tokens = record.prompt_tokens or request.prompt_tokens
+        wanted = -(-input_tokens // block_tokens)
+        blocks = [self._hash(block.to_bytes(8, "little")) for block in request.blocks[:wanted]]
+        for number in range(len(blocks), wanted):
+            blocks.append(self._hash(b"end %d of %d" % (number, self._made)))
+        tenant = None
+        if record.tenant:
+            tenant = f"t-{self._hash(b'tenant ' + record.tenant.encode()):016x}"
+        return TraceRequest(
+            id=f"captured-{self._made}",
+            arrival_s=round(record.arrived_at - self._first_at, 6),
+            input_tokens=input_tokens,
+            output_tokens=record.output_tokens or request.output_tokens,
+            blocks=tuple(blocks),
+            block_tokens=block_tokens,
+            tenant=tenant,
+            service_class=None if request.service_class == "standard" else request.service_class,
+        )
+
+    def _hash(self, data: bytes) -> int:
+        return int.from_bytes(blake2b(data, key=self._key, digest_size=8).digest(), "little")
+
+
+class Capture:
+    """Rows on their way to the file, by a thread: a slow disk must not stop the loop."""
+
+    def __init__(
+        self, rows: Rows, path: Path, file: BinaryIO, most_bytes: float, say: Callable[[str], None]
+    ) -> None:
+        self.path = path
+        self.written = 0
+        self.dropped = 0
+        self.stopped = ""
+        self._rows = rows
+        self._file = file
+        self._most_bytes = most_bytes
+        self._say = say
+        self._queue: queue.Queue[TraceRequest | None] = queue.Queue(MOST_QUEUED)
+        self._thread = threading.Thread(target=self._write, name="capture", daemon=True)
+        self._thread.start()
+
+    def began(self, record: Record) -> None:
+        if not self.stopped:
+            self._rows.began(record)
+
+    def finished(self, record: Record) -> None:
+        for row in self._rows.finished(record):
+            self._put(row)
+
+    def close(self) -> None:
+        """Write what is left; bounded in time."""
+        for row in self._rows.rest():
+            self._put(row)
+        try:
+            self._queue.put(None, timeout=CLOSE_S)
+        except queue.Full:
+            return  # the disk hangs, and a daemon thread may be left behind
+        self._thread.join(CLOSE_S)
+
+    def status(self) -> dict[str, object]:
+        return {
+            "path": str(self.path),
+            "written": self.written,
+            "dropped": self.dropped,
+            "stopped": self.stopped or None,
+        }
+
+    def _put(self, row: TraceRequest) -> None:
+        if self.stopped:
+            self.dropped += 1
+            return
+        try:
+            self._queue.put_nowait(row)
+        except queue.Full:
+            if not self.dropped:
+                self._say(f"capture: {self.path} is written too slowly: rows are left out")
+            self.dropped += 1
+
+    def _write(self) -> None:
+        size = 0
+        with self._file as file:
+            while (row := self._queue.get()) is not None:
+                if self.stopped:
+                    self.dropped += 1
+                    continue
+                line = row_bytes(row)
+                if size + len(line) > self._most_bytes:
+                    self._stop("it is as long as capture.max_size allows")
+                    self.dropped += 1
+                    continue
+                try:
+                    file.write(line)
+                    if self._queue.empty():
+                        file.flush()
+                except OSError as error:
+                    self._stop(f"it cannot be written ({error.strerror})")
+                    self.dropped += 1
+                    continue
+                size += len(line)
+                self.written += 1
+
+    def _stop(self, why: str) -> None:
+        self.stopped = why
+        self._say(f"capture: {self.path} ends here: {why}")
+
+
+@asynccontextmanager
+async def capturing(
+    config: Config, environ: Mapping[str, str], say: Callable[[str], None]
+) -> AsyncIterator[Capture | None]:
+    """The capture that the configuration asks for; raises InputError."""
+    if config.capture.path is None:
+        yield None
+        return
+    salt = environ.get(SALT, "")
+    if len(salt) < LEAST_SALT:
+        raise InputError(
+            f"capture.path: set {SALT} to a secret of {LEAST_SALT} characters or more, e.g. "
+            f"export {SALT}=$(openssl rand -hex 16)"
+        )
+    path, file = _new_file(config.capture)
+    rows = Rows(
+        salt.encode(),
+        config.affinity.block_bytes,
+        config.tokens.bytes_per_token,
+    )
+    capture = Capture(rows, path, file, config.capture.max_size, say)
+    say(f"capturing traffic in {path}")
+    try:
+        yield capture
+    finally:
+        capture.close()
+
+
+def _new_file(config: CaptureConfig) -> tuple[Path, BinaryIO]:
+    """`path`, or where that is taken `name.2.jsonl` and so on: no start loses what another took."""
+    path = config.path
+    assert path is not None
+    for number in range(1, MOST_FILES):
+        at = path if number == 1 else path.with_name(f"{path.stem}.{number}{path.suffix}")
+        try:
+            return at, at.open("xb")
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise InputError(f"capture.path: cannot write {at} ({error.strerror})") from error
+    raise InputError(f"capture.path: {path} and {MOST_FILES} more are there; move them away")

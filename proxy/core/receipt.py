@@ -1,0 +1,220 @@
+"""What is kept of each decision: what the shaper saw, what it did, and what really happened.
+
+Lengths, seconds and names, never text. Of requests that have ended the last so many are kept.
+"""
+
+from collections.abc import Sequence
+from math import inf
+from typing import Final
+
+from forebay.proxy.core.model import Request
+from forebay.proxy.core.routing import Option
+
+MOST_STEPS: Final = 24  # of one request's way; what comes after is left out
+ERROR_S: Final = (0.05, 0.2, 1.0, 4.0, 15.0)  # bounds of `Tally.late` and `early`
+OUTCOMES: Final = ("met", "missed", "refused", "unanswered", "unseen")
+VERDICTS: Final = ("right", "displacing", "false", "unjudged")
+
+
+class Step:
+    """One thing that happened to a request.
+
+    Attributes:
+        kind: queued, sent, failed, first_token, ended, left or refused.
+        why: of queued: what keeps it waiting, a `Block` or "turn".
+    """
+
+    __slots__ = ("at", "backend", "kind", "why")
+
+    def __init__(self, at: float, kind: str, backend: str, why: str) -> None:
+        self.at = at
+        self.kind = kind
+        self.backend = backend
+        self.why = why
+
+
+class Receipt:
+    """All that is known of one request. Times are of the caller's clock; -1: it did not happen.
+
+    Attributes:
+        options: what sending it to each backend would have meant on arrival.
+        chosen: the one that was meant on arrival.
+        rule: which condition decided (see `explain.py`); `value` is what was compared with `limit`.
+        queued: requests of its bucket that waited already; -1 if it did not have to.
+        target_s: the first token was promised by then, after the arrival.
+        waits: seconds in the queue by what kept it there.
+        state: queued, prefilling, streaming, ended, left or refused.
+        predicted_s: from the last dispatch to the first token.
+        status, reason: what the client was answered, as whoever answers it told.
+    """
+
+    __slots__ = (
+        "arrived_at",
+        "backend",
+        "bucket",
+        "cached_tokens",
+        "chosen",
+        "ended_at",
+        "engine_tokens",
+        "first_token_at",
+        "hindsight",
+        "id",
+        "limit",
+        "matched_tokens",
+        "max_wait_s",
+        "options",
+        "output_tokens",
+        "predicted_s",
+        "prompt_tokens",
+        "queued",
+        "reason",
+        "rule",
+        "sent_at",
+        "service_class",
+        "state",
+        "status",
+        "steps",
+        "streams",
+        "target_s",
+        "tenant",
+        "timeout_s",
+        "tries",
+        "value",
+        "wait_since",
+        "waiting_for",
+        "waits",
+    )
+
+    def __init__(self, request: Request, bucket: str, now: float) -> None:
+        self.id = request.id
+        self.tenant = request.tenant
+        self.service_class: str = request.service_class
+        self.prompt_tokens = request.prompt_tokens
+        self.streams = request.streams
+        self.timeout_s = request.timeout_s
+        self.bucket = bucket
+        self.arrived_at = now
+        self.max_wait_s = inf
+        self.target_s = inf
+        self.options: Sequence[Option] = ()
+        self.chosen: Option | None = None
+        self.queued = -1
+        self.rule = ""
+        self.value = 0.0
+        self.limit = inf
+        self.steps: list[Step] = []
+        self.waits: dict[str, float] = {}
+        self.waiting_for = ""
+        self.wait_since = now
+        self.state = "queued"
+        self.backend = ""
+        self.tries = 0
+        self.sent_at = -1.0
+        self.matched_tokens = 0
+        self.predicted_s = 0.0
+        self.first_token_at = -1.0
+        self.ended_at = -1.0
+        self.cached_tokens = -1
+        self.engine_tokens = 0  # its prompt as the engine counts
+        self.output_tokens = 0
+        self.hindsight = ""
+        self.status = 0
+        self.reason = ""
+
+    def step(self, at: float, kind: str, backend: str = "", why: str = "") -> None:
+        if len(self.steps) < MOST_STEPS:
+            self.steps.append(Step(at, kind, backend, why))
+
+    def waits_for(self, why: str, now: float) -> None:
+        """From now on this keeps it waiting; "" for nothing any more."""
+        before = self.waiting_for
+        if before:
+            self.waits[before] = self.waits.get(before, 0.0) + now - self.wait_since
+        self.waiting_for = why
+        self.wait_since = now
+
+
+class Tally:
+    """Sums of one bucket.
+
+    Attributes:
+        admitted: requests that were taken, by what became of them: the first token came within
+            the target (met) or later (missed), they were refused after all, ended without a first
+            token (their client left, or the backend failed), or it cannot be seen (no stream).
+        refusals: of those refused for want of time or room, by the verdict of `hindsight.py`.
+        late, early: first tokens by how far off the prediction on arrival was, seconds; the
+            number up to each of ERROR_S, and beyond.
+        late_s, early_s: sums of the same.
+    """
+
+    __slots__ = ("admitted", "early", "early_s", "late", "late_s", "refusals")
+
+    def __init__(self) -> None:
+        self.admitted = dict.fromkeys(OUTCOMES, 0)
+        self.refusals = dict.fromkeys(VERDICTS, 0)
+        self.late = [0] * (len(ERROR_S) + 1)
+        self.early = [0] * (len(ERROR_S) + 1)
+        self.late_s = 0.0
+        self.early_s = 0.0
+
+    def first_token(self, ttft_s: float, predicted_s: float) -> None:
+        """A first token came so long after the arrival, and was predicted for then."""
+        error_s = ttft_s - predicted_s
+        at, size_s = 0, abs(error_s)
+        while at < len(ERROR_S) and size_s > ERROR_S[at]:
+            at += 1
+        if error_s >= 0.0:
+            self.late[at] += 1
+            self.late_s += size_s
+        else:
+            self.early[at] += 1
+            self.early_s += size_s
+
+
+class Receipts:
+    """Those of requests under way, and of the last `keep` that have ended."""
+
+    def __init__(self, keep: int) -> None:
+        self.keep = keep
+        self.under_way: dict[str, Receipt] = {}
+        self.ended: dict[str, Receipt] = {}
+        self.tallies: dict[str, Tally] = {}
+
+    def open(self, request: Request, bucket: str, now: float) -> Receipt:
+        receipt = self.under_way[request.id] = Receipt(request, bucket, now)
+        return receipt
+
+    def close(self, receipt: Receipt, state: str, now: float) -> None:
+        """It has ended; the oldest one that has is forgotten."""
+        receipt.waits_for("", now)
+        receipt.state = state
+        receipt.ended_at = now
+        self.under_way.pop(receipt.id, None)
+        self.ended[receipt.id] = receipt
+        if len(self.ended) > self.keep:
+            del self.ended[next(iter(self.ended))]
+
+    def tally(self, bucket: str) -> Tally:
+        tally = self.tallies.get(bucket)
+        if tally is None:
+            tally = self.tallies[bucket] = Tally()
+        return tally
+
+    def find(self, request_id: str) -> Receipt | None:
+        """None when it is unknown, or forgotten."""
+        return self.under_way.get(request_id) or self.ended.get(request_id)
+
+    def named(self, name: str) -> list[Receipt]:
+        """Those that are `name`, or `name/` and a number; the latest first."""
+        if (one := self.find(name)) is not None:
+            return [one]
+        found = [r for r in self.ended.values() if r.id.rpartition("/")[0] == name]
+        found += [r for r in self.under_way.values() if r.id.rpartition("/")[0] == name]
+        return sorted(reversed(found), key=lambda receipt: -receipt.arrived_at)
+
+    def answered(self, request_id: str, status: int, reason: str) -> None:
+        """How the client was answered, told by whoever did."""
+        receipt = self.find(request_id)
+        if receipt is not None:
+            receipt.status = status
+            receipt.reason = reason

@@ -1,0 +1,55 @@
+"""How good the decisions were, for Prometheus: promises kept, refusals in hindsight, predictions.
+
+Read from the receipts' sums when somebody asks. Labels: buckets, and fixed lists.
+"""
+
+from collections.abc import Callable, Iterable
+from itertools import accumulate
+
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+
+from forebay.proxy.core.explain import ExplainedShaper
+from forebay.proxy.core.receipt import ERROR_S, Tally
+
+
+class DecisionMetrics:
+    """A collector; `clock` is the one that the shaper is told."""
+
+    def __init__(self, shaper: ExplainedShaper, clock: Callable[[], float]) -> None:
+        self._shaper = shaper
+        self._clock = clock
+
+    def collect(self) -> Iterable[Metric]:
+        self._shaper.settle(self._clock())
+        # Every series from the start, so that the first one counts in a rate.
+        tallies = [(bucket, self._shaper.receipts.tally(bucket)) for bucket in self._shaper.buckets]
+        admitted = CounterMetricFamily(
+            "forebay_admitted",
+            "Requests that were taken, by whether the first token came within the target",
+            labels=["bucket", "outcome"],
+        )
+        refusals = CounterMetricFamily(
+            "forebay_refusals_in_hindsight",
+            "Requests refused for want of time or room, by whether that was right (an estimate)",
+            labels=["bucket", "verdict"],
+        )
+        errors = HistogramMetricFamily(
+            "forebay_ttft_error_seconds",
+            "First tokens later or earlier than predicted on arrival",
+            labels=["bucket", "side"],
+        )
+        for bucket, tally in tallies:
+            for outcome, count in tally.admitted.items():
+                admitted.add_metric([bucket, outcome], count)
+            for verdict, count in tally.refusals.items():
+                refusals.add_metric([bucket, verdict], count)
+            for side, counts, sum_s in _errors(tally):
+                bounds = [*map(str, ERROR_S), "+Inf"]
+                cumulative = [float(count) for count in accumulate(counts)]
+                errors.add_metric([bucket, side], list(zip(bounds, cumulative, strict=True)), sum_s)
+        yield from (admitted, refusals, errors)
+
+
+def _errors(tally: Tally) -> Iterable[tuple[str, list[int], float]]:
+    yield "late", tally.late, tally.late_s
+    yield "early", tally.early, tally.early_s

@@ -1,0 +1,90 @@
+"""Counters and histograms for Prometheus that cost next to nothing to count with.
+
+prometheus_client's own take a lock for every number, for the sake of threads: 2 to 5 us each, and
+ten a request. Everything here is counted on one event loop.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from math import inf
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.utils import floatToGoString
+
+
+class Counter:
+    """As prometheus_client.Counter; without label names it is its own only child."""
+
+    def __init__(
+        self,
+        name: str,
+        text: str,
+        labels: Sequence[str] = (),
+        *,
+        registry: CollectorRegistry | None = None,
+    ) -> None:
+        self._name, self._text, self._labels = name, text, tuple(labels)
+        self._value = 0.0
+        self._children: dict[tuple[str, ...], Counter] = {} if labels else {(): self}
+        if registry is not None:
+            registry.register(self)
+
+    def labels(self, *values: str) -> "Counter":
+        """The child with these values, in the order of the label names."""
+        assert len(values) == len(self._labels)
+        if values not in self._children:
+            self._children[values] = Counter(self._name, self._text)
+        return self._children[values]
+
+    def inc(self, amount: float = 1.0) -> None:
+        self._value += amount
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        family = CounterMetricFamily(self._name, self._text, labels=self._labels)
+        for values, child in self._children.items():
+            family.add_metric(values, child._value)
+        yield family
+
+
+class Histogram:
+    """As prometheus_client.Histogram."""
+
+    def __init__(
+        self,
+        name: str,
+        text: str,
+        labels: Sequence[str] = (),
+        *,
+        buckets: Sequence[float],
+        registry: CollectorRegistry | None = None,
+    ) -> None:
+        """`buckets`: upper edges, rising; what is beyond the last is counted too."""
+        self._name, self._text, self._labels = name, text, tuple(labels)
+        self._edges = tuple(buckets)
+        self._counts = [0] * (len(self._edges) + 1)
+        self._sum = 0.0
+        self._children: dict[tuple[str, ...], Histogram] = {} if labels else {(): self}
+        if registry is not None:
+            registry.register(self)
+
+    def labels(self, *values: str) -> "Histogram":
+        """The child with these values, in the order of the label names."""
+        assert len(values) == len(self._labels)
+        if values not in self._children:
+            self._children[values] = Histogram(self._name, self._text, buckets=self._edges)
+        return self._children[values]
+
+    def observe(self, amount: float) -> None:
+        self._counts[bisect_left(self._edges, amount)] += 1
+        self._sum += amount
+
+    def collect(self) -> Iterable[HistogramMetricFamily]:
+        family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
+        for values, child in self._children.items():
+            buckets, so_far = [], 0
+            for edge, count in zip((*self._edges, inf), child._counts, strict=True):
+                so_far += count
+                buckets.append((floatToGoString(edge), so_far))  # type: ignore[no-untyped-call]
+            family.add_metric(values, buckets, child._sum)
+        yield family

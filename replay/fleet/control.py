@@ -1,0 +1,100 @@
+"""Ask about a fleet that runs, and stop it, from another process."""
+
+import asyncio
+import os
+import signal
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from forebay.replay.fleet.probe import healthy, load
+from forebay.replay.fleet.state import (
+    FleetState,
+    Process,
+    ServerState,
+    read_state,
+    remove_state,
+)
+
+LOOK_EVERY_S = 0.1
+SUPERVISOR_S = 10.0  # beyond what its servers may take
+
+
+async def fleet_status(state: FleetState) -> dict[str, Any]:
+    """What the state file says and what each server says now; `well`: all that should be, is."""
+    async with aiohttp.ClientSession() as session:
+        supervised = state.supervisor.alive
+        asked = (_server(one, session, supervised) for one in state.servers)
+        servers = await asyncio.gather(*asked)
+    return {
+        "well": supervised and all(one["healthy"] for one in servers),
+        "supervisor": {"pid": state.supervisor.pid, "alive": supervised},
+        "model": state.model,
+        "vllm": state.vllm,
+        "proxy_config": state.proxy_config,
+        "servers": servers,
+    }
+
+
+async def _server(
+    server: ServerState, session: aiohttp.ClientSession, supervised: bool
+) -> dict[str, Any]:
+    alive = server.process is not None and server.process.alive
+    # Somebody else may answer at its port: only what is ours is asked.
+    well = alive and await healthy(session, server.url)
+    said = await load(session, server.url) if well else None
+    return {
+        "name": server.name,
+        "url": server.url,
+        "gpu": server.gpu,
+        "pid": server.process.pid if server.process and alive else None,
+        "phase": server.phase if alive or (supervised and server.process is None) else "gone",
+        "for_s": round(max(0.0, time.time() - server.since), 1),
+        "restarts": server.restarts,
+        "last_end": server.last_end,
+        "log": server.log,
+        "healthy": well,
+        "load": asdict(said) if said else None,
+    }
+
+
+def stop_fleet(folder: Path, state: FleetState) -> dict[str, Any]:
+    """End the supervisor, which ends its servers; then what is left of ours, and only that.
+
+    A process whose number somebody else has by now is not touched.
+    """
+    patience_s = state.stop_s + SUPERVISOR_S
+    supervisor = _end(state.supervisor, patience_s)
+    now = read_state(folder)  # gone after a clean end
+    left = {}
+    for server in now.servers if now else []:  # of a supervisor that died, or had to be killed
+        if server.process is not None and server.process.alive:
+            left[server.name] = _end(server.process, state.stop_s, group=True)
+    remove_state(folder)
+    return {"supervisor": supervisor, "left_servers": left}
+
+
+def _end(process: Process, patience_s: float, *, group: bool = False) -> str:
+    """`stopped`, `killed`, or `gone` when it was there no more.
+
+    Args:
+        group: SIGKILL goes to its whole group, of which it is the first.
+    """
+    if not process.alive:
+        return "gone"
+    with suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGTERM)
+    deadline = time.monotonic() + patience_s
+    while process.alive and time.monotonic() < deadline:
+        time.sleep(LOOK_EVERY_S)  # not our child: there is nothing to wait for
+    how = "killed" if process.alive else "stopped"
+    with suppress(ProcessLookupError):
+        if group:
+            os.killpg(process.pid, signal.SIGKILL)
+        elif how == "killed":
+            os.kill(process.pid, signal.SIGKILL)
+    return how

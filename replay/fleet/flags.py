@@ -1,0 +1,207 @@
+"""The flags and environment a server is started with, each with one line why.
+
+Nothing here looks at the machine: what was found comes in as `Setting`.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from forebay.replay.fleet.profiles import Profile
+
+SINCE = {"--max-num-queued-reqs": (0, 29), "--shutdown-timeout": (0, 20)}
+"""Flags by the first vLLM known to have them; the others are in 0.11 (read in the wheels of 0.11.2,
+0.14.1, 0.17.1, 0.20.2, 0.23.0, 0.26.0, 0.29.0 and 0.32.0)."""
+ROPE_PARAMETERS_SINCE = (0, 14)  # before it: rope_scaling, with rope_theta left where it was
+YARN_BASE = 32_768
+YARN_THETA = 1_000_000.0  # Qwen2.5's: an override replaces the whole section, so it is said again
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag of `vllm serve`, or one environment variable, and why it is there."""
+
+    name: str
+    value: str | None
+    why: str
+
+    @property
+    def words(self) -> list[str]:
+        return [self.name] if self.value is None else [self.name, self.value]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What the flags follow from.
+
+    Attributes:
+        release: vLLM's major and minor version.
+        served_name: what clients call the model.
+        context: --max-model-len; None leaves it to the model's config.json.
+        seqs, seqs_why: --max-num-seqs and where it comes from.
+        batched_tokens: token budget of a step.
+        kv_memory: --kv-cache-memory-bytes; None: what the GPU has left.
+        cpu_threads: threads of one server; None on a GPU.
+        drain_s: how long running answers may go on after SIGTERM.
+        cache_root: VLLM_CACHE_ROOT of all servers; each has a folder in it.
+        loopback: whether the servers listen on this machine only.
+    """
+
+    profile: Profile
+    release: tuple[int, int]
+    served_name: str
+    context: int | None
+    seqs: int
+    seqs_why: str
+    batched_tokens: int
+    chunk: int
+    utilization: float
+    kv_memory: str | None
+    cpu_threads: int | None
+    drain_s: int
+    cache_root: str
+    loopback: bool
+
+
+def serve_flags(s: Setting) -> tuple[list[Flag], list[Flag]]:
+    """The flags all servers share, and those that this vLLM has not (their `why` says so)."""
+    wanted = [
+        Flag("--served-model-name", s.served_name, "what clients write as `model`"),
+        *_context(s),
+        Flag("--enable-prefix-caching", None, "a document that was read once is not read again"),
+        Flag("--enable-chunked-prefill", None, "chats go on while a document is being read"),
+        Flag(
+            "--max-num-batched-tokens",
+            str(s.batched_tokens),
+            "tokens a step computes: larger is faster for documents, slower for chats beside them",
+        ),
+        Flag(
+            "--long-prefill-token-threshold",
+            str(s.chunk),
+            f"a document gets at most {s.chunk:,} tokens of a step, so that short prompts fit "
+            "beside it and no gap between tokens is longer than such a step",
+        ),
+        Flag("--max-num-seqs", str(s.seqs), s.seqs_why),
+        Flag(
+            "--max-num-queued-reqs",
+            str(2 * s.seqs),
+            f"503 beyond it, for what comes past the proxy; the proxy sends {s.seqs} at most",
+        ),
+        *_memory(s),
+        Flag(
+            "--enable-prompt-tokens-details",
+            None,
+            "answers tell cached_tokens: the proxy learns what is held, replays count hits",
+        ),
+        Flag("--enable-request-id-headers", None, "one x-request-id in proxy, server and logs"),
+        Flag(
+            "--disable-uvicorn-access-log", None, "/health is asked every second: no line for each"
+        ),
+        Flag(
+            "--shutdown-timeout",
+            str(s.drain_s),
+            "running answers may finish; else SIGTERM cuts them with finish_reason abort",
+        ),
+    ]  # fmt: skip
+    if not s.drain_s:
+        wanted.pop()
+    have = [flag for flag in wanted if SINCE.get(flag.name, (0, 0)) <= s.release]
+    lack = [
+        Flag(flag.name, flag.value, f"vLLM has it from {_release(SINCE[flag.name])} on: {flag.why}")
+        for flag in wanted
+        if flag not in have
+    ]
+    return have, lack
+
+
+def _release(release: tuple[int, int]) -> str:
+    return f"{release[0]}.{release[1]}"
+
+
+def _context(s: Setting) -> list[Flag]:
+    if s.context is None:
+        return []
+    flags = [Flag("--max-model-len", str(s.context), "longest prompt and answer together, tokens")]
+    if s.profile.native and s.context > s.profile.native:
+        scaling = {
+            "rope_type": "yarn",
+            "factor": s.context / YARN_BASE,
+            "original_max_position_embeddings": YARN_BASE,
+        }
+        section = "rope_scaling"
+        if s.release >= ROPE_PARAMETERS_SINCE:
+            section, scaling = "rope_parameters", {**scaling, "rope_theta": YARN_THETA}
+        value = json.dumps({section: scaling, "max_position_embeddings": s.context})
+        why = f"YaRN: the model itself holds {s.profile.native:,} tokens"
+        flags.append(Flag("--hf-overrides", value, why))
+    return flags
+
+
+def _memory(s: Setting) -> list[Flag]:
+    if s.kv_memory is not None:
+        why = "memory for the KV cache of one server" + (
+            "; without it each would take what it finds" if s.cpu_threads else ""
+        )
+        flags = [Flag("--kv-cache-memory-bytes", s.kv_memory, why)]
+    else:
+        why = "share of GPU memory; the rest is for the driver, CUDA graphs and peaks"
+        flags = [Flag("--gpu-memory-utilization", f"{s.utilization:g}", why)]
+    if s.cpu_threads is not None:
+        flags += [
+            Flag("--enforce-eager", None, "no torch.compile: starts in seconds, needs no compiler"),
+            Flag(
+                "--distributed-executor-backend",
+                "uni",
+                "worker inside the engine; else both spin on shared memory and take two cores",
+            ),
+        ]
+    return flags
+
+
+def kv_events_flag(publish: str, replay: str) -> Flag:
+    """One server's --kv-events-config."""
+    value = json.dumps(
+        {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "topic": "kv-events",
+            "endpoint": publish,
+            "replay_endpoint": replay,
+        }
+    )
+    return Flag("--kv-events-config", value, "tells the proxy which blocks are held, exactly")
+
+
+def environment(s: Setting, name: str, gpu: int | None) -> list[Flag]:
+    """Environment variables of the server `name`."""
+    variables = []
+    if gpu is not None:
+        variables += [
+            Flag("CUDA_VISIBLE_DEVICES", str(gpu), "one server, one GPU"),
+            Flag("CUDA_DEVICE_ORDER", "PCI_BUS_ID", "GPU numbers as nvidia-smi's"),
+        ]
+    variables.append(
+        Flag(
+            "VLLM_CACHE_ROOT",
+            f"{s.cache_root}/{name}",
+            "compiled graphs outlive a restart; one folder each, or two compile into one",
+        )
+    )
+    if s.loopback:
+        variables.append(Flag("VLLM_HOST_IP", "127.0.0.1", "its inner ports listen here only"))
+    variables.append(Flag("VLLM_NO_USAGE_STATS", "1", "nothing is reported to anybody"))
+    if s.cpu_threads is not None:
+        variables += [
+            Flag("VLLM_ENABLE_V1_MULTIPROCESSING", "0", "goes with executor backend uni"),
+            Flag("OMP_NUM_THREADS", str(s.cpu_threads), "this server's share of the cores"),
+        ]
+    return variables
+
+
+def names_in(words: Sequence[str]) -> set[str]:
+    """Names of the flags in `words`, as `--max-num-seqs`, however they are written."""
+    return {
+        "--" + word[2:].partition("=")[0].removeprefix("no-").replace("_", "-")
+        for word in words
+        if word.startswith("--")
+    }

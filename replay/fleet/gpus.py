@@ -1,0 +1,91 @@
+"""Which NVIDIA GPUs are here and how much of their memory is free, as nvidia-smi says."""
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from forebay.replay.engine.gpu_memory import GpuMemory
+from forebay.traces.errors import InputError
+
+QUERY = (
+    "nvidia-smi",
+    "--query-gpu=index,name,memory.total,memory.free",
+    "--format=csv,noheader,nounits",
+)
+ASK_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU by nvidia-smi's number; memory in GiB."""
+
+    index: int
+    name: str
+    total_gib: float
+    free_gib: float
+
+    @property
+    def memory(self) -> GpuMemory:
+        return GpuMemory(self.name.lower(), self.total_gib)
+
+
+def found_gpus() -> list[Gpu]:
+    """All of this machine, none without a driver."""
+    try:
+        done = subprocess.run(QUERY, capture_output=True, text=True, timeout=ASK_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return parse_gpus(done.stdout) if done.returncode == 0 else []
+
+
+def parse_gpus(text: str) -> list[Gpu]:
+    """The lines of QUERY; a field that the driver does not tell (`[N/A]`) leaves its line out."""
+    gpus = []
+    for line in text.splitlines():
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) == 4 and all(field.isdigit() for field in (fields[0], *fields[2:])):
+            index, name, total, free = fields
+            gpus.append(Gpu(int(index), name, int(total) / 1024, int(free) / 1024))
+    return gpus
+
+
+def parse_indexes(text: str | None, environ: Mapping[str, str]) -> list[int] | None:
+    """`0,1` of --gpus, else of CUDA_VISIBLE_DEVICES; None: all there are. Raises InputError."""
+    where = "--gpus"
+    if text is None:
+        where, text = "CUDA_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES") or None
+    if text is None:
+        return None
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdigit() for word in words) or len(set(words)) < len(words):
+        raise InputError(f"{where} {text}: give GPU numbers as nvidia-smi -L lists them, e.g. 0,1")
+    return [int(word) for word in words]
+
+
+def choose_gpus(indexes: Sequence[int] | None, found: Sequence[Gpu]) -> list[Gpu]:
+    """Those to serve on; raises InputError where there is none, or not that one."""
+    if not found:
+        raise InputError(
+            "no GPU here (nvidia-smi lists none): give --cpu, or --dry-run to read the plan only"
+        )
+    if indexes is None:
+        return list(found)
+    by_index = {gpu.index: gpu for gpu in found}
+    for index in indexes:
+        if index not in by_index:
+            there = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in found)
+            raise InputError(f"--gpus: there is no GPU {index}; there are {there}")
+    return [by_index[index] for index in indexes]
+
+
+def check_free(gpus: Sequence[Gpu], utilization: float) -> None:
+    """Raise InputError where something else holds the memory that vLLM would ask for."""
+    for gpu in gpus:
+        wanted = utilization * gpu.total_gib
+        if gpu.free_gib < wanted:
+            share = int(gpu.free_gib / gpu.total_gib * 100) / 100
+            raise InputError(
+                f"GPU {gpu.index}: {gpu.free_gib:.1f} of {gpu.total_gib:.1f} GiB are free, "
+                f"--gpu-memory-utilization {utilization:g} asks for {wanted:.1f}: end what runs "
+                f"there (nvidia-smi shows it) or give --gpu-memory-utilization {share:g}"
+            )

@@ -1,0 +1,109 @@
+"""The models a fleet knows: what to fetch, how long a prompt may be, how much of it goes in a step.
+
+A name that is not here is passed to vLLM as it stands (a Hugging Face repository or a folder).
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from forebay.replay.engine.hf_config import read_shape
+from forebay.replay.engine.kv_layout import ModelShape
+from forebay.replay.engine.models import LLAMA_3_8B, PHI_3_MINI, QWEN_2_5_14B, ModelSpec
+from forebay.traces.errors import InputError
+
+STEP_TARGET_S = 0.25
+"""What a step may take that computes a document's next chunk behind the whole context before it:
+the gap that a reader sees beside it."""
+USUAL_CHUNK = 2048
+CPU_CHUNK = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A model that vLLM is to serve.
+
+    Attributes:
+        repository: what vLLM fetches or reads.
+        context: longest prompt and answer together, tokens; None: what its config.json says.
+        native: what the model holds without YaRN.
+        chunk: --long-prefill-token-threshold, tokens: the largest power of two whose step on an
+            H200 stays under STEP_TARGET_S (a test reckons it again).
+        shape: what its memory depends on; None where that is not known before vLLM reads it.
+        note: what a reader should know of it.
+    """
+
+    repository: str
+    context: int | None
+    native: int | None = None
+    chunk: int = USUAL_CHUNK
+    shape: ModelShape | None = None
+    note: str = ""
+
+
+def _known(
+    repository: str, spec: ModelSpec, context: int, chunk: int, note: str = "", native: int = 0
+) -> Profile:
+    return Profile(repository, context, native or context, chunk, spec.shape, note)
+
+
+_LLAMA_3 = _known(
+    "meta-llama/Meta-Llama-3-8B-Instruct",
+    LLAMA_3_8B,
+    8_192,
+    2_048,
+    "Llama-3-8B holds 8,192 tokens; llama-3.1-8b has the same size and holds 131,072",
+)
+_LLAMA_3_1 = _known("meta-llama/Llama-3.1-8B-Instruct", LLAMA_3_8B, 131_072, 2_048)
+_QWEN = _known(
+    "Qwen/Qwen2.5-14B-Instruct",
+    QWEN_2_5_14B,
+    131_072,
+    1_024,
+    "Qwen2.5 holds 32,768 tokens, beyond them with YaRN, which costs short prompts a little; "
+    "--max-model-len 32768 leaves it out",
+    native=32_768,
+)
+_PHI = _known("microsoft/Phi-3-mini-128k-instruct", PHI_3_MINI, 131_072, 2_048)
+PROFILES = {
+    "llama-3-8b": _LLAMA_3,
+    "llama-3.1-8b": _LLAMA_3_1,
+    "qwen2.5-14b": _QWEN,
+    "phi-3-mini-128k": _PHI,
+}
+_NAMES = {
+    "llama38b": _LLAMA_3,
+    "metallama38b": _LLAMA_3,
+    "llama318b": _LLAMA_3_1,
+    "metallama318b": _LLAMA_3_1,
+    "qwen2514b": _QWEN,
+    "phi3mini128k": _PHI,
+}
+
+
+def find_profile(model: str) -> Profile:
+    """The model called `model`, forgivingly, or one of that repository or folder.
+
+    Raises InputError for a bare word that is neither: vLLM would look for it on the Internet.
+    """
+    path = Path(model)
+    if (path / "config.json").is_file():
+        shape = read_shape(path)
+        return Profile(str(path.resolve()), shape.max_model_len, shape.max_model_len, shape=shape)
+    if path.exists() or model.startswith((".", "/", "~")):
+        raise InputError(f"--model {model}: no config.json in it; give the folder of a model")
+    last = model.rsplit("/", 1)[-1].lower()
+    known = _NAMES.get(re.sub(r"(instruct|chat)$", "", re.sub(r"[^a-z0-9]", "", last)))
+    if known is not None:
+        # Somebody's own copy of it has the same sizes.
+        return known if "/" not in model or model == known.repository else _copy(known, model)
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
+        raise InputError(
+            f"--model {model}: give {', '.join(PROFILES)}, a Hugging Face repository such as "
+            "Qwen/Qwen2.5-7B-Instruct, or the folder of a model"
+        )
+    return Profile(model, None)
+
+
+def _copy(known: Profile, repository: str) -> Profile:
+    return Profile(repository, known.context, known.native, known.chunk, known.shape, known.note)

@@ -1,0 +1,43 @@
+"""When a server that died is started again, and when no longer."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """Waits double from `first_s` to `most_s`; after `tries` in a row it is given up.
+
+    Attributes:
+        forgiven_after_s: a server that was up so long begins anew.
+        start_s: longest start, from the process to its first good /health.
+        hung_s: a server whose /health fails so long is killed and counts as dead.
+    """
+
+    tries: int = 5
+    first_s: float = 1.0
+    most_s: float = 60.0
+    forgiven_after_s: float = 300.0
+    start_s: float = 900.0
+    hung_s: float = 60.0
+
+
+class Restarts:
+    """The books of one server."""
+
+    def __init__(self, policy: RestartPolicy) -> None:
+        self._policy = policy
+        self.in_a_row = 0
+
+    def died(self, up_s: float) -> float | None:
+        """Seconds to wait before it is started again, None: given up.
+
+        Args:
+            up_s: how long it had been healthy; 0 when it never was.
+        """
+        if up_s >= self._policy.forgiven_after_s:
+            self.in_a_row = 0
+        if self.in_a_row >= self._policy.tries:
+            return None
+        wait_s = min(self._policy.first_s * 2.0**self.in_a_row, self._policy.most_s)
+        self.in_a_row += 1
+        return wait_s

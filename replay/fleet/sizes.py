@@ -1,0 +1,90 @@
+"""How many tokens of KV cache a server has, and how many requests may run in it at once."""
+
+from collections.abc import Sequence
+from math import ceil
+
+from forebay.replay.engine.kv_layout import KvOptions, kv_layout
+from forebay.replay.engine.memory import MemoryOptions, memory_budget
+from forebay.replay.fleet.gpus import Gpu
+from forebay.replay.fleet.profiles import Profile
+from forebay.traces.errors import InputError
+
+CHAT_TOKENS = 5_000
+"""Longest prompt of the bucket `chat`; so many requests of it as fit may run at once."""
+LEAST_SEQS, MOST_SEQS, USUAL_SEQS = 16, 256, 64
+_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def kv_tokens(
+    profile: Profile,
+    context: int | None,
+    gpus: Sequence[Gpu],
+    *,
+    kv_memory: str | None,
+    utilization: float,
+    batched_tokens: int,
+    seqs: int | None,
+) -> int | None:
+    """Tokens of KV cache of the server that has the least; None where sizes are not known.
+
+    Args:
+        context: longest request, tokens; raises InputError where it does not fit.
+        kv_memory: --kv-cache-memory-bytes; None: what `utilization` of the GPU leaves.
+    """
+    if kv_memory is not None:
+        size = parse_bytes(kv_memory)
+    if profile.shape is None or context is None:
+        return None
+    if kv_memory is not None:
+        tokens = int(size / kv_layout(profile.shape, KvOptions()).bytes_per_token)
+        where = f"--kv-cache-memory-bytes {kv_memory}"
+        more = "more, or "
+    else:
+        least = min(gpus, key=lambda gpu: gpu.total_gib)
+        budget = memory_budget(
+            profile.shape,
+            least.total_gib,
+            MemoryOptions(
+                KvOptions(max_num_batched_tokens=batched_tokens),
+                gpu_memory_utilization=utilization,
+                max_num_seqs=seqs or MOST_SEQS,
+            ),
+        )
+        tokens = max(0, budget.pool_tokens(context))
+        where = f"{utilization:g} of the {least.total_gib:.1f} GiB of GPU {least.index}"
+        more = "" if utilization >= 0.95 else "a larger --gpu-memory-utilization, or "
+    if tokens < context:
+        shorter = tokens // 1024 * 1024
+        cure = f"--max-model-len {shorter}" if shorter else "a smaller model"
+        raise InputError(
+            f"{profile.repository}: {where} holds {tokens:,} tokens of KV cache beside the "
+            f"weights, less than one request of {context:,}; give {more}{cure}"
+        )
+    return tokens
+
+
+def parse_bytes(text: str) -> int:
+    """`256M`, `1.5G` or bytes, as vLLM reads it (K, M, G: powers of 1024; k, m, g: of 1000)."""
+    unit = _UNITS.get(text[-1:], 1)
+    number = text[:-1] if unit > 1 else text
+    try:
+        value = ceil(float(number) * unit)
+    except (ValueError, OverflowError):
+        value = 0
+    if value <= 0:
+        raise InputError(f"--kv-cache-memory-bytes {text}: give bytes, such as 256M or 4G")
+    return value
+
+
+def sequences(asked: int | None, kv_tokens: int | None) -> tuple[int, str]:
+    """--max-num-seqs, and where it comes from."""
+    if asked is not None:
+        return asked, "requests in a step, as given; the proxy keeps the others waiting"
+    if kv_tokens is None:
+        return USUAL_SEQS, "requests in a step; the proxy keeps the others waiting"
+    fit = kv_tokens // CHAT_TOKENS
+    seqs = min(MOST_SEQS, max(LEAST_SEQS, 1 << max(0, fit.bit_length() - 1)))
+    return seqs, (
+        f"requests in a step: the KV cache ({kv_tokens:,} tokens, reckoned) holds {fit} of "
+        f"{CHAT_TOKENS:,}; the power of two below, {LEAST_SEQS} to {MOST_SEQS}"
+    )

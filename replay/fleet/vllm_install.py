@@ -1,0 +1,93 @@
+"""Which vLLM is here: its command and its version, without importing it (that takes 10 s)."""
+
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from forebay.traces.errors import InputError
+
+OLDEST = (0, 11)
+"""The first version whose flags were read; what came before may lack any of them."""
+NEWEST = (0, 32)
+ASK_S = 120.0
+_HOW = (
+    "install vLLM (https://docs.vllm.ai), e.g. `uv pip install vllm` in an environment of its "
+    "own, and give --vllm PATH/bin/vllm; `make vllm-cpu` builds one for the CPU"
+)
+_ASK = "import importlib.metadata as m; print(m.version('vllm'))"
+
+
+@dataclass(frozen=True, slots=True)
+class VllmInstall:
+    """The command to start, and its version as vLLM writes it (`0.32.0+cpu`)."""
+
+    command: str
+    version: str
+
+    @property
+    def release(self) -> tuple[int, int]:
+        """Major and minor."""
+        return release_of(self.version)
+
+
+def release_of(version: str) -> tuple[int, int]:
+    """Major and minor of `0.32.0+cpu`; raises InputError."""
+    found = re.match(r"v?(\d+)\.(\d+)", version)
+    if not found:
+        raise InputError(f"--vllm-version {version}: give one such as 0.32")
+    return int(found[1]), int(found[2])
+
+
+def find_vllm(given: str | None) -> VllmInstall:
+    """The one given, else this environment's, else the one on the PATH; raises InputError."""
+    beside = Path(sys.executable).with_name("vllm")
+    command = shutil.which(given or (str(beside) if beside.is_file() else "vllm"))
+    if command is None:
+        if given:
+            raise InputError(f"--vllm {given}: no such command; {_HOW}")
+        raise InputError(f"vllm is not installed here: {_HOW}")
+    command = str(Path(command).absolute())
+    version = _by_metadata(command) or _by_asking(command)
+    if release_of(version) < OLDEST:
+        raise InputError(
+            f"{command} is vLLM {version}; {OLDEST[0]}.{OLDEST[1]} or later is needed: "
+            "pip install -U vllm"
+        )
+    return VllmInstall(command, version)
+
+
+def _by_metadata(command: str) -> str | None:
+    """What the interpreter in the script's first line has installed."""
+    try:
+        with open(command, "rb") as script:
+            first = script.readline(1_000).decode(errors="replace")
+    except OSError as error:
+        raise InputError(f"--vllm {command}: {error.strerror}") from error
+    python = first.removeprefix("#!").strip()
+    if not first.startswith("#!/") or " " in python:
+        return None
+    try:
+        done = subprocess.run(
+            [python, "-c", _ASK], capture_output=True, text=True, timeout=ASK_S, check=False
+        )
+    except OSError as error:
+        raise InputError(f"--vllm {command}: {python}: {error.strerror}") from error
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _by_asking(command: str) -> str:
+    try:
+        done = subprocess.run(
+            [command, "--version"], capture_output=True, text=True, timeout=ASK_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise InputError(f"--vllm {command}: `vllm --version` does not answer: {error}") from error
+    lines = [line for line in (done.stdout or done.stderr).splitlines() if line.strip()]
+    found = re.search(r"\d+\.\d+\S*", lines[-1]) if lines and done.returncode == 0 else None
+    if found is None:
+        said = lines[-1].strip() if lines else f"it ended with status {done.returncode}"
+        raise InputError(f"--vllm {command}: `vllm --version` failed: {said}")
+    return found.group()

@@ -1,0 +1,53 @@
+"""Traces whose admissions are judged in hindsight, each at a share of what two engines complete."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from forebay.replay.schedule import TRACE_ARRIVALS
+from forebay.replay.sim.capacity import capacity_per_s
+from forebay.replay.sim.hindsight import Judged, Targets, judge
+from forebay.replay.sim.scenario import Scenario
+from forebay.replay.sim.workload import Workload
+from forebay.replay.slo import DEFAULT_SLO_S
+from forebay.traces.schema import TraceRequest
+from forebay.traces.synth_mix import ChatBesideDocuments, chat_beside_documents
+
+ROWS = 1_500  # of each trace: seconds of work for a run
+LOADS = (0.8, 1.0, 1.5)
+FILES = {
+    "Mooncake conversation": "mooncake_conversation_head.jsonl",
+    "Mooncake synthetic": "mooncake_synthetic_head.jsonl",
+    "Azure code": "AzureLLMInferenceTrace_code.csv",
+    "Azure conversation": "AzureLLMInferenceTrace_conv_head.csv",
+}
+MADE = "chat beside documents"
+SCENARIO = Scenario()
+TARGETS = Targets(SCENARIO, DEFAULT_SLO_S)
+Rows = Sequence[TraceRequest]
+
+
+def rows(name: str, folder: Path | None, seed: int = 1) -> Rows:
+    """The first rows of a trace, with the times that it has."""
+    if name == MADE:
+        spec = ChatBesideDocuments(
+            chat_rate_per_s=4.0, document_rate_per_s=0.2, duration_s=400.0, seed=seed
+        )
+        return list(chat_beside_documents(spec))[:ROWS]
+    assert folder is not None
+    workload = Workload(folder / FILES[name], too_long="drop")
+    return workload.source(SCENARIO.engine.context)[:ROWS]
+
+
+def names(folder: Path | None) -> Iterator[str]:
+    yield MADE
+    if folder is not None:
+        yield from FILES
+
+
+def judged(trace: Rows, load: float, sample: int) -> Judged:
+    """The trace at a share of capacity; a first token of a chat in 2 s, of a document in 15 s."""
+    capacity = capacity_per_s(trace, SCENARIO.engine, SCENARIO.gpus)
+    workload = replace(Workload(trace), load=load, arrivals=TRACE_ARRIVALS)
+    paced, _ = workload.requests(SCENARIO.engine.context, lambda: capacity)
+    return judge(paced, TARGETS, sample)

@@ -1,0 +1,87 @@
+"""What stands in for `vllm` in tests: serves /health and /metrics, and dies as it is told.
+
+Written by `install`, which makes it a command. Its behaviour comes from the environment:
+FAKE_DIES=NAME: that server's starts end with an error; FAKE_ONCE=1: all but the first start do;
+FAKE_DEAF=1: SIGTERM does nothing; FAKE_SILENT=1: /health never answers. FAKE_LOG gets a line for
+every start, FAKE_LOG.children the number of the process that each has in its group.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+SCRIPT = '''\
+#!{python}
+import http.server, json, os, signal, subprocess, sys, time
+
+if sys.argv[1:] == ["--version"]:
+    print("{version}")
+    sys.exit()
+flags = dict(zip(sys.argv, sys.argv[1:]))
+log = os.environ["FAKE_LOG"]
+with open(log, "a") as out:
+    name = os.path.basename(os.environ["VLLM_CACHE_ROOT"])
+    out.write(json.dumps({{"name": name, "pid": os.getpid(), "argv": sys.argv[1:]}}) + "\\n")
+starts = sum(json.loads(line)["name"] == name for line in open(log))
+print("(APIServer pid=1) INFO 11-21 13:50:34 [fake.py:1] loading", flush=True)
+if name in os.environ.get("FAKE_DIES", "") or (starts > 1 and os.environ.get("FAKE_ONCE")):
+    print("(EngineCore pid=1) ERROR 11-21 13:50:34 [f.py:2] ValueError: no such flag", flush=True)
+    print("after it", flush=True)
+    sys.exit(3)
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        if os.environ.get("FAKE_SILENT"):
+            time.sleep(60)
+        self.send_response(200)
+        self.end_headers()
+        if self.path == "/metrics":
+            self.wfile.write(b"""\\
+# HELP vllm:num_requests_running x
+vllm:num_requests_running{{engine="0",model_name="m"}} 3.0
+vllm:num_requests_waiting{{engine="0",model_name="m"}} 1.0
+vllm:kv_cache_usage_perc{{engine="0",model_name="m"}} 0.25
+vllm:prefix_cache_queries_total{{engine="0",model_name="m"}} 1.0e+03
+vllm:prefix_cache_hits_total{{engine="0",model_name="m"}} 750.0
+vllm:num_preemptions_total{{engine="0",model_name="m"}} 2.0
+""")
+
+    def log_message(self, *_):
+        pass
+
+
+# A child in the same group, as vLLM's engine is.
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+with open(log + ".children", "a") as out:
+    out.write(str(child.pid) + "\\n")
+
+
+def end(*_):
+    child.kill()
+    os._exit(0)
+
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN if os.environ.get("FAKE_DEAF") else end)
+http.server.ThreadingHTTPServer(("127.0.0.1", int(flags["--port"])), Handler).serve_forever()
+'''
+
+
+def install(folder: Path, version: str = "0.32.0") -> Path:
+    """The command, in `folder`."""
+    command = folder / "vllm"
+    command.write_text(SCRIPT.format(python=sys.executable, version=version))
+    command.chmod(0o755)
+    return command
+
+
+def starts(log: Path) -> list[dict[str, Any]]:
+    """What was started, in order: name, pid, argv."""
+    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+
+def children(log: Path) -> list[int]:
+    """Their children, in order."""
+    file = log.with_name(f"{log.name}.children")
+    return [int(line) for line in file.read_text().splitlines()] if file.exists() else []

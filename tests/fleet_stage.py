@@ -1,0 +1,88 @@
+"""A fleet of real vLLM servers on the CPU for tests, started as a user starts it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from vllm_server import BLOCK_SIZE, ModelSize, write_model
+
+CONTEXT = 16_384
+
+
+def forebay(*words: str, **environ: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "forebay.proxy", *words],
+        capture_output=True, text=True, check=False, env={**os.environ, **environ},
+    )  # fmt: skip
+
+
+@dataclass(slots=True)
+class Fleet:
+    """One that is up; `folder` is its --dir."""
+
+    folder: Path
+    process: "subprocess.Popen[str]"
+    log: Path
+
+    @property
+    def state(self) -> dict[str, Any]:
+        loaded: dict[str, Any] = json.loads((self.folder / "state.json").read_text())
+        return loaded
+
+    @property
+    def proxy_keys(self) -> dict[str, Any]:
+        """The proxy's configuration, as it was written."""
+        loaded: dict[str, Any] = yaml.safe_load((self.folder / "proxy.yaml").read_text())
+        return loaded
+
+    def status(self) -> tuple[int, dict[str, Any]]:
+        done = forebay("fleet", "status", "--dir", str(self.folder), "--json")
+        return done.returncode, json.loads(done.stdout)
+
+    def down(self) -> "subprocess.CompletedProcess[str]":
+        return forebay("fleet", "down", "--dir", str(self.folder), "--json")
+
+
+@contextmanager
+def fleet_up(words: Sequence[str], folder: Path, **environ: str) -> Iterator[Fleet]:
+    """`forebay fleet up WORDS` until the block ends; up when it says so on its standard output."""
+    log = folder.parent / f"{folder.name}.err"
+    with log.open("w") as err:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "forebay.proxy", "fleet", "up",
+             "--dir", str(folder), "--json", *words],
+            stdout=subprocess.PIPE, stderr=err, text=True, env={**os.environ, **environ},
+        )  # fmt: skip
+    with process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("{"), log.read_text()
+            yield Fleet(folder, process, log)
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+
+
+@contextmanager
+def real_fleet(python: str, folder: Path) -> Iterator[Fleet]:
+    """Two servers of a small random model on the CPU, by the vLLM beside `python`."""
+    model = folder.parent / "model"
+    write_model(model, ModelSize())
+    words = (
+        "--model", str(model), "--served-model-name", "tiny", "--cpu", "--servers", "2",
+        "--port", "0", "--max-model-len", str(CONTEXT), "--kv-cache-memory-bytes", "256M",
+        "--vllm", str(Path(python).with_name("vllm")), "--cache-root", str(folder / "cache"),
+        "--start-timeout", "350", "--",
+        "--load-format", "dummy", "--dtype", "bfloat16", "--block-size", str(BLOCK_SIZE),
+    )  # fmt: skip
+    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+    with fleet_up(words, folder, **offline) as fleet:
+        yield fleet

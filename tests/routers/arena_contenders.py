@@ -1,0 +1,300 @@
+"""Every router of the side-by-side runs with the strongest sensible settings it has.
+
+`docs/bench-routers.md` prints these notes and commands. Waits in a configuration are wall-clock
+seconds: in front of engines that run X times fast they are divided by X, for every router alike.
+What needs more than HTTP (gRPC policies of SMG, kv_aware of vllm-router, which knows one model
+family) is left out.
+"""
+
+import hashlib
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import peers
+from peers import Missing, Peer, Setting
+
+from forebay.analysis.processes import proxy_config
+
+DIRECT = "direct"
+PER_ENGINE = 64  # requests at once on one engine, wherever a router can be told
+QUEUE_S = 15.0  # longest wait in a router's own queue: the first-token target of a document
+CHAT_QUEUE_S = 2.0  # and that of a chat
+LONG_BYTES = 20_000  # 5,000 tokens: where documents begin
+PREFIX_BYTES = 8192  # what is hashed: past a shared instruction of 4 KB, inside a document
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One router as it is run.
+
+    Attributes:
+        peer: how it is installed and started; None sends straight to the engines in turn.
+        note: its settings in a sentence, and what they cannot do.
+        core: among the first to be measured.
+        slow: starts slowly or costs much, so it comes last.
+    """
+
+    name: str
+    peer: Peer | None
+    note: str
+    core: bool = False
+    slow: bool = False
+
+    def install(self) -> str:
+        """Its version; raises Missing."""
+        return self.peer.install() if self.peer is not None else "none"
+
+    def command(self, at: Setting) -> list[str]:
+        return list(self.peer.command(at)) if self.peer is not None else []
+
+    def shown_command(self, at: Setting) -> str:
+        """Its command line without the paths of this machine."""
+        if self.peer is None:
+            return "forebay replay --target " + " --target ".join(at.urls)
+        words = shlex.join(self.command(at))
+        for path, short in (
+            (str(at.folder) + "/", ""),
+            (str(peers.VENVS) + "/", ".routers/"),
+            (sys.executable, "python"),
+        ):
+            words = words.replace(path, short)
+        return words
+
+
+def _nginx(balance: str, head: str = "") -> Callable[[Setting], Sequence[str]]:
+    def command(at: Setting) -> Sequence[str]:
+        servers = " ".join(f"server 127.0.0.1:{port};" for port in at.backends)
+        text = f"""\
+worker_processes 1; daemon off; pid {at.folder}/nginx.pid; error_log {at.folder}/error.log;
+events {{ worker_connections 8192; }}
+http {{
+  access_log off; client_max_body_size 64m; client_body_buffer_size 10m;
+  client_body_temp_path {at.folder}; proxy_temp_path {at.folder}; fastcgi_temp_path {at.folder};
+  uwsgi_temp_path {at.folder}; scgi_temp_path {at.folder};
+{head}  upstream engines {{ {balance}; {servers} keepalive 512; }}
+  server {{
+    listen 127.0.0.1:{at.port} backlog=4096; keepalive_requests 1000000;
+    location / {{
+      proxy_pass http://engines; proxy_http_version 1.1; proxy_set_header Connection "";
+      proxy_buffering off; proxy_read_timeout 600s; proxy_next_upstream error;
+    }}
+  }}
+}}
+"""
+        return ["nginx", "-c", at.write("nginx.conf", text), "-e", f"{at.folder}/error.log"]
+
+    return command
+
+
+# $request_body holds the whole body because it fits client_body_buffer_size; a map's value is
+# worked out when the upstream is chosen, by which time the body is there.
+HASHED = f'  map $request_body $start {{ "~^(?<head>[\\s\\S]{{1,{PREFIX_BYTES}}})" $head; }}\n'
+
+
+def _haproxy(at: Setting) -> Sequence[str]:
+    return _haproxy_with(at, [("engines", "", PER_ENGINE // 4, CHAT_QUEUE_S)])
+
+
+def _haproxy_by_length(at: Setting) -> Sequence[str]:
+    """Long bodies in a queue of their own, a few at a time: all it can know of a prompt."""
+    return _haproxy_with(
+        at,
+        [
+            ("documents", f"{{ req.hdr_val(content-length) gt {LONG_BYTES} }}", 1, QUEUE_S),
+            ("chats", "", PER_ENGINE // 2, CHAT_QUEUE_S),
+        ],
+    )
+
+
+def _haproxy_with(at: Setting, queues: Sequence[tuple[str, str, int, float]]) -> Sequence[str]:
+    """Of each queue: name, condition (the last has none), requests an engine at once, wait in s."""
+    rules = "\n".join(
+        f"  use_backend {name} if {condition}" if condition else f"  default_backend {name}"
+        for name, condition, _, _ in queues
+    )
+    text = f"""\
+global
+  nbthread 1
+  maxconn 8192
+  tune.bufsize 65536
+defaults
+  mode http
+  timeout client 600s
+  timeout server 600s
+  timeout connect 5s
+  option http-no-delay
+  option abortonclose
+frontend in
+  bind 127.0.0.1:{at.port} backlog 4096
+{rules}
+"""
+    for name, _, at_once, wait_s in queues:
+        servers = "\n".join(
+            f"  server s{port} 127.0.0.1:{port} maxconn {at_once} check" for port in at.backends
+        )
+        text += f"""\
+backend {name}
+  balance leastconn
+  timeout queue {wait_s / at.time_scale * 1e3:.0f}ms
+  option httpchk GET /health
+{servers}
+"""
+    return ["haproxy", "-db", "-f", at.write("haproxy.cfg", text)]
+
+
+def _forebay(at: Setting) -> Sequence[str]:
+    config = at.write("forebay.yaml", proxy_config(at.urls, at.time_scale))
+    ports = ["--port", str(at.port), "--admin-port", str(at.side_port)]
+    return [sys.executable, "-m", "forebay.proxy", "proxy", "--config", config, *ports]
+
+
+def _forebay_version() -> str:
+    """By content, not by commit: a run need not be repeated because a page was written."""
+    digest = hashlib.sha256()
+    for folder in ("proxy", "traces"):
+        for file in sorted((peers.ROOT / folder).rglob("*.py")):
+            digest.update(file.read_bytes())
+    return f"sources {digest.hexdigest()[:8]}"
+
+
+def _rust(program: Sequence[str], policy: str, *flags: str) -> Callable[[Setting], Sequence[str]]:
+    def command(at: Setting) -> Sequence[str]:
+        return [
+            *program, "--worker-urls", *at.urls, "--policy", policy, "--host", "127.0.0.1",
+            "--port", str(at.port), "--prometheus-port", str(at.side_port),
+            "--prometheus-host", "127.0.0.1", "--log-level", "error",
+            "--worker-startup-check-interval", "1", *flags,
+        ]  # fmt: skip
+
+    return command
+
+
+def _vllm_router(policy: str) -> Peer:
+    program = [str(peers.VENVS / "vllm-router" / "bin" / "vllm-router")]
+    known = peers.PEERS["vllm-router"]
+    return replace(known, name=f"vllm-router {policy}", command=_rust(program, policy))
+
+
+def _smg(name: str, policy: str, *flags: str) -> Peer:
+    program = [str(peers.VENVS / "smg" / "bin" / "smg"), "launch"]
+    quiet = ("--load-monitor-interval", "1", "--backend", "vllm", *flags)
+    known = peers.PEERS["smg"]
+    return replace(known, name=name, command=_rust(program, policy, *quiet))
+
+
+def _sglang_router() -> Peer:
+    program = [str(peers.VENVS / "sglang-router" / "bin" / "sglang-router"), "launch"]
+    return Peer(
+        "sglang-router cache_aware",
+        _rust(program, "cache_aware"),
+        peers.pip_version("sglang-router", "sglang-router"),
+        "sglang-router==0.3.2",
+    )
+
+
+def _litellm(at: Setting) -> Sequence[str]:
+    models = "".join(
+        f"  - model_name: {at.model}\n    litellm_params: {{model: openai/{at.model}, "
+        f"api_base: {url}/v1, api_key: none}}\n"
+        for url in at.urls
+    )
+    rest = (
+        "router_settings: {num_retries: 0, routing_strategy: least-busy, disable_cooldowns: true}\n"
+        # Else a model called llama-3 makes it fetch a tokenizer for every request.
+        "litellm_settings: {disable_hf_tokenizer_download: true}\n"
+        "general_settings: {dangerously_permit_weak_or_unset_master_key: true}\n"
+    )
+    config = at.write("litellm.yaml", f"model_list:\n{models}{rest}")
+    program = str(peers.VENVS / "litellm" / "bin" / "litellm")
+    return [program, "--config", config, "--host", "127.0.0.1", "--port", str(at.port)]
+
+
+def _listed() -> Sequence[Contender]:
+    known = peers.PEERS
+    no_key = "a chat request without a session header has no key of its own for it"
+    return (
+        Contender(
+            "forebay", replace(known["forebay"], command=_forebay, version=_forebay_version),
+            "the defaults of design.md; nothing is set for a workload", core=True,
+        ),
+        Contender(DIRECT, None, "the client asks the engines in turn", core=True),
+        Contender(
+            "smg cache_aware",
+            _smg("smg cache_aware", "cache_aware", "--worker-overload-shed",
+                 "--max-concurrent-requests", "0"),
+            "radix tree of characters, spill by load, engines' queues polled every second, 503 "
+            "when all of them are overloaded", core=True,
+        ),
+        Contender(
+            "nginx least_conn", replace(known["nginx"], command=_nginx("least_conn")),
+            "unbuffered, bodies kept in memory", core=True,
+        ),
+        Contender(
+            "haproxy leastconn", replace(known["haproxy"], command=_haproxy),
+            f"{PER_ENGINE // 4} requests an engine at once, the rest in one queue for at most "
+            f"{CHAT_QUEUE_S:g} s, then 503",
+        ),
+        Contender(
+            "haproxy by length", replace(known["haproxy"], command=_haproxy_by_length),
+            f"leastconn with two queues: bodies over {LONG_BYTES} bytes one an engine at once and "
+            f"{QUEUE_S:g} s in the queue, the others {PER_ENGINE // 2} and {CHAT_QUEUE_S:g} s",
+            core=True,
+        ),
+        Contender(
+            "vllm-router cache_aware", _vllm_router("cache_aware"),
+            f"defaults; {no_key}", core=True,
+        ),
+        Contender(
+            "nginx hash",
+            replace(known["nginx"], command=_nginx("hash $start consistent", HASHED)),
+            f"consistent hash of the first {PREFIX_BYTES} bytes of the body, so questions about "
+            "one document meet",
+        ),
+        Contender(
+            "smg prefix_hash",
+            _smg("smg prefix_hash", "prefix_hash", "--worker-overload-shed",
+                 "--max-concurrent-requests", "0",
+                 "--prefix-token-count", str(PREFIX_BYTES // 4)),
+            f"bounded consistent hash of the first {PREFIX_BYTES} characters, with shedding",
+        ),
+        Contender(
+            "sglang-router cache_aware", _sglang_router(),
+            "radix tree of characters; its thresholds of 64 requests never fire at this size",
+        ),
+        Contender("vllm-router power_of_two", _vllm_router("power_of_two"), "defaults"),
+        Contender("vllm-router round_robin", _vllm_router("round_robin"), "defaults"),
+        Contender("vllm-router random", _vllm_router("random"), "defaults"),
+        Contender(
+            "vllm-router consistent_hash", _vllm_router("consistent_hash"), f"defaults; {no_key}"
+        ),
+        Contender(
+            "envoy least_request", known["envoy"], "two random choices, which are both engines here"
+        ),
+        Contender(
+            "litellm", replace(known["litellm"], command=_litellm),
+            "least-busy, no retries, no cool-down; needs some ten milliseconds of CPU a request "
+            "and half a millisecond a token, twice as much of simulated time at time scale 2",
+            slow=True,
+        ),
+    )  # fmt: skip
+
+
+CONTENDERS = {contender.name: contender for contender in _listed()}
+
+
+def install_all(names: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Versions of those that can be had, and why the others cannot."""
+    versions: dict[str, str] = {}
+    missing: dict[str, str] = {}
+    for name in names:
+        try:
+            versions[name] = CONTENDERS[name].install()
+        except Missing as error:
+            missing[name] = str(error)
+    return versions, missing
+
+
+def environment() -> dict[str, str]:
+    return {**peers.environment(), "HF_HUB_OFFLINE": "1"}

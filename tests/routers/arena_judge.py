@@ -1,0 +1,42 @@
+"""Whether a run can be believed: who was the bottleneck? Pure.
+
+The comparison is of routers. A run in which the load generator was late, the simulated engines fell
+behind their own clock, or the machine had no core left measured something else and is invalid.
+"""
+
+from dataclasses import dataclass
+
+VALID, INVALID = "valid", "invalid"
+LATE_SHARE = 0.01  # as of the replay's own verdict: one in a hundred may be late
+BUSY_SHARE = 0.97  # of all cores over the whole run
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """What tells of a bottleneck.
+
+    Attributes:
+        replay: the replay's verdict and its reason.
+        late_steps: share of engine steps later than can decide a target; None: engines are real.
+        busy: share of all cores used, by anything, while the run went on; None: engines that are
+            real use whole cores on purpose.
+    """
+
+    replay: str
+    reason: str
+    late_steps: float | None
+    busy: float | None
+
+
+def judge(signs: Signs) -> tuple[str, str]:
+    """`valid` or `invalid`, and why."""
+    if signs.replay != "valid":
+        return INVALID, f"load generator ({signs.replay}): {signs.reason}"
+    if signs.late_steps is not None and signs.late_steps > LATE_SHARE:
+        return INVALID, (
+            f"engines: {signs.late_steps:.1%} of their steps ended late by their own clock; lower "
+            "the time scale"
+        )
+    if signs.busy is not None and signs.busy > BUSY_SHARE:
+        return INVALID, f"machine: {signs.busy:.0%} of all cores were busy"
+    return VALID, signs.reason

@@ -1,0 +1,117 @@
+"""Which run comes next, and which are done already: results are lines of a file. Pure but for it.
+
+A second call goes on where the first stopped. A run is done when there is a valid record of it with
+the same version of the router, at whatever time scale. An invalid one is tried once more, at half
+the time scale; a router that did not start is tried again by every call.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from forebay.traces.errors import InputError
+
+ATTEMPTS = 2
+LATER = 2  # a router or workload that is not of the core comes this many seeds later
+SLOW = 3
+FORMAT = 1
+Record = dict[str, Any]
+IDENTITY = ("engines", "count", "model", "endpoint", "workload", "router", "seed")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One router on one workload; `rank` is how many seeds later than the core it is measured."""
+
+    workload: str
+    router: str
+    rank: int
+
+
+def cells(workloads: Mapping[str, bool], routers: Mapping[str, tuple[bool, bool]]) -> list[Cell]:
+    """Every pair. Values: is the workload of the core; is the router of the core, is it slow."""
+    return [
+        Cell(
+            workload,
+            router,
+            LATER * (not workload_core) + LATER * (not router_core) + SLOW * slow,
+        )
+        for workload, workload_core in workloads.items()
+        for router, (router_core, slow) in routers.items()
+    ]
+
+
+def in_order(listed: Sequence[Cell], seeds: Sequence[int]) -> list[tuple[int, Cell]]:
+    """(seed, cell): seeds outermost, what is not of the core so many seeds later."""
+    pairs = [
+        (number + cell.rank, seed, cell) for number, seed in enumerate(seeds) for cell in listed
+    ]
+    return [(seed, cell) for _, seed, cell in sorted(pairs, key=lambda pair: pair[:2])]
+
+
+def identity(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(record[name] for name in IDENTITY)
+
+
+def is_done(record: Mapping[str, Any], earlier: Sequence[Record]) -> bool:
+    """Whether what `record` (its identity and version) asks for needs no other run."""
+    same = _attempts(record, earlier)
+    return any(one["verdict"] == "valid" for one in same) or len(same) >= ATTEMPTS
+
+
+def next_scale(time_scale: float, record: Mapping[str, Any], earlier: Sequence[Record]) -> float:
+    """Half as fast after each invalid run: most often the machine could not keep up."""
+    return float(time_scale / 2 ** len(_attempts(record, earlier)))
+
+
+def _attempts(record: Mapping[str, Any], earlier: Sequence[Record]) -> list[Record]:
+    return [
+        one
+        for one in earlier
+        if identity(one) == identity(record)
+        and one["version"] == record["version"]
+        and "error" not in one
+    ]
+
+
+def read_records(path: Path) -> list[Record]:
+    """The lines of a results file; none where there is no file. Raises InputError."""
+    if not path.exists():
+        return []
+    found = []
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            record = orjson.loads(line)
+        except orjson.JSONDecodeError as error:
+            # The last line of a run that was killed while it wrote.
+            raise InputError(f"{path}:{number}: not JSON ({error}); delete this line") from error
+        if not isinstance(record, dict) or record.get("format") != FORMAT:
+            raise InputError(
+                f"{path}:{number}: not a result of this harness; give another --results"
+            )
+        found.append(record)
+    return found
+
+
+def append_record(path: Path, record: Record) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.write(orjson.dumps({"format": FORMAT, **record}) + b"\n")
+
+
+def latest(records: Iterable[Record]) -> list[Record]:
+    """One record for each identity, whatever its time scale: the last valid one, else the last."""
+    chosen: dict[tuple[Any, ...], Record] = {}
+    for record in records:
+        key = identity(record)
+        known = chosen.get(key)
+        if known is None or _counts(record) or not _counts(known):
+            chosen[key] = record
+    return list(chosen.values())
+
+
+def _counts(record: Record) -> bool:
+    return record.get("verdict") == "valid"

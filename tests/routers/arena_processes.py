@@ -1,0 +1,177 @@
+"""Start engines and routers as processes of their own, stop exactly those, and read their counters.
+
+Nothing here knows what is being compared. Everything started ends with its whole process group.
+"""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from peers import Missing
+
+START_S = 60.0
+STOP_S = 8.0
+CLOCK = os.sysconf("SC_CLK_TCK")
+_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)$")
+_LE = re.compile(r'le="([^"]+)"')
+# Straight to loopback, whatever proxy this machine is behind.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+@contextmanager
+def running(
+    command: Sequence[str], log: Path, environment: Mapping[str, str]
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process in a group of its own, ended with it. Raises Missing where it cannot start."""
+    with log.open("wb") as out:
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
+                env=dict(environment), start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise Missing(f"{command[0]}: {error.strerror}") from error
+    try:
+        yield process
+    finally:
+        for signal_ in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(process.pid, signal_)
+                process.wait(STOP_S)
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                continue
+        process.poll()
+
+
+def wait_healthy(process: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
+    """Until /health answers 200; raises Missing with the end of its log."""
+    _until(process, log, lambda: _answers(f"http://127.0.0.1:{port}/health"))
+
+
+def wait_answers(process: "subprocess.Popen[bytes]", port: int, model: str, log: Path) -> None:
+    """Until a small chat is answered through `port`; raises Missing with the end of its log."""
+    request = _small_chat(port, model)
+    _until(process, log, lambda: _answers(request))
+
+
+def ask(port: int, model: str) -> None:
+    """One small chat; raises Missing when it is not answered."""
+    if why := _answers(_small_chat(port, model)):
+        raise Missing(f"the engine on port {port} does not answer: {why}")
+
+
+def _small_chat(port: int, model: str) -> urllib.request.Request:
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": "ready?"}],
+        "max_tokens": 1,
+    }
+    return urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/chat/completions",
+        data=json.dumps(body).encode(),
+        headers={"content-type": "application/json"},
+    )
+
+
+def _until(process: "subprocess.Popen[bytes]", log: Path, there: Callable[[], str]) -> None:
+    until, why = time.monotonic() + START_S, ""
+    while time.monotonic() < until:
+        if process.poll() is not None:
+            raise Missing(f"ended with status {process.returncode}: {last_line(log)}")
+        why = there()
+        if not why:
+            return
+        time.sleep(0.1)
+    raise Missing(f"not ready within {START_S:g} s ({why}): {last_line(log)}")
+
+
+def _answers(request: "urllib.request.Request | str") -> str:
+    """Empty when it answers 200, else why not."""
+    try:
+        with _OPENER.open(request, timeout=10.0) as answer:
+            answer.read()
+            return "" if answer.status == 200 else f"status {answer.status}"
+    except urllib.error.HTTPError as error:
+        with error:
+            return f"status {error.code}: {error.read(200).decode(errors='replace')}"
+    except OSError as error:
+        return str(error)
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log that says something."""
+    lines = [one.strip() for one in log.read_text(errors="replace").splitlines()]
+    told = [one for one in lines if re.search(r"\w", one)]
+    return told[-1][:200] if told else "it said nothing"
+
+
+def post(url: str) -> None:
+    with _OPENER.open(urllib.request.Request(url, data=b"", method="POST"), timeout=10.0) as answer:
+        answer.read()
+
+
+def counters(port: int) -> dict[str, float]:
+    """Every sample of an engine's /metrics by name, labels summed; buckets as `name le=BOUND`."""
+    with _OPENER.open(f"http://127.0.0.1:{port}/metrics", timeout=30.0) as answer:
+        return parse_metrics(answer.read().decode())
+
+
+def parse_metrics(text: str) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for line in text.splitlines():
+        match = _SAMPLE.match(line)
+        if match is None:
+            continue
+        name, labels, value = match.groups()
+        bound = _LE.search(labels or "")
+        if bound is not None:
+            name += f" le={float(bound[1]):g}"
+        found[name] = found.get(name, 0.0) + float(value)
+    return found
+
+
+def tree_cpu_s(pid: int) -> float:
+    """User and system time of a process and all below it; 0 where /proc does not tell."""
+    total = 0
+    for one in _tree(pid):
+        try:
+            fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
+        except OSError:  # it ended
+            continue
+        total += int(fields[11]) + int(fields[12])
+    return total / CLOCK
+
+
+def _tree(pid: int) -> Iterator[int]:
+    yield pid
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            children = task.read_text().split()
+        except OSError:
+            continue
+        for child in children:
+            yield from _tree(int(child))
+
+
+def machine_ticks() -> tuple[int, int]:
+    """(busy, all) ticks of all cores since boot, time stolen by other machines being busy."""
+    fields = [int(one) for one in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    idle = fields[3] + fields[4]
+    return sum(fields) - idle, sum(fields)

@@ -1,0 +1,210 @@
+"""One run: engines with empty caches, one router in front, one trace; a small record of it.
+
+The record says what was asked for, what came of it, and whether it can be believed. A router that
+does not start gives a record with `error` and no figures.
+"""
+
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from arena_contenders import Contender, environment
+from arena_engines import Fleet
+from arena_judge import Signs, judge
+from arena_processes import (
+    ask,
+    counters,
+    free_ports,
+    machine_ticks,
+    running,
+    tree_cpu_s,
+    wait_answers,
+)
+from arena_samples import summarise
+from arena_traffic import Traffic
+from peers import Missing, Setting
+
+from forebay.analysis.run import RunData, load_run
+from forebay.replay.fast_loop import run_on_fast_loop
+from forebay.replay.options import ReplayOptions
+from forebay.replay.runner import Summary, replay
+from forebay.replay.slo import parse_slos
+from forebay.replay.verdict import lag_limit_s
+from forebay.traces.buckets import DEFAULT_BUCKETS
+from forebay.traces.errors import InputError
+from forebay.traces.schema import TraceRequest
+
+DRAIN_S = 150.0  # seconds of the run after the last arrival; who is not done by then has failed
+LAG = "forebay_engine_step_lag_seconds"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What to measure: `traffic` for `seed`, sent to `contender` in front of `fleet`."""
+
+    contender: Contender
+    traffic: Traffic
+    seed: int
+    fleet: Fleet
+    endpoint: str
+
+
+def measure(run: Run, keep: Path | None) -> dict[str, Any]:
+    """Carry out `run`; its figures, or why there are none.
+
+    Args:
+        keep: where the run folder goes (as of `forebay replay`); None throws it away.
+    """
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="forebay-arena-") as name:
+        folder = Path(name)
+        try:
+            found = _measured(run, folder, keep or folder / "run")
+        except (Missing, InputError, OSError) as error:
+            found = {"error": f"{type(error).__name__}: {error}".replace(name, ".")[:400]}
+    return {**found, "wall_s": round(time.monotonic() - began, 1)}
+
+
+def _measured(run: Run, folder: Path, out: Path) -> dict[str, Any]:
+    fleet, contender = run.fleet, run.contender
+    slos = parse_slos(run.traffic.slo, [bucket.name for bucket in DEFAULT_BUCKETS])
+    with ExitStack() as stack:
+        ports = stack.enter_context(fleet.fresh(folder))
+        for one in ports:  # so that no router has an engine's very first request
+            ask(one, fleet.served)
+        port, side_port = free_ports(2)
+        at = Setting(port, side_port, tuple(ports), folder, fleet.time_scale, fleet.served)
+        targets, pid = at.urls, None
+        if contender.peer is not None:
+            log = folder / "router.log"
+            process = stack.enter_context(running(contender.command(at), log, environment()))
+            wait_answers(process, port, fleet.served, log)
+            targets, pid = [f"http://127.0.0.1:{port}"], process.pid
+        options = ReplayOptions(
+            trace=run.traffic.requests,
+            targets=targets,
+            out=out,
+            model=fleet.served,
+            ask_models=False,  # sglang-router calls every model "unknown"
+            seed=run.seed,
+            endpoint=run.endpoint,
+            time_scale=fleet.time_scale,
+            slos=slos,
+            salt=f"{run.traffic.name}-{run.seed}",
+            max_model_len=run.traffic.context,
+            too_long="truncate",
+            quiet=True,
+            force=True,
+            drain_timeout_s=DRAIN_S,
+        )
+        before = [counters(one) for one in ports]
+        ticks, cpu_s, start = machine_ticks(), tree_cpu_s(pid) if pid else 0.0, time.monotonic()
+        summary = run_on_fast_loop(partial(replay, options))
+        took_s = time.monotonic() - start
+        router_s = tree_cpu_s(pid) - cpu_s if pid else 0.0
+        busy, total = (b - a for a, b in zip(ticks, machine_ticks(), strict=True))
+        after = [counters(one) for one in ports]
+        if summary.interrupted:
+            raise KeyboardInterrupt
+        shown = contender.shown_command(at)
+    deltas = [{name: b[name] - a.get(name, 0.0) for name in b} for a, b in zip(before, after)]  # noqa: B905
+    busy_share = busy / max(1, total)
+    signs = Signs(
+        summary.values["verdict"],
+        summary.values["verdict_reason"],
+        late_steps(deltas, lag_limit_s(slos)) if fleet.simulated else None,
+        busy_share if fleet.simulated else None,
+    )
+    verdict, why = judge(signs)
+    return {
+        "verdict": verdict,
+        "why": why,
+        "figures": _figures(summary, load_run(out), deltas),
+        "machine_busy": round(busy_share, 3),
+        "late_steps": None if signs.late_steps is None else round(signs.late_steps, 4),
+        "router_cores": round(router_s / took_s, 3),
+        "run_wall_s": round(took_s, 1),
+        "command": shown,
+    }
+
+
+def capacity_per_s(fleet: Fleet, rows: Sequence[TraceRequest], seed: int, endpoint: str) -> float:
+    """Requests a second that real engines complete when all of `rows` is there at once, in turn."""
+    at_once = [replace(row, arrival_s=0.0) for row in rows]
+    with tempfile.TemporaryDirectory(prefix="forebay-arena-") as name, \
+            fleet.fresh(Path(name)) as ports:  # fmt: skip
+        options = ReplayOptions(
+            trace=at_once,
+            targets=[f"http://127.0.0.1:{port}" for port in ports],
+            out=Path(name) / "run",
+            model=fleet.served,
+            seed=seed,
+            endpoint=endpoint,
+            salt=f"capacity-{seed}",
+            too_long="truncate",
+            quiet=True,
+        )
+        summary = run_on_fast_loop(partial(replay, options))
+    if summary.interrupted:
+        raise KeyboardInterrupt
+    if not summary.values["completed"]:
+        raise InputError("the engines completed nothing when asked for their capacity")
+    return float(summary.values["completed"] / summary.values["duration_s"])
+
+
+def late_steps(deltas: Sequence[Mapping[str, float]], limit_s: float) -> float:
+    """Share of the engines' steps that were later than the bucket bound next above `limit_s`."""
+    bounds = sorted(
+        float(name.partition("le=")[2]) for name in deltas[0] if name.startswith(f"{LAG}_bucket")
+    )
+    bound = next(one for one in bounds if one >= limit_s)
+    steps = sum(delta[f"{LAG}_count"] for delta in deltas)
+    in_time = sum(delta[f"{LAG}_bucket le={bound:g}"] for delta in deltas)
+    return (steps - in_time) / steps if steps else 0.0
+
+
+def _figures(
+    summary: Summary, run: RunData, deltas: Sequence[Mapping[str, float]]
+) -> dict[str, Any]:
+    values = summary.values
+    prompt = [delta["vllm:prompt_tokens_total"] for delta in deltas]
+    cached = [delta.get("vllm:prefix_cache_hits_total", 0.0) for delta in deltas]
+    stalls = run.numbers["stall_s"]
+    ttft: dict[str, Any] = {}
+    stall_ms: dict[str, float | None] = {}
+    for bucket in run.buckets():
+        answered = run.rows(bucket, "ok")
+        samples = run.numbers["ttft_response_s"][answered]
+        ttft[bucket] = summarise(samples, int(run.rows(bucket).sum()))
+        gaps = stalls[answered]
+        gaps = gaps[np.isfinite(gaps)]
+        stall_ms[bucket] = round(float(gaps.max()) * 1e3, 1) if len(gaps) else None
+    return {
+        "requests": values["requests"],
+        "completed": values["completed"],
+        "offered_per_s": _rounded(values["offered_rate_per_s"]),
+        "window_s": _rounded(values["window_s"]),
+        "goodput_per_s": _rounded(values["goodput_per_s"]),
+        "attainment": _rounded(values["attainment"]),
+        "attainment_by_bucket": {
+            name: _rounded(share) for name, share in values["attainment_by_bucket"].items()
+        },
+        "hit_ratio": _rounded(sum(cached) / sum(prompt)) if sum(prompt) else None,
+        "prompt_tokens": [round(one) for one in prompt],
+        "imbalance": _rounded(max(prompt) / min(prompt)) if min(prompt) > 0 else None,
+        "rejected": values["rejected"],
+        "failed": values["failed"],
+        "ttft": ttft,
+        "worst_stall_ms": stall_ms,
+        "ended": summary.ended,
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.5g}")

@@ -1,0 +1,144 @@
+"""Make the traffic of a side-by-side run: cut a source to length, send it at a share of capacity.
+
+Every trace is cut so that its arrivals last `window_s` seconds at the wanted share of capacity,
+capacity being what the engines complete a second when the whole cut is there at once
+(`replay/sim/capacity.py`). Its text is the same in every process.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.sim.capacity import capacity_per_s
+from forebay.replay.slo import DEFAULT_SLO_S
+from forebay.replay.source import fit
+from forebay.traces.errors import InputError
+from forebay.traces.jsonl import row_bytes
+from forebay.traces.schema import TraceRequest
+from forebay.traces.sharing import IdealCache
+
+SLO = ",".join(f"{name}.ttft={limit_s:g}s" for name, limit_s in DEFAULT_SLO_S.items())
+PROBED = 400  # requests from which the length of the cut is guessed
+PROBED_REAL = 64  # requests from which the capacity of real engines is taken
+Source = Callable[[int, Path], Sequence[TraceRequest]]
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """One workload.
+
+    Attributes:
+        source: the requests for a seed and the folder of public data.
+        load: share of capacity; None replays the times as they are.
+        window_s: how long arrivals go on.
+        time_scale: the most it may be run at: many small streams cost the machine more.
+        core: among the first to be measured.
+        group: workloads of one kind, together in the table.
+    """
+
+    name: str
+    about: str
+    source: Source
+    load: float | None = 0.8
+    window_s: float = 60.0
+    slo: str = SLO
+    time_scale: float = 8.0
+    core: bool = False
+    group: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """A course for one seed, ready to be sent; `context` is the most tokens of a request."""
+
+    name: str
+    requests: tuple[TraceRequest, ...]
+    slo: str
+    context: int
+    capacity_per_s: float | None
+
+    @property
+    def sha256(self) -> str:
+        """The first 12 hex digits, of the rows as Forebay's own format writes them."""
+        digest = hashlib.sha256()
+        for request in self.requests:
+            digest.update(row_bytes(request))
+        return digest.hexdigest()[:12]
+
+    @property
+    def ideal_hit_ratio(self) -> float:
+        """Of one infinite cache for all engines, every prompt being in it once it was sent."""
+        cache = IdealCache()
+        hits = sum(cache.look_up(request).hit_tokens for request in self.requests)
+        return hits / sum(request.input_tokens for request in self.requests)
+
+
+def prepare(course: Course, seed: int, data: Path, model: str, gpu: str, engines: int) -> Traffic:
+    """`course` for simulated engines; raises InputError where its data is missing."""
+    config = EngineConfig(model=model, gpu=gpu)
+    rows = [_fitting(row, config.context) for row in course.source(seed, data)]
+    if course.load is None:
+        return Traffic(course.name, _from_zero(rows, 1.0), course.slo, config.context, None)
+    cut = rows[: _count(course, capacity_per_s(_counted(rows[:PROBED]), config, engines))]
+    capacity = capacity_per_s(_counted(cut), config, engines)
+    return Traffic(course.name, at_rate(cut, course.load * capacity), course.slo, config.context,
+                   capacity)  # fmt: skip
+
+
+def prepare_real(
+    course: Course,
+    seed: int,
+    data: Path,
+    context: int,
+    capacity_of: Callable[[Sequence[TraceRequest]], float],
+) -> Traffic:
+    """`course` for real engines: `capacity_of` asks them what they complete a second."""
+    rows = [_fitting(row, context) for row in course.source(seed, data)]
+    if course.load is None:
+        return Traffic(course.name, _from_zero(rows, 1.0), course.slo, context, None)
+    capacity = capacity_of(rows[:PROBED_REAL])
+    cut = rows[: _count(course, capacity)]
+    return Traffic(course.name, at_rate(cut, course.load * capacity), course.slo, context, capacity)
+
+
+def at_rate(rows: Sequence[TraceRequest], rate_per_s: float) -> tuple[TraceRequest, ...]:
+    """The rows with their times divided so that they come at `rate_per_s` on average."""
+    if len(rows) < 2 or rows[-1].arrival_s <= rows[0].arrival_s:
+        raise InputError("a trace that is to be sent at a rate needs two arrivals at least")
+    offered = (len(rows) - 1) / (rows[-1].arrival_s - rows[0].arrival_s)
+    return _from_zero(rows, rate_per_s / offered)
+
+
+def _from_zero(rows: Sequence[TraceRequest], speed: float) -> tuple[TraceRequest, ...]:
+    first_s = rows[0].arrival_s
+    return tuple(
+        replace(row, arrival_s=round((row.arrival_s - first_s) / speed, 6)) for row in rows
+    )
+
+
+def _count(course: Course, capacity: float) -> int:
+    assert course.load is not None
+    return max(20, round(course.load * capacity * course.window_s))
+
+
+def _fitting(row: TraceRequest, context: int) -> TraceRequest:
+    """As `forebay replay --too-long truncate` would shorten it, so that both agree."""
+    return fit(row, context - 64, "truncate") or row  # a chat's own tokens come on top
+
+
+def _counted(rows: Sequence[TraceRequest]) -> list[TraceRequest]:
+    """Rows whose text is told as block ids, so that virtual engines see what is shared."""
+    return [row if row.text is None else replace(row, text=None, blocks=_ids(row), block_tokens=16)
+            for row in rows]  # fmt: skip
+
+
+def _ids(row: TraceRequest) -> tuple[int, ...]:
+    data, ids, key = (row.text or "").encode(), [], b""
+    per_block = max(1.0, len(data) * 16 / row.input_tokens)
+    for number in range(-(-row.input_tokens // 16)):
+        piece = data[round(number * per_block) : round((number + 1) * per_block)]
+        key = hashlib.blake2b(key + piece, digest_size=8).digest()
+        ids.append(int.from_bytes(key, "big"))
+    return tuple(ids)

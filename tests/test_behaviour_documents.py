@@ -1,0 +1,109 @@
+"""Documents that many ask about: each stays on one engine, the hot one gets a second copy."""
+
+import asyncio
+import json
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+from behaviour_scenes import HOT, Fifty, fifty, hot_alone, hot_beside_cold, spread, uniform
+from proxy_stage import Stage, stage
+
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.server import start_engine
+from forebay.replay.sim.clock import run
+
+
+class TestAffinity:
+    @pytest.mark.parametrize("seed", range(3))
+    @pytest.mark.parametrize("gap_s", [0.25, 1.0])
+    def test_each_document_stays_and_engines_share_them(self, seed: int, gap_s: float) -> None:
+        found = spread(uniform(seed, gap_s))
+        assert found.cold >= 0.95
+        assert found.extra <= 1
+        assert 0.38 < found.backends < 0.62  # 16 documents fall on two engines by their load
+
+    def test_a_hot_document_runs_on_both_after_one_more_prefill(self) -> None:
+        found = spread(hot_alone())
+        assert 0.45 <= found.hot <= 0.55
+        assert found.whole[HOT] == 2
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_only_the_hot_document_does(self, seed: int) -> None:
+        found = spread(hot_beside_cold(seed))
+        assert found.cold >= 0.95
+        assert 0.45 <= found.hot <= 0.55
+        assert found.whole[HOT] == 2
+        assert found.extra == 0
+
+
+class TestFiftyUsersOfOneDocument:
+    """60,000 tokens, 2.6 s of prefill, cached nowhere. A hit is one of fifty at
+    once who find it cached."""
+
+    @staticmethod
+    def hold(cold: Fifty, hit: Fifty) -> None:
+        assert cold.refused == 0
+        assert cold.whole <= 2  # the second so that both engines have it
+        assert len(cold.others_s) >= 48
+        for share in (0.5, 0.9, 1.0):
+            at = int(share * (len(cold.others_s) - 1))
+            assert cold.others_s[at] <= 3 * hit.others_s[min(at, len(hit.others_s) - 1)], share
+
+    @pytest.mark.parametrize("system", [0, 4_096])
+    def test_who_come_at_once(self, system: int) -> None:
+        self.hold(fifty(0.0, system), fifty(0.0, system, cached=True))
+
+    @pytest.mark.parametrize("system", [0, 4_096])
+    @pytest.mark.parametrize("seed", range(2))
+    def test_who_come_within_five_seconds(self, system: int, seed: int) -> None:
+        self.hold(fifty(5.0, system, seed=seed), fifty(0.0, system, cached=True))
+
+    @pytest.mark.parametrize("system", [0, 4_096])
+    def test_over_sockets(self, system: int) -> None:
+        """The proxy itself in front of two simulated servers."""
+        words = "the reservoir feeds the turbines evenly while the river rises and falls " * 4_200
+        prompt = "You answer from the document. " * (system // 7) + words
+        firsts: list[float] = []
+        usages: list[dict[str, Any]] = []
+
+        async def ask(on: Stage, number: int) -> None:
+            body = {
+                "prompt": f"{prompt} Question {number}: what does it say about {number * 7919}?",
+                "max_tokens": 20,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            }
+            start = asyncio.get_running_loop().time()
+            async with on.post(body) as response:
+                assert response.status == 200
+                seen = False
+                async for line in response.content:
+                    if not line.startswith(b"data: {"):
+                        continue
+                    event = json.loads(line[6:])
+                    if event["choices"] and not seen:
+                        seen = True
+                        firsts.append(asyncio.get_running_loop().time() - start)
+                    if event.get("usage"):
+                        usages.append(event["usage"])
+
+        async def main() -> None:
+            engine = EngineConfig()
+            async with AsyncExitStack() as stack:
+                engines = [await stack.enter_async_context(start_engine(engine)) for _ in range(2)]
+                on = await stack.enter_async_context(stage([e.url for e in engines]))
+                await asyncio.gather(*(ask(on, number) for number in range(50)))
+
+        run(main())
+        assert len(firsts) == len(usages) == 50
+        whole = [
+            u
+            for u in usages
+            if 2 * u["prompt_tokens_details"]["cached_tokens"] < u["prompt_tokens"]
+        ]
+        assert usages[0]["prompt_tokens"] > 50_000
+        assert len(whole) <= 2
+        first, *others = sorted(firsts)
+        # The last hit comes well before a second prefill could have been done for it.
+        assert others[46] - first < 0.5 * first

@@ -1,0 +1,365 @@
+"""The harness that compares routers: what it plans, believes, adds up and writes down."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from arena_contenders import CONTENDERS, PREFIX_BYTES
+from arena_courses import COURSES, CPU_COURSES
+from arena_engines import simulated
+from arena_judge import LATE_SHARE, Signs, judge
+from arena_page import BEGIN, END, page, write_docs
+from arena_plan import append_record, cells, in_order, is_done, latest, next_scale, read_records
+from arena_processes import last_line, parse_metrics
+from arena_results import Entry, comparisons, groups
+from arena_run import Run, late_steps, measure
+from arena_samples import pooled, quantile_s, summarise
+from arena_tables import tables
+from arena_traffic import Traffic, at_rate, prepare, prepare_real
+from bench_routers import main
+from peers import Peer, Setting
+
+from forebay.traces.errors import InputError
+from forebay.traces.schema import TraceRequest
+
+Record = dict[str, Any]
+
+
+def record(router: str = "forebay", seed: int = 0, **more: Any) -> Record:
+    """A valid run of 100 chats that took a second each, unless told otherwise."""
+    figures: Record = {
+        "requests": 100, "completed": 100, "goodput_per_s": 5.0, "attainment": 1.0,
+        "hit_ratio": 0.5, "prompt_tokens": [100, 100], "rejected": {}, "failed": {},
+        "ttft": {"chat": summarise(np.full(100, 1.0), 100)}, "worst_stall_ms": {"chat": 50.0},
+    }  # fmt: skip
+    figures |= more.pop("figures", {})
+    return {
+        "format": 1, "engines": "sim", "count": 2, "model": "m", "endpoint": "chat",
+        "workload": "documents", "router": router, "seed": seed, "time_scale": 2.0, "version": "1",
+        "date": "2026-11-21T10:00:00Z", "behind": "simulated", "slo": "chat.ttft=2s", "trace": "t",
+        "ideal_hit_ratio": 0.5, "load": 0.8,
+        "machine": {"cores": 2, "system": "s", "python": "3", "reference_ms": 80.0},
+        "verdict": "valid", "why": "", "figures": figures, "command": "x", **more,
+    }  # fmt: skip
+
+
+def chats(seconds: float, answered: int = 100) -> Record:
+    return {"completed": answered, "ttft": {"chat": summarise(np.full(answered, seconds), 100)}}
+
+
+@pytest.mark.parametrize(
+    ("signs", "verdict", "names"),
+    [
+        (Signs("valid", "0 late", 0.0, 0.5), "valid", ""),
+        (Signs("valid", "0 late", LATE_SHARE, 0.97), "valid", ""),
+        (Signs("client-limited", "12 of 99 late", 0.0, 0.5), "invalid", "load generator"),
+        (Signs("cap-limited", "held back", 0.0, 0.5), "invalid", "load generator"),
+        (Signs("valid", "0 late", 0.02, 0.5), "invalid", "engines"),
+        (Signs("valid", "0 late", 0.0, 0.99), "invalid", "machine"),
+        (Signs("valid", "0 late", None, None), "valid", ""),  # real engines: no clock, whole cores
+    ],
+)
+def test_a_run_with_another_bottleneck_than_the_router_is_invalid(
+    signs: Signs, verdict: str, names: str
+) -> None:
+    found, why = judge(signs)
+    assert found == verdict
+    assert names in why
+
+
+def test_late_steps_are_counted_from_the_bucket_above_the_limit() -> None:
+    def engine(below: Mapping[str, int], steps: int) -> dict[str, float]:
+        name = "forebay_engine_step_lag_seconds"
+        return {f"{name}_count": steps, **{f"{name}_bucket le={le}": n for le, n in below.items()}}
+
+    engines = [engine({"0.01": 80, "0.02": 98}, 100), engine({"0.01": 50, "0.02": 100}, 100)]
+    assert late_steps(engines, 0.02) == pytest.approx(0.01)
+    assert late_steps(engines, 0.015) == pytest.approx(0.01)  # the next bound above
+    assert late_steps(engines, 0.01) == pytest.approx(0.35)
+    assert late_steps([engine({"0.02": 0}, 0)], 0.02) == 0.0
+
+
+def test_metrics_are_read_by_name_with_labels_added_up() -> None:
+    text = (
+        '# HELP a b\nvllm:prompt_tokens_total{engine="0",model_name="m"} 12.0\n'
+        'success_total{reason="stop"} 1.0\nsuccess_total{reason="length"} 2.0\n'
+        'lag_bucket{le="0.02"} 7.0\nlag_bucket{le="+Inf"} 8.0\nlag_count 8.0\n'
+    )
+    assert parse_metrics(text) == {
+        "vllm:prompt_tokens_total": 12.0, "success_total": 3.0, "lag_bucket le=0.02": 7.0,
+        "lag_bucket le=inf": 8.0, "lag_count": 8.0,
+    }  # fmt: skip
+
+
+def test_the_core_comes_first_and_the_rest_some_seeds_later() -> None:
+    planned = in_order(
+        cells({"telling": True, "other": False}, {"ours": (True, False), "slow": (False, True)}),
+        range(4),
+    )
+    named = [(seed, cell.workload, cell.router) for seed, cell in planned]
+    assert len(named) == len(set(named)) == 16
+    assert named[:2] == [(0, "telling", "ours"), (1, "telling", "ours")]
+    assert named[2:4] == [(0, "other", "ours"), (2, "telling", "ours")]
+    assert named.index((0, "telling", "slow")) < named.index((0, "other", "slow"))
+
+
+@pytest.mark.parametrize(
+    ("earlier", "done"),
+    [
+        ([], False),
+        ([record()], True),
+        ([record(verdict="invalid")], False),  # once more
+        ([record(verdict="invalid"), record(verdict="invalid")], True),
+        ([record(version="0")], False),  # another version of the router
+        ([{**record(), "error": "does not start"}], False),
+        ([record(seed=1), record("direct"), record(workload="fifty users")], False),
+    ],
+)
+def test_a_run_is_repeated_until_it_is_valid_or_was_tried_twice(
+    earlier: list[Record], done: bool
+) -> None:
+    assert is_done(record(), earlier) is done
+
+
+def test_an_invalid_run_is_repeated_at_half_the_speed() -> None:
+    assert next_scale(4.0, record(), []) == 4.0
+    assert next_scale(4.0, record(), [record(verdict="invalid"), record(seed=1)]) == 2.0
+
+
+def test_results_are_lines_that_a_second_call_finds(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "results.jsonl"
+    assert read_records(file) == []
+    append_record(file, record())
+    append_record(file, record(seed=1))
+    assert [one["seed"] for one in read_records(file)] == [0, 1]
+    with file.open("ab") as half_written:
+        half_written.write(b'{"format": 1, "eng')
+    with pytest.raises(InputError, match=r"results\.jsonl:3: not JSON .*delete this line"):
+        read_records(file)
+    file.write_text('{"id": "a trace"}\n')
+    with pytest.raises(InputError, match="not a result of this harness"):
+        read_records(file)
+
+
+def test_an_invalid_repetition_does_not_replace_a_valid_run() -> None:
+    again = record(version="2", verdict="invalid")
+    assert latest([record(version="1"), again]) == [record(version="1")]
+    assert latest([record(version="1"), record(version="2"), again]) == [record(version="2")]
+    assert latest([record(), record(time_scale=4.0)]) == [record(time_scale=4.0)]
+
+
+def test_binned_latencies_keep_percentiles_to_a_hundredth() -> None:
+    dice = np.random.default_rng(1)
+    parts = [dice.lognormal(0.0, 1.0, 500) for _ in range(3)]
+    counts, lost = pooled(summarise(part, 510) for part in parts)
+    ordered = np.sort(np.concatenate(parts))
+    assert lost == 30
+    for share in (0.5, 0.9, 0.99):
+        assert quantile_s(counts, share) == pytest.approx(ordered[int(share * 1500) - 1], rel=0.011)
+    assert quantile_s(counts, 0.99, lost) == float("inf")  # 2 % were never answered
+    assert quantile_s({}, 0.5) is None
+
+
+def test_only_valid_runs_are_added_up_and_a_peer_that_fails_is_no_zero() -> None:
+    records = [
+        record("direct", 0, figures=chats(2.0)),
+        record("direct", 1, figures=chats(9.0), verdict="invalid", why="engines: late"),
+        {**record("litellm"), "error": "Missing: pip install litellm: no wheel"},
+    ]
+    for one in records:
+        if "error" in one:
+            del one["figures"], one["verdict"]
+    (entries,) = groups(records).values()
+    direct, litellm = entries
+    p99 = direct.ttft("chat", 0.99)
+    assert p99 is not None
+    assert p99.value == pytest.approx(2.0, rel=0.011)
+    assert p99.interval is None  # one seed tells nothing of the spread
+    assert litellm.ttft("chat", 0.99) is None
+    shown = tables(records)
+    assert "not started: Missing: pip install litellm: no wheel" in shown
+    assert "1 (1 invalid)" in shown
+    assert "9 s" not in shown
+
+
+def test_ours_is_held_against_the_best_peer_on_equal_traces() -> None:
+    records = [
+        record("nginx hash", 0, trace="before it was made anew", figures=chats(0.1)),
+        *(record("forebay", seed, figures=chats(1.0)) for seed in range(3)),
+        *(record("direct", seed, figures=chats(4.0)) for seed in range(3)),
+        # Faster, but it refused a third of the requests: not the best.
+        *(record("haproxy leastconn", seed, figures=chats(0.1, 67)) for seed in range(3)),
+    ]
+    (entries,) = groups(records).values()
+    by_figure = {one.figure: one for one in comparisons(entries)}
+    tail = by_figure["chat TTFT p99"]
+    assert (tail.best, tail.seeds) == ("direct", 3)
+    assert tail.gain.value == pytest.approx(4.0, rel=0.03)
+    assert tail.gain.interval is not None
+    assert tail.gain.interval.low == pytest.approx(tail.gain.interval.high)  # all seeds agree
+    assert by_figure["goodput"].gain.value == 1.0
+
+
+def test_intervals_span_the_seeds() -> None:
+    entry = Entry(
+        "documents",
+        "forebay",
+        [record(seed=seed, figures=chats(float(seed + 1))) for seed in range(5)],
+    )
+    median = entry.ttft("chat", 0.5)
+    assert median is not None
+    assert median.interval is not None
+    assert median.value == pytest.approx(3.0, rel=0.02)
+    assert median.interval.low < 2.1
+    assert median.interval.high > 3.9
+    assert entry.imbalance() == 1.0
+
+
+def test_the_page_and_the_docs_are_made_of_what_is_there(tmp_path: Path) -> None:
+    records = [record(workload="overload 1x", load=1.0), record(workload="overload 2x", load=2.0),
+               record("direct", workload="overload 2x", figures=chats(3.0))]  # fmt: skip
+    html = page(records)
+    assert "Goodput by offered load: forebay 1x 5.00/s, 2x 5.00/s" in html
+    assert "<script>alert" not in page([record("<script>alert", workload="<b>")])
+    assert "No results yet" in page([])
+    failed = {name: value for name, value in record("envoy least_request").items()
+              if name not in ("verdict", "figures", "command")}  # fmt: skip
+    assert "<td colspan='14'>not started: no &lt;b&gt;</td>" in page([failed | {"error": "no <b>"}])
+    docs = tmp_path / "docs.md"
+    docs.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    write_docs(docs, records)
+    text = docs.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "old" not in text
+    write_docs(docs, records)
+    assert docs.read_text() == text
+    docs.write_text("no marks")
+    with pytest.raises(InputError, match="are missing"):
+        write_docs(docs, records)
+
+
+def test_every_router_gets_every_engine_and_waits_by_the_clock_of_the_engines(
+    tmp_path: Path,
+) -> None:
+    at = Setting(7001, 7002, (8001, 8002, 8003), tmp_path, 4.0, "m")
+    for name, contender in CONTENDERS.items():
+        words = contender.command(at)
+        written = " ".join(file.read_text() for file in tmp_path.iterdir())
+        everything = " ".join(words) + written if words else contender.shown_command(at)
+        assert all(str(port) in everything for port in at.backends), name
+        assert str(tmp_path) not in contender.shown_command(at), name
+        for file in tmp_path.iterdir():
+            file.unlink()
+    CONTENDERS["haproxy leastconn"].command(at)
+    assert "timeout queue 500ms" in (tmp_path / "haproxy.cfg").read_text()
+    CONTENDERS["haproxy by length"].command(at)
+    haproxy = (tmp_path / "haproxy.cfg").read_text()
+    assert "use_backend documents if { req.hdr_val(content-length) gt 20000 }" in haproxy
+    assert haproxy.index("timeout queue 3750ms") < haproxy.index("timeout queue 500ms")
+    assert "option http-no-delay" in haproxy
+    CONTENDERS["forebay"].command(at)
+    assert "max_wait: 7500ms" in (tmp_path / "forebay.yaml").read_text()
+    CONTENDERS["nginx hash"].command(at)
+    nginx = (tmp_path / "nginx.conf").read_text()
+    assert f"{{1,{PREFIX_BYTES}}}" in nginx
+    assert "proxy_buffering off" in nginx
+    assert "hash $start consistent; server 127.0.0.1:8001; server" in nginx
+
+
+def test_traffic_comes_at_the_asked_share_of_capacity(tmp_path: Path) -> None:
+    rows = [TraceRequest(str(n), 5.0 + n, 10, 1) for n in range(11)]
+    made = at_rate(rows, 2.0)
+    assert (made[0].arrival_s, made[-1].arrival_s) == (0.0, 5.0)
+    with pytest.raises(InputError, match="two arrivals"):
+        at_rate(rows[:1], 2.0)
+    course = COURSES["documents"]
+    once, again = (prepare(course, 3, tmp_path, "Llama-3-8B", "h200", 2) for _ in range(2))
+    assert once.sha256 == again.sha256
+    assert once.capacity_per_s is not None
+    offered = (len(once.requests) - 1) / once.requests[-1].arrival_s
+    assert offered == pytest.approx(0.8 * once.capacity_per_s, rel=1e-3)
+
+
+def test_real_engines_are_asked_for_their_capacity(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def capacity_of(rows: Sequence[TraceRequest]) -> float:
+        asked.append(len(rows))
+        return 5.0
+
+    made = prepare_real(CPU_COURSES["documents"], 0, tmp_path, 16_384, capacity_of)
+    assert asked == [64]
+    assert (len(made.requests) - 1) / made.requests[-1].arrival_s == pytest.approx(4.0, rel=1e-3)
+    assert max(row.input_tokens + row.output_tokens for row in made.requests) <= 16_384
+    prepare_real(CPU_COURSES["fifty users"], 0, tmp_path, 16_384, capacity_of)
+    assert asked == [64]  # its times are its own
+
+
+@pytest.mark.parametrize("name", ["mooncake synthetic", "azure code", "qmsum zipf"])
+def test_missing_data_is_named_with_the_option_that_gives_it(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"not there; give the folder .* with --data"):
+        prepare(COURSES[name], 0, tmp_path, "Llama-3-8B", "h200", 2)
+
+
+def test_bad_options_are_told_in_a_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def said(*words: str) -> str:
+        monkeypatch.setattr("sys.argv", ["bench_routers.py", *words])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        assert stopped.value.code == 2
+        return capsys.readouterr().err
+
+    assert "--routers: 'nope' is none of forebay, direct" in said("--routers", "nope")
+    assert "--workloads: 'nope' is none of" in said("--workloads", "nope")
+    assert "--seeds 1 or more" in said("--seeds", "0")
+
+
+def test_a_log_is_told_by_its_last_line_that_says_something(tmp_path: Path) -> None:
+    log = tmp_path / "router.log"
+    log.write_text("starting\nError: no such policy\n\n  ---\n")
+    assert last_line(log) == "Error: no such policy"
+    log.write_text("")
+    assert last_line(log) == "it said nothing"
+
+
+def test_the_most_telling_workloads_are_of_the_core() -> None:
+    core = [name for name, course in COURSES.items() if course.core]
+    assert core == ["documents", "shared documents", "overload 1.5x", "mooncake synthetic"]
+    assert set(CPU_COURSES) <= set(COURSES)
+
+
+def test_a_router_and_the_bare_engines_are_measured_alike(tmp_path: Path) -> None:
+    """Real processes: three short runs, of which one has a router that cannot start."""
+    rows = tuple(
+        TraceRequest(f"r{n}", n * 0.05, 6_144 + 64, 2, blocks=(*range(12), 100 + n))
+        for n in range(8)
+    )
+    traffic = Traffic("tiny", rows, "document.ttft=60s", 131_072, None)
+    engines = simulated(2, "Llama-3-8B", "h200", 4.0)
+    broken = replace(CONTENDERS["direct"], peer=Peer("broken", lambda at: ["false"], lambda: "1"))
+    with engines.fresh(tmp_path) as ports:
+        same = replace(engines, fresh=lambda folder: nullcontext(ports))
+        direct, ours, neither = (
+            measure(Run(contender, traffic, 0, same, "chat"), None)
+            for contender in (CONTENDERS["direct"], CONTENDERS["forebay"], broken)
+        )
+    for found in (direct, ours):
+        figures = found["figures"]
+        assert (figures["requests"], figures["completed"]) == (8, 8)
+        assert figures["attainment"] == 1.0
+        assert figures["ttft"]["document"]["answered"] == 8
+        assert sum(figures["prompt_tokens"]) >= 8 * 6_208  # the chat template's own come on top
+        assert found["verdict"] in ("valid", "invalid")  # as busy as this machine is
+        assert "error" not in found
+    assert direct["figures"]["prompt_tokens"][0] == direct["figures"]["prompt_tokens"][1]
+    assert ours["figures"]["hit_ratio"] > 0.9  # the engines kept what the run before had asked
+    assert "forebay.yaml" in ours["command"]
+    assert neither["error"] == "Missing: ended with status 1: it said nothing"
+    assert "figures" not in neither

@@ -1,0 +1,187 @@
+"""Traffic through the proxy becomes a trace that replays, and tells nobody what was said."""
+
+import asyncio
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from proxy_stage import RawBackend, by_request, settle, silent, stage
+
+from forebay.proxy.capture import SALT, Capture, Rows, capturing
+from forebay.proxy.config import Config
+from forebay.proxy.config_sources import load_config
+from forebay.proxy.core.model import Request
+from forebay.proxy.record import Record
+from forebay.replay.sim.clock import run
+from forebay.replay.sim.scenario import Scenario, simulate
+from forebay.traces.errors import InputError
+from forebay.traces.jsonl import read_trace
+from forebay.traces.schema import TraceRequest
+
+SECRET = "a secret of the tests"
+BUCKETS = [{"name": "all", "up_to": 9000, "max_queue": 0}]
+
+
+def rows(salt: str = SECRET) -> Rows:
+    return Rows(salt.encode(), block_bytes=2048, bytes_per_token=4.0)
+
+
+def record(number: int, **fields: Any) -> Record:
+    made = Record(f"r{number}", 100.0 + number, **fields)
+    made.request = made.request or Request(f"r{number}", 600, 30, (7,))
+    return made
+
+
+@given(st.permutations(range(8)), st.sets(st.integers(0, 7)), st.integers(0, 8))
+def test_rows_come_in_order_of_arrival_however_requests_end(
+    ends: list[int], unreadable: set[int], until: int
+) -> None:
+    made, to_rows = [record(n) for n in range(8)], rows()
+    for one in made:
+        to_rows.began(one)
+    for n in unreadable:
+        made[n].request = None
+    got: list[TraceRequest] = []
+    for n in ends[:until]:
+        new = to_rows.finished(made[n])
+        assert new == [] or n == min(set(range(8)) - set(ends[: ends.index(n)]))
+        got += new
+    got += to_rows.rest()
+    left = [n for n in range(8) if n not in unreadable]
+    assert [row.arrival_s for row in got] == [n - left[0] for n in left]
+    assert to_rows.rest() == []
+
+
+def test_what_a_row_says() -> None:
+    def row(salt: str = SECRET, **fields: Any) -> TraceRequest:
+        to_rows, one = rows(salt), record(3, **fields)
+        to_rows.began(one)
+        [made] = to_rows.finished(one)
+        return made
+
+    estimated = row()
+    assert (estimated.arrival_s, estimated.input_tokens, estimated.output_tokens) == (0.0, 600, 30)
+    assert estimated.blocks is not None
+    assert len(estimated.blocks) == 2
+    assert 7 not in estimated.blocks
+    counted = row(prompt_tokens=1500, cached_tokens=512, output_tokens=12)
+    assert (counted.input_tokens, counted.output_tokens) == (1500, 12)
+    assert counted.blocks is not None
+    assert counted.blocks[0] == estimated.blocks[0]
+    assert len(set(counted.blocks)) == 3
+    assert len(row(prompt_tokens=100).blocks or ()) == 1
+    assert row("another secret of tests").blocks != estimated.blocks
+    tenants = [row(tenant=name).tenant for name in ("acme", "acme", "bolt", "")]
+    assert tenants[0] == tenants[1] != tenants[2]
+    assert tenants[3] is None
+    assert "acme" not in str(tenants[0])
+    urgent = row(request=Request("x", 600, 30, (7,), service_class="interactive"))
+    assert urgent.service_class == "interactive"
+
+
+def captured(path: Path) -> list[TraceRequest]:
+    return list(read_trace(path))
+
+
+def test_traffic_through_the_proxy_replays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SALT, SECRET)
+    path = tmp_path / "traffic.jsonl"
+    document = "the annual report of the company. " * 400
+
+    async def main() -> None:
+        async with RawBackend(by_request).running() as backend:
+            keys: Any = {"capture": {"path": str(path)}, "buckets": BUCKETS}
+            async with stage([backend.url], slots=1, **keys) as on:
+                for question in ("What is the profit?", "And the loss?"):
+                    body = {"prompt": document + question, "max_tokens": 9, "stream": True}
+                    async with on.post(body) as answer:
+                        await answer.read()
+                    await asyncio.sleep(1)
+                async with on.post(b"{") as answer:
+                    assert answer.status == 400
+                backend.serve = silent
+                leaving = asyncio.create_task(_status(on.post()))
+                await settle()
+                async with on.post({"prompt": "refused", "max_tokens": 5}) as answer:
+                    assert answer.status == 429
+                leaving.cancel()
+                await asyncio.gather(leaving, return_exceptions=True)
+                await settle()
+                async with on.client.get(on.proxy.admin_url + "/status") as answer:
+                    said = (await answer.json())["capture"]
+                assert (said["dropped"], said["stopped"]) == (0, None)
+
+    run(main())
+    first, second, left, refused = captured(path)
+    assert second.arrival_s - first.arrival_s >= 1
+    assert first.blocks is not None
+    assert second.blocks is not None
+    assert (first.input_tokens, first.output_tokens) == (7, 3)  # as the backend counts
+    assert first.blocks == second.blocks
+    assert (left.output_tokens, refused.output_tokens) == (3, 5)
+    assert b"profit" not in path.read_bytes()
+    outcomes = simulate(captured(path), Scenario()).outcomes
+    assert all(one.finished_s is not None for one in outcomes)
+
+
+async def _status(request: Any) -> int:
+    async with request as answer:
+        return int(answer.status)
+
+
+def test_no_start_loses_what_another_took(tmp_path: Path) -> None:
+    path = tmp_path / "traffic.jsonl"
+    keys: Any = {"backends": [{"url": "http://h:1"}], "capture": {"path": str(path)}}
+    config = load_config(None, keys, {})
+
+    async def once(config: Config, environ: dict[str, str]) -> Path:
+        async with capturing(config, environ, lambda _: None) as capture:
+            assert capture is not None
+            one = record(1)
+            capture.began(one)
+            capture.finished(one)
+            return capture.path
+
+    environ = {SALT: SECRET}
+    paths = [asyncio.run(once(config, environ)) for _ in range(3)]
+    assert [p.name for p in paths] == ["traffic.jsonl", "traffic.2.jsonl", "traffic.3.jsonl"]
+    assert [len(captured(p)) for p in paths] == [1, 1, 1]
+    for salt in ({}, {SALT: "short"}):
+        with pytest.raises(InputError, match=f"capture.path: set {SALT} to a secret of 16"):
+            asyncio.run(once(config, salt))
+    keys["capture"]["path"] = str(tmp_path / "none" / "x.jsonl")
+    with pytest.raises(InputError, match=r"capture.path: cannot write .*No such file"):
+        asyncio.run(once(load_config(None, keys, {}), environ))
+
+
+class Full(io.BytesIO):
+    def write(self, data: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("file", "most_bytes", "why", "written"),
+    [(Full(), 1e9, "No space left", 0), (io.BytesIO(), 250, "capture.max_size", 1)],
+)
+def test_a_capture_that_cannot_go_on_says_so_and_the_proxy_does(
+    file: io.BytesIO, most_bytes: float, why: str, written: int
+) -> None:
+    said: list[str] = []
+
+    async def main() -> Capture:
+        capture = Capture(rows(), Path("x.jsonl"), file, most_bytes, said.append)
+        for number in range(3):
+            one = record(number)
+            capture.began(one)
+            capture.finished(one)
+        capture.close()
+        return capture
+
+    capture = asyncio.run(main())
+    assert (capture.written, capture.written + capture.dropped) == (written, 3)
+    [line] = said
+    assert line.startswith("capture: x.jsonl ends here: ")
+    assert why in line

@@ -1,0 +1,85 @@
+"""Large bodies are parsed in steps, and nobody can tell from the result."""
+
+import asyncio
+import json
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.proxy import large_json
+from forebay.proxy.large_json import loads_in_steps
+
+AWKWARD = st.text(st.sampled_from(list('ab \\"/\n\t\u0000é你😀:{}[],u')), max_size=120)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | AWKWARD,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(AWKWARD, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large_json, "LONG_BYTES", 20)
+
+
+def result(body: bytes) -> Any:
+    try:
+        return asyncio.run(loads_in_steps(body))
+    except orjson.JSONDecodeError as error:
+        return str(error)
+
+
+def expected(body: bytes) -> Any:
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        return str(error)
+
+
+@given(value=VALUES, ascii_=st.booleans(), indent=st.sampled_from([None, 1]))
+def test_every_value_is_what_the_parser_gives(value: Any, ascii_: bool, indent: int | None) -> None:
+    body = json.dumps(value, ensure_ascii=ascii_, indent=indent).encode()
+    assert result(body) == expected(body)
+
+
+@given(value=VALUES, at=st.integers(0, 400), bad=st.binary(max_size=3), gone=st.integers(0, 3))
+def test_every_damaged_body_is_refused_as_the_parser_does(
+    value: Any, at: int, bad: bytes, gone: int
+) -> None:
+    body = json.dumps({"messages": value}).encode()
+    at %= len(body)
+    body = body[:at] + bad + body[at + gone :]
+    assert result(body) == expected(body)
+
+
+def test_a_long_string_is_parsed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    longest, loads = 0, orjson.loads
+
+    def seen(data: bytes) -> Any:
+        nonlocal longest
+        longest = max(longest, len(data))
+        return loads(data)
+
+    monkeypatch.setattr(large_json, "LONG_BYTES", 100)
+    monkeypatch.setattr(orjson, "loads", seen)
+    for text in ("word " * 400, "A" * 2000, "你" * 700, '"\\' * 900):
+        for ascii_ in (True, False):
+            body = json.dumps({"messages": [{"content": text}]}, ensure_ascii=ascii_).encode()
+            assert result(body) == {"messages": [{"content": text}]}
+    assert longest <= 2 + 100
+
+
+def test_others_run_in_between() -> None:
+    async def turns() -> int:
+        body = json.dumps({"prompt": "x" * 2000}).encode()
+        parsing, count = asyncio.ensure_future(loads_in_steps(body)), 0
+        while not parsing.done():
+            await asyncio.sleep(0)
+            count += 1
+        assert await parsing == {"prompt": "x" * 2000}
+        return count
+
+    assert asyncio.run(turns()) >= 2000 / 20

@@ -1,0 +1,68 @@
+"""The studies against a real vLLM on the CPU: what they read from it is there and is meant so."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm_server import ModelSize, needed_vllm_python, vllm_server, write_model
+
+from forebay.proxy.cli import main
+
+SEATS = 6
+pytestmark = pytest.mark.timeout(400)  # vLLM loads first
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    python = needed_vllm_python()
+    folder = tmp_path_factory.mktemp("studies")
+    write_model(folder / "tiny", ModelSize())
+    flags = (
+        *("--max-num-seqs", str(SEATS), "--max-num-batched-tokens", "2048"),
+        *("--max-model-len", "4096", "--kv-cache-memory-bytes", "3M"),
+    )
+    with vllm_server(python, folder / "tiny", folder / "vllm.log", *flags) as running:
+        yield running
+
+
+def study(name: str, url: str, out: Path, *words: str) -> dict[str, Any]:
+    assert main(["experiment", name, "--target", url, "--out", str(out), *words]) == 0
+    found: dict[str, Any] = json.loads((out / "results.json").read_text())
+    return found
+
+
+def test_the_seats_of_a_real_vllm_are_inferred(url: str, tmp_path: Path) -> None:
+    words = ("--concurrency", "2,12,24", "--prompt-tokens", "256", "--output-tokens", "32")
+    found = study("saturation", url, tmp_path, *words)
+    assert found["facts"]["max_num_seqs"] == SEATS
+    assert [row["running"] for row in found["rows"]][-2:] == [SEATS, SEATS]
+    assert all(row["verdict"] == "valid" for row in found["rows"])
+
+
+def test_one_pays_for_a_document_on_a_real_vllm(url: str, tmp_path: Path) -> None:
+    words = ("--users", "8", "--document-tokens", "2048", "--output-tokens", "64")
+    found = study("shared-document", url, tmp_path, *words)
+    assert [row["cold"] for row in found["rows"]] == [1, 0, 0, 1]
+    assert found["facts"]["hit_ratio_of_the_others"] > 0.95
+    of = {row["phase"]: row["kv_tokens"] for row in found["rows"]}
+    assert of["the others"] < 1.5 * of["first"]  # not SEATS copies
+
+
+def test_the_kv_cache_of_a_real_vllm_fills_as_predicted(url: str, tmp_path: Path) -> None:
+    found = study("kv", url, tmp_path, "--prompt-tokens", "2800", "--output-tokens", "300")
+    facts = found["facts"]
+    assert facts["reported_full_at"] == facts["predicted_full_at"] < SEATS
+    assert facts["worst_share_error"] < 0.06  # the longest answers need not meet
+    assert "as predicted" in found["sentence"]
+    assert any("was not predicted" in note for note in found["notes"])
+
+
+def test_a_real_model_is_judged_by_its_answers(url: str, tmp_path: Path) -> None:
+    """With random weights it finds nothing; that its prompts are whole is the tokenizer's word."""
+    found = study("needle", url, tmp_path, "--lengths", "1k", "--depths", "0,1")
+    assert not found["facts"]["simulated"]
+    assert found["facts"]["right"] == 0
+    assert found["facts"]["arrived_whole"] == 2
+    assert found["sentence"].startswith("0 of 2 answers were right (0%)")

@@ -1,0 +1,87 @@
+"""Published traces arrive whole or not at all; without a network there is one clear line."""
+
+import hashlib
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from forebay.proxy.cli import main
+from forebay.traces.errors import InputError
+from forebay.traces.fetch import PUBLISHED, Published, fetch
+
+DATA = b'{"timestamp": 0, "input_length": 3, "output_length": 1, "hash_ids": [0]}\n'
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(404 if self.path == "/none" else 200)
+        self.send_header("content-length", str(len(DATA) + (self.path == "/short")))
+        self.end_headers()
+        self.wfile.write(DATA)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def mirror() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_trace_is_fetched_and_reads(
+    mirror: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["traces", "fetch", "mooncake-synthetic", "--url", f"{mirror}/x"]
+    assert main(words) == 0
+    said = capsys.readouterr().err
+    assert "licence Apache-2.0 -> synthetic_trace.jsonl" in said
+    command = said.partition("next:  forebay ")[2].split()
+    assert main(command) == 0
+    assert (tmp_path / "trace.jsonl").is_file()
+    capsys.readouterr()
+    assert main(words) == 2
+    assert "already exists" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("path", "sha256", "words"),
+    [
+        ("/none", None, "Not Found"),
+        ("/short", None, "ended after"),
+        ("/x", "0" * 64, f"its SHA-256 is {hashlib.sha256(DATA).hexdigest()}"),
+    ],
+)
+def test_what_is_not_whole_is_not_kept(
+    mirror: str, tmp_path: Path, path: str, sha256: str | None, words: str
+) -> None:
+    target = tmp_path / "T"
+    with pytest.raises(InputError, match=words):
+        fetch(Published(mirror + path, "none", "", sha256), str(target))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9/x", "no-url", "http://127.0.0.1:x/"])
+def test_no_network_is_one_line(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = str(tmp_path / "T")
+    assert main(["traces", "fetch", "azure-code", "-o", target, "--url", url]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert url in said
+
+
+def test_the_list_and_a_name_that_is_not_on_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["traces", "fetch"]) == 0
+    assert capsys.readouterr().out.count("\n") == len(PUBLISHED)
+    assert main(["traces", "fetch", "moncake"]) == 2
+    assert "mooncake-synthetic" in capsys.readouterr().err
