@@ -15,7 +15,7 @@ COMPILED = (
     *("receipt", "rendezvous", "returns", "routing", "shaper", "shares", "spending", "turns"),
 )
 COMPILED_SIM = (
-    *("block_runs", "cohort", "fleet", "in_turn", "planning"),
+    *("all_knowing", "block_runs", "cohort", "fleet", "in_turn", "peers", "planning"),
     *("request", "runs", "skipping", "stalls"),
 )
 # All is one library that shares no C symbol with others. Telling the compiler so lets it inline

@@ -36,6 +36,9 @@ ROUTED = (
 
 
 NAME = r"^[A-Za-z0-9._-]{1,64}$"
+MAX_CONCURRENCY = 256
+"""Requests that run on a backend, unless stated. KV cache is the limit that counts, and it is
+reckoned with; short chats fill a GPU's batch only by the hundred."""
 BURST_S = 60.0  # a tenant's burst, unless stated: what its rate brings in this time
 
 
@@ -65,7 +68,7 @@ class BackendConfig(_Section):
 
     name: str = Field("", pattern=r"^[A-Za-z0-9._-]{0,64}$")
     url: str
-    max_concurrency: int = Field(64, ge=1)
+    max_concurrency: int = Field(MAX_CONCURRENCY, ge=1)
     kv_events: str | None = None
     kv_replay: str | None = None
 
@@ -279,7 +282,7 @@ class Config(_Section):
     buckets: tuple[BucketConfig, ...] = (
         BucketConfig(name="chat", up_to=5_000, max_wait=2.0),
         BucketConfig(
-            name="document", up_to=131_072, max_queue=64, max_wait=30.0, prefills_per_backend=1
+            name="document", up_to=131_072, max_queue=256, max_wait=30.0, prefills_per_backend=1
         ),
     )
     affinity: AffinityConfig = AffinityConfig()

@@ -188,7 +188,7 @@ async def stage(
     urls: list[str],
     *,
     wait_up: int | None = None,
-    slots: int | Sequence[int] = 64,
+    slots: int | Sequence[int] = 256,
     load: Callable[[], Config] | None = None,
     watch: Path | None = None,
     tracer: Tracer | None = None,

@@ -301,7 +301,26 @@ class Outlook:
                 self._crowd_s(waiting, prefill_s, long_s, now),
             )
         margin_s = backend.margin_s(wait_s, ahead_s)
+        if ahead > 0 and not self._ahead.on:
+            margin_s += self._lump_s(backend, bucket, wait_s)
         return Option(backend.name, wait_s, margin_s, prefill_s, cold_s, matched, load, mean_load)
+
+    def _lump_s(self, backend: Backend, bucket: str, wait_s: float) -> float:
+        """How much longer it may wait because what goes first by its turn comes in one piece.
+
+        Prefills longer than the wait itself are kept away (partition.py).
+        """
+        max_wait_s, most = self._buckets[bucket].max_wait_s, 0.0
+        for other in self._buckets.values():
+            if other.max_wait_s <= max_wait_s:
+                continue
+            head = backend.queues[other.name].earliest()
+            if head is None or not most < head.work_s <= max_wait_s:
+                continue
+            owed_s = backend.turns.buckets.owed_s(other.name)
+            if owed_s + wait_s * BUCKETS_SHARE / len(self._buckets) >= head.work_s:
+                most = head.work_s
+        return most
 
     def _due_s(self, backend: Backend, bucket: str, ahead_s: float, deadline: float) -> float:
         """Of other buckets, work with a later deadline that goes first: it has its part of turns.

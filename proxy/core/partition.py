@@ -15,7 +15,9 @@ PATIENCE_SHARE: Final = (
 )
 LAST_MOMENT_SHARE: Final = 0.9  # the same while short requests are refused: whom we took, we serve
 FLOWING_S: Final = 10.0  # a bucket with an arrival this lately is flowing
-REFUSED_MOST: Final = 0.05  # of the short requests, lately: long prefills may cost them this much
+REFUSED_MOST: Final = (
+    0.005  # of the short requests, lately: what long prefills may cost them, so that p99 holds
+)
 
 
 def may_take_last_at(

@@ -12,7 +12,9 @@ from typing import Final
 from forebay.proxy.core.model import Action, Reject, Send
 from forebay.proxy.core.model import Request as Asked
 from forebay.proxy.core.shaper import Shaper
+from forebay.replay.sim.all_knowing import AllKnowing
 from forebay.replay.sim.in_turn import InTurn
+from forebay.replay.sim.peers import Peer
 from forebay.replay.sim.request import SimRequest
 from forebay.replay.sim.skipping import SkippingEngine
 from forebay.replay.sim.stepping import SteppingEngine
@@ -22,8 +24,8 @@ Journal = list[tuple[float, Action]]
 
 
 # Unions, not protocols: compiled code then calls the first of each directly.
-Policy = Shaper | InTurn
-"""What decides; `InTurn` where there is no proxy."""
+Policy = Shaper | InTurn | Peer
+"""What decides; `InTurn` where there is no proxy, `Peer` for models of other routers."""
 Engine = SkippingEngine | SteppingEngine
 """What serves; `SteppingEngine` for reference."""
 
@@ -159,6 +161,8 @@ class Fleet:
     def run(self, trace: Iterable[TraceRequest]) -> list[Outcome]:
         """Play the whole trace, which must be in order of arrival; outcomes in the same order."""
         policy, outcomes = self.policy, self._outcomes
+        if isinstance(policy, AllKnowing):
+            policy.look_into(self.engines)
         for name, engine in self.engines.items():
             self._do(policy.backend_up(name, 0.0, float(engine.kv_tokens)), 0.0)
         before = -inf

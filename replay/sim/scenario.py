@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 
-from forebay.proxy.config import Config
+from forebay.proxy.config import MAX_CONCURRENCY, Config
 from forebay.proxy.core.admission import Admit, refuse
 from forebay.proxy.core.explain import ExplainedShaper
 from forebay.proxy.core.model import BackendSpec, Tenant
@@ -17,8 +17,10 @@ from forebay.proxy.core.receipt import Receipts
 from forebay.proxy.core.shaper import Shaper
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.scheduler import SchedulerLimits
+from forebay.replay.sim.all_knowing import AllKnowing
 from forebay.replay.sim.fleet import Engine, Fleet, Outcome, Policy
 from forebay.replay.sim.in_turn import InTurn
+from forebay.replay.sim.peers import PEERS
 from forebay.replay.sim.skipping import SkippingEngine
 from forebay.replay.sim.stepping import SteppingEngine
 from forebay.traces.buckets import Bucket
@@ -27,7 +29,9 @@ from forebay.traces.schema import TraceRequest
 
 DIRECT = "direct"
 """Policy name: no proxy; requests go straight to the engines in turn."""
-POLICIES = (*ROUTES, DIRECT)
+ALL_KNOWING = "all_knowing"
+"""Policy name: a reference that looks into the engines' caches."""
+POLICIES = (*ROUTES, DIRECT, *PEERS, ALL_KNOWING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,8 @@ class Scenario:
     Attributes:
         engine: options of each engine.
         gpus: how many engines, each on a GPU of its own.
-        policy: name of a routing policy of the proxy, or DIRECT.
+        policy: name of a routing policy of the proxy, DIRECT, a model of another router, or
+            ALL_KNOWING.
         proxy: the proxy's configuration: buckets, affinity, admission. Its backends count only
             by their number of slots.
         tenants: weights and quotas of the trace's tenants, in place of the configuration's.
@@ -76,7 +81,12 @@ class Scenario:
     def new_policy(self, names: Sequence[str], admit: Admit = refuse) -> Policy:
         if self.policy == DIRECT:
             return InTurn()
-        slots = self.proxy.backends[0].max_concurrency if self.proxy.backends else 64
+        if self.policy == ALL_KNOWING:
+            return AllKnowing()
+        if self.policy in PEERS:
+            return PEERS[self.policy][0]()
+        configured = self.proxy.backends
+        slots = configured[0].max_concurrency if configured else MAX_CONCURRENCY
         options = self.proxy.shaper_options()
         options["route"] = ROUTES[self.policy]
         options["tenants"] = self.tenants or options["tenants"]

@@ -52,6 +52,7 @@ class SkippingEngine:
         self._books = Planner(limits, config.num_blocks())
         self._cohort = self._books.cohort
         self._pool = self._books.pool
+        self._pool_block_size = limits.block_size
         self._stalls = self._books.stalls
         self._terms: dict[int, tuple[float, float]] = {}  # StepTimeModel.decode_terms so far
         self.request_s = self._timing.request_s
@@ -87,6 +88,13 @@ class SkippingEngine:
     @property
     def preemptions(self) -> int:
         return self._books.preemptions
+
+    def cached_tokens(self, ids: tuple[int, ...], block_tokens: int, tokens: int) -> int:
+        """What a prompt of `tokens` with these full blocks would hit if it were admitted now."""
+        size = self._pool_block_size
+        limit = min(len(ids) * block_tokens, tokens - 1) // size
+        hits, _, _ = self._pool.lookup(ids, block_tokens, limit)
+        return hits * size
 
     def next_at(self) -> float:
         """When `advance` is due if nothing is added before; inf without work."""

@@ -1,0 +1,370 @@
+"""What people put in front of engines instead, as models in virtual time.
+
+Each chooses as the named router does by its documentation and source (constants are its defaults)
+and knows what that router knows: nothing of lengths unless it counts tokens, nothing of the
+engines unless it asks them. They stand in for the routers in simulations only; real ones are
+measured by `tests/routers`. Prompts are compared in the blocks of the trace.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from math import inf, sqrt
+from random import Random
+from typing import Final
+from zlib import crc32
+
+from forebay.proxy.core.backend import DEFAULT_INDEX_BLOCKS
+from forebay.proxy.core.model import Action, Reject, Request, Send
+from forebay.proxy.core.prefix import PrefixIndex
+
+CHARS_PER_TOKEN: Final = 4
+TREE_CHARS: Final = 33_554_432  # of a worker's tree in vllm-router; sglang-router has twice this
+VIRTUAL_NODES: Final = 160  # of each engine on a hash ring
+
+
+class Place:
+    """One engine as a router sees it: what it was sent and has not finished."""
+
+    def __init__(self, name: str, number: int, kv_tokens: float) -> None:
+        self.name = name
+        self.number = number
+        self.kv_tokens = kv_tokens
+        self.running = 0  # requests
+        self.tokens = 0  # of their prompts
+        self.prefill_tokens = 0  # of their prompts, not cached and before the first token
+        self.index = PrefixIndex(DEFAULT_INDEX_BLOCKS)
+
+    def matched(self, request: Request) -> int:
+        """Prompt tokens that it was sent before, as the router remembers."""
+        blocks = self.index.match(request.blocks)
+        return min(int(blocks * request.block_tokens), request.prompt_tokens)
+
+
+class Sent:
+    def __init__(self, request: Request, place: Place, uncached: int) -> None:
+        self.request = request
+        self.place = place
+        self.uncached = uncached  # tokens of the prompt
+        self.answered = False
+
+
+class Peer:
+    """Sends everything at once to the engine that `choose` names, and refuses nothing."""
+
+    wants_usage = False
+
+    def __init__(self) -> None:
+        self.places: list[Place] = []
+        self.sent: dict[str, Sent] = {}
+
+    def choose(self, request: Request) -> Place:
+        raise NotImplementedError
+
+    def backend_up(self, name: str, now: float, kv_tokens: float | None = None) -> list[Action]:
+        self.places.append(Place(name, len(self.places), kv_tokens or inf))
+        return []
+
+    def arrive(self, request: Request, now: float) -> list[Action]:
+        return [self.send(request, self.choose(request), now)]
+
+    def send(self, request: Request, place: Place, now: float, queued_s: float = 0.0) -> Send:
+        uncached = request.prompt_tokens - place.matched(request)
+        place.index.touch(request.blocks)
+        place.running += 1
+        place.tokens += request.prompt_tokens
+        place.prefill_tokens += uncached
+        self.sent[request.id] = Sent(request, place, uncached)
+        return Send(request, place.name, "", queued_s, 0.0, 0)
+
+    def first_token(self, request_id: str, now: float) -> list[Action]:
+        sent = self.sent[request_id]
+        if not sent.answered:
+            sent.answered = True
+            sent.place.prefill_tokens -= sent.uncached
+        return []
+
+    def used(
+        self,
+        request_id: str,
+        output_tokens: int,
+        now: float,
+        cached_tokens: int | None = None,
+        prompt_tokens: int = 0,
+    ) -> None:
+        pass
+
+    def finish(self, request_id: str, now: float) -> list[Action]:
+        self.first_token(request_id, now)
+        sent = self.sent.pop(request_id)
+        sent.place.running -= 1
+        sent.place.tokens -= sent.request.prompt_tokens
+        return []
+
+    def wake_at(self) -> float:
+        return inf
+
+    def wake(self, now: float) -> list[Action]:
+        return []
+
+    def least_running(self) -> Place:
+        return min(self.places, key=lambda p: p.running)
+
+
+class LeastConnections(Peer):
+    """nginx least_conn, HAProxy leastconn, Envoy LEAST_REQUEST over all: fewest in flight.
+
+    Ties go round, as in nginx.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._turn = 0
+
+    def choose(self, request: Request) -> Place:
+        self._turn += 1
+        count = len(self.places)
+        turns = [self.places[(self._turn + at) % count] for at in range(count)]
+        return min(turns, key=lambda p: p.running)
+
+
+class PowerOfTwo(Peer):
+    """Envoy's default, vllm-router power_of_two: the less busy of two at random."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._dice = Random(0)
+
+    def choose(self, request: Request) -> Place:
+        if len(self.places) < 2:
+            return self.places[0]
+        one, other = self._dice.sample(self.places, 2)
+        return one if one.running <= other.running else other
+
+
+class LeastConnectionsQueue(LeastConnections):
+    """HAProxy leastconn with `maxconn` per server: the rest wait in one queue, first come first.
+
+    Who waited `timeout queue` is refused.
+    """
+
+    QUEUE_S: Final = 30.0
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+        self._queue: deque[tuple[float, Request]] = deque()
+
+    def arrive(self, request: Request, now: float) -> list[Action]:
+        place = self.choose(request)
+        if place.running < self._most:
+            return [self.send(request, place, now)]
+        self._queue.append((now, request))
+        return []
+
+    def finish(self, request_id: str, now: float) -> list[Action]:
+        place = self.sent[request_id].place
+        super().finish(request_id, now)
+        if not self._queue:
+            return []
+        came, request = self._queue.popleft()
+        return [self.send(request, place, now, now - came)]
+
+    def wake_at(self) -> float:
+        return self._queue[0][0] + self.QUEUE_S if self._queue else inf
+
+    def wake(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        while self.wake_at() <= now:
+            _, request = self._queue.popleft()
+            actions.append(Reject(request, "queue_full", "", self.QUEUE_S, 1.0))
+        return actions
+
+
+class Ring(Peer):
+    """A hash ring; the key is the beginning of the prompt: its first block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ring: list[tuple[int, int]] = []  # where on the ring, whose
+
+    def backend_up(self, name: str, now: float, kv_tokens: float | None = None) -> list[Action]:
+        number = len(self.places)
+        for node in range(VIRTUAL_NODES):
+            self._ring.append((crc32(f"{name}#{node}".encode()), number))
+        self._ring.sort()
+        return super().backend_up(name, now, kv_tokens)
+
+    def around(self, request: Request) -> list[Place]:
+        """All engines, in the order in which the ring offers them to this prompt."""
+        key = str(request.blocks[0]) if request.blocks else request.id
+        at, low, high = crc32(key.encode()), 0, len(self._ring)
+        while low < high:
+            middle = (low + high) // 2
+            if self._ring[middle][0] < at:
+                low = middle + 1
+            else:
+                high = middle
+        found: list[Place] = []
+        for step in range(len(self._ring)):
+            place = self.places[self._ring[(low + step) % len(self._ring)][1]]
+            if place not in found:
+                found.append(place)
+                if len(found) == len(self.places):
+                    break
+        return found
+
+    def fair_load(self, share: float) -> float:
+        """`share` times the mean number in flight, this one counted."""
+        return share * (sum(p.running for p in self.places) + 1) / len(self.places)
+
+
+class ConsistentHash(Ring):
+    """nginx `hash $prompt_prefix consistent`; load counts for nothing."""
+
+    def choose(self, request: Request) -> Place:
+        return self.around(request)[0]
+
+
+class BoundedHash(Ring):
+    """KubeAI's CHWBL: on round the ring from an engine beyond 1.25 times the mean in flight."""
+
+    def choose(self, request: Request) -> Place:
+        around, most = self.around(request), self.fair_load(1.25)
+        for place in around:
+            if place.running <= most:
+                return place
+        return around[0]
+
+
+class SmgPrefixHash(Ring):
+    """SMG 1.13 prefix_hash: bounded at 1.25, but only if more than 10 above the mean; else the
+    least loaded."""
+
+    def choose(self, request: Request) -> Place:
+        place = self.around(request)[0]
+        mean = sum(p.running for p in self.places) / len(self.places)
+        if place.running > self.fair_load(1.25) and place.running > mean + 10:
+            return self.least_running()
+        return place
+
+
+class CacheAware(Peer):
+    """sglang-router 0.3.2 and vllm-router 0.1.17 cache_aware (on /v1/completions).
+
+    A match of more than 0.3 of the prompt goes to where it matched, anything else to the least
+    loaded; everything does while loads differ by more than 64 and by a factor of 1.5.
+    """
+
+    THRESHOLD: Final = 0.3
+    ABSOLUTE: Final = 64
+    RELATIVE: Final = 1.5
+
+    def send(self, request: Request, place: Place, now: float, queued_s: float = 0.0) -> Send:
+        place.index.capacity_blocks = int(TREE_CHARS / (CHARS_PER_TOKEN * request.block_tokens))
+        return super().send(request, place, now, queued_s)
+
+    def best_match(self, request: Request) -> Place | None:
+        """Where more of the prompt than THRESHOLD matched, the longest match."""
+        best, most = None, self.THRESHOLD * request.prompt_tokens
+        for place in self.places:
+            matched = place.matched(request)
+            if matched > most:
+                best, most = place, float(matched)
+        return best
+
+    def choose(self, request: Request) -> Place:
+        least = self.least_running()
+        most = max(p.running for p in self.places)
+        if most - least.running > self.ABSOLUTE and most > self.RELATIVE * least.running:
+            return least
+        return self.best_match(request) or least
+
+
+class SmgCacheAware(CacheAware):
+    """SMG 1.13 cache_aware: the engine that matched is left when it alone is too busy.
+
+    That is above the mean in flight by min(64, max(4, 2 sigma)) and by a factor of 1.5, sigma being
+    that of arrivals at random, the root of the mean: 32 requests for one document then part 24 to
+    8, as was measured (68 to 28 of 96).
+    """
+
+    def choose(self, request: Request) -> Place:
+        best = self.best_match(request)
+        if best is None:
+            return self.least_running()
+        mean = sum(p.running for p in self.places) / len(self.places)
+        spill = min(64.0, max(4.0, 2.0 * sqrt(mean)))
+        if best.running > mean + spill and best.running > 1.5 * mean:
+            return self.least_running()
+        return best
+
+
+class LlmD(Peer):
+    """llm-d-router: keep the engines that hold 0.80 of the prompt unless their first token is
+    18 s later; of those kept, the fewest prompt tokens in flight."""
+
+    AFFINITY: Final = 0.80
+    STICKY_S: Final = 18.0
+    TOKENS_PER_S: Final = 15_928.0
+
+    def send(self, request: Request, place: Place, now: float, queued_s: float = 0.0) -> Send:
+        _bound_by_pool(place, request)
+        return super().send(request, place, now, queued_s)
+
+    def choose(self, request: Request) -> Place:
+        least = min(self.places, key=lambda p: p.tokens)
+        enough = self.AFFINITY * request.prompt_tokens
+        holders = [p for p in self.places if p.matched(request) >= enough]
+        if not holders:
+            return least
+        best = min(holders, key=lambda p: p.tokens)
+        later_s = (best.tokens - least.tokens) / self.TOKENS_PER_S
+        return least if later_s > self.STICKY_S else best
+
+
+class Dynamo(Peer):
+    """NVIDIA Dynamo's KV router with events: least of prefill that is left to do, this prompt's
+    part that is not held included, plus what is in use by those in flight; all in tokens."""
+
+    def send(self, request: Request, place: Place, now: float, queued_s: float = 0.0) -> Send:
+        _bound_by_pool(place, request)
+        return super().send(request, place, now, queued_s)
+
+    def choose(self, request: Request) -> Place:
+        best, least = self.places[0], inf
+        for place in self.places:
+            prefill = place.prefill_tokens + request.prompt_tokens - place.matched(request)
+            cost = prefill + place.tokens + request.prompt_tokens
+            if cost < least:
+                best, least = place, float(cost)
+        return best
+
+
+def _bound_by_pool(place: Place, request: Request) -> None:
+    """The router knows how much the engine's KV pool holds."""
+    if place.kv_tokens < inf:
+        place.index.capacity_blocks = int(place.kv_tokens / request.block_tokens)
+
+
+def _queue_8() -> Peer:
+    return LeastConnectionsQueue(8)
+
+
+def _queue_64() -> Peer:
+    return LeastConnectionsQueue(64)
+
+
+PEERS: dict[str, tuple[Callable[[], Peer], str]] = {
+    "least_connections": (LeastConnections, "model of nginx least_conn, HAProxy leastconn"),
+    "power_of_two": (PowerOfTwo, "model of Envoy, vllm-router power_of_two"),
+    "leastconn_8": (_queue_8, "model of HAProxy leastconn, maxconn 8, queue"),
+    "leastconn_64": (_queue_64, "model of HAProxy leastconn, maxconn 64, queue"),
+    "consistent_hash": (ConsistentHash, "model of nginx hash of the prompt's beginning"),
+    "bounded_hash": (BoundedHash, "model of KubeAI CHWBL 1.25"),
+    "cache_aware": (CacheAware, "model of sglang-router, vllm-router cache_aware"),
+    "smg_cache_aware": (SmgCacheAware, "model of SMG 1.13 cache_aware"),
+    "smg_prefix_hash": (SmgPrefixHash, "model of SMG 1.13 prefix_hash"),
+    "llm_d": (LlmD, "model of llm-d-router affinity 0.80, token load"),
+    "dynamo": (Dynamo, "model of Dynamo's KV router"),
+}
+"""By policy name: what makes one, and what it is a model of."""
