@@ -174,7 +174,7 @@ def _verb(mine_s: float, theirs_s: float) -> str:
 
 def _plot(loads: dict[str, Load]) -> str:
     """What share of chats has a stall, and a TTFT, of at least so long."""
-    panels = []
+    panels: list[Panel] = []
     for title, key in (("worst gap between two tokens", "stall_s"), ("TTFT", "ttft_s")):
         series = []
         for name, load in loads.items():
