@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from time import perf_counter
@@ -208,7 +209,7 @@ async def measure(name: str, folder: Path) -> list[str]:
     port, side_port, *backends = free_ports(4)
     fleet, cells = Fleet(), list[str]()
     servers = [
-        await asyncio.start_server(lambda r, w, b=b: fleet.serve(b, r, w), "127.0.0.1", b)
+        await asyncio.start_server(partial(fleet.serve, b), "127.0.0.1", b)
         for b in backends
     ]
     log = folder / "router.log"
