@@ -8,7 +8,7 @@ refused before it, as if newcomers left them no more than a bucket's guaranteed 
 from collections.abc import Iterable
 from math import inf
 
-FOR_THEM = 0.3  # of the engines: newcomers take the rest
+FOR_THEM = 0.2  # of the engines: newcomers take the rest
 FURTHEST_S = 60.0
 
 
