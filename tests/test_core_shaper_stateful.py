@@ -249,8 +249,12 @@ class ShaperMachine(RuleBasedStateMachine):
                 i for i in mine if i in self.no_token and mine[i].streams
             }
             for bucket in ("chat", "document"):
-                lined = [f for f in backend.prefills.values() if f.bucket == bucket and f.counts]
-                assert backend.prefills_of[bucket] == len(lined)
+                lined = [f for i, f in backend.prefills.items() if self.running[i][2] == bucket]
+                cold = [f for f in lined if f.uncached_tokens == f.request.prompt_tokens]
+                long = [f for f in lined if f.uncached_tokens > 2_048]
+                # Short questions about what is cached do not count.
+                assert backend.prefills_of[bucket] == len({f.request.id for f in cold + long})
+            assert backend.line_tokens == sum(f.uncached_tokens for f in backend.prefills.values())
             if not mine:
                 assert backend.kv.tokens == 0
                 assert backend.backlog_s(self.now) == 0.0
