@@ -68,7 +68,7 @@ http.server.ThreadingHTTPServer(("127.0.0.1", int(flags["--port"])), Handler).se
 '''
 
 
-def install(folder: Path, version: str = "0.32.0") -> Path:
+def install(folder: Path, version: str = "0.32.0+cpu") -> Path:
     """The command, in `folder`."""
     command = folder / "vllm"
     command.write_text(SCRIPT.format(python=sys.executable, version=version))

@@ -293,6 +293,18 @@ def test_a_dry_run_needs_neither_gpu_nor_vllm(
     assert not folder.exists()
 
 
+def test_without_the_extra_the_proxy_is_not_told_of_events(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forebay.replay.fleet.cli.find_spec", lambda name: None)
+    words = ["--model", "llama-3-8b", "--cpu", "--kv-cache-memory-bytes", "2G", "--dry-run"]
+    assert main(["fleet", "up", *words, "--vllm-version", "0.32"]) == 0
+    out, err = capsys.readouterr()
+    assert "pip install 'forebay[kv-events]'" in err
+    assert "--kv-events-config" in out
+    assert "kv_events: " not in out
+
+
 def test_a_model_in_a_folder_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_model(tmp_path / "small", ModelSize())
     words = "--cpu --servers 2 --vllm-version 0.32 --kv-cache-memory-bytes 256M --dry-run --json"

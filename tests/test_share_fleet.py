@@ -59,14 +59,16 @@ def test_hits_and_balance_are_those_of_one_proxy(
     assert all(r.rejected < 0.01 for r in several)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_in_flight_is_over_the_limit_by_what_a_tenth_of_a_second_brings(seed: int) -> None:
-    trace = a_trace(seed, chat=8.0, documents=0.05, seconds=120.0)
-    told = play(trace, shapers(slots=6), proxies=2, engines=2, seed=seed).policy
-    assert told.overshoot > 0, "the limit was never reached: the test says nothing"
-    assert told.unexplained <= 0
-    strangers = play(trace, shapers(slots=6), proxies=2, engines=2, seed=seed, exchange=False)
-    assert strangers.policy.unexplained > 0
+def test_in_flight_is_over_the_limit_by_what_a_tenth_of_a_second_brings() -> None:
+    overshoot = 0
+    for seed in SEEDS:
+        trace = a_trace(seed, chat=8.0, documents=0.05, seconds=120.0)
+        told = play(trace, shapers(slots=6), proxies=2, engines=2, seed=seed).policy
+        overshoot += told.overshoot
+        assert told.unexplained <= 0
+        strangers = play(trace, shapers(slots=6), proxies=2, engines=2, seed=seed, exchange=False)
+        assert strangers.policy.unexplained > 0
+    assert overshoot > 0, "the limit was never reached: the test says nothing"
 
 
 def test_one_proxy_among_several_decides_as_the_plain_simulator() -> None:

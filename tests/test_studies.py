@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 from replay_server import MODEL, Server, serve
 
-from forebay.analysis.experiments import flood, kv, needle, saturation, shared_document
+from forebay.analysis.experiments import flood, kv, needle, one_load, saturation, shared_document
 from forebay.analysis.experiments.asking import Told, is_simulated
 from forebay.analysis.experiments.gauges import Pool, Sample, read_page
 from forebay.analysis.experiments.heat_map import heat_map
@@ -121,7 +121,7 @@ def test_a_closed_loop_keeps_so_many_in_flight_and_answers_all(kind: Any) -> Non
 
 
 def test_alone_the_closed_loop_is_one_answer_after_the_other() -> None:
-    row = asyncio.run(saturation.at_concurrency(one_engine(), made(), 1))
+    row = asyncio.run(one_load.at_concurrency(one_engine(), made(), 1))
     load = asyncio.run(one_engine().closed("x", rows(1, 1000, 200), 1))
     assert row["requests_per_s"] == pytest.approx(1 / (load.seen[0].e2e_s or 0.0), rel=0.15)
     assert row["running"] == 1
@@ -130,8 +130,8 @@ def test_alone_the_closed_loop_is_one_answer_after_the_other() -> None:
 # Saturation
 
 
-def made() -> saturation.Requests:
-    return saturation.Requests(1000, 200, 0)
+def made() -> one_load.Requests:
+    return one_load.Requests(1000, 200, 0)
 
 
 def test_saturation_finds_the_seats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,7 +175,7 @@ def test_seats_are_inferred_where_nobody_tells_them() -> None:
     way = one_engine(max_num_seqs=8)
 
     async def sweep() -> list[dict[str, Any]]:
-        return [await saturation.at_concurrency(way, made(), n) for n in (4, 16, 32)]
+        return [await one_load.at_concurrency(way, made(), n) for n in (4, 16, 32)]
 
     told = asyncio.run(sweep())
     way.max_num_seqs = None
@@ -187,9 +187,9 @@ def test_seats_are_inferred_where_nobody_tells_them() -> None:
 
 def test_seats_are_not_what_ran_while_nobody_waited() -> None:
     busy = [Sample("gpu0", at, 8, 0, 0.2, 0) for at in range(9)]
-    assert saturation.seats_seen(busy) is None
-    assert saturation.seats_seen([replace(one, waiting=3) for one in busy]) == 8
-    assert saturation.seats_seen([replace(one, waiting=3, kv_share=0.98) for one in busy]) is None
+    assert one_load.seats_seen(busy) is None
+    assert one_load.seats_seen([replace(one, waiting=3) for one in busy]) == 8
+    assert one_load.seats_seen([replace(one, waiting=3, kv_share=0.98) for one in busy]) is None
 
 
 # The shared document
@@ -405,10 +405,10 @@ def test_saturation_by_url_is_what_virtual_time_says(tmp_path: Path) -> None:
     async def live() -> tuple[dict[str, Any], Sequence[Pool]]:
         async with start_engine(config(max_num_batched_tokens=8192)) as server:
             (way,) = await http_ways(asked(tmp_path), [("target", [server.url])], ())
-            return await saturation.at_concurrency(way, made(), 4), way.pools
+            return await one_load.at_concurrency(way, made(), 4), way.pools
 
     row, pools = run(live())
-    simulated = asyncio.run(saturation.at_concurrency(one_engine(), made(), 4))
+    simulated = asyncio.run(one_load.at_concurrency(one_engine(), made(), 4))
     assert row["requests_per_s"] == pytest.approx(simulated["requests_per_s"], rel=0.03)
     assert row["running"] == simulated["running"] == 4
     assert row["kv_share"] == pytest.approx(simulated["kv_share"], abs=0.003)

@@ -1,14 +1,10 @@
 """The study `saturation`: how throughput follows load, where it bends, and what limits it there."""
 
 from collections.abc import Sequence
-from itertools import islice
-from random import Random
-from statistics import median
 from typing import Annotated, Any
 
 import typer
 
-from forebay.analysis.experiments.gauges import Sample
 from forebay.analysis.experiments.http_way import http_ways
 from forebay.analysis.experiments.knee import (
     FLAT,
@@ -18,17 +14,16 @@ from forebay.analysis.experiments.knee import (
     kneedle,
     last_followed,
 )
-from forebay.analysis.experiments.load_stats import doubted, percentile, ttfts
+from forebay.analysis.experiments.load_stats import doubted
+from forebay.analysis.experiments.one_load import Requests, at_concurrency, at_rate
 from forebay.analysis.experiments.plot import Axis, Panel, Series, count_label, document
 from forebay.analysis.experiments.result import Column, Result
 from forebay.analysis.experiments.study import Batched, Seed, Study, integers, numbers, study
 from forebay.analysis.experiments.target import SIM, sim_config
-from forebay.analysis.experiments.ways import IN_TURN, Load, SimWay, Way
+from forebay.analysis.experiments.ways import IN_TURN, SimWay, Way
 from forebay.analysis.units import duration, ratio
 from forebay.replay.sim.scenario import DIRECT, Scenario
-from forebay.traces.arrivals import arrival_times
 from forebay.traces.errors import InputError
-from forebay.traces.schema import TraceRequest
 
 HELP = """Throughput against load: where the knee is (T_sat), and max_num_seqs, read
 or inferred.
@@ -40,8 +35,6 @@ target is one engine.
 Example:  forebay experiment saturation --target sim:phi-3-mini@h200-nvl --out runs/saturation
 """
 LEVELS = "1,2,4,8,16,32,64,128,256,512"
-ROUNDS, LEAST_REQUESTS = 5, 24  # a level sends so many requests for each in flight, at least
-KV_FULL = 0.9
 COLUMNS = (
     Column("load", "in flight", "count"),
     Column("requests_per_s", "completed", "rate"),
@@ -106,108 +99,6 @@ async def _way(asked: Study, batched: int | None, seats: int | None) -> Way:
         return SimWay(IN_TURN, Scenario(config, 1, DIRECT), target, watched=True)
     (way,) = await http_ways(asked, [("target", [target])], ())
     return way
-
-
-class Requests:
-    """Makes prompts that nobody shares; outputs vary by half, so that answers do not march."""
-
-    def __init__(self, prompt_tokens: int, output_tokens: int, seed: int) -> None:
-        self._prompt, self._output, self._seed = prompt_tokens, output_tokens, seed
-
-    def make(self, load: float, count: int) -> list[TraceRequest]:
-        dice = Random(f"{self._seed}:saturation:{load:g}")
-        low, high = max(2, self._output // 2), self._output + self._output // 2
-        name = f"load-{load:g}"
-        return [
-            TraceRequest(f"{name}-{i}", 0.0, self._prompt, dice.randint(low, high))
-            for i in range(count)
-        ]
-
-    def paced(self, rate: float, seconds: float) -> list[TraceRequest]:
-        """Poisson arrivals, stretched to be exactly `rate` on the whole."""
-        rows = self.make(rate, max(LEAST_REQUESTS, round(rate * seconds)))
-        times = list(islice(arrival_times("poisson", rate, self._seed), len(rows)))
-        stretch = len(rows) / rate / times[-1]
-        return [
-            TraceRequest(row.id, at * stretch, row.input_tokens, row.output_tokens)
-            for row, at in zip(rows, times, strict=True)
-        ]
-
-
-async def at_concurrency(way: Way, made: Requests, at_once: int) -> dict[str, Any]:
-    """Throughput in the steady part: after one round of answers, before the last is sent."""
-    rows = made.make(at_once, max(LEAST_REQUESTS, ROUNDS * at_once))
-    load = await way.closed(f"closed-{at_once}", rows, at_once)
-    done = sorted(
-        (one.done_s, one.request.output_tokens)
-        for one in load.seen
-        if one.ok and one.done_s is not None
-    )
-    start = done[min(at_once, len(done)) - 1][0]
-    stop = max(one.due_s for one in load.seen)
-    within = [tokens for at, tokens in done if start < at <= stop]
-    length = stop - start
-    steady = length > 0 and len(within) >= at_once / 2
-    return _row(
-        load,
-        at_once,
-        len(within) / length if steady else len(done) / done[-1][0],
-        sum(within) / length if steady else sum(t for _, t in done) / done[-1][0],
-    )
-
-
-async def at_rate(way: Way, made: Requests, rate: float, seconds: float) -> dict[str, Any]:
-    """The middle four fifths of the answers against the same part of the arrivals."""
-    load = (await way.play(f"rate-{rate:g}", made.paced(rate, seconds)))[0]
-    done = [one.done_s for one in load.seen if one.ok and one.done_s is not None]
-    offered = middle_rate([one.due_s for one in load.seen])
-    # Of those sent: a server that refuses the half of them completes half the rate.
-    achieved = middle_rate(done) * len(done) / len(load.seen)
-    tokens = sum(one.request.output_tokens for one in load.seen if one.ok)
-    row = _row(load, rate, achieved, tokens * achieved / len(done))
-    return row | {"offered_per_s": offered}
-
-
-def middle_rate(times_s: Sequence[float]) -> float:
-    """Events a second between the tenth and the ninetieth of a hundred; 0 with too few.
-
-    The ends are left out: the first answer comes late and the last one may be a long one.
-    """
-    ordered = sorted(times_s)
-    first, last = len(ordered) // 10, len(ordered) - 1 - len(ordered) // 10
-    span = ordered[last] - ordered[first] if last > first else 0.0
-    return (last - first) / span if span > 0 else 0.0
-
-
-def _row(load: Load, level: float, per_s: float, tokens_per_s: float) -> dict[str, Any]:
-    samples = load.samples
-    times = ttfts(load.seen)
-    return {
-        "load": level,
-        "requests_per_s": per_s,
-        "tokens_per_s": tokens_per_s,
-        "ttft_s": median(times),
-        "ttft_p90_s": percentile(times, 90),
-        "tpot_s": median([one.tpot_s for one in load.seen if one.tpot_s is not None] or [0.0]),
-        "running": max((one.running for one in samples), default=None),
-        "waiting": max((one.waiting for one in samples), default=None),
-        "kv_share": max((one.kv_share for one in samples), default=None),
-        "seats": seats_seen(samples),
-        "rejected": sum(one.outcome == "rejected" for one in load.seen),
-        "failed": sum(one.outcome == "failed" for one in load.seen),
-        "verdict": load.verdict,
-    }
-
-
-def seats_seen(samples: Sequence[Sample]) -> int | None:
-    """Most running at once while others waited though the KV cache had room; None if never.
-
-    Then nothing but max_num_seqs kept them out. Prefills, too, keep requests waiting: the number
-    counts only when it stood for several samples.
-    """
-    held = [one.running for one in samples if one.waiting and one.kv_share < KV_FULL]
-    most = max(held, default=0)
-    return most if held.count(most) >= 3 else None
 
 
 def max_num_seqs(way: Way, rows: Sequence[dict[str, Any]]) -> tuple[int | None, str]:

@@ -212,7 +212,7 @@ class Outlook:
             and len(backend.prefills) < backend.most_prefills
             and (
                 backend.backlog_s(now) < self._dispatch_ahead_s + MATCH_SLACK_S
-                or backend.line_tokens < STEP_TOKENS
+                or (backend.others is None and backend.line_tokens < STEP_TOKENS)
             )
         )
 

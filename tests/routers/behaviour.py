@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from time import perf_counter
@@ -29,7 +30,7 @@ from peers import PEERS, Missing, Setting
 PREFILL_S, LEFT_AFTER_S = 4.0, 0.5
 CASES = ("after headers", "before headers", "mid-decode", "not a stream")
 STATUSES = (429, 503, 500)
-ANSWER_S = 0.05  # of a question about a document
+COLD_S, HIT_S = 0.5, 0.03  # of a question about a document of 20,000 tokens, on an H200
 WORDS = "the reservoir feeds the turbines evenly while the river rises and falls with rain "
 
 
@@ -93,9 +94,11 @@ class Fleet:
             return True
         if self.mode == "documents":
             at = body.find(b"DOC-")
-            name = body[at : at + 8].decode()
-            self.asked.setdefault(name, Counter())[port] += 1
-        await asyncio.sleep(ANSWER_S if self.mode == "documents" else 1.0 * (self.mode == "slow"))
+            counts = self.asked.setdefault(body[at : at + 8].decode(), Counter())
+            counts[port] += 1
+            await asyncio.sleep(COLD_S if counts[port] == 1 else HIT_S)
+        elif self.mode == "slow":
+            await asyncio.sleep(1.0)
         if b'"stream":true' in body or b'"stream": true' in body:
             writer.write(STREAM_HEAD + token(0) + STREAM_TAIL)
         else:
@@ -142,8 +145,8 @@ async def hits(port: int, fleet: Fleet, status: int, count: int = 10) -> float:
 
 
 def question(document: int, number: int) -> bytes:
-    """About a document of 20 KB that begins with its name."""
-    text = f"DOC-{document:04d} " + WORDS * 250 + f" question {number}"
+    """About a document of 80 KB that begins with its name."""
+    text = f"DOC-{document:04d} " + WORDS * 1_000 + f" question {number}"
     body = f'{{"model":"mock","stream":true,"max_tokens":1,"messages":[{{"role":"user","content":"{text}"}}]}}'  # noqa: E501
     return (
         "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
@@ -206,7 +209,7 @@ async def measure(name: str, folder: Path) -> list[str]:
     port, side_port, *backends = free_ports(4)
     fleet, cells = Fleet(), list[str]()
     servers = [
-        await asyncio.start_server(lambda r, w, b=b: fleet.serve(b, r, w), "127.0.0.1", b)
+        await asyncio.start_server(partial(fleet.serve, b), "127.0.0.1", b)
         for b in backends
     ]
     log = folder / "router.log"

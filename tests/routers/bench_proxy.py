@@ -232,11 +232,15 @@ class Bench:
     async def _memory(self) -> Figures:
         client = Client(self.port)
         streams = asyncio.gather(
-            *(client.ask(chat(SMALL, stream=(3, 1500))) for _ in range(self.many(1000)))
+            *(client.ask(chat(SMALL, stream=(3, 2000))) for _ in range(self.many(1000))),
+            return_exceptions=True,
         )
-        await asyncio.sleep(2.5)
+        await asyncio.sleep(3.5)
         found = {"rss_streams_mib": rss_mib(self.pid)}
-        await streams
+        ended = await streams
+        failed = [answer for answer in ended if isinstance(answer, BaseException)]
+        if len(failed) > len(ended) // 100:
+            raise Broken(f"{len(failed)} of {len(ended)} streams failed: {failed[0]}")
         client.close()
         client, sent = Client(self.port), 0
         while sent < self.many(10_000) and time.monotonic() < self.until:
