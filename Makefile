@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check bench bench-goals bench-proxy bench-routers bench-sim bench-vllm-cpu clients compiled fuzz soak test-compiled vllm-cpu clean
+.PHONY: demo test check bench bench-behaviour bench-goals bench-policies bench-proxy bench-routers bench-sim bench-vllm-cpu clients compiled fuzz soak test-compiled vllm-cpu clean
 
 demo: .venv/runtime
 	$(BIN)/forebay demo --out runs/demo --force
@@ -68,6 +68,15 @@ soak: .venv/dev
 	$(BIN)/python tests/routers/soak.py
 
 # Broken streams, leaving clients, overload and fairness: docs/goals.md says what is wanted.
+# Forebay beside models of other routers in virtual time, all workloads; docs/policy.md.
+bench-policies: .venv/dev
+	$(BIN)/python tests/bench_policies.py
+
+# Affinity, limits, leaving, refusals and fifty users of one document, in virtual time and beside other routers.
+bench-behaviour: .venv/dev
+	$(BIN)/python tests/bench_behaviour.py
+	$(BIN)/python tests/routers/behaviour.py
+
 bench-goals: .venv/dev
 	$(BIN)/python tests/routers/goals.py --faults 10000 --leaving 500
 	$(BIN)/python tests/bench_admission.py

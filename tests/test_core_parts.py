@@ -196,7 +196,7 @@ class TestRoute:
             ([option("a", 0, load=9.0), option("b", 0)], "b"),  # then the fewest tokens
             ([option("a", 3), option("b", 1)], "b"),  # the shortest wait
             ([option("a", 3, matched=9_000), option("b", 0)], "a"),  # warm, though busier
-            ([option("a", 37, matched=9_000), option("b", 0)], "b"),  # warm, but too busy
+            ([option("a", 19, matched=9_000), option("b", 0)], "b"),  # warm, but too busy
             ([option("a", 0.1, matched=2_000), option("b", 0)], "b"),  # a common root only
             # sent far more than its share: its cache is no reason any more
             ([option("a", 0.1, matched=9_000, load=1e6, mean=5e5), option("b", 0, load=1e5)], "b"),

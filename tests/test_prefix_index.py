@@ -179,12 +179,14 @@ class TestTheCorrection:
         shaper = a_shaper()
         ask = Asker(shaper)
         ask(9, 9, 9)
+        backend = ask.backend  # which two proxies asked at once; one holds the second back
         for name in ("x", "y"):
-            shaper.arrive(Request(name, 301, 0, chain(1, 1, 1), BLOCK), 10.0)
+            request = Request(name, 301, 0, chain(1, 1, 1), BLOCK)
+            backend.sent(request, "all", backend.matched_tokens(request), 10.0)
         for name in ("x", "y"):
-            shaper.first_token(name, 11.0)
-            shaper.used(name, 1, 11.0, 0, 301)
-            shaper.finish(name, 11.0)
+            backend.first_token(name, 11.0)
+            backend.prompt_cached(backend.flights[name], 0, 301)
+            backend.finished(name, 11.0)
         assert ask(9, 9, 9, told=False) == 300
 
     def test_a_prefill_that_was_given_up_is_not_held(self) -> None:

@@ -229,7 +229,7 @@ def test_what_binds(prefill_s: float, more_kv: bool, more_slots: bool, resource:
 
 def test_slots_bind_where_more_of_them_would_do(capsys: pytest.CaptureFixture[str]) -> None:
     line = "size --users 120 --document-share 0 --document-tokens 1 --chat-tokens 100 --think 20"
-    line += " --chat-output-tokens 900 --slo ttft_p95=500ms --max-num-seqs 24 --quick --json"
+    line += " --chat-output-tokens 900 --slo ttft_p95=500ms --max-num-seqs 16 --quick --json"
     assert run(f"{line} --window 60 --jobs 1", capsys)["binding"]["resource"] == "slots"
 
 

@@ -241,7 +241,7 @@ def test_fail_fast_keeps_goodput_in_a_flood(tmp_path: Path) -> None:
     for way in (IN_TURN, flood.NO_FAIL_FAST, PROXY):
         assert of[way, 0.5]["rejected_share"] == 0
         assert of[way, 0.5]["attainment"] > 0.9
-    assert of[PROXY, 2]["rejected_share"] > 0.2
+    assert of[PROXY, 2]["rejected_share"] > 0.05
     for way in (IN_TURN, flood.NO_FAIL_FAST):
         assert of[way, 2]["rejected_share"] == 0  # everybody waits
         assert of[way, 2]["goodput_per_s"] < of[PROXY, 2]["goodput_per_s"]

@@ -12,7 +12,6 @@ from forebay.analysis.sizing.floor import alone
 from forebay.replay.sim.fleet import Outcome
 from forebay.replay.sim.scenario import Simulated
 
-DEFAULT_SLOTS = 64  # requests in an engine at once, where the proxy's configuration says nothing
 _ROUND = 512  # prompts are priced in steps of so many tokens, so that few differ
 
 
@@ -47,7 +46,6 @@ def usage(simulated: Simulated, until_s: float) -> Usage:
     scenario = simulated.scenario
     config = scenario.engine
     request_s = config.step_constants().request_s
-    slots = scenario.proxy.backends[0].max_concurrency if scenario.proxy.backends else DEFAULT_SLOTS
     longest = config.context - 1
     pool = (config.num_blocks() - 1) * config.block_size
     changes: list[tuple[float, int, Outcome]] = []
@@ -88,7 +86,7 @@ def usage(simulated: Simulated, until_s: float) -> Usage:
         kv_mean=area / (per * pool),
         kv_peak=peak / pool,
         seats_peak=most,
-        seats=min(slots, config.seqs),
+        seats=min(scenario.slots, config.seqs),
     )
 
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, exp
 
-from forebay.analysis.sizing.binding import DEFAULT_SLOTS
 from forebay.analysis.sizing.floor import Alone, alone, decode_step_s
 from forebay.analysis.sizing.targets import Target
 from forebay.analysis.sizing.workload import DOCUMENT, Users
+from forebay.proxy.config import MAX_CONCURRENCY
 from forebay.replay.engine.config import EngineConfig
 
 USUAL_UTILISATION = 0.7
@@ -72,7 +72,7 @@ def demands(config: EngineConfig, users: Users) -> list[Demand]:
 def _batch(config: EngineConfig, context: float) -> int:
     """Requests that decode together at best: seats and KV cache allow no more."""
     pool = (config.num_blocks() - 1) * config.block_size
-    return max(1, min(DEFAULT_SLOTS, config.seqs, int(pool / context)))
+    return max(1, min(MAX_CONCURRENCY, config.seqs, int(pool / context)))
 
 
 def erlangs(classes: Sequence[Demand]) -> float:

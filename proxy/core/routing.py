@@ -78,9 +78,10 @@ class Affinity:
 
 Route = Callable[[Request, Sequence[Option], Affinity], Option]
 
-WORK_WEIGHT: Final = 4.0
-"""A second of prefill delays this request and a few more behind it; a second of wait only this
-one. With less, a busy warm backend is left too early and the work is done twice."""
+WORK_WEIGHT: Final = 2.0
+"""A second of prefill delays this request and about one more behind it; a second of wait only
+this one. With 1, a busy warm backend is left too early and the work is done twice; with 4, a hot
+document stays on one engine too long (57 % of it) for the little that others gain."""
 
 UNFAIR_SHARE: Final = 0.1
 """Of a cold prefill: what it is worth to leave a warm backend that was sent more than its share for
@@ -94,7 +95,7 @@ TIE_SHARE: Final = 0.05  # of a cold prefill: scores no further apart are equal
 
 
 def warm_or_least_work(request: Request, options: Sequence[Option], affinity: Affinity) -> Option:
-    """The earliest first token, where prefill counts four times and cached prefixes save it.
+    """The earliest first token, where prefill counts double and cached prefixes save it.
 
     What is nearly equal (all cold, all idle) goes to the backend that was sent the fewest tokens,
     then to the first, so that a run can be repeated.

@@ -179,6 +179,10 @@ class Shaper:
         else:
             self._enqueue(waiting, option, now)
             actions += self._start_next(backend, now)
+            if starts and self._queued[bucket.name] > bucket.max_queue:
+                # It could, but stands behind one of its own tenant that may not yet.
+                self._dequeue(request.id)
+                actions.append(self._reject(waiting, "queue_full", now, option.wait_s))
         return actions + self._dispatch_all(now) if eased else actions
 
     def first_token(self, request_id: str, now: float) -> list[Action]:

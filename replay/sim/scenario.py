@@ -73,6 +73,13 @@ class Scenario:
     def buckets(self) -> tuple[Bucket, ...]:
         return tuple(Bucket(b.name, b.up_to) for b in self.proxy.buckets)
 
+    @property
+    def slots(self) -> int:
+        """Requests that the proxy lets run on an engine: as many as it can, unless configured."""
+        if self.proxy.backends:
+            return self.proxy.backends[0].max_concurrency
+        return min(MAX_CONCURRENCY, self.engine.seqs)
+
     def new_engine(self) -> Engine:
         if self.exact or not can_skip(self.engine):
             return SteppingEngine(self.engine)
@@ -85,12 +92,10 @@ class Scenario:
             return AllKnowing()
         if self.policy in PEERS:
             return PEERS[self.policy][0]()
-        configured = self.proxy.backends
-        slots = configured[0].max_concurrency if configured else MAX_CONCURRENCY
         options = self.proxy.shaper_options()
         options["route"] = ROUTES[self.policy]
         options["tenants"] = self.tenants or options["tenants"]
-        backends = [BackendSpec(name, slots) for name in names]
+        backends = [BackendSpec(name, self.slots) for name in names]
         new: Callable[..., Shaper] = Shaper
         if self.explained:
             new = partial(ExplainedShaper, keep=sys.maxsize)

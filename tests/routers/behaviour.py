@@ -209,8 +209,7 @@ async def measure(name: str, folder: Path) -> list[str]:
     port, side_port, *backends = free_ports(4)
     fleet, cells = Fleet(), list[str]()
     servers = [
-        await asyncio.start_server(partial(fleet.serve, b), "127.0.0.1", b)
-        for b in backends
+        await asyncio.start_server(partial(fleet.serve, b), "127.0.0.1", b) for b in backends
     ]
     log = folder / "router.log"
     try:
