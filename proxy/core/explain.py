@@ -17,25 +17,29 @@ somebody more urgent in a full line, or after its backend had failed `no_time`, 
 `no_backend`.
 """
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from math import inf
+from typing import Final
 
-from forebay.proxy.core.admission import attainable
+from forebay.proxy.core.admission import Admit, attainable, refuse
 from forebay.proxy.core.backend import Backend
 from forebay.proxy.core.blocked import Block, blocked_by
 from forebay.proxy.core.hindsight import Hindsight
 from forebay.proxy.core.model import (
     Action,
+    BackendSpec,
+    Bucket,
     Reject,
     RejectReason,
     Request,
     Send,
+    Tenant,
 )
 from forebay.proxy.core.outlook import heads_of
 from forebay.proxy.core.queueing import Waiting
 from forebay.proxy.core.receipt import Receipt, Receipts
-from forebay.proxy.core.routing import Option
-from forebay.proxy.core.shaper import Shaper
+from forebay.proxy.core.routing import Affinity, Option, Route, warm_or_least_work
+from forebay.proxy.core.shaper import DISPATCH_AHEAD_S, Shaper
 
 KEEP: Final = 2_000
 
@@ -43,9 +47,32 @@ KEEP: Final = 2_000
 class ExplainedShaper(Shaper):
     """`receipts` are those of requests under way and of the last `keep` that have ended."""
 
-    def __init__(self, *args: Any, keep: int = KEEP, **options: Any) -> None:
+    def __init__(  # spelt out: compiled, `**options` would not reach the base class
+        self,
+        backends: Iterable[BackendSpec],
+        buckets: Sequence[Bucket],
+        *,
+        route: Route = warm_or_least_work,
+        affinity: Affinity | None = None,
+        dispatch_ahead_s: float = DISPATCH_AHEAD_S,
+        tenants: Iterable[Tenant] = (),
+        default_weight: float = 1.0,
+        itl_slo_s: float = inf,
+        admit: Admit = refuse,
+        keep: int = KEEP,
+    ) -> None:
         """As a `Shaper` is made, and `keep`."""
-        super().__init__(*args, **options)
+        super().__init__(
+            backends,
+            buckets,
+            route=route,
+            affinity=affinity,
+            dispatch_ahead_s=dispatch_ahead_s,
+            tenants=tenants,
+            default_weight=default_weight,
+            itl_slo_s=itl_slo_s,
+            admit=admit,
+        )
         self.receipts = Receipts(keep)
         self.hindsight = Hindsight(self.receipts)
         self._noted = ""  # who came last, once it has a receipt
