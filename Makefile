@@ -67,7 +67,6 @@ bench-routers: .venv/dev
 soak: .venv/dev
 	$(BIN)/python tests/routers/soak.py
 
-# Broken streams, leaving clients, overload and fairness: docs/goals.md says what is wanted.
 # Forebay beside models of other routers in virtual time, all workloads; docs/policy.md.
 bench-policies: .venv/dev
 	$(BIN)/python tests/bench_policies.py
@@ -77,6 +76,7 @@ bench-behaviour: .venv/dev
 	$(BIN)/python tests/bench_behaviour.py
 	$(BIN)/python tests/routers/behaviour.py
 
+# Broken streams, leaving clients, overload and fairness: docs/goals.md says what is wanted.
 bench-goals: .venv/dev
 	$(BIN)/python tests/routers/goals.py --faults 10000 --leaving 500
 	$(BIN)/python tests/bench_admission.py

@@ -74,7 +74,7 @@ WITHOUT: dict[str, tuple[Config, str, Patches]] = {
     "max_imbalance (collapse guard)": (
         Config.model_validate({"affinity": {"max_imbalance": 1e9}}), "warm_or_least_work", (),
     ),
-    "WORK_WEIGHT 4 (1)": (
+    "WORK_WEIGHT 2 (1)": (
         Config(), "warm_or_least_work", ((f"{CORE}.routing", "WORK_WEIGHT", 1.0),),
     ),
     "single-flight (follow a prefill)": (
