@@ -67,16 +67,16 @@ class Tap:
         async with self._client.request(
             request.method, self._url + request.path_qs, data=body, headers=headers
         ) as theirs:
+            kept = request.method == "POST" and request.path != "/tokenize"
+            if kept:  # before it passes on: who has it all may look at once
+                self.asked, self.answered = body, b""
+                self.head = theirs.status, theirs.content_type, theirs.headers.get("x-request-id")
             shown = {k: theirs.headers[k] for k in KEPT if k in theirs.headers}
             ours = web.StreamResponse(status=theirs.status, headers=shown)
             await ours.prepare(request)
-            answered = b""
             async for part in theirs.content.iter_any():
-                answered += part
+                self.answered += part if kept else b""
                 await ours.write(part)
-            if request.method == "POST" and request.path != "/tokenize":
-                self.asked, self.answered = body, answered
-                self.head = theirs.status, theirs.content_type, theirs.headers.get("x-request-id")
             return ours
 
 
