@@ -69,8 +69,8 @@ def _strings(body: bytes) -> Iterator[tuple[int, int]]:
 
 
 async def _put_together(body: bytes, short: bytes, spans: dict[str, tuple[int, int]]) -> Any:
-    root = orjson.loads(short)
-    nodes: list[Any] = [root]
+    whole = [orjson.loads(short)]  # in a list, should it be one string
+    nodes: list[Any] = [whole]
     while nodes:
         node = nodes.pop()
         if not isinstance(node, dict | list):
@@ -80,7 +80,7 @@ async def _put_together(body: bytes, short: bytes, spans: dict[str, tuple[int, i
                 node[key] = await _decoded(body, *span)
             else:
                 nodes.append(value)
-    return root
+    return whole[0]
 
 
 async def _decoded(body: bytes, start: int, end: int) -> str:

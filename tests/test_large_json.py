@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from forebay.proxy import large_json
@@ -39,6 +39,7 @@ def expected(body: bytes) -> Any:
         return str(error)
 
 
+@example(value='"' + 3 * "\0", ascii_=False, indent=None)  # a string and nothing else
 @given(value=VALUES, ascii_=st.booleans(), indent=st.sampled_from([None, 1]))
 def test_every_value_is_what_the_parser_gives(value: Any, ascii_: bool, indent: int | None) -> None:
     body = json.dumps(value, ensure_ascii=ascii_, indent=indent).encode()
