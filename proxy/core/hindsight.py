@@ -180,8 +180,9 @@ class Hindsight:
     def _send(self, ghost: Ghost, backend: Backend, at: float) -> None:
         """It would have been sent there and then."""
         request, receipt = ghost.waiting.request, ghost.receipt
-        wait_s = at - receipt.arrived_at + backend.backlog_s(at)
-        prefill_s = backend.prefill_s(request, backend.matched_tokens(request))
+        matched = backend.matched_tokens(request)
+        wait_s = at - receipt.arrived_at + backend.ahead_s(request.prompt_tokens - matched, at)
+        prefill_s = backend.prefill_s(request, matched)
         if wait_s > receipt.max_wait_s or wait_s + prefill_s > receipt.timeout_s:
             self._judge(ghost, "right")
         else:
@@ -214,8 +215,9 @@ def _slack_s(request: Request, bucket: Bucket, option: Option) -> float:
 def _slack_now_s(waiting: Waiting, backend: Backend, bucket: Bucket, now: float) -> float:
     """How much later one who is being sent could begin, and be in time; below 0: it is late."""
     request = waiting.request
-    prefill_s = backend.prefill_s(request, backend.matched_tokens(request))
-    begins_s = now + backend.backlog_s(now) - waiting.arrived_at
+    matched = backend.matched_tokens(request)
+    prefill_s = backend.prefill_s(request, matched)
+    begins_s = now + backend.ahead_s(request.prompt_tokens - matched, now) - waiting.arrived_at
     return min(bucket.max_wait_s, request.timeout_s - prefill_s) - begins_s
 
 

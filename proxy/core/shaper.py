@@ -152,7 +152,8 @@ class Shaper:
             queued -= gives_way is not None
         sent_now = starts and not (backend.queued and backend.queues[bucket.name])
         if sent_now:  # nobody goes before it, whatever was reckoned
-            option.wait_s, option.margin_s = backend.backlog_s(now), 0.0
+            uncached = request.prompt_tokens - option.matched_tokens
+            option.wait_s, option.margin_s = backend.ahead_s(uncached, now), 0.0
         reason = self._admit(request, bucket, option, queued, backend.idle)
         if reason is None and queued >= 0 and self._ahead.too_much(backend, waiting, bucket, now):
             reason = "queue_full"
@@ -615,7 +616,7 @@ class Shaper:
 
     def _send(self, waiting: Waiting, backend: Backend, matched_tokens: int, now: float) -> Send:
         request = waiting.request
-        backlog_s = backend.backlog_s(now)
+        ahead_s = backend.ahead_s(request.prompt_tokens - matched_tokens, now)
         flight = backend.sent(
             request, waiting.bucket, matched_tokens, now, waiting.output_tokens, waiting.rank
         )
@@ -629,7 +630,7 @@ class Shaper:
         self._running[request.id] = backend, waiting
         if not request.streams:
             self._silent[backend.name] = backend
-        queued_s, ttft_s = now - waiting.arrived_at, backlog_s + flight.prefill_s
+        queued_s, ttft_s = now - waiting.arrived_at, ahead_s + flight.prefill_s
         return Send(request, backend.name, waiting.bucket, queued_s, ttft_s, matched_tokens)
 
     def _enqueue(self, waiting: Waiting, option: Option, now: float) -> None:
