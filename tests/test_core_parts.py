@@ -15,7 +15,7 @@ from forebay.proxy.core.kv import KvReserve
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Request, Send
 from forebay.proxy.core.partition import may_take_last_at
 from forebay.proxy.core.prefix import PrefixIndex
-from forebay.proxy.core.queueing import DeadlineQueue, Waiting
+from forebay.proxy.core.queueing import DueQueue, Waiting
 from forebay.proxy.core.routing import Affinity, Option, warm_or_least_work
 from forebay.proxy.core.shaper import Shaper
 
@@ -160,10 +160,10 @@ class TestKvReserve:
             assert kv.tokens == 100 * len(held) + 50 * len(running)
 
 
-class TestDeadlineQueue:
+class TestDueQueue:
     @given(st.lists(st.tuples(st.sampled_from([1.0, 2.0, 3.0]), st.booleans()), max_size=40))
     def test_leaves_by_deadline_then_arrival(self, steps: list[tuple[float, bool]]) -> None:
-        queue, model = DeadlineQueue(), list[Waiting]()
+        queue, model = DueQueue(), list[Waiting]()
         for order, (deadline, pop) in enumerate(steps):
             waiting = Waiting(Request(str(order), 1), "chat", 0.0, deadline, order, 0.5)
             queue.push(waiting)
@@ -178,7 +178,7 @@ class TestDeadlineQueue:
         assert queue.everyone() == sorted(model, key=lambda w: (w.deadline, w.order))
 
     def test_removing_one_who_is_not_there(self) -> None:
-        assert DeadlineQueue().remove("nobody") is None
+        assert DueQueue().remove("nobody") is None
 
 
 def option(

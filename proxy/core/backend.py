@@ -274,7 +274,9 @@ class Backend:
         if self.chunk_tokens == inf:
             return self.backlog_s(now)
         equals_s, chunks_s = passing(self.prefills.values(), uncached_tokens, self.chunk_tokens)
-        return min(self.backlog_s(now), equals_s + chunks_s + self._elsewhere_s(uncached_tokens, now))
+        return min(
+            self.backlog_s(now), equals_s + chunks_s + self._elsewhere_s(uncached_tokens, now)
+        )
 
     def due_s(self, uncached_tokens: float, now: float) -> float:
         """Of `ahead_s`, what keeps a prefill here: the chunks of longer ones never end sooner."""

@@ -28,7 +28,7 @@ from typing import Final
 from forebay.proxy.core.backend import Backend
 from forebay.proxy.core.model import Bucket, Request
 from forebay.proxy.core.outlook import Outlook
-from forebay.proxy.core.queueing import Waiting
+from forebay.proxy.core.queueing import Waiting, due_at
 from forebay.proxy.core.receipt import Receipt, Receipts
 from forebay.proxy.core.routing import Option
 
@@ -76,6 +76,7 @@ class Hindsight:
         receipt.hindsight = "pending"
         bearable_s = min(receipt.max_wait_s, receipt.timeout_s - option.prefill_s)
         waiting.deadline = now + max(0.0, bearable_s)
+        waiting.due = due_at(waiting.arrived_at, waiting.deadline, option.prefill_s)
         self._ghosts.append(ghost)
         self._until = now
         self.watches = True
@@ -232,4 +233,4 @@ def _first(ghost: Ghost, backend: Backend) -> bool:
         return False
     if not backend.queued:
         return True
-    return backend.queues[ghost.waiting.bucket].ahead_s(ghost.waiting.deadline) <= 0.0
+    return backend.queues[ghost.waiting.bucket].ahead_s(ghost.waiting.due) <= 0.0

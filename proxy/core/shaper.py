@@ -9,7 +9,7 @@ The rules:
     `route` picks (`routing.py`).
  2. It is refused on arrival if it cannot make its deadline (`admission.py`), else sent or queued.
  3. Queues leave by class, with a guaranteed share for each class and bucket (`turns.py`); tenants
-    by the seconds they were given (`fairness.py`); of one tenant, earliest deadline first. A
+    by the seconds they were given (`fairness.py`); of one tenant and bucket, whoever is due first. A
     backend is sent the next request while its predicted backlog is short (late binding: the
     engine's own queue stays almost empty, so that order and cancellation stay ours), a slot and
     KV cache are free, and the bucket's prefill limit allows.
@@ -42,7 +42,7 @@ from forebay.proxy.core.model import (
 from forebay.proxy.core.others import Books, Peers
 from forebay.proxy.core.outlook import Outlook, heads_of
 from forebay.proxy.core.outputs import Outputs
-from forebay.proxy.core.queueing import Waiting
+from forebay.proxy.core.queueing import Waiting, due_at
 from forebay.proxy.core.quota import Quotas
 from forebay.proxy.core.returns import Returns
 from forebay.proxy.core.routing import Affinity, Option, Route, warm_or_least_work
@@ -304,12 +304,9 @@ class Shaper:
         """When `wake` has something to do; infinity if no timer is needed."""
         if not self._waiting:
             return inf
-        heads = self._heads()
-        first = heads[0].deadline
-        if self._ahead.on:
-            queues = [q for b in self._queueing.values() for q in b.queues.values()]
-            first = min(e.deadline for q in queues if (e := q.earliest()))
-        return min(first, self._outlook.next_moment(heads, self._now))
+        queues = [q for b in self._queueing.values() for q in b.queues.values()]
+        first = min(e.deadline for q in queues if (e := q.earliest()))
+        return min(first, self._outlook.next_moment(self._heads(), self._now))
 
     def wake(self, now: float) -> list[Action]:
         """Time has passed: send those whose turn it is, refuse those whose deadline is over."""
@@ -643,6 +640,8 @@ class Shaper:
         waiting.work_s = option.prefill_s
         waiting.backend = option.backend
         backend = self.backends[option.backend]
+        worth_s = self._outlook.worth_s(backend, request, option.prefill_s, option.cold_prefill_s)
+        waiting.due = due_at(waiting.arrived_at, waiting.deadline, worth_s)
         backend.enqueue(waiting)
         self._outlook.moved(backend)
         self._waiting[request.id] = waiting

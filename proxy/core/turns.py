@@ -1,6 +1,6 @@
 """Whose turn it is on one backend: classes, then length buckets, each with a guaranteed share.
 
-The most urgent class goes first, and in it the earliest deadline of any bucket. So that nobody
+The most urgent class goes first, and in it the earliest deadline of any bucket's head. So that nobody
 waits for ever, what comes last has a part of the seconds while it waits (`shares.py`): each of
 two buckets 30 %, each class 5 %. The top class that has work keeps at least 90 %.
 
