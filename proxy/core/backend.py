@@ -42,8 +42,8 @@ STEP_TOKENS: Final = 2_048
 """So many are computed in one engine step (the least max_num_batched_tokens of vLLM's defaults):
 prefills that come to less cost one step together, however long a step is."""
 AWAITED: Final = 2.0
-"""A follower that would pass its leader in the engine waits for one that takes at most so many times
-what it saves: a shared instruction is cached as soon as it is computed, and saves little."""
+"""A follower that would pass its leader in the engine waits for it if that takes at most so many
+times what it saves: a shared instruction is cached as soon as it is computed, and saves little."""
 LN_2: Final = 0.6931471805599453
 IDLE_FIRST: Final = 1e12  # ranks every idle backend before every busy one
 UNLIMITED: Final = 1 << 30

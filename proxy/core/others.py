@@ -25,7 +25,7 @@ class BackendBooks:
         running: requests sent and not finished.
         kv_tokens: KV cache that they hold or will.
         longest_s: the longest prefill in its line, seconds.
-        short_s: of backlog_s, what the shortest prefill waits for; less where it passes longer ones.
+        short_s: of backlog_s, what a short prefill waits for: less where it passes longer ones.
         load: prompt tokens it sent lately (Backend.load).
         fresh_tokens: tokens that it gave the engine to put into the cache, ever.
         work: terms of all prefills it saw the end of (cost.features), ever.

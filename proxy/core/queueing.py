@@ -1,8 +1,9 @@
 """The bounded waiting room of one bucket on one backend, and who leaves it first.
 
-Between buckets the earliest deadline goes first (`turns.py`). Within one: shortest first, with aging: a request is due ten times its prefill after it came, and at its deadline
-at the latest; who is due first leaves first. Ten hits that came while one document waits for its
-turn do not wait for the document, which nothing that comes later than that passes for ever.
+Shortest first, with aging: a request is due five times its prefill after it came, and at its
+deadline at the latest; who is due first leaves first. So hits do not wait for a document that came
+before them, and nothing that comes much later passes that. (Between buckets the earliest deadline
+goes first: `turns.py`.)
 
 Everything the shaper asks on every event is O(log n) or O(1); `ahead_s` looks at each waiting
 request only when a newcomer is not due last, and the queue is bounded by `max_queue`.
@@ -15,7 +16,7 @@ from typing import Final
 from forebay.proxy.core.model import STANDARD, Request
 
 NONE_EXCLUDED: frozenset[str] = frozenset()
-STRETCH: Final = 10.0  # of its own prefill: the wait after which a request is due
+STRETCH: Final = 5.0
 
 
 def due_at(arrived_at: float, deadline: float, prefill_s: float) -> float:

@@ -9,11 +9,12 @@ The rules:
     `route` picks (`routing.py`).
  2. It is refused on arrival if it cannot make its deadline (`admission.py`), else sent or queued.
  3. Queues leave by class, with a guaranteed share for each class and bucket (`turns.py`); tenants
-    by the seconds they were given (`fairness.py`); of one tenant and bucket, whoever is due first. A
-    backend is sent the next request while its predicted backlog is short (late binding: the
-    engine's own queue stays almost empty, so that order and cancellation stay ours), a slot and
-    KV cache are free, and the bucket's prefill limit allows.
- 4. A long prefill does not take the last engine that is clear of them (`partition.py`).
+    by the seconds they were given (`fairness.py`); of one tenant and bucket, whoever is due first
+    (`queueing.py`). A backend is sent the next request while its predicted backlog is short (late
+    binding: the engine's own queue stays almost empty, so that order and cancellation stay ours),
+    a slot and KV cache are free, and the bucket's prefill limit allows.
+ 4. A long prefill does not take the last engine that is clear of them (`partition.py`), unless
+    the engine lets shorter ones pass (`chunks.py`).
  5. A backend with room and nobody waiting takes the head of another's queue, if `route` now
     prefers it.
  6. What other proxies have under way counts like our own (`others.py`).
