@@ -62,6 +62,8 @@ class Listen(_Section):
 class BackendConfig(_Section):
     """One vLLM server.
 
+    long_prefill_token_threshold: its flag of that name, if it has one: shorter prefills then pass
+    longer ones, and no server need be kept clear of these.
     kv_events, kv_replay: its --kv-events-config's endpoint, as seen from here, and its
     replay_endpoint. With `*` in it the endpoint is bound here, for a vLLM that connects.
     """
@@ -69,6 +71,7 @@ class BackendConfig(_Section):
     name: str = Field("", pattern=r"^[A-Za-z0-9._-]{0,64}$")
     url: str
     max_concurrency: int = Field(MAX_CONCURRENCY, ge=1)
+    long_prefill_token_threshold: int | None = Field(None, ge=1)
     kv_events: str | None = None
     kv_replay: str | None = None
 
@@ -380,7 +383,10 @@ class Config(_Section):
     def core_backends(self) -> list[BackendSpec]:
         kv_tokens = self.affinity.kv_tokens
         size = inf if kv_tokens == "auto" else float(kv_tokens)
-        return [BackendSpec(b.name, b.max_concurrency, size) for b in self.backends]
+        return [
+            BackendSpec(b.name, b.max_concurrency, size, b.long_prefill_token_threshold or inf)
+            for b in self.backends
+        ]
 
     def core_tenants(self) -> list[Tenant]:
         """The tenants with something of their own; others have `tenants.default_weight`."""

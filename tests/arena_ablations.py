@@ -21,6 +21,7 @@ from forebay.proxy.core.outlook import Outlook
 from forebay.proxy.core.queueing import Waiting
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.turns import Turns
+from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.fleet import Policy
 from forebay.replay.sim.scenario import Scenario
 
@@ -123,7 +124,7 @@ WITHOUT: dict[str, tuple[Config, str, Patches]] = {
 
 
 @contextmanager
-def switched_off(part: str, names: Sequence[str]) -> Iterator[Policy]:
+def switched_off(part: str, engine: EngineConfig, names: Sequence[str]) -> Iterator[Policy]:
     """Forebay without the part, while the context lasts."""
     config, policy, patches = WITHOUT[part]
     with ExitStack() as stack:
@@ -133,7 +134,7 @@ def switched_off(part: str, names: Sequence[str]) -> Iterator[Policy]:
             else:
                 stack.enter_context(patch.object(where, name, instead))
         admit = _returns(None) if part == "admission" else refuse
-        yield Scenario(policy=policy, proxy=config).new_policy(names, admit)
+        yield Scenario(engine=engine, policy=policy, proxy=config).new_policy(names, admit)
 
 
 GROUPS = {

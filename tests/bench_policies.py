@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -43,6 +43,7 @@ from arena_score import (
 )
 from arena_workloads import ENGINE, ENGINES, LOADS, Load, rows_of
 
+from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.fleet import Fleet, Policy
 from forebay.replay.sim.peers import PEERS
 from forebay.replay.sim.scenario import ALL_KNOWING, DIRECT, Scenario
@@ -70,19 +71,20 @@ class Cell:
     load: str
     policy: str
     seed: int
+    chunk: int
     data: Path
     file: Path
 
 
 @contextmanager
-def new_policy(name: str, names: Sequence[str]) -> Iterator[Policy]:
+def new_policy(name: str, engine: EngineConfig, names: Sequence[str]) -> Iterator[Policy]:
     if name in WITHOUT:
-        with switched_off(name, names) as policy:
+        with switched_off(name, engine, names) as policy:
             yield policy
     elif name == FOREBAY:
-        yield Scenario().new_policy(names)
+        yield Scenario(engine=engine).new_policy(names)
     else:
-        yield Scenario(policy=name).new_policy(names)
+        yield Scenario(engine=engine, policy=name).new_policy(names)
 
 
 def play(cells: Sequence[Cell]) -> None:
@@ -90,9 +92,10 @@ def play(cells: Sequence[Cell]) -> None:
     load = next(one for one in LOADS if one.name == cells[0].load)
     rows = rows_of(load, cells[0].seed, cells[0].data)
     for cell in cells:
+        engine = replace(ENGINE, long_prefill_token_threshold=cell.chunk)
         names = [f"gpu{number}" for number in range(ENGINES)]
-        engines = {name: SkippingEngine(ENGINE) for name in names}
-        with new_policy(cell.policy, names) as policy:
+        engines = {name: SkippingEngine(engine) for name in names}
+        with new_policy(cell.policy, engine, names) as policy:
             outcomes = Fleet(policy, engines).run(rows)
         part = of_outcomes(outcomes, cell.seed)
         unfinished = cell.file.with_suffix(f".{os.getpid()}.npz")
@@ -110,7 +113,7 @@ def source_hash(parts: Sequence[str]) -> str:
 
 
 def cells(
-    loads: Sequence[Load], policies: Sequence[str], seeds: int, data: Path, out: Path
+    loads: Sequence[Load], policies: Sequence[str], seeds: int, chunk: int, data: Path, out: Path
 ) -> dict[tuple[str, str], list[Cell]]:
     simulator, core = source_hash(SIMULATOR), source_hash((*SIMULATOR, *CORE))
     found = {}
@@ -118,8 +121,9 @@ def cells(
         for policy in policies:
             by = simulator if policy in MODELS or policy == ALL_KNOWING else core
             name = re.sub(r"[^a-z0-9.]+", "_", f"{load.name}-{policy}".lower())
+            name += f"-{chunk}" if chunk else ""
             found[load.name, policy] = [
-                Cell(load.name, policy, seed, data, out / f"{name}-{seed}-{by}.npz")
+                Cell(load.name, policy, seed, chunk, data, out / f"{name}-{seed}-{by}.npz")
                 for seed in range(seeds)
             ]
     return found
@@ -230,6 +234,8 @@ def main() -> None:
     parser.add_argument("loads", nargs="*", help="workloads whose name has this in it")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--policy", action="append", help="only these [default: all]")
+    parser.add_argument("--chunk", type=int, default=0, metavar="TOKENS",
+        help="of the engines: --long-prefill-token-threshold [default: 0, off]")  # fmt: skip
     parser.add_argument("--ablation", action="store_true", help="Forebay without one part each")
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "policies")
@@ -243,7 +249,7 @@ def main() -> None:
     if options.ablation:
         policies = [FOREBAY, *WITHOUT]
     options.out.mkdir(parents=True, exist_ok=True)
-    played = cells(loads, policies, options.seeds, options.data, options.out)
+    played = cells(loads, policies, options.seeds, options.chunk, options.data, options.out)
     todo = [cell for listed in played.values() for cell in listed if not cell.file.exists()]
     together: dict[tuple[str, int], list[Cell]] = {}
     for cell in todo:

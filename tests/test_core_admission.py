@@ -21,7 +21,7 @@ from forebay.proxy.core.model import (
     Tenant,
 )
 from forebay.proxy.core.outputs import ENOUGH, LOOK_EVERY, Outputs
-from forebay.proxy.core.queueing import DeadlineQueue, Waiting
+from forebay.proxy.core.queueing import DueQueue, Waiting
 from forebay.proxy.core.quota import Quotas
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.shares import Shares
@@ -143,7 +143,7 @@ class TestLanes:
     def test_one_tenant_and_one_class_leave_as_from_one_queue(
         self, arrivals: list[tuple[float, bool]]
     ) -> None:
-        lanes, queue = Lanes(Fairness((), 1.0)), DeadlineQueue()
+        lanes, queue = Lanes(Fairness((), 1.0)), DueQueue()
         for order, (deadline, leaves) in enumerate(arrivals):
             lanes.push(waiting := waits(order, deadline))
             queue.push(waiting)

@@ -15,7 +15,7 @@ from forebay.proxy.core.kv import KvReserve
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Request, Send
 from forebay.proxy.core.partition import may_take_last_at
 from forebay.proxy.core.prefix import PrefixIndex
-from forebay.proxy.core.queueing import DeadlineQueue, Waiting
+from forebay.proxy.core.queueing import DueQueue, Waiting, due_at
 from forebay.proxy.core.routing import Affinity, Option, warm_or_least_work
 from forebay.proxy.core.shaper import Shaper
 
@@ -160,25 +160,53 @@ class TestKvReserve:
             assert kv.tokens == 100 * len(held) + 50 * len(running)
 
 
-class TestDeadlineQueue:
-    @given(st.lists(st.tuples(st.sampled_from([1.0, 2.0, 3.0]), st.booleans()), max_size=40))
-    def test_leaves_by_deadline_then_arrival(self, steps: list[tuple[float, bool]]) -> None:
-        queue, model = DeadlineQueue(), list[Waiting]()
-        for order, (deadline, pop) in enumerate(steps):
-            waiting = Waiting(Request(str(order), 1), "chat", 0.0, deadline, order, 0.5)
+class TestDueQueue:
+    @given(
+        st.lists(
+            st.tuples(st.sampled_from([1.0, 2.0, 3.0]), st.sampled_from([0.1, 0.3]), st.booleans()),
+            max_size=40,
+        )
+    )
+    def test_leaves_when_due_and_tells_whose_deadline_is_first(
+        self, steps: list[tuple[float, float, bool]]
+    ) -> None:
+        queue, model = DueQueue(), list[Waiting]()
+        for order, (deadline, work_s, pop) in enumerate(steps):
+            waiting = Waiting(Request(str(order), 1), "chat", 0.0, deadline, order, work_s)
+            waiting.due = due_at(0.0, deadline, work_s)
             queue.push(waiting)
             model.append(waiting)
+            assert queue.earliest() is min(model, key=lambda w: (w.deadline, w.order))
             if pop:
-                head = min(model, key=lambda w: (w.deadline, w.order))
+                head = min(model, key=lambda w: (w.due, w.order))
                 assert queue.head() is head
                 queue.remove(head.request.id)
                 model.remove(head)
-            assert queue.work_s == pytest.approx(0.5 * len(model))
-            assert queue.ahead_s(2.0) == pytest.approx(0.5 * sum(w.deadline <= 2.0 for w in model))
-        assert queue.everyone() == sorted(model, key=lambda w: (w.deadline, w.order))
+            assert queue.work_s == pytest.approx(sum(w.work_s for w in model))
+            before = [w.work_s for w in model if w.due <= 1.0]
+            assert queue.ahead_s(1.0) == pytest.approx(sum(before))
+            assert queue.ahead(1.0) == len(before)
+            urgent = [w.work_s for w in model if w.deadline <= 2.0]
+            seconds, count = queue.urgent(2.0)
+            assert seconds == pytest.approx(sum(urgent))
+            assert count == len(urgent)
+        assert queue.everyone() == sorted(model, key=lambda w: (w.due, w.order))
+
+    @pytest.mark.parametrize(
+        ("arrived_at", "prefill_s", "due"),
+        [
+            (10.0, 0.02, 10.1),  # a hit: before
+            (9.0, 0.4, 11.0),  # this document, which came a second earlier
+            (10.0, 8.0, 40.0),  # a long one: by deadline, as without sizes
+        ],
+    )
+    def test_shortest_first_with_aging(
+        self, arrived_at: float, prefill_s: float, due: float
+    ) -> None:
+        assert due_at(arrived_at, 40.0, prefill_s) == pytest.approx(due)
 
     def test_removing_one_who_is_not_there(self) -> None:
-        assert DeadlineQueue().remove("nobody") is None
+        assert DueQueue().remove("nobody") is None
 
 
 def option(

@@ -36,6 +36,7 @@ class ShaperMachine(RuleBasedStateMachine):
         route=st.sampled_from(sorted(ROUTES)),
         tenants=st.sampled_from([("",), ("a",), ("a", "b", "c"), ("", "a", "limited")]),
         itl_slo_s=st.sampled_from([inf, 0.05]),
+        chunks=st.lists(st.sampled_from([inf, inf, 2_048.0]), min_size=3, max_size=3),
     )
     def start(
         self,
@@ -46,6 +47,7 @@ class ShaperMachine(RuleBasedStateMachine):
         route: str,
         tenants: tuple[str, ...],
         itl_slo_s: float,
+        chunks: list[float],
     ) -> None:
         self.tenants = tenants
         self.now = 0.0
@@ -60,7 +62,10 @@ class ShaperMachine(RuleBasedStateMachine):
         self.retried: set[str] = set()
         self.arrived = self.left = 0
         self.shaper = Shaper(
-            [BackendSpec(name, n, kv_tokens) for name, n in self.slots.items()],
+            [
+                BackendSpec(name, n, kv_tokens, chunk)
+                for (name, n), chunk in zip(self.slots.items(), chunks, strict=False)
+            ],
             [
                 Bucket("chat", 5_000, max_queue=max_queue, max_wait_s=2.0),
                 Bucket("document", 131_072, max_queue, 30.0, prefills),

@@ -314,7 +314,7 @@ def test_old_and_own_messages_are_no_news() -> None:
     async def main() -> None:
         driver = a_driver()
         async with exchanging(driver, [], print) as exchange:
-            text = '{"v":1,"id":"%s","n":%d,"backends":{},"tenants":{}}'
+            text = '{"v":2,"id":"%s","n":%d,"backends":{},"tenants":{}}'
             for sender, number in (("p", 5), ("p", 5), ("p", 4), (exchange.sender, 9), ("p", 6)):
                 exchange.heard((text % (sender, number)).encode())
             assert exchange.received == 2

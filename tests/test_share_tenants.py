@@ -55,7 +55,7 @@ def test_tenants_over_two_proxies_get_equal_parts(make: Make, seed: int) -> None
     got = shares(
         (80, 15, 5), 3.0, 60.0, seed, make, lambda trace: as_played(through(trace, 2, seed=seed))
     )
-    assert got == pytest.approx(dict.fromkeys(got, 1.0), abs=0.15)
+    assert got == pytest.approx(dict.fromkeys(got, 1.0), abs=0.2)
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -1,6 +1,6 @@
 """What goes before a request on one backend where several classes or tenants wait.
 
-With one class and one tenant that is whatever has an earlier deadline. Otherwise the prediction
+With one class and one tenant that is whatever is due earlier. Otherwise the prediction
 follows the order of `turns.py` and `fairness.py`: a light tenant does not wait for a heavy one's
 queue, and a heavy one's own queue moves only as fast as the others leave it room.
 """
@@ -41,7 +41,9 @@ class Ahead:
             self._rate[rank] = self._rate_now(rank, now) + prefill_s / RATE_S
             self._rate_at[rank] = now
 
-    def of(self, backend: Backend, waiting: Waiting, deadline: float) -> tuple[float, int]:
+    def of(
+        self, backend: Backend, waiting: Waiting, deadline: float, due: float
+    ) -> tuple[float, int]:
         """Seconds of prefill queued here that go before the request, and how many requests."""
         rank, tenant = waiting.lane
         engines = self._engines()
@@ -52,8 +54,10 @@ class Ahead:
                     continue
                 if other_rank < rank:
                     ahead_s = lane.work_s
-                elif other == tenant or name != waiting.bucket:
-                    ahead_s = lane.ahead_s(deadline)
+                elif name != waiting.bucket:
+                    ahead_s, _ = lane.urgent(deadline)
+                elif other == tenant:
+                    ahead_s = lane.ahead_s(due)
                 else:
                     ahead_s = self.fairness.ahead_s(tenant, other, lane.work_s, engines)
                 seconds += ahead_s

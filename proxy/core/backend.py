@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from math import exp, inf, log
 from typing import Final
 
+from forebay.proxy.core.chunks import LEARN_FROM, passing
 from forebay.proxy.core.concurrency import Concurrency
 from forebay.proxy.core.cost import CostModel, features
 from forebay.proxy.core.fairness import Fairness
@@ -40,6 +41,9 @@ LOAD_HALF_LIFE_S: Final = 120.0
 STEP_TOKENS: Final = 2_048
 """So many are computed in one engine step (the least max_num_batched_tokens of vLLM's defaults):
 prefills that come to less cost one step together, however long a step is."""
+AWAITED: Final = 2.0
+"""A follower that would pass its leader in the engine waits for it if that takes at most so many
+times what it saves: a shared instruction is cached as soon as it is computed, and saves little."""
 LN_2: Final = 0.6931471805599453
 IDLE_FIRST: Final = 1e12  # ranks every idle backend before every busy one
 UNLIMITED: Final = 1 << 30
@@ -55,6 +59,7 @@ class Flight:
         "bucket",
         "cold_s",
         "counts",
+        "ends_at",
         "evidence",
         "exact",
         "first_token_at",
@@ -87,6 +92,7 @@ class Flight:
         self.reserved_tokens = reserved_tokens  # KV cache for its output
         self.output_tokens = 0  # as it turned out; 0 while not known
         self.first_token_at: float | None = None
+        self.ends_at = inf  # predicted, of a prefill whose end cannot be seen
         self.exact = False  # the match was looked up in what the engine reports to hold
         self.evidence = 0  # the stamp that is proved too old if the match was wrong; 0: none
         # Counts towards the bucket's limit: an answer from the cache is in nobody's way.
@@ -133,6 +139,7 @@ class Backend:
         fair = self._fairness = fairness or Fairness((), 1.0)
         self.queues = {bucket.name: Lanes(fair) for bucket in buckets}
         self.turns = Turns(self.queues)
+        self.chunk_tokens = spec.chunk_tokens
         self.concurrency = Concurrency(spec.max_concurrency, itl_slo_s)
         self.limit = spec.max_concurrency  # requests that may run now
         self.queued = 0  # in all of them
@@ -217,10 +224,22 @@ class Backend:
         matched = self.prefixes.match(blocks)
         if not matched:
             return False
+        most_s = inf
+        if self.chunk_tokens < inf:  # it need not wait, as it would pass them
+            tokens = request.prompt_tokens
+            saved_s = self.prefill_s(request, 0) - self.prefill_s(
+                request, min(tokens - 1, int(matched * request.block_tokens))
+            )
+            most_s = AWAITED * saved_s
         last = blocks[matched - 1]
         for flight in self.prefills.values():
             theirs = flight.request.blocks
-            if flight.counts and len(theirs) >= matched and theirs[matched - 1] == last:
+            if (
+                flight.counts
+                and flight.prefill_s <= most_s
+                and len(theirs) >= matched
+                and theirs[matched - 1] == last
+            ):
                 return True
         return False
 
@@ -246,6 +265,35 @@ class Backend:
         own_s = self._line_s - head.prefill_s + max(left, floor)
         return own_s if others is None else own_s + others.prefill_s(now)
 
+    def ahead_s(self, uncached_tokens: float, now: float) -> float:
+        """Predicted seconds until the engine is through with what a prefill waits for here.
+
+        All of the backlog where prefills are computed one after the other. Else those that are
+        no longer than it, and of each longer one the chunk that shares each step with it.
+        """
+        if self.chunk_tokens == inf:
+            return self.backlog_s(now)
+        equals_s, chunks_s = passing(self.prefills.values(), uncached_tokens, self.chunk_tokens)
+        return min(
+            self.backlog_s(now), equals_s + chunks_s + self._elsewhere_s(uncached_tokens, now)
+        )
+
+    def due_s(self, uncached_tokens: float, now: float) -> float:
+        """Of `ahead_s`, what keeps a prefill here: the chunks of longer ones never end sooner."""
+        if self.chunk_tokens == inf:
+            return self.backlog_s(now)
+        equals_s, _ = passing(self.prefills.values(), uncached_tokens, self.chunk_tokens)
+        return min(self.backlog_s(now), equals_s + self._elsewhere_s(uncached_tokens, now))
+
+    def _elsewhere_s(self, uncached_tokens: float, now: float) -> float:
+        """What a prefill of so many tokens waits for of what other proxies have sent."""
+        if self.others is None:
+            return 0.0
+        theirs_s = self.others.prefill_s(now)
+        if uncached_tokens > self.chunk_tokens:
+            return theirs_s
+        return min(theirs_s, self.others.short_s)
+
     def margin_s(self, wait_s: float, ahead_s: float) -> float:
         """How much longer a predicted wait may be, nine times in ten.
 
@@ -253,7 +301,8 @@ class Backend:
         the mean relative error: the 88th percentile of a normal one. With twice as much, more is
         refused that would have been in time than is served in time (`replay/sim/hindsight.py`).
         """
-        return 1.5 * self.cost.spread * max(wait_s, self._line_s + ahead_s)
+        line_s = wait_s if self.chunk_tokens < inf else self._line_s
+        return 1.5 * self.cost.spread * max(wait_s, line_s + ahead_s)
 
     def backlog_below_at(self, limit_s: float) -> float:
         """When the backlog falls below `limit_s` by itself; inf if only an answer can do it."""
@@ -263,14 +312,19 @@ class Backend:
             return others_at
         rest = self._line_s - head.prefill_s
         floor = OVERDUE_SHARE * head.cold_s if head.request.streams else 0.0
-        if not head.request.streams and rest >= limit_s:
-            return self._head_since + head.prefill_s  # the head leaves the line then
+        if self.silent and rest >= limit_s:
+            if self.chunk_tokens < inf:
+                return min(flight.ends_at for flight in self.prefills.values())
+            if not head.request.streams:
+                return self._head_since + head.prefill_s  # the head leaves the line then
         if rest + floor >= limit_s:
             return inf
         return max(others_at, self._head_since + self._line_s - limit_s)
 
     def prefills_longer(self, than_s: float) -> bool:
-        """Whether the engine has a prefill of more than `than_s` to do or under way."""
+        """Whether the engine has a prefill to do or under way that others await that long."""
+        if self.chunk_tokens < inf:
+            return False
         if self.others is not None and self.others.longest_s > than_s:
             return True
         return any(flight.prefill_s > than_s for flight in self.prefills.values())
@@ -346,6 +400,7 @@ class Backend:
             prefills={bucket: count for bucket, count in self.prefills_of.items() if count},
             queued_s={bucket: q.work_s for bucket, q in self.queues.items() if len(q)},
             worked={b: share for b in self.queues if (share := self.worked_share(b, now)) > 1e-4},
+            short_s=self.due_s(0.0, now),
         )
         self.others = others
         return books
@@ -405,6 +460,8 @@ class Backend:
             if self.others is not None:
                 self._head_since += self.others.prefill_s(now)
             self._begin_observation(now)
+        if not request.streams:
+            flight.ends_at = now + self.ahead_s(flight.uncached_tokens, now) + prefill_s
         if self.held is not None:
             flight.exact = self._exact_tokens(request, self.prefixes.match(request.blocks)) >= 0
         if matched_tokens and not flight.exact:
@@ -456,7 +513,7 @@ class Backend:
             if not self.prefills or elapsed_s >= OBSERVE_SHARED_S:
                 self._observe_shared(self.others, elapsed_s)
                 self._begin_observation(now)
-        elif not self.prefills or elapsed_s >= OBSERVE_AFTER_S:
+        elif not self.prefills or (elapsed_s >= OBSERVE_AFTER_S and self._mostly_ended()):
             if elapsed_s > 0:
                 self.cost.observe(self._pending_terms, elapsed_s)
             self._begin_observation(now)
@@ -580,6 +637,7 @@ class Backend:
     def resize(self, spec: BackendSpec, itl_slo_s: float) -> None:
         """It has other limits; how many may run is found out anew."""
         self.spec = spec
+        self.chunk_tokens = spec.chunk_tokens
         self.concurrency = Concurrency(spec.max_concurrency, itl_slo_s)
         self.limit = spec.max_concurrency
 
@@ -610,20 +668,34 @@ class Backend:
         Returns whether any was.
         """
         left = False
-        while self.silent and (head := self._head):
-            ends_at = self._head_since + head.prefill_s
-            if head.request.streams or ends_at > now:
-                break
-            self._leave_line(head, ends_at)
+        while self.silent and (over := self._silently_over(now)):
+            flight, ended_at = over
+            self._leave_line(flight, ended_at)
             self._begin_observation(now)
             left = True
         return left
+
+    def _silently_over(self, now: float) -> tuple[Flight, float] | None:
+        """A prefill whose end cannot be seen and is predicted past, and when that was."""
+        if self.chunk_tokens < inf:
+            for flight in self.prefills.values():
+                if flight.ends_at <= now:
+                    return flight, flight.ends_at
+            return None
+        head = self._head
+        if head is None or head.request.streams:
+            return None
+        ends_at = self._head_since + head.prefill_s
+        return (head, ends_at) if ends_at <= now else None
 
     def _leave_line(self, flight: Flight, now: float) -> None:
         del self.prefills[flight.request.id]
         if flight is self._head:
             self._head_since = now
             self._head = _first(self.prefills)
+        elif self.chunk_tokens < inf and self._head is not None:
+            # It has passed the head: its part of the time since was no work on that.
+            self._head_since = min(now, self._head_since + flight.prefill_s)
         self.prefills_of[flight.bucket] -= flight.counts
         self.line_tokens -= flight.uncached_tokens
         self.silent -= not flight.request.streams
@@ -634,6 +706,12 @@ class Backend:
         self._pending_since = now
         if self.others is not None:
             self._others_before = self.others.work
+
+    def _mostly_ended(self) -> bool:
+        """Whether the time since the observation began went to prefills that have ended."""
+        return self.chunk_tokens == inf or (
+            self.cost.total_s(self._pending_terms) >= LEARN_FROM * self._line_s
+        )
 
     def _others_worked(self, others: Elsewhere) -> bool:
         """Whether the engine did others' prefills too since the observation began."""

@@ -61,6 +61,10 @@ class CostModel:
         per_token_s = self._token_s + self._pair_s * (prompt_tokens - uncached_tokens / 2)
         return self._fixed_s + uncached_tokens * per_token_s
 
+    def total_s(self, terms: Vector) -> float:
+        """What work of `terms` takes."""
+        return self.scale[0] * terms[0] + self.scale[1] * terms[1] + self.scale[2] * terms[2]
+
     def observe(self, terms: Vector, elapsed_s: float) -> None:
         """Work of `terms` (the sum over one or more prefills) took `elapsed_s`."""
         # Written out: it runs once an answer, and loops over three cost as much as a whole step.

@@ -28,7 +28,7 @@ from typing import Final
 from forebay.proxy.core.backend import Backend
 from forebay.proxy.core.model import Bucket, Request
 from forebay.proxy.core.outlook import Outlook
-from forebay.proxy.core.queueing import Waiting
+from forebay.proxy.core.queueing import Waiting, due_at
 from forebay.proxy.core.receipt import Receipt, Receipts
 from forebay.proxy.core.routing import Option
 
@@ -76,6 +76,7 @@ class Hindsight:
         receipt.hindsight = "pending"
         bearable_s = min(receipt.max_wait_s, receipt.timeout_s - option.prefill_s)
         waiting.deadline = now + max(0.0, bearable_s)
+        waiting.due = due_at(waiting.arrived_at, waiting.deadline, option.prefill_s)
         self._ghosts.append(ghost)
         self._until = now
         self.watches = True
@@ -180,8 +181,9 @@ class Hindsight:
     def _send(self, ghost: Ghost, backend: Backend, at: float) -> None:
         """It would have been sent there and then."""
         request, receipt = ghost.waiting.request, ghost.receipt
-        wait_s = at - receipt.arrived_at + backend.backlog_s(at)
-        prefill_s = backend.prefill_s(request, backend.matched_tokens(request))
+        matched = backend.matched_tokens(request)
+        wait_s = at - receipt.arrived_at + backend.ahead_s(request.prompt_tokens - matched, at)
+        prefill_s = backend.prefill_s(request, matched)
         if wait_s > receipt.max_wait_s or wait_s + prefill_s > receipt.timeout_s:
             self._judge(ghost, "right")
         else:
@@ -214,8 +216,9 @@ def _slack_s(request: Request, bucket: Bucket, option: Option) -> float:
 def _slack_now_s(waiting: Waiting, backend: Backend, bucket: Bucket, now: float) -> float:
     """How much later one who is being sent could begin, and be in time; below 0: it is late."""
     request = waiting.request
-    prefill_s = backend.prefill_s(request, backend.matched_tokens(request))
-    begins_s = now + backend.backlog_s(now) - waiting.arrived_at
+    matched = backend.matched_tokens(request)
+    prefill_s = backend.prefill_s(request, matched)
+    begins_s = now + backend.ahead_s(request.prompt_tokens - matched, now) - waiting.arrived_at
     return min(bucket.max_wait_s, request.timeout_s - prefill_s) - begins_s
 
 
@@ -230,4 +233,4 @@ def _first(ghost: Ghost, backend: Backend) -> bool:
         return False
     if not backend.queued:
         return True
-    return backend.queues[ghost.waiting.bucket].ahead_s(ghost.waiting.deadline) <= 0.0
+    return backend.queues[ghost.waiting.bucket].ahead_s(ghost.waiting.due) <= 0.0

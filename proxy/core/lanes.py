@@ -1,12 +1,12 @@
 """The waiting room of one bucket on one backend: a queue for each class and tenant in it.
 
-With one class and one tenant it is that one queue, earliest deadline first.
+With one class and one tenant it is that one queue.
 """
 
 from math import fsum
 
 from forebay.proxy.core.fairness import Fairness
-from forebay.proxy.core.queueing import DeadlineQueue, Waiting
+from forebay.proxy.core.queueing import DueQueue, Waiting
 
 Lane = tuple[int, str]  # rank of the class, tenant
 
@@ -16,8 +16,8 @@ class Lanes:
 
     def __init__(self, fairness: Fairness) -> None:
         self._fairness = fairness
-        self.lanes: dict[Lane, DeadlineQueue] = {}
-        self._only: DeadlineQueue | None = None  # the lane, while there is one only
+        self.lanes: dict[Lane, DueQueue] = {}
+        self._only: DueQueue | None = None  # the lane, while there is one only
         self.count = 0  # who wait
 
     def __len__(self) -> int:
@@ -31,7 +31,7 @@ class Lanes:
         key = waiting.lane
         lane = self.lanes.get(key)
         if lane is None:
-            lane = self.lanes[key] = DeadlineQueue()
+            lane = self.lanes[key] = DueQueue()
             self._only = lane if len(self.lanes) == 1 else None
         lane.push(waiting)
         self.count += 1
@@ -48,7 +48,7 @@ class Lanes:
                 self._only = next(iter(self.lanes.values()))
 
     def heads(self) -> list[Waiting]:
-        """Who is next of each class: the tenant with the smallest counter, earliest first."""
+        """Who is next of each class: of the tenant with the smallest counter."""
         if not self.count:
             return []
         if self._only is not None:
@@ -58,7 +58,7 @@ class Lanes:
         heads: dict[int, Waiting] = {}
         for (rank, tenant), lane in self.lanes.items():
             if head := lane.head():
-                key = (self._fairness.counter(tenant), head.deadline, head.order)
+                key = (self._fairness.counter(tenant), head.due, head.order)
                 if rank not in best or key < best[rank]:
                     best[rank], heads[rank] = key, head
         return [heads[rank] for rank in sorted(heads)]
@@ -66,27 +66,34 @@ class Lanes:
     def earliest(self) -> Waiting | None:
         """Whose deadline is over first."""
         if self._only is not None:
-            return self._only.head()
+            return self._only.earliest()
         first: Waiting | None = None
         for lane in self.lanes.values():
-            head = lane.head()
-            if head and (first is None or head.key < first.key):
-                first = head
+            one = lane.earliest()
+            if one and (first is None or one.deadline < first.deadline):
+                first = one
         return first
 
-    def ahead_s(self, deadline: float) -> float:
-        """Seconds of prefill with a deadline no later than this one."""
+    def ahead_s(self, due: float) -> float:
+        """Seconds of prefill that are due no later than then."""
         if self._only is not None:
-            return self._only.ahead_s(deadline)
+            return self._only.ahead_s(due)
         if not self.count:
             return 0.0
-        return fsum(lane.ahead_s(deadline) for lane in self.lanes.values())
+        return fsum(lane.ahead_s(due) for lane in self.lanes.values())
 
-    def ahead(self, deadline: float) -> int:
-        """How many have a deadline no later than this one."""
+    def urgent(self, deadline: float) -> tuple[float, int]:
+        """Seconds of prefill with a deadline no later than this one, and how many requests."""
         if self._only is not None:
-            return self._only.ahead(deadline)
-        return sum(lane.ahead(deadline) for lane in self.lanes.values())
+            return self._only.urgent(deadline)
+        found = [lane.urgent(deadline) for lane in self.lanes.values()]
+        return fsum(seconds for seconds, _ in found), sum(count for _, count in found)
+
+    def ahead(self, due: float) -> int:
+        """How many are due no later than then."""
+        if self._only is not None:
+            return self._only.ahead(due)
+        return sum(lane.ahead(due) for lane in self.lanes.values())
 
     def of_tenant(self, tenant: str) -> tuple[int, float]:
         """How many of the tenant wait, and their seconds of prefill."""
@@ -98,6 +105,6 @@ class Lanes:
         return count, seconds
 
     def everyone(self) -> list[Waiting]:
-        """All who wait, by deadline."""
+        """All who wait, in the order in which they are due."""
         all_ = [waiting for lane in self.lanes.values() for waiting in lane.everyone()]
         return sorted(all_, key=lambda w: w.key)

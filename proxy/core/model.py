@@ -45,11 +45,19 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class BackendSpec:
-    """A vLLM server. `kv_tokens` is the size of its KV pool in tokens, infinite when unknown."""
+    """A vLLM server.
+
+    Attributes:
+        kv_tokens: the size of its KV pool; infinite when unknown.
+        chunk_tokens: of one prompt it computes at most so many in a step while there are others
+            (`--long-prefill-token-threshold`), so that shorter prefills pass longer ones;
+            infinite: they are computed one after the other.
+    """
 
     name: str
     max_concurrency: int
     kv_tokens: float = inf
+    chunk_tokens: float = inf
 
 
 @dataclass(frozen=True, slots=True)

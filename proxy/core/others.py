@@ -25,6 +25,7 @@ class BackendBooks:
         running: requests sent and not finished.
         kv_tokens: KV cache that they hold or will.
         longest_s: the longest prefill in its line, seconds.
+        short_s: of backlog_s, what a short prefill waits for: less where it passes longer ones.
         load: prompt tokens it sent lately (Backend.load).
         fresh_tokens: tokens that it gave the engine to put into the cache, ever.
         work: terms of all prefills it saw the end of (cost.features), ever.
@@ -42,6 +43,7 @@ class BackendBooks:
         "prefills",
         "queued_s",
         "running",
+        "short_s",
         "work",
         "worked",
     )
@@ -58,6 +60,7 @@ class BackendBooks:
         prefills: Mapping[str, int] | None = None,
         queued_s: Mapping[str, float] | None = None,
         worked: Mapping[str, float] | None = None,
+        short_s: float = 0.0,
     ) -> None:
         self.backlog_s = backlog_s
         self.running = running
@@ -69,6 +72,7 @@ class BackendBooks:
         self.prefills: Mapping[str, int] = prefills or {}
         self.queued_s: Mapping[str, float] = queued_s or {}
         self.worked: Mapping[str, float] = worked or {}
+        self.short_s = short_s
 
 
 class TenantUse:
@@ -116,6 +120,7 @@ class Elsewhere:
         "prefills",
         "queued_s",
         "running",
+        "short_s",
         "since",
         "work",
         "worked",
@@ -130,7 +135,7 @@ class Elsewhere:
         self.since = now
         self._ends = [at + books.backlog_s for books, at in told if books.backlog_s > 0.0]
         self.running = 0
-        self.kv_tokens = self.longest_s = self.load = 0.0
+        self.kv_tokens = self.longest_s = self.load = self.short_s = 0.0
         self.prefills: dict[str, int] = {}
         self.queued_s: dict[str, float] = {}
         self.worked: dict[str, float] = {}
@@ -138,6 +143,7 @@ class Elsewhere:
             self.running += books.running
             self.kv_tokens += books.kv_tokens
             self.load += books.load
+            self.short_s += books.short_s
             self.longest_s = max(self.longest_s, books.longest_s)
             for bucket, count in books.prefills.items():
                 self.prefills[bucket] = self.prefills.get(bucket, 0) + count

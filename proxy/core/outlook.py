@@ -18,7 +18,7 @@ from forebay.proxy.core.partition import (
     crowded_out,
     may_take_last_at,
 )
-from forebay.proxy.core.queueing import Waiting
+from forebay.proxy.core.queueing import Waiting, due_at
 from forebay.proxy.core.rendezvous import CommonRoot, highest, name_seed
 from forebay.proxy.core.routing import Option
 from forebay.proxy.core.turns import BUCKETS_SHARE
@@ -211,7 +211,7 @@ class Outlook:
             and running < backend.limit
             and len(backend.prefills) < backend.most_prefills
             and (
-                backend.backlog_s(now) < self._dispatch_ahead_s + MATCH_SLACK_S
+                backend.due_s(0.0, now) < self._dispatch_ahead_s + MATCH_SLACK_S
                 or (backend.others is None and backend.line_tokens < STEP_TOKENS)
             )
         )
@@ -225,6 +225,10 @@ class Outlook:
         if backend.others is not None:
             prefills += backend.others.prefills.get(bucket.name, 0)
         request = waiting.request
+        if backend.chunk_tokens < inf:  # has_room told of the shortest
+            uncached = request.prompt_tokens - backend.matched_tokens(request)
+            if backend.due_s(uncached, now) >= self._dispatch_ahead_s + MATCH_SLACK_S:
+                return False
         if prefills >= bucket.prefills_per_backend:
             uncached = request.prompt_tokens - backend.matched_tokens(request)
             if uncached > STEP_TOKENS or uncached == request.prompt_tokens:
@@ -270,21 +274,28 @@ class Outlook:
         cold_s = prefill_s = backend.cost.predict_s(prompt_tokens, prompt_tokens)
         if matched:
             prefill_s = backend.cost.predict_s(prompt_tokens - matched, prompt_tokens)
-        wait_s, ahead_s, ahead, mates = backend.backlog_s(now), 0.0, backend.queued, 1
+        wait_s = backend.ahead_s(prompt_tokens - matched, now)
+        ahead_s, ahead, mates = 0.0, backend.queued, 1
         if ahead:
             deadline = min(waiting.deadline, now + self._buckets[bucket].max_wait_s)
+            worth_s = self.worth_s(backend, waiting.request, prefill_s, cold_s)
+            due = due_at(waiting.arrived_at, deadline, worth_s)
             overtaken = self._overtaken(backend, bucket, now)
             if self._ahead.on:
-                ahead_s, ahead = self._ahead.of(backend, waiting, deadline)
+                ahead_s, ahead = self._ahead.of(backend, waiting, deadline, due)
                 overtaken = min(MOST, overtaken + self._ahead.overtaken(waiting, now))
                 mates = 1 + ahead
             else:
                 ahead = 0
-                for queue in backend.queues.values():
-                    if queue.count:
-                        ahead_s += queue.ahead_s(deadline)
-                        ahead += queue.ahead(deadline)
-                ahead_s += self._due_s(backend, bucket, ahead_s, deadline)
+                for name, queue in backend.queues.items():
+                    if name == bucket:
+                        ahead_s += queue.ahead_s(due)
+                        ahead += queue.ahead(due)
+                    elif queue.count and not self._passes(backend, bucket, name):
+                        urgent_s, urgent = queue.urgent(deadline)
+                        ahead_s += urgent_s
+                        ahead += urgent
+                ahead_s += self._owed_s(backend, bucket, ahead_s, deadline)
                 mates = 1 + backend.queues[bucket].count
             if waiting.backend == backend.name:
                 ahead_s, ahead = max(0.0, ahead_s - waiting.work_s), ahead - 1
@@ -294,16 +305,22 @@ class Outlook:
             wait_s += self._elsewhere_s(backend, waiting, ahead_s, now)
         wait_s += backend.slots_wait_s(bucket, ahead)
         wait_s = max(wait_s, backend.kv_wait_s(request, waiting.output_tokens, bucket, mates))
-        if prefill_s > long_s:
+        if prefill_s > long_s and backend.chunk_tokens == inf:
             wait_s = max(
                 wait_s,
                 self._clear_at(backend, waiting, prefill_s, long_s, now) - now,
                 self._crowd_s(waiting, prefill_s, long_s, now),
             )
         margin_s = backend.margin_s(wait_s, ahead_s)
-        if ahead > 0 and not self._ahead.on:
+        if ahead > 0 and not self._ahead.on and backend.chunk_tokens == inf:
             margin_s += self._lump_s(backend, bucket, wait_s)
         return Option(backend.name, wait_s, margin_s, prefill_s, cold_s, matched, load, mean_load)
+
+    def _passes(self, backend: Backend, bucket: str, other: str) -> bool:
+        """Whether prefills of one bucket pass those of another, which are longer, in the engine."""
+        return (
+            backend.chunk_tokens < inf and self._buckets[bucket].up_to < self._buckets[other].up_to
+        )
 
     def _lump_s(self, backend: Backend, bucket: str, wait_s: float) -> float:
         """How much longer it may wait because what goes first by its turn comes in one piece.
@@ -322,16 +339,20 @@ class Outlook:
                 most = head.work_s
         return most
 
-    def _due_s(self, backend: Backend, bucket: str, ahead_s: float, deadline: float) -> float:
+    def worth_s(self, backend: Backend, request: Request, prefill_s: float, cold_s: float) -> float:
+        """What is still missing is not matched yet: a follower is as long as its leader."""
+        return cold_s if backend.prefills and backend.awaits(request) else prefill_s
+
+    def _owed_s(self, backend: Backend, bucket: str, ahead_s: float, deadline: float) -> float:
         """Of other buckets, work with a later deadline that goes first: it has its part of turns.
 
         While `ahead_s` is done, each other bucket that waits gets its share of the seconds.
         """
         share, due_s = BUCKETS_SHARE / len(backend.queues), 0.0
         for name, queue in backend.queues.items():
-            if name != bucket and queue.count:
+            if name != bucket and queue.count and not self._passes(backend, bucket, name):
                 theirs_s = min(queue.work_s, share * ahead_s / (1.0 - share))
-                due_s += max(0.0, theirs_s - queue.ahead_s(deadline))
+                due_s += max(0.0, theirs_s - queue.urgent(deadline)[0])
         return due_s
 
     def _elsewhere_s(self, backend: Backend, waiting: Waiting, ahead_s: float, now: float) -> float:
@@ -413,9 +434,10 @@ class Outlook:
         if not crowded_out(self._refused(waiting.bucket, now)):
             return 0.0
         deadline = min(waiting.deadline, now + self._buckets[waiting.bucket].max_wait_s)
+        due = due_at(waiting.arrived_at, deadline, prefill_s)
         up = [b for b in self._all if b.up]
         ahead_s = fsum(b.backlog_s(now) for b in up if b.prefills_longer(long_s))
-        ahead_s += fsum(b.queues[waiting.bucket].ahead_s(deadline) for b in up if b.queued)
+        ahead_s += fsum(b.queues[waiting.bucket].ahead_s(due) for b in up if b.queued)
         if waiting.backend:
             ahead_s -= waiting.work_s
         # Work comes in lumps that are not interrupted: reckon with one more like this one.

@@ -1,15 +1,27 @@
-"""The bounded waiting room of one bucket on one backend, earliest deadline first.
+"""The bounded waiting room of one bucket on one backend, and who leaves it first.
+
+Shortest first, with aging: a request is due five times its prefill after it came, and at its
+deadline at the latest; who is due first leaves first. So hits do not wait for a document that came
+before them, and nothing that comes much later passes that. (Between buckets the earliest deadline
+goes first: `turns.py`.)
 
 Everything the shaper asks on every event is O(log n) or O(1); `ahead_s` looks at each waiting
-request only when deadlines are out of order, and the queue is bounded by `max_queue`.
+request only when a newcomer is not due last, and the queue is bounded by `max_queue`.
 """
 
 from heapq import heappop, heappush
 from math import fsum, inf
+from typing import Final
 
 from forebay.proxy.core.model import STANDARD, Request
 
 NONE_EXCLUDED: frozenset[str] = frozenset()
+STRETCH: Final = 5.0
+
+
+def due_at(arrived_at: float, deadline: float, prefill_s: float) -> float:
+    """When a request is due: this orders a queue."""
+    return min(deadline, arrived_at + STRETCH * prefill_s)
 
 
 class Waiting:
@@ -24,6 +36,7 @@ class Waiting:
         "backend",
         "bucket",
         "deadline",
+        "due",
         "excluded",
         "lane",
         "looks_again_at",
@@ -51,6 +64,7 @@ class Waiting:
         self.bucket = bucket
         self.arrived_at = arrived_at
         self.deadline = deadline
+        self.due = deadline
         self.order = order
         self.work_s = work_s
         self.backend = ""
@@ -59,14 +73,15 @@ class Waiting:
 
     @property
     def key(self) -> tuple[float, int]:
-        return self.deadline, self.order
+        return self.due, self.order
 
 
-class DeadlineQueue:
+class DueQueue:
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, str]] = []
+        self._ends: list[tuple[float, int, str]] = []  # by deadline
         self._waiting: dict[str, Waiting] = {}
-        self._latest = -inf
+        self._latest = self._last_end = -inf
         self.work_s = 0.0
 
     def __len__(self) -> int:
@@ -75,17 +90,29 @@ class DeadlineQueue:
     def push(self, waiting: Waiting) -> None:
         self._waiting[waiting.request.id] = waiting
         heappush(self._heap, (*waiting.key, waiting.request.id))
-        self._latest = max(self._latest, waiting.deadline)
+        heappush(self._ends, (waiting.deadline, waiting.order, waiting.request.id))
+        self._latest = max(self._latest, waiting.due)
+        self._last_end = max(self._last_end, waiting.deadline)
         self.work_s += waiting.work_s
 
     def head(self) -> Waiting | None:
         """Who is next; None when nobody waits."""
         while self._heap:
-            deadline, order, request_id = self._heap[0]
+            due, order, request_id = self._heap[0]
             waiting = self._waiting.get(request_id)
-            if waiting is not None and waiting.key == (deadline, order):
+            if waiting is not None and waiting.key == (due, order):
                 return waiting
             heappop(self._heap)  # removed earlier: drop its ticket now
+        return None
+
+    def earliest(self) -> Waiting | None:
+        """Whose deadline is over first; None when nobody waits."""
+        while self._ends:
+            deadline, order, request_id = self._ends[0]
+            waiting = self._waiting.get(request_id)
+            if waiting is not None and (waiting.deadline, waiting.order) == (deadline, order):
+                return waiting
+            heappop(self._ends)
         return None
 
     def remove(self, request_id: str) -> Waiting | None:
@@ -94,20 +121,29 @@ class DeadlineQueue:
             self.work_s -= waiting.work_s
             if not self._waiting:
                 self._heap.clear()
-                self._latest, self.work_s = -inf, 0.0
+                self._ends.clear()
+                self._latest = self._last_end = -inf
+                self.work_s = 0.0
         return waiting
 
-    def ahead_s(self, deadline: float) -> float:
-        """Seconds of prefill that leave before a newcomer with this deadline."""
-        if deadline >= self._latest:
+    def ahead_s(self, due: float) -> float:
+        """Seconds of prefill that leave before a newcomer who is due then."""
+        if due >= self._latest:
             return self.work_s
-        return fsum(w.work_s for w in self._waiting.values() if w.deadline <= deadline)
+        return fsum(w.work_s for w in self._waiting.values() if w.due <= due)
 
-    def ahead(self, deadline: float) -> int:
-        """How many leave before a newcomer with this deadline."""
-        if deadline >= self._latest:
+    def urgent(self, deadline: float) -> tuple[float, int]:
+        """Seconds of prefill with a deadline no later than this one, and how many requests."""
+        if deadline >= self._last_end:
+            return self.work_s, len(self._waiting)
+        works = [w.work_s for w in self._waiting.values() if w.deadline <= deadline]
+        return fsum(works), len(works)
+
+    def ahead(self, due: float) -> int:
+        """How many leave before a newcomer who is due then."""
+        if due >= self._latest:
             return len(self._waiting)
-        return sum(w.deadline <= deadline for w in self._waiting.values())
+        return sum(w.due <= due for w in self._waiting.values())
 
     def everyone(self) -> list[Waiting]:
         """All who wait, in the order in which they leave."""

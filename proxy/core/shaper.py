@@ -9,11 +9,12 @@ The rules:
     `route` picks (`routing.py`).
  2. It is refused on arrival if it cannot make its deadline (`admission.py`), else sent or queued.
  3. Queues leave by class, with a guaranteed share for each class and bucket (`turns.py`); tenants
-    by the seconds they were given (`fairness.py`); of one tenant, earliest deadline first. A
-    backend is sent the next request while its predicted backlog is short (late binding: the
-    engine's own queue stays almost empty, so that order and cancellation stay ours), a slot and
-    KV cache are free, and the bucket's prefill limit allows.
- 4. A long prefill does not take the last engine that is clear of them (`partition.py`).
+    by the seconds they were given (`fairness.py`); of one tenant and bucket, whoever is due first
+    (`queueing.py`). A backend is sent the next request while its predicted backlog is short (late
+    binding: the engine's own queue stays almost empty, so that order and cancellation stay ours),
+    a slot and KV cache are free, and the bucket's prefill limit allows.
+ 4. A long prefill does not take the last engine that is clear of them (`partition.py`), unless
+    the engine lets shorter ones pass (`chunks.py`).
  5. A backend with room and nobody waiting takes the head of another's queue, if `route` now
     prefers it.
  6. What other proxies have under way counts like our own (`others.py`).
@@ -42,7 +43,7 @@ from forebay.proxy.core.model import (
 from forebay.proxy.core.others import Books, Peers
 from forebay.proxy.core.outlook import Outlook, heads_of
 from forebay.proxy.core.outputs import Outputs
-from forebay.proxy.core.queueing import Waiting
+from forebay.proxy.core.queueing import Waiting, due_at
 from forebay.proxy.core.quota import Quotas
 from forebay.proxy.core.returns import Returns
 from forebay.proxy.core.routing import Affinity, Option, Route, warm_or_least_work
@@ -152,7 +153,8 @@ class Shaper:
             queued -= gives_way is not None
         sent_now = starts and not (backend.queued and backend.queues[bucket.name])
         if sent_now:  # nobody goes before it, whatever was reckoned
-            option.wait_s, option.margin_s = backend.backlog_s(now), 0.0
+            uncached = request.prompt_tokens - option.matched_tokens
+            option.wait_s, option.margin_s = backend.ahead_s(uncached, now), 0.0
         reason = self._admit(request, bucket, option, queued, backend.idle)
         if reason is None and queued >= 0 and self._ahead.too_much(backend, waiting, bucket, now):
             reason = "queue_full"
@@ -303,12 +305,9 @@ class Shaper:
         """When `wake` has something to do; infinity if no timer is needed."""
         if not self._waiting:
             return inf
-        heads = self._heads()
-        first = heads[0].deadline
-        if self._ahead.on:
-            queues = [q for b in self._queueing.values() for q in b.queues.values()]
-            first = min(e.deadline for q in queues if (e := q.earliest()))
-        return min(first, self._outlook.next_moment(heads, self._now))
+        queues = [q for b in self._queueing.values() for q in b.queues.values()]
+        first = min(e.deadline for q in queues if (e := q.earliest()))
+        return min(first, self._outlook.next_moment(self._heads(), self._now))
 
     def wake(self, now: float) -> list[Action]:
         """Time has passed: send those whose turn it is, refuse those whose deadline is over."""
@@ -615,7 +614,7 @@ class Shaper:
 
     def _send(self, waiting: Waiting, backend: Backend, matched_tokens: int, now: float) -> Send:
         request = waiting.request
-        backlog_s = backend.backlog_s(now)
+        ahead_s = backend.ahead_s(request.prompt_tokens - matched_tokens, now)
         flight = backend.sent(
             request, waiting.bucket, matched_tokens, now, waiting.output_tokens, waiting.rank
         )
@@ -629,7 +628,7 @@ class Shaper:
         self._running[request.id] = backend, waiting
         if not request.streams:
             self._silent[backend.name] = backend
-        queued_s, ttft_s = now - waiting.arrived_at, backlog_s + flight.prefill_s
+        queued_s, ttft_s = now - waiting.arrived_at, ahead_s + flight.prefill_s
         return Send(request, backend.name, waiting.bucket, queued_s, ttft_s, matched_tokens)
 
     def _enqueue(self, waiting: Waiting, option: Option, now: float) -> None:
@@ -642,6 +641,8 @@ class Shaper:
         waiting.work_s = option.prefill_s
         waiting.backend = option.backend
         backend = self.backends[option.backend]
+        worth_s = self._outlook.worth_s(backend, request, option.prefill_s, option.cold_prefill_s)
+        waiting.due = due_at(waiting.arrived_at, waiting.deadline, worth_s)
         backend.enqueue(waiting)
         self._outlook.moved(backend)
         self._waiting[request.id] = waiting

@@ -1,8 +1,8 @@
 """Whose turn it is on one backend: classes, then length buckets, each with a guaranteed share.
 
-The most urgent class goes first, and in it the earliest deadline of any bucket. So that nobody
-waits for ever, what comes last has a part of the seconds while it waits (`shares.py`): each of
-two buckets 30 %, each class 5 %. The top class that has work keeps at least 90 %.
+The most urgent class goes first, and in it the bucket whose head has the earliest deadline. So
+that nobody waits for ever, what comes last has a part of the seconds while it waits (`shares.py`):
+each of two buckets 30 %, each class 5 %. The top class that has work keeps at least 90 %.
 
 How this goes with `partition.py`: that says where a long prefill may start, and of n engines it
 always leaves n - 1 to them, so it never takes the guarantee away; this says who is next there.

@@ -1,8 +1,8 @@
 """The message in which one proxy tells the others what it has under way: small, versioned JSON.
 
-    {"v": 1, "id": "host-pid-boot", "n": 17,
+    {"v": 2, "id": "host-pid-boot", "n": 17,
      "backends": {"gpu0": [backlog_s, running, kv_tokens, longest_s, load, fresh_tokens,
-                           [work, work, work], {"chat": [prefills, queued_s, worked]}]},
+                           short_s, [work, work, work], {"chat": [prefills, queued_s, worked]}]},
      "tenants": {"a": [prefill_s, prompt_tokens]}}
 
 What comes in was written by somebody else: everything is checked before the core sees it.
@@ -15,7 +15,7 @@ import orjson
 
 from forebay.proxy.core.others import BackendBooks, Books, TenantUse
 
-VERSION = 1
+VERSION = 2
 MOST_BYTES = 1 << 16
 MOST_NAMES = 1024  # backends, buckets or tenants in one message
 MOST_NAME = 128  # characters
@@ -87,6 +87,7 @@ def _row(books: BackendBooks) -> list[Any]:
         round(books.longest_s, 4),
         round(books.load, 1),
         round(books.fresh_tokens),
+        round(books.short_s, 4),
         [round(term, 5) for term in books.work],
         {
             name: [
@@ -100,11 +101,11 @@ def _row(books: BackendBooks) -> list[Any]:
 
 
 def _backend(row: object) -> BackendBooks:
-    if not isinstance(row, list) or len(row) != 8:
-        raise BadMessage("a backend is a list of 8")
-    backlog_s, running, kv_tokens, longest_s, load, fresh_tokens = _numbers(row[:6], 6)
-    work = _numbers(row[6], 3)
-    buckets = {name: _numbers(values, 3) for name, values in _table(row[7]).items()}
+    if not isinstance(row, list) or len(row) != 9:
+        raise BadMessage("a backend is a list of 9")
+    backlog_s, running, kv_tokens, longest_s, load, fresh_tokens, short_s = _numbers(row[:7], 7)
+    work = _numbers(row[7], 3)
+    buckets = {name: _numbers(values, 3) for name, values in _table(row[8]).items()}
     return BackendBooks(
         backlog_s,
         int(running),
@@ -116,6 +117,7 @@ def _backend(row: object) -> BackendBooks:
         {name: int(values[0]) for name, values in buckets.items() if values[0]},
         {name: values[1] for name, values in buckets.items() if values[1]},
         {name: values[2] for name, values in buckets.items() if values[2]},
+        short_s,
     )
 
 

@@ -13,7 +13,8 @@ from forebay.traces.errors import InputError
 
 HEADER = """\
 # Written by `forebay fleet up` and overwritten by the next one; your own keys go in a file for
-# its --config. max_concurrency is the servers' --max-num-seqs; kv_tokens: auto asks their /metrics.
+# its --config. max_concurrency is the servers' --max-num-seqs, long_prefill_token_threshold the
+# flag of that name; kv_tokens: auto asks their /metrics.
 """
 NEEDS_EXTRA = (
     "kv_events is left out of the proxy's configuration: it needs pip install 'forebay[kv-events]'"
@@ -36,6 +37,7 @@ def proxy_yaml(plan: FleetPlan, base: Path | None, *, kv_events: bool) -> str:
             "name": server.name,
             "url": server.url,
             "max_concurrency": plan.setting.seqs,
+            "long_prefill_token_threshold": plan.setting.chunk,
         }
         if kv_events and server.kv_events:
             backend |= {"kv_events": server.kv_events, "kv_replay": server.kv_replay}

@@ -95,7 +95,8 @@ class Scenario:
         options = self.proxy.shaper_options()
         options["route"] = ROUTES[self.policy]
         options["tenants"] = self.tenants or options["tenants"]
-        backends = [BackendSpec(name, self.slots) for name in names]
+        chunk_tokens = self.engine.long_prefill_token_threshold or inf
+        backends = [BackendSpec(name, self.slots, chunk_tokens=chunk_tokens) for name in names]
         new: Callable[..., Shaper] = Shaper
         if self.explained:
             new = partial(ExplainedShaper, keep=sys.maxsize)
