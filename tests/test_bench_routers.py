@@ -1,5 +1,6 @@
 """The harness that compares routers: what it plans, believes, adds up and writes down."""
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -15,14 +16,16 @@ from arena_judge import LATE_SHARE, Signs, judge
 from arena_page import BEGIN, END, page, write_docs
 from arena_plan import append_record, cells, in_order, is_done, latest, next_scale, read_records
 from arena_processes import last_line, parse_metrics
-from arena_results import Entry, comparisons, groups
+from arena_results import Entry, Estimate, comparisons, groups
 from arena_run import Run, late_steps, measure
 from arena_samples import pooled, quantile_s, summarise
-from arena_tables import tables
+from arena_tables import seconds_spread, tables
 from arena_traffic import Traffic, at_rate, prepare, prepare_real
 from bench_routers import main
 from peers import Peer, Setting
 
+from forebay.analysis.bootstrap import Interval
+from forebay.analysis.units import NEVER, NONE
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 
@@ -219,6 +222,24 @@ def test_intervals_span_the_seeds() -> None:
     assert entry.imbalance() == 1.0
 
 
+@pytest.mark.parametrize(
+    ("estimate", "told"),
+    [
+        (None, NONE),
+        (Estimate(18.04, None), "18 s"),
+        (Estimate(18.04, Interval(14.5, 20.0)), "18 s (14.5–20)"),
+        (Estimate(0.178, Interval(0.146, 0.185)), "178 ms (146–185)"),
+        (Estimate(1.1, Interval(0.9, 1.2)), "1.1 s (900 ms–1.2 s)"),
+        (Estimate(2.0, Interval(1.0, math.inf)), f"2 s (1 s–{NEVER})"),
+        (Estimate(2.0, Interval(2.0, 2.0)), "2 s"),
+    ],
+)
+def test_an_interval_is_told_in_the_unit_of_its_figure(
+    estimate: Estimate | None, told: str
+) -> None:
+    assert seconds_spread(estimate) == told
+
+
 def test_the_page_and_the_docs_are_made_of_what_is_there(tmp_path: Path) -> None:
     records = [record(workload="overload 1x", load=1.0), record(workload="overload 2x", load=2.0),
                record("direct", workload="overload 2x", figures=chats(3.0))]  # fmt: skip
@@ -228,14 +249,18 @@ def test_the_page_and_the_docs_are_made_of_what_is_there(tmp_path: Path) -> None
     assert "No results yet" in page([])
     failed = {name: value for name, value in record("envoy least_request").items()
               if name not in ("verdict", "figures", "command")}  # fmt: skip
-    assert "<td colspan='14'>not started: no &lt;b&gt;</td>" in page([failed | {"error": "no <b>"}])
+    assert html.count("<th class='section' colspan='7'>overload") == 1  # direct has no 1x
+    assert html.index(">goodput /s<") < html.index(">chat TTFT p50<")
+    shed = record(figures={"rejected": {"worker_overload_shed": 9}})
+    assert "<td>9: worker_<wbr>overload_<wbr>shed</td>" in page([shed])
+    assert "<td colspan='6'>not started: no &lt;b&gt;</td>" in page([failed | {"error": "no <b>"}])
     docs = tmp_path / "docs.md"
     docs.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     write_docs(docs, records)
     text = docs.read_text()
     assert text.startswith("before\n")
     assert text.endswith("after\n")
-    assert "old" not in text
+    assert "\nold\n" not in text
     write_docs(docs, records)
     assert docs.read_text() == text
     docs.write_text("no marks")
