@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import arena_processes
 import numpy as np
 import pytest
 from arena_contenders import CONTENDERS, PREFIX_BYTES
@@ -15,7 +16,7 @@ from arena_engines import simulated
 from arena_judge import LATE_SHARE, Signs, judge
 from arena_page import BEGIN, END, page, write_docs
 from arena_plan import append_record, cells, in_order, is_done, latest, next_scale, read_records
-from arena_processes import last_line, parse_metrics
+from arena_processes import last_line, parse_metrics, wait_calm
 from arena_results import Entry, Estimate, comparisons, groups
 from arena_run import Run, late_steps, measure
 from arena_samples import pooled, quantile_s, summarise
@@ -352,6 +353,24 @@ def test_a_log_is_told_by_its_last_line_that_says_something(tmp_path: Path) -> N
     assert last_line(log) == "Error: no such policy"
     log.write_text("")
     assert last_line(log) == "it said nothing"
+
+
+@pytest.mark.parametrize(
+    ("busy", "waited_s"),
+    [
+        ([0.1], 0.0),
+        ([0.9, 0.5, 0.4], 0.5),
+        ([0.9] * 8, 2.0),  # as long as it may
+    ],
+)
+def test_a_run_waits_for_others_to_leave_the_machine(
+    busy: Sequence[float], waited_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks = iter([at for share in busy for at in ((0, 0), (round(share * 100), 100))])
+    monkeypatch.setattr(arena_processes, "machine_ticks", lambda: next(ticks))
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    assert wait_calm(2.0) == waited_s
+    assert next(ticks, None) is None
 
 
 def test_the_most_telling_workloads_are_of_the_core() -> None:

@@ -44,6 +44,7 @@ from arena_plan import (  # noqa: E402
     next_scale,
     read_records,
 )
+from arena_processes import wait_calm  # noqa: E402
 from arena_run import Run, capacity_per_s, measure  # noqa: E402
 from arena_tables import tables  # noqa: E402
 from arena_traffic import Course, Traffic, prepare, prepare_real  # noqa: E402
@@ -54,6 +55,7 @@ from forebay.traces.errors import InputError  # noqa: E402
 from forebay.traces.schema import TraceRequest  # noqa: E402
 
 MODEL, GPU = "Llama-3-8B", "h200"
+CALM_S = 20.0  # the longest wait for others to leave the machine, before each run
 CONTEXT = 16_384  # of the model on the CPU
 VLLM_FLAGS = (
     "--max-model-len", str(CONTEXT), "--max-num-batched-tokens", "2048", "--max-num-seqs", "64",
@@ -167,6 +169,10 @@ def run_all(settings: Settings) -> None:
                 record |= {"error": missing[cell.router]}
             else:
                 behind = fleet if scale == fleet.time_scale else _slower(settings, scale)
+                if fleet.simulated and (
+                    waited_s := wait_calm(min(CALM_S, until - time.monotonic()))
+                ):
+                    print(f"waited {waited_s:.0f} s: the machine was busy", file=sys.stderr)
                 asked = Run(CONTENDERS[cell.router], traffic, seed, behind, settings.endpoint)
                 record |= measure(asked, _folder(settings, cell.workload, cell.router, seed))
             if "error" in record:
