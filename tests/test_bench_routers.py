@@ -3,13 +3,14 @@
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import arena_processes
 import numpy as np
 import pytest
+import yaml
 from arena_contenders import CONTENDERS, PREFIX_BYTES
 from arena_courses import COURSES, CPU_COURSES
 from arena_engines import simulated
@@ -290,6 +291,12 @@ def test_every_router_gets_every_engine_and_waits_by_the_clock_of_the_engines(
     assert "option http-no-delay" in haproxy
     CONTENDERS["forebay"].command(at)
     assert "max_wait: 7500ms" in (tmp_path / "forebay.yaml").read_text()
+    plain = yaml.safe_load((tmp_path / "forebay.yaml").read_text())
+    CONTENDERS["forebay"].command(replace(at, chunk=2_048))
+    chunked = yaml.safe_load((tmp_path / "forebay.yaml").read_text())
+    for backend in plain["backends"]:
+        backend["long_prefill_token_threshold"] = 2_048
+    assert chunked == plain
     CONTENDERS["nginx hash"].command(at)
     nginx = (tmp_path / "nginx.conf").read_text()
     assert f"{{1,{PREFIX_BYTES}}}" in nginx
@@ -309,6 +316,35 @@ def test_traffic_comes_at_the_asked_share_of_capacity(tmp_path: Path) -> None:
     assert once.capacity_per_s is not None
     offered = (len(once.requests) - 1) / once.requests[-1].arrival_s
     assert offered == pytest.approx(0.8 * once.capacity_per_s, rel=1e-3)
+
+
+def test_chunked_engines_get_what_the_others_get_to_the_byte(tmp_path: Path) -> None:
+    pairs = [(COURSES[one.traffic_of], one) for one in COURSES.values() if one.chunk]
+    assert [plain.name for plain, _ in pairs] == [
+        "documents", "shared documents", "mooncake conversation",
+    ]  # fmt: skip
+    for plain, chunked in pairs:
+        differing = {
+            field.name for field in fields(plain)
+            if getattr(plain, field.name) != getattr(chunked, field.name)
+        }  # fmt: skip
+        assert differing - {"core"} == {"name", "about", "chunk", "traffic_of"}
+    of = [prepare(one, 1, tmp_path, "Llama-3-8B", "h200", 2) for one in pairs[0]]
+    assert of[0] == of[1]  # the name too, which salts the text
+    without, having = (simulated(2, "Llama-3-8B", "h200", 2.0, chunk) for chunk in (0, 2_048))
+    assert having.command == f"{without.command} --long-prefill-token-threshold 2048"
+    assert (without.chunk, having.chunk) == (0, 2_048)
+
+
+def test_the_plan_of_a_seed_has_each_chunked_course_behind_its_twin() -> None:
+    core = {name: course.core for name, course in COURSES.items()}
+    planned = in_order(cells(core, {"ours": (True, False)}), range(2))
+    named = [(seed, cell.workload) for seed, cell in planned]
+    assert named[:5] == [
+        (0, "documents"), (0, "documents, chunked"), (0, "shared documents"),
+        (0, "shared documents, chunked"), (0, "overload 1.5x"),
+    ]  # fmt: skip
+    assert named[7] == (1, "documents")
 
 
 def test_real_engines_are_asked_for_their_capacity(tmp_path: Path) -> None:
@@ -375,7 +411,10 @@ def test_a_run_waits_for_others_to_leave_the_machine(
 
 def test_the_most_telling_workloads_are_of_the_core() -> None:
     core = [name for name, course in COURSES.items() if course.core]
-    assert core == ["documents", "shared documents", "overload 1.5x", "mooncake synthetic"]
+    assert core == [
+        "documents", "documents, chunked", "shared documents", "shared documents, chunked",
+        "overload 1.5x", "mooncake synthetic", "mooncake conversation, chunked",
+    ]  # fmt: skip
     assert set(CPU_COURSES) <= set(COURSES)
 
 
