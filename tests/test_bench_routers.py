@@ -1,28 +1,33 @@
 """The harness that compares routers: what it plans, believes, adds up and writes down."""
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import arena_processes
 import numpy as np
 import pytest
+import yaml
 from arena_contenders import CONTENDERS, PREFIX_BYTES
 from arena_courses import COURSES, CPU_COURSES
 from arena_engines import simulated
 from arena_judge import LATE_SHARE, Signs, judge
 from arena_page import BEGIN, END, page, write_docs
 from arena_plan import append_record, cells, in_order, is_done, latest, next_scale, read_records
-from arena_processes import last_line, parse_metrics
-from arena_results import Entry, comparisons, groups
+from arena_processes import last_line, parse_metrics, wait_calm
+from arena_results import Entry, Estimate, comparisons, groups
 from arena_run import Run, late_steps, measure
 from arena_samples import pooled, quantile_s, summarise
-from arena_tables import tables
+from arena_tables import seconds_spread, tables
 from arena_traffic import Traffic, at_rate, prepare, prepare_real
 from bench_routers import main
 from peers import Peer, Setting
 
+from forebay.analysis.bootstrap import Interval
+from forebay.analysis.units import NEVER, NONE
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 
@@ -219,6 +224,24 @@ def test_intervals_span_the_seeds() -> None:
     assert entry.imbalance() == 1.0
 
 
+@pytest.mark.parametrize(
+    ("estimate", "told"),
+    [
+        (None, NONE),
+        (Estimate(18.04, None), "18 s"),
+        (Estimate(18.04, Interval(14.5, 20.0)), "18 s (14.5–20)"),
+        (Estimate(0.178, Interval(0.146, 0.185)), "178 ms (146–185)"),
+        (Estimate(1.1, Interval(0.9, 1.2)), "1.1 s (900 ms–1.2 s)"),
+        (Estimate(2.0, Interval(1.0, math.inf)), f"2 s (1 s–{NEVER})"),
+        (Estimate(2.0, Interval(2.0, 2.0)), "2 s"),
+    ],
+)
+def test_an_interval_is_told_in_the_unit_of_its_figure(
+    estimate: Estimate | None, told: str
+) -> None:
+    assert seconds_spread(estimate) == told
+
+
 def test_the_page_and_the_docs_are_made_of_what_is_there(tmp_path: Path) -> None:
     records = [record(workload="overload 1x", load=1.0), record(workload="overload 2x", load=2.0),
                record("direct", workload="overload 2x", figures=chats(3.0))]  # fmt: skip
@@ -228,14 +251,18 @@ def test_the_page_and_the_docs_are_made_of_what_is_there(tmp_path: Path) -> None
     assert "No results yet" in page([])
     failed = {name: value for name, value in record("envoy least_request").items()
               if name not in ("verdict", "figures", "command")}  # fmt: skip
-    assert "<td colspan='14'>not started: no &lt;b&gt;</td>" in page([failed | {"error": "no <b>"}])
+    assert html.count("<th class='section' colspan='7'>overload") == 1  # direct has no 1x
+    assert html.index(">goodput /s<") < html.index(">chat TTFT p50<")
+    shed = record(figures={"rejected": {"worker_overload_shed": 9}})
+    assert "<td>9: worker_<wbr>overload_<wbr>shed</td>" in page([shed])
+    assert "<td colspan='6'>not started: no &lt;b&gt;</td>" in page([failed | {"error": "no <b>"}])
     docs = tmp_path / "docs.md"
     docs.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     write_docs(docs, records)
     text = docs.read_text()
     assert text.startswith("before\n")
     assert text.endswith("after\n")
-    assert "old" not in text
+    assert "\nold\n" not in text
     write_docs(docs, records)
     assert docs.read_text() == text
     docs.write_text("no marks")
@@ -264,6 +291,12 @@ def test_every_router_gets_every_engine_and_waits_by_the_clock_of_the_engines(
     assert "option http-no-delay" in haproxy
     CONTENDERS["forebay"].command(at)
     assert "max_wait: 7500ms" in (tmp_path / "forebay.yaml").read_text()
+    plain = yaml.safe_load((tmp_path / "forebay.yaml").read_text())
+    CONTENDERS["forebay"].command(replace(at, chunk=2_048))
+    chunked = yaml.safe_load((tmp_path / "forebay.yaml").read_text())
+    for backend in plain["backends"]:
+        backend["long_prefill_token_threshold"] = 2_048
+    assert chunked == plain
     CONTENDERS["nginx hash"].command(at)
     nginx = (tmp_path / "nginx.conf").read_text()
     assert f"{{1,{PREFIX_BYTES}}}" in nginx
@@ -283,6 +316,35 @@ def test_traffic_comes_at_the_asked_share_of_capacity(tmp_path: Path) -> None:
     assert once.capacity_per_s is not None
     offered = (len(once.requests) - 1) / once.requests[-1].arrival_s
     assert offered == pytest.approx(0.8 * once.capacity_per_s, rel=1e-3)
+
+
+def test_chunked_engines_get_what_the_others_get_to_the_byte(tmp_path: Path) -> None:
+    pairs = [(COURSES[one.traffic_of], one) for one in COURSES.values() if one.chunk]
+    assert [plain.name for plain, _ in pairs] == [
+        "documents", "shared documents", "mooncake conversation",
+    ]  # fmt: skip
+    for plain, chunked in pairs:
+        differing = {
+            field.name for field in fields(plain)
+            if getattr(plain, field.name) != getattr(chunked, field.name)
+        }  # fmt: skip
+        assert differing - {"core"} == {"name", "about", "chunk", "traffic_of"}
+    of = [prepare(one, 1, tmp_path, "Llama-3-8B", "h200", 2) for one in pairs[0]]
+    assert of[0] == of[1]  # the name too, which salts the text
+    without, having = (simulated(2, "Llama-3-8B", "h200", 2.0, chunk) for chunk in (0, 2_048))
+    assert having.command == f"{without.command} --long-prefill-token-threshold 2048"
+    assert (without.chunk, having.chunk) == (0, 2_048)
+
+
+def test_the_plan_of_a_seed_has_each_chunked_course_behind_its_twin() -> None:
+    core = {name: course.core for name, course in COURSES.items()}
+    planned = in_order(cells(core, {"ours": (True, False)}), range(2))
+    named = [(seed, cell.workload) for seed, cell in planned]
+    assert named[:5] == [
+        (0, "documents"), (0, "documents, chunked"), (0, "shared documents"),
+        (0, "shared documents, chunked"), (0, "overload 1.5x"),
+    ]  # fmt: skip
+    assert named[7] == (1, "documents")
 
 
 def test_real_engines_are_asked_for_their_capacity(tmp_path: Path) -> None:
@@ -329,9 +391,30 @@ def test_a_log_is_told_by_its_last_line_that_says_something(tmp_path: Path) -> N
     assert last_line(log) == "it said nothing"
 
 
+@pytest.mark.parametrize(
+    ("busy", "waited_s"),
+    [
+        ([0.1], 0.0),
+        ([0.9, 0.5, 0.4], 0.5),
+        ([0.9] * 8, 2.0),  # as long as it may
+    ],
+)
+def test_a_run_waits_for_others_to_leave_the_machine(
+    busy: Sequence[float], waited_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks = iter([at for share in busy for at in ((0, 0), (round(share * 100), 100))])
+    monkeypatch.setattr(arena_processes, "machine_ticks", lambda: next(ticks))
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    assert wait_calm(2.0) == waited_s
+    assert next(ticks, None) is None
+
+
 def test_the_most_telling_workloads_are_of_the_core() -> None:
     core = [name for name, course in COURSES.items() if course.core]
-    assert core == ["documents", "shared documents", "overload 1.5x", "mooncake synthetic"]
+    assert core == [
+        "documents", "documents, chunked", "shared documents", "shared documents, chunked",
+        "overload 1.5x", "mooncake synthetic", "mooncake conversation, chunked",
+    ]  # fmt: skip
     assert set(CPU_COURSES) <= set(COURSES)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import peers
+import yaml
 from peers import Missing, Peer, Setting
 
 from forebay.analysis.processes import proxy_config
@@ -147,7 +148,13 @@ backend {name}
 
 
 def _forebay(at: Setting) -> Sequence[str]:
-    config = at.write("forebay.yaml", proxy_config(at.urls, at.time_scale))
+    text = proxy_config(at.urls, at.time_scale)
+    if at.chunk:  # as `forebay fleet up` would write: what the engines were started with
+        told = yaml.safe_load(text)
+        for backend in told["backends"]:
+            backend["long_prefill_token_threshold"] = at.chunk
+        text = yaml.safe_dump(told, sort_keys=False)
+    config = at.write("forebay.yaml", text)
     ports = ["--port", str(at.port), "--admin-port", str(at.side_port)]
     return [sys.executable, "-m", "forebay.proxy", "proxy", "--config", config, *ports]
 
@@ -221,7 +228,8 @@ def _listed() -> Sequence[Contender]:
     return (
         Contender(
             "forebay", replace(known["forebay"], command=_forebay, version=_forebay_version),
-            "the defaults of design.md; nothing is set for a workload", core=True,
+            "the defaults of design.md; nothing is set for a workload, but each engine's "
+            "--long-prefill-token-threshold is told where it has one", core=True,
         ),
         Contender(DIRECT, None, "the client asks the engines in turn", core=True),
         Contender(

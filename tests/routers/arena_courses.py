@@ -1,6 +1,7 @@
 """The workloads: what is asked, at which share of capacity, for how long, to which targets."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from arena_sources import (
     beside,
@@ -15,11 +16,21 @@ from arena_sources import (
 )
 from arena_traffic import Course
 
+CHUNK = 2_048  # what `forebay fleet up` gives this model on this GPU (replay/fleet/profiles.py)
+
 
 def _overload(load: float, core: bool = False) -> Course:
     return Course(
         f"overload {load:g}x", f"the same traffic at {load:g} times capacity", beside, load,
         window_s=60.0 if load <= 1 else 40.0, core=core, group="overload",
+    )  # fmt: skip
+
+
+def _chunked(course: Course) -> Course:
+    """The same traffic in front of engines that take no long prompt in one piece."""
+    return replace(
+        course, name=f"{course.name}, chunked", core=True, chunk=CHUNK, traffic_of=course.name,
+        about=f"{course.about}; engines take {CHUNK:,} tokens of one prompt in a step at most",
     )  # fmt: skip
 
 
@@ -33,16 +44,24 @@ def _task(task: str, order: str, what: str) -> Course:
 def _simulated() -> Sequence[Course]:
     squality = "SQuALITY: 125 questions about 25 stories"
     qmsum = "QMSum: 272 questions about 35 meetings"
+    documents = Course(
+        "documents", "chat beside 120k-token documents, five questions each, at 80 % load",
+        beside, core=True, group="mix",
+    )  # fmt: skip
+    shared_documents = Course(
+        "shared documents", "50 users, 16 documents of 10k-100k tokens (Zipf 1.0), 40 % chat, "
+        "a common instruction of 1,024 tokens, at 80 % load",
+        shared, core=True, group="mix",
+    )  # fmt: skip
+    conversation = Course(
+        "mooncake conversation", "the chat production trace, ticks spread, at 80 % load",
+        public("mooncake_conversation_head.jsonl", ticks=True), group="traces",
+    )  # fmt: skip
     return (
-        Course(
-            "documents", "chat beside 120k-token documents, five questions each, at 80 % load",
-            beside, core=True, group="mix",
-        ),
-        Course(
-            "shared documents", "50 users, 16 documents of 10k-100k tokens (Zipf 1.0), 40 % chat, "
-            "a common instruction of 1,024 tokens, at 80 % load",
-            shared, core=True, group="mix",
-        ),
+        documents,
+        _chunked(documents),
+        shared_documents,
+        _chunked(shared_documents),
         _overload(1.5, core=True),
         Course(
             "mooncake synthetic", "the RAG-like production trace, a minute of it, at 80 % load",
@@ -52,10 +71,8 @@ def _simulated() -> Sequence[Course]:
             "fifty users", "50 users ask about one 60k-token document within 5 s, caches empty",
             fifty, load=None, group="mix",
         ),
-        Course(
-            "mooncake conversation", "the chat production trace, ticks spread, at 80 % load",
-            public("mooncake_conversation_head.jsonl", ticks=True), group="traces",
-        ),
+        conversation,
+        _chunked(conversation),
         Course(
             "azure code", "bursts (CV 13) of code completions at half of capacity",
             public("AzureLLMInferenceTrace_code.csv", step_s=300.0), load=0.5, window_s=30.0,

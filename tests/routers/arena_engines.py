@@ -29,6 +29,7 @@ class Fleet:
         fresh: gives their ports, every cache empty; what it is told is a folder for logs.
         simulated: then they tell how far behind their own clock they were, and cost little CPU.
         served: what clients call the model.
+        chunk: their --long-prefill-token-threshold, tokens; 0: none.
     """
 
     kind: str
@@ -40,11 +41,14 @@ class Fleet:
     fresh: Callable[[Path], AbstractContextManager[list[int]]]
     simulated: bool
     command: str
+    chunk: int = 0
 
 
-def simulated(count: int, model: str, gpu: str, time_scale: float) -> Fleet:
-    """`count` equal simulated vLLMs, started together for each run."""
+def simulated(count: int, model: str, gpu: str, time_scale: float, chunk: int = 0) -> Fleet:
+    """`count` equal simulated vLLMs, started together for each run; `chunk` as of Fleet."""
     words = ["engine", "--model", model, "--gpu", gpu, "--time-scale", f"{time_scale:g}"]
+    if chunk:
+        words += ["--long-prefill-token-threshold", str(chunk)]
 
     @contextmanager
     def fresh(folder: Path) -> Iterator[list[int]]:
@@ -61,7 +65,7 @@ def simulated(count: int, model: str, gpu: str, time_scale: float) -> Fleet:
 
     return Fleet(
         SIMULATED, count, model, model, f"simulated vLLM 0.32, {model} on {gpu}", time_scale, fresh,
-        True, "forebay " + " ".join(words),
+        True, "forebay " + " ".join(words), chunk,
     )  # fmt: skip
 
 

@@ -5,16 +5,14 @@ from html import escape
 from pathlib import Path
 
 from arena_contenders import CONTENDERS
+from arena_html import best_table, latency_table, served_table
 from arena_plan import Record
-from arena_results import Comparison, Entry, Estimate, comparisons, groups
+from arena_results import Entry, Estimate, comparisons, groups
 from arena_tables import (
-    BEST_HEADS,
-    HEADS,
     LEGEND,
     about_of,
-    best_cells,
-    cells_of,
     circumstances,
+    in_course_order,
     order_of,
     ranked,
     seconds,
@@ -24,11 +22,11 @@ from arena_tables import (
 
 from forebay.analysis import svg
 from forebay.analysis.page import html_page
-from forebay.analysis.units import NONE
 from forebay.traces.errors import InputError
 
 BEGIN, END = "<!-- generated: tests/routers/bench_routers.py --write-docs -->", "<!-- end -->"
-LEFT, ROW = 168.0, 21.0
+LEFT, ROW = 168.0, 23.0
+APART = 3.5  # chats above, documents below the middle of a row, so that neither hides the other
 SHAPES = {"chat": 0, "document": 3}
 LOADS = "overload "
 
@@ -38,16 +36,19 @@ def page(records: Sequence[Record]) -> str:
     body = ["<h1>Routers side by side</h1>"]
     if not records:
         body.append("<p>No results yet.</p>")
-    for group, entries in groups(records).items():
+    for group, found in groups(records).items():
+        entries = in_course_order(found)
         body.append(f"<h2>{escape(title(group))}</h2><p class='small'>")
         body.append(f"{escape(circumstances(entries))}</p><p class='soft small'>")
-        body.append(f"{escape(LEGEND)}</p>{_best(comparisons(entries))}")
+        body.append(f"{escape(LEGEND)}</p>")
+        if best := best_table(comparisons(entries)):
+            body.append(f"<h3>Forebay against the best peer of each figure</h3>{best}")
         body.append(goodput_by_load(entries))
         for workload in order_of(entries):
             of = ranked([one for one in entries if one.workload == workload])
             body.append(f"<h2>{escape(workload)}</h2><p>")
             body.append(f"{escape(about_of(of, group))}</p>{tails_plot(of)}")
-            body.append(_table([HEADS, *(cells_of(one) for one in of)]))
+            body.append(served_table(of) + latency_table(of))
     body.append(_commands(records))
     return html_page("Routers side by side", "".join(body))
 
@@ -77,7 +78,8 @@ def tails_plot(entries: Sequence[Entry]) -> str:
     for row, entry in enumerate(drawn):
         parts.append(svg.text(LEFT - 10, _y(row) + 4, entry.router, "tick", "end"))
     for row, bucket, of in points:
-        parts.append(_point(x, _y(row), bucket, of, drawn[row].router))
+        y = _y(row) + (-APART if bucket == "chat" else APART)
+        parts.append(_point(x, y, bucket, of, drawn[row].router))
     parts.append(svg.text(LEFT, bottom + 34, "TTFT p99: circles chat, diamonds documents", "axis",
                           "start"))  # fmt: skip
     label = "99th percentile of the time to first token: " + "; ".join(
@@ -151,35 +153,6 @@ def _figure(drawn: str, height: float, label: str) -> str:
         f'<svg viewBox="0 0 {svg.WIDTH:g} {height:g}" class="plot" role="img" '
         f'aria-label="{escape(label)}">{drawn}</svg></figure></div>'
     )
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    head, *rest = rows
-    heads = "".join(f"<th class='n name'>{escape(cell)}</th>" for cell in head[1:])
-    lines = [f"<tr><th>{escape(head[0])}</th>{heads}</tr>"]
-    body = []
-    for row in rest:
-        told = [*row[1:]]
-        while told and told[-1] == NONE:
-            told.pop()
-        cells = "".join(f"<td class='n'>{escape(cell)}</td>" for cell in row[1:])
-        if len(told) == 2 < len(row) - 1:  # no figures but the reason
-            span = len(row) - 2
-            cells = (
-                f"<td class='n'>{escape(told[0])}</td><td colspan='{span}'>{escape(told[1])}</td>"
-            )
-        body.append(f"<tr><th>{escape(row[0])}</th>{cells}</tr>")
-    return (
-        f"<div class='scroll'><table><thead>{''.join(lines)}</thead>"
-        f"<tbody>{''.join(body)}</tbody></table></div>"
-    )
-
-
-def _best(found: Sequence[Comparison]) -> str:
-    if not found:
-        return ""
-    rows = [BEST_HEADS, *map(best_cells, found)]
-    return f"<h3>Forebay against the best peer of each figure</h3>{_table(rows)}"
 
 
 def _commands(records: Sequence[Record]) -> str:

@@ -79,7 +79,9 @@ def _measured(run: Run, folder: Path, out: Path) -> dict[str, Any]:
         for one in ports:  # so that no router has an engine's very first request
             ask(one, fleet.served)
         port, side_port = free_ports(2)
-        at = Setting(port, side_port, tuple(ports), folder, fleet.time_scale, fleet.served)
+        at = Setting(
+            port, side_port, tuple(ports), folder, fleet.time_scale, fleet.served, fleet.chunk
+        )  # fmt: skip
         targets, pid = at.urls, None
         if contender.peer is not None:
             log = folder / "router.log"

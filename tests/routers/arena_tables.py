@@ -53,18 +53,26 @@ def spread(estimate: Estimate | None, form: str = "{:.2f}") -> str:
 
 
 def seconds_spread(estimate: Estimate | None) -> str:
+    """`18 s (14.5–20)`; units are repeated where they are not the same."""
     if estimate is None:
         return NONE
     told = seconds(estimate.value)
     if estimate.interval is None:
         return told
     low, high = seconds(estimate.interval.low), seconds(estimate.interval.high)
-    return told if low == high else f"{told} ({low}–{high})"
+    if low == high:
+        return told
+    unit = told.partition(" ")[2]
+    if unit and all(end.partition(" ")[2] == unit for end in (low, high)):
+        low, high = low.partition(" ")[0], high.partition(" ")[0]
+    return f"{told} ({low}–{high})"
 
 
 def counted(reasons: Counter[str]) -> str:
     if not reasons:
         return "0"
+    if len(reasons) == 1:
+        return f"{reasons.total()}: {next(iter(reasons))}"
     told = ", ".join(f"{name} {count}" for name, count in sorted(reasons.items()))
     return f"{reasons.total()}: {told}"
 
@@ -102,7 +110,8 @@ def cells_of(entry: Entry) -> list[str]:
 def tables(records: Sequence[Record]) -> str:
     """Everything there is, as Markdown."""
     parts = []
-    for group, entries in groups(records).items():
+    for group, found in groups(records).items():
+        entries = in_course_order(found)
         parts.append(f"## {title(group)}\n\n{circumstances(entries)}\n\n{LEGEND}\n")
         parts.append(against_best(comparisons(entries)))
         for workload in order_of(entries):
@@ -172,6 +181,12 @@ def order_of(entries: Sequence[Entry]) -> list[str]:
     known = [*COURSES, *CPU_COURSES]
     there = dict.fromkeys(entry.workload for entry in entries)
     return sorted(there, key=lambda name: known.index(name) if name in known else len(known))
+
+
+def in_course_order(entries: Sequence[Entry]) -> list[Entry]:
+    """As the plan lists workloads, whichever was measured first."""
+    order = order_of(entries)
+    return sorted(entries, key=lambda one: order.index(one.workload))
 
 
 def ranked(entries: Sequence[Entry]) -> list[Entry]:

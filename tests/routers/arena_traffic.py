@@ -36,6 +36,8 @@ class Course:
         time_scale: the most it may be run at: many small streams cost the machine more.
         core: among the first to be measured.
         group: workloads of one kind, together in the table.
+        chunk: --long-prefill-token-threshold of the engines, tokens; 0: they run without it.
+        traffic_of: the course whose requests, times and load these are; empty: its own.
     """
 
     name: str
@@ -47,6 +49,13 @@ class Course:
     time_scale: float = 8.0
     core: bool = False
     group: str = ""
+    chunk: int = 0
+    traffic_of: str = ""
+
+    @property
+    def traffic_name(self) -> str:
+        """What its traffic is called; it salts the text, so twins send equal bytes."""
+        return self.traffic_of or self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +85,20 @@ class Traffic:
 
 
 def prepare(course: Course, seed: int, data: Path, model: str, gpu: str, engines: int) -> Traffic:
-    """`course` for simulated engines; raises InputError where its data is missing."""
+    """`course` for simulated engines; raises InputError where its data is missing.
+
+    Capacity is that of engines without flags, so that courses that differ in `chunk` alone get the
+    same requests at the same times.
+    """
     config = EngineConfig(model=model, gpu=gpu)
     rows = [_fitting(row, config.context) for row in course.source(seed, data)]
+    name = course.traffic_name
     if course.load is None:
-        return Traffic(course.name, _from_zero(rows, 1.0), course.slo, config.context, None)
+        return Traffic(name, _from_zero(rows, 1.0), course.slo, config.context, None)
     cut = rows[: _count(course, capacity_per_s(_counted(rows[:PROBED]), config, engines))]
     capacity = capacity_per_s(_counted(cut), config, engines)
-    return Traffic(course.name, at_rate(cut, course.load * capacity), course.slo, config.context,
-                   capacity)  # fmt: skip
+    timed = at_rate(cut, course.load * capacity)
+    return Traffic(name, timed, course.slo, config.context, capacity)
 
 
 def prepare_real(

@@ -44,6 +44,7 @@ from arena_plan import (  # noqa: E402
     next_scale,
     read_records,
 )
+from arena_processes import wait_calm  # noqa: E402
 from arena_run import Run, capacity_per_s, measure  # noqa: E402
 from arena_tables import tables  # noqa: E402
 from arena_traffic import Course, Traffic, prepare, prepare_real  # noqa: E402
@@ -54,6 +55,7 @@ from forebay.traces.errors import InputError  # noqa: E402
 from forebay.traces.schema import TraceRequest  # noqa: E402
 
 MODEL, GPU = "Llama-3-8B", "h200"
+CALM_S = 20.0  # the longest wait for others to leave the machine, before each run
 CONTEXT = 16_384  # of the model on the CPU
 VLLM_FLAGS = (
     "--max-model-len", str(CONTEXT), "--max-num-batched-tokens", "2048", "--max-num-seqs", "64",
@@ -120,7 +122,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
 @contextmanager
 def fleet_of(settings: Settings, folder: Path) -> Iterator[Fleet]:
     if settings.engines == SIMULATED:
-        yield simulated(settings.count, MODEL, GPU, settings.time_scale)
+        yield _simulated(settings, settings.time_scale)
     else:
         with vllm_cpu(settings.count, folder, VLLM_FLAGS) as fleet:
             yield fleet
@@ -162,11 +164,15 @@ def run_all(settings: Settings) -> None:
             if fleet.kind == SIMULATED:
                 most = min(course.time_scale, CONTENDERS[cell.router].time_scale)
                 scale = next_scale(min(scale, most), record, records)
-            record |= {"time_scale": scale, **_circumstances(fleet, traffic, course)}
+            behind = _simulated(settings, scale, course.chunk) if fleet.simulated else fleet
+            record |= {"time_scale": scale, **_circumstances(behind, traffic, course)}
             if cell.router in missing:
                 record |= {"error": missing[cell.router]}
             else:
-                behind = fleet if scale == fleet.time_scale else _slower(settings, scale)
+                if fleet.simulated and (
+                    waited_s := wait_calm(min(CALM_S, until - time.monotonic()))
+                ):
+                    print(f"waited {waited_s:.0f} s: the machine was busy", file=sys.stderr)
                 asked = Run(CONTENDERS[cell.router], traffic, seed, behind, settings.endpoint)
                 record |= measure(asked, _folder(settings, cell.workload, cell.router, seed))
             if "error" in record:
@@ -186,7 +192,7 @@ class _Traffics:
         self._made: dict[tuple[str, int], Traffic] = {}
 
     def get(self, course: Course, seed: int) -> Traffic | None:
-        key = (course.name, seed)
+        key = (course.traffic_name, seed)
         if key not in self._made:
             self._made.clear()
             data, count = self._settings.data, self._settings.count
@@ -216,14 +222,18 @@ class _Traffics:
         return known[name]
 
 
-def _slower(settings: Settings, scale: float) -> Fleet:
-    return simulated(settings.count, MODEL, GPU, scale)
+def _simulated(settings: Settings, scale: float, chunk: int = 0) -> Fleet:
+    return simulated(settings.count, MODEL, GPU, scale, chunk)
 
 
 def _folder(settings: Settings, workload: str, router: str, seed: int) -> Path | None:
     if settings.keep is None:
         return None
-    return settings.keep / f"{workload}-{seed}".replace(" ", "-") / router.replace(" ", "-")
+    return (
+        settings.keep
+        / f"{workload}-{seed}".replace(",", "").replace(" ", "-")
+        / router.replace(" ", "-")
+    )
 
 
 def _circumstances(fleet: Fleet, traffic: Traffic, course: Course) -> Record:
@@ -231,6 +241,7 @@ def _circumstances(fleet: Fleet, traffic: Traffic, course: Course) -> Record:
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "commit": _commit(),
         "behind": fleet.version,
+        "engine_command": fleet.command,
         "slo": traffic.slo,
         "trace": traffic.sha256,
         "ideal_hit_ratio": round(traffic.ideal_hit_ratio, 4),

@@ -32,6 +32,7 @@ class Setting:
     folder: Path
     time_scale: float = 1.0  # of the engines; waits in a configuration are divided by it
     model: str = "mock"
+    chunk: int = 0  # --long-prefill-token-threshold of the engines, for who can be told; 0: none
 
     @property
     def urls(self) -> list[str]:
