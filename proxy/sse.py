@@ -20,46 +20,31 @@ class MalformedStream(Exception):
 
 
 class EventScanner:
-    """Split chunks of bytes into the `data` payloads of complete events."""
+    """Split chunks of bytes into the `data` payloads of complete events.
+
+    Attributes:
+        held: of an event that is not complete; always the same object.
+    """
 
     def __init__(self, limit: int = MAX_EVENT_BYTES) -> None:
-        self._held = bytearray()
+        self.held = bytearray()
         self._limit = limit
 
     @property
     def mid_event(self) -> bool:
         """An event has begun and not ended: a stream that stops here was cut."""
-        return bool(self._held.strip())
+        return bool(self.held.strip())
 
     def plain(self, chunk: bytes) -> bool:
         """It is whole `data` events, none of which means anything for the request.
 
         Cheap, and true of nearly every chunk of a stream; when it is not, use `events`.
         """
-        find = (
-            chunk.find
-        )  # `in` on bytes makes and drops an exception (Python 3.11): twice the time
         return (
             chunk[:6] == b"data: "
             and chunk[-2:] == b"\n\n"
-            and not self._held
-            and find(b'"usage"') < 0
-            and find(b'"error"') < 0
-            and find(b'"abort"') < 0
-            and find(b"[DONE]") < 0
-        )
-
-    def plain_chunk(self, chunk: bytes) -> bool:
-        """The same of one chunk of a chunked body with its framing around it."""
-        find = chunk.find
-        return (
-            find(b"\r\ndata: ", 0, 12) > 0
-            and chunk[-4:] == b"\n\n\r\n"
-            and not self._held
-            and find(b'"usage"') < 0
-            and find(b'"error"') < 0
-            and find(b'"abort"') < 0
-            and find(b"[DONE]") < 0
+            and not self.held
+            and means_nothing(chunk)
         )
 
     def events(self, chunk: bytes) -> list[tuple[bytes, bytes]]:
@@ -68,30 +53,41 @@ class EventScanner:
         The first parts joined are the stream, byte for byte. A comment has an empty payload.
         """
         data = chunk
-        if self._held:
+        if self.held:
             # Only what is new can end the event: looking at all of it again would be quadratic.
-            searched = max(0, len(self._held) - 3)
-            self._held += chunk
-            if _END.search(self._held, searched) is None:
+            searched = max(0, len(self.held) - 3)
+            self.held += chunk
+            if _END.search(self.held, searched) is None:
                 self._check()
                 return []
-            data = bytes(self._held)
-            self._held.clear()
+            data = bytes(self.held)
+            self.held.clear()
         events, start = [], 0
         for end in _END.finditer(data):
             events.append((data[start : end.end()], _payload(data[start : end.start()])))
             start = end.end()
-        self._held += data[start:]
+        self.held += data[start:]
         self._check()
         return events
 
     def _check(self) -> None:
-        if len(self._held) > self._limit:
+        if len(self.held) > self._limit:
             raise MalformedStream(f"an event of more than {self._limit} bytes")
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """The payloads completed by `chunk`, in order; comments and other fields are dropped."""
         return [payload for _, payload in self.events(chunk) if payload]
+
+
+def means_nothing(events: bytes) -> bool:
+    """Whole `data` events have none of the words that could mean something for the request."""
+    find = events.find  # `in` makes and drops an exception (Python 3.11): twice the time
+    return (
+        find(b'"usage"') < 0
+        and find(b'"error"') < 0
+        and find(b'"abort"') < 0
+        and find(b"[DONE]") < 0
+    )
 
 
 def _payload(event: bytes) -> bytes:

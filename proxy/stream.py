@@ -20,6 +20,7 @@ from forebay.proxy.sse import (
     StreamEvent,
     parse_event,
 )
+from forebay.proxy.token_chunks import TokenChunks
 from forebay.proxy.upstream import Answer, BrokenAnswer, UpstreamFault
 from forebay.proxy.watchdog import Watch, Watchdog
 
@@ -138,7 +139,7 @@ class Stream:
         chunked = outgoing.headers.get("transfer-encoding") == "chunked"
         # Looked up once: what follows is done for every token.
         upstream, answer, write = self._upstream, self._answer, transport.write
-        plain, plain_chunk = self._scanner.plain, self._scanner.plain_chunk
+        plain, plain_chunks = self._scanner.plain, TokenChunks(self._scanner).plain
         is_closing, untaken = transport.is_closing, transport.get_write_buffer_size
 
         def pass_on(piece: bytes) -> bool:
@@ -156,12 +157,12 @@ class Stream:
             write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
             return more and untaken() <= UNTAKEN_BYTES
 
-        def pass_chunk(chunk: bytes) -> bool:
+        def pass_chunks(chunks: bytes) -> bool:
             """The backend's framing is the client's too."""
-            if not plain_chunk(chunk) or is_closing():
+            if not plain_chunks(chunks) or is_closing():
                 return False
             upstream.heard = watch.heard = True
-            write(chunk)
+            write(chunks)
             if untaken() > UNTAKEN_BYTES:
                 answer.enough()
             return True
@@ -169,7 +170,7 @@ class Stream:
         while not (self._done or self._failed):
             watch.reading_since = self._clock()
             try:
-                if await answer.pour(pass_on, pass_chunk if chunked else None):
+                if await answer.pour(pass_on, pass_chunks if chunked else None):
                     break
             except UPSTREAM_ERRORS:
                 return False

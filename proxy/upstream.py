@@ -22,24 +22,6 @@ IDLE_S = 3.0  # vLLM closes idle connections after 5 s; what we keep must not be
 Sink = Callable[[bytes], bool]
 """Takes a piece of a body at once; False when it wants no more for now."""
 
-LONE_CHUNK_BYTES = 4096  # with its framing; longer ones are the parser's
-
-
-def _chunk_heads() -> tuple[bytes, ...]:
-    """What a chunk of so many bytes in all begins with: its size, as nearly every server writes it.
-
-    Where there is none, something that no such chunk can begin with.
-    """
-    heads = [b"-" * LONE_CHUNK_BYTES] * LONE_CHUNK_BYTES
-    for size in range(1, LONE_CHUNK_BYTES):
-        head = b"%x\r\n" % size
-        if (whole := len(head) + size + 2) < LONE_CHUNK_BYTES:
-            heads[whole] = head
-    return tuple(heads)
-
-
-CHUNK_HEADS = _chunk_heads()
-
 
 class UpstreamFault(Exception):
     """The backend did not answer as it should."""
@@ -144,11 +126,8 @@ class Connection(asyncio.Protocol):
         if answer is None:
             self.close()  # nothing was asked
             return
-        if self._at_chunk and answer._chunk_sink is not None and len(data) < LONE_CHUNK_BYTES:
-            # A token of a stream, nearly always: the parser need not know of it.
-            alone = data.startswith(CHUNK_HEADS[len(data)]) and data.endswith(b"\r\n")
-            if alone and answer._chunk_sink(data):
-                return
+        if self._at_chunk and (take := answer._chunk_sink) is not None and take(data):
+            return  # a token of a stream, nearly always: the parser need not know of it
         self._silent = False
         self._head_bytes += len(data)
         try:
@@ -326,8 +305,9 @@ class Answer:
         the backend waits until the next `pour` or `read`. Raises UpstreamFault.
 
         Args:
-            chunk_sink: is offered a chunk that came alone, with its framing; False leaves it to
-                `sink`. Once it has taken one, it says by `enough` that it wants no more.
+            chunk_sink: is offered what came where a chunk begins, with its framing. It takes whole
+                chunks, or leaves all of it to `sink` by False. Once it has taken some, it says by
+                `enough` that it wants no more.
         """
         while self._held:
             self._held_bytes -= len(self._held[0])

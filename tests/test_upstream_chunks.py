@@ -1,4 +1,4 @@
-"""Chunks that come alone go on with the backend's framing: none is lost, doubled or let through."""
+"""Whole chunks go on with the backend's framing: none is lost, doubled or let through unseen."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay.proxy.sse import EventScanner
+from forebay.proxy.token_chunks import CHUNK_BYTES, TokenChunks
 from forebay.proxy.upstream import BrokenAnswer, Connection, UpstreamFault
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -45,10 +47,22 @@ def decoded(body: bytes) -> bytes:
     return b"".join(found)
 
 
+def event(text: bytes, rest: bytes = b"null") -> bytes:
+    return b'data: {"choices":[{"delta":{"content":"%b"},"finish_reason":%b}]}\n\n' % (text, rest)
+
+
+WORDS = (b'"usage"', b'"error"', b'"abort"', b"[DONE]")
+TOKEN = event(b" the")
+LOUD = event(b"", b'"abort"')
+LETTERS = event(b"x" * (0xAA - len(event(b""))))
+
+
 async def poured(
-    pieces: list[bytes], wanted: Callable[[bytes], bool]
+    pieces: list[bytes], wanted: Callable[[bytes], bool] = lambda _: True
 ) -> tuple[bytes, list[bytes], bool]:
-    """What both sinks got, in order and decoded; the chunks taken whole; whether it ended."""
+    """What both sinks got, in order and decoded; the pieces taken whole; whether it ended."""
+    scanner = EventScanner()
+    chunks = TokenChunks(scanner)
     connection = Connection(asyncio.get_running_loop(), lambda _: None)
     connection.connection_made(Wire())
     answer = connection.send(b"", b"")
@@ -57,10 +71,12 @@ async def poured(
 
     def sink(piece: bytes) -> bool:
         got.extend(piece)
+        if not scanner.plain(piece):
+            scanner.feed(piece)
         return True
 
     def chunk_sink(one: bytes) -> bool:
-        if not wanted(one):
+        if not wanted(one) or not chunks.plain(one):
             return False
         whole.append(one)
         got.extend(decoded(one))
@@ -79,7 +95,17 @@ async def poured(
 
 
 @given(
-    payloads=st.lists(st.binary(min_size=1, max_size=300), min_size=1, max_size=8),
+    payloads=st.lists(
+        st.one_of(
+            st.sampled_from(
+                [TOKEN, event(b" to"), LOUD, event(b'say \\"'), TOKEN + TOKEN, b": x\n\n"]
+            ),
+            st.binary(max_size=70).map(event),
+            st.binary(min_size=1, max_size=300),
+        ),
+        min_size=1,
+        max_size=8,
+    ),
     cuts=st.lists(st.integers(0, 2400), max_size=8),
     at_chunks=st.booleans(),
 )
@@ -95,46 +121,96 @@ def test_however_it_is_cut_all_of_it_comes_once_and_in_order(
     got, whole, ended = asyncio.run(poured(pieces, lambda one: len(one) % 3 > 0))
     assert got == b"".join(payloads)
     assert ended
-    assert all(decoded(one) in payloads for one in whole)
+    for piece in whole:
+        assert decoded(piece) in b"".join(payloads)
+        for _, payload in EventScanner().events(decoded(piece)):
+            # In a text that is one of the words it means nothing.
+            assert not any(word in payload.replace(b'"content":"', b"") for word in WORDS)
 
 
-def test_a_chunk_that_comes_alone_is_offered_once_the_parser_stands_between_chunks() -> None:
-    one = chunk(b"token")
-    got, whole, ended = asyncio.run(poured([one, one, one, LAST], lambda _: True))
-    assert whole == [one, one]  # the first shows where the parser stands
-    assert got == b"token" * 3
+def test_chunks_are_offered_once_the_parser_stands_between_two() -> None:
+    one, other = chunk(TOKEN), chunk(event(b" reservoir"))
+    got, whole, ended = asyncio.run(poured([one, one, one + other, other, LAST]))
+    assert whole == [one, one + other, other]  # the first shows where the parser stands
+    assert got == TOKEN + TOKEN + TOKEN + event(b" reservoir") * 2
     assert ended
 
 
 @pytest.mark.parametrize(
     "odd",
     [
-        pytest.param(b"5;x=y\r\ntoken\r\n", id="extension"),
-        pytest.param(b"05\r\ntoken\r\n", id="leading zero"),
-        pytest.param(b"A\r\n0123456789\r\n", id="capital"),
-        pytest.param(chunk(b"a") + chunk(b"b"), id="two at once"),
+        pytest.param(b"%x;x=y\r\n%b\r\n" % (len(TOKEN), TOKEN), id="extension"),
+        pytest.param(b"0%x\r\n%b\r\n" % (len(TOKEN), TOKEN), id="leading zero"),
+        pytest.param(b"%X\r\n%b\r\n" % (len(LETTERS), LETTERS), id="capital"),
+        pytest.param(chunk(TOKEN[:9]) + chunk(TOKEN[9:]), id="an event in two"),
+        pytest.param(chunk(event(b"x" * CHUNK_BYTES)), id="long"),
     ],
 )
 def test_other_framing_is_left_to_the_parser(odd: bytes) -> None:
-    got, whole, ended = asyncio.run(poured([chunk(b"x"), odd, LAST], lambda _: True))
-    assert (got, whole, ended) == (b"x" + decoded(odd), [], True)
+    got, whole, ended = asyncio.run(poured([chunk(TOKEN), odd, LAST]))
+    assert (got, whole, ended) == (TOKEN + decoded(odd), [], True)
 
 
-@pytest.mark.parametrize("bad", [b"0x5\r\ntoken\r\n", b"5\r\ntokens\r\n", b"-5\r\ntoken\r\n"])
-def test_bad_framing_is_never_passed_on(bad: bytes) -> None:
-    got, whole, ended = asyncio.run(poured([chunk(b"x"), bad, LAST], lambda _: True))
-    assert not whole
+@pytest.mark.parametrize("size", [b"0x%x", b"-%x", b" %x", b"+%x"])
+def test_bad_framing_is_never_passed_on(size: bytes) -> None:
+    bad = size % len(TOKEN) + b"\r\n" + TOKEN + b"\r\n"
+    got, whole, ended = asyncio.run(poured([chunk(TOKEN), chunk(TOKEN), bad, LAST]))
+    assert whole == [chunk(TOKEN)]
     assert not ended
-    assert got in (b"x", b"xtoken")  # what is before the fault is the stream's
+    assert got == TOKEN * 2  # what is before the fault is the stream's
+
+
+def test_a_chunk_of_another_size_than_it_says_is_never_passed_on() -> None:
+    bad = b"%x\r\n%b\r\n" % (len(TOKEN) - 1, TOKEN)
+    got, whole, ended = asyncio.run(poured([chunk(TOKEN), chunk(TOKEN), bad, LAST]))
+    assert (whole, ended) == ([chunk(TOKEN)], False)
+    assert got in (TOKEN * 2, TOKEN * 2 + TOKEN[:-1])
 
 
 def test_what_looks_like_a_chunk_inside_of_one_is_its_content() -> None:
-    inner = chunk(b"token")
+    inner = chunk(TOKEN)
     outer = chunk(inner + inner)
     size = len(outer) - len(inner) * 2 - 2
-    pieces = [chunk(b"x"), outer[:size], inner, inner, b"\r\n", LAST]
-    got, whole, ended = asyncio.run(poured(pieces, lambda _: True))
-    assert (got, whole, ended) == (b"x" + inner + inner, [], True)
+    pieces = [chunk(TOKEN), outer[:size], inner, inner, b"\r\n", LAST]
+    got, whole, ended = asyncio.run(poured(pieces))
+    assert (got, whole, ended) == (TOKEN + inner + inner, [], True)
+
+
+class TestWhatIsLikeTheLastOne:
+    def of(self, *seen: bytes) -> TokenChunks:
+        chunks = TokenChunks(EventScanner())
+        for one in seen:
+            assert chunks.plain(chunk(one))
+        return chunks
+
+    @pytest.mark.parametrize("word", WORDS)
+    def test_a_word_that_means_something_is_seen_behind_the_same_text(self, word: bytes) -> None:
+        loud = event(b" the", word)
+        like = event(b" the", b"1" * len(word))
+        assert not self.of(like, like).plain(chunk(loud))
+
+    def test_nothing_hides_in_a_text(self) -> None:
+        hidden = b"\n\ndata: [DONE]\n\n"
+        like = event(b"x" * len(hidden))
+        assert not self.of(like, like).plain(chunk(event(hidden)))
+
+    def test_another_size_with_the_same_length_is_no_chunk(self) -> None:
+        wrong = b"%x\r\n%b\r\n" % (len(TOKEN) + 1, TOKEN)
+        assert not self.of(TOKEN, TOKEN).plain(wrong)
+
+    def test_a_text_that_is_a_word_means_nothing(self) -> None:
+        assert self.of(event(b"other")).plain(chunk(event(b"usage")))
+
+    def test_the_rest_of_an_event_is_none(self) -> None:
+        scanner = EventScanner()
+        chunks = TokenChunks(scanner)
+        assert chunks.plain(chunk(TOKEN))
+        scanner.feed(b"data: ")
+        assert not chunks.plain(chunk(TOKEN))
+
+    def test_little_is_remembered(self) -> None:
+        chunks = self.of(*(event(b"x" * size) for size in range(1000)))
+        assert len(chunks._begin) <= 65
 
 
 def test_a_fault_is_told() -> None:
