@@ -6,6 +6,7 @@ a run is played; so this needs the plain Python source, not the compiled one.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from math import exp, inf, isnan, log
 from typing import Any
 from unittest.mock import patch
@@ -65,6 +66,7 @@ def _returns(value: Any) -> Any:
     return lambda *_, **__: value
 
 
+KNOWING = "knowing the flag (with --chunk)"
 Patches = Sequence[tuple[Any, str, Any]]
 # By part: another configuration, and what is replaced where.
 WITHOUT: dict[str, tuple[Config, str, Patches]] = {
@@ -98,6 +100,10 @@ WITHOUT: dict[str, tuple[Config, str, Patches]] = {
     "shares of buckets (EDF alone)": (
         Config(), "warm_or_least_work", ((Turns, "first", _earliest),),
     ),
+    "shortest first (EDF in a bucket)": (
+        Config(), "warm_or_least_work", ((f"{CORE}.queueing", "STRETCH", inf),),
+    ),
+    KNOWING: (Config(), "warm_or_least_work", ()),
     "deadlines (first come)": (Config(), "warm_or_least_work", ((Turns, "first", _first_come),)),
     "admission": (
         Config(), "warm_or_least_work",
@@ -108,7 +114,7 @@ WITHOUT: dict[str, tuple[Config, str, Patches]] = {
     ),
     "margins of predictions": (
         Config(), "warm_or_least_work",
-        ((Backend, "margin_s", _returns(0.0)), (Outlook, "_due_s", _returns(0.0))),
+        ((Backend, "margin_s", _returns(0.0)), (Outlook, "_owed_s", _returns(0.0))),
     ),
     "learned costs": (Config(), "warm_or_least_work", ((CostModel, "observe", _returns(None)),)),
     "work stealing": (Config(), "warm_or_least_work", ((Shaper, "_better_here", _returns(None)),)),
@@ -133,6 +139,8 @@ def switched_off(part: str, engine: EngineConfig, names: Sequence[str]) -> Itera
                 stack.enter_context(patch(f"{where}.{name}", instead))
             else:
                 stack.enter_context(patch.object(where, name, instead))
+        if part == KNOWING:
+            engine = replace(engine, long_prefill_token_threshold=0)
         admit = _returns(None) if part == "admission" else refuse
         yield Scenario(engine=engine, policy=policy, proxy=config).new_policy(names, admit)
 
