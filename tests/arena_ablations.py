@@ -90,7 +90,7 @@ WITHOUT: dict[str, tuple[Config, str, Patches]] = {
     ),
     "STEP_TOKENS (hits count as prefills)": (
         Config(), "warm_or_least_work",
-        ((f"{CORE}.backend", "STEP_TOKENS", 0), (f"{CORE}.outlook", "STEP_TOKENS", 0)),
+        ((f"{CORE}.flight", "STEP_TOKENS", 0), (f"{CORE}.outlook", "STEP_TOKENS", 0)),
     ),
     "followers wait for their leader": (
         Config(), "warm_or_least_work", ((Backend, "awaits", _returns(False)),),

@@ -40,7 +40,7 @@ def blocked_by(
         return "kv"
     if backend.prefills and backend.awaits(request):
         return "leader"
-    prefills = backend.prefills_of[bucket.name]
+    prefills = backend.line.prefills_of[bucket.name]
     if backend.others is not None:
         prefills += backend.others.prefills.get(bucket.name, 0)
     if prefills >= bucket.prefills_per_backend:

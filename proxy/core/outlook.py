@@ -8,8 +8,9 @@ from math import fsum, inf
 from typing import Final
 
 from forebay.proxy.core.ahead import MOST, Ahead
-from forebay.proxy.core.backend import STEP_TOKENS, Backend, decay
+from forebay.proxy.core.backend import Backend
 from forebay.proxy.core.candidates import Candidates
+from forebay.proxy.core.flight import STEP_TOKENS
 from forebay.proxy.core.model import Bucket, Request
 from forebay.proxy.core.others import Peers
 from forebay.proxy.core.partition import (
@@ -19,6 +20,7 @@ from forebay.proxy.core.partition import (
     may_take_last_at,
 )
 from forebay.proxy.core.queueing import Waiting, due_at
+from forebay.proxy.core.recent import Recent
 from forebay.proxy.core.rendezvous import CommonRoot, highest, name_seed
 from forebay.proxy.core.routing import Option
 from forebay.proxy.core.turns import BUCKETS_SHARE
@@ -62,8 +64,7 @@ class Outlook:
         self.limited = False  # some backend is on trial or in a pause
         self._last_arrival = dict.fromkeys(buckets, -inf)
         self._refused_share = dict.fromkeys(buckets, 0.0)
-        self._load = 0.0
-        self._load_at = 0.0
+        self._sent = Recent()  # prompt tokens, to all backends
         self._peers: Peers | None = None  # other proxies, while there are any
         self._root = CommonRoot()
         self._seeds: dict[str, int] = {}
@@ -80,7 +81,7 @@ class Outlook:
         for name in buckets:
             new._last_arrival[name] = self._last_arrival.get(name, -inf)
             new._refused_share[name] = self._refused_share.get(name, 0.0)
-        new._load, new._load_at = self._load, self._load_at
+        new._sent = self._sent
         new.limited = self.limited
         new._peers, new._root = self._peers, self._root
         return new
@@ -100,8 +101,7 @@ class Outlook:
 
     def sent(self, tokens: int, now: float) -> None:
         """A prompt of so many tokens went to some backend."""
-        self._load = self._load * decay(now - self._load_at) + tokens
-        self._load_at = now
+        self._sent.add(tokens, now)
 
     def moved(self, backend: Backend) -> None:
         """The books of the backend changed: its line, its queue, its load or whether it is up."""
@@ -176,7 +176,7 @@ class Outlook:
         if self._candidates.all:
             mean_load = fsum(loads) / len(loads) if loads else 0.0
         else:
-            mean_load = self._load * decay(now - self._load_at) / len(self._all)
+            mean_load = self._sent.left(now) / len(self._all)
             if self._peers is not None:
                 mean_load += self._peers.load / len(self._all)
         long_s = self._long_s(waiting.bucket, now)
@@ -212,7 +212,7 @@ class Outlook:
             and len(backend.prefills) < backend.most_prefills
             and (
                 backend.due_s(0.0, now) < self._dispatch_ahead_s + MATCH_SLACK_S
-                or (backend.others is None and backend.line_tokens < STEP_TOKENS)
+                or (backend.others is None and backend.line.tokens < STEP_TOKENS)
             )
         )
 
@@ -221,11 +221,11 @@ class Outlook:
         if not self.has_room(backend, now):
             return False
         bucket = self._buckets[waiting.bucket]
-        prefills = backend.prefills_of[bucket.name]
+        prefills = backend.line.prefills_of[bucket.name]
         if backend.others is not None:
             prefills += backend.others.prefills.get(bucket.name, 0)
         request = waiting.request
-        if backend.chunk_tokens < inf:  # has_room told of the shortest
+        if backend.line.chunk_tokens < inf:  # has_room told of the shortest
             uncached = request.prompt_tokens - backend.matched_tokens(request)
             if backend.due_s(uncached, now) >= self._dispatch_ahead_s + MATCH_SLACK_S:
                 return False
@@ -305,21 +305,22 @@ class Outlook:
             wait_s += self._elsewhere_s(backend, waiting, ahead_s, now)
         wait_s += backend.slots_wait_s(bucket, ahead)
         wait_s = max(wait_s, backend.kv_wait_s(request, waiting.output_tokens, bucket, mates))
-        if prefill_s > long_s and backend.chunk_tokens == inf:
+        if prefill_s > long_s and backend.line.chunk_tokens == inf:
             wait_s = max(
                 wait_s,
                 self._clear_at(backend, waiting, prefill_s, long_s, now) - now,
                 self._crowd_s(waiting, prefill_s, long_s, now),
             )
         margin_s = backend.margin_s(wait_s, ahead_s)
-        if ahead > 0 and not self._ahead.on and backend.chunk_tokens == inf:
+        if ahead > 0 and not self._ahead.on and backend.line.chunk_tokens == inf:
             margin_s += self._lump_s(backend, bucket, wait_s)
         return Option(backend.name, wait_s, margin_s, prefill_s, cold_s, matched, load, mean_load)
 
     def _passes(self, backend: Backend, bucket: str, other: str) -> bool:
         """Whether prefills of one bucket pass those of another, which are longer, in the engine."""
         return (
-            backend.chunk_tokens < inf and self._buckets[bucket].up_to < self._buckets[other].up_to
+            backend.line.chunk_tokens < inf
+            and self._buckets[bucket].up_to < self._buckets[other].up_to
         )
 
     def _lump_s(self, backend: Backend, bucket: str, wait_s: float) -> float:

@@ -26,8 +26,9 @@ from typing import Final
 
 from forebay.proxy.core.admission import Admit, attainable, refuse, retry_after_s, whole_s
 from forebay.proxy.core.ahead import Ahead
-from forebay.proxy.core.backend import UNLIMITED, Backend, Flight
+from forebay.proxy.core.backend import UNLIMITED, Backend
 from forebay.proxy.core.fairness import Fairness
+from forebay.proxy.core.flight import Flight
 from forebay.proxy.core.model import (
     RANKS,
     STANDARD,
@@ -679,7 +680,7 @@ class Shaper:
         request = waiting.request
         flight = backend.prefills.get(request.id)
         if flight is not None and request.streams:
-            computed_s = backend.computed_s(request.id, now)
+            computed_s = backend.line.computed_s(flight, now)
             self._correct(request.tenant, computed_s - flight.prefill_s, now)
 
     def _correct(self, tenant: str, more_s: float, now: float) -> None:
@@ -701,7 +702,7 @@ class Shaper:
         for backend in list(self._silent.values()):
             if backend.pass_time(now):
                 self._outlook.moved(backend)
-            if not backend.silent:
+            if not backend.line.silent:
                 del self._silent[backend.name]
 
 
