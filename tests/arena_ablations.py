@@ -18,6 +18,7 @@ from forebay.proxy.core.backend import Backend
 from forebay.proxy.core.cost import CostModel
 from forebay.proxy.core.model import Action, Request
 from forebay.proxy.core.outlook import Outlook
+from forebay.proxy.core.partition import Partition
 from forebay.proxy.core.queueing import Waiting
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.turns import Turns
@@ -81,7 +82,7 @@ WITHOUT: dict[str, tuple[Config, str, Patches]] = {
     "single-flight (follow a prefill)": (
         Config(), "warm_or_least_work", ((Backend, "matched_tokens", _settled_only),),
     ),
-    "partition": (Config(), "warm_or_least_work", ((Outlook, "_long_s", _returns(inf)),)),
+    "partition": (Config(), "warm_or_least_work", ((Partition, "long_s", _returns(inf)),)),
     "late binding": (
         Config.model_validate({"admission": {"dispatch_ahead": 1e6}}), "warm_or_least_work", (),
     ),

@@ -131,7 +131,7 @@ class Shaper:
             self._fairness.arrived(tenant, now)
         if rank != STANDARD:
             self._ahead.tell_classes_apart()
-        self._outlook.arrived(bucket.name, now)
+        self._outlook.partition.arrived(bucket.name, now)
         self._arrivals += 1
         if self._shared:
             self._outlook.came(request)
@@ -160,7 +160,7 @@ class Shaper:
         if reason is None and queued >= 0 and self._ahead.too_much(backend, waiting, bucket, now):
             reason = "queue_full"
         self._decided(waiting, options, option, queued, reason, now)
-        eased = self._outlook.decided(bucket.name, refused=reason is not None)
+        eased = self._outlook.partition.decided(bucket.name, refused=reason is not None)
         actions: list[Action] = []
         if reason is None:
             if self._quotas.any:
