@@ -46,7 +46,8 @@ def _settled_only(self: Backend, request: Request) -> int:
 
 
 def _no_deadline(self: Shaper) -> float:
-    return self._outlook.next_moment(self._heads(), self._now) if self._waiting else inf
+    queues = self._queues
+    return self._outlook.next_moment(queues.heads(), self._now) if queues.waiting else inf
 
 
 def _only_dispatch(self: Shaper, now: float) -> list[Action]:

@@ -355,9 +355,3 @@ class Outlook:
             if other.max_wait_s < max_wait_s
         )
         return min(OVERTAKEN_MOST, share)
-
-
-def heads_of(backends: Iterable[Backend]) -> list[Waiting]:
-    """Who is next in each queue, of each class."""
-    queues = [queue for b in backends for queue in b.queues.values() if queue.count]
-    return [head for queue in queues for head in queue.heads()]
