@@ -9,10 +9,11 @@ import sys
 from setuptools import Extension, setup
 
 COMPILED = (
-    *("admission", "ahead", "backend", "blocked", "candidates", "chains", "concurrency", "cost"),
-    *("explain", "fairness", "held", "hindsight", "kv", "lanes", "model", "others", "outlook"),
-    *("outputs", "partition", "policies", "prefix", "prefix_error", "queueing", "quota"),
-    *("receipt", "rendezvous", "returns", "routing", "shaper", "shares", "spending", "turns"),
+    *("admission", "ahead", "backend", "blocked", "cache", "candidates", "chains", "concurrency"),
+    *("cost", "dispatch", "explain", "fairness", "flight", "held", "hindsight", "kv", "lanes"),
+    *("line", "model", "observation", "others", "outlook", "outputs", "partition", "policies"),
+    *("prefix", "prefix_error", "queueing", "queues", "quota", "receipt", "recent", "rendezvous"),
+    *("returns", "routing", "shaper", "shares", "sharing", "spending", "turns"),
 )
 COMPILED_SIM = (
     *("all_knowing", "block_runs", "cohort", "fleet", "in_turn", "peers", "planning"),

@@ -19,6 +19,7 @@ from forebay.proxy.core.backend import Backend
 from forebay.proxy.core.cost import CostModel
 from forebay.proxy.core.model import Action, Request
 from forebay.proxy.core.outlook import Outlook
+from forebay.proxy.core.partition import Partition
 from forebay.proxy.core.queueing import Waiting
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.turns import Turns
@@ -46,7 +47,8 @@ def _settled_only(self: Backend, request: Request) -> int:
 
 
 def _no_deadline(self: Shaper) -> float:
-    return self._outlook.next_moment(self._heads(), self._now) if self._waiting else inf
+    queues = self._queues
+    return self._outlook.next_moment(queues.heads(), self._now) if queues.waiting else inf
 
 
 def _only_dispatch(self: Shaper, now: float) -> list[Action]:
@@ -83,7 +85,7 @@ WITHOUT: dict[str, tuple[Config, str, Patches]] = {
     "single-flight (follow a prefill)": (
         Config(), "warm_or_least_work", ((Backend, "matched_tokens", _settled_only),),
     ),
-    "partition": (Config(), "warm_or_least_work", ((Outlook, "_long_s", _returns(inf)),)),
+    "partition": (Config(), "warm_or_least_work", ((Partition, "long_s", _returns(inf)),)),
     "late binding": (
         Config.model_validate({"admission": {"dispatch_ahead": 1e6}}), "warm_or_least_work", (),
     ),
@@ -92,7 +94,7 @@ WITHOUT: dict[str, tuple[Config, str, Patches]] = {
     ),
     "STEP_TOKENS (hits count as prefills)": (
         Config(), "warm_or_least_work",
-        ((f"{CORE}.backend", "STEP_TOKENS", 0), (f"{CORE}.outlook", "STEP_TOKENS", 0)),
+        ((f"{CORE}.flight", "STEP_TOKENS", 0), (f"{CORE}.outlook", "STEP_TOKENS", 0)),
     ),
     "followers wait for their leader": (
         Config(), "warm_or_least_work", ((Backend, "awaits", _returns(False)),),

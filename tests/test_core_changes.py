@@ -176,12 +176,12 @@ def test_requests_follow_their_length_into_other_buckets() -> None:
     (waiting,) = made.waiting()
     assert waiting.bucket == "long"
     assert waiting.deadline == deadlines["waits"]
-    assert made.backends["a"].prefills_of == {"short": 0, "long": 1}
+    assert made.backends["a"].line.prefills_of == {"short": 0, "long": 1}
     assert made.queued("long") == 1
     (sent,) = made.finish("runs", 2.0)
     assert isinstance(sent, Send)
     assert sent.bucket == "long"
-    assert made.backends["a"].prefills_of == {"short": 0, "long": 1}
+    assert made.backends["a"].line.prefills_of == {"short": 0, "long": 1}
     made.finish("waits", 3.0)
     assert made.backends["a"].idle
     assert made.wake_at() == inf

@@ -70,7 +70,7 @@ class TestLine:
         assert backend.due_s(500, 0.0) == 0.0
         assert backend.ahead_s(120_000, 0.0) == backend.backlog_s(0.0) == flight.prefill_s
         assert not backend.prefills_longer(2.0)
-        assert self.backend(inf).chunk_tokens == inf
+        assert self.backend(inf).line.chunk_tokens == inf
 
     def test_who_has_passed_took_its_part_of_the_time(self) -> None:
         backend = self.backend()

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.proxy.core.admission import refuse, retry_after_s
-from forebay.proxy.core.backend import OVERDUE_SHARE, Backend
+from forebay.proxy.core.backend import Backend
 from forebay.proxy.core.cost import CostModel, features
 from forebay.proxy.core.kv import KvReserve
+from forebay.proxy.core.line import OVERDUE_SHARE
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Request, Send
 from forebay.proxy.core.partition import may_take_last_at
 from forebay.proxy.core.prefix import PrefixIndex

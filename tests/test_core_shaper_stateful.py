@@ -258,8 +258,8 @@ class ShaperMachine(RuleBasedStateMachine):
                 cold = [f for f in lined if f.uncached_tokens == f.request.prompt_tokens]
                 long = [f for f in lined if f.uncached_tokens > 2_048]
                 # Short questions about what is cached do not count.
-                assert backend.prefills_of[bucket] == len({f.request.id for f in cold + long})
-            assert backend.line_tokens == sum(f.uncached_tokens for f in backend.prefills.values())
+                assert backend.line.prefills_of[bucket] == len({f.request.id for f in cold + long})
+            assert backend.line.tokens == sum(f.uncached_tokens for f in backend.prefills.values())
             if not mine:
                 assert backend.kv.tokens == 0
                 assert backend.backlog_s(self.now) == 0.0
@@ -274,7 +274,7 @@ class ShaperMachine(RuleBasedStateMachine):
     @invariant()
     def prefill_limit_holds(self) -> None:
         for backend in self.shaper.backends.values():
-            assert backend.prefills_of["document"] <= self.prefills_per_backend
+            assert backend.line.prefills_of["document"] <= self.prefills_per_backend
 
     @invariant()
     def nobody_waits_while_every_engine_idles(self) -> None:

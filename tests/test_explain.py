@@ -163,7 +163,7 @@ class TestRefusals:
         )
         receipt = receipt_of(made, "b")
         assert (receipt.rule, receipt.limit) == ("prompt_too_long", 5_000)
-        assert not made._waiting
+        assert not made._queues.waiting
         assert set(made.receipts.under_way) == {"a"}
 
 
@@ -213,7 +213,7 @@ class TestWaits:
         receipt = receipt_of(made, "b")
         assert receipt.waiting_for in ("partition", "line")
         made.wake(0.1)
-        waiting = made._waiting["b"]
+        waiting = made._queues.waiting["b"]
         clear = next(b for b in made.backends.values() if not b.prefills)
         assert made._blocked_by(clear, waiting, 0.1) == "partition"
 
@@ -226,7 +226,7 @@ class TestWaits:
     def test_a_backend_that_is_down_is_not_waited_for(self) -> None:
         made = explained(slots=1)
         fill(made, 100, "a", "b")
-        blocked = made._waiting["b"]
+        blocked = made._queues.waiting["b"]
         made.backends["gpu0"].up = False
         assert made._blocked_by(made.backends["gpu0"], blocked, 0.0) == "down"
         made.backend_down("gpu0", 0.5)

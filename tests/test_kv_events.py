@@ -464,7 +464,11 @@ def test_what_was_sent_to_a_server_that_is_gone_says_nothing_of_the_new_one(told
         shaper.first_token(name, at + 0.1)
     shaper.change_backend(spec, 3.0, moved=True)
     shaper.used("y", 1, 4.0, told, 301)
-    assert (backend.kept, backend.tells_cached, backend.prefix_error.answers) == (1.0, False, 0)
+    assert (backend.kept, backend.cache.tells_cached, backend.prefix_error.answers) == (
+        1.0,
+        False,
+        0,
+    )
     assert backend.matched_tokens(Request("z", 301, 0, (1, 2, 3), 100.0)) == 0
 
 

@@ -9,7 +9,8 @@ from engine_stage import Cache
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.proxy.core.backend import KEPT_LEAST, Backend
+from forebay.proxy.core.backend import Backend
+from forebay.proxy.core.cache import KEPT_LEAST
 from forebay.proxy.core.held import UNKNOWN, HeldPrefixes, Translations
 from forebay.proxy.core.model import BackendSpec, Bucket, Request, Send
 from forebay.proxy.core.prefix import PrefixIndex, Touch

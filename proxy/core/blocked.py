@@ -40,13 +40,13 @@ def blocked_by(
         return "kv"
     if backend.prefills and backend.awaits(request):
         return "leader"
-    prefills = backend.prefills_of[bucket.name]
+    prefills = backend.line.prefills_of[bucket.name]
     if backend.others is not None:
         prefills += backend.others.prefills.get(bucket.name, 0)
     if prefills >= bucket.prefills_per_backend:
         return "prefill_limit"
-    long_s = outlook._long_s(bucket.name, now)
+    long_s = outlook.partition.long_s(bucket.name, now)
     prefill_s = backend.prefill_s(request, backend.matched_tokens(request))
-    if outlook._clear_at(backend, waiting, prefill_s, long_s, now) > now:
+    if outlook.partition.clear_at(backend, waiting, prefill_s, long_s, now) > now:
         return "partition"
     return "policy"

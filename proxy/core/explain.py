@@ -35,8 +35,8 @@ from forebay.proxy.core.model import (
     Send,
     Tenant,
 )
-from forebay.proxy.core.outlook import heads_of
 from forebay.proxy.core.queueing import Waiting
+from forebay.proxy.core.queues import heads_of
 from forebay.proxy.core.receipt import Receipt, Receipts
 from forebay.proxy.core.routing import Affinity, Option, Route, warm_or_least_work
 from forebay.proxy.core.shaper import DISPATCH_AHEAD_S, Shaper

@@ -1,6 +1,7 @@
 """What is predicted: how long a request would wait on each backend, and whether it may start.
 
-Reads the books, changes none of them, except its own of who came and who was refused lately.
+Reads the books, changes none of them; what it notes itself is how much was sent and, for
+`partition.py`, who came and who was refused lately.
 """
 
 from collections.abc import Iterable, Mapping
@@ -8,22 +9,18 @@ from math import fsum, inf
 from typing import Final
 
 from forebay.proxy.core.ahead import MOST, Ahead
-from forebay.proxy.core.backend import STEP_TOKENS, Backend, decay
+from forebay.proxy.core.backend import Backend
 from forebay.proxy.core.candidates import Candidates
+from forebay.proxy.core.flight import STEP_TOKENS
 from forebay.proxy.core.model import Bucket, Request
 from forebay.proxy.core.others import Peers
-from forebay.proxy.core.partition import (
-    FLOWING_S,
-    REFUSED_MOST,
-    crowded_out,
-    may_take_last_at,
-)
+from forebay.proxy.core.partition import Partition
 from forebay.proxy.core.queueing import Waiting, due_at
+from forebay.proxy.core.recent import Recent
 from forebay.proxy.core.rendezvous import CommonRoot, highest, name_seed
 from forebay.proxy.core.routing import Option
 from forebay.proxy.core.turns import BUCKETS_SHARE
 
-REFUSED_GAIN: Final = 0.002  # smoothing of the share of requests refused: over the last 500 or so
 AGREED_SHARE: Final = 0.75
 """Of its prefill: what going where every proxy would send a cold prompt is worth. With half, two
 proxies lost 6 % of the hits of one (documents of 40k tokens, 5 questions each); with all of it the
@@ -53,17 +50,10 @@ class Outlook:
             bucket.name: [b for b in self._all if not bucket.backends or b.name in bucket.backends]
             for bucket in buckets.values()
         }
-        # The buckets with less patience than each.
-        self._hastier = {
-            bucket.name: [b for b in buckets.values() if b.max_wait_s < bucket.max_wait_s]
-            for bucket in buckets.values()
-        }
         self._candidates = Candidates(self._all, dispatch_ahead_s)
         self.limited = False  # some backend is on trial or in a pause
-        self._last_arrival = dict.fromkeys(buckets, -inf)
-        self._refused_share = dict.fromkeys(buckets, 0.0)
-        self._load = 0.0
-        self._load_at = 0.0
+        self.partition = Partition(self._all, buckets)
+        self._sent = Recent()  # prompt tokens, to all backends
         self._peers: Peers | None = None  # other proxies, while there are any
         self._root = CommonRoot()
         self._seeds: dict[str, int] = {}
@@ -77,31 +67,17 @@ class Outlook:
     ) -> "Outlook":
         """One for other backends or buckets, which remembers what this one has seen of those."""
         new = Outlook(backends, buckets, dispatch_ahead_s, min_match, self._ahead)
-        for name in buckets:
-            new._last_arrival[name] = self._last_arrival.get(name, -inf)
-            new._refused_share[name] = self._refused_share.get(name, 0.0)
-        new._load, new._load_at = self._load, self._load_at
+        new.partition.remember(self.partition)
+        new._sent = self._sent
         new.limited = self.limited
         new._peers, new._root = self._peers, self._root
         return new
 
-    # Who came and what became of them.
-
-    def arrived(self, bucket: str, now: float) -> None:
-        self._last_arrival[bucket] = now
-
-    def decided(self, bucket: str, *, refused: bool) -> bool:
-        """A newcomer was refused or taken; whether long prefills may start sooner for it."""
-        share = self._refused_share[bucket]
-        if not refused and not share:
-            return False
-        now = self._refused_share[bucket] = share + REFUSED_GAIN * (refused - share)
-        return now <= REFUSED_MOST < share
+    # What changes what it knows.
 
     def sent(self, tokens: int, now: float) -> None:
         """A prompt of so many tokens went to some backend."""
-        self._load = self._load * decay(now - self._load_at) + tokens
-        self._load_at = now
+        self._sent.add(tokens, now)
 
     def moved(self, backend: Backend) -> None:
         """The books of the backend changed: its line, its queue, its load or whether it is up."""
@@ -176,10 +152,10 @@ class Outlook:
         if self._candidates.all:
             mean_load = fsum(loads) / len(loads) if loads else 0.0
         else:
-            mean_load = self._load * decay(now - self._load_at) / len(self._all)
+            mean_load = self._sent.left(now) / len(self._all)
             if self._peers is not None:
                 mean_load += self._peers.load / len(self._all)
-        long_s = self._long_s(waiting.bucket, now)
+        long_s = self.partition.long_s(waiting.bucket, now)
         options = [
             self._option(backends[at], waiting, long_s, loads[at], mean_load, now)
             for at in range(len(backends))
@@ -212,7 +188,7 @@ class Outlook:
             and len(backend.prefills) < backend.most_prefills
             and (
                 backend.due_s(0.0, now) < self._dispatch_ahead_s + MATCH_SLACK_S
-                or (backend.others is None and backend.line_tokens < STEP_TOKENS)
+                or (backend.others is None and backend.line.tokens < STEP_TOKENS)
             )
         )
 
@@ -221,11 +197,11 @@ class Outlook:
         if not self.has_room(backend, now):
             return False
         bucket = self._buckets[waiting.bucket]
-        prefills = backend.prefills_of[bucket.name]
+        prefills = backend.line.prefills_of[bucket.name]
         if backend.others is not None:
             prefills += backend.others.prefills.get(bucket.name, 0)
         request = waiting.request
-        if backend.chunk_tokens < inf:  # has_room told of the shortest
+        if backend.line.chunk_tokens < inf:  # has_room told of the shortest
             uncached = request.prompt_tokens - backend.matched_tokens(request)
             if backend.due_s(uncached, now) >= self._dispatch_ahead_s + MATCH_SLACK_S:
                 return False
@@ -237,27 +213,15 @@ class Outlook:
             return False
         if not backend.kv_fits(request, waiting.output_tokens):
             return False
-        long_s = self._long_s(waiting.bucket, now)
+        long_s = self.partition.long_s(waiting.bucket, now)
         if long_s == inf:
             return True
         prefill_s = backend.prefill_s(request, backend.matched_tokens(request))
-        return self._clear_at(backend, waiting, prefill_s, long_s, now) <= now
+        return self.partition.clear_at(backend, waiting, prefill_s, long_s, now) <= now
 
     def next_moment(self, heads: Iterable[Waiting], now: float) -> float:
         """When a head may be able to start without an event; what is past has had its effect."""
-        least = self._candidates.room_after(now)
-        for arrived_at in self._last_arrival.values():
-            if now < arrived_at + FLOWING_S < least:
-                least = arrived_at + FLOWING_S
-        for head in heads:
-            if not self._hastier[head.bucket]:
-                continue
-            max_wait_s = self._buckets[head.bucket].max_wait_s
-            for refused_share in (0.0, 1.0):
-                at = may_take_last_at(head.arrived_at, max_wait_s, inf, refused_share)
-                if now < at < least:
-                    least = at
-        return least
+        return min(self._candidates.room_after(now), self.partition.next_moment(heads, now))
 
     def _option(
         self,
@@ -305,21 +269,22 @@ class Outlook:
             wait_s += self._elsewhere_s(backend, waiting, ahead_s, now)
         wait_s += backend.slots_wait_s(bucket, ahead)
         wait_s = max(wait_s, backend.kv_wait_s(request, waiting.output_tokens, bucket, mates))
-        if prefill_s > long_s and backend.chunk_tokens == inf:
+        if prefill_s > long_s and backend.line.chunk_tokens == inf:
             wait_s = max(
                 wait_s,
-                self._clear_at(backend, waiting, prefill_s, long_s, now) - now,
-                self._crowd_s(waiting, prefill_s, long_s, now),
+                self.partition.clear_at(backend, waiting, prefill_s, long_s, now) - now,
+                self.partition.crowd_s(waiting, prefill_s, long_s, now),
             )
         margin_s = backend.margin_s(wait_s, ahead_s)
-        if ahead > 0 and not self._ahead.on and backend.chunk_tokens == inf:
+        if ahead > 0 and not self._ahead.on and backend.line.chunk_tokens == inf:
             margin_s += self._lump_s(backend, bucket, wait_s)
         return Option(backend.name, wait_s, margin_s, prefill_s, cold_s, matched, load, mean_load)
 
     def _passes(self, backend: Backend, bucket: str, other: str) -> bool:
         """Whether prefills of one bucket pass those of another, which are longer, in the engine."""
         return (
-            backend.chunk_tokens < inf and self._buckets[bucket].up_to < self._buckets[other].up_to
+            backend.line.chunk_tokens < inf
+            and self._buckets[bucket].up_to < self._buckets[other].up_to
         )
 
     def _lump_s(self, backend: Backend, bucket: str, wait_s: float) -> float:
@@ -390,61 +355,3 @@ class Outlook:
             if other.max_wait_s < max_wait_s
         )
         return min(OVERTAKEN_MOST, share)
-
-    # Long prefills (partition.py).
-
-    def _long_s(self, bucket: str, now: float) -> float:
-        """What a prefill of this bucket must exceed to be in the way of others that come in now."""
-        least = inf
-        for other in self._hastier[bucket]:
-            if other.max_wait_s < least and now - self._last_arrival[other.name] < FLOWING_S:
-                least = other.max_wait_s
-        return least
-
-    def _refused(self, bucket: str, now: float) -> float:
-        """The largest share refused lately of those that come in with less patience."""
-        most = 0.0
-        for other in self._hastier[bucket]:
-            if now - self._last_arrival[other.name] < FLOWING_S:
-                most = max(most, self._refused_share[other.name])
-        return most
-
-    def _clear_at(
-        self, backend: Backend, waiting: Waiting, prefill_s: float, long_s: float, now: float
-    ) -> float:
-        """When the request may start here without taking the last engine clear of long prefills."""
-        if prefill_s <= long_s:
-            return now
-        others = False
-        for other in self._all:
-            if other.up and other is not backend:
-                if not other.prefills_longer(long_s):
-                    return now
-                others = True
-        if not others:
-            return now
-        # Those that come in no longer have arrived earlier: they do not change the latest.
-        latest = max(self._last_arrival[b.name] for b in self._hastier[waiting.bucket])
-        flowing_until, refused = latest + FLOWING_S, self._refused(waiting.bucket, now)
-        max_wait_s = self._buckets[waiting.bucket].max_wait_s
-        return may_take_last_at(waiting.arrived_at, max_wait_s, flowing_until, refused)
-
-    def _crowd_s(self, waiting: Waiting, prefill_s: float, long_s: float, now: float) -> float:
-        """The wait of a long prefill while one engine less than all take turns at them."""
-        if not crowded_out(self._refused(waiting.bucket, now)):
-            return 0.0
-        deadline = min(waiting.deadline, now + self._buckets[waiting.bucket].max_wait_s)
-        due = due_at(waiting.arrived_at, deadline, prefill_s)
-        up = [b for b in self._all if b.up]
-        ahead_s = fsum(b.backlog_s(now) for b in up if b.prefills_longer(long_s))
-        ahead_s += fsum(b.queues[waiting.bucket].ahead_s(due) for b in up if b.queued)
-        if waiting.backend:
-            ahead_s -= waiting.work_s
-        # Work comes in lumps that are not interrupted: reckon with one more like this one.
-        return (max(0.0, ahead_s) + prefill_s) / max(1, len(up) - 1)
-
-
-def heads_of(backends: Iterable[Backend]) -> list[Waiting]:
-    """Who is next in each queue, of each class."""
-    queues = [queue for b in backends for queue in b.queues.values() if queue.count]
-    return [head for queue in queues for head in queue.heads()]

@@ -8,7 +8,13 @@ beyond one engine, every long prefill has waited long enough, both engines work,
 lost.
 """
 
+from collections.abc import Iterable, Mapping, Sequence
+from math import fsum, inf
 from typing import Final
+
+from forebay.proxy.core.backend import Backend
+from forebay.proxy.core.model import Bucket
+from forebay.proxy.core.queueing import Waiting, due_at
 
 PATIENCE_SHARE: Final = (
     0.5  # of the bucket's max_wait: after that it may take the last clear engine
@@ -18,6 +24,105 @@ FLOWING_S: Final = 10.0  # a bucket with an arrival this lately is flowing
 REFUSED_MOST: Final = (
     0.005  # of the short requests, lately: what long prefills may cost them, so that p99 holds
 )
+REFUSED_GAIN: Final = 0.002  # smoothing of the share of requests refused: over the last 500 or so
+
+
+class Partition:
+    """Knows who came and who was refused lately, of each bucket."""
+
+    def __init__(self, backends: Sequence[Backend], buckets: Mapping[str, Bucket]) -> None:
+        self._backends = backends
+        self._buckets = buckets
+        # The buckets with less patience than each.
+        self._hastier = {
+            bucket.name: [b for b in buckets.values() if b.max_wait_s < bucket.max_wait_s]
+            for bucket in buckets.values()
+        }
+        self._last_arrival = dict.fromkeys(buckets, -inf)
+        self._refused_share = dict.fromkeys(buckets, 0.0)
+
+    def remember(self, before: "Partition") -> None:
+        """What one for other backends or buckets has seen of those that are still there."""
+        for name in self._buckets:
+            self._last_arrival[name] = before._last_arrival.get(name, -inf)
+            self._refused_share[name] = before._refused_share.get(name, 0.0)
+
+    def arrived(self, bucket: str, now: float) -> None:
+        self._last_arrival[bucket] = now
+
+    def decided(self, bucket: str, *, refused: bool) -> bool:
+        """A newcomer was refused or taken; whether long prefills may start sooner for it."""
+        share = self._refused_share[bucket]
+        if not refused and not share:
+            return False
+        now = self._refused_share[bucket] = share + REFUSED_GAIN * (refused - share)
+        return now <= REFUSED_MOST < share
+
+    def long_s(self, bucket: str, now: float) -> float:
+        """What a prefill of this bucket must exceed to be in the way of others that come in now."""
+        least = inf
+        for other in self._hastier[bucket]:
+            if other.max_wait_s < least and now - self._last_arrival[other.name] < FLOWING_S:
+                least = other.max_wait_s
+        return least
+
+    def _refused(self, bucket: str, now: float) -> float:
+        """The largest share refused lately of those that come in with less patience."""
+        most = 0.0
+        for other in self._hastier[bucket]:
+            if now - self._last_arrival[other.name] < FLOWING_S:
+                most = max(most, self._refused_share[other.name])
+        return most
+
+    def clear_at(
+        self, backend: Backend, waiting: Waiting, prefill_s: float, long_s: float, now: float
+    ) -> float:
+        """When the request may start here without taking the last engine clear of long prefills."""
+        if prefill_s <= long_s:
+            return now
+        others = False
+        for other in self._backends:
+            if other.up and other is not backend:
+                if not other.prefills_longer(long_s):
+                    return now
+                others = True
+        if not others:
+            return now
+        # Those that come in no longer have arrived earlier: they do not change the latest.
+        latest = max(self._last_arrival[b.name] for b in self._hastier[waiting.bucket])
+        flowing_until, refused = latest + FLOWING_S, self._refused(waiting.bucket, now)
+        max_wait_s = self._buckets[waiting.bucket].max_wait_s
+        return may_take_last_at(waiting.arrived_at, max_wait_s, flowing_until, refused)
+
+    def crowd_s(self, waiting: Waiting, prefill_s: float, long_s: float, now: float) -> float:
+        """The wait of a long prefill while one engine less than all take turns at them."""
+        if not crowded_out(self._refused(waiting.bucket, now)):
+            return 0.0
+        deadline = min(waiting.deadline, now + self._buckets[waiting.bucket].max_wait_s)
+        due = due_at(waiting.arrived_at, deadline, prefill_s)
+        up = [b for b in self._backends if b.up]
+        ahead_s = fsum(b.backlog_s(now) for b in up if b.prefills_longer(long_s))
+        ahead_s += fsum(b.queues[waiting.bucket].ahead_s(due) for b in up if b.queued)
+        if waiting.backend:
+            ahead_s -= waiting.work_s
+        # Work comes in lumps that are not interrupted: reckon with one more like this one.
+        return (max(0.0, ahead_s) + prefill_s) / max(1, len(up) - 1)
+
+    def next_moment(self, heads: Iterable[Waiting], now: float) -> float:
+        """When one of these may be able to take the last engine, without an event."""
+        least = inf
+        for arrived_at in self._last_arrival.values():
+            if now < arrived_at + FLOWING_S < least:
+                least = arrived_at + FLOWING_S
+        for head in heads:
+            if not self._hastier[head.bucket]:
+                continue
+            max_wait_s = self._buckets[head.bucket].max_wait_s
+            for refused_share in (0.0, 1.0):
+                at = may_take_last_at(head.arrived_at, max_wait_s, inf, refused_share)
+                if now < at < least:
+                    least = at
+        return least
 
 
 def may_take_last_at(

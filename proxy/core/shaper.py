@@ -20,13 +20,13 @@ The rules:
  6. What other proxies have under way counts like our own (`others.py`).
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 from typing import Final
 
-from forebay.proxy.core.admission import Admit, attainable, refuse, retry_after_s, whole_s
-from forebay.proxy.core.ahead import Ahead
-from forebay.proxy.core.backend import UNLIMITED, Backend, Flight
+from forebay.proxy.core.admission import Admit, attainable, refuse, whole_s
+from forebay.proxy.core.backend import UNLIMITED, Backend
+from forebay.proxy.core.dispatch import Dispatcher, least_patience_s
 from forebay.proxy.core.fairness import Fairness
 from forebay.proxy.core.model import (
     RANKS,
@@ -37,27 +37,21 @@ from forebay.proxy.core.model import (
     Reject,
     RejectReason,
     Request,
-    Send,
     Tenant,
 )
-from forebay.proxy.core.others import Books, Peers
-from forebay.proxy.core.outlook import Outlook, heads_of
+from forebay.proxy.core.others import Books
 from forebay.proxy.core.outputs import Outputs
-from forebay.proxy.core.queueing import Waiting, due_at
+from forebay.proxy.core.queueing import Waiting
 from forebay.proxy.core.quota import Quotas
 from forebay.proxy.core.returns import Returns
 from forebay.proxy.core.routing import Affinity, Option, Route, warm_or_least_work
-from forebay.proxy.core.spending import Spending
 
 DISPATCH_AHEAD_S: Final = 0.3
 """A backend is sent more while its predicted backlog is below this (the default): enough that it
 never waits for us, too little for its own queue to matter."""
 
-LOOKS_ELSEWHERE: Final = 8  # heads of other queues that a backend with room looks at
-LOOK_AGAIN_S: Final = 0.05  # a head that would rather stay is not asked again before
 
-
-class Shaper:
+class Shaper(Dispatcher):
     def __init__(
         self,
         backends: Iterable[BackendSpec],
@@ -76,40 +70,29 @@ class Shaper:
         `itl_slo_s`: fewer requests run on a backend while their tokens come further apart.
         """
         listed = list(tenants)
-        self._fairness = Fairness(listed, default_weight)
-        self._quotas = Quotas(listed)
+        fairness, self._quotas = Fairness(listed, default_weight), Quotas(listed)
+        super().__init__(
+            {
+                spec.name: Backend(spec, buckets, index, fairness=fairness, itl_slo_s=itl_slo_s)
+                for index, spec in enumerate(backends)
+            },
+            _by_length(buckets),
+            route=route,
+            affinity=affinity or Affinity(),
+            dispatch_ahead_s=dispatch_ahead_s,
+            fairness=fairness,
+            quotas=self._quotas,
+        )
+        self.peers = self._sharing.peers
+        self._admit = admit
         self._outputs = Outputs()
         self._itl_slo_s = itl_slo_s
-        self.buckets = _by_length(buckets)
-        self.backends = {
-            spec.name: Backend(spec, buckets, index, fairness=self._fairness, itl_slo_s=itl_slo_s)
-            for index, spec in enumerate(backends)
-        }
-        self._ahead = Ahead(self.backends, self._fairness)
-        self.affinity = affinity or Affinity()
-        self._route = route
-        self._admit = admit
-        self._dispatch_ahead_s = dispatch_ahead_s
-        self._outlook = Outlook(
-            self.backends, self.buckets, dispatch_ahead_s, self.affinity.min_match, self._ahead
-        )
         self._up_to = [(bucket.up_to, bucket) for bucket in self.buckets.values()]
-        self._least_patience_s = min(bucket.max_wait_s for bucket in buckets)
         self._returns = Returns(self.buckets)
-        self._waiting: dict[str, Waiting] = {}
-        self._queueing: dict[str, Backend] = {}  # the backends that somebody waits for
-        self._urgent: list[Waiting] | None = None  # what `_heads` found, while nobody moved
-        self._silent: dict[str, Backend] = {}  # those whose line time alone can shorten
-        self._running: dict[str, tuple[Backend, Waiting]] = {}
-        self._queued = dict.fromkeys(self.buckets, 0)
         self._arrivals = 0
-        self._now = 0.0
-        self.peers = Peers()
-        self._shared = False  # whether there are any
-        self._spending = Spending()
 
     def __repr__(self) -> str:
-        return f"<Shaper queued={self._queued} {list(self.backends.values())}>"
+        return f"<Shaper queued={self._queues.count} {list(self.backends.values())}>"
 
     # What drivers call.
 
@@ -130,9 +113,9 @@ class Shaper:
             self._fairness.arrived(tenant, now)
         if rank != STANDARD:
             self._ahead.tell_classes_apart()
-        self._outlook.arrived(bucket.name, now)
+        self._outlook.partition.arrived(bucket.name, now)
         self._arrivals += 1
-        if self._shared:
+        if self._sharing.on:
             self._outlook.came(request)
         waiting = Waiting(request, bucket.name, now, inf, self._arrivals, 0.0, rank)
         if self._outputs.any:
@@ -147,7 +130,7 @@ class Shaper:
         option = self._route(request, hopeful or options, self.affinity)
         backend = self.backends[option.backend]
         starts = self._outlook.may_start(backend, waiting, now)
-        queued, gives_way = -1 if starts else self._queued[bucket.name], None
+        queued, gives_way = -1 if starts else self._queues.count[bucket.name], None
         if queued >= bucket.max_queue and self._ahead.on:
             gives_way = self._ahead.gives_way(waiting, bucket)
             queued -= gives_way is not None
@@ -159,13 +142,12 @@ class Shaper:
         if reason is None and queued >= 0 and self._ahead.too_much(backend, waiting, bucket, now):
             reason = "queue_full"
         self._decided(waiting, options, option, queued, reason, now)
-        eased = self._outlook.decided(bucket.name, refused=reason is not None)
+        eased = self._outlook.partition.decided(bucket.name, refused=reason is not None)
         actions: list[Action] = []
         if reason is None:
             if self._quotas.any:
                 self._quotas.take(tenant, request.prompt_tokens, now)
-            if self._shared and self._fairness.on:
-                self._spending.took(tenant, request.prompt_tokens, now)
+            self._sharing.took(tenant, request.prompt_tokens, now)
             if gives_way is not None:
                 wait_s = backend.backlog_s(now) + backend.queued_s
                 left = self._dequeue(gives_way.request.id)
@@ -181,7 +163,7 @@ class Shaper:
         else:
             self._enqueue(waiting, option, now)
             actions += self._start_next(backend, now)
-            if starts and self._queued[bucket.name] > bucket.max_queue:
+            if starts and self._queues.count[bucket.name] > bucket.max_queue:
                 # It could, but stands behind one of its own tenant that may not yet.
                 self._dequeue(request.id)
                 actions.append(self._reject(waiting, "queue_full", now, option.wait_s))
@@ -261,7 +243,7 @@ class Shaper:
             option = self._route(waiting.request, hopeful, self.affinity)
             starts = self._outlook.may_start(self.backends[option.backend], waiting, now)
             bucket = self.buckets[waiting.bucket]
-            if starts or self._queued[bucket.name] < bucket.max_queue:
+            if starts or self._queues.count[bucket.name] < bucket.max_queue:
                 self._enqueue(waiting, option, now)
             else:
                 actions.append(self._reject(waiting, "queue_full", now, option.wait_s))
@@ -301,26 +283,6 @@ class Shaper:
             down.restarted()
         return self._take_out(down, now)
 
-    def wake_at(self) -> float:
-        """When `wake` has something to do; infinity if no timer is needed."""
-        if not self._waiting:
-            return inf
-        queues = [q for b in self._queueing.values() for q in b.queues.values()]
-        first = min(e.deadline for q in queues if (e := q.earliest()))
-        return min(first, self._outlook.next_moment(self._heads(), self._now))
-
-    def wake(self, now: float) -> list[Action]:
-        """Time has passed: send those whose turn it is, refuse those whose deadline is over."""
-        self._pass_time(now)
-        actions = self._dispatch_all(now)
-        for backend in list(self._queueing.values()):
-            for queue in backend.queues.values():
-                while (head := queue.earliest()) and head.deadline <= now:
-                    self._dequeue(head.request.id)
-                    wait_s = backend.backlog_s(now) + queue.work_s
-                    actions.append(self._reject(head, "deadline_unattainable", now, wait_s))
-        return actions
-
     # What operators change while it runs.
 
     def add_backend(self, spec: BackendSpec, now: float) -> list[Action]:
@@ -338,7 +300,7 @@ class Shaper:
             itl_slo_s=self._itl_slo_s,
         )
         self._rebuild()
-        if self._shared:
+        if self._sharing.on:
             return self._peers_changed(now)  # what they have there counts at once
         return self._dispatch_all(now)
 
@@ -393,7 +355,7 @@ class Shaper:
         every bucket is refused if it waits, and counts for the last bucket if it runs.
         """
         self._pass_time(now)
-        everyone = sorted(self._waiting.values(), key=lambda w: w.key)
+        everyone = sorted(self._queues.waiting.values(), key=lambda w: w.key)
         for waiting in everyone:
             self._dequeue(waiting.request.id)
         self.buckets = _by_length(buckets)
@@ -408,8 +370,8 @@ class Shaper:
             for backend in self.backends.values():
                 backend.resize(backend.spec, itl_slo_s)
         self._up_to = [(bucket.up_to, bucket) for bucket in self.buckets.values()]
-        self._least_patience_s = min(bucket.max_wait_s for bucket in buckets)
-        self._queued = dict.fromkeys(self.buckets, 0)
+        self._least_patience_s = least_patience_s(self.buckets)
+        self._queues.rebucket(self.buckets)
         for backend in self.backends.values():
             backend.rebucket(self.buckets.values(), self._home)
         for _, running in self._running.values():
@@ -430,11 +392,11 @@ class Shaper:
     def others(self, peer: str, books: Books, now: float) -> list[Action]:
         """Another proxy says what it has under way; that replaces what it said before."""
         self._pass_time(now)
-        self.peers.know(self.backends, now)
-        for name, tokens in self.peers.say(peer, books, now).items():
-            if tokens > 0.0 and name in self.backends:  # it may have been removed
-                self.backends[name].crowded(tokens)
-        self._charge_given(now)
+        given = self._sharing.heard(peer, books, now)
+        if given:
+            self._tell_tenants_apart()
+            self._sharing.charge(given, now)
+            self._queues.reorder()  # another tenant may be next
         return self._peers_changed(now)
 
     def peer_gone(self, peer: str, now: float) -> list[Action]:
@@ -452,35 +414,10 @@ class Shaper:
     def books(self, now: float) -> Books:
         """What we have under way, for other proxies; of the tenants those of the last seconds."""
         self._pass_time(now)
-        lately = self._spending.lately(now)
-        return Books({name: b.books(now) for name, b in self.backends.items()}, lately)
-
-    def _charge_given(self, now: float) -> None:
-        """What tenants were given elsewhere counts as if it had been here."""
-        given = self.peers.given()
-        if not given:
-            return
-        self._tell_tenants_apart()
-        self._fairness.given({name: use.prefill_s for name, use in given.items()}, now)
-        self._urgent = None  # another tenant may be next
-        if self._quotas.any:
-            for name, use in given.items():
-                self._quotas.take(name, use.prompt_tokens, now)
+        return self._sharing.books(now)
 
     def _peers_changed(self, now: float) -> list[Action]:
-        shared = len(self.peers) > 0
-        if shared != self._shared:
-            self._shared = shared
-            self._outlook.share_with(self.peers if shared else None)
-            for backend in self.backends.values():
-                if not shared:
-                    backend.share_with(None, now)
-        if shared:
-            self.peers.know(self.backends, now)
-        for backend in self.backends.values():
-            if shared and backend.others is None:
-                backend.share_with(self.peers.elsewhere(backend.name), now)
-            self._outlook.moved(backend)
+        self._sharing.settle(self._outlook, now)
         return self._dispatch_all(now)
 
     # What drivers ask.
@@ -493,7 +430,7 @@ class Shaper:
         return None
 
     def queued(self, bucket: str) -> int:
-        return self._queued[bucket]
+        return self._queues.count[bucket]
 
     @property
     def wants_usage(self) -> bool:
@@ -501,7 +438,7 @@ class Shaper:
         return self._itl_slo_s < inf or self._fairness.on
 
     def waiting(self) -> Iterator[Waiting]:
-        yield from self._waiting.values()
+        yield from self._queues.waiting.values()
 
     # How it acts.
 
@@ -525,184 +462,6 @@ class Shaper:
         """The bucket that a request which runs counts for."""
         bucket = self.bucket_of(request.prompt_tokens)
         return bucket.name if bucket else self._up_to[-1][1].name
-
-    def _rebuild(self) -> None:
-        """Other backends or buckets: what looks at all of them starts anew."""
-        self._outlook = self._outlook.rebuilt(
-            self.backends, self.buckets, self._dispatch_ahead_s, self.affinity.min_match
-        )
-        self._urgent = None
-
-    def _take_out(self, backend: Backend, now: float) -> list[Action]:
-        """It takes no work: those who wait for it go elsewhere or are refused."""
-        backend.up = False
-        self._outlook.moved(backend)
-        actions: list[Action] = []
-        for queue in backend.queues.values():
-            for waiting in queue.everyone():
-                self._dequeue(waiting.request.id)
-                actions += self._elsewhere(waiting, now)
-        return actions + self._dispatch_all(now)
-
-    def _elsewhere(self, waiting: Waiting, now: float) -> list[Action]:
-        """One who lost the place in a queue: to another, or refused when there is none."""
-        options = self._outlook.options(waiting, now)
-        if not options:
-            return [self._reject(waiting, "no_backend_available", now)]
-        self._enqueue(waiting, self._route(waiting.request, options, self.affinity), now)
-        return []
-
-    def _freed(self, backend: Backend, prefilled: Flight | None, now: float) -> list[Action]:
-        """Something ended on `backend`; `prefilled` has left its line of prefills, if any has."""
-        self._outlook.moved(backend)
-        if not self._waiting:
-            return []
-        if prefilled and prefilled.prefill_s > self._least_patience_s:
-            return self._dispatch_all(now)  # it may be clear of long prefills now
-        return self._dispatch([backend], now)
-
-    def _dispatch_all(self, now: float) -> list[Action]:
-        return self._dispatch(self.backends.values(), now) if self._waiting else []
-
-    def _dispatch(self, backends: Collection[Backend], now: float) -> list[Action]:
-        """Start what may start on these backends; those left with room look at other queues."""
-        actions: list[Action] = []
-        for backend in backends:
-            actions += self._start_next(backend, now)
-        for backend in backends if self._waiting else ():
-            while waiting := self._better_here(backend, now):
-                self._dequeue(waiting.request.id)
-                matched = backend.matched_tokens(waiting.request)
-                actions.append(self._send(waiting, backend, matched, now))
-        return actions
-
-    def _start_next(self, backend: Backend, now: float) -> list[Action]:
-        """Send those who wait for this backend while they may start, the most urgent first."""
-        actions: list[Action] = []
-        while backend.queued and self._outlook.has_room(backend, now):
-            ready = [h for h in heads_of([backend]) if self._outlook.may_start(backend, h, now)]
-            if not ready:
-                break
-            waiting = backend.turns.first(ready)
-            self._dequeue(waiting.request.id)
-            matched = backend.matched_tokens(waiting.request)
-            actions.append(self._send(waiting, backend, matched, now))
-        return actions
-
-    def _better_here(self, backend: Backend, now: float) -> Waiting | None:
-        """The head of another backend's queue that would now rather come here."""
-        if backend.queued or not self._outlook.has_room(backend, now):
-            return None
-        for head in self._heads()[:LOOKS_ELSEWHERE]:
-            if now < head.looks_again_at or not self._outlook.suits(backend, head):
-                continue
-            if self._outlook.may_start(backend, head, now):
-                head.looks_again_at = now + LOOK_AGAIN_S
-                both = [self.backends[head.backend], backend]
-                options = self._outlook.options_among(both, head, now)
-                if self._route(head.request, options, self.affinity).backend == backend.name:
-                    return head
-        return None
-
-    def _heads(self) -> list[Waiting]:
-        """The heads of all queues, the most urgent first."""
-        if self._urgent is None:
-            self._urgent = sorted(
-                heads_of(self._queueing.values()), key=lambda w: (w.rank, w.deadline, w.order)
-            )
-        return self._urgent
-
-    def _send(self, waiting: Waiting, backend: Backend, matched_tokens: int, now: float) -> Send:
-        request = waiting.request
-        ahead_s = backend.ahead_s(request.prompt_tokens - matched_tokens, now)
-        flight = backend.sent(
-            request, waiting.bucket, matched_tokens, now, waiting.output_tokens, waiting.rank
-        )
-        if self._ahead.on:
-            self._ahead.sent(waiting, flight.prefill_s, now)
-            self._urgent = None  # another tenant may be next
-            if self._shared and self._fairness.on:
-                self._spending.gave(request.tenant, flight.prefill_s, now)
-        self._outlook.sent(request.prompt_tokens, now)
-        self._outlook.moved(backend)
-        self._running[request.id] = backend, waiting
-        if not request.streams:
-            self._silent[backend.name] = backend
-        queued_s, ttft_s = now - waiting.arrived_at, ahead_s + flight.prefill_s
-        return Send(request, backend.name, waiting.bucket, queued_s, ttft_s, matched_tokens)
-
-    def _enqueue(self, waiting: Waiting, option: Option, now: float) -> None:
-        bucket = self.buckets[waiting.bucket]
-        request = waiting.request
-        if waiting.deadline == inf:
-            left_s = request.timeout_s - (now - waiting.arrived_at)  # less than all for a retry
-            bearable_s = min(bucket.max_wait_s, left_s - option.prefill_s)
-            waiting.deadline = now + max(0.0, bearable_s)
-        waiting.work_s = option.prefill_s
-        waiting.backend = option.backend
-        backend = self.backends[option.backend]
-        worth_s = self._outlook.worth_s(backend, request, option.prefill_s, option.cold_prefill_s)
-        waiting.due = due_at(waiting.arrived_at, waiting.deadline, worth_s)
-        backend.enqueue(waiting)
-        self._outlook.moved(backend)
-        self._waiting[request.id] = waiting
-        self._queueing[backend.name] = backend
-        self._urgent = None
-        self._queued[bucket.name] += 1
-        if self._fairness.on:
-            self._fairness.queued(request.tenant)
-
-    def _dequeue(self, request_id: str) -> Backend:
-        waiting = self._waiting.pop(request_id)
-        backend = self.backends[waiting.backend]
-        backend.dequeue(waiting)
-        self._outlook.moved(backend)
-        if not backend.queued:
-            del self._queueing[backend.name]
-        self._urgent = None
-        waiting.backend = ""
-        self._queued[waiting.bucket] -= 1
-        if self._fairness.on:
-            self._fairness.left_queue(waiting.request.tenant)
-        return backend
-
-    def _tell_tenants_apart(self) -> None:
-        """From the first request that names a tenant."""
-        if self._fairness.on:
-            return
-        self._fairness.on = self._ahead.on = True
-        for waiting in self._waiting.values():
-            self._fairness.queued(waiting.request.tenant)
-
-    def _refund(self, backend: Backend, waiting: Waiting, now: float) -> None:
-        """It leaves its backend: a prefill that was not computed is not paid for."""
-        request = waiting.request
-        flight = backend.prefills.get(request.id)
-        if flight is not None and request.streams:
-            computed_s = backend.computed_s(request.id, now)
-            self._correct(request.tenant, computed_s - flight.prefill_s, now)
-
-    def _correct(self, tenant: str, more_s: float, now: float) -> None:
-        self._fairness.correct(tenant, more_s)
-        if self._shared:
-            self._spending.gave(tenant, more_s, now)
-
-    def _reject(
-        self, waiting: Waiting, reason: RejectReason, now: float, wait_s: float = 0.0
-    ) -> Reject:
-        after_s = retry_after_s(waiting.request, self.buckets[waiting.bucket], wait_s)
-        queued_s = now - waiting.arrived_at
-        return Reject(waiting.request, reason, waiting.bucket, queued_s, after_s)
-
-    def _pass_time(self, now: float) -> None:
-        self._now = max(self._now, now)
-        if not self._silent:
-            return
-        for backend in list(self._silent.values()):
-            if backend.pass_time(now):
-                self._outlook.moved(backend)
-            if not backend.silent:
-                del self._silent[backend.name]
 
 
 def _by_length(buckets: Sequence[Bucket]) -> dict[str, Bucket]:

@@ -1,0 +1,242 @@
+"""Send those who wait, when and where they may start; refuse those whose time is over.
+
+Who comes in, and what is known of backends and other proxies, is told by the `Shaper`, which is a
+dispatcher with doors. A subclass and not an owner: what keeps receipts (`explain.py`) looks in at
+the same few verbs whether a request has just come or waited.
+"""
+
+from collections.abc import Collection, Mapping
+from math import inf
+from typing import Final
+
+from forebay.proxy.core.admission import retry_after_s
+from forebay.proxy.core.ahead import Ahead
+from forebay.proxy.core.backend import Backend
+from forebay.proxy.core.fairness import Fairness
+from forebay.proxy.core.flight import Flight
+from forebay.proxy.core.model import Action, Bucket, Reject, RejectReason, Send
+from forebay.proxy.core.outlook import Outlook
+from forebay.proxy.core.queueing import Waiting, due_at
+from forebay.proxy.core.queues import Queues, heads_of
+from forebay.proxy.core.quota import Quotas
+from forebay.proxy.core.routing import Affinity, Option, Route
+from forebay.proxy.core.sharing import Sharing
+
+LOOKS_ELSEWHERE: Final = 8  # heads of other queues that a backend with room looks at
+LOOK_AGAIN_S: Final = 0.05  # a head that would rather stay is not asked again before
+
+
+class Dispatcher:
+    def __init__(
+        self,
+        backends: dict[str, Backend],
+        buckets: dict[str, Bucket],
+        *,
+        route: Route,
+        affinity: Affinity,
+        dispatch_ahead_s: float,
+        fairness: Fairness,
+        quotas: Quotas,
+    ) -> None:
+        self.backends = backends
+        self.buckets = buckets
+        self.affinity = affinity
+        self._route = route
+        self._dispatch_ahead_s = dispatch_ahead_s
+        self._fairness = fairness
+        self._ahead = Ahead(backends, fairness)
+        self._outlook = Outlook(
+            backends, buckets, dispatch_ahead_s, affinity.min_match, self._ahead
+        )
+        self._queues = Queues(buckets)
+        self._running: dict[str, tuple[Backend, Waiting]] = {}
+        self._silent: dict[str, Backend] = {}  # those whose line time alone can shorten
+        self._least_patience_s = least_patience_s(buckets)
+        self._now = 0.0
+        self._sharing = Sharing(backends, fairness, quotas)
+
+    def wake_at(self) -> float:
+        """When `wake` has something to do; infinity if no timer is needed."""
+        queues = self._queues
+        if not queues.waiting:
+            return inf
+        return min(queues.first_deadline(), self._outlook.next_moment(queues.heads(), self._now))
+
+    def wake(self, now: float) -> list[Action]:
+        """Time has passed: send those whose turn it is, refuse those whose deadline is over."""
+        self._pass_time(now)
+        actions = self._dispatch_all(now)
+        for backend in list(self._queues.backends.values()):
+            for queue in backend.queues.values():
+                while (head := queue.earliest()) and head.deadline <= now:
+                    self._dequeue(head.request.id)
+                    wait_s = backend.backlog_s(now) + queue.work_s
+                    actions.append(self._reject(head, "deadline_unattainable", now, wait_s))
+        return actions
+
+    # How it acts.
+
+    def _freed(self, backend: Backend, prefilled: Flight | None, now: float) -> list[Action]:
+        """Something ended on `backend`; `prefilled` has left its line of prefills, if any has."""
+        self._outlook.moved(backend)
+        if not self._queues.waiting:
+            return []
+        if prefilled and prefilled.prefill_s > self._least_patience_s:
+            return self._dispatch_all(now)  # it may be clear of long prefills now
+        return self._dispatch([backend], now)
+
+    def _dispatch_all(self, now: float) -> list[Action]:
+        return self._dispatch(self.backends.values(), now) if self._queues.waiting else []
+
+    def _dispatch(self, backends: Collection[Backend], now: float) -> list[Action]:
+        """Start what may start on these backends; those left with room look at other queues."""
+        actions: list[Action] = []
+        for backend in backends:
+            actions += self._start_next(backend, now)
+        for backend in backends if self._queues.waiting else ():
+            while waiting := self._better_here(backend, now):
+                self._dequeue(waiting.request.id)
+                matched = backend.matched_tokens(waiting.request)
+                actions.append(self._send(waiting, backend, matched, now))
+        return actions
+
+    def _start_next(self, backend: Backend, now: float) -> list[Action]:
+        """Send those who wait for this backend while they may start, the most urgent first."""
+        actions: list[Action] = []
+        while backend.queued and self._outlook.has_room(backend, now):
+            ready = [h for h in heads_of([backend]) if self._outlook.may_start(backend, h, now)]
+            if not ready:
+                break
+            waiting = backend.turns.first(ready)
+            self._dequeue(waiting.request.id)
+            matched = backend.matched_tokens(waiting.request)
+            actions.append(self._send(waiting, backend, matched, now))
+        return actions
+
+    def _better_here(self, backend: Backend, now: float) -> Waiting | None:
+        """The head of another backend's queue that would now rather come here."""
+        if backend.queued or not self._outlook.has_room(backend, now):
+            return None
+        for head in self._queues.heads()[:LOOKS_ELSEWHERE]:
+            if now < head.looks_again_at or not self._outlook.suits(backend, head):
+                continue
+            if self._outlook.may_start(backend, head, now):
+                head.looks_again_at = now + LOOK_AGAIN_S
+                both = [self.backends[head.backend], backend]
+                options = self._outlook.options_among(both, head, now)
+                if self._route(head.request, options, self.affinity).backend == backend.name:
+                    return head
+        return None
+
+    def _send(self, waiting: Waiting, backend: Backend, matched_tokens: int, now: float) -> Send:
+        request = waiting.request
+        ahead_s = backend.ahead_s(request.prompt_tokens - matched_tokens, now)
+        flight = backend.sent(
+            request, waiting.bucket, matched_tokens, now, waiting.output_tokens, waiting.rank
+        )
+        if self._ahead.on:
+            self._ahead.sent(waiting, flight.prefill_s, now)
+            self._queues.reorder()  # another tenant may be next
+            self._sharing.gave(request.tenant, flight.prefill_s, now)
+        self._outlook.sent(request.prompt_tokens, now)
+        self._outlook.moved(backend)
+        self._running[request.id] = backend, waiting
+        if not request.streams:
+            self._silent[backend.name] = backend
+        queued_s, ttft_s = now - waiting.arrived_at, ahead_s + flight.prefill_s
+        return Send(request, backend.name, waiting.bucket, queued_s, ttft_s, matched_tokens)
+
+    def _enqueue(self, waiting: Waiting, option: Option, now: float) -> None:
+        bucket = self.buckets[waiting.bucket]
+        request = waiting.request
+        if waiting.deadline == inf:
+            left_s = request.timeout_s - (now - waiting.arrived_at)  # less than all for a retry
+            bearable_s = min(bucket.max_wait_s, left_s - option.prefill_s)
+            waiting.deadline = now + max(0.0, bearable_s)
+        waiting.work_s = option.prefill_s
+        waiting.backend = option.backend
+        backend = self.backends[option.backend]
+        worth_s = self._outlook.worth_s(backend, request, option.prefill_s, option.cold_prefill_s)
+        waiting.due = due_at(waiting.arrived_at, waiting.deadline, worth_s)
+        self._queues.enter(waiting, backend)
+        self._outlook.moved(backend)
+        if self._fairness.on:
+            self._fairness.queued(request.tenant)
+
+    def _dequeue(self, request_id: str) -> Backend:
+        waiting = self._queues.waiting[request_id]
+        backend = self.backends[waiting.backend]
+        self._queues.leave(waiting, backend)
+        self._outlook.moved(backend)
+        waiting.backend = ""
+        if self._fairness.on:
+            self._fairness.left_queue(waiting.request.tenant)
+        return backend
+
+    def _take_out(self, backend: Backend, now: float) -> list[Action]:
+        """It takes no work: those who wait for it go elsewhere or are refused."""
+        backend.up = False
+        self._outlook.moved(backend)
+        actions: list[Action] = []
+        for queue in backend.queues.values():
+            for waiting in queue.everyone():
+                self._dequeue(waiting.request.id)
+                actions += self._elsewhere(waiting, now)
+        return actions + self._dispatch_all(now)
+
+    def _elsewhere(self, waiting: Waiting, now: float) -> list[Action]:
+        """One who lost the place in a queue: to another, or refused when there is none."""
+        options = self._outlook.options(waiting, now)
+        if not options:
+            return [self._reject(waiting, "no_backend_available", now)]
+        self._enqueue(waiting, self._route(waiting.request, options, self.affinity), now)
+        return []
+
+    def _rebuild(self) -> None:
+        """Other backends or buckets: what looks at all of them starts anew."""
+        self._outlook = self._outlook.rebuilt(
+            self.backends, self.buckets, self._dispatch_ahead_s, self.affinity.min_match
+        )
+        self._queues.reorder()
+
+    def _tell_tenants_apart(self) -> None:
+        """From the first request that names a tenant."""
+        if self._fairness.on:
+            return
+        self._fairness.on = self._ahead.on = True
+        for waiting in self._queues.waiting.values():
+            self._fairness.queued(waiting.request.tenant)
+
+    def _refund(self, backend: Backend, waiting: Waiting, now: float) -> None:
+        """It leaves its backend: a prefill that was not computed is not paid for."""
+        request = waiting.request
+        flight = backend.prefills.get(request.id)
+        if flight is not None and request.streams:
+            computed_s = backend.line.computed_s(flight, now)
+            self._correct(request.tenant, computed_s - flight.prefill_s, now)
+
+    def _correct(self, tenant: str, more_s: float, now: float) -> None:
+        self._fairness.correct(tenant, more_s)
+        self._sharing.gave(tenant, more_s, now)
+
+    def _reject(
+        self, waiting: Waiting, reason: RejectReason, now: float, wait_s: float = 0.0
+    ) -> Reject:
+        after_s = retry_after_s(waiting.request, self.buckets[waiting.bucket], wait_s)
+        queued_s = now - waiting.arrived_at
+        return Reject(waiting.request, reason, waiting.bucket, queued_s, after_s)
+
+    def _pass_time(self, now: float) -> None:
+        self._now = max(self._now, now)
+        if not self._silent:
+            return
+        for backend in list(self._silent.values()):
+            if backend.pass_time(now):
+                self._outlook.moved(backend)
+            if not backend.line.silent:
+                del self._silent[backend.name]
+
+
+def least_patience_s(buckets: Mapping[str, Bucket]) -> float:
+    """Of the bucket that waits the least."""
+    return min(bucket.max_wait_s for bucket in buckets.values())
