@@ -8,6 +8,7 @@ import pytest
 from forebay.proxy.core.backend import Backend
 from forebay.proxy.core.chunks import STEP_UNDER_WAY, passing
 from forebay.proxy.core.cost import PRIOR_FIXED_S, CostModel, features
+from forebay.proxy.core.flight import Flight
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Request, Send
 from forebay.proxy.core.shaper import Shaper
 from forebay.replay.engine.config import EngineConfig
@@ -23,14 +24,13 @@ BUCKETS = [
 ]
 
 
-class Prefill:
-    def __init__(self, uncached_tokens: int, prefill_s: float) -> None:
-        self.uncached_tokens = uncached_tokens
-        self.prefill_s = prefill_s
+def prefill(uncached_tokens: int, prefill_s: float) -> Flight:
+    request = Request("r", uncached_tokens)
+    return Flight(request, "chat", prefill_s, prefill_s, uncached_tokens, 0)
 
 
 class TestPassing:
-    LINE = (Prefill(20_480, 10.0), Prefill(1_000, 0.05), Prefill(4_096, 0.2))
+    LINE = (prefill(20_480, 10.0), prefill(1_000, 0.05), prefill(4_096, 0.2))
 
     @pytest.mark.parametrize(
         ("tokens", "equals_s", "steps"),
@@ -53,7 +53,7 @@ class TestPassing:
         assert chunks_s == pytest.approx(expected)
 
     def test_never_longer_than_the_whole_line(self) -> None:
-        line = (Prefill(3_000, 0.1), Prefill(2_500, 0.1))
+        line = (prefill(3_000, 0.1), prefill(2_500, 0.1))
         assert sum(passing(line, 2_048, CHUNK)) <= 0.2
 
 

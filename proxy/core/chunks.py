@@ -7,7 +7,9 @@ it waits for a few chunks instead of for the whole prefill, and no engine need b
 
 from collections.abc import Iterable
 from math import ceil
-from typing import Final, Protocol
+from typing import Final
+
+from forebay.proxy.core.flight import Flight
 
 STEP_UNDER_WAY: Final = 0.5  # of a step: what is left, on average, of the one that a newcomer meets
 LEARN_FROM: Final = 4.0
@@ -15,15 +17,8 @@ LEARN_FROM: Final = 4.0
 what has ended must be so many times more for it not to matter."""
 
 
-class Prefill(Protocol):
-    """A prefill of `prefill_s` predicted seconds for `uncached_tokens`."""
-
-    prefill_s: float
-    uncached_tokens: int
-
-
 def passing(
-    line: Iterable[Prefill], uncached_tokens: float, chunk_tokens: float
+    line: Iterable[Flight], uncached_tokens: float, chunk_tokens: float
 ) -> tuple[float, float]:
     """What a prefill of so many tokens waits for in a line, in seconds.
 
@@ -34,10 +29,10 @@ def passing(
     least = max(uncached_tokens, chunk_tokens)
     steps = ceil(uncached_tokens / chunk_tokens) + STEP_UNDER_WAY
     equals_s = chunks_s = 0.0
-    for prefill in line:
-        if prefill.uncached_tokens <= least:
-            equals_s += prefill.prefill_s
+    for flight in line:
+        if flight.uncached_tokens <= least:
+            equals_s += flight.prefill_s
         else:
-            share = steps * chunk_tokens / prefill.uncached_tokens
-            chunks_s += prefill.prefill_s * min(1.0, share)
+            share = steps * chunk_tokens / flight.uncached_tokens
+            chunks_s += flight.prefill_s * min(1.0, share)
     return equals_s, chunks_s
