@@ -312,6 +312,16 @@ class Fleet:
 
 
 class TestShaper:
+    def test_who_waits_for_a_silent_prefill_starts_when_that_should_be_over(self) -> None:
+        """Nothing is heard from it, and its backend had room all the time."""
+        fleet = Fleet("a")
+        first, second = (Request(name, 6_000, streams=False) for name in "12")
+        assert fleet.sends(fleet.shaper.arrive(first, 0.0)) == [("1", "a")]
+        assert fleet.sends(fleet.shaper.arrive(second, 0.0)) == []  # one document at a time
+        at = fleet.shaper.wake_at()
+        assert at < 1.0
+        assert fleet.sends(fleet.shaper.wake(at)) == [("2", "a")]
+
     def test_fifty_users_one_document_wait_for_the_first_prefill(self) -> None:
         """Single flight: followers go where the leader's prefill is, after it."""
         fleet = Fleet("a")

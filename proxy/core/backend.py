@@ -48,7 +48,8 @@ class Backend:
         self.name = spec.name
         self.index = index  # its place among the backends
         self.rank = 0.0  # `free_rank` as `Candidates` knows it
-        self.room_at = -inf  # when the backlog will let more in, as `Candidates` knows it
+        # When the backlog will let more in, and when a silent prefill leaves, as `Candidates` knows.
+        self.room_at = self.silent_at = -inf
         self.kv_tokens = spec.kv_tokens
         self.up = False
         self.draining = False  # it is to go: `up` stays false until it is gone

@@ -63,13 +63,15 @@ class Candidates:
         return found
 
     def room_after(self, now: float) -> float:
-        """When some backlog falls below what more may be sent at, by itself; inf for never."""
+        """When some backend may take more by itself; inf for never."""
         if self._moved:
             self._refresh()
         least = inf
         for backend in self._backends:
             if now < backend.room_at < least:
                 least = backend.room_at
+            if now < backend.silent_at < least:  # it may have filled the limit of its bucket
+                least = backend.silent_at
         return least
 
     def _warm(
@@ -95,4 +97,5 @@ class Candidates:
             backend = self._backends[index]
             backend.rank = backend.free_rank
             backend.room_at = backend.backlog_below_at(self._dispatch_ahead_s)
+            backend.silent_at = backend.line.silent_ends_at()
         self._moved.clear()

@@ -104,13 +104,8 @@ class Line:
             return others_at
         rest = self.total_s - head.prefill_s
         floor = OVERDUE_SHARE * head.cold_s if head.request.streams else 0.0
-        if self.silent and rest >= limit_s:
-            if self.chunk_tokens < inf:
-                return min(flight.ends_at for flight in self.prefills.values())
-            if not head.request.streams:
-                return self.head_since + head.prefill_s  # the head leaves the line then
         if rest + floor >= limit_s:
-            return inf
+            return self.silent_ends_at()
         return max(others_at, self.head_since + self.total_s - limit_s)
 
     def longer(self, than_s: float, others: Elsewhere | None) -> bool:
@@ -185,20 +180,25 @@ class Line:
         self.silent -= not flight.request.streams
         self.total_s = self.total_s - flight.prefill_s if self.prefills else 0.0
 
-    def silently_over(self, now: float) -> tuple[Flight, float] | None:
-        """A prefill whose end cannot be seen and is predicted past, and when that was."""
+    def silent_ends_at(self) -> float:
+        """When the next prefill leaves whose end cannot be seen; inf where none does by itself."""
         if not self.silent:
-            return None
+            return inf
         if self.chunk_tokens < inf:
-            for flight in self.prefills.values():
-                if flight.ends_at <= now:
-                    return flight, flight.ends_at
-            return None
+            return min(flight.ends_at for flight in self.prefills.values())
         head = self.head
         if head is None or head.request.streams:
+            return inf
+        return self.head_since + head.prefill_s
+
+    def silently_over(self, now: float) -> tuple[Flight, float] | None:
+        """A prefill whose end cannot be seen and is predicted past, and when that was."""
+        ends_at = self.silent_ends_at()
+        if ends_at > now:
             return None
-        ends_at = self.head_since + head.prefill_s
-        return (head, ends_at) if ends_at <= now else None
+        if self.chunk_tokens == inf and self.head is not None:
+            return self.head, ends_at
+        return min(self.prefills.values(), key=lambda flight: flight.ends_at), ends_at
 
     def rebucket(self, buckets: Iterable[str]) -> None:
         """There are other buckets now, and each flight has been told its own."""
