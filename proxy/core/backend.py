@@ -48,7 +48,7 @@ class Backend:
         self.name = spec.name
         self.index = index  # its place among the backends
         self.rank = 0.0  # `free_rank` as `Candidates` knows it
-        # When the backlog will let more in, and when a silent prefill leaves, as `Candidates` knows.
+        # As `Candidates` knows: when the backlog will let more in, and a silent prefill leave.
         self.room_at = self.silent_at = -inf
         self.kv_tokens = spec.kv_tokens
         self.up = False
