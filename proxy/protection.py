@@ -2,7 +2,8 @@
 
 One task. It sleeps in short steps and sees how late it wakes, which is how late everything else
 on the event loop is; once a second it reads memory and file descriptors and decides (the decision
-is `core/pressure.py`).
+is `core/pressure.py`). Of the lateness only what the process computed meanwhile counts there: on a
+shared machine, others take the processor away for a tenth of a second and more.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from math import inf
 from pathlib import Path
+from time import process_time
 
 from forebay.proxy.config import Limits
 from forebay.proxy.core.model import ServiceClass
@@ -78,10 +80,11 @@ class Protection:
         clock = asyncio.get_running_loop().time
         steps = 0
         while True:
-            due = clock() + LAG_STEP_S
+            due, computed_s = clock() + LAG_STEP_S, process_time()
             await asyncio.sleep(LAG_STEP_S)
             lag_s = max(0.0, clock() - due)
-            self._lags.append(lag_s)
+            # A machine that stood still is no sign of too much to do.
+            self._lags.append(min(lag_s, process_time() - computed_s))
             self._lagged(lag_s)
             steps += 1
             if steps % DECIDE_EVERY == 0:

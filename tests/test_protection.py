@@ -1,6 +1,7 @@
 """A proxy that is short of something itself refuses the least urgent first."""
 
 import asyncio
+import time
 
 import pytest
 from proxy_stage import RawBackend, stage
@@ -82,6 +83,33 @@ def test_the_task_samples_lag_and_decides_once_a_second() -> None:
         assert said[0] == "overloaded (memory): refusing 1 of 3 service classes"
 
     run(main())
+
+
+@pytest.mark.parametrize("computes", [True, False])
+def test_only_what_the_process_computes_counts_as_too_much_to_do(computes: bool) -> None:
+    """A machine that stands still makes the loop late, too: told, and not held against it."""
+
+    def hold_up() -> None:
+        until = time.monotonic() + 0.12
+        while time.monotonic() < until:
+            if not computes:
+                time.sleep(0.12)
+
+    async def main() -> None:
+        asked, lags = list[float](), list[float]()
+
+        def read(lag_p99_s: float) -> Reading:
+            asked.append(lag_p99_s)
+            return Reading()
+
+        async with Protection(Limits(), print, lags.append, read):
+            while not asked:
+                await asyncio.sleep(0.03)
+                hold_up()
+        assert max(lags) > 0.05
+        assert (asked[0] > 0.02) == computes
+
+    asyncio.run(main())
 
 
 def test_a_refused_class_gets_503_and_the_next_is_served() -> None:
