@@ -7,14 +7,13 @@ signalled: one error event, then the framing is broken. Never a clean end, never
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import aiohttp
 from aiohttp import web
 
-from forebay.proxy import errors, whole_answer
+from forebay.proxy import errors
 from forebay.proxy.backends import AnswerTooLarge, Backends, Upstream, read_all
 from forebay.proxy.config import Config
 from forebay.proxy.core.model import Send
@@ -113,8 +112,11 @@ class Relay:
         """Send an answer that is ready; a client that does not take it is cut off."""
         with self._watchdog.watching(request, None) as watch:
             watch.writing_since = self._clock()
-            with suppress(ConnectionError, aiohttp.ClientConnectionError):  # it has gone
-                await whole_answer.send(request, response)
+            try:
+                await response.prepare(request)
+                await response.write_eof()
+            except (ConnectionError, aiohttp.ClientConnectionError):
+                pass  # it has gone
 
     def end_all(self) -> None:
         """End what has not ended by itself: streams with an error event, the rest with a 503."""
