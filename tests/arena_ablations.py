@@ -57,7 +57,7 @@ def _only_dispatch(self: Shaper, now: float) -> list[Action]:
 
 
 def _earliest(self: Turns, ready: Sequence[Waiting]) -> Waiting:
-    return min(ready, key=lambda w: w.key)
+    return min(ready, key=lambda w: (w.deadline, w.order))
 
 
 def _first_come(self: Turns, ready: Sequence[Waiting]) -> Waiting:
