@@ -201,13 +201,13 @@ class Outlook:
         if backend.others is not None:
             prefills += backend.others.prefills.get(bucket.name, 0)
         request = waiting.request
-        if backend.line.chunk_tokens < inf:  # has_room told of the shortest
+        passing = backend.line.chunk_tokens < inf  # then has_room told of the shortest
+        full = prefills >= bucket.prefills_per_backend
+        if passing or full:
             uncached = request.prompt_tokens - backend.matched_tokens(request)
-            if backend.due_s(uncached, now) >= self._dispatch_ahead_s + MATCH_SLACK_S:
+            if passing and backend.due_s(uncached, now) >= self._dispatch_ahead_s + MATCH_SLACK_S:
                 return False
-        if prefills >= bucket.prefills_per_backend:
-            uncached = request.prompt_tokens - backend.matched_tokens(request)
-            if uncached > STEP_TOKENS or uncached == request.prompt_tokens:
+            if full and (uncached > STEP_TOKENS or uncached == request.prompt_tokens):
                 return False
         if backend.prefills and backend.awaits(request):
             return False
