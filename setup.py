@@ -11,9 +11,10 @@ from setuptools import Extension, setup
 COMPILED = (
     *("admission", "ahead", "backend", "blocked", "cache", "candidates", "chains", "chunks"),
     *("concurrency", "cost", "dispatch", "explain", "fairness", "flight", "held", "hindsight"),
-    *("kv", "lanes", "line", "model", "observation", "others", "outlook", "outputs", "partition"),
-    *("policies", "prefix", "prefix_error", "queueing", "queues", "quota", "receipt", "recent"),
-    *("rendezvous", "returns", "routing", "shaper", "shares", "sharing", "spending", "turns"),
+    *("kv", "lanes", "line", "meanwhile", "model", "observation", "others", "outlook", "outputs"),
+    *("partition", "policies", "prefix", "prefix_error", "queueing", "queues", "quota", "receipt"),
+    *("recent", "rendezvous", "returns", "routing", "shaper", "shares", "sharing", "spending"),
+    *("turns",),
 )
 COMPILED_SIM = (
     *("all_knowing", "block_runs", "cohort", "fleet", "in_turn", "peers", "planning"),

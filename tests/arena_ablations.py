@@ -18,7 +18,6 @@ from forebay.proxy.core.admission import refuse
 from forebay.proxy.core.backend import Backend
 from forebay.proxy.core.cost import CostModel
 from forebay.proxy.core.model import Action, Request
-from forebay.proxy.core.outlook import Outlook
 from forebay.proxy.core.partition import Partition
 from forebay.proxy.core.queueing import Waiting
 from forebay.proxy.core.shaper import Shaper
@@ -56,11 +55,11 @@ def _only_dispatch(self: Shaper, now: float) -> list[Action]:
     return self._dispatch_all(now)
 
 
-def _earliest(self: Turns, ready: Sequence[Waiting]) -> Waiting:
+def _earliest(self: Turns, ready: Sequence[Waiting], now: float) -> Waiting:
     return min(ready, key=lambda w: (w.deadline, w.order))
 
 
-def _first_come(self: Turns, ready: Sequence[Waiting]) -> Waiting:
+def _first_come(self: Turns, ready: Sequence[Waiting], now: float) -> Waiting:
     return min(ready, key=lambda w: w.order)
 
 
@@ -116,7 +115,7 @@ WITHOUT: dict[str, tuple[Config, str, Patches]] = {
     ),
     "margins of predictions": (
         Config(), "warm_or_least_work",
-        ((Backend, "margin_s", _returns(0.0)), (Outlook, "_owed_s", _returns(0.0))),
+        ((Backend, "margin_s", _returns(0.0)), (f"{CORE}.meanwhile", "owed_s", _returns(0.0))),
     ),
     "learned costs": (Config(), "warm_or_least_work", ((CostModel, "observe", _returns(None)),)),
     "work stealing": (Config(), "warm_or_least_work", ((Shaper, "_better_here", _returns(None)),)),

@@ -40,8 +40,11 @@ def explained(
     tenants: tuple[Tenant, ...] = (),
     keep: int = 100,
     up: bool = True,
+    chunk_tokens: float = inf,
 ) -> ExplainedShaper:
-    specs = [BackendSpec(f"gpu{i}", slots, kv_tokens) for i in range(backends)]
+    specs = [
+        BackendSpec(f"gpu{i}", slots, kv_tokens, chunk_tokens=chunk_tokens) for i in range(backends)
+    ]
     made = ExplainedShaper(specs, buckets, tenants=tenants, keep=keep)
     for spec in specs if up else ():
         made.backend_up(spec.name, 0.0)
@@ -190,6 +193,14 @@ class TestWaits:
     def test_a_busy_line(self) -> None:
         made = explained()
         fill(made, 20_000, "a", "b")
+        assert receipt_of(made, "b").waiting_for == "line"
+
+    def test_behind_a_prefill_that_it_does_not_pass(self) -> None:
+        made = explained(chunk_tokens=2_048)
+        fill(made, 20_000, "long")
+        fill(made, 1_000, "a")  # passes it
+        fill(made, 20_000, "b")
+        assert receipt_of(made, "a").waiting_for == ""
         assert receipt_of(made, "b").waiting_for == "line"
 
     def test_the_limit_of_prefills(self) -> None:

@@ -145,7 +145,7 @@ class Backend:
         if not matched:
             return False
         most_s = inf
-        if self.line.chunk_tokens < inf:  # it need not wait, as it would pass them
+        if self.line.chunked:  # it need not wait, as it would pass them
             tokens = request.prompt_tokens
             saved_s = self.prefill_s(request, 0) - self.prefill_s(
                 request, min(tokens - 1, int(matched * request.block_tokens))
@@ -185,7 +185,7 @@ class Backend:
         the mean relative error: the 88th percentile of a normal one. With twice as much, more is
         refused that would have been in time than is served in time (`replay/sim/hindsight.py`).
         """
-        line_s = wait_s if self.line.chunk_tokens < inf else self.line.total_s
+        line_s = wait_s if self.line.chunked else self.line.total_s
         return 1.5 * self.cost.spread * max(wait_s, line_s + ahead_s)
 
     @property

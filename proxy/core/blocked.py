@@ -33,9 +33,10 @@ def blocked_by(
         return "slots"
     if len(backend.prefills) >= backend.most_prefills:
         return "trial"
-    if not outlook.has_room(backend, now):
-        return "line"
     request = waiting.request
+    uncached = request.prompt_tokens - backend.matched_tokens(request)
+    if not outlook.has_room(backend, now) or outlook.behind(backend, uncached, now):
+        return "line"
     if not backend.kv_fits(request, waiting.output_tokens):
         return "kv"
     if backend.prefills and backend.awaits(request):
@@ -46,7 +47,7 @@ def blocked_by(
     if prefills >= bucket.prefills_per_backend:
         return "prefill_limit"
     long_s = outlook.partition.long_s(bucket.name, now)
-    prefill_s = backend.prefill_s(request, backend.matched_tokens(request))
+    prefill_s = backend.prefill_s(request, request.prompt_tokens - uncached)
     if outlook.partition.clear_at(backend, waiting, prefill_s, long_s, now) > now:
         return "partition"
     return "policy"

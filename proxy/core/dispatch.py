@@ -107,7 +107,7 @@ class Dispatcher:
             ready = [h for h in heads_of([backend]) if self._outlook.may_start(backend, h, now)]
             if not ready:
                 break
-            waiting = backend.turns.first(ready)
+            waiting = backend.turns.first(ready, now)
             self._dequeue(waiting.request.id)
             matched = backend.matched_tokens(waiting.request)
             actions.append(self._send(waiting, backend, matched, now))

@@ -44,6 +44,11 @@ class Line:
         self.total_s = 0.0
         self.silent = 0
 
+    @property
+    def chunked(self) -> bool:
+        """Whether shorter prefills pass longer ones here (`chunks.py`)."""
+        return self.chunk_tokens < inf
+
     # What is ahead of a newcomer.
 
     def backlog_s(self, now: float, others: Elsewhere | None) -> float:
@@ -69,7 +74,7 @@ class Line:
         All of the backlog where prefills are computed one after the other. Else those that are
         no longer than it, and of each longer one the chunk that shares each step with it.
         """
-        if self.chunk_tokens == inf:
+        if not self.chunked:
             return self.backlog_s(now, others)
         equals_s, chunks_s = passing(self.prefills.values(), uncached_tokens, self.chunk_tokens)
         return min(
@@ -79,7 +84,7 @@ class Line:
 
     def due_s(self, uncached_tokens: float, now: float, others: Elsewhere | None) -> float:
         """Of `ahead_s`, what keeps a prefill here: the chunks of longer ones never end sooner."""
-        if self.chunk_tokens == inf:
+        if not self.chunked:
             return self.backlog_s(now, others)
         equals_s, _ = passing(self.prefills.values(), uncached_tokens, self.chunk_tokens)
         return min(
@@ -110,7 +115,7 @@ class Line:
 
     def longer(self, than_s: float, others: Elsewhere | None) -> bool:
         """Whether the engine has a prefill to do or under way that others await that long."""
-        if self.chunk_tokens < inf:
+        if self.chunked:
             return False
         if others is not None and others.longest_s > than_s:
             return True
@@ -172,7 +177,7 @@ class Line:
         if flight is self.head:
             self.head_since = now
             self.head = _first(self.prefills)
-        elif self.chunk_tokens < inf and self.head is not None:
+        elif self.chunked and self.head is not None:
             # It has passed the head: its part of the time since was no work on that.
             self.head_since = min(now, self.head_since + flight.prefill_s)
         self.prefills_of[flight.bucket] -= flight.counts
@@ -184,7 +189,7 @@ class Line:
         """When the next prefill leaves whose end cannot be seen; inf where none does by itself."""
         if not self.silent:
             return inf
-        if self.chunk_tokens < inf:
+        if self.chunked:
             return min(flight.ends_at for flight in self.prefills.values())
         head = self.head
         if head is None or head.request.streams:
@@ -196,7 +201,7 @@ class Line:
         ends_at = self.silent_ends_at()
         if ends_at > now:
             return None
-        if self.chunk_tokens == inf and self.head is not None:
+        if not self.chunked and self.head is not None:
             return self.head, ends_at
         return min(self.prefills.values(), key=lambda flight: flight.ends_at), ends_at
 

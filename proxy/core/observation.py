@@ -5,7 +5,6 @@ are computed in one step answer together and are measured together. Work that ot
 the meantime counts, too (`others.py`).
 """
 
-from math import inf
 from typing import Final
 
 from forebay.proxy.core.chunks import LEARN_FROM
@@ -60,9 +59,7 @@ class Observation:
 
     def _mostly_ended(self, line: Line) -> bool:
         """Whether the time since it began went to prefills that have ended."""
-        return line.chunk_tokens == inf or (
-            self._cost.total_s(self._terms) >= LEARN_FROM * line.total_s
-        )
+        return not line.chunked or (self._cost.total_s(self._terms) >= LEARN_FROM * line.total_s)
 
     def _others_worked(self, others: Elsewhere) -> bool:
         """Whether the engine did others' prefills too since it began."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from math import fsum, inf
 from typing import Final
 
+from forebay.proxy.core import meanwhile
 from forebay.proxy.core.ahead import MOST, Ahead
 from forebay.proxy.core.backend import Backend
 from forebay.proxy.core.candidates import Candidates
@@ -19,13 +20,11 @@ from forebay.proxy.core.queueing import Waiting, due_at
 from forebay.proxy.core.recent import Recent
 from forebay.proxy.core.rendezvous import CommonRoot, highest, name_seed
 from forebay.proxy.core.routing import Option
-from forebay.proxy.core.turns import BUCKETS_SHARE
 
 AGREED_SHARE: Final = 0.75
 """Of its prefill: what going where every proxy would send a cold prompt is worth. With half, two
 proxies lost 6 % of the hits of one (documents of 40k tokens, 5 questions each); with all of it the
 wait would count for nothing."""
-OVERTAKEN_MOST: Final = 1.0 - BUCKETS_SHARE / 2  # of the engine: what more urgent buckets can take
 MATCH_SLACK_S: Final = (
     1e-9  # float rounding: a timer set for the moment a backlog ends must find it so
 )
@@ -192,6 +191,12 @@ class Outlook:
             )
         )
 
+    def behind(self, backend: Backend, uncached_tokens: float, now: float) -> bool:
+        """Whether prefills pass each other there and too much is left of those it does not pass."""
+        if not backend.line.chunked:
+            return False
+        return backend.due_s(uncached_tokens, now) >= self._dispatch_ahead_s + MATCH_SLACK_S
+
     def may_start(self, backend: Backend, waiting: Waiting, now: float) -> bool:
         """Whether the request, were it next, may be sent to this backend now."""
         if not self.has_room(backend, now):
@@ -201,11 +206,11 @@ class Outlook:
         if backend.others is not None:
             prefills += backend.others.prefills.get(bucket.name, 0)
         request = waiting.request
-        passing = backend.line.chunk_tokens < inf  # then has_room told of the shortest
+        passing = backend.line.chunked  # then has_room told of the shortest
         full = prefills >= bucket.prefills_per_backend
         if passing or full:
             uncached = request.prompt_tokens - backend.matched_tokens(request)
-            if passing and backend.due_s(uncached, now) >= self._dispatch_ahead_s + MATCH_SLACK_S:
+            if self.behind(backend, uncached, now):
                 return False
             if full and (uncached > STEP_TOKENS or uncached == request.prompt_tokens):
                 return False
@@ -244,7 +249,7 @@ class Outlook:
             deadline = min(waiting.deadline, now + self._buckets[bucket].max_wait_s)
             worth_s = self.worth_s(backend, waiting.request, prefill_s, cold_s)
             due = due_at(waiting.arrived_at, deadline, worth_s)
-            overtaken = self._overtaken(backend, bucket, now)
+            overtaken = meanwhile.overtaken(self._buckets, backend, bucket, now)
             if self._ahead.on:
                 ahead_s, ahead = self._ahead.of(backend, waiting, deadline, due)
                 overtaken = min(MOST, overtaken + self._ahead.overtaken(waiting, now))
@@ -255,11 +260,11 @@ class Outlook:
                     if name == bucket:
                         ahead_s += queue.ahead_s(due)
                         ahead += queue.ahead(due)
-                    elif queue.count and not self._passes(backend, bucket, name):
+                    elif queue.count and not meanwhile.passes(self._buckets, backend, bucket, name):
                         urgent_s, urgent = queue.urgent(deadline)
                         ahead_s += urgent_s
                         ahead += urgent
-                ahead_s += self._owed_s(backend, bucket, ahead_s, deadline)
+                ahead_s += meanwhile.owed_s(self._buckets, backend, bucket, ahead_s, deadline, now)
                 mates = 1 + backend.queues[bucket].count
             if waiting.backend == backend.name:
                 ahead_s, ahead = max(0.0, ahead_s - waiting.work_s), ahead - 1
@@ -269,56 +274,24 @@ class Outlook:
             wait_s += self._elsewhere_s(backend, waiting, ahead_s, now)
         wait_s += backend.slots_wait_s(bucket, ahead)
         wait_s = max(wait_s, backend.kv_wait_s(request, waiting.output_tokens, bucket, mates))
-        if prefill_s > long_s and backend.line.chunk_tokens == inf:
+        if prefill_s > long_s and not backend.line.chunked:
             wait_s = max(
                 wait_s,
                 self.partition.clear_at(backend, waiting, prefill_s, long_s, now) - now,
                 self.partition.crowd_s(waiting, prefill_s, long_s, now),
             )
         margin_s = backend.margin_s(wait_s, ahead_s)
-        if ahead > 0 and not self._ahead.on and backend.line.chunk_tokens == inf:
-            margin_s += self._lump_s(backend, bucket, wait_s)
+        if ahead > 0 and backend.line.chunked:
+            uncached = prompt_tokens - matched
+            beside_s = meanwhile.beside_s(self._buckets, backend, bucket, uncached, ahead_s, now)
+            margin_s = max(margin_s, beside_s)
+        elif ahead > 0 and not self._ahead.on:
+            margin_s += meanwhile.lump_s(self._buckets, backend, bucket, wait_s, now)
         return Option(backend.name, wait_s, margin_s, prefill_s, cold_s, matched, load, mean_load)
-
-    def _passes(self, backend: Backend, bucket: str, other: str) -> bool:
-        """Whether prefills of one bucket pass those of another, which are longer, in the engine."""
-        return (
-            backend.line.chunk_tokens < inf
-            and self._buckets[bucket].up_to < self._buckets[other].up_to
-        )
-
-    def _lump_s(self, backend: Backend, bucket: str, wait_s: float) -> float:
-        """How much longer it may wait because what goes first by its turn comes in one piece.
-
-        Prefills longer than the wait itself are kept away (partition.py).
-        """
-        max_wait_s, most = self._buckets[bucket].max_wait_s, 0.0
-        for other in self._buckets.values():
-            if other.max_wait_s <= max_wait_s:
-                continue
-            head = backend.queues[other.name].earliest()
-            if head is None or not most < head.work_s <= max_wait_s:
-                continue
-            owed_s = backend.turns.buckets.owed_s(other.name)
-            if owed_s + wait_s * BUCKETS_SHARE / len(self._buckets) >= head.work_s:
-                most = head.work_s
-        return most
 
     def worth_s(self, backend: Backend, request: Request, prefill_s: float, cold_s: float) -> float:
         """What is still missing is not matched yet: a follower is as long as its leader."""
         return cold_s if backend.prefills and backend.awaits(request) else prefill_s
-
-    def _owed_s(self, backend: Backend, bucket: str, ahead_s: float, deadline: float) -> float:
-        """Of other buckets, work with a later deadline that goes first: it has its part of turns.
-
-        While `ahead_s` is done, each other bucket that waits gets its share of the seconds.
-        """
-        share, due_s = BUCKETS_SHARE / len(backend.queues), 0.0
-        for name, queue in backend.queues.items():
-            if name != bucket and queue.count and not self._passes(backend, bucket, name):
-                theirs_s = min(queue.work_s, share * ahead_s / (1.0 - share))
-                due_s += max(0.0, theirs_s - queue.urgent(deadline)[0])
-        return due_s
 
     def _elsewhere_s(self, backend: Backend, waiting: Waiting, ahead_s: float, now: float) -> float:
         """The wait for what is queued for the backend with other proxies and goes first.
@@ -328,7 +301,7 @@ class Outlook:
         """
         assert backend.others is not None
         queued_s, bucket = backend.others.queued_s, waiting.bucket
-        overtaken = self._overtaken(backend, bucket, now)
+        overtaken = meanwhile.overtaken(self._buckets, backend, bucket, now)
         if self._ahead.on:
             # Whose it is we are not told: connections are dealt out by chance, so that their
             # queues are made up as ours is.
@@ -342,16 +315,3 @@ class Outlook:
             if name not in self._buckets or self._buckets[name].max_wait_s <= patience_s
         )
         return theirs_s / (1.0 - overtaken)
-
-    def _overtaken(self, backend: Backend, bucket: str, now: float) -> float:
-        """Share of the engine that more urgent buckets take while this one waits.
-
-        A queued request waits 1/(1 - share) times the work before it (M/G/1 with priorities).
-        """
-        max_wait_s = self._buckets[bucket].max_wait_s
-        share = fsum(
-            backend.worked_share(other.name, now)
-            for other in self._buckets.values()
-            if other.max_wait_s < max_wait_s
-        )
-        return min(OVERTAKEN_MOST, share)

@@ -2,7 +2,9 @@
 
 The most urgent class goes first, and in it the bucket whose head has the earliest deadline. So
 that nobody waits for ever, what comes last has a part of the seconds while it waits (`shares.py`):
-each of two buckets 30 %, each class 5 %. The top class that has work keeps at least 90 %.
+each of two buckets 30 %, each class 5 %. The top class that has work keeps at least 90 %. A bucket
+claims its part once somebody in it has waited half of what they can: a burst of chats is over
+by then, and documents that wait a little for it cost nobody anything.
 
 How this goes with `partition.py`: that says where a long prefill may start, and of n engines it
 always leaves n - 1 to them, so it never takes the guarantee away; this says who is next there.
@@ -49,13 +51,14 @@ class Turns:
             ranks = {lane[0] for queue in self._queues.values() for lane in queue.lanes}
             self.classes.went(CLASSES[rank], seconds, [CLASSES[other] for other in ranks])
 
-    def first(self, ready: Sequence[Waiting]) -> Waiting:
+    def first(self, ready: Sequence[Waiting], now: float) -> Waiting:
         """Of heads that may all start."""
         if len(ready) == 1:
             return ready[0]
-        return min(ready, key=self._place)
+        return min(ready, key=lambda head: self._place(head, now))
 
-    def _place(self, head: Waiting) -> tuple[bool, int, bool, float, int]:
+    def _place(self, head: Waiting, now: float) -> tuple[bool, int, bool, float, int]:
         class_due = self._classed and self.classes.due(CLASSES[head.rank], head.work_s)
-        bucket_due = self.buckets.due(head.bucket, head.work_s)
+        owed = self.buckets.due(head.bucket, head.work_s)
+        bucket_due = owed and self._queues[head.bucket].late_at() <= now
         return not class_due, head.rank, not bucket_due, head.deadline, head.order

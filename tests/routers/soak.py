@@ -62,6 +62,14 @@ def status(admin_port: int) -> dict[str, Any]:
     return found
 
 
+def refused(admin_port: int) -> str:
+    """What the proxy itself refused, by its own count."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{admin_port}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    counters = ("forebay_rejects_total", "forebay_shed_total", "forebay_upstream_errors_total")
+    return ", ".join(line.removeprefix("forebay_") for line in lines if line.startswith(counters))
+
+
 def descriptors(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
@@ -137,6 +145,9 @@ async def soak(options: argparse.Namespace, folder: Path) -> int:
             stack.callback(backends.stop, which)
         await serving(port, log)
         found = await drive(options, port, admin_port, pid, backends)
+        print(f"refused or failed, by the proxy's count: {refused(admin_port) or 'nothing'}")
+        said = [line for line in log.read_text().splitlines() if "overloaded" in line]
+        print("\n".join(["the proxy about itself:", *said[:20]]) if said else "never overloaded")
         await asyncio.sleep(8.0)  # idle connections close
         left = status(admin_port)
         held = {
