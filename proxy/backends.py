@@ -17,12 +17,20 @@ from forebay.proxy.core.health import ANY, NONE, Health, Intake
 from forebay.proxy.core.model import Send
 from forebay.proxy.driver import Driver
 from forebay.proxy.failures import Failure
-from forebay.proxy.upstream import Answer, LostConnection, Origin, TlsFault, UpstreamFault
+from forebay.proxy.upstream import (
+    Answer,
+    LocalShortage,
+    LostConnection,
+    Origin,
+    TlsFault,
+    UpstreamFault,
+)
 
 METRICS_BYTES = 4 << 20
 STALE_WITHIN_S = 0.5
 DECLINED_S = 10.0  # so long a backend that could not serve is not asked for what another declined
 LATE = "no health answer"
+SHORT = "this proxy has no descriptor, port or memory left for a connection"
 _CACHE_CONFIG = re.compile(rb"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
 
 
@@ -260,7 +268,7 @@ class Backends:
         self._driver.backend_up(upstream.name, kv_tokens, intake.most_prefills)
 
     async def _watch(self, upstream: Upstream) -> None:
-        said = False
+        said = short = False
         while True:
             upstream.heard = False
             problem = await self._probe(upstream)
@@ -269,6 +277,9 @@ class Backends:
                 if state == "down":
                     upstream.kv_tokens = await self._kv_tokens(upstream)
                 self.health.probe_passed(upstream.name, self._driver.now)
+            elif problem == SHORT:  # which says nothing about the backend
+                if not short:
+                    self._say(f"{upstream.name} cannot be asked how it is: {SHORT}")
             # While it sends answers, a late /health only says that it is busy.
             elif not (upstream.heard and problem.startswith(LATE)):
                 self.health.probe_failed(upstream.name, problem, self._driver.now)
@@ -276,7 +287,8 @@ class Backends:
                     self._say(
                         f"{upstream.name} is not up yet ({problem}); it is taken in when it is"
                     )
-            said = said or problem is not None
+            short = problem == SHORT
+            said = said or not (short or problem is None)
             upstream.asked.set()
             self.health.look_for_gray(self._driver.now)
             self._look()
@@ -294,6 +306,8 @@ class Backends:
             return f"{LATE} within {self._config.health.timeout:g} s"
         except TlsFault as fault:
             return f"TLS: {fault}"
+        except LocalShortage:
+            return SHORT
         except UpstreamFault:
             return "no connection"
         return None if status == 200 else f"health {status}"

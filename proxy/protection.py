@@ -7,6 +7,7 @@ shared machine, others take the processor away for a tenth of a second and more.
 """
 
 import asyncio
+import errno
 import os
 from collections import deque
 from collections.abc import Callable
@@ -127,6 +128,8 @@ def descriptor_share() -> float:
         import resource
 
         used = len(os.listdir("/proc/self/fd"))
-    except (ImportError, OSError):
+    except ImportError:
         return 0.0
+    except OSError as error:  # not there, or looking needs a descriptor and there is none
+        return 1.0 if error.errno in (errno.EMFILE, errno.ENFILE) else 0.0
     return used / resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -28,7 +28,7 @@ from forebay.proxy.record import Record
 from forebay.proxy.retries import RetryBudget, Tries
 from forebay.proxy.stream import UPSTREAM_ERRORS, Stream, Told
 from forebay.proxy.translate import Translator
-from forebay.proxy.upstream import Answer, ConnectFault, LostConnection
+from forebay.proxy.upstream import Answer, ConnectFault, LocalShortage, LostConnection
 from forebay.proxy.watchdog import Limit, Watchdog
 
 
@@ -245,6 +245,9 @@ class Relay:
     def _fault(self, error: Exception) -> Failure:
         if isinstance(error, ConnectFault):
             return Failure("connect", errors.no_backend(), "refused", "refused")
+        if isinstance(error, LocalShortage):
+            # On the way to another backend we would lack the same.
+            return Failure("shortage", errors.overloaded(), "never", "nothing")
         if isinstance(error, AnswerTooLarge):
             return Failure("too_large", errors.answer_too_large(error.limit), "never", "nothing")
         retry: Literal["lost", "shared"] = "lost" if isinstance(error, LostConnection) else "shared"

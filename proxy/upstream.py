@@ -6,6 +6,8 @@ call. Parsing is llhttp's (httptools), which refuses what could be read in two w
 """
 
 import asyncio
+import errno
+import re
 import ssl
 from collections.abc import Callable, Mapping
 from typing import cast
@@ -18,6 +20,13 @@ SMALL_BYTES = 16 << 10  # of a request's body: below, a copy is cheaper than ano
 PIECE_BYTES = 512 << 10  # of a large request: the loop may do other work between two
 HELD_BYTES = 256 << 10  # of a body that nobody reads: then the backend must wait
 IDLE_S = 3.0  # vLLM closes idle connections after 5 s; what we keep must not be that old
+
+# What this side lacks: descriptors, memory, local ports. glibc says EBUSY when it has none left to
+# look a name up with.
+_OURS = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL, errno.EBUSY}
+)
+_ERRNO = re.compile(r"\[Errno (\d+)\]")
 
 Sink = Callable[[bytes], bool]
 """Takes a piece of a body at once; False when it wants no more for now."""
@@ -33,6 +42,10 @@ class ConnectFault(UpstreamFault):
 
 class TlsFault(ConnectFault):
     """TLS failed; it says why in OpenSSL's own words, without addresses."""
+
+
+class LocalShortage(UpstreamFault):
+    """No connection for want of something here: the backend was not asked and is not to blame."""
 
 
 class BrokenAnswer(UpstreamFault):
@@ -426,7 +439,8 @@ class Origin:
             headers: names and values; what frames the body is added here.
             fresh: on a new connection.
 
-        Raises ConnectFault, LostConnection or BrokenAnswer; ValueError for a header of two lines.
+        Raises ConnectFault, LocalShortage, LostConnection or BrokenAnswer; ValueError for a header
+        of two lines.
         """
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         if lines.count("\n") != len(headers) or lines.count("\r") != len(headers):
@@ -464,6 +478,8 @@ class Origin:
         except ssl.SSLError as error:
             raise TlsFault(error.reason or "the handshake failed") from error
         except (OSError, TimeoutError) as error:
+            if _is_ours(error):
+                raise LocalShortage(type(error).__name__) from error
             raise ConnectFault(type(error).__name__) from error
         return connection
 
@@ -481,3 +497,13 @@ class Origin:
         self._closed = True
         while self._idle:
             self._idle.pop().close()
+
+
+def _is_ours(error: OSError) -> bool:
+    """Whether every address failed for want of something on this side.
+
+    Every one: without IPv6 the ::1 of localhost has "no address", whatever its 127.0.0.1 says. Of
+    several failures asyncio leaves only the words.
+    """
+    tried = [error.errno] if error.errno else [int(n) for n in _ERRNO.findall(str(error))]
+    return bool(tried) and all(number in _OURS for number in tried)

@@ -1,0 +1,246 @@
+"""A proxy that runs out of descriptors or ports: it says so, and blames no backend."""
+
+import asyncio
+import errno
+import json
+import os
+import sys
+import time
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from proxy_stage import WHOLE, RawBackend, Stage, answer, by_request, stage
+from test_proxy_http import STREAMED, error_of, on_stage
+
+from forebay.proxy import protection
+from forebay.proxy.upstream import ConnectFault, LocalShortage, Origin
+from forebay.replay.sim.clock import run
+
+resource = pytest.importorskip("resource")
+NO_IPV6 = "[Errno 99] Cannot assign requested address"
+
+
+class Short:
+    """The loop as a backend's connections see it: new ones fail with `error`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, error: OSError) -> None:
+        self._loop = loop
+        self._error = error
+        self.asked = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
+
+    async def create_connection(self, *_: object, **__: object) -> Any:
+        self.asked += 1
+        raise self._error
+
+
+def run_short(on: Stage, error: OSError) -> Short:
+    """From now on no connection to a backend can be made; those that are kept are closed."""
+    short = Short(asyncio.get_running_loop(), error)
+    for upstream in on.proxy.backends.upstreams.values():
+        while upstream.origin._idle:
+            upstream.origin._idle.pop().close()
+        upstream.origin._loop = short  # type: ignore[assignment]
+    return short
+
+
+@pytest.mark.parametrize(
+    ("error", "fault"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), LocalShortage),
+        (OSError(errno.ENFILE, "Too many open files in system"), LocalShortage),
+        (OSError(errno.ENOBUFS, "No buffer space available"), LocalShortage),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), LocalShortage),
+        (OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address"), LocalShortage),
+        (OSError(errno.EBUSY, "Device or resource busy"), LocalShortage),  # of a name's look-up
+        (OSError(f"Multiple exceptions: {NO_IPV6} ('::1', 1), {NO_IPV6}"), LocalShortage),
+        # A machine without IPv6, and a backend on localhost that is down.
+        (OSError(f"Multiple exceptions: {NO_IPV6} ('::1', 1), [Errno 111] refused"), ConnectFault),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), ConnectFault),
+        (OSError(errno.EHOSTUNREACH, "No route to host"), ConnectFault),
+        (TimeoutError(), ConnectFault),
+        (OSError("something"), ConnectFault),
+    ],
+)
+def test_whose_fault_it_is(error: OSError, fault: type[Exception]) -> None:
+    async def main() -> None:
+        origin = Origin("http://localhost:1", 1.0)
+        origin._loop = Short(origin._loop, error)  # type: ignore[assignment]
+        with pytest.raises(fault) as raised:
+            await origin.ask("GET", "/health", {})
+        assert type(raised.value) is fault
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EADDRNOTAVAIL])
+def test_no_backend_is_blamed(number: int) -> None:
+    """Neither by requests nor by probes; none is asked in its place; then all is as before."""
+
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        short = run_short(on, OSError(number, os.strerror(number)))
+        for body in [STREAMED, None] * 3:
+            asked = short.asked
+            async with on.post(body) as response:
+                assert response.status == 503
+                error = await error_of(response)
+                assert (error["code"], error["type"]) == ("overloaded", "server_error")
+                assert int(response.headers["retry-after"]) >= 1
+            assert short.asked == asked + 1
+        async with on.client.get(on.url + "/v1/models") as response:
+            assert response.status == 503
+            assert (await error_of(response))["code"] == "overloaded"
+        await asyncio.sleep(10)  # many probes
+        assert all(u.up for u in on.proxy.backends.upstreams.values())
+        assert not any("is down" in line for line in on.said)
+        # Once for each backend, not at every probe.
+        assert sum("cannot be asked how it is" in line for line in on.said) == 2
+        assert 'kind="shortage"' in on.proxy.metrics.text().decode()
+        for upstream in on.proxy.backends.upstreams.values():
+            upstream.origin._loop = asyncio.get_running_loop()
+        async with on.post() as response:
+            assert response.status == 200
+
+    on_stage(scene, by_request, by_request)
+
+
+def test_a_start_without_descriptors_is_no_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Backends that could not be asked yet are taken in as soon as they can be."""
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            backend = await stack.enter_async_context(RawBackend().running())
+            real = Origin._connect
+
+            async def none_left(origin: Origin) -> Any:
+                raise LocalShortage
+
+            monkeypatch.setattr(Origin, "_connect", none_left)
+            on = await stack.enter_async_context(stage([backend.url], wait_up=0))
+            await asyncio.sleep(5)
+            assert not any("is not up yet" in line for line in on.said)
+            monkeypatch.setattr(Origin, "_connect", real)
+            await asyncio.sleep(2)
+            async with on.post() as response:
+                assert response.status == 200
+
+    run(main())
+
+
+def test_none_left_to_look_how_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then all are in use: not "unknown", which would end the shedding."""
+
+    def listdir(_: str) -> list[str]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "listdir", listdir)
+    assert protection.descriptor_share() == 1.0
+
+
+LIMIT = 64
+
+
+@asynccontextmanager
+async def process(backend: str, said: list[str]) -> AsyncIterator[tuple[int, str]]:
+    """`forebay proxy` with LIMIT descriptors, and told to take more connections than that."""
+    flags = ["--backend", backend, "--port", "0"]
+    environ = {
+        "FOREBAY_LISTEN__ADMIN_PORT": "0",
+        "FOREBAY_LIMITS__CONNECTIONS": "1000",
+        "FOREBAY_LIMITS__LOOP_LAG": "10s",  # other tests may keep the machine busy
+    }
+    proxy = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "forebay.proxy", "proxy", *flags),
+        stdout=PIPE,
+        stderr=PIPE,
+        env={**os.environ, **environ},
+    )
+    assert proxy.stdout is not None
+
+    async def read() -> None:
+        assert proxy.stdout is not None
+        async for line in proxy.stdout:
+            said.append(line.decode())
+
+    try:
+        while not any(" is up" in line for line in said):
+            line = (await proxy.stdout.readline()).decode()
+            assert line, (await proxy.communicate())[1]
+            said.append(line)
+        reading = asyncio.create_task(read())
+        url = next(line for line in said if "listening on " in line).split("listening on ")[1]
+        resource.prlimit(proxy.pid, resource.RLIMIT_NOFILE, (LIMIT, LIMIT))
+        yield proxy.pid, url.split(",")[0]
+        assert proxy.returncode is None
+        proxy.terminate()
+        assert await proxy.wait() == 0
+        await reading
+    finally:
+        if proxy.returncode is None:
+            proxy.kill()
+            await proxy.wait()
+
+
+def cpu_s(pid: int) -> float:
+    with open(f"/proc/{pid}/stat", encoding="ascii") as stat:
+        fields = stat.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def never_kept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A backend that answers well and closes: every request needs a connection of its own."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    if head.startswith(b"POST"):
+        await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
+    writer.write(answer(200, WHOLE, "connection: close"))
+    writer.close()
+
+
+def port_of(server: asyncio.Server) -> int:
+    return int(server.sockets[0].getsockname()[1])
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc and prlimit")
+def test_a_process_without_descriptors_lives_and_recovers() -> None:
+    """Idle clients hold all of them: real limits, real sockets, the loop of production."""
+    said: list[str] = []
+
+    async def ask(client: aiohttp.ClientSession, url: str) -> tuple[int, str]:
+        body = json.dumps({"prompt": "hello"}).encode()
+        async with client.post(f"{url}/v1/completions", data=body) as response:
+            error = (await response.json()).get("error", {})
+            return response.status, error.get("code", "")
+
+    async def main() -> None:
+        async with (
+            await asyncio.start_server(never_kept, "127.0.0.1", 0) as backend,
+            process(f"http://127.0.0.1:{port_of(backend)}", said) as (pid, url),
+            aiohttp.ClientSession() as client,
+        ):
+            assert await ask(client, url) == (200, "")
+            host, port = url.removeprefix("http://").split(":")
+            idle = [await asyncio.open_connection(host, int(port)) for _ in range(2 * LIMIT)]
+            while len(os.listdir(f"/proc/{pid}/fd")) < LIMIT:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            before, began = cpu_s(pid), time.monotonic()
+            statuses = set()
+            while time.monotonic() - began < 4:
+                statuses.add(await ask(client, url))  # on the connection it has
+                await asyncio.sleep(0.25)
+            assert statuses == {(503, "overloaded")}
+            assert any("cannot be asked how it is" in line for line in said)
+            assert cpu_s(pid) - before < 2.0  # it does not spin
+            for _, writer in idle:
+                writer.close()
+            await asyncio.sleep(3.5)  # one class more is taken each second
+            async with aiohttp.ClientSession() as newcomer:
+                assert await ask(newcomer, url) == (200, "")
+
+    asyncio.run(main())
+    assert not any(" is down" in line for line in said), said
