@@ -65,6 +65,8 @@ def rejected(action: Reject, load_status: int = 429) -> ApiError:
     headers = retry_headers(action.retry_after_s)
     if action.reason == "no_backend_available":
         return ApiError(503, action.reason, message, SERVER, headers=headers)
+    if action.hopeless:  # OpenAI's clients obey, and do not come back in vain
+        headers["x-should-retry"] = "false"
     return ApiError(
         load_status, action.reason, f"{message} Try again later.", LOAD, headers=headers
     )

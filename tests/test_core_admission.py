@@ -359,3 +359,26 @@ def test_kv_is_reserved_for_what_answers_turn_out_to_be() -> None:
         shaper.finish(str(number), now + 0.2)
         assert kv.tokens == 0
         assert held == 4_196 if number < 20 else held < 400
+
+
+@pytest.mark.parametrize(
+    ("tokens", "timeout_s", "hopeless"),
+    [
+        (100_000, 0.5, True),  # its prefill alone takes seconds
+        (100_000, inf, False),  # max_wait binds, and passes
+        (10, 0.5, False),  # the queue is too long, now
+    ],
+)
+def test_what_no_backend_could_do_in_time_is_said_to_be_hopeless(
+    tokens: int, timeout_s: float, hopeless: bool
+) -> None:
+    shaper = Shaper([BackendSpec("b", 8)], [Bucket("all", 131_072, max_wait_s=1.0)])
+    shaper.backend_up("b", 0.0)
+    late = Request("late", tokens, timeout_s=timeout_s)
+    (sent,) = shaper.arrive(Request("first", tokens, timeout_s=timeout_s), 0.0)
+    assert isinstance(sent, Send)  # an idle backend never refuses work
+    for number in range(8):
+        shaper.arrive(Request(f"more{number}", 100_000), 0.0)
+    (refused,) = shaper.arrive(late, 0.0)
+    assert isinstance(refused, Reject)
+    assert (refused.reason, refused.hopeless) == ("deadline_unattainable", hopeless)

@@ -151,6 +151,33 @@ def test_a_full_queue_is_a_rate_limit_and_says_when_to_retry() -> None:
     with_client(use, RawBackend(silent), slots=1, buckets=buckets)
 
 
+@pytest.mark.parametrize(("words", "again"), [(12, None), (60_000, "false")])
+def test_it_is_told_not_to_come_back_only_when_that_is_hopeless(
+    words: int, again: str | None
+) -> None:
+    """Behind a long prompt a short one is late; another long one would be late wherever it is."""
+
+    async def use(client: openai.AsyncOpenAI) -> None:
+        async def ask(text: str, **headers: str) -> None:
+            messages: Any = [{"role": "user", "content": text}]
+            await client.chat.completions.create(
+                model="m", messages=messages, extra_headers=headers
+            )
+
+        held = asyncio.create_task(ask("other " * 60_000))
+        await asyncio.sleep(0.2)
+        with pytest.raises(openai.RateLimitError) as refused:
+            await ask("word " * words, **{"x-request-timeout": "0.5"})
+        assert refused.value.code == "deadline_unattainable"
+        assert refused.value.response.headers.get("x-should-retry") == again
+        assert int(refused.value.response.headers["retry-after"]) >= 1
+        held.cancel()
+        await asyncio.gather(held, return_exceptions=True)
+
+    buckets = [{"name": "all", "up_to": 200_000, "max_wait": "30s"}]
+    with_client(use, RawBackend(silent), buckets=buckets)
+
+
 def test_a_cut_stream_raises() -> None:
     async def use(client: openai.AsyncOpenAI) -> None:
         stream = await client.chat.completions.create(model="m", messages=MESSAGES, stream=True)

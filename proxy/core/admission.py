@@ -5,7 +5,7 @@ second is spent on an answer that comes too late. An idle backend never refuses 
 estimate must not turn requests away that could have been served (Layr-Labs/d-inference#381).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import ceil
 from typing import Final
 
@@ -14,12 +14,18 @@ from forebay.proxy.core.routing import Option
 
 RETRY_LEAST_S: Final = 1.0
 RETRY_MOST_S: Final = 60.0  # over 120 s openai-python gives up instead of waiting
+SURE: Final = 2.0  # by so much a prediction may be wrong
 
 
 def attainable(request: Request, bucket: Bucket, option: Option) -> bool:
     """The request would be sent within `max_wait_s` and answered within the client's timeout."""
     wait_s = option.wait_s + option.margin_s
     return wait_s <= bucket.max_wait_s and wait_s + option.prefill_s <= request.timeout_s
+
+
+def hopeless(request: Request, options: Sequence[Option]) -> bool:
+    """Its own prefill alone is certain to take longer than the client waits, wherever it goes."""
+    return min(option.prefill_s for option in options) > SURE * request.timeout_s
 
 
 def refuse(

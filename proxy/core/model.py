@@ -194,9 +194,12 @@ class Send(_Told):
 
 
 class Reject(_Told):
-    """Answer the request at once; `retry_after_s` is when capacity is predicted to be back."""
+    """Answer the request at once; `retry_after_s` is when capacity is predicted to be back.
 
-    __slots__ = ("bucket", "queued_s", "reason", "request", "retry_after_s")
+    `hopeless`: with nothing else to do, no backend would answer it in the client's time either.
+    """
+
+    __slots__ = ("bucket", "hopeless", "queued_s", "reason", "request", "retry_after_s")
 
     def __init__(
         self,
@@ -205,15 +208,18 @@ class Reject(_Told):
         bucket: str,
         queued_s: float,
         retry_after_s: float,
+        hopeless: bool = False,
     ) -> None:
         self.request = request
         self.reason = reason
         self.bucket = bucket
         self.queued_s = queued_s
         self.retry_after_s = retry_after_s
+        self.hopeless = hopeless
 
     def values(self) -> tuple[object, ...]:
-        return self.request, self.reason, self.bucket, self.queued_s, self.retry_after_s
+        when = self.queued_s, self.retry_after_s, self.hopeless
+        return self.request, self.reason, self.bucket, *when
 
 
 Action = Send | Reject

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 from typing import Final
 
-from forebay.proxy.core.admission import Admit, attainable, refuse, whole_s
+from forebay.proxy.core.admission import Admit, attainable, hopeless, refuse, whole_s
 from forebay.proxy.core.backend import UNLIMITED, Backend
 from forebay.proxy.core.dispatch import Dispatcher, least_patience_s
 from forebay.proxy.core.fairness import Fairness
@@ -157,7 +157,8 @@ class Shaper(Dispatcher):
             wait_s = min(o.wait_s for o in options) - min(bucket.max_wait_s, request.timeout_s)
             engines = sum(b.up for b in self.backends.values())
             wait_s = self._returns.book(bucket.name, wait_s, option.prefill_s, engines, now)
-            actions.append(Reject(request, reason, bucket.name, 0.0, whole_s(wait_s)))
+            never = reason == "deadline_unattainable" and hopeless(request, options)
+            actions.append(Reject(request, reason, bucket.name, 0.0, whole_s(wait_s), never))
         elif sent_now:
             actions.append(self._send(waiting, backend, option.matched_tokens, now))
         else:
