@@ -213,23 +213,26 @@ class App:
     def _headers(self, id_: str, cors: dict[str, str], send: Send) -> dict[str, str]:
         """What every answer to a shaped request says about its way."""
         headers = {
-            **cors,
-            REQUEST_ID: id_,
-            "Server": SERVER,
+            **self._stream_headers(id_, cors),
             "x-forebay-queue-ms": f"{send.queued_s * 1e3:.1f}",
             "x-forebay-bucket": send.bucket,
         }
-        if self.leaving or self.draining:
-            headers["Connection"] = "close"
         if self._config.debug_headers:
             headers["x-forebay-backend"] = send.backend
             headers["x-forebay-predicted-ms"] = f"{send.predicted_ttft_s * 1e3:.1f}"
         return headers
 
+    def _stream_headers(self, id_: str, cors: dict[str, str]) -> dict[str, str]:
+        """What every answer says that may begin before its end is known."""
+        headers = {**cors, REQUEST_ID: id_, "Server": SERVER}
+        if self.leaving or self.draining:
+            headers["Connection"] = "close"
+        return headers
+
     async def _passed_on(
         self, request: web.BaseRequest, raw: str, id_: str, record: Record, hold: Hold
     ) -> web.StreamResponse:
-        """A path that is not shaped: to any backend that is up, answer read whole."""
+        """A path that is not shaped: to any backend that is up; past admission and queues."""
         self._authenticate(request, record)
         if self.draining:
             raise errors.draining()
@@ -239,4 +242,5 @@ class App:
         salts = self._security.salts
         if body and salts and raw.partition("?")[0] not in UNCACHED:
             body = salted(body, request.content_type, record.tenant, salts)
-        return await self._relay.pass_on(request, raw, body, id_, record.tenant)
+        reply = self._stream_headers(id_, self._cors.answer(request.headers))
+        return await self._relay.pass_on(request, raw, body, id_, record.tenant, reply)

@@ -254,15 +254,26 @@ class Relay:
         return Failure("before_first_byte", errors.upstream_error(), retry)
 
     async def pass_on(
-        self, incoming: web.BaseRequest, target: str, body: bytes, id_: str, tenant: str
-    ) -> web.Response:
-        """A path that is not shaped: to any backend that takes work; raises ApiError."""
+        self,
+        incoming: web.BaseRequest,
+        target: str,
+        body: bytes,
+        id_: str,
+        tenant: str,
+        reply: dict[str, str],
+    ) -> web.StreamResponse:
+        """A path that is not shaped: to any backend that takes work; raises ApiError.
+
+        Args:
+            reply: headers of an answer that is a stream.
+        """
         headers = to_backend(incoming.headers, id_, authorization=not tenant)
         upstream, failure = self._backends.next_up(), None
         with Tries(self.budget) as tries:
             while upstream is not None:
                 try:
-                    return await self._pass_to(upstream, incoming, target, body, headers)
+                    answer = await self._pass_to(upstream, incoming, target, body, headers, reply)
+                    return await answer.relay() if isinstance(answer, Stream) else answer
                 except Failure as failed:
                     failure = failed
                     self._backends.judge(upstream.name, "", failed)
@@ -284,21 +295,33 @@ class Relay:
         target: str,
         body: bytes,
         headers: dict[str, str],
-    ) -> web.Response:
+        reply: dict[str, str],
+    ) -> Stream | web.Response:
         response: Answer | None = None
+        begun = False
         try:
             async with asyncio.timeout(self._config.timeouts.first_token):
                 # HEAD is GET, less its body.
                 method = "POST" if incoming.method == "POST" else "GET"
                 response = await self._backends.open(method, upstream, target, body, headers)
                 check_head(response)
+                streams = response.content_type == "text/event-stream"
+                if streams and response.status == 200 and method == "POST":
+                    told = Told(lambda: None, lambda _: None, lambda: self._lost(upstream))
+                    stream = Stream(
+                        incoming, upstream, response, reply, told, self._watchdog,
+                        until_done=False,  # /v1/responses ends without it
+                    )  # fmt: skip
+                    await stream.first_event()
+                    begun = True
+                    return stream
                 return await self._whole(incoming, upstream, response, {})
         except TimeoutError as error:
             raise Failure("timeout", errors.upstream_timeout(), "never") from error
         except UPSTREAM_ERRORS as error:
             raise self._fault(error) from error
         finally:
-            if response is not None:
+            if response is not None and not begun:
                 response.close()
 
     def _used(
@@ -344,5 +367,9 @@ class Relay:
 
     def _cut(self, exchange: Exchange, upstream: Upstream) -> None:
         exchange.record.reason = "upstream_stream_error"
+        self._lost(upstream)
+
+    def _lost(self, upstream: Upstream) -> None:
+        """A stream of its has ended too early."""
         self._metrics.upstream_error(upstream.name, "mid_stream")
         upstream.poke.set()  # it may have died: ask its health now

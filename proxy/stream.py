@@ -43,7 +43,10 @@ class Told:
 
 
 class Stream:
-    """The first event, then the rest."""
+    """The first event, then the rest.
+
+    `until_done`: it is whole when `[DONE]` has come; else wherever it ends between two events.
+    """
 
     def __init__(
         self,
@@ -53,8 +56,11 @@ class Stream:
         headers: dict[str, str],
         told: Told,
         watchdog: Watchdog,
+        *,
+        until_done: bool = True,
     ) -> None:
         self._incoming = incoming
+        self._until_done = until_done
         self._upstream = upstream
         self._answer = answer
         self._headers = headers
@@ -180,7 +186,7 @@ class Stream:
                 raise ClientGone
             await self._write(self._incoming.writer.drain(), watch)
         # However the connection ends after [DONE], nothing is missing; a clean end without is none.
-        return self._done
+        return self._done or not (self._until_done or self._failed or self._scanner.mid_event)
 
     def _looked_at(self, piece: bytes) -> bytes:
         """What can be given on now that `piece` has come: whole events, and none after the end."""

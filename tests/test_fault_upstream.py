@@ -589,6 +589,100 @@ def bad_ends() -> dict[str, bytes]:
     }
 
 
+RESPONSES = {"model": "m", "input": "hello", "stream": True}
+CREATED = (
+    b'event: response.created\ndata: {"type":"response.created","response":{"error":null}}\n\n'
+)
+DELTA = b'event: response.output_text.delta\ndata: {"delta":" yes"}\n\n'
+COMPLETED = (
+    b'event: response.completed\ndata: {"type":"response.completed","response":{"error":null,'
+    b'"usage":{"input_tokens":7}}}\n\n'
+)
+
+
+class TestOtherStreams:
+    """Of paths that are not shaped, such as /v1/responses, which knows no [DONE]."""
+
+    def test_events_pass_as_they_come(self) -> None:
+        """For longer than a first token may take, and not after all has come."""
+
+        async def serve(call: Call) -> None:
+            await call.send(STREAM_HEAD + chunk(CREATED))
+            for _ in range(10):
+                await asyncio.sleep(1)
+                await call.send(chunk(DELTA))
+            await call.send(chunk(COMPLETED) + b"0\r\n\r\n")
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            began, got = now(), b""
+            async with on.post(RESPONSES, "/v1/responses") as response:
+                assert response.status == 200
+                assert response.headers["server"] == "forebay"
+                assert response.headers["x-request-id"]
+                assert "x-secret" not in response.headers
+                assert await response.content.readany() == CREATED
+                assert now() - began < 0.5
+                got = await response.read()
+            assert got == DELTA * 10 + COMPLETED
+
+        on_stage(scene, serve, timeouts={"first_token": "3s"})
+
+    @pytest.mark.parametrize("how", ["reset", "half an event", "stall", "bad chunk"])
+    def test_a_cut_is_said(self, how: str) -> None:
+        async def serve(call: Call) -> None:
+            await call.send(STREAM_HEAD + chunk(CREATED))
+            await asyncio.sleep(0.1)
+            if how == "reset":
+                call.reset()
+                return
+            await call.send(bad_ends()[how])
+            await call.hung_up()
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            got = b""
+            async with on.post(RESPONSES, "/v1/responses") as response:
+                with pytest.raises(aiohttp.ClientPayloadError):  # noqa: PT012
+                    while part := await response.content.readany():
+                        got += part
+            assert got.startswith(CREATED + b"data: ")
+            error = orjson.loads(got.removeprefix(CREATED).removeprefix(b"data: "))["error"]
+            assert error["code"] == "upstream_stream_error"
+            await asyncio.sleep(4)
+            assert [b.open for b in backends] == [0, 0]
+            assert sum(len(b.calls) for b in backends) == 1
+
+        on_stage(scene, serve, serve, timeouts={"idle": "3s"})
+
+    def test_another_answers_before_the_first_event(self) -> None:
+        async def broken(call: Call) -> None:
+            await call.send(STREAM_HEAD)
+            call.reset()
+
+        async def good(call: Call) -> None:
+            await call.send(STREAM_HEAD + chunk(CREATED) + chunk(COMPLETED) + b"0\r\n\r\n")
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            for _ in range(2):
+                async with on.post(RESPONSES, "/v1/responses") as response:
+                    assert await response.read() == CREATED + COMPLETED
+
+        on_stage(scene, broken, good)
+
+    def test_the_backend_is_hung_up_on_when_the_client_leaves(self) -> None:
+        async def serve(call: Call) -> None:
+            await call.send(STREAM_HEAD + chunk(CREATED))
+            await call.hung_up()
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            async with on.post(RESPONSES, "/v1/responses") as response:
+                await response.content.readany()
+                response.close()
+            await settle()
+            assert backends[0].open == 0
+
+        on_stage(scene, serve)
+
+
 class TestMidStream:
     @pytest.mark.parametrize("how", bad_ends())
     def test_ends_with_an_error_event_and_broken_framing(self, how: str) -> None:
