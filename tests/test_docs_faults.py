@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-TABLES = [
-    path for name in ("faults.md", "faults-client.md") if (path := ROOT / "docs" / name).exists()
-]
+TABLES = sorted((ROOT / "docs").glob("faults*.md"))
 NAME = re.compile(r"`((?:Test\w+::)?test_\w+|Test\w+)`")
 
 
@@ -40,3 +38,9 @@ def test_every_row_names_tests_that_exist(table: Path) -> None:
         named = NAME.findall(cells[2])
         assert named or cells[2].strip() == "the same", row
         assert not (missing := [name for name in named if name not in known]), (missing, row)
+
+
+def test_the_readme_links_every_table() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert len(TABLES) >= 3
+    assert all(f"(docs/{table.name})" in readme for table in TABLES)
