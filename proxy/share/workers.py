@@ -30,7 +30,7 @@ MOST_WORKERS = 256
 RESTART_S, RESTART_MOST_S = 0.5, 30.0
 STEADY_S = 10.0  # a worker that lived so long is started again at once
 GRACE_S = 5.0  # beyond `timeouts.lame_duck` and `timeouts.drain`, for a worker to end by itself
-BAD_INPUT = 2  # exit status: no restart will help
+BAD_INPUT = 2  # exit status: as long as the configuration is what it is, no restart will help
 
 
 @dataclass(slots=True)
@@ -125,36 +125,44 @@ class Workers:
         """Start it, and start it again when it dies."""
         quick_deaths = 0
         while not self.stopping:
-            end = self.hub.new_end(worker.index)
-            words = [*self.command, "--worker", f"{worker.index}:{end.fileno()}"]
-            worker.started_at, worker.greeting = time.monotonic(), None
-            worker.starts += 1
+            worker.started_at = time.monotonic()
             try:
+                how = await self._live(worker)
+            except OSError as error:  # no memory, process or descriptor left: the others serve on
+                how = f"not started: {error.strerror}"
+            if self.stopping or self.refused:
+                return
+            lived_s = time.monotonic() - worker.started_at
+            quick_deaths = quick_deaths + 1 if lived_s < STEADY_S else 0
+            wait_s = again_in_s(quick_deaths)
+            self.say(f"worker {worker.index} died ({how}); again in {wait_s:g} s")
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.stop.wait(), wait_s)
+                return
+
+    async def _live(self, worker: Worker) -> str:
+        """Start it and wait until it has ended; how it did. Raises OSError if it cannot start."""
+        worker.greeting = None
+        worker.starts += 1
+        try:
+            with self.hub.new_end(worker.index) as end:
+                words = [*self.command, "--worker", f"{worker.index}:{end.fileno()}"]
                 worker.process = await asyncio.create_subprocess_exec(
                     *words, pass_fds=[end.fileno()], env=worker_environment(os.environ)
                 )
-            finally:
-                end.close()
             if self.stopping:  # told so while it was being started
                 worker.signal(signal.SIGTERM)
             status = await worker.process.wait()
             listened, worker.greeting = worker.greeting is not None, None
+        finally:
             self.hub.close_end(worker.index)
-            if self.stopping:
-                return
-            if status == BAD_INPUT and not listened:
+        if status == BAD_INPUT and not listened:
+            if worker.starts == 1 and not self.stopping:
                 self.refused = True
                 self.stop.set()
-                return
-            lived_s = time.monotonic() - worker.started_at
-            quick_deaths = quick_deaths + 1 if lived_s < STEADY_S else 0
-            wait_s = min(RESTART_MOST_S, RESTART_S * 2.0 ** (quick_deaths - 1))
-            if not quick_deaths:
-                wait_s = 0.0
-            self.say(f"worker {worker.index} died ({_how(status)}); again in {wait_s:g} s")
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self.stop.wait(), wait_s)
-                return
+            # Later the file has been changed since: those that run go on with what they took.
+            return "it finds the configuration bad"
+        return _how(status)
 
     async def _once_all_listen(self, listening: Callable[[], None]) -> None:
         await self.all_listen.wait()
@@ -241,6 +249,14 @@ def patience_s(config: Config, load: Callable[[], Config]) -> float:
     with suppress(InputError):  # then no worker has taken it either
         known.append(load().timeouts)
     return max(timeouts.lame_duck + timeouts.drain for timeouts in known)
+
+
+def again_in_s(quick_deaths: int) -> float:
+    """How long to wait before a worker that died is started again, by how often it died at once."""
+    if not quick_deaths:
+        return 0.0
+    # Doubled without end it would be past what a float can say, after some hours.
+    return float(min(RESTART_MOST_S, RESTART_S * 2 ** min(quick_deaths - 1, 8)))
 
 
 def _hold(host: str, port: int) -> socket.socket:
