@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from forebay.proxy import notify
 from forebay.proxy.app import App
@@ -81,7 +81,7 @@ class Reloader:
         self._seen = _stamp(watch)
         self._asked = asyncio.Event()
         self._lock = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     async def __aenter__(self) -> "Reloader":
         self._keep(asyncio.create_task(self._run()))
@@ -97,10 +97,23 @@ class Reloader:
         self._asked.set()
 
     async def reload(self) -> Result:
-        """Read the configuration again and put it in force."""
+        """Read the configuration again and put it in force, whole, even if the caller leaves.
+
+        An admin's client that hangs up cancels what it asked for; half a change must not stay.
+        """
+        task = asyncio.create_task(self._reload_in_turn())
+        self._keep(task)
+        return await asyncio.shield(task)
+
+    async def _reload_in_turn(self) -> Result:
         async with self._lock:
             notify.reloading()
-            result = await self._reload()
+            try:
+                result = await self._reload()
+            except Exception as error:
+                # A fault of ours: the next change of the file, or signal, must still be heard.
+                self.said = f"not reloaded whole: internal error: {type(error).__name__}; restart"
+                result = "failed"
             self._parts.metrics.reloaded(result, self.generation)
             self._say(f"configuration {self.said}")
             notify.ready(f"configuration {self.said}")
@@ -214,7 +227,7 @@ class Reloader:
             self._asked.clear()
             await self.reload()
 
-    def _keep(self, task: asyncio.Task[None]) -> None:
+    def _keep(self, task: asyncio.Task[Any]) -> None:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -315,6 +315,61 @@ def test_keys_come_with_the_configuration_or_it_does_not_come(tmp_path: Path) ->
     run(main())
 
 
+def test_a_reload_goes_on_when_its_client_hangs_up(tmp_path: Path) -> None:
+    """It waits for a new backend's first answer, which does not come."""
+
+    async def main() -> None:
+        async with two_backends(tmp_path, 1) as (files, _, first, second, on):
+            second.healthy = None
+            files.write({"b0": first.url, "b1": second.url}, reject_status=503)
+            asking = asyncio.create_task(_read(on.client.post(f"{on.proxy.admin_url}/reload")))
+            await settle()
+            assert second.connections == 1
+            assert on.proxy.reloader.generation == 0
+            probes = dict(on.proxy.backends._probes)
+            asking.cancel()
+            await asyncio.wait([asking])
+            await settle()
+            assert await on.proxy.reloader.reload() == "unchanged"
+            assert on.proxy.reloader.generation == 1
+            assert on.proxy.app._config.reject_status == 503
+            assert on.proxy.backends._probes == probes
+            assert [line for line in on.said if line.startswith("configuration")] == [
+                "configuration reloaded (backends, reject_status)",
+                "configuration unchanged",
+            ]
+
+    run(main())
+
+
+def test_a_fault_of_ours_is_said_and_the_next_change_is_heard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> Config:
+        raise KeyError("no such key")
+
+    async def main() -> None:
+        files = Files(tmp_path)
+        async with RawBackend().running() as backend:
+            files.write({"b0": backend.url})
+            async with stage([backend.url], load=files.load, watch=files.path) as on:
+                with monkeypatch.context() as patch:
+                    patch.setattr(on.proxy.reloader, "_load", broken)
+                    on.proxy.reloader.ask()
+                    await asyncio.sleep(1)
+                assert on.said[-1] == (
+                    "configuration not reloaded whole: internal error: KeyError; restart"
+                )
+                assert 'config_reloads_total{result="failed"} 1.0' in (
+                    on.proxy.metrics.text().decode()
+                )
+                files.write({"b0": backend.url}, timeouts={"idle": "7s"})
+                await asyncio.sleep(5)
+                assert on.proxy.reloader.said == "reloaded (timeouts.idle)"
+
+    run(main())
+
+
 def test_without_a_file_there_is_nothing_to_reload() -> None:
     async def main() -> None:
         async with (
