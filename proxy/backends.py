@@ -296,7 +296,10 @@ class Backends:
                 self.on_hang(upstream)
             upstream.poke.clear()
             with suppress(TimeoutError):
-                await asyncio.wait_for(upstream.poke.wait(), self._config.health.interval)
+                # `wait_for` loses a cancellation that comes at the same time as the event: the
+                # old address of a backend that has moved would be asked for ever.
+                async with asyncio.timeout(self._config.health.interval):
+                    await upstream.poke.wait()
 
     async def _probe(self, upstream: Upstream) -> str | None:
         """What is wrong with it, None if nothing is."""

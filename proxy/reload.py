@@ -219,7 +219,9 @@ class Reloader:
     async def _run(self) -> None:
         while True:
             try:
-                await asyncio.wait_for(self._asked.wait(), LOOK_S)
+                # `wait_for` loses a cancellation that comes at the same time as the event.
+                async with asyncio.timeout(LOOK_S):
+                    await self._asked.wait()
             except TimeoutError:
                 seen = _stamp(self._watch)
                 if seen is None or seen == self._seen:  # also while an editor replaces it

@@ -370,6 +370,39 @@ def test_a_fault_of_ours_is_said_and_the_next_change_is_heard(
     run(main())
 
 
+@pytest.mark.parametrize("turns", range(6))
+def test_stopped_in_the_turn_in_which_it_is_asked_to_reload(turns: int) -> None:
+    async def main() -> None:
+        async with RawBackend().running() as backend, stage([backend.url]) as on:
+            await settle()
+            on.proxy.reloader.ask()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            async with asyncio.timeout(60):
+                await on.proxy.reloader.__aexit__()
+
+    run(main())
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_a_backend_that_leaves_in_the_turn_in_which_it_is_poked_is_asked_no_more(
+    turns: int,
+) -> None:
+    async def main() -> None:
+        async with RawBackend().running() as backend, stage([backend.url]) as on:
+            await settle()
+            backends = on.proxy.backends
+            probe = backends._probes["b0"]
+            backends.upstreams["b0"].poke.set()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            backends.leave("b0")
+            await settle()
+            assert probe.cancelled()
+
+    run(main())
+
+
 def test_without_a_file_there_is_nothing_to_reload() -> None:
     async def main() -> None:
         async with (
