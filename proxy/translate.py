@@ -58,6 +58,7 @@ class Translator:
         self._say = say
         self._offers: asyncio.Queue[_Offer] = asyncio.Queue(WAITING_PROMPTS)
         self._said = False
+        self._failed = False
         self._busy = False
 
     @property
@@ -103,6 +104,13 @@ class Translator:
                     )
                     self._said = True
                 await asyncio.sleep(GIVE_UP_S)
+            except Exception as error:
+                # A fault of ours over one prompt: the others are translated all the same.
+                if not self._failed:
+                    self._say(
+                        f"a prompt was not translated: internal error: {type(error).__name__}"
+                    )
+                    self._failed = True
             self._busy = False
             await asyncio.sleep(REST * (clock() - started))
 
@@ -115,7 +123,11 @@ class Translator:
         if isinstance(question, list):
             ids, text_bytes = question, BYTES_PER_TOKEN_ID * len(question)
         else:
-            data = await self._ask(offer.upstream, orjson.dumps(question))
+            try:
+                body = orjson.dumps(question)
+            except orjson.JSONEncodeError:  # it reads 1024 levels and writes 254
+                return  # not Untold: one client's prompt must not stop the others' for GIVE_UP_S
+            data = await self._ask(offer.upstream, body)
             ids, text_bytes = await asyncio.to_thread(_tokens, data), offer.asked.prompt_bytes
         size = self._translations.block_size
         if not size:  # nobody is followed any more
@@ -151,6 +163,8 @@ def _question(fields: dict[str, Any]) -> dict[str, Any] | list[int] | None:
     if any(fields.get(name) is not None for name in UNTRANSLATABLE):
         return None
     if "messages" in fields:
+        if fields.get("prompt") is not None:  # which of them it was is not known here
+            return None
         if not all(_is_text(message.get("content")) for message in fields["messages"]):
             return None
         return {name: fields[name] for name in CHAT_FIELDS if name in fields}

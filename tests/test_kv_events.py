@@ -472,6 +472,31 @@ def test_what_was_sent_to_a_server_that_is_gone_says_nothing_of_the_new_one(told
     assert backend.matched_tokens(Request("z", 301, 0, (1, 2, 3), 100.0)) == 0
 
 
+@asynccontextmanager
+async def translating(
+    translations: Translations, said: list[str]
+) -> AsyncIterator[Callable[[bytes, Request], None]]:
+    """A translator at work without an engine; offer it prompts of token ids."""
+    url = "http://127.0.0.1:1"
+    upstream = Upstream(BackendConfig(name="b0", url=url), Origin(url, 1.0))
+    backends = SimpleNamespace(upstreams={upstream.name: upstream})
+    translator = Translator(cast(Any, backends), translations, 2_048, said.append)
+
+    def offer(body: bytes, request: Request) -> None:
+        asked = cast(Any, SimpleNamespace(request=request, prompt_bytes=0))
+        translator.offer(body, asked, upstream)
+
+    task = asyncio.create_task(translator.run())
+    yield offer
+    task.cancel()
+
+
+async def known(translations: Translations, request: Request) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not translations.known(request.blocks):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
 def test_the_salt_that_counts_is_the_one_that_was_sent() -> None:
     """The proxy's own is spliced in behind the client's: the last of equal keys counts."""
     ids = list(range(65))
@@ -480,20 +505,40 @@ def test_the_salt_that_counts_is_the_one_that_was_sent() -> None:
 
     async def main() -> None:
         translations = Translations(16)
-        url = "http://127.0.0.1:1"
-        upstream = Upstream(BackendConfig(name="b0", url=url), Origin(url, 1.0))
-        backends = SimpleNamespace(upstreams={upstream.name: upstream})
-        translator = Translator(cast(Any, backends), translations, 2_048, print)
-        task = asyncio.create_task(translator.run())
-        asked = cast(Any, SimpleNamespace(request=request, prompt_bytes=0))
-        translator.offer(body.encode(), asked, upstream)
-        async with asyncio.timeout(WAIT_S):
-            while not translations.known(request.blocks):  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
-        task.cancel()
+        async with translating(translations, []) as offer:
+            offer(body.encode(), request)
+            await known(translations, request)
         keys = list(translations.place(1).keys)
         assert keys == chain_keys(ids[:64], 16, extra_keys=[["ours"]])
         assert keys[0] != chain_keys(ids[:64], 16)[0]
+
+    play(main)
+
+
+DEEP = b"[" * 300 + b"]" * 300
+CHAT = b'{"messages":[{"role":"user","content":"x"}]'
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (CHAT + b',"chat_template_kwargs":' + DEEP + b"}", []),
+        (b'{"prompt":"x","messages":5}', []),
+        (b'{"prompt":"x","messages":["y"]}', []),
+        (b'"no object"', ["a prompt was not translated: internal error: AttributeError"]),
+    ],
+)
+def test_a_prompt_that_cannot_be_translated_holds_up_no_other(body: bytes, says: list[str]) -> None:
+    async def main() -> None:
+        translations, said = Translations(16), list[str]()
+        odd, good = Request("x", 65, 0, (1, 2), 32.0), Request("y", 65, 0, (3, 4), 32.0)
+        async with translating(translations, said) as offer:
+            offer(body, odd)
+            offer(body, odd)
+            offer(json.dumps({"prompt": list(range(65))}).encode(), good)
+            await known(translations, good)
+        assert said == says
+        assert not translations.known(odd.blocks)
 
     play(main)
 
