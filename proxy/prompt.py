@@ -147,7 +147,9 @@ def _chat_bytes(fields: dict[str, Any]) -> bytes:
     for index, message in enumerate(messages):
         if not isinstance(message, dict):
             raise _wrong(f"messages[{index}]", "an object", "messages")
-        parts.append(f"\0{message.get('role')}\0".encode("utf-8", "surrogatepass"))
+        role = message.get("role")
+        # Anything else is the backend's to refuse; its text may be too deep to be made.
+        parts.append(f"\0{role if isinstance(role, str) else ''}\0".encode())
         content = message.get("content")
         if isinstance(content, str):
             parts.append(content.encode())

@@ -115,6 +115,17 @@ def test_the_rest_passes_byte_for_byte(body: bytes) -> None:
     before_oracle(scene)
 
 
+@pytest.mark.parametrize("role", [b"[" * 1000 + b"]" * 1000, b"7", b"null", b'"\\u00e9"'])
+def test_a_role_is_the_backends_to_judge(role: bytes) -> None:
+    async def scene(on: Stage, oracle: Oracle) -> None:
+        body = b'{"messages":[{"role":' + role + b',"content":"x"}]}'
+        assert (await ask(on, post(body=body, path=CHAT))).status == 200
+        assert oracle.requests[0].body == body
+        assert not [line for line in on.said if "internal" in line]
+
+    before_oracle(scene)
+
+
 @pytest.mark.parametrize(
     "codings", [[b"gzip"], [b"deflate"], [b"br"], [b"x"], [b"identity", b"gzip"], [b"GZIP"]]
 )
