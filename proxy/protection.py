@@ -26,6 +26,7 @@ CGROUPS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
+NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 NO_LIMIT = 1 << 60  # cgroup v1 says "no limit" with a number about as large
 
 
@@ -45,6 +46,7 @@ class Protection:
         self._read = read or self._measure
         self._lags: deque[float] = deque(maxlen=LAG_STEPS)
         self._task: asyncio.Task[None] | None = None
+        self._resident_bytes = 0.0  # at the last look
         self.reconfigure(limits)
         self.reading = Reading()
         self.shed = 0  # classes that are refused now
@@ -92,7 +94,8 @@ class Protection:
                 self.decide()
 
     def _measure(self, lag_p99_s: float) -> Reading:
-        memory = resident_bytes() / self._memory_bytes
+        self._resident_bytes = resident_bytes(self._resident_bytes)
+        memory = self._resident_bytes / self._memory_bytes
         return Reading(lag_p99_s / self._lag_s, memory, descriptor_share())
 
 
@@ -113,11 +116,13 @@ def memory_limit(limits: Limits) -> float:
         return inf
 
 
-def resident_bytes() -> float:
-    """Resident memory; 0 where /proc is not."""
+def resident_bytes(last: float = 0.0) -> float:
+    """Resident memory; 0 where /proc is not, `last` while no descriptor is left to look with."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    except (OSError, ValueError, IndexError):
+    except OSError as error:
+        return last if error.errno in NO_DESCRIPTOR else 0.0
+    except (ValueError, IndexError):
         return 0.0
     return float(pages * os.sysconf("SC_PAGE_SIZE"))
 
@@ -130,6 +135,6 @@ def descriptor_share() -> float:
         used = len(os.listdir("/proc/self/fd"))
     except ImportError:
         return 0.0
-    except OSError as error:  # not there, or looking needs a descriptor and there is none
-        return 1.0 if error.errno in (errno.EMFILE, errno.ENFILE) else 0.0
+    except OSError as error:  # looking takes a descriptor, too
+        return 1.0 if error.errno in NO_DESCRIPTOR else 0.0
     return used / resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -1,6 +1,7 @@
 """A proxy that is short of something itself refuses the least urgent first."""
 
 import asyncio
+import resource
 import time
 
 import pytest
@@ -57,6 +58,26 @@ def test_what_is_measured() -> None:
     assert resident_bytes() > 10 << 20
     assert memory_limit(Limits(memory=1 << 30)) == 1 << 30
     assert memory_limit(Limits()) > 64 << 20
+
+
+def test_out_of_descriptors_is_no_reason_to_take_more() -> None:
+    """Looking takes a descriptor, too."""
+
+    async def main() -> None:
+        protection = Protection(Limits(memory=1 << 30), print, lambda lag_s: None)
+        protection.decide()
+        before = protection.reading.memory
+        assert before > 0.01
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+        try:
+            protection.decide()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert protection.reading == Reading(0.0, before, 1.0)
+        assert protection.shed > 0
+
+    run(main())
 
 
 def test_the_task_samples_lag_and_decides_once_a_second() -> None:
