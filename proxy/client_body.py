@@ -12,6 +12,7 @@ from forebay.proxy import errors
 from forebay.proxy.errors import ApiError
 
 LEAST_BYTES_PER_S = 100_000  # a slower body is a slow loris
+AHEAD_BYTES = 64 << 10  # of a stated length, held before they come
 
 
 class ByteBudget:
@@ -36,13 +37,17 @@ class Hold:
         self._budget.held -= self._held
         self._held = 0
 
+    def check(self, size: int) -> None:
+        """Raises ApiError 429 when there is no room to hold `size` bytes now."""
+        more = size - self._held
+        if more > 0 and self._budget.held + more > self._budget.limit:
+            raise errors.overfull()
+
     def reach(self, size: int) -> None:
         """Hold `size` bytes if it is less now; raises ApiError 429 when there is no room."""
-        more = size - self._held
-        if more > 0:
-            if self._budget.held + more > self._budget.limit:
-                raise errors.overfull()
-            self._budget.held += more
+        self.check(size)
+        if size > self._held:
+            self._budget.held += size - self._held
             self._held = size
 
 
@@ -51,8 +56,9 @@ async def read_client_body(
 ) -> bytes:
     """The body; raises ApiError 400, 408, 413, 415, 429.
 
-    Room is held before bytes are read: for all of them when the length was stated, else as they
-    come. A body is too slow when, `patience_s` after it was begun or later, it has not come at
+    Room is held as bytes come, and for the next few of a stated length: whoever states much and
+    sends nothing must not keep the others out. A stated length that does not fit now is refused at
+    once. A body is too slow when, `patience_s` after it was begun or later, it has not come at
     LEAST_BYTES_PER_S. `100 Continue` is sent once nothing but the bytes themselves is wanting.
     """
     headers = request.headers
@@ -61,10 +67,11 @@ async def read_client_body(
             415, "unsupported_encoding", "Send the body uncompressed.", param="content-encoding",
             close=True,
         )  # fmt: skip
-    length = request.content_length
-    if length is not None and length > limit:
+    length = request.content_length or 0
+    if length > limit:
         raise _too_large(limit)
-    hold.reach(length or 0)
+    hold.check(length)
+    hold.reach(min(length, AHEAD_BYTES))
     if "expect" in headers and request.version != HttpVersion10 and request.can_read_body:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0
@@ -78,7 +85,7 @@ async def read_client_body(
                 size = len(body) + len(part)
                 if size > limit:
                     raise _too_large(limit)
-                hold.reach(size)
+                hold.reach(max(size, min(length, size + AHEAD_BYTES)))
                 body += part
                 deadline.reschedule(since + size / LEAST_BYTES_PER_S)
     except TimeoutError:

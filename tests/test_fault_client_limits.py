@@ -3,6 +3,7 @@
 import asyncio
 import os
 import resource
+from contextlib import AsyncExitStack
 
 import pytest
 from proxy_stage import RawBackend, Stage, chunk, settle, silent, stage
@@ -22,6 +23,7 @@ from raw_client import (
     responses,
 )
 
+from forebay.proxy.client_body import AHEAD_BYTES
 from forebay.proxy.config import Config
 from forebay.replay.sim.clock import run
 
@@ -85,6 +87,43 @@ class TestBodies:
             assert on.proxy.app._held_bytes == 0
 
         before_oracle(scene, limits={"queue_bytes": 1000})
+
+    def test_who_states_much_and_sends_nothing_keeps_nobody_out(self) -> None:
+        async def scene(on: Stage, oracle: Oracle) -> None:
+            async with AsyncExitStack() as stack:
+                for _ in range(8):
+                    _, writer = await stack.enter_async_context(connected(on))
+                    writer.write(POST + HOST + b"Content-Length: 1000000\r\n\r\n")
+                await settle()
+                assert on.proxy.app._held_bytes == 8 * AHEAD_BYTES
+                assert (await ask(on, post())).status == 200
+
+        before_oracle(scene, limits={"queue_bytes": "1500KiB"})
+
+    def test_a_body_for_which_there_is_no_room_any_more(self) -> None:
+        """Two were begun, and together they are too much: one is refused, the other served."""
+
+        def body(size: int) -> bytes:
+            return b'{"max_tokens":1,"prompt":"' + b"x" * (size - 28) + b'"}'
+
+        def head(size: int) -> bytes:
+            return POST + HOST + CLOSE + b"Content-Length: %d\r\n\r\n" % size
+
+        async def scene(on: Stage, oracle: Oracle) -> None:
+            async with connected(on) as (one, to_one), connected(on) as (other, to_other):
+                to_one.write(head(150_000))
+                to_other.write(head(130_000) + body(130_000)[:70_000])
+                await settle()
+                assert on.proxy.app._held_bytes == AHEAD_BYTES + 130_000
+                to_one.write(body(150_000)[:100_000])
+                (refused,) = responses(await one.read())
+                assert (refused.status, refused.error["code"]) == (429, "queue_full")
+                assert refused.closes
+                to_other.write(body(130_000)[70_000:])
+                (served,) = responses(await other.read())
+                assert served.status == 200
+
+        before_oracle(scene, limits={"queue_bytes": 200_000}, buckets=ANY_LENGTH)
 
     def test_room_is_held_until_the_answer(self) -> None:
         async def main() -> None:
