@@ -16,7 +16,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from proxy_stage import Call, RawBackend, by_request
+from proxy_stage import Call, RawBackend, by_request, settle
 
 from forebay.proxy.config import Config
 from forebay.proxy.config_sources import config_yaml, load_config
@@ -26,8 +26,10 @@ from forebay.proxy.driver import Driver
 from forebay.proxy.serve import Proxy, start_proxy
 from forebay.proxy.share.exchange import exchanging
 from forebay.proxy.share.hub import Hub, HubLink
+from forebay.proxy.share.redis_link import RedisLink
 from forebay.proxy.share.worker import worker_environment
 from forebay.proxy.share.workers import patience_s
+from forebay.replay.sim.clock import run
 from forebay.traces.errors import InputError
 
 PATIENCE_S = 60.0
@@ -463,6 +465,33 @@ def test_proxies_meet_on_redis_go_on_alone_without_it_and_meet_again() -> None:
         assert any("alone" in line for line in said)
 
     asyncio.run(main())
+
+
+def test_a_fault_in_a_session_is_said_and_the_next_session_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("redis", reason="pip install 'forebay[redis]'")
+
+    async def main() -> None:
+        sessions, second = list[RedisLink](), asyncio.Event()
+
+        async def session(link: RedisLink, heard: object) -> None:
+            sessions.append(link)
+            link.trouble = ""  # connected
+            if len(sessions) == 1:
+                raise ExceptionGroup("", [ExceptionGroup("", [KeyError("our own")])])
+            second.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(RedisLink, "_session", session)
+        link = RedisLink("redis://127.0.0.1:1")
+        async with asyncio.timeout(60), link.listen(lambda data: None):
+            await settle()
+            assert (link.connected, link.trouble) == (False, "internal error: KeyError")
+            await second.wait()
+            assert link.connected
+
+    run(main())
 
 
 async def publish(port: int, channel: str, data: bytes) -> None:

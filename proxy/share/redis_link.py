@@ -81,16 +81,18 @@ class RedisLink:
 
         wait_s = RETRY_S
         while True:
+            least_s = 0.0
             try:
                 await self._session(heard)
             # TypeError, ValueError: the URL has an option that the client does not know.
             except* (RedisError, OSError, TimeoutError, TypeError, ValueError) as group:
-                first = group.exceptions[0]
-                while isinstance(first, BaseExceptionGroup):
-                    first = first.exceptions[0]
-                # Its class only: a message may hold the address and what was sent.
-                trouble = type(first).__name__
-            wait_s = RETRY_S if self.connected else min(RETRY_MOST_S, 2 * wait_s)
+                trouble = _class(group)
+            except* Exception as group:
+                # A fault of ours or of the client: it would be "connected" for ever, and nobody at
+                # it. It is said each time it happens, so not often.
+                trouble, least_s = f"internal error: {_class(group)}", RETRY_MOST_S
+            again_s = RETRY_S if self.connected else min(RETRY_MOST_S, 2 * wait_s)
+            wait_s = max(least_s, again_s)
             self.trouble = trouble
             await asyncio.sleep(wait_s)
 
@@ -140,3 +142,10 @@ class RedisLink:
                         ignore_subscribe_messages=True, timeout=SILENT_S
                     )
             heard(message["data"])
+
+
+def _class(error: BaseException) -> str:
+    """What kind of error it is, or the first of a group: its text may hold the address and data."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return type(error).__name__
