@@ -58,6 +58,11 @@ class Listen(_Section):
     admin_port: int = Field(9090, ge=0, le=65535)
     reuse_port: bool = False
 
+    @property
+    def asked_at(self) -> str:
+        """The host of the admin port, of one process as of many."""
+        return self.admin_host or self.host
+
 
 class BackendConfig(_Section):
     """One vLLM server.

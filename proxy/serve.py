@@ -205,7 +205,7 @@ async def start_proxy(
         if share_port:
             await backends.asked()  # from the first connection on, the other proxy is not asked
         at = config.listen
-        admin_host = at.admin_host or at.host
+        admin_host = at.asked_at
         tls = security.tls.context if security.tls else None
         runner, port = await _listen(
             stack, public, at.host, at.port, "port", reuse_port=share_port, tls=tls

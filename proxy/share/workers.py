@@ -197,7 +197,7 @@ async def serve_with_workers(
         raise InputError("--workers: this system cannot share a port between processes")
     if not 1 <= count <= MOST_WORKERS:
         raise InputError(f"--workers {count}: give 1 to {MOST_WORKERS}")
-    host = config.listen.host
+    host, admin_host = config.listen.host, config.listen.asked_at
     async with AsyncExitStack() as stack:
         # Held and never listened on: it fixes the port, and fails now if somebody else has it.
         holder = stack.enter_context(_hold(host, config.listen.port))
@@ -216,13 +216,13 @@ async def serve_with_workers(
         try:
             runner, admin_port = await listen(
                 HttpServer(admin.handle),
-                host,
+                admin_host,
                 config.listen.admin_port,
                 reuse_port=config.listen.reuse_port,
             )
         except OSError as error:
             raise InputError(
-                f"listen.admin_port: cannot listen on {host}:{config.listen.admin_port} "
+                f"listen.admin_port: cannot listen on {admin_host}:{config.listen.admin_port} "
                 f"({error.strerror})"
             ) from error
         stack.push_async_callback(runner.cleanup)
@@ -230,17 +230,21 @@ async def serve_with_workers(
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, workers.stop.set)
         loop.add_signal_handler(signal.SIGHUP, workers.reload)
-        shown = f"[{host}]" if ":" in host else host
 
         def listening() -> None:
             where = (
-                f"listening on http://{shown}:{port}, admin on http://{shown}:{admin_port}, "
+                f"listening on http://{_bracketed(host)}:{port}, "
+                f"admin on http://{_bracketed(admin_host)}:{admin_port}, "
                 f"{count} workers"
             )
             say(where)
             notify.ready(where)
 
         return await workers.run(listening, lambda: patience_s(config, load))
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def patience_s(config: Config, load: Callable[[], Config]) -> float:
