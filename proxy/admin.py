@@ -21,6 +21,7 @@ from forebay.proxy.core.explain import ExplainedShaper
 from forebay.proxy.driver import Driver
 from forebay.proxy.errors import CLIENT, error_body
 from forebay.proxy.estimate import TokenEstimate
+from forebay.proxy.http_server import no_such_path
 from forebay.proxy.metrics import ProxyMetrics
 from forebay.proxy.protection import Protection
 from forebay.proxy.receipt_text import told
@@ -91,7 +92,7 @@ class Admin:
                 result = await self._reloader.reload()
                 status = 400 if result == "failed" else 200
                 return web.Response(status=status, text=f"{result}: {self._reloader.said}\n")
-        return web.Response(status=404, text="not found\n")
+        return no_such_path(request)
 
     def _explain(self, request_id: str) -> web.Response:
         """Why a request went where it went; 404 when it is unknown or forgotten."""

@@ -247,12 +247,21 @@ class HttpServer(web.Server):
         if error := _head_fault(request, self.header_bytes):
             return error_response(error, request_id(request.headers))
         response = await self._handler(request)
+        if not response.prepared:  # an answer of the admin port, which nobody has named yet
+            response.headers.setdefault(REQUEST_ID, request_id(request.headers))
+            response.headers.setdefault("Server", SERVER_NAME)
         if cannot_go_on(request):
             response.force_close()
         return response
 
     def __call__(self) -> _Protocol:
         return _Protocol(self, loop=self._loop, **self._kwargs)
+
+
+def no_such_path(request: web.BaseRequest) -> web.Response:
+    """404, in the form of every other error."""
+    error = ApiError(404, "not_found", "There is no such path here.")
+    return error_response(error, request_id(request.headers))
 
 
 def cannot_go_on(request: web.BaseRequest) -> bool:

@@ -249,6 +249,33 @@ def test_workers_get_as_long_as_they_were_promised_since() -> None:
     assert patience_s(config("2s", "3s"), bad) == 5.0
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.2 is ours on Linux only")
+def test_the_admin_ports_of_all_are_where_they_were_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have no keys: on the public address anybody could drain the proxy."""
+    monkeypatch.setenv("FOREBAY_LISTEN__ADMIN_HOST", "127.0.0.2")
+
+    async def main() -> None:
+        async with (
+            RawBackend().running() as backend,
+            proxy_process("--workers", "2", "--backend", backend.url) as (_, url, admin),
+            aiohttp.ClientSession() as client,
+        ):
+            assert url.startswith("http://127.0.0.1:")
+            assert admin.startswith("http://127.0.0.2:")
+            async with client.get(admin + "/status", headers={"x-request-id": "a1"}) as response:
+                assert response.headers["x-request-id"] == "a1"
+                workers = (await response.json())["workers"]
+            async with client.get(admin + "/none") as response:
+                assert response.status == 404
+                assert (await response.json())["error"]["code"] == "not_found"
+                assert response.headers["x-request-id"]
+            for own in (admin, *(worker["admin_url"] for worker in workers)):
+                with pytest.raises(aiohttp.ClientConnectorError):
+                    await client.get(own.replace("127.0.0.2", "127.0.0.1") + "/healthz")
+
+    asyncio.run(main())
+
+
 def test_workers_do_not_speak_to_the_service_manager() -> None:
     given = {"NOTIFY_SOCKET": "/run/notify", "FOREBAY_UPSTREAM_API_KEY": "k"}
     assert worker_environment(given) == {"FOREBAY_UPSTREAM_API_KEY": "k"}

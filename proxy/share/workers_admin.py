@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from forebay.proxy.admin import asked_for
 from forebay.proxy.errors import SERVER, error_body
+from forebay.proxy.http_server import no_such_path
 
 if TYPE_CHECKING:
     from forebay.proxy.share.workers import Worker, Workers
@@ -75,7 +76,7 @@ class WorkersAdmin:
             case "POST", "/drain":
                 self._workers.stop.set()
                 return web.Response(status=202, text="draining\n")
-        return web.Response(status=404, text="not found\n")
+        return no_such_path(request)
 
     async def _explain(self, request_id: str) -> web.Response:
         """What the worker says that had the request; the latest of several."""
