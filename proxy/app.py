@@ -55,7 +55,7 @@ class App:
         self._telemetry = telemetry
         self._protection = protection
         self._security = security
-        self._budget = ByteBudget(config.limits.queue_bytes)
+        self._budget = ByteBudget(config.limits.queue_bytes, config.reject_status)
         self._cors = Cors(config.cors_origins)
         self._made = 0
         self.leaving = False  # work is still taken, but connections are told to close
@@ -73,6 +73,7 @@ class App:
         """Requests that come from now on find this configuration."""
         self._config = config
         self._budget.limit = config.limits.queue_bytes
+        self._budget.status = config.reject_status
         self._cors = Cors(config.cors_origins)
 
     @property
@@ -94,9 +95,8 @@ class App:
             response = await self._route(request, id_, record)
             status = response.status
         except ApiError as error:
-            extra = {} if record.bucket == "none" else {"x-forebay-bucket": record.bucket}
             record.reason = error.code
-            response = error_response(error, id_, extra)
+            response = error_response(error, id_, self._way(record))
             status = response.status
         except asyncio.CancelledError:
             status = CLIENT_GONE
@@ -204,11 +204,19 @@ class App:
         except Rejected as refused:
             record.bucket = refused.action.bucket or "none"
             record.queued_s = refused.action.queued_s
-            error = errors.rejected(refused.action, self._config.reject_status)
-            error.headers = {
-                **error.headers, "x-forebay-queue-ms": f"{refused.action.queued_s * 1e3:.1f}"
-            }  # fmt: skip
-            raise error from None
+            raise errors.rejected(refused.action, self._config.reject_status) from None
+
+    def _way(self, record: Record) -> dict[str, str]:
+        """What an error says about its request's way, as far as it went."""
+        headers = {}
+        if record.bucket != "none":
+            headers["x-forebay-bucket"] = record.bucket
+        if record.queued_s is not None:
+            headers["x-forebay-queue-ms"] = f"{record.queued_s * 1e3:.1f}"
+        if self._config.debug_headers and record.predicted_ttft_s is not None:
+            headers["x-forebay-backend"] = record.backend
+            headers["x-forebay-predicted-ms"] = f"{record.predicted_ttft_s * 1e3:.1f}"
+        return headers
 
     def _headers(self, id_: str, cors: dict[str, str], send: Send) -> dict[str, str]:
         """What every answer to a shaped request says about its way."""

@@ -16,10 +16,11 @@ AHEAD_BYTES = 64 << 10  # of a stated length, held before they come
 
 
 class ByteBudget:
-    """The bytes that the bodies of all requests may hold at once."""
+    """The bytes that the bodies of all requests may hold at once; `status` refuses more."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, status: int = 429) -> None:
         self.limit = limit
+        self.status = status
         self.held = 0
 
 
@@ -38,13 +39,13 @@ class Hold:
         self._held = 0
 
     def check(self, size: int) -> None:
-        """Raises ApiError 429 when there is no room to hold `size` bytes now."""
+        """Raises ApiError when there is no room to hold `size` bytes now."""
         more = size - self._held
         if more > 0 and self._budget.held + more > self._budget.limit:
-            raise errors.overfull()
+            raise errors.overfull(self._budget.status)
 
     def reach(self, size: int) -> None:
-        """Hold `size` bytes if it is less now; raises ApiError 429 when there is no room."""
+        """Hold `size` bytes if it is less now; raises ApiError when there is no room."""
         self.check(size)
         if size > self._held:
             self._budget.held += size - self._held
@@ -54,7 +55,7 @@ class Hold:
 async def read_client_body(
     request: web.BaseRequest, limit: int, patience_s: float, hold: Hold
 ) -> bytes:
-    """The body; raises ApiError 400, 408, 413, 415, 429.
+    """The body; raises ApiError 400, 408, 413, 415, and that of a full budget.
 
     Room is held as bytes come, and for the next few of a stated length: whoever states much and
     sends nothing must not keep the others out. A stated length that does not fit now is refused at

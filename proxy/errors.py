@@ -91,10 +91,10 @@ def overloaded() -> ApiError:
     )  # fmt: skip
 
 
-def overfull() -> ApiError:
+def overfull(load_status: int = 429) -> ApiError:
     """The bytes of all waiting requests have reached their bound."""
     return ApiError(
-        429, "queue_full", "Too many bytes are waiting. Try again later.", LOAD,
+        load_status, "queue_full", "Too many bytes are waiting. Try again later.", LOAD,
         headers=retry_headers(1.0), close=True,
     )  # fmt: skip
 

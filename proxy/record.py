@@ -33,6 +33,7 @@ class Record:
     service_class: str = ""
     backend: str = ""
     queued_s: float | None = None
+    predicted_ttft_s: float | None = None
     sent_at: float | None = None
     first_token_at: float | None = None
     prompt_tokens: int = 0
@@ -47,6 +48,7 @@ class Record:
         """It has a slot on a backend: the first, or another after a failure."""
         self.bucket, self.backend = send.bucket, send.backend
         self.queued_s, self.sent_at = send.queued_s, now
+        self.predicted_ttft_s = send.predicted_ttft_s
         if self.span is not None:
             self.span.sent(self)
 

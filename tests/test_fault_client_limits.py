@@ -125,6 +125,16 @@ class TestBodies:
 
         before_oracle(scene, limits={"queue_bytes": 200_000}, buckets=ANY_LENGTH)
 
+    def test_no_room_has_the_status_of_any_refusal(self) -> None:
+        async def scene(on: Stage, oracle: Oracle) -> None:
+            answer = await ask(on, POST + HOST + b"Content-Length: 1001\r\n\r\n")
+            assert (answer.status, answer.error["code"]) == (503, "queue_full")
+            on.proxy.app.reconfigure(Config(reject_status=429))
+            on.proxy.app._budget.limit = 1000
+            assert (await ask(on, POST + HOST + b"Content-Length: 1001\r\n\r\n")).status == 429
+
+        before_oracle(scene, limits={"queue_bytes": 1000}, reject_status=503)
+
     def test_room_is_held_until_the_answer(self) -> None:
         async def main() -> None:
             limits = {"queue_bytes": 40}

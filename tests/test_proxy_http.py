@@ -68,6 +68,14 @@ async def error_of(response: aiohttp.ClientResponse) -> dict[str, Any]:
     return dict(body["error"])
 
 
+def tells_its_way(response: aiohttp.ClientResponse) -> None:
+    """The headers of a request that had been sent to a backend."""
+    assert response.headers["x-forebay-bucket"] == "chat"
+    assert float(response.headers["x-forebay-queue-ms"]) >= 0
+    assert response.headers["x-forebay-backend"] == "b0"
+    assert float(response.headers["x-forebay-predicted-ms"]) >= 0
+
+
 class TestPassing:
     def test_body_and_stream_are_untouched(self) -> None:
         body = b'{ "prompt":"h\\u00e9llo",  "stream" : true, "max_tokens":3, "unknown": [1.0]}'
@@ -428,6 +436,7 @@ class TestBeforeTheFirstByte:
             async with on.post(STREAMED) as response:
                 assert response.status == 504
                 assert (await error_of(response))["code"] == "upstream_timeout"
+                tells_its_way(response)
             await settle()
             assert [len(b.calls) for b in backends] == [1, 0]
             assert backends[0].open == 0  # it was hung up on
@@ -441,8 +450,21 @@ class TestBeforeTheFirstByte:
         async def scene(on: Stage, backends: list[RawBackend]) -> None:
             async with on.post() as response:
                 assert response.status == 502
+                tells_its_way(response)
 
         on_stage(scene, away)
+
+    def test_where_it_was_sent_is_told_to_debuggers_only(self) -> None:
+        async def away(call: Call) -> None:
+            await call.send(answer(302, b"", "location: http://127.0.0.1:1/"))
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            async with on.post() as response:
+                assert response.headers["x-forebay-queue-ms"]
+                assert "x-forebay-backend" not in response.headers
+                assert "x-forebay-predicted-ms" not in response.headers
+
+        on_stage(scene, away, debug_headers=False)
 
     def test_a_backend_that_is_gone_is_taken_out(self) -> None:
         async def main() -> None:
@@ -746,6 +768,11 @@ class TestLife:
                 assert "forebay" in await response.text()
             async with on.client.get(admin + "/v1/models") as response:
                 assert response.status == 404
+                assert (await error_of(response))["code"] == "not_found"
+            for path in ("/healthz", "/readyz", "/metrics", "/status", "/", "/none"):
+                async with on.client.get(admin + path, headers={"x-request-id": "a1"}) as response:
+                    assert response.headers["x-request-id"] == "a1"
+                    assert response.headers["server"] == "forebay"
             async with on.client.post(admin + "/drain") as response:
                 assert response.status == 202
             assert on.proxy.stop.is_set()
