@@ -39,6 +39,7 @@ NAME = r"^[A-Za-z0-9._-]{1,64}$"
 MAX_CONCURRENCY = 256
 """Requests that run on a backend, unless stated. KV cache is the limit that counts, and it is
 reckoned with; short chats fill a GPU's batch only by the hundred."""
+ANSWER_FIRST_TOKENS = 5  # so long a whole answer may take, in units of timeouts.first_token
 BURST_S = 60.0  # a tenant's burst, unless stated: what its rate brings in this time
 
 
@@ -139,20 +140,27 @@ class Admission(_Section):
 
 
 class Timeouts(_Section):
-    """answer: for a whole answer that is no stream; first_token: for the first event of one.
+    """first_token: until the first event of a stream, and for a whole answer of another path.
 
+    answer: for a whole chat or completion that is no stream: its first byte comes with its last
+    token, so it gets more; null: five times first_token, so that a shorter one counts here too.
     lame_duck: when told to stop, still take work so long, while /health says no already.
     """
 
     connect: Seconds = 2.0
     first_token: Seconds = 120.0
-    answer: Seconds = 600.0
+    answer: Seconds | None = None
     idle: Seconds = 60.0
     client_headers: Seconds = 10.0
     client_body: Seconds = 30.0
     client_write: Seconds = 30.0
     lame_duck: NoOrSeconds = 0.0
     drain: Seconds = 30.0
+
+    @property
+    def whole_answer(self) -> float:
+        """`answer`, or what stands for it."""
+        return self.answer or ANSWER_FIRST_TOKENS * self.first_token
 
 
 class Limits(_Section):

@@ -146,7 +146,7 @@ class Relay:
         streams = exchange.asked.streams
         if streams:
             self._backends.sent(grant.send)
-        limit_s = timeouts.first_token if streams else timeouts.answer
+        limit_s = timeouts.first_token if streams else timeouts.whole_answer
         attempt = Attempt(upstream, tries, self._clock() + limit_s)
         self._attempts.add(attempt)
         try:

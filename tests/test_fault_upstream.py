@@ -809,6 +809,14 @@ class TestMidStream:
 
         on_stage(scene, long, timeouts={"first_token": "10s", "answer": "60s"})
 
+    def test_a_shorter_first_token_shortens_that_limit(self) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            began = now()
+            assert (await ask(on, {"prompt": "x"}))[0] == 504
+            assert 10 <= now() - began < 12
+
+        on_stage(scene, silent, timeouts={"first_token": "2s"})
+
 
 class TestFlapping:
     def test_clients_see_next_to_nothing(self) -> None:
