@@ -7,6 +7,7 @@ from typing import Any
 import typer
 from typer._click.exceptions import ClickException  # Typer bundles Click; it exports no base class
 
+from forebay.proxy.masked import without_user_info
 from forebay.traces.errors import InputError
 
 
@@ -23,13 +24,18 @@ def run_command(app: typer.Typer, word: str, words: Sequence[str]) -> int:
     except ClickException as error:
         context = getattr(error, "ctx", None)
         hint = f" (see '{context.command_path} --help')" if context else ""
-        print(f"forebay {word}: {error.format_message()}{hint}", file=sys.stderr)
+        _complain(word, f"{error.format_message()}{hint}")
         return 2
     except (typer.Abort, KeyboardInterrupt):
         return 130
     except InputError as error:
-        print(f"forebay {word}: {error}", file=sys.stderr)
+        _complain(word, str(error))
         return 2
     except BrokenPipeError:
         return 1
     return status if isinstance(status, int) else 0
+
+
+def _complain(word: str, what: str) -> None:
+    """One line; a URL that it quotes may hold a password, and stderr is often kept."""
+    print(f"forebay {word}: {without_user_info(what)}", file=sys.stderr)

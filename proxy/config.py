@@ -104,7 +104,12 @@ class BackendConfig(_Section):
             known = False
         if not known:
             raise ValueError("give a URL such as http://127.0.0.1:8001")
-        if parts.path.strip("/") or parts.query or parts.fragment or parts.username:
+        if "@" in parts.netloc:  # even with an empty name, and no key would be sent by it
+            raise ValueError(
+                "give the server only, such as http://127.0.0.1:8001, without user or password; "
+                "a key for the backends is upstream_api_key"
+            )
+        if parts.path.strip("/") or parts.query or parts.fragment:
             raise ValueError("give the server only, such as http://127.0.0.1:8001, with no path")
         return f"{parts.scheme}://{parts.netloc}"
 

@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from forebay.proxy.config import Config
+from forebay.proxy.masked import STANDS_FOR, without_user_info
 from forebay.traces.errors import InputError
 
 PREFIX = "FOREBAY_"
@@ -22,19 +23,25 @@ NOT_OURS = {  # read by other parts or by tests
     "FOREBAY_API_KEYS",  # for `tenants.keys: env:FOREBAY_API_KEYS`
     "FOREBAY_CACHE_SECRET",
     "FOREBAY_CAPTURE_SALT",
+    "FOREBAY_COMPILE",  # for setup.py
     "FOREBAY_VLLM_PYTHON",
     "FOREBAY_VLLM_WORKLOADS",
 }
-SECRET = ("upstream_api_key",)  # values that no message repeats
+SECRET = ("share", "upstream_api_key")  # values that no message repeats
 
 
 def load_config(
-    path: Path | None, overrides: Mapping[str, Any], environ: Mapping[str, str]
+    path: Path | None,
+    overrides: Mapping[str, Any],
+    environ: Mapping[str, str],
+    *,
+    to_serve: bool = True,
 ) -> Config:
     """The configuration in force; raises InputError.
 
     Args:
         overrides: what the flags say, nested as the file is.
+        to_serve: a backend must be there; False to look at the keys only.
     """
     layers = [(str(path), _file(path))] if path else []
     layers += _environment(environ)
@@ -47,14 +54,24 @@ def load_config(
         config = Config.model_validate(merged)
     except ValidationError as error:
         raise InputError(_line(error, origin)) from None
-    if not config.backends:
+    if to_serve and not config.backends:
         raise InputError("no backend: give --backend http://HOST:PORT, or `backends` in a file")
     return config
 
 
 def config_yaml(config: Config) -> str:
     """The configuration as a file that would give it; secrets masked."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    shown = _masked(config.model_dump(mode="json"))
+    return yaml.safe_dump(shown, sort_keys=False, allow_unicode=True)
+
+
+def _masked(value: Any) -> Any:
+    """Without the passwords of URLs that are no secret as a whole, such as `tracing.endpoint`."""
+    if isinstance(value, dict):
+        return {key: _masked(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_masked(inner) for inner in value]
+    return without_user_info(value) if isinstance(value, str) else value
 
 
 def _file(path: Path) -> dict[str, Any]:
@@ -124,12 +141,21 @@ def _line(error: ValidationError, origin: dict[tuple[str, ...], str]) -> str:
         close = difflib.get_close_matches(at[-1], _keys(first["loc"][:-1]), n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         return f"{where}: {key}: unknown key{hint}{more}"
-    message = first["msg"].removeprefix("Value error, ")
+    message = without_user_info(first["msg"].removeprefix("Value error, "))
     if first["type"] == "missing":
         return f"{where}: {key}: missing{more}"
     unsaid = isinstance(first["input"], dict | list | tuple | BaseModel) or at[0] in SECRET
-    given = "" if unsaid else repr(first["input"])
+    given = "" if unsaid else repr(_shown(first["input"]))
     return f"{where}: {f'{key}: ' if key else ''}{f'{given}: ' if given else ''}{message}{more}"
+
+
+def _shown(given: Any) -> Any:
+    """What was given, less what may be a password, even where a scheme is wanting."""
+    if not isinstance(given, str) or "@" not in given:
+        return given
+    user, _, host = given.rpartition("@")
+    scheme, found, _ = user.partition("://")
+    return f"{scheme + found if found else ''}{STANDS_FOR}@{host}"
 
 
 def _keys(at: tuple[int | str, ...]) -> list[str]:

@@ -54,7 +54,7 @@ def proxy(
     }
     if backend:
         overrides["backends"] = [{"url": url} for url in backend]
-    loaded = load_config(config, overrides, os.environ)
+    loaded = load_config(config, overrides, os.environ, to_serve=check_config or not print_config)
     if check_config:
         from forebay.proxy.security import Security
 

@@ -91,6 +91,25 @@ def test_bad_input(line: str, words: str, bad: dict[str, str]) -> None:
     assert not Path(bad["new"]).exists()
 
 
+def test_every_key_is_printed_without_a_backend() -> None:
+    done = forebay("proxy", "--print-config")
+    assert done.returncode == 0, done.stderr
+    assert "backends: []\n" in done.stdout
+    assert "max_concurrency" not in done.stdout
+    assert "admin_port: 9090\n" in done.stdout
+    done = forebay("proxy", "--print-config", "--check-config")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no backend: give --backend" in done.stderr
+
+
+def test_a_password_in_a_url_is_not_repeated(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["proxy", "--backend", "http://u:secretpw@h:1"]) == 2
+    assert main(["explain", "x", "--admin", "ftp://u:secretpw@h:1"]) == 2
+    said = capsys.readouterr().err
+    assert "secretpw" not in said
+    assert "ftp://***@h:1" in said
+
+
 def test_skip_bad_counts_the_rows(bad: dict[str, str]) -> None:
     done = forebay("traces", "describe", bad["row.jsonl"], "--skip-bad", "--json")
     assert done.returncode == 0, done.stderr

@@ -86,6 +86,7 @@ def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
         ({"backends": [{"url": "http://h:99999"}]}, "give a URL"),
         ({"backends": [{"url": "ftp://h:1"}]}, "give a URL"),
         ({"backends": [{"url": "http://h:1/v1"}]}, "with no path"),
+        ({"backends": [{"url": "http://u@h:1"}]}, "without user or password"),
         ({"backends": [{"name": "a"}]}, "backends.0.url: missing"),
         ({"backends": [{"url": "http://h:1"}, {"url": "http://h:1"}]}, "there twice"),
         ({"buckets": []}, "give at least one bucket"),
@@ -137,3 +138,55 @@ def test_the_environment_is_named_when_it_is_wrong() -> None:
         load_config(None, ONE, {"FOREBAY_LISTEN__PORT": "x"})
     with pytest.raises(InputError, match=r"^FOREBAY_LISTN: listn: unknown key"):
         load_config(None, ONE, {"FOREBAY_LISTN": "1"})
+
+
+def test_without_a_backend_the_keys_can_still_be_seen() -> None:
+    config = load_config(None, {}, {}, to_serve=False)
+    assert yaml.safe_load(config_yaml(config))["backends"] == []
+    with pytest.raises(InputError, match="no backend"):
+        load_config(None, {}, {})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"share": "http://u:secretpw@h"},
+        {"backends": [{"url": "http://u:secretpw@h:1"}]},
+        {"backends": [{"url": "http://:secretpw@h:1"}]},
+        {"backends": [{"url": "u:secretpw@h:1"}]},
+        {"backends": [{"url": "ftp://u:secret@secretpw/x@h:1"}]},
+        {"backends": "http://u:secretpw@h:1"},
+        {"cors_origins": ["https://u:secretpw@h/"]},
+        {"routes": ["http://u:secretpw@h/"]},
+        {"upstream_api_key": ["secretpw"]},
+    ],
+)
+def test_no_mistake_repeats_a_password(given: dict[str, Any]) -> None:
+    with pytest.raises(InputError) as error:
+        load_config(None, {**ONE, **given}, {})
+    assert "secret" not in str(error.value)
+    assert next(iter(given)) in str(error.value)  # but it says where to look
+    (key, value) = next(iter(given.items()))
+    with pytest.raises(InputError) as error:
+        load_config(None, ONE if key != "backends" else {}, {f"FOREBAY_{key.upper()}": str(value)})
+    assert "secret" not in str(error.value)
+
+
+def test_no_password_of_a_url_is_printed() -> None:
+    endpoint = "http://u:secretpw@h:4318/v1/traces"
+    printed = config_yaml(load_config(None, {**ONE, "tracing": {"endpoint": endpoint}}, {}))
+    assert "endpoint: http://***@h:4318/v1/traces" in printed
+
+
+def test_what_is_for_the_build_is_no_key() -> None:
+    assert load_config(None, ONE, {"FOREBAY_COMPILE": "1"}) == load_config(None, ONE, {})
+
+
+@pytest.mark.parametrize(
+    ("timeouts", "whole_s"),
+    [({}, 600), ({"first_token": "10s"}, 50), ({"first_token": "10s", "answer": "70s"}, 70)],
+)
+def test_a_whole_answer_has_a_multiple_of_the_first_token(
+    timeouts: dict[str, str], whole_s: float
+) -> None:
+    assert load_config(None, {**ONE, "timeouts": timeouts}, {}).timeouts.whole_answer == whole_s
