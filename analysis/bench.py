@@ -195,13 +195,14 @@ def _measure(
     case: Case, out: Path, seeds: int, time_scale: float, model: str, gpu: str, force: bool
 ) -> list[dict[str, Any]]:
     """One entry a seed: the figures of both sides."""
-    from forebay.analysis.processes import Engines
+    from forebay.analysis.processes import Engines, ServerFailed
     from forebay.analysis.run import load_run
     from forebay.analysis.side_by_side import DIRECT, PROXIED, side_by_side
     from forebay.replay.fast_loop import run_on_fast_loop
     from forebay.replay.options import ReplayOptions
 
     wanted = Engines(model=model, gpu=gpu, time_scale=time_scale)
+    wanted.check()
     results = []
     for seed in range(seeds):
         trace, capacity = at_load(case.traffic(seed), case.load, model, gpu, wanted.count)
@@ -210,11 +211,15 @@ def _measure(
             trace=trace, targets=(), out=folder, seed=seed, salt=str(seed),
             too_long="truncate", force=force,
         )  # fmt: skip
-        sides = run_on_fast_loop(
-            lambda stop, trace=trace, folder=folder, base=base: side_by_side(  # type: ignore[misc]
-                trace, folder, wanted, base, stop=stop
+        try:
+            sides = run_on_fast_loop(
+                lambda stop, trace=trace, folder=folder, base=base: side_by_side(  # type: ignore[misc]
+                    trace, folder, wanted, base, stop=stop
+                )
             )
-        )
+        except ServerFailed as error:
+            print(f"forebay bench: {error}", file=sys.stderr)
+            raise typer.Exit(1) from error
         if sides.proxied is None or sides.proxied.interrupted:
             raise typer.Exit(130)
         results.append(

@@ -42,9 +42,12 @@ def demo(
     from forebay.analysis.side_by_side import side_by_side
     from forebay.replay.fast_loop import run_on_fast_loop
     from forebay.replay.options import ReplayOptions
+    from forebay.replay.output import make_folder
     from forebay.traces.jsonl import write_trace
     from forebay.traces.synth_mix import ChatBesideDocuments, chat_beside_documents
 
+    wanted = Engines(model=model, gpu=gpu, time_scale=time_scale)
+    wanted.check()
     spec = ChatBesideDocuments(
         chat_rate_per_s=6.0, document_rate_per_s=0.22, duration_s=duration, seed=seed
     )
@@ -53,6 +56,7 @@ def demo(
     if page.exists() and not force:
         raise typer.BadParameter(f"{page} exists; name another folder or give --force")
     base = ReplayOptions(trace=rows, targets=(), out=out, seed=seed, force=force)
+    make_folder(out)
     documents = sum(row.document is not None for row in rows)
     print(
         f"{len(rows)} requests in {duration:.0f} s of traffic: {len(rows) - documents} chats, "
@@ -60,8 +64,6 @@ def demo(
         f"two runs of about {duration / time_scale:.0f} s each",
         file=sys.stderr,
     )
-    wanted = Engines(model=model, gpu=gpu, time_scale=time_scale)
-    out.mkdir(parents=True, exist_ok=True)
     trace = out / "trace.jsonl"
     write_trace(trace, rows)
     try:

@@ -88,6 +88,12 @@ class Engines:
     time_scale: float = 1.0
     flags: tuple[str, ...] = ()
 
+    def check(self) -> None:
+        """Raise InputError, before anything is started, for what no engine would take."""
+        from forebay.replay.engine.config import EngineConfig
+
+        EngineConfig(model=self.model, gpu=self.gpu, time_scale=self.time_scale)
+
 
 @asynccontextmanager
 async def engines(wanted: Engines, logs: Path) -> AsyncIterator[list[str]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from forebay.analysis.processes import Engines, engines, proxy
 from forebay.replay.options import ReplayOptions
-from forebay.replay.output import check_folder
+from forebay.replay.output import check_folder, make_folder
 from forebay.replay.runner import Stop, Summary, replay
 from forebay.traces.schema import TraceRequest
 
@@ -45,7 +45,7 @@ async def side_by_side(
     for name in (DIRECT, PROXIED):
         check_folder(out / name, force=base.force)
     logs = out / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
+    make_folder(logs)
     direct = await _side(DIRECT, trace, out, wanted, base, stop)
     if direct.interrupted:
         return Sides(direct, None)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from http.client import HTTPException
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlsplit
@@ -51,7 +52,7 @@ def explain(
 
 def ask(admin: str, request_id: str) -> dict[str, Any]:
     """What the proxy at `admin` says; raises InputError."""
-    if urlsplit(admin).scheme not in ("http", "https"):
+    if not _is_url(admin):
         raise InputError(f"--admin {admin}: give a URL such as http://127.0.0.1:9090")
     url = f"{admin.rstrip('/')}/status?request={quote(request_id, safe='')}"
     try:
@@ -61,7 +62,7 @@ def ask(admin: str, request_id: str) -> dict[str, Any]:
     except HTTPError as error:
         with error:
             raise InputError(_said(admin, error.code, error.read(MOST_BYTES))) from None
-    except (URLError, OSError) as error:
+    except (URLError, OSError, HTTPException) as error:
         reason = getattr(error, "reason", None) or error
         raise InputError(
             f"--admin {admin}: no answer ({reason}); is it the admin port of a running proxy?"
@@ -89,6 +90,14 @@ def show(told: dict[str, Any], *, as_json: bool) -> None:
         console.print(_timeline(told))
     if told["actual"]["tries"]:
         console.print(_results(told))
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # no address in the brackets, or no number as a port
+        return False
 
 
 def _said(admin: str, status: int, body: bytes) -> str:

@@ -45,6 +45,14 @@ def check_folder(folder: Path, *, force: bool) -> None:
                 )
 
 
+def make_folder(folder: Path) -> None:
+    """Make `folder`, if it is not there yet; raises InputError when it cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out: {folder} cannot be made ({error.strerror})") from error
+
+
 class RunFolder:
     """The open files of a run; use in `with`. Without `commit` nothing is left behind."""
 
