@@ -260,6 +260,24 @@ def test_a_flood_says_when_fail_fast_does_not_help() -> None:
     assert "25% of its best" in told
 
 
+def test_a_flood_of_a_url_alone_says_what_it_cannot_tell(tmp_path: Path) -> None:
+    async def live() -> Any:
+        async with serve(Server()) as up:
+            wanted = asked(tmp_path, targets=(up.url,))
+            ways = await flood._ways(wanted, None, 2, None)
+            limit = await flood._capacity(wanted, ways, 2, None, 0)
+            slos = default_slos(flood.NAMES)
+            return await flood.flooded(wanted, ways, [0.01, 0.02], limit, True, slos, 30.0, 0)
+
+    found = run(live())
+    assert found.sentence.startswith("At 0.02x capacity the target gives ")
+    assert found.sentence.endswith(", refusing 0%.")
+    assert [row["way"] for row in found.rows] == ["target", "target"]
+    assert "way" not in [column.key for column in found.columns]
+    assert "64 in flight; of more than one engine, give --capacity" in found.notes[0]
+    assert any(note.startswith("not measured: the engines without") for note in found.notes)
+
+
 def test_what_was_refused_or_failed_is_missed() -> None:
     ok = Seen(rows(1)[0], "ok", None, 0.0, 1.0, 0.5, 1.0, 0.01, 0.01, 1000, 0, "gpu0")
     late, refused = replace(ok, ttft_s=2.5, due_s=1.0), replace(ok, outcome="rejected", due_s=2.0)
@@ -488,7 +506,12 @@ GONE = "http://127.0.0.1:9"
         (["shared-document", "--target", PHI, "--engine", GONE], "--engine: a sim: target"),
         (["shared-document", "--target", GONE, "--engine", GONE], "cannot be reached"),
         (["shared-document", "--target", PHI, "--document-tokens", "131000"], "holds 131072"),
-        (["flood", "--target", GONE], "--engine: give the URL of each engine"),
+        (["flood", "--target", GONE], "cannot be reached"),
+        (["flood", "--target", PHI, "--engine", GONE], "--engine: a sim: target"),
+        *(
+            (["flood", "--target", PHI, "--time-scale", n], "--time-scale")
+            for n in ("0", "-1", "nan", "inf")
+        ),
         (["flood", "--target", PHI, "--loads", "0,1"], "--loads 0,1"),
         (["flood", "--target", PHI, "--capacity", "-1"], "--capacity -1"),
         (["flood", "--target", PHI, "--slo", "chat.speed=1s"], "no metric 'speed'"),

@@ -7,13 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-from forebay.analysis.experiments.http_way import http_ways
 from forebay.analysis.experiments.load_stats import doubted, good, percentile, ttfts, window_s
 from forebay.analysis.experiments.plot import Axis, Panel, Series, count_label, document
 from forebay.analysis.experiments.result import Column, Result
 from forebay.analysis.experiments.study import Batched, Engines, Gpus, Seed, Study, numbers, study
 from forebay.analysis.experiments.target import SIM, StudyFailed, sim_config
 from forebay.analysis.experiments.ways import IN_TURN, PROXY, Load, SimWay, Way
+from forebay.analysis.experiments.ways_of import TARGET, ways_of
 from forebay.analysis.units import duration
 from forebay.proxy.config import BucketConfig, Config
 from forebay.replay.sim.capacity import capacity_per_s
@@ -29,8 +29,8 @@ rejects.
 
 Chat and questions about shared documents, Poisson. A sim: target is flooded
 three ways: engines in turn, the proxy with queues without bounds, the proxy
-as it is. With URLs: --target is the proxy, --engine (again for each) the
-engines without it.
+as it is. A URL is flooded as it is; with --engine (again for each) it is the
+proxy, and the engines are flooded without it, too.
 
 Example:  forebay experiment flood --target sim:llama-3-8b@h200 --out runs/flood
 """
@@ -80,31 +80,33 @@ def command(
     async def work() -> Result:
         ways = await _ways(asked, engine, gpus, max_num_batched_tokens)
         limit = capacity or await _capacity(asked, ways, gpus, max_num_batched_tokens, seed)
-        rows = []
-        for factor in factors:
-            trace = requests(factor * limit, seconds, seed)
-            for way in ways:
-                (load,) = await way.play(f"flood-{factor:g}", trace)
-                rows.append(told(way.name, factor, load, slos))
-        settings = asked.settings(seed=seed, slos=[str(one) for one in slos], seconds=seconds)
-        target = ", ".join(dict.fromkeys(way.about.name for way in ways))
-        return result(target, rows, limit, capacity is None, settings)
+        return await flooded(asked, ways, factors, limit, capacity is None, slos, seconds, seed)
 
     asked.finish(work())
+
+
+async def flooded(
+    asked: Study, ways: Sequence[Way], factors: Sequence[float], limit: float, measured: bool,
+    slos: Sequence[Slo], seconds: float, seed: int,
+) -> Result:  # fmt: skip
+    """Offer each way `factors` times `limit` requests a second, for `seconds` each."""
+    rows = []
+    for factor in factors:
+        trace = requests(factor * limit, seconds, seed)
+        for way in ways:
+            (load,) = await way.play(f"flood-{factor:g}", trace)
+            rows.append(told(way.name, factor, load, slos))
+    settings = asked.settings(seed=seed, slos=[str(one) for one in slos], seconds=seconds)
+    target = ", ".join(dict.fromkeys(way.about.name for way in ways))
+    return result(target, rows, limit, measured, settings)
 
 
 async def _ways(
     asked: Study, engines: Sequence[str] | None, gpus: int, batched: int | None
 ) -> Sequence[Way]:
     (target,) = asked.targets
-    if not target.startswith(SIM):
-        if not engines:
-            raise InputError(
-                "--engine: give the URL of each engine behind the proxy, to flood them without it"
-            )
-        return await http_ways(asked, [(IN_TURN, engines), (PROXY, [target])], engines)
-    if engines:
-        raise InputError("--engine: a sim: target has its engines; leave it out")
+    if engines or not target.startswith(SIM):
+        return await ways_of(asked, engines, gpus, batched)
     proxied = Scenario(sim_config(target, asked.gpu, batched), gpus)
     patient = replace(proxied, proxy=patient_config())
     named = (
@@ -204,16 +206,25 @@ def result(
                  for name in names},
     }  # fmt: skip
     how = "measured: all of it there at once" if measured else "as given"
+    alone = names == [TARGET]
+    if measured and alone:
+        how = f"measured: {IN_FLIGHT} in flight; of more than one engine, give --capacity"
     notes = [
         f"capacity {limit:.2f} requests/s ({how}); targets: {', '.join(settings['slos'])}",
         "TTFT is of the answered; goodput counts the refused as missed",
     ]
+    if alone:
+        notes.append(
+            "not measured: the engines without what stands before them; name each with --engine"
+        )
     if any(row["ttft_p99_s"] is None for row in rows):
         notes.append("–: a p99 needs 1,000 answers; raise --seconds")
     if failed := sum(row["failed"] for row in rows):
         notes.append(f"{failed} requests failed and count as missed")
     words = doubted(_sentence(names, last, best, most), notes, rows, "way", "load")
-    return Result("flood", target, words, COLUMNS, rows, facts, _plot(rows, names), notes, settings)
+    columns = [column for column in COLUMNS if column.key != "way" or len(names) > 1]
+    plot = _plot(rows, names)
+    return Result("flood", target, words, columns, rows, facts, plot, notes, settings)
 
 
 def _sentence(
@@ -226,6 +237,10 @@ def _sentence(
         told = f" at a p99 TTFT of {duration(p99)}" if p99 is not None else ""
         return f"{row['goodput_per_s']:.2f} good answers/s ({kept:.0%} of its best){told}"
 
+    if PROXY not in names:
+        (name,) = names
+        refused = last[name]["rejected_share"]
+        return f"At {most:g}x capacity the {name} gives {of(name)}, refusing {refused:.0%}."
     others = [name for name in names if name != PROXY]
     peer = max(others, key=lambda name: float(last[name]["goodput_per_s"]))
     mine, theirs = last[PROXY]["goodput_per_s"], last[peer]["goodput_per_s"]

@@ -25,6 +25,7 @@ from forebay.traces.errors import InputError
 Work = Coroutine[Any, Any, Result]
 Command = Callable[..., None]
 SECRET = "api_key"
+MOST_TIME_SCALE = 1e6  # as of a replay
 ONE = Annotated[str, typer.Option("--target", help="URL, or sim:MODEL@GPU.")]
 SEVERAL = Annotated[list[str], typer.Option("--target", help="URL, or sim:MODEL@GPU.")]
 FIRST: dict[str, Any] = {
@@ -125,6 +126,8 @@ def study(name: str, *, several: bool = False) -> Callable[[Command], Command]:
         @wraps(command)
         def called(context: typer.Context, **given: Any) -> None:
             check_out(given["out"], given["force"])
+            if not 0 < given["time_scale"] <= MOST_TIME_SCALE:
+                raise InputError(f"--time-scale {given['time_scale']:g}: give a number above 0")
             line = command_line(context)
             target = given.pop("target")
             shared = {f.name: given.pop(f.name) for f in fields(Study) if f.name in given}

@@ -9,6 +9,8 @@ from forebay.analysis.experiments.ways import IN_TURN, PROXY, Way, sim_ways
 from forebay.replay.sim.scenario import Scenario
 from forebay.traces.errors import InputError
 
+TARGET = "target"
+
 
 async def ways_of(
     asked: Study,
@@ -29,5 +31,5 @@ async def ways_of(
         scenario = Scenario(sim_config(target, asked.gpu, batched), gpus)
         return sim_ways(target, scenario, watched=watched)
     if not engines:
-        return await http_ways(asked, [("target", [target])], ())
+        return await http_ways(asked, [(TARGET, [target])], ())
     return await http_ways(asked, [(IN_TURN, engines), (PROXY, [target])], engines)
