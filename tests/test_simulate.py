@@ -10,11 +10,23 @@ import pytest
 
 from forebay.proxy.cli import main
 from forebay.replay.engine.config import EngineConfig
+from forebay.replay.sim.run_folder import keep
 from forebay.replay.sim.scenario import DIRECT, Scenario, can_skip, simulate
 from forebay.replay.sim.summary import summarise
-from forebay.replay.sim.sweep import cases, parse_axis, run_all, run_on_ray
+from forebay.replay.sim.sweep import (
+    Case,
+    cases,
+    describe,
+    parse_axis,
+    run_all,
+    run_on_ray,
+    simulate_case,
+)
+from forebay.replay.sim.table import results_table
 from forebay.replay.sim.workload import Workload, with_blocks
 from forebay.replay.slo import parse_slos
+from forebay.replay.source import TraceSource
+from forebay.replay.summary import Tally
 from forebay.traces.errors import InputError
 from forebay.traces.jsonl import write_trace
 from forebay.traces.schema import TraceRequest
@@ -94,6 +106,37 @@ def test_summary_counts_what_the_outcomes_say() -> None:
     ttfts = sorted(o.ttft_s or 0.0 for o in finished)
     assert summary["ttft_ms"]["all"]["p50"] == pytest.approx(1e3 * ttfts[-(-len(ttfts) // 2) - 1])
     assert sum(summary["prompt_tokens_per_backend"].values()) == summary["prompt_tokens"]
+
+
+def test_the_keys_are_those_of_a_replay() -> None:
+    """Readers of summary.json need not know which it is."""
+    replayed = Tally(["chat", "document"], SLOS).summary({}, 60.0, closed=False, scale=1.0)
+    done = simulate(TRACE, Scenario())
+    summary = summarise(done, SLOS, 60.0)
+    assert set(replayed) <= set(summary)
+    for key, value in replayed.items():
+        if key.endswith("_ms"):
+            assert set(summary[key]) == set(value), key
+    count = summary["completed"]
+    assert summary["ttft_service_ms"] == summary["ttft_ms"]  # sent when it is due
+    assert set(summary["schedule_lag_ms"].values()) == {len(TRACE), 0.0}
+    for key in ("itl_ms", "icl_ms"):  # every gap of its own is not known
+        assert set(summary[key]["all"].values()) == {0, None}
+    assert isinstance(summary["ttft_ms"]["all"]["p99.9"], float)
+    assert summary["ttft_ms"]["all"]["count"] == count
+    infinite = summary["ttft_ms_failures_as_inf"]["all"]
+    assert infinite["count"] == len(TRACE)
+    assert (infinite["max"] == "inf") is (count < len(TRACE))
+
+
+def test_a_table_shows_only_firm_percentiles() -> None:
+    done = simulate(TRACE, Scenario())
+    summary = {"case": {}, **summarise(done, SLOS, 60.0)}
+    table = results_table([summary])
+    shown = {str(column.header): next(iter(column.cells)) for column in table.columns}
+    assert summary["ttft_ms"]["document"]["p99"] is not None
+    assert shown["document p99"] == "-"
+    assert shown["chat p50"] != "-"
 
 
 def test_the_same_twice_and_a_sweep_in_processes(
@@ -203,6 +246,19 @@ def test_a_trace_without_lengths_is_said_to_be(
     error = capsys.readouterr().err
     assert "bare.jsonl" in error
     assert error.count("\n") == 1
+
+
+def test_a_run_says_which_trace_it_was(trace_file: Path, tmp_path: Path) -> None:
+    for name, trace in (("file", trace_file), ("rows", TRACE), ("pipe", Path("/dev/null"))):
+        case = Case({}, Scenario(), Workload(trace), SLOS)
+        played = Case({}, Scenario(), Workload(TRACE), SLOS)
+        done, window_s = simulate_case(played)
+        keep(tmp_path / name, case, done, describe(played, done, window_s), force=False)
+        told = orjson.loads((tmp_path / name / "run.json").read_bytes())["trace"]
+        if name == "pipe":  # read once, and gone
+            assert told == {"path": "/dev/null", "sha256": None}
+        else:
+            assert told["sha256"] == TraceSource(trace).sha256()
 
 
 def test_a_trace_out_of_order_is_refused() -> None:

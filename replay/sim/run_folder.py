@@ -2,6 +2,7 @@
 
 import asyncio
 import platform
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -15,7 +16,9 @@ from forebay.replay.record import Row
 from forebay.replay.sim.fleet import Outcome
 from forebay.replay.sim.scenario import Simulated
 from forebay.replay.sim.sweep import Case
+from forebay.replay.source import TraceSource
 from forebay.traces.buckets import bucket_of
+from forebay.traces.schema import TraceRequest
 
 
 def keep(
@@ -114,7 +117,7 @@ def _record(case: Case, simulated: Simulated, summary: dict[str, Any]) -> dict[s
         "started_at": datetime.now(UTC).isoformat(),
         "ended": "complete",
         "simulated": True,
-        "trace": {"path": str(workload.trace) if isinstance(workload.trace, Path) else "memory"},
+        "trace": _trace(workload.trace),
         "seed": workload.seed,
         "arrivals": workload.arrivals.kind,
         "rate_per_s": workload.rate,
@@ -134,6 +137,14 @@ def _record(case: Case, simulated: Simulated, summary: dict[str, Any]) -> dict[s
         "cpu_s": simulated.cpu_s,
         "definitions": DEFINITIONS,
     }
+
+
+def _trace(trace: Path | Sequence[TraceRequest]) -> dict[str, str | None]:
+    """Which trace it was, as a replay says it; what was piped in is gone and has no hash."""
+    if isinstance(trace, Path) and not trace.is_file():
+        return {"path": str(trace), "sha256": None}
+    source = TraceSource(trace)
+    return {"path": source.name, "sha256": source.sha256()}
 
 
 def _version(package: str) -> str | None:

@@ -1,7 +1,8 @@
 """What a simulation came to: the keys of `summary.json`, computed at once with numpy.
 
-The definitions are those of `replay.measure`; gaps between tokens are known as the largest of a
-request (stall) and their mean (TPOT) only, so `itl_ms` and `icl_ms` are left out.
+The keys and definitions are those of a replay. A request is sent the moment it is due, so the lag
+is 0 and service is response. Gaps between tokens are known as the largest of a request (stall) and
+their mean (TPOT) only, so `itl_ms` and `icl_ms` have no sample.
 """
 
 import math
@@ -15,11 +16,20 @@ from numpy.typing import NDArray
 from forebay.replay.sim.fleet import Outcome
 from forebay.replay.sim.scenario import Simulated
 from forebay.replay.slo import Slo
-from forebay.replay.summary import LEAST_BEYOND, PERCENTILES
+from forebay.replay.summary import INFINITE, PERCENTILES, rank_of
 from forebay.traces.buckets import bucket_of
 
 Floats = NDArray[np.float64]
-METRICS = {"ttft_ms": "ttft", "tpot_ms": "tpot", "e2e_ms": "e2e", "stall_ms": "stall"}
+METRICS = {
+    "ttft_ms": "ttft",
+    "ttft_service_ms": "ttft",
+    "tpot_ms": "tpot",
+    "itl_ms": "unknown",
+    "icl_ms": "unknown",
+    "e2e_ms": "e2e",
+    "e2e_service_ms": "e2e",
+    "stall_ms": "stall",
+}
 
 
 class Table:
@@ -47,6 +57,7 @@ class Table:
             "e2e": last - self.arrival_s,
             "tpot": tpot,
             "stall": np.where(self.done & (output > 1), stall, np.nan),
+            "unknown": np.full(len(outcomes), np.nan),
         }
         self.queue_s = _times(outcomes, "sent_s") - self.arrival_s
         self.last_s = float(np.nanmax(last)) if self.done.any() else 0.0
@@ -86,10 +97,14 @@ def summarise(simulated: Simulated, slos: Sequence[Slo], window_s: float) -> dic
         "offered_rate_per_s": len(outcomes) / window_s if window_s else None,
         "goodput_per_s": float(good.sum()) / window_s if window_s else None,
         "attainment": float(good.mean()),
-        "attainment_by_bucket": {
-            name: float(good[table.bucket == name].mean())
+        "goodput_by_bucket_per_s": {
+            name: float(good[table.bucket == name].sum()) / window_s if window_s else None
             for name in names
-            if (table.bucket == name).any()
+        },
+        "requests_by_bucket": {name: int((table.bucket == name).sum()) for name in names},
+        "attainment_by_bucket": {
+            name: float(good[of].mean()) if (of := table.bucket == name).any() else None
+            for name in names
         },
         "slos": [str(slo) for slo in slos],
         "hit_ratio": cached_tokens / prompt_tokens if prompt_tokens else None,
@@ -98,6 +113,17 @@ def summarise(simulated: Simulated, slos: Sequence[Slo], window_s: float) -> dic
         "prompt_tokens_per_backend": dict(sorted(by_backend.items())),
         "verdict": "valid",
         "verdict_reason": "simulated: every arrival is at its time",
+        "verdict_at_s": None,
+        "ended": "complete",
+        "schedule_lag_ms": distribution_ms(np.zeros(len(outcomes))),
+        "reject_ms": {
+            **distribution_ms(np.array([o.reject.queued_s for o in outcomes if o.reject])),
+            "max_wall": None,  # no wall clock runs here
+            "with_retry_after": sum(o.reject is not None for o in outcomes),
+        },
+        "itl_estimated": 0,
+        "completed_without_output": 0,
+        "overflow": 0,
         "late_rejections": sum(bool(o.reject and o.reject.queued_s > 0) for o in outcomes),
         "busy": [round(share, 4) for share in simulated.busy],
         "preemptions": simulated.preemptions,
@@ -105,26 +131,31 @@ def summarise(simulated: Simulated, slos: Sequence[Slo], window_s: float) -> dic
     for key, metric in METRICS.items():
         told[key] = _distributions(table, table.metrics[metric])
     told["queue_ms"] = _distributions(table, table.queue_s)
+    told["ttft_ms_failures_as_inf"] = _distributions(table, table.metrics["ttft"], failures=True)
     return told
 
 
-def _distributions(table: Table, values: Floats) -> dict[str, Any]:
-    told = {"all": distribution_ms(values[table.done])}
-    for name in table.names:
-        told[name] = distribution_ms(values[table.done & (table.bucket == name)])
+def _distributions(table: Table, values: Floats, *, failures: bool = False) -> dict[str, Any]:
+    told = {}
+    for name in ("all", *table.names):
+        of = np.ones(len(values), bool) if name == "all" else table.bucket == name
+        missing = int((of & ~table.done).sum()) if failures else 0
+        told[name] = distribution_ms(values[of & table.done], missing)
     return told
 
 
-def distribution_ms(values_s: Floats) -> dict[str, float | int | None]:
-    """Count, nearest-rank percentiles and maximum, milliseconds; None with too few beyond."""
+def distribution_ms(values_s: Floats, failures: int = 0) -> dict[str, float | str | int | None]:
+    """Count, nearest-rank percentiles and maximum, milliseconds; None without samples.
+
+    `failures` more samples are infinite.
+    """
     values = np.sort(values_s[~np.isnan(values_s)])
-    count = len(values)
-    told: dict[str, float | int | None] = {"count": count}
-    for percentile in PERCENTILES:
-        rank = max(1, math.ceil(percentile / 100 * count - 1e-9))
-        enough = count - rank >= LEAST_BEYOND
-        told[f"p{percentile:g}"] = float(values[rank - 1]) * 1e3 if enough else None
-    told["max"] = float(values[-1]) * 1e3 if count else None
+    total = len(values) + failures
+    told: dict[str, float | str | int | None] = {"count": total}
+    ranks = {f"p{percentile:g}": rank_of(percentile, total) for percentile in PERCENTILES}
+    for name, rank in {**ranks, "max": total}.items():
+        known = rank <= len(values)
+        told[name] = None if not total else float(values[rank - 1]) * 1e3 if known else INFINITE
     return told
 
 

@@ -6,6 +6,8 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from forebay.replay.summary import firm
+
 
 def results_table(results: Sequence[dict[str, Any]]) -> Table:
     """A row a case. Latencies in seconds, - where too few samples lie beyond a percentile."""
@@ -30,7 +32,7 @@ def results_table(results: Sequence[dict[str, Any]]) -> Table:
             _number(result["goodput_per_s"], 1.0),
             _number(result["hit_ratio"], 1.0, ".1%"),
             *(
-                _number(result["ttft_ms"][bucket][percentile], 1e-3, ".3f")
+                _number(firm(result["ttft_ms"][bucket], percentile), 1e-3, ".3f")
                 for bucket in buckets
                 for percentile in ("p50", "p99")
             ),
