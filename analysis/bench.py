@@ -106,14 +106,14 @@ def _overload(run: "RunData") -> dict[str, float | None]:
         "attainment": run.number("attainment"),
         "rejected": _rejected(run),
         "with Retry-After": run.number("reject_ms", "with_retry_after"),
-        "reject p50 ms": run.number("reject_ms", "p50"),
-        "reject p99 ms": run.number("reject_ms", "p99"),
+        "reject p50 ms": run.shown("reject_ms", "p50"),
+        "reject p99 ms": run.shown("reject_ms", "p99"),
         "reject max ms (wall)": run.number("reject_ms", "max_wall"),
     }
 
 
 def _seconds(run: "RunData", *keys: str) -> float | None:
-    milliseconds = run.number(*keys)
+    milliseconds = run.shown(*keys)
     return None if milliseconds is None else milliseconds / 1e3
 
 

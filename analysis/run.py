@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from forebay.analysis.quantiles import Floats
 from forebay.analysis.units import printable
+from forebay.replay.summary import is_firm
 from forebay.traces.errors import InputError
 
 NUMBERS = (
@@ -84,6 +85,11 @@ class RunData:
                 "repeat the run"
             )
         return float(value)
+
+    def shown(self, *keys: str) -> float | None:
+        """As `number`, for people: None for a percentile with too few samples beyond it."""
+        count = self.number(*keys[:-1], "count")
+        return self.number(*keys) if count is None or is_firm(keys[-1], int(count)) else None
 
     def _median_tokens(self, bucket: str) -> float:
         tokens = self.numbers["input_tokens"][self.rows(bucket)]

@@ -214,9 +214,9 @@ def provenance_section(runs: Sequence[RunData]) -> str:
         lag = run.summary.get("schedule_lag_ms")
         if isinstance(lag, dict):
             told = [
-                f"{name} {run.number('schedule_lag_ms', name):g} ms"
+                f"{name} {lag_ms:g} ms"
                 for name in ("p50", "p99", "max")
-                if run.number("schedule_lag_ms", name) is not None
+                if (lag_ms := run.shown("schedule_lag_ms", name)) is not None
             ]
             rows["schedule lag"] = ", ".join(told)
         body = [

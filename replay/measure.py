@@ -35,8 +35,8 @@ DEFINITIONS = {
     "goodput": "requests that met every SLO (response time) / seconds arrivals went on",
     "attainment": "requests that met every SLO / intended (rejected, failed and never sent missed)",
     "hit_ratio": "sum of cached_tokens / sum of prompt_tokens, as the servers counted",
-    "percentiles": "nearest rank from HdrHistograms of completed requests; null with fewer than 10 "
-    "samples beyond; 'inf' where failures count as +inf",
+    "percentiles": "nearest rank from HdrHistograms of completed requests; null without samples, "
+    "not to be trusted with fewer than 10 beyond; 'inf' where failures count as +inf",
 }
 
 

@@ -1,7 +1,8 @@
 """Add up rows as they come and say at the end what the run was: the numbers of `summary.json`.
 
 Pure: rows and histograms in, one dict out. Every percentile comes from a HdrHistogram; what is
-undefined is null, never 0. `analysis` compares runs by these keys alone.
+undefined is null, never 0. `analysis` compares runs by these keys alone. A percentile is there as
+soon as there is one sample; whoever prints one asks `is_firm` first.
 """
 
 import math
@@ -16,7 +17,7 @@ from forebay.replay.slo import Slo, meets
 from forebay.replay.verdict import Lateness, lag_limit_s
 
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
-LEAST_BEYOND = 10  # samples that must lie beyond a percentile for it to be told
+LEAST_BEYOND = 10  # samples that must lie beyond a percentile for it to be shown to people
 # summary key: metric as the tags of the log name it
 METRICS = {
     "ttft_ms": "ttft_response",
@@ -41,9 +42,9 @@ def distribution_ms(histogram: Any, failures: int = 0) -> dict[str, float | str 
     below = numpy.cumsum(numpy.frombuffer(histogram.counts, dtype=numpy.int64))
     told: dict[str, float | str | int | None] = {"count": total}
     for percentile in PERCENTILES:
-        rank = max(1, math.ceil(percentile / 100 * total - 1e-9))
+        rank = rank_of(percentile, total)
         name = f"p{percentile:g}"
-        if total - rank < LEAST_BEYOND:
+        if not total:
             told[name] = None
         elif rank > count:
             told[name] = INFINITE
@@ -53,6 +54,26 @@ def distribution_ms(histogram: Any, failures: int = 0) -> dict[str, float | str 
             told[name] = min(highest, histogram.max_value) / 1e3
     told["max"] = INFINITE if failures else histogram.max_value / 1e3 if count else None
     return told
+
+
+def rank_of(percentile: float, count: int) -> int:
+    """The nearest rank, from 1, among `count` samples."""
+    return max(1, math.ceil(percentile / 100 * count - 1e-9))
+
+
+def is_firm(name: str, count: int) -> bool:
+    """Whether enough of `count` samples lie beyond the percentile `name`, such as p99.9.
+
+    Below that it is the luck of one or two requests. True of everything else, such as max.
+    """
+    if not name.startswith("p"):
+        return True
+    return count - rank_of(float(name[1:]), count) >= LEAST_BEYOND
+
+
+def firm(told: Mapping[str, Any], name: str) -> Any:
+    """A value of a distribution, as people may see it: None where it is not firm."""
+    return told[name] if is_firm(name, told["count"]) else None
 
 
 @dataclass(slots=True)

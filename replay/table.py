@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from forebay.replay.summary import firm
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -27,10 +29,10 @@ def summary_table(summary: dict[str, Any]) -> "RenderableType":
             name,
             str(requests),
             str(summary["completed"] if of_all else ttft["count"]),
-            _ms(ttft["p50"]),
-            _ms(ttft["p99"]),
+            _ms(firm(ttft, "p50")),
+            _ms(firm(ttft, "p99")),
             _ms(ttft["max"]),
-            _ms(stall["p99"]),
+            _ms(firm(stall, "p99")),
             _number(summary["goodput_per_s"] if of_all else goodput, 2),
         )
     lag = summary["schedule_lag_ms"]
@@ -38,7 +40,8 @@ def summary_table(summary: dict[str, Any]) -> "RenderableType":
         f"hit ratio {_number(summary['hit_ratio'], 3)}   "
         f"attainment {_number(summary['attainment'], 3)}   "
         f"offered {_number(summary['offered_rate_per_s'], 2)}/s   "
-        f"schedule lag p50 {_ms(lag['p50'])} p99 {_ms(lag['p99'])} max {_ms(lag['max'])}",
+        f"schedule lag p50 {_ms(firm(lag, 'p50'))} p99 {_ms(firm(lag, 'p99'))} "
+        f"max {_ms(lag['max'])}",
         f"rejected {_counts(summary['rejected'])}   failed {_counts(summary['failed'])}",
         f"verdict: {summary['verdict']} ({summary['verdict_reason']})",
     ]

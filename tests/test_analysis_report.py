@@ -9,11 +9,13 @@ from xml.etree import ElementTree
 import pytest
 from made_runs import SLOS, answered, refused, write_pair, write_run
 
+from forebay.analysis.bench import cases
 from forebay.analysis.cli import report_app
 from forebay.analysis.page import html_page
 from forebay.analysis.plots import percentile_plot, timeline_plot
 from forebay.analysis.report import build_report, write_report
 from forebay.analysis.run import load_run, load_runs
+from forebay.analysis.tables import provenance_section
 from forebay.proxy.command import run_command
 from forebay.replay.slo import Slo
 from forebay.traces.errors import InputError
@@ -212,6 +214,17 @@ class TestPlots:
         titles = re.findall(r"<title>(.*?)</title>", percentile_plot([run], "chat", 10))
         assert titles == ["r: p50 50.0 s", "r: p90 90.0 s"]
         assert "p99" in percentile_plot([run], "chat", 1)
+
+    def test_figures_of_the_summary_are_shown_by_their_count(self, tmp_path: Path) -> None:
+        lag = {"count": 50, "p50": 0.1, "p99": 0.6, "max": 2.0}
+        rows = [answered(i, "chat", float(i), 1.0 + i) for i in range(50)]
+        told = {"schedule_lag_ms": lag, "ttft_ms": {"chat": lag}}
+        run = load_run(write_run(tmp_path / "r", rows, told))
+        assert run.number("schedule_lag_ms", "p99") == 0.6
+        assert run.shown("schedule_lag_ms", "p99") is None
+        assert "p50 0.1 ms, max 2 ms" in provenance_section([run])
+        shown = cases(tmp_path)["documents"].show(run)
+        assert shown["chat TTFT p99 s"] is None
 
     def test_failures_draw_a_dotted_line(self, tmp_path: Path) -> None:
         rows = [answered(i, "chat", float(i), 1.0 + i) for i in range(100)]

@@ -1,10 +1,16 @@
 """replay/measure.py, slo.py, verdict.py, outcome.py: each definition as a table."""
 
-import pytest
+from io import StringIO
 
+import pytest
+from rich.console import Console
+
+from forebay.proxy.hlog import new_histogram
 from forebay.replay.measure import Latency, OutputEvents, measure
 from forebay.replay.outcome import of_status, of_stream_error, seconds_header, token_count
 from forebay.replay.slo import Slo, default_slos, meets, parse_slos
+from forebay.replay.summary import Tally, distribution_ms, firm, is_firm
+from forebay.replay.table import summary_table
 from forebay.replay.verdict import Lateness, lag_limit_s
 from forebay.traces.errors import InputError
 
@@ -244,3 +250,35 @@ def test_seconds_header(text: str | None, value: float | None) -> None:
 )
 def test_token_count(value: object, count: int | None) -> None:
     assert token_count(value) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "is_shown"),
+    [("p50", 20, True), ("p50", 19, False), ("p99", 1000, True), ("p99", 999, False),
+     ("p99.9", 10_000, True), ("p99.9", 9_999, False), ("max", 1, True), ("p50", 0, False)],
+)  # fmt: skip
+def test_people_see_a_percentile_with_ten_samples_beyond(
+    name: str, count: int, is_shown: bool
+) -> None:
+    assert is_firm(name, count) is is_shown
+    assert firm({"count": count, name: 3.0}, name) == (3.0 if is_shown else None)
+
+
+def test_the_percentiles_of_one_sample_are_numbers() -> None:
+    histogram = new_histogram()
+    assert set(distribution_ms(histogram).values()) == {0, None}
+    histogram.record_value(5_000)
+    told = distribution_ms(histogram)
+    assert told.pop("count") == 1
+    assert all(value == pytest.approx(5.0, rel=1e-3) for value in told.values())
+
+
+def test_the_table_of_a_short_run_shows_no_tails() -> None:
+    few = dict.fromkeys(("p50", "p90", "p99", "p99.9", "max"), 7.0) | {"count": 3}
+    values = Tally(["chat"], ()).summary({}, 1.0, closed=False, scale=1.0)
+    values |= {"ttft_ms": {"all": few}, "stall_ms": {"all": few}, "schedule_lag_ms": few}
+    with StringIO() as out:
+        Console(file=out, width=120).print(summary_table(values))
+        text = out.getvalue()
+    assert text.count("7.0 ms") == 2  # TTFT and lag, both max
+    assert "schedule lag p50 – p99 – max 7.0 ms" in text
