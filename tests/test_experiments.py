@@ -82,8 +82,23 @@ def test_hol_prints_the_trade_off(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert found["rows"][0]["upload_ratio"] == 1
     for words_of in ("131,072", "8,192", "A prompt of 60,000 tokens stops a chat for"):
         assert words_of in " ".join(said.split())
+    facts = found["facts"]
+    for way in ("engines_in_turn", "proxy"):
+        whole, chunked = (facts[f"worst_stall_s.{way}.{how}"] for how in ("whole", "chunked"))
+        assert chunked < 0.5 * whole
+    assert len(facts["fleet"]) == 4
+    assert "with chunked prefill the proxy" in found["sentence"]
     table = list(csv.DictReader((tmp_path / "results.csv").read_text().splitlines()))
     assert [float(r["worst_gap_s"]) for r in table] == [r["worst_gap_s"] for r in found["rows"]]
+
+
+def test_hol_stands_where_its_fleet_cannot(tmp_path: Path) -> None:
+    """A prompt that just fits an engine leaves no room for a question about it."""
+    words = ("--target", PHI, "--chunks", "8192", "--prompt-tokens", "131050")
+    found = study("hol", tmp_path, *words)
+    assert len(found["rows"]) == 1
+    assert "not measured, with and without the proxy: --prompt-tokens" in found["notes"][0]
+    assert "fleet" not in found["facts"]
 
 
 def test_engines_are_compared_with_their_own_largest_chunk(

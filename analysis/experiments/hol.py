@@ -11,7 +11,7 @@ import typer
 from forebay.analysis.experiments.hol_fleet import fleet_study, requests
 from forebay.analysis.experiments.plot import Series, xy_plot
 from forebay.analysis.experiments.result import Column, Result
-from forebay.analysis.experiments.study import Engines, Gpus, Seed, Study, integers, study
+from forebay.analysis.experiments.study import Engines, Gpus, Seed, Study, Work, integers, study
 from forebay.analysis.experiments.target import SIM, Ask, StudyFailed, Target
 from forebay.analysis.units import duration
 from forebay.traces.errors import InputError
@@ -19,10 +19,10 @@ from forebay.traces.errors import InputError
 HELP = """Head-of-line blocking: the longest gap of a chat's tokens beside a long
 prompt.
 
-A sim: target is tried with every size of --chunks; servers given by URL
-have theirs, and several --target are compared. --fleet sends many chats
-beside documents instead, through the proxy and to the engines in turn; a
-sim: fleet with and without chunked prefill, too.
+A sim: target is tried with every size of --chunks, and a fleet of it with and
+without chunked prefill and proxy; servers given by URL have their chunks, and
+several --target are compared. --fleet sends many chats beside documents only,
+through the proxy and to the engines in turn, and shows it in full.
 
 Example:  forebay experiment hol --target sim:phi-3-mini@h200-nvl --out runs/hol
 """
@@ -52,19 +52,22 @@ def command(
     ] = False,
     engine: Engines = None,
     gpus: Gpus = 2,
-    seconds: Annotated[float, typer.Option(min=1, help="Of --fleet.")] = 300.0,
-    chat_rate: Annotated[float, typer.Option(help="Of --fleet, chats a second.")] = 4.0,
+    seconds: Annotated[float, typer.Option(min=1, help="Of the fleet.")] = 300.0,
+    chat_rate: Annotated[float, typer.Option(help="Of the fleet, chats a second.")] = 4.0,
     document_rate: Annotated[
-        float, typer.Option(help="Of --fleet, questions about documents a second.")
+        float, typer.Option(help="Of the fleet, questions about documents a second.")
     ] = 0.2,
     seed: Seed = 0,
 ) -> None:
+    def of_fleet() -> Work:
+        trace = requests(prompt_tokens, chat_rate, document_rate, seconds, seed)
+        settings = asked.settings(seed=seed)
+        return fleet_study(asked, engine, gpus, trace, prompt_tokens, settings)
+
     if fleet:
         if len(asked.targets) > 1:
             raise InputError("--fleet: give one --target, and the engines with --engine")
-        trace = requests(prompt_tokens, chat_rate, document_rate, seconds, seed)
-        settings = asked.settings(seed=seed)
-        asked.finish(fleet_study(asked, engine, gpus, trace, prompt_tokens, settings))
+        asked.finish(of_fleet())
         return
     if engine:
         raise InputError("--engine: belongs to --fleet; without it give each URL with --target")
@@ -77,9 +80,27 @@ def command(
             async with asked.open(text, size) as server:
                 row = await beside_a_chat(server, prompt_tokens)
                 rows.append(row | {"max_num_batched_tokens": size})
-        return result(rows, prompt_tokens, asked.settings())
+        found = result(rows, prompt_tokens, asked.settings())
+        if len(asked.targets) > 1 or not asked.targets[0].startswith(SIM):
+            return found
+        try:
+            beside = await of_fleet()
+        except (InputError, StudyFailed) as error:  # the sweep stands all the same
+            return replace(found, notes=[f"not measured, with and without the proxy: {error}"])
+        return with_fleet(found, beside, f"{gpus} engines, {seconds:g} s")
 
     asked.finish(work())
+
+
+def with_fleet(found: Result, fleet: Result, what: str) -> Result:
+    """The sweep of one engine, and in words and facts what a fleet of it came to."""
+    return replace(
+        found,
+        sentence=f"{found.sentence} {fleet.sentence}",
+        facts={**found.facts, **fleet.facts, "fleet": list(fleet.rows)},
+        notes=[f"with and without the proxy: {what}; in full: --fleet", *fleet.notes],
+        settings={**found.settings, **fleet.settings},
+    )
 
 
 async def beside_a_chat(server: Target, prompt_tokens: int) -> dict[str, Any]:
