@@ -59,10 +59,11 @@ bench-proxy: .venv/dev
 	$(BIN)/python tests/routers/bench_proxy.py --workers 2
 
 # What users notice behind each router: docs/bench-routers.md. MINUTES=40 stops after the most
-# telling runs; a second call goes on. The figures are printed and written to that page.
+# telling runs; a second call goes on. The figures are printed and written to that page and, with
+# plots, to runs/bench-routers.html.
 MINUTES ?= 600
 bench-routers: .venv/dev
-	$(BIN)/python tests/routers/bench_routers.py --minutes $(MINUTES) --write-docs $(BENCH_ROUTERS)
+	$(BIN)/python tests/routers/bench_routers.py --minutes $(MINUTES) --write-docs --page runs/bench-routers.html $(BENCH_ROUTERS)
 
 soak: .venv/dev
 	$(BIN)/python tests/routers/soak.py

@@ -282,6 +282,11 @@ def _listed() -> Sequence[Contender]:
             "vllm-router consistent_hash", _vllm_router("consistent_hash"), f"defaults; {no_key}"
         ),
         Contender(
+            "vllm-router sticky_least_loaded",
+            _vllm_router("sticky_least_loaded"),
+            "defaults; sticky to a session, which these requests do not name",
+        ),
+        Contender(
             "envoy least_request", known["envoy"], "two random choices, which are both engines here"
         ),
         Contender(
