@@ -341,7 +341,8 @@ class Answer:
 
     def fail(self, fault: UpstreamFault) -> None:
         """End it from outside: whoever reads gets `fault`."""
-        self._connection.close()
+        if not self._ended:  # else the connection is kept, or another's already
+            self._connection.close()
         self.end(fault)
 
     def close(self) -> None:

@@ -29,7 +29,9 @@ from proxy_stage import (
 )
 from test_proxy_http import STREAMED, error_of, on_stage
 
-from forebay.proxy.upstream import Answer, ConnectFault
+from forebay.proxy.backends import read_all
+from forebay.proxy.upstream import Answer, ConnectFault, Origin
+from forebay.proxy.watchdog import Stalled
 from forebay.replay.sim.clock import run
 
 GOOD = EVENT + EVENT + USAGE + DONE
@@ -867,6 +869,33 @@ class TestFlapping:
                 on.assert_nothing_held()
 
         run(main())
+
+
+def test_an_answer_that_has_ended_cannot_be_failed() -> None:
+    """Its connection serves another request by then."""
+
+    async def in_two_parts(call: Call) -> None:
+        data = answer(200, WHOLE)
+        await call.send(data[:-9])
+        await given_on.wait()
+        await call.send(data[-9:])
+
+    async def main() -> None:
+        async with RawBackend(in_two_parts).running() as backend:
+            origin = Origin(backend.url, 2.0)
+            given_on.set()
+            first = await origin.ask("POST", "/v1/completions", {}, b"{}")
+            assert await read_all(first, 1 << 20) == WHOLE
+            given_on.clear()
+            second = await origin.ask("POST", "/v1/completions", {}, b"{}")
+            assert backend.connections == 1
+            first.fail(Stalled("the proxy is shutting down"))
+            given_on.set()
+            assert await read_all(second, 1 << 20) == WHOLE
+            origin.close()
+
+    given_on = asyncio.Event()
+    run(main())
 
 
 class TestDrain:
