@@ -74,7 +74,8 @@ class Relay:
         self._watchdog = watchdog
         self._metrics = metrics
         self._estimate = estimate
-        self._attempts: set[Attempt] = set()
+        self._attempts: dict[Attempt, None] = {}  # the oldest first: they go elsewhere first
+        self._ending = False
         self.translator: Translator | None = None  # is offered the prompts that were computed
         self._clock = asyncio.get_running_loop().time
         self.budget = RetryBudget()
@@ -132,7 +133,7 @@ class Relay:
     def _give_up(self, upstream: Upstream) -> None:
         """The backend hangs: ask another one for what it has not begun to answer."""
         for attempt in self._attempts:
-            if attempt.upstream is upstream and not attempt.ended:
+            if attempt.upstream is upstream and not (attempt.ended or attempt.tries.spent):
                 if not self._backends.others_up(upstream) or not attempt.tries.reserve():
                     break
                 attempt.end("hang")
@@ -148,7 +149,7 @@ class Relay:
             self._backends.sent(grant.send)
         limit_s = timeouts.first_token if streams else timeouts.whole_answer
         attempt = Attempt(upstream, tries, self._clock() + limit_s)
-        self._attempts.add(attempt)
+        self._attempts[attempt] = None
         try:
             answer = await self._begin(exchange, grant, attempt)
         except Failure as failure:
@@ -158,7 +159,7 @@ class Relay:
             self._backends.left(name, request_id)
             raise
         finally:
-            self._attempts.remove(attempt)
+            del self._attempts[attempt]
         self._backends.answered(name, request_id)
         return await answer.relay() if isinstance(answer, Stream) else answer
 

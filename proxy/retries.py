@@ -42,11 +42,16 @@ class Tries:
         self._budget.active -= 1
         self._budget.retrying -= self._counted
 
+    @property
+    def spent(self) -> bool:
+        """It has been tried again already."""
+        return self._retried >= RETRIES
+
     def again(self, retry: Retry) -> bool:
         """Whether another backend may be asked; if so, it is counted."""
         if retry in ("refused", "reserved"):  # ends: a backend is asked once only
             return True
-        if retry == "never" or self._retried >= RETRIES:
+        if retry == "never" or self.spent:
             return False
         if retry == "shared":
             if not self._budget.left:

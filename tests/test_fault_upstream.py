@@ -27,6 +27,7 @@ from proxy_stage import (
     stream,
     whole,
 )
+from test_fault_upstream_clients import until
 from test_proxy_http import STREAMED, error_of, on_stage
 
 from forebay.proxy.backends import read_all
@@ -154,6 +155,42 @@ class TestHangs:
             assert hung.open == 0
 
         on_stage(scene, silent, slowly, admission={"dispatch_ahead": "60s"})
+
+    def test_one_that_was_tried_again_already_is_in_nobodys_way(self) -> None:
+        """It has to stay; those behind it go elsewhere."""
+
+        begun = asyncio.Event()
+
+        async def resets(call: Call) -> None:
+            await begun.wait()
+            call.reset()
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            first, hung, other = backends
+            up = {name: upstream for name, upstream in on.proxy.backends.upstreams.items()}
+            hung.healthy = other.healthy = False
+            await until(lambda: not (up["b1"].up or up["b2"].up))
+            (spent,) = at_once(on, 1)
+            await until(lambda: first.open == 1)
+            hung.healthy = True
+            await until(lambda: up["b1"].up)
+            begun.set()
+            await until(lambda: hung.open == 1)
+            first.healthy = False
+            await until(lambda: not up["b0"].up)
+            tasks = at_once(on, 3)
+            await until(lambda: hung.open == 4)
+            other.healthy = True
+            await until(lambda: up["b2"].up)
+            hung.healthy = None
+            assert await asyncio.gather(*tasks) == [(200, GOOD)] * 3
+            assert not spent.done()
+            assert (await spent)[0] == 504
+
+        on_stage(
+            scene, resets, silent, stream,
+            admission={"dispatch_ahead": "60s"}, timeouts={"first_token": "60s"},
+        )  # fmt: skip
 
     def test_with_nobody_else_it_is_a_timeout(self) -> None:
         async def scene(on: Stage, backends: list[RawBackend]) -> None:

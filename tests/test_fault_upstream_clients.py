@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -60,6 +61,22 @@ class Raw:
             asyncio.get_running_loop().call_later(0.06, self.writer.close)  # after `settle`
         else:
             self.writer.close()
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Wait for it in virtual time, for a minute of it."""
+    async with asyncio.timeout(60):
+        while not true():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def little_room(on: Stage) -> None:
+    """The kernel holds next to nothing for the connections that are open: it stays with us."""
+    await settle()
+    for connection in on.proxy.listeners[0][1].connections:
+        assert connection.transport is not None
+        wire = connection.transport.get_extra_info("socket")
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
 
 
 LEAVES = pytest.mark.parametrize("how", ["close", "reset", "half"])
