@@ -5,8 +5,11 @@ resets those that wait to be accepted on one that is closed. So they are accepte
 """
 
 import asyncio
+import contextlib
 import os
 import socket
+import ssl
+from collections.abc import Awaitable, Iterator
 from typing import cast
 
 from aiohttp import web
@@ -16,7 +19,10 @@ from forebay.proxy.tls import HANDSHAKE_S
 
 
 async def stop_listening(runner: web.ServerRunner, server: HttpServer) -> None:
-    """Close the listening sockets; connections that were made are served, open ones go on."""
+    """Close the listening sockets; connections that were made are served, open ones go on.
+
+    Never fails: a drain follows, whatever the last clients do. Takes HANDSHAKE_S at most.
+    """
     loop = asyncio.get_running_loop()
     accepted: list[tuple[socket.socket, web.BaseSite]] = []
     for site in list(runner.sites):
@@ -24,22 +30,35 @@ async def stop_listening(runner: web.ServerRunner, server: HttpServer) -> None:
         assert listening is not None
         # Duplicates keep the sockets open when the loop closes its own, so that nothing can come
         # in between the last accept and the close but what comes in these microseconds.
-        duplicates = [
-            socket.socket(fileno=os.dup(each.fileno()))
-            for each in cast(asyncio.Server, listening).sockets
-        ]
+        duplicates: list[socket.socket] = []
+        for each in cast(asyncio.Server, listening).sockets:
+            with contextlib.suppress(OSError):  # no descriptor is left: then nobody is accepted
+                duplicates.append(socket.socket(fileno=os.dup(each.fileno())))
         await site.stop()
         for duplicate in duplicates:
             with duplicate:
                 duplicate.setblocking(False)
-                try:
-                    while True:
-                        accepted.append((duplicate.accept()[0], site))
-                except BlockingIOError:
-                    pass  # nobody waits any more
-    for connection, site in accepted:
+                accepted += [(connection, site) for connection in _accepted(duplicate)]
+
+    def serve(connection: socket.socket, tls: ssl.SSLContext | None) -> Awaitable[object]:
         connection.setblocking(False)
-        tls = site._ssl_context
-        await loop.connect_accepted_socket(
+        return loop.connect_accepted_socket(
             server, connection, ssl=tls, ssl_handshake_timeout=HANDSHAKE_S if tls else None
         )
+
+    # At once, for each may take HANDSHAKE_S; one that fails is closed, and nobody else's concern.
+    await asyncio.gather(
+        *(serve(connection, site._ssl_context) for connection, site in accepted),
+        return_exceptions=True,
+    )
+
+
+def _accepted(listening: socket.socket) -> Iterator[socket.socket]:
+    """Those who wait to be accepted, as far as there are descriptors for them."""
+    while True:
+        try:
+            yield listening.accept()[0]
+        except ConnectionAbortedError:
+            continue  # it left while it waited
+        except OSError:
+            return  # nobody waits any more, or no descriptor is left

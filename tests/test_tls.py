@@ -39,11 +39,13 @@ def trusting(**options: Any) -> ssl.SSLContext:
     return context
 
 
-def on_tls(scene: Callable[[Stage, RawBackend], Awaitable[None]], folder: Path) -> None:
+def on_tls(
+    scene: Callable[[Stage, RawBackend], Awaitable[None]], folder: Path, **keys: Any
+) -> None:
     tls = write(folder, CA.issue_cert("127.0.0.1", "localhost"))
 
     async def main() -> None:
-        async with RawBackend().running() as backend, stage([backend.url], tls=tls) as on:
+        async with RawBackend().running() as backend, stage([backend.url], tls=tls, **keys) as on:
             assert on.url.startswith("https://")
             await scene(on, backend)
             await settle()
