@@ -85,12 +85,23 @@ class App:
         self._relay.end_all()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer one request; errors become OpenAI-shaped here."""
+        """Answer one request; it is active until the client has taken its answer."""
+        self.active += 1
+        self.idle.clear()
+        try:
+            response = await self._answered(request)
+            await self._relay.taken(request)
+        finally:
+            self.active -= 1
+            if not self.active:
+                self.idle.set()
+        return response
+
+    async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
+        """The answer, sent; errors become OpenAI-shaped here."""
         id_ = request_id(request.headers)
         record = Record(id_, self._driver.now)
         status = 500
-        self.active += 1
-        self.idle.clear()
         try:
             response = await self._route(request, id_, record)
             status = response.status
@@ -102,9 +113,6 @@ class App:
             status = CLIENT_GONE
             raise
         finally:
-            self.active -= 1
-            if not self.active:
-                self.idle.set()
             self._telemetry.finished(record, status, self._driver.now)
         whole = not response.prepared
         if whole:

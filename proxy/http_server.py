@@ -10,7 +10,7 @@ import asyncio
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 from aiohttp import HttpVersion10, HttpVersion11, web
 from aiohttp.http import RawRequestMessage
@@ -103,7 +103,7 @@ def _head_fault(request: web.BaseRequest, header_bytes: int) -> ApiError | None:
 class _Protocol(web.RequestHandler):
     """One connection."""
 
-    __slots__ = ("_broken", "_head_bytes", "_head_timer", "_last_payload")
+    __slots__ = ("_broken", "_cut_timer", "_head_bytes", "_head_timer", "_last_payload", "_wire")
 
     def __init__(self, server: "HttpServer", *, loop: asyncio.AbstractEventLoop, **kw: Any) -> None:
         super().__init__(server, loop=loop, **kw)
@@ -111,8 +111,11 @@ class _Protocol(web.RequestHandler):
         self._head_bytes = 0  # of a head that is not complete
         self._head_timer: asyncio.TimerHandle | None = None
         self._last_payload: StreamReader | None = None
+        self._wire: asyncio.Transport | None = None  # aiohttp forgets its own when it closes it
+        self._cut_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._wire = cast(asyncio.Transport, transport)  # uvloop's do not inherit from it
         super().connection_made(transport)
         server = self._manager
         assert isinstance(server, HttpServer)
@@ -123,7 +126,27 @@ class _Protocol(web.RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stop_head_timer()
+        self._wire = None
+        if self._cut_timer is not None:
+            self._cut_timer.cancel()
         super().connection_lost(exc)
+
+    async def start(self) -> None:
+        """Serve one request after the other; aiohttp closes the connection when this ends."""
+        try:
+            await super().start()
+        finally:
+            self._cut_later()
+
+    def _cut_later(self) -> None:
+        """Cut a closed connection whose client does not take the rest.
+
+        A closed transport waits for its buffer to be taken, for ever if the client never reads.
+        """
+        wire, server = self._wire, self._manager
+        if wire is not None and wire.is_closing() and self._cut_timer is None:
+            assert isinstance(server, HttpServer)
+            self._cut_timer = self._loop.call_later(server.client_write_s, wire.abort)
 
     def data_received(self, data: bytes) -> None:
         if self._broken:
@@ -177,11 +200,13 @@ class _Protocol(web.RequestHandler):
             self._refuse(error)
         elif self.transport is not None:
             self.transport.close()  # nothing was asked, so nothing is answered
+            self._cut_later()
 
     def _refuse(self, error: ApiError) -> None:
         if self.transport is not None and not self.transport.is_closing():
             self.transport.write(_raw_response(error))
             self.transport.close()
+            self._cut_later()
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
         """Say nothing: parse errors quote what the client sent."""
@@ -211,6 +236,7 @@ class HttpServer(web.Server):
 
     Attributes:
         header_bytes: of all header fields of a request together; more are 431.
+        client_write_s: for a client to take what was written when its connection is closed.
         failed: told of an exception that nobody expected.
     """
 
@@ -220,6 +246,7 @@ class HttpServer(web.Server):
         *,
         header_bytes: int = 16 << 10,
         client_headers_s: float = 10.0,
+        client_write_s: float = 30.0,
         max_connections: float = float("inf"),
         failed: Callable[[BaseException | None], None] = lambda _: None,
     ) -> None:
@@ -236,6 +263,7 @@ class HttpServer(web.Server):
         self._handler = handler
         self.header_bytes = header_bytes
         self.client_headers_s = client_headers_s
+        self.client_write_s = client_write_s
         self.max_connections = max_connections
         self.failed = failed
 

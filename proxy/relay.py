@@ -119,6 +119,25 @@ class Relay:
             except (ConnectionError, aiohttp.ClientConnectionError):
                 pass  # it has gone
 
+    async def taken(self, request: web.BaseRequest) -> None:
+        """Until the client has taken what was written; one that does not is cut off.
+
+        Writing waits only while more than 64 KiB are left: nobody would look after these, and a
+        proxy that ends would lose them.
+        """
+        transport = request.transport
+        if transport is None or transport.is_closing() or not transport.get_write_buffer_size():
+            return
+        with self._watchdog.watching(request, None) as watch:
+            watch.writing_since = self._clock()
+            transport.set_write_buffer_limits(0)  # so that `drain` waits for all of it
+            try:
+                await request.writer.drain()
+            except (ConnectionError, aiohttp.ClientConnectionError):
+                return  # it has gone
+            if not transport.is_closing():
+                transport.set_write_buffer_limits()
+
     def end_all(self) -> None:
         """End what has not ended by itself: streams with an error event, the rest with a 503."""
         for attempt in self._attempts:

@@ -161,6 +161,7 @@ class Reloader:
         parts.relay.reconfigure(config)
         parts.watchdog.reconfigure(config.timeouts.idle, config.timeouts.client_write)
         parts.public.client_headers_s = config.timeouts.client_headers
+        parts.public.client_write_s = config.timeouts.client_write
         parts.public.max_connections = config.max_connections()
         parts.protection.reconfigure(config.limits)
         parts.access.reconfigure(config.logs)

@@ -168,6 +168,7 @@ async def start_proxy(
             app.handle,
             header_bytes=config.limits.header,
             client_headers_s=config.timeouts.client_headers,
+            client_write_s=config.timeouts.client_write,
             max_connections=config.max_connections(),
             failed=lambda error: say(f"internal error: {type(error).__name__}"),
         )

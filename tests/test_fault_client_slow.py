@@ -1,8 +1,10 @@
 """Clients that are slow, silent or gone: each wait has its end, and nothing stays held."""
 
 import asyncio
+import socket
 
 import pytest
+from aiohttp import web
 from proxy_stage import STREAM_HEAD, USAGE, Call, RawBackend, Stage, chunk, settle, silent, stage
 from raw_client import (
     BODY,
@@ -19,6 +21,7 @@ from raw_client import (
     responses,
 )
 
+from forebay.proxy.http_server import HttpServer, listen
 from forebay.replay.sim.clock import run
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
@@ -185,6 +188,43 @@ class TestGone:
                     if how == "half-close":
                         assert await reader.read() == b""
                 on.assert_nothing_held()
+
+        run(main())
+
+
+class TestNeverReading:
+    @pytest.mark.parametrize(
+        ("request_", "then", "after_s"),
+        [
+            (LAST, b"", 2),
+            (GOOD, b"", 75 + 2),  # kept alive until then
+            (GOOD, HEAD, 10 + 2),  # refused, behind what was not taken
+        ],
+    )
+    def test_a_closed_connection_is_cut(self, request_: bytes, then: bytes, after_s: float) -> None:
+        """Although what is left is less than writing an answer waits for."""
+
+        async def much(request: web.BaseRequest) -> web.Response:
+            assert request.transport is not None
+            kernel = request.transport.get_extra_info("socket")
+            kernel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            return web.Response(body=b"x" * 60_000)
+
+        async def main() -> None:
+            server = HttpServer(much, client_write_s=2)
+            runner, port = await listen(server, "127.0.0.1", 0)
+            deaf = socket.socket()
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            deaf.connect(("127.0.0.1", port))
+            deaf.sendall(request_)
+            await settle()
+            deaf.sendall(then)
+            await asyncio.sleep(after_s - 0.5)
+            assert server.open_connections == 1
+            await asyncio.sleep(1)
+            assert not server.open_connections
+            deaf.close()
+            await runner.cleanup()
 
         run(main())
 

@@ -7,9 +7,39 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from proxy_stage import RawBackend, Stage
+from proxy_stage import Call, RawBackend, Stage, answer, settle
+from test_fault_upstream_clients import Raw, little_room, until
 from test_proxy_http import on_stage
 from test_tls import on_tls, trusting
+
+
+class TestWholeAnswers:
+    @pytest.mark.parametrize("size", [60_000, 4 << 20])
+    def test_a_slow_reader_gets_all_of_it(self, size: int) -> None:
+        """Also what is less than writing waits for."""
+
+        async def large(call: Call) -> None:
+            await call.send(answer(200, b'{"x":"' + b"x" * size + b'"}'))
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            client = await Raw.connect(on, receives=4096)
+            await little_room(on)
+            client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            client.post({"prompt": "x"})
+            await until(lambda: bool(backends[0].calls) and not backends[0].open)
+            await settle()
+            drained = asyncio.create_task(on.proxy.drained(30))
+            await settle()
+            assert not drained.done()
+            client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+            head = await client.reader.readuntil(b"\r\n\r\n")
+            assert b"content-length: %d\r\n" % (size + 8) in head.lower()
+            assert await client.reader.readexactly(size + 8)
+            assert await drained == 0
+            client.writer.close()
+
+        on_stage(scene, large)
+
 
 SHARED: dict[str, Any] = {"port": 0, "admin_port": 0, "reuse_port": True}
 

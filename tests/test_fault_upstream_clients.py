@@ -294,6 +294,35 @@ class TestReading:
 
         on_stage(scene, floods if what == "stream" else huge, timeouts={"client_write": "2s"})
 
+    @pytest.mark.parametrize("header", ["connection: close", "connection: keep-alive"])
+    @pytest.mark.parametrize("what", ["stream", "whole"])
+    def test_a_reader_that_never_reads_the_last_of_it_is_cut_off(
+        self, what: str, header: str
+    ) -> None:
+        """What is left is less than writing waits for."""
+
+        async def last(call: Call) -> None:
+            if what == "whole":
+                await call.send(answer(200, b'{"x":"' + b"x" * 60_000 + b'"}'))
+            else:
+                await call.send(STREAM_HEAD + chunk(EVENT * 800) + chunk(DONE) + b"0\r\n\r\n")
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            client = await Raw.connect(on, receives=4096)
+            await little_room(on)
+            client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            client.post(STREAMED if what == "stream" else {"prompt": "x"}, header)
+            await asyncio.sleep(1)
+            public = on.proxy.listeners[0][1]
+            assert public.open_connections == 1
+            on.assert_nothing_held()  # its slot is free already
+            await asyncio.sleep(2)
+            assert not public.open_connections
+            assert not on.proxy.app.active
+            client.writer.transport.abort()
+
+        on_stage(scene, last, timeouts={"client_write": "2s"})
+
     def test_a_cut_stream_does_not_keep_a_connection_that_nobody_reads(self) -> None:
         async def cut(call: Call) -> None:
             await call.send(STREAM_HEAD)
