@@ -81,8 +81,9 @@ class App:
         return self._budget.held
 
     def end_all(self) -> None:
-        """End what has been sent to a backend and not ended by itself."""
+        """End what waits for a backend, or has been sent to one and not ended by itself."""
         self._relay.end_all()
+        self._driver.end_waiting(errors.draining)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; it is active until the client has taken its answer."""

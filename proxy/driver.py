@@ -58,6 +58,7 @@ class Driver:
         self._waiting: dict[str, asyncio.Future[Action]] = {}
         self._held: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._refusal: Callable[[], Exception] | None = None
 
     @property
     def now(self) -> float:
@@ -86,6 +87,8 @@ class Driver:
         return future
 
     async def granted(self, request_id: str, future: asyncio.Future[Action]) -> Send:
+        if self._refusal is not None:
+            self.end_waiting(self._refusal)  # this one, unless it was sent at once
         try:
             action = await future
         except asyncio.CancelledError:
@@ -111,6 +114,16 @@ class Driver:
     def change(self, change: Callable[[Shaper, float], list[Action]]) -> None:
         """Let an operator's change of the shaper take effect now."""
         self.apply(change(self.shaper, self.now))
+
+    def end_waiting(self, refusal: Callable[[], Exception]) -> None:
+        """Take out whoever waits, and whoever would from now on: `slot` and `retry` raise it."""
+        self._refusal = refusal
+        while self._waiting:
+            request_id, future = self._waiting.popitem()
+            # Others may be sent for it: those do not wait any more.
+            self.apply(self.shaper.cancel(request_id, self.now))
+            if not future.cancelled():
+                future.set_exception(refusal())
 
     def close(self) -> None:
         """Stop the timer; requests still held are finished by their own tasks."""

@@ -139,7 +139,11 @@ class Relay:
                 transport.set_write_buffer_limits()
 
     def end_all(self) -> None:
-        """End what has not ended by itself: streams with an error event, the rest with a 503."""
+        """End what has not ended by itself: streams with an error event, the rest with a 503.
+
+        What is sent to a backend from now on, for a slot was freed, is a 503 too.
+        """
+        self._ending = True
         for attempt in self._attempts:
             attempt.end("draining")
         self._watchdog.end_all("the proxy is shutting down")
@@ -161,6 +165,8 @@ class Relay:
         self, exchange: Exchange, grant: Grant, upstream: Upstream, tries: Tries
     ) -> web.StreamResponse:
         """Ask one backend; raises Failure while nothing has been sent to the client."""
+        if self._ending:
+            raise errors.draining()
         name, request_id = upstream.name, grant.send.request.id
         timeouts = self._config.timeouts
         streams = exchange.asked.streams
@@ -292,7 +298,9 @@ class Relay:
         with Tries(self.budget) as tries:
             while upstream is not None:
                 try:
-                    answer = await self._pass_to(upstream, incoming, target, body, headers, reply)
+                    answer = await self._pass_to(
+                        upstream, incoming, target, body, headers, reply, tries
+                    )
                     return await answer.relay() if isinstance(answer, Stream) else answer
                 except Failure as failed:
                     failure = failed
@@ -316,11 +324,16 @@ class Relay:
         body: bytes,
         headers: dict[str, str],
         reply: dict[str, str],
+        tries: Tries,
     ) -> Stream | web.Response:
+        if self._ending:
+            raise errors.draining()
+        attempt = Attempt(upstream, tries, self._clock() + self._config.timeouts.first_token)
+        self._attempts[attempt] = None
         response: Answer | None = None
         begun = False
         try:
-            async with asyncio.timeout(self._config.timeouts.first_token):
+            with attempt.limit:
                 # HEAD is GET, less its body.
                 method = "POST" if incoming.method == "POST" else "GET"
                 response = await self._backends.open(method, upstream, target, body, headers)
@@ -337,10 +350,11 @@ class Relay:
                     return stream
                 return await self._whole(incoming, upstream, response, {})
         except TimeoutError as error:
-            raise Failure("timeout", errors.upstream_timeout(), "never") from error
+            raise self._too_late(attempt) from error
         except UPSTREAM_ERRORS as error:
             raise self._fault(error) from error
         finally:
+            del self._attempts[attempt]
             if response is not None and not begun:
                 response.close()
 

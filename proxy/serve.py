@@ -81,7 +81,8 @@ class Proxy:
     async def drained(self, patience_s: float) -> int:
         """Take no new work and wait until what runs is answered; how many took too long.
 
-        Then streams are ended with an error event, the rest with a 503, and what is left is cut.
+        Then streams are ended with an error event, the rest with a 503, those that still wait for
+        a backend too, and what is left is cut.
         """
         self.app.draining = True
         with contextlib.suppress(TimeoutError):

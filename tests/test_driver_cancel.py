@@ -119,6 +119,37 @@ def test_a_retry_goes_to_the_other_backend() -> None:
     run(main())
 
 
+class Over(Exception):
+    pass
+
+
+@pytest.mark.parametrize("turns", range(3))
+def test_those_who_wait_are_ended_and_so_are_those_who_come_later(turns: int) -> None:
+    async def main() -> None:
+        scene = Scene({"a": 1})
+        async with scene.driver.slot(Request("first", 1)):
+            second, third, fourth = [
+                asyncio.create_task(scene.hold(name, a_second)) for name in ("2", "3", "4")
+            ]
+            await asyncio.sleep(0.5)
+            second.cancel()  # its future is cancelled now; the shaper does not know yet
+            scene.driver.end_waiting(Over)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            fourth.cancel()
+            with pytest.raises(Over):
+                await scene.hold("later", a_second)
+        for task, error in ((second, asyncio.CancelledError), (third, Over)):
+            with pytest.raises(error):
+                await task
+        with pytest.raises((asyncio.CancelledError, Over)):
+            await fourth
+        scene.assert_empty()
+        assert [a.request.id for a in scene.journal] == ["first"]
+
+    run(main())
+
+
 def test_the_timer_refuses_whoever_waited_too_long() -> None:
     async def main() -> None:
         scene = Scene({"a": 1})

@@ -1,16 +1,97 @@
 """Leaving: whoever was taken gets a whole answer or is told, whatever the last clients do."""
 
 import asyncio
+import json
 import resource
 import socket
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
-from proxy_stage import Call, RawBackend, Stage, answer, settle
+from proxy_stage import WHOLE, Call, RawBackend, Stage, answer, settle, silent
 from test_fault_upstream_clients import Raw, little_room, until
-from test_proxy_http import on_stage
+from test_proxy_http import ONE_SLOT, STREAMED, error_of, on_stage
 from test_tls import on_tls, trusting
+
+Told = tuple[int, Any]
+
+
+async def ask(on: Stage) -> Told:
+    async with on.post(STREAMED) as response:
+        return response.status, orjson.loads(await response.read())["error"]["code"]
+
+
+class TestPatienceOver:
+    """503 `draining` for all that has no answer yet, and no backend is asked any more."""
+
+    def test_those_that_are_queued_are_told_and_never_sent(self) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            tasks = [asyncio.create_task(ask(on)) for _ in range(3)]
+            await until(lambda: on.proxy.driver.shaper.queued("chat") == 2)
+            assert await on.proxy.drained(2) == 3
+            assert await asyncio.gather(*tasks) == [(503, "draining")] * 3
+            assert len(backends[0].calls) == 1
+
+        on_stage(scene, silent, **ONE_SLOT)
+
+    def test_one_that_waits_to_be_tried_again(self) -> None:
+        async def fails(call: Call) -> None:
+            if b"first" not in call.body:
+                await first_is_there.wait()
+                await call.send(answer(500, b"{}"))
+            else:
+                await call.hung_up()
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            holding = asyncio.create_task(on.post({**STREAMED, "user": "first"}).__aenter__())
+            await until(lambda: sum(b.open for b in backends) == 1)
+            task = asyncio.create_task(ask(on))
+            await until(lambda: sum(b.open for b in backends) == 2)
+            first_is_there.set()
+            await until(lambda: on.proxy.driver.shaper.queued("chat") == 1)
+            assert await on.proxy.drained(2) == 2
+            assert await task == (503, "draining")
+            held = await holding
+            assert held.status == 503
+            held.release()
+            assert sum(len(b.calls) for b in backends) == 2
+
+        first_is_there = asyncio.Event()
+        on_stage(scene, fails, fails, **ONE_SLOT)
+
+    def test_one_whose_body_came_late(self) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            client = await Raw.connect(on)
+            client.post(sent=10)
+            await until(lambda: on.proxy.app.active == 1)
+            drained = asyncio.create_task(on.proxy.drained(0.0))
+            await until(lambda: on.proxy.app._relay._ending)
+            client.writer.write(json.dumps(STREAMED).encode()[10:])
+            assert b" 503 " in await client.reader.readline()
+            assert await drained == 1
+            assert not backends[0].calls
+            client.writer.close()
+
+        on_stage(scene, None)
+
+    @pytest.mark.parametrize("begun", [False, True])
+    def test_paths_that_are_not_shaped(self, begun: bool) -> None:
+        async def tokenize(call: Call) -> None:
+            if begun:
+                await call.send(answer(200, WHOLE)[:-9])
+            await call.hung_up()
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            task = asyncio.create_task(on.post(path="/tokenize").__aenter__())
+            await until(lambda: sum(b.open for b in backends) == 1)
+            assert await on.proxy.drained(2) == 1
+            response = await task
+            assert response.status == 503
+            assert (await error_of(response))["code"] == "draining"
+            assert sum(len(b.calls) for b in backends) == 1
+
+        on_stage(scene, tokenize, tokenize)
 
 
 class TestWholeAnswers:
