@@ -126,7 +126,10 @@ class Relay:
         proxy that ends would lose them.
         """
         transport = request.transport
-        if transport is None or transport.is_closing() or not transport.get_write_buffer_size():
+        if transport is None or not transport.get_write_buffer_size():
+            return
+        await asyncio.sleep(0)  # uvloop writes at the end of the turn: mostly that is all
+        if transport.is_closing() or not transport.get_write_buffer_size():
             return
         with self._watchdog.watching(request, None) as watch:
             watch.writing_since = self._clock()
