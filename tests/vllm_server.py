@@ -13,7 +13,7 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -122,9 +122,24 @@ def _free_port() -> int:
         return int(taken.getsockname()[1])
 
 
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A server; `pid` is its API server's, whose child the engine is."""
+
+    url: str
+    pid: int
+
+
 @contextmanager
 def vllm_server(python: str, model: Path, log: Path, *flags: str) -> Iterator[str]:
-    """The URL of a vLLM that serves `model` as `tiny`; its whole process group ends with it.
+    """The URL of `vllm_process`."""
+    with vllm_process(python, model, log, *flags) as running:
+        yield running.url
+
+
+@contextmanager
+def vllm_process(python: str, model: Path, log: Path, *flags: str) -> Iterator[Running]:
+    """A vLLM that serves `model` as `tiny`; its whole process group ends with it.
 
     Raises RuntimeError with the end of its log when it is not up within START_S.
     """
@@ -158,7 +173,7 @@ def vllm_server(python: str, model: Path, log: Path, *flags: str) -> Iterator[st
         )
         try:
             _wait_healthy(process, f"http://127.0.0.1:{port}/health", log)
-            yield f"http://127.0.0.1:{port}"
+            yield Running(f"http://127.0.0.1:{port}", process.pid)
         finally:
             _end_group(process)
 
@@ -175,6 +190,18 @@ def _wait_healthy(process: "subprocess.Popen[bytes]", url: str, log: Path) -> No
             time.sleep(0.2)
     tail = log.read_text(errors="replace")[-3_000:]
     raise RuntimeError(f"vLLM is not up after {START_S:g} s or has ended:\n{tail}")
+
+
+def engine_core(pid: int) -> int:
+    """The process that computes, of the API server `pid`."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            name, _, rest = stat.read_text().partition("(")[2].rpartition(")")
+            if int(rest.split()[1]) == pid and "EngineCor" in name:  # cut to 15 characters
+                found.append(int(stat.parent.name))
+    (engine,) = found
+    return engine
 
 
 def _end_group(process: "subprocess.Popen[bytes]") -> None:
