@@ -5,17 +5,29 @@
 
 import asyncio
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 from engine_stage import Client, on_server
-from proxy_stage import stage
-from vllm_server import BLOCK_SIZE, ModelSize, needed_vllm_python, vllm_server, write_model
+from proxy_stage import WHOLE, RawBackend, stage
+from vllm_server import (
+    BLOCK_SIZE,
+    ModelSize,
+    Running,
+    engine_core,
+    needed_vllm_python,
+    vllm_process,
+    write_model,
+)
+from vllm_stage import assert_said_to_be_cut, cut_off, failures, is_up, nothing_held, until
 
 from forebay.replay.engine.calibration import read_calibration
 from forebay.replay.engine.config import EngineConfig
@@ -41,15 +53,21 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def vllm(model: Path) -> Iterator[str]:
-    """The URL of a real server."""
+def server(model: Path) -> Iterator[Running]:
+    """A real server; the last test ends it."""
     flags = (
         "--max-model-len", str(CONTEXT), "--num-gpu-blocks-override", str(BLOCKS),
         "--max-num-batched-tokens", str(BATCHED_TOKENS), "--max-num-seqs", str(SEQS),
     )  # fmt: skip
     log = model.parent / "vllm.log"
-    with vllm_server(needed_vllm_python(), model, log, *flags) as url:
-        yield url
+    with vllm_process(needed_vllm_python(), model, log, *flags) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def vllm(server: Running) -> str:
+    """The URL of a real server."""
+    return server.url
 
 
 def words(name: str, tokens: int) -> str:
@@ -206,3 +224,47 @@ def test_a_replay_calibrates_and_the_fit_predicts(vllm: str, model: Path, tmp_pa
         assert ttft["again 8192"] < ttft["cold 8192"]
     assert hit_ratio(predicted) == hit_ratio(measured) > 0.4
     assert [one.cached_tokens for one in predicted] == [one.cached_tokens for one in measured]
+
+
+def test_aborted_answers_are_not_taken_for_whole(server: Running) -> None:
+    """Both end as if they had succeeded, but for `finish_reason`: "abort".
+
+    The signal goes to the engine, as from whoever ends every process of a service. Sent to the API
+    server alone, that one kills the engine at once: on a busy machine before it has aborted
+    anything, and then both connections are silent until the proxy closes them.
+    """
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            other = await stack.enter_async_context(RawBackend(healthy=False).running())
+            async with stage([server.url, other.url], wait_up=1) as scene:
+                body = body_of(words("aborted", 40), chat=False, output=15_000)
+
+                async def whole() -> tuple[int, str, bytes]:
+                    async with scene.post(body) as answer:
+                        where = answer.headers["x-forebay-backend"]
+                        return answer.status, where, await answer.read()
+
+                async def both_run() -> bool:
+                    return await running(scene.client, server.url) == 2
+
+                asking = asyncio.create_task(whole())
+                async with scene.post({**body, "stream": True}) as answer:
+                    assert answer.status == 200
+                    seen = await answer.content.readany()
+                    await until(both_run)
+                    other.healthy = True
+                    await is_up(scene, "b1")
+                    os.kill(engine_core(server.pid), signal.SIGTERM)
+                    seen = await cut_off(answer, seen)
+                assert_said_to_be_cut(seen)
+                assert await asking == (200, "b1", WHOLE)
+                # The stream is not asked for again: its tokens would come twice.
+                assert [json.loads(call.body) for call in other.calls] == [body]
+                assert await failures(scene) == {"abort": 1, "mid_stream": 1}
+                await is_up(scene, "b0", False)
+                async with scene.post(body) as answer:
+                    assert (answer.status, await answer.read()) == (200, WHOLE)
+                await nothing_held(scene)
+
+    asyncio.run(main())
