@@ -9,22 +9,22 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
 from fleet_stage import CONTEXT, Fleet, real_fleet
-from proxy_stage import Stage, stage
+from proxy_stage import WHOLE, RawBackend, Stage, stage
 from test_vllm_cpu import body_of, running, words
-from vllm_server import needed_vllm_python
+from vllm_server import engine_core, needed_vllm_python
+from vllm_stage import assert_said_to_be_cut, cut_off, is_up, nothing_held, until
 
 from forebay.replay.fleet.state import began
 
 pytestmark = pytest.mark.timeout(400)
 KEPT = ("content-type", "x-request-id")
-LOOK_S = 0.05  # other processes give no sign
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +39,6 @@ async def proxied(fleet: Fleet) -> AsyncIterator[Stage]:
     keys = fleet.proxy_keys
     async with stage([one["url"] for one in keys["backends"]], **keys) as scene:
         yield scene
-
-
-async def until(wanted: Any) -> None:
-    while not await wanted():  # noqa: ASYNC110
-        await asyncio.sleep(LOOK_S)
 
 
 async def status_of(scene: Stage) -> dict[str, Any]:
@@ -262,6 +257,52 @@ def test_a_killed_server_comes_back_and_is_used_again(fleet: Fleet) -> None:
     assert (again["restarts"], again["last_end"]) == (1, "killed by SIGKILL")
     assert again["url"] == first["url"]
     assert again["process"] != first["process"]
+
+
+def test_an_engine_killed_in_mid_stream_is_no_end(fleet: Fleet) -> None:
+    """vLLM ends the stream with an error event and a [DONE], and answers 500 to what is no stream.
+
+    The stream is cut, the other request is answered elsewhere, and the fleet starts what is left
+    of the server again.
+    """
+    before = fleet.state["servers"][0]
+    body = body_of("killed", chat=False, output=15_000)
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            other = await stack.enter_async_context(RawBackend(healthy=False).running())
+            scene = await stack.enter_async_context(stage([before["url"], other.url], wait_up=1))
+
+            async def whole() -> tuple[int, str, bytes]:
+                async with scene.post(body) as answer:
+                    where = answer.headers["x-forebay-backend"]
+                    return answer.status, where, await answer.read()
+
+            async def both_run() -> bool:
+                return await running(scene.client, before["url"]) == 2
+
+            asking = asyncio.create_task(whole())
+            async with scene.post({**body, "stream": True}) as answer:
+                assert answer.status == 200
+                seen = await answer.content.readany()
+                await until(both_run)
+                other.healthy = True
+                await is_up(scene, "b1")
+                os.kill(engine_core(before["process"]["pid"]), signal.SIGKILL)
+                seen = await cut_off(answer, seen)
+            assert_said_to_be_cut(seen)
+            assert await asking == (200, "b1", WHOLE)
+            assert [json.loads(call.body) for call in other.calls] == [body]  # never the stream
+            await is_up(scene, "b0", False)
+            async with scene.post(body) as answer:
+                assert (answer.status, await answer.read()) == (200, WHOLE)
+            await nothing_held(scene)
+            await is_up(scene, "b0")
+
+    asyncio.run(main())
+    again = fleet.state["servers"][0]
+    assert again["restarts"] == before["restarts"] + 1
+    assert again["process"] != before["process"]
 
 
 def test_down_lets_an_answer_finish_and_leaves_nothing(fleet: Fleet) -> None:
