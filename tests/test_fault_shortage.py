@@ -144,6 +144,7 @@ def test_none_left_to_look_how_many_there_are(monkeypatch: pytest.MonkeyPatch) -
 
 
 LIMIT = 64
+WHEN_READY = (" is up", "listening on ")
 
 
 @asynccontextmanager
@@ -169,7 +170,8 @@ async def process(backend: str, said: list[str]) -> AsyncIterator[tuple[int, str
             said.append(line.decode())
 
     try:
-        while not any(" is up" in line for line in said):
+        # In whichever order: the backend may answer before all ports are open.
+        while not all(any(what in line for line in said) for what in WHEN_READY):
             line = (await proxy.stdout.readline()).decode()
             assert line, (await proxy.communicate())[1]
             said.append(line)
