@@ -12,7 +12,6 @@ from forebay.proxy import errors
 from forebay.proxy.backends import Backends
 from forebay.proxy.client_body import ByteBudget, Hold, read_client_body
 from forebay.proxy.config import Config
-from forebay.proxy.core.model import Send
 from forebay.proxy.cors import Cors
 from forebay.proxy.driver import Driver, Rejected
 from forebay.proxy.errors import ApiError
@@ -146,7 +145,7 @@ class App:
         elif path in self._config.routes:
             methods = ("GET", "POST", "HEAD")
         else:
-            raise ApiError(404, "not_found", "There is no such path here.")
+            raise errors.no_such_path()
         allow = {"Allow": ", ".join((*methods, "OPTIONS"))}
         if request.method == "OPTIONS":
             allow |= self._cors.preflight(request.headers, methods)
@@ -206,9 +205,8 @@ class App:
         try:
             async with self._driver.slot(asked.request) as grant:
                 record.sent(grant.send, self._driver.now)
-                exchange = Exchange(
-                    request, path, body, asked, id_, record, partial(self._headers, id_, cors)
-                )
+                reply_headers = partial(self._headers, id_, cors, record)
+                exchange = Exchange(request, path, body, asked, id_, record, reply_headers)
                 return await self._relay.serve(exchange, grant)
         except Rejected as refused:
             record.bucket = refused.action.bucket or "none"
@@ -216,7 +214,7 @@ class App:
             raise errors.rejected(refused.action, self._config.reject_status) from None
 
     def _way(self, record: Record) -> dict[str, str]:
-        """What an error says about its request's way, as far as it went."""
+        """What an answer or an error says about its request's way, as far as it went."""
         headers = {}
         if record.bucket != "none":
             headers["x-forebay-bucket"] = record.bucket
@@ -227,17 +225,9 @@ class App:
             headers["x-forebay-predicted-ms"] = f"{record.predicted_ttft_s * 1e3:.1f}"
         return headers
 
-    def _headers(self, id_: str, cors: dict[str, str], send: Send) -> dict[str, str]:
+    def _headers(self, id_: str, cors: dict[str, str], record: Record) -> dict[str, str]:
         """What every answer to a shaped request says about its way."""
-        headers = {
-            **self._stream_headers(id_, cors),
-            "x-forebay-queue-ms": f"{send.queued_s * 1e3:.1f}",
-            "x-forebay-bucket": send.bucket,
-        }
-        if self._config.debug_headers:
-            headers["x-forebay-backend"] = send.backend
-            headers["x-forebay-predicted-ms"] = f"{send.predicted_ttft_s * 1e3:.1f}"
-        return headers
+        return {**self._stream_headers(id_, cors), **self._way(record)}
 
     def _stream_headers(self, id_: str, cors: dict[str, str]) -> dict[str, str]:
         """What every answer says that may begin before its end is known."""

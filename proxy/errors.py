@@ -83,6 +83,10 @@ def draining() -> ApiError:
     )
 
 
+def no_such_path() -> ApiError:
+    return ApiError(404, "not_found", "There is no such path here.")
+
+
 def overloaded() -> ApiError:
     """The proxy itself is short of something: it serves the more urgent."""
     return ApiError(

@@ -288,8 +288,7 @@ class HttpServer(web.Server):
 
 def no_such_path(request: web.BaseRequest) -> web.Response:
     """404, in the form of every other error."""
-    error = ApiError(404, "not_found", "There is no such path here.")
-    return error_response(error, request_id(request.headers))
+    return error_response(errors.no_such_path(), request_id(request.headers))
 
 
 def cannot_go_on(request: web.BaseRequest) -> bool:

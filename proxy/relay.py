@@ -16,7 +16,6 @@ from aiohttp import web
 from forebay.proxy import errors
 from forebay.proxy.backends import AnswerTooLarge, Backends, Upstream, read_all
 from forebay.proxy.config import Config
-from forebay.proxy.core.model import Send
 from forebay.proxy.driver import Grant, Rejected
 from forebay.proxy.errors import ApiError
 from forebay.proxy.estimate import TokenEstimate
@@ -42,7 +41,7 @@ class Exchange:
     asked: Asked
     id: str
     record: Record
-    reply_headers: Callable[[Send], dict[str, str]]
+    reply_headers: Callable[[], dict[str, str]]
 
 
 class Attempt:
@@ -210,7 +209,7 @@ class Relay:
                 )
                 check_head(response)
                 check_type(response, streams)
-                reply = exchange.reply_headers(grant.send)
+                reply = exchange.reply_headers()
                 if streams and response.status == 200:
                     told = Told(
                         self._first_event(exchange, grant, upstream),
