@@ -171,7 +171,8 @@ class Timeouts(_Section):
 class Limits(_Section):
     """header: of all fields together. connections: auto is half of the process's descriptors.
 
-    memory: auto is the cgroup's. loop_lag: at a p99 above it the event loop has too much to do.
+    memory: auto is the cgroup's. loop_lag: at a p99 above it the event loop has too much to do
+    for batch, at a median above it for standard, too.
     """
 
     body: Bytes = 16 << 20

@@ -20,7 +20,7 @@ from forebay.proxy.core.model import ServiceClass
 from forebay.proxy.core.pressure import Reading, next_shed, refused
 
 LAG_STEP_S = 0.05
-LAG_STEPS = 200  # p99 is over the last ten seconds
+LAG_STEPS = 200  # percentiles are over the last ten seconds
 DECIDE_EVERY = 20  # steps
 CGROUPS = (
     Path("/sys/fs/cgroup/memory.max"),
@@ -38,9 +38,9 @@ class Protection:
         limits: Limits,
         say: Callable[[str], None],
         lagged: Callable[[float], None],
-        read: Callable[[float], Reading] | None = None,
+        read: Callable[[float, float], Reading] | None = None,
     ) -> None:
-        """`lagged` is told every lateness; `read` (of the lag p99) replaces the real readings."""
+        """`lagged` is told every lateness; `read` (of lag p99 and median) replaces the readings."""
         self._say = say
         self._lagged = lagged
         self._read = read or self._measure
@@ -70,7 +70,8 @@ class Protection:
     def decide(self) -> None:
         """Look once and draw the conclusion."""
         lags = sorted(self._lags)
-        self.reading = self._read(lags[len(lags) * 99 // 100] if lags else 0.0)
+        p99_s, median_s = (lags[len(lags) * n // 100] if lags else 0.0 for n in (99, 50))
+        self.reading = self._read(p99_s, median_s)
         shed, before = next_shed(self.shed, self.reading), self.shed
         self.shed = shed
         if shed > before:
@@ -93,10 +94,11 @@ class Protection:
             if steps % DECIDE_EVERY == 0:
                 self.decide()
 
-    def _measure(self, lag_p99_s: float) -> Reading:
+    def _measure(self, lag_p99_s: float, lag_median_s: float) -> Reading:
         self._resident_bytes = resident_bytes(self._resident_bytes)
         memory = self._resident_bytes / self._memory_bytes
-        return Reading(lag_p99_s / self._lag_s, memory, descriptor_share())
+        lag, usual_lag = lag_p99_s / self._lag_s, lag_median_s / self._lag_s
+        return Reading(lag, usual_lag, memory, descriptor_share())
 
 
 def memory_limit(limits: Limits) -> float:

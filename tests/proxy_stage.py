@@ -18,6 +18,7 @@ from forebay.proxy.tracing import Tracer
 
 Serve = Callable[["Call"], Awaitable[None]]
 
+SHARED_LOOP = {"loop_lag": "10s"}  # limits: of a proxy that shares its process with a test
 EVENT = b'data: {"choices":[{"index":0,"text":" yes","finish_reason":null}]}\n\n'
 USAGE = (
     b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3,"total_tokens":10,'
@@ -208,6 +209,7 @@ async def stage(
                 for i, (url, limit) in enumerate(zip(urls, limits, strict=True))
             ],
             "debug_headers": True,
+            "limits": SHARED_LOOP | keys.pop("limits", {}),
             **keys,
         },
         {},

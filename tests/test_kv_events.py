@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 import yaml
 from aiohttp import web
-from proxy_stage import Stage, stage
+from proxy_stage import SHARED_LOOP, Stage, stage
 
 from forebay.proxy.backends import Upstream
 from forebay.proxy.config import BackendConfig, Config
@@ -387,7 +387,8 @@ def test_a_reload_follows_who_comes_moves_and_leaves(tmp_path: Path) -> None:
 
     def write(*backends: dict[str, str]) -> None:
         listen = {"port": 0, "admin_port": 0}
-        path.write_text(yaml.safe_dump({"listen": listen, "backends": list(backends)}))
+        keys = {"listen": listen, "limits": SHARED_LOOP, "backends": list(backends)}
+        path.write_text(yaml.safe_dump(keys))
 
     async def main() -> None:
         first, second = (

@@ -18,14 +18,16 @@ from forebay.replay.sim.clock import run
     ("shed", "reading", "then"),
     [
         (0, Reading(), 0),
-        (0, Reading(1.0, 0.8, 0.8), 0),  # at the limit is not over it
+        (0, Reading(1.0, 1.0, 0.8, 0.8), 0),  # at the limit is not over it
         (0, Reading(lag=1.1), 1),
         (0, Reading(memory=0.81), 1),
         (0, Reading(descriptors=0.81), 1),
         (0, Reading(memory=0.99), 1),  # one step at a time
-        (1, Reading(lag=4.0), 1),
-        (1, Reading(lag=5.1), 2),
-        (2, Reading(lag=50.0), 2),  # a busy loop still serves the most urgent
+        (1, Reading(lag=50.0, usual_lag=0.9), 1),  # late now and then
+        (1, Reading(lag=50.0, usual_lag=1.1), 2),
+        (2, Reading(lag=50.0, usual_lag=0.95), 2),
+        (2, Reading(lag=50.0, usual_lag=0.9), 1),
+        (2, Reading(lag=50.0, usual_lag=50.0), 2),  # a busy loop still serves the most urgent
         (1, Reading(descriptors=0.91), 2),
         (2, Reading(memory=0.96), 3),
         (3, Reading(memory=0.96), 3),
@@ -74,7 +76,7 @@ def test_out_of_descriptors_is_no_reason_to_take_more() -> None:
             protection.decide()
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        assert protection.reading == Reading(0.0, before, 1.0)
+        assert protection.reading == Reading(memory=before, descriptors=1.0)
         assert protection.shed > 0
 
     run(main())
@@ -89,7 +91,7 @@ def test_the_task_samples_lag_and_decides_once_a_second() -> None:
         )
         asked: list[float] = []
 
-        def read(lag_p99_s: float) -> Reading:
+        def read(lag_p99_s: float, lag_median_s: float) -> Reading:
             asked.append(lag_p99_s)
             return readings.pop(0) if readings else Reading()
 
@@ -119,7 +121,7 @@ def test_only_what_the_process_computes_counts_as_too_much_to_do(computes: bool)
     async def main() -> None:
         asked, lags = list[float](), list[float]()
 
-        def read(lag_p99_s: float) -> Reading:
+        def read(lag_p99_s: float, lag_median_s: float) -> Reading:
             asked.append(lag_p99_s)
             return Reading()
 

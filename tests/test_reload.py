@@ -11,6 +11,7 @@ import yaml
 from proxy_stage import (
     DONE,
     EVENT,
+    SHARED_LOOP,
     STREAM_HEAD,
     Call,
     RawBackend,
@@ -98,7 +99,15 @@ class Files:
         backends = [{"name": name, "url": url} for name, url in urls.items()]
         listen = {"port": 0, "admin_port": 0}
         self.path.write_text(
-            yaml.safe_dump({"listen": listen, "backends": backends, "debug_headers": True, **keys})
+            yaml.safe_dump(
+                {
+                    "listen": listen,
+                    "backends": backends,
+                    "debug_headers": True,
+                    "limits": SHARED_LOOP,
+                    **keys,
+                }
+            )
         )
 
     def load(self) -> Config:

@@ -16,7 +16,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 import yaml
-from proxy_stage import DONE, EVENT, STREAM_HEAD, Call, RawBackend, by_request, chunk
+from proxy_stage import DONE, EVENT, SHARED_LOOP, STREAM_HEAD, Call, RawBackend, by_request, chunk
 
 pytestmark = pytest.mark.skipif(
     not hasattr(socket, "SO_REUSEPORT"), reason="no SO_REUSEPORT on this system"
@@ -98,7 +98,7 @@ def test_requests_throughout_a_rolling_restart(tmp_path: Path) -> None:
                     # The admin port differs, so that we can ask the right one whether it is ready.
                     listen={"port": port, "admin_port": 0, "reuse_port": True},
                     timeouts={"drain": "10s", "lame_duck": "2s"},
-                    limits={"loop_lag": "10s"},  # other tests may keep the machine busy
+                    limits=SHARED_LOOP,  # other tests may keep the machine busy
                 )
 
             configure()
