@@ -8,7 +8,7 @@ demo: .venv/runtime
 	$(BIN)/forebay demo --out runs/demo --force
 
 test: check
-	$(BIN)/pytest -n 2 --dist loadfile -rs
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -rs
 
 check: .venv/dev
 	$(BIN)/ruff format --check .

@@ -16,21 +16,22 @@ from arena_sources import (
 )
 from arena_traffic import Course
 
+CPU_CHUNK = 512  # a quarter of a step, as of the simulated engines
 CHUNK = 2_048  # what `forebay fleet up` gives this model on this GPU (replay/fleet/profiles.py)
 
 
 def _overload(load: float, core: bool = False) -> Course:
     return Course(
         f"overload {load:g}x", f"the same traffic at {load:g} times capacity", beside, load,
-        window_s=60.0 if load <= 1 else 40.0, core=core, group="overload",
+        window_s=60.0 if load <= 1 else 80.0, core=core, group="overload",
     )  # fmt: skip
 
 
-def _chunked(course: Course) -> Course:
+def _chunked(course: Course, chunk: int = CHUNK) -> Course:
     """The same traffic in front of engines that take no long prompt in one piece."""
     return replace(
-        course, name=f"{course.name}, chunked", core=True, chunk=CHUNK, traffic_of=course.name,
-        about=f"{course.about}; engines take {CHUNK:,} tokens of one prompt in a step at most",
+        course, name=f"{course.name}, chunked", core=True, chunk=chunk, traffic_of=course.name,
+        about=f"{course.about}; engines take {chunk:,} tokens of one prompt in a step at most",
     )  # fmt: skip
 
 
@@ -102,11 +103,13 @@ def _simulated() -> Sequence[Course]:
 
 def _real() -> Sequence[Course]:
     slo = "chat.ttft=1s,document.ttft=4s"
+    documents = Course(
+        "documents", "chat beside 14k-token documents, five questions each, at 80 % load",
+        small_beside, slo=slo, window_s=30.0, core=True, group="mix",
+    )  # fmt: skip
     return (
-        Course(
-            "documents", "chat beside 14k-token documents, five questions each, at 80 % load",
-            small_beside, slo=slo, window_s=30.0, core=True, group="mix",
-        ),
+        documents,
+        _chunked(documents, CPU_CHUNK),
         Course(
             "shared documents", "50 users, 12 documents of 6k-12k tokens (Zipf 1.0), 40 % chat, "
             "a common instruction of 1,024 tokens, at 80 % load",

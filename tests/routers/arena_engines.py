@@ -70,7 +70,7 @@ def simulated(count: int, model: str, gpu: str, time_scale: float, chunk: int = 
 
 
 @contextmanager
-def vllm_cpu(count: int, folder: Path, flags: Sequence[str]) -> Iterator[Fleet]:
+def vllm_cpu(count: int, folder: Path, flags: Sequence[str], chunk: int = 0) -> Iterator[Fleet]:
     """`count` real vLLM servers on this machine's CPU; raises Missing where there is none."""
     from vllm_server import MISSING, ModelSize, vllm_python, vllm_server, write_model
 
@@ -78,6 +78,7 @@ def vllm_cpu(count: int, folder: Path, flags: Sequence[str]) -> Iterator[Fleet]:
     if python is None:
         raise Missing(MISSING)
     os.environ["VLLM_SERVER_DEV_MODE"] = "1"  # for /reset_prefix_cache
+    flags = (*flags, "--long-prefill-token-threshold", str(chunk)) if chunk else flags
     model = folder / "model"
     if not model.exists():
         write_model(model, ModelSize(layers=4))
@@ -87,7 +88,7 @@ def vllm_cpu(count: int, folder: Path, flags: Sequence[str]) -> Iterator[Fleet]:
     with ExitStack() as stack:
         urls = [
             stack.enter_context(
-                vllm_server(str(polite), model, folder / f"vllm{number}.log", *flags)
+                vllm_server(str(polite), model, folder / f"vllm{number}-{chunk}.log", *flags)
             )
             for number in range(count)
         ]
@@ -101,5 +102,5 @@ def vllm_cpu(count: int, folder: Path, flags: Sequence[str]) -> Iterator[Fleet]:
 
         yield Fleet(
             VLLM_CPU, count, "tiny", "tiny", "vllm-cpu 0.32.0, random weights", 1.0, fresh, False,
-            "vllm serve model " + " ".join(flags),
+            "vllm serve model " + " ".join(flags), chunk,
         )  # fmt: skip

@@ -110,11 +110,12 @@ def prepare_real(
 ) -> Traffic:
     """`course` for real engines: `capacity_of` asks them what they complete a second."""
     rows = [_fitting(row, context) for row in course.source(seed, data)]
+    name = course.traffic_name
     if course.load is None:
-        return Traffic(course.name, _from_zero(rows, 1.0), course.slo, context, None)
+        return Traffic(name, _from_zero(rows, 1.0), course.slo, context, None)
     capacity = capacity_of(rows[:PROBED_REAL])
     cut = rows[: _count(course, capacity)]
-    return Traffic(course.name, at_rate(cut, course.load * capacity), course.slo, context, capacity)
+    return Traffic(name, at_rate(cut, course.load * capacity), course.slo, context, capacity)
 
 
 def at_rate(rows: Sequence[TraceRequest], rate_per_s: float) -> tuple[TraceRequest, ...]:

@@ -17,8 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -44,7 +44,7 @@ from arena_plan import (  # noqa: E402
     next_scale,
     read_records,
 )
-from arena_processes import wait_calm  # noqa: E402
+from arena_processes import come_first, wait_calm  # noqa: E402
 from arena_run import Run, capacity_per_s, measure  # noqa: E402
 from arena_tables import tables  # noqa: E402
 from arena_traffic import Course, Traffic, prepare, prepare_real  # noqa: E402
@@ -119,13 +119,24 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     return given
 
 
-@contextmanager
-def fleet_of(settings: Settings, folder: Path) -> Iterator[Fleet]:
-    if settings.engines == SIMULATED:
-        yield _simulated(settings, settings.time_scale)
-    else:
-        with vllm_cpu(settings.count, folder, VLLM_FLAGS) as fleet:
-            yield fleet
+class _Fleets:
+    """Engines by their flag. Real ones are started when first asked for, and kept."""
+
+    def __init__(self, settings: Settings, folder: Path, stack: ExitStack) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._stack = stack
+        self._real: dict[int, Fleet] = {}
+
+    def of(self, chunk: int = 0, scale: float | None = None) -> Fleet:
+        """As of `Course.chunk`. `scale`: time scale of simulated ones, the option's if None."""
+        count = self._settings.count
+        if self._settings.engines == SIMULATED:
+            return simulated(count, MODEL, GPU, scale or self._settings.time_scale, chunk)
+        if chunk not in self._real:
+            real = vllm_cpu(count, self._folder, VLLM_FLAGS, chunk)
+            self._real[chunk] = self._stack.enter_context(real)
+        return self._real[chunk]
 
 
 def run_all(settings: Settings) -> None:
@@ -140,8 +151,12 @@ def run_all(settings: Settings) -> None:
     records = read_records(settings.results)
     with (
         tempfile.TemporaryDirectory(prefix="forebay-fleet-") as folder,
-        fleet_of(settings, Path(folder)) as fleet,
+        ExitStack() as stack,
     ):
+        fleets = _Fleets(settings, Path(folder), stack)
+        fleet = fleets.of()
+        if not fleet.simulated and (why := come_first()):
+            print(why, file=sys.stderr)
         traffics = _Traffics(settings, fleet)
         failed: set[Cell] = set()  # not tried again by this call, with whatever seed
         # Once for all, then again for those that were invalid.
@@ -164,7 +179,7 @@ def run_all(settings: Settings) -> None:
             if fleet.kind == SIMULATED:
                 most = min(course.time_scale, CONTENDERS[cell.router].time_scale)
                 scale = next_scale(min(scale, most), record, records)
-            behind = _simulated(settings, scale, course.chunk) if fleet.simulated else fleet
+            behind = fleets.of(course.chunk, scale)
             record |= {"time_scale": scale, **_circumstances(behind, traffic, course)}
             if cell.router in missing:
                 record |= {"error": missing[cell.router]}
@@ -214,16 +229,12 @@ class _Traffics:
         results = self._settings.results
         file = results.with_name(f"{results.stem}.capacity.json")
         known: dict[str, float] = orjson.loads(file.read_bytes()) if file.exists() else {}
-        name = f"{self._fleet.kind} {self._fleet.count} {course.name} {seed}"
+        name = f"{self._fleet.kind} {self._fleet.count} {course.traffic_name} {seed}"
         if name not in known:
             known[name] = capacity_per_s(self._fleet, rows, seed, self._settings.endpoint)
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(orjson.dumps(known, option=orjson.OPT_INDENT_2) + b"\n")
         return known[name]
-
-
-def _simulated(settings: Settings, scale: float, chunk: int = 0) -> Fleet:
-    return simulated(settings.count, MODEL, GPU, scale, chunk)
 
 
 def _folder(settings: Settings, workload: str, router: str, seed: int) -> Path | None:
