@@ -47,13 +47,23 @@ def mix(rng: random.Random, number: int, at: float, tenant: str | None = None) -
     return make(rng, number, at, tenant)
 
 
+def long_answer(
+    rng: random.Random, number: int, at: float, tenant: str | None = None
+) -> TraceRequest:
+    """A prompt of about 1,000 tokens, and an answer of 100 to 400: slots are short, not compute."""
+    prompt, output = rng.randint(500, 2_000), rng.randint(100, 400)
+    first = 10**12 + 16 * number
+    ids = tuple(range(first, first + -(-prompt // 512)))
+    return TraceRequest(str(number), at, prompt, output, ids, tenant=tenant)
+
+
 Make = Callable[[random.Random, int, float, str | None], TraceRequest]
 
 
-def capacity(make: Make, engines: int = 2) -> float:
+def capacity(make: Make, engines: int = 2, engine: EngineConfig = ENGINE) -> float:
     """Requests a second that the engines complete at most."""
     rng = random.Random(10**6)
-    return capacity_per_s([make(rng, i, 0.0, None) for i in range(600)], ENGINE, engines)
+    return capacity_per_s([make(rng, i, 0.0, None) for i in range(600)], engine, engines)
 
 
 def poisson(
@@ -183,6 +193,7 @@ def play(
     tenants: Sequence[Tenant] = (),
     bias: float = 1.0,
     config: Config | None = None,
+    engine: EngineConfig = ENGINE,
 ) -> Played:
     """The trace through the shaper; `bias`: how many times too high it starts to predict."""
     names = [f"gpu{number}" for number in range(len(speeds))]
@@ -192,7 +203,7 @@ def play(
         backend.cost.scale = (bias, bias, bias)
         backend.cost._settle()
     engines = {
-        name: SkippingEngine(ENGINE) if speed == 1.0 else Slowed(SkippingEngine(ENGINE), speed)
+        name: SkippingEngine(engine) if speed == 1.0 else Slowed(SkippingEngine(engine), speed)
         for name, speed in zip(names, speeds, strict=True)
     }
     fleet = Fleet(shaper, cast(Any, engines))  # what is compiled must not be subclassed

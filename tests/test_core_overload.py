@@ -15,6 +15,7 @@ from overload import (
     come_back,
     curve,
     light_beside_heavy,
+    long_answer,
     merged,
     mix,
     play,
@@ -22,6 +23,9 @@ from overload import (
     shares,
     step,
 )
+
+from forebay.proxy.config import BackendConfig, Config
+from forebay.replay.engine.config import EngineConfig
 
 SECONDS = 30.0
 
@@ -60,6 +64,21 @@ def test_costs_predicted_wrong_by_two_either_way(speed: float, bias: float) -> N
     assert wrong.good_s() > 0.9 * right.good_s()
     assert wrong.late() < 0.05
     assert wrong.wasted() < 0.05
+
+
+def test_engines_that_run_fewer_at_once_than_they_are_said_to() -> None:
+    """max_num_seqs 16, max_concurrency 256: late first tokens raise the learned cost."""
+    engine = EngineConfig(max_num_seqs=16)
+    rate = 1.5 * capacity(long_answer, engine=engine)
+    trace = poisson(long_answer, [(SECONDS, rate)], seed=0)
+    backends = [BackendConfig(name="any", url="http://any", max_concurrency=16)]
+    told, untold = (
+        play(trace, engine=engine, config=config).between(0, SECONDS)
+        for config in (Config(backends=backends), Config())
+    )
+    assert told.refused() > 0.1
+    assert len(untold.good) > 0.95 * len(told.good)
+    assert untold.late() < 0.02
 
 
 def test_a_backend_at_half_speed_gives_its_half() -> None:

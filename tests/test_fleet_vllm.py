@@ -9,17 +9,16 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
 from fleet_stage import CONTEXT, Fleet, real_fleet
-from proxy_stage import WHOLE, RawBackend, Stage, stage
-from test_vllm_cpu import body_of, running, words
+from proxy_stage import Stage, stage
 from vllm_server import engine_core, needed_vllm_python
-from vllm_stage import assert_said_to_be_cut, cut_off, is_up, nothing_held, until
+from vllm_stage import body_of, ended_amid_answers, is_up, running, until, words
 
 from forebay.replay.fleet.state import began
 
@@ -266,37 +265,13 @@ def test_an_engine_killed_in_mid_stream_is_no_end(fleet: Fleet) -> None:
     of the server again.
     """
     before = fleet.state["servers"][0]
-    body = body_of("killed", chat=False, output=15_000)
+
+    def end() -> None:
+        os.kill(engine_core(before["process"]["pid"]), signal.SIGKILL)
 
     async def main() -> None:
-        async with AsyncExitStack() as stack:
-            other = await stack.enter_async_context(RawBackend(healthy=False).running())
-            scene = await stack.enter_async_context(stage([before["url"], other.url], wait_up=1))
-
-            async def whole() -> tuple[int, str, bytes]:
-                async with scene.post(body) as answer:
-                    where = answer.headers["x-forebay-backend"]
-                    return answer.status, where, await answer.read()
-
-            async def both_run() -> bool:
-                return await running(scene.client, before["url"]) == 2
-
-            asking = asyncio.create_task(whole())
-            async with scene.post({**body, "stream": True}) as answer:
-                assert answer.status == 200
-                seen = await answer.content.readany()
-                await until(both_run)
-                other.healthy = True
-                await is_up(scene, "b1")
-                os.kill(engine_core(before["process"]["pid"]), signal.SIGKILL)
-                seen = await cut_off(answer, seen)
-            assert_said_to_be_cut(seen)
-            assert await asking == (200, "b1", WHOLE)
-            assert [json.loads(call.body) for call in other.calls] == [body]  # never the stream
-            await is_up(scene, "b0", False)
-            async with scene.post(body) as answer:
-                assert (answer.status, await answer.read()) == (200, WHOLE)
-            await nothing_held(scene)
+        body = body_of("killed", chat=False, output=15_000)
+        async with ended_amid_answers(before["url"], body, end) as scene:
             await is_up(scene, "b0")
 
     asyncio.run(main())

@@ -10,14 +10,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 from engine_stage import Client, on_server
-from proxy_stage import WHOLE, RawBackend, stage
+from proxy_stage import stage
 from vllm_server import (
     BLOCK_SIZE,
     ModelSize,
@@ -27,7 +26,7 @@ from vllm_server import (
     vllm_process,
     write_model,
 )
-from vllm_stage import assert_said_to_be_cut, cut_off, failures, is_up, nothing_held, until
+from vllm_stage import body_of, ended_amid_answers, failures, running, words
 
 from forebay.replay.engine.calibration import read_calibration
 from forebay.replay.engine.config import EngineConfig
@@ -36,7 +35,6 @@ from forebay.replay.engine.server import RunningEngine
 from forebay.traces.formats import open_trace
 from forebay.traces.jsonl import write_trace
 from forebay.traces.schema import TraceRequest
-from forebay.traces.text import prompt_text
 
 pytestmark = pytest.mark.timeout(400)
 CONTEXT, BLOCKS, BATCHED_TOKENS, SEQS = 16_384, 2_000, 2_048, 128
@@ -68,16 +66,6 @@ def server(model: Path) -> Iterator[Running]:
 def vllm(server: Running) -> str:
     """The URL of a real server."""
     return server.url
-
-
-def words(name: str, tokens: int) -> str:
-    """Text of so many tokens that no other name's text shares."""
-    return prompt_text(TraceRequest(name, 0.0, tokens, 1), "")
-
-
-def body_of(text: str, *, chat: bool, output: int = 5) -> dict[str, Any]:
-    prompt = {"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}
-    return {"model": "tiny", **prompt, "max_tokens": output, "ignore_eos": True}
 
 
 async def usage_of(client: Client, url: str, body: dict[str, Any], *, stream: bool) -> Usage:
@@ -167,13 +155,6 @@ def test_an_abandoned_stream_leaves_the_real_server_idle(vllm: str) -> None:
     asyncio.run(main())
 
 
-async def running(client: Client, url: str) -> float:
-    async with client.get(url + "/metrics") as response:
-        text = await response.text()
-    lines = [line for line in text.splitlines() if line.startswith("vllm:num_requests_running")]
-    return float(lines[0].rsplit(" ", 1)[1])
-
-
 def forebay(*command: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "forebay.proxy", *command],
@@ -234,37 +215,13 @@ def test_aborted_answers_are_not_taken_for_whole(server: Running) -> None:
     anything, and then both connections are silent until the proxy closes them.
     """
 
+    body = body_of(words("aborted", 40), chat=False, output=15_000)
+
+    def end() -> None:
+        os.kill(engine_core(server.pid), signal.SIGTERM)
+
     async def main() -> None:
-        async with AsyncExitStack() as stack:
-            other = await stack.enter_async_context(RawBackend(healthy=False).running())
-            async with stage([server.url, other.url], wait_up=1) as scene:
-                body = body_of(words("aborted", 40), chat=False, output=15_000)
-
-                async def whole() -> tuple[int, str, bytes]:
-                    async with scene.post(body) as answer:
-                        where = answer.headers["x-forebay-backend"]
-                        return answer.status, where, await answer.read()
-
-                async def both_run() -> bool:
-                    return await running(scene.client, server.url) == 2
-
-                asking = asyncio.create_task(whole())
-                async with scene.post({**body, "stream": True}) as answer:
-                    assert answer.status == 200
-                    seen = await answer.content.readany()
-                    await until(both_run)
-                    other.healthy = True
-                    await is_up(scene, "b1")
-                    os.kill(engine_core(server.pid), signal.SIGTERM)
-                    seen = await cut_off(answer, seen)
-                assert_said_to_be_cut(seen)
-                assert await asking == (200, "b1", WHOLE)
-                # The stream is not asked for again: its tokens would come twice.
-                assert [json.loads(call.body) for call in other.calls] == [body]
-                assert await failures(scene) == {"abort": 1, "mid_stream": 1}
-                await is_up(scene, "b0", False)
-                async with scene.post(body) as answer:
-                    assert (answer.status, await answer.read()) == (200, WHOLE)
-                await nothing_held(scene)
+        async with ended_amid_answers(server.url, body, end) as scene:
+            assert await failures(scene) == {"abort": 1, "mid_stream": 1}
 
     asyncio.run(main())

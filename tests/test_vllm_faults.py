@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 from proxy_stage import DONE, EVENT, USAGE, WHOLE, RawBackend, stage
-from test_vllm_cpu import body_of, words
 from vllm_server import ModelSize, Running, needed_vllm_python, vllm_process, write_model
-from vllm_stage import failures, nothing_held, payloads, until
+from vllm_stage import body_of, failures, nothing_held, payloads, until, words
 
 pytestmark = pytest.mark.timeout(400)
 SEATS = 3

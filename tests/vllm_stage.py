@@ -1,16 +1,39 @@
-"""What the tests of a real vLLM that fails look at: the proxy before it, and a broken stream."""
+"""What the tests of a real vLLM ask it, and look at when it fails: the proxy, a broken stream."""
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 import pytest
+from engine_stage import Client
 from prometheus_client.parser import text_string_to_metric_families
-from proxy_stage import Stage, settle
+from proxy_stage import WHOLE, RawBackend, Stage, settle, stage
+
+from forebay.traces.schema import TraceRequest
+from forebay.traces.text import prompt_text
 
 LOOK_S = 0.05  # other processes give no sign
+
+
+def words(name: str, tokens: int) -> str:
+    """Text of so many tokens that no other name's text shares."""
+    return prompt_text(TraceRequest(name, 0.0, tokens, 1), "")
+
+
+def body_of(text: str, *, chat: bool, output: int = 5) -> dict[str, Any]:
+    prompt = {"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}
+    return {"model": "tiny", **prompt, "max_tokens": output, "ignore_eos": True}
+
+
+async def running(client: Client, url: str) -> float:
+    """How many requests the engine says are running."""
+    async with client.get(url + "/metrics") as response:
+        text = await response.text()
+    lines = [line for line in text.splitlines() if line.startswith("vllm:num_requests_running")]
+    return float(lines[0].rsplit(" ", 1)[1])
 
 
 async def until(wanted: Callable[[], Awaitable[bool]]) -> None:
@@ -66,3 +89,41 @@ def assert_said_to_be_cut(seen: bytes) -> None:
     assert last["error"]["code"] == "upstream_stream_error"
     assert b"[DONE]" not in seen
     assert b'"abort"' not in seen
+
+
+@asynccontextmanager
+async def ended_amid_answers(url: str, body: Any, end: Callable[[], None]) -> AsyncIterator[Stage]:
+    """A proxy before a real server, "b0", and a healthy one of ours; `end` ends the former's engine
+    while it streams one answer to `body` and computes another that is no stream.
+
+    The stream was cut, the other request answered whole elsewhere, and what comes now is, too.
+    """
+    async with RawBackend(healthy=False).running() as other, \
+            stage([url, other.url], wait_up=1) as scene:  # fmt: skip
+
+        async def whole() -> tuple[int, str, bytes]:
+            async with scene.post(body) as answer:
+                where = answer.headers["x-forebay-backend"]
+                return answer.status, where, await answer.read()
+
+        async def both_run() -> bool:
+            return await running(scene.client, url) == 2
+
+        asking = asyncio.create_task(whole())
+        async with scene.post({**body, "stream": True}) as answer:
+            assert answer.status == 200
+            seen = await answer.content.readany()
+            await until(both_run)
+            other.healthy = True
+            await is_up(scene, "b1")
+            end()
+            seen = await cut_off(answer, seen)
+        assert_said_to_be_cut(seen)
+        assert await asking == (200, "b1", WHOLE)
+        # The stream is not asked for again: its tokens would come twice.
+        assert [json.loads(call.body) for call in other.calls] == [body]
+        await is_up(scene, "b0", False)
+        async with scene.post(body) as answer:
+            assert (answer.status, await answer.read()) == (200, WHOLE)
+        await nothing_held(scene)
+        yield scene

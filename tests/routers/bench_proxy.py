@@ -152,13 +152,17 @@ class Bench:
 
     async def figures(self) -> Figures:
         found = {"reference_ms": reference_ms(), "rss_mib": rss_mib(self.pid)}
-        found |= await self._latency("added_ms", "cpu_small_ms", SMALL, self.many(2000))
-        found |= await self._latency("document_ms", "cpu_document_ms", DOCUMENT, self.many(150))
-        found |= await self._at_once(self.many(8000))
-        found |= await self._streams()
+        found |= await self.costs()
         found |= await self._beside()
         found |= await self._memory()
         return found
+
+    async def costs(self) -> Figures:
+        """What small requests, prompts of 400 KB and tokens cost."""
+        found = await self._latency("added_ms", "cpu_small_ms", SMALL, self.many(2000))
+        found |= await self._latency("document_ms", "cpu_document_ms", DOCUMENT, self.many(150))
+        found |= await self._at_once(self.many(8000))
+        return found | await self._streams()
 
     async def _latency(self, added: str, cpu: str, size: int, count: int) -> Figures:
         client, direct = Client(self.port), Client(self.backend)

@@ -1,0 +1,118 @@
+"""What a request costs beside other routers, all of them running at once and asked in turn.
+
+    python tests/routers/bench_ratios.py --routers forebay nginx smg vllm-router --rounds 12
+
+On a machine whose speed changes from minute to minute, figures measured minutes apart say little
+about each other. Here every router is asked a few hundred requests, then the next one, round after
+round; a ratio is taken within a round, and of the rounds the median. CPU is the router's process
+tree's own; all of them share one core, client and backends have the other.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median, quantiles
+
+import uvloop
+from bench_proxy import Bench, free_ports, mock, running, serving
+from bench_report import TARGETS, Figures
+from peers import PEERS, Missing, Setting
+
+from forebay.replay.sim.bench import reference_ms
+
+SCALE = 0.1  # of the numbers of requests in `bench_proxy.py`
+EXTRA = {"cpu_64_ms": "64 at once: CPU, ms"}  # has no target of its own
+
+
+async def rounds_of(names: Sequence[str], count: int, cores: bool) -> dict[str, list[Figures]]:
+    """Figures of each router, round by round; raises Missing when one does not start."""
+    found: dict[str, list[Figures]] = {name: [] for name in names}
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        backends = free_ports(2)
+        stack.enter_context(mock(Path(folder), backends, cores))
+        await serving(backends[0], Path(folder, "mock.log"))
+        benches = {}
+        for name in names:
+            home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            port, side_port = free_ports(2)
+            command = PEERS[name].command(Setting(port, side_port, tuple(backends), home))
+            log = home / "router.log"
+            pid = stack.enter_context(running(list(command), 1 if cores else None, log))
+            await serving(port, log)
+            benches[name] = Bench(port, 0, backends[0], pid, SCALE, time.monotonic())
+        for number in range(count):
+            # Whoever comes first has another one's caches before it: each in its turn.
+            turn = number % len(names)
+            for name in (*names[turn:], *names[:turn]):
+                found[name].append(await benches[name].costs())
+            print(f"round {number + 1} of {count}: {reference_ms():.0f} ms", file=sys.stderr)
+    return found
+
+
+def report(found: Mapping[str, list[Figures]]) -> str:
+    """Each router's medians, and Forebay over each of them beside what the targets allow."""
+    titles = {key: target.title for key, target in TARGETS.items()} | EXTRA
+    lines = ["| median of rounds | " + " | ".join(titles.values()) + " |"]
+    lines.append("| --- " * (len(titles) + 1) + "|")
+    for name, rounds in found.items():
+        cells = [f"{median(one[key] for one in rounds):.3f}" for key in titles]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    ours = found["forebay"]
+    for name, theirs in found.items():
+        if name == "forebay":
+            continue
+        cells = []
+        for key in titles:
+            ratios = [a[key] / b[key] for a, b in zip(ours, theirs, strict=True) if b[key] > 0]
+            if not ratios:
+                cells.append("-")
+                continue
+            low, *_, high = quantiles(ratios, n=4)
+            known = TARGETS[key].peers.get(name) if key in TARGETS else None
+            allowed = f"; allowed {TARGETS[key].most / known:.1f}" if known else ""
+            cells.append(f"{median(ratios):.2f} ({low:.2f} to {high:.2f}{allowed})")
+        lines.append(f"| forebay over {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    peers = [name for name in PEERS if name != "forebay"]
+    parser.add_argument("--routers", nargs="+", choices=peers, default=["nginx", "smg"])
+    parser.add_argument("--rounds", type=int, default=12)
+    options = parser.parse_args()
+    if options.rounds < 2:
+        parser.error("--rounds: 2 or more")
+    cores = (os.cpu_count() or 1) > 1 and sys.platform == "linux"
+    if cores:
+        os.sched_setaffinity(0, {0})
+    versions = {}
+    for name in ("forebay", *options.routers):
+        try:
+            versions[name] = PEERS[name].install()
+        except Missing as error:
+            print(f"{name}: not measured: {error}")
+    try:
+        found = uvloop.run(rounds_of(list(versions), options.rounds, cores))
+    except Missing as error:
+        print(f"not measured: {error}", file=sys.stderr)
+        return 1
+    print(report(found))
+    told = ", ".join(f"{name} {version}" for name, version in versions.items())
+    print(
+        f"\n{time.strftime('%Y-%m-%d')}, {options.rounds} rounds; in brackets the middle half of "
+        "the ratios, and what the target over the peer's figure on quiet hardware allows"
+    )
+    print(f"versions: {told}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
