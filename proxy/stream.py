@@ -129,7 +129,8 @@ class Stream:
                     self._ready += stream_error_event()
                     await self._give_on(outgoing, watch)
                     self._told.cut()
-                    self._watchdog.close(self._incoming)  # leaves out the last chunk
+                    if self._incoming.transport is not None:
+                        self._incoming.transport.close()  # flushes, but for the last chunk
             except ClientGone:
                 pass  # its connection is lost: aiohttp cancels or ends this handler
             finally:

@@ -127,16 +127,6 @@ class Watchdog:
             if watch.answer is not None:
                 watch.answer.fail(Stalled(why))
 
-    def close(self, request: web.BaseRequest) -> None:
-        """Close a client's connection once what was written has been taken, or after a while.
-
-        A closed transport waits for its buffer to be taken, for ever if the client never reads.
-        """
-        transport = request.transport
-        if transport is not None:
-            transport.close()  # flushes
-            asyncio.get_running_loop().call_later(self._client_write_s, transport.abort)
-
     async def _run(self) -> None:
         clock = asyncio.get_running_loop().time
         while True:
