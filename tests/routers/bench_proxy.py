@@ -33,7 +33,7 @@ import uvloop
 from bench_report import Figures, load, ratios, store, table, validity
 from bench_workers import Use, speedup, use
 from load import Answer, Broken, Client, chat
-from peers import PEERS, Missing, Peer, Setting, environment
+from peers import BARE, PEERS, Missing, Peer, Setting, environment
 
 from forebay.replay.sim.bench import reference_ms
 
@@ -159,10 +159,14 @@ class Bench:
 
     async def costs(self) -> Figures:
         """What small requests, prompts of 400 KB and tokens cost."""
-        found = await self._latency("added_ms", "cpu_small_ms", SMALL, self.many(2000))
+        found = await self.small()
         found |= await self._latency("document_ms", "cpu_document_ms", DOCUMENT, self.many(150))
-        found |= await self._at_once(self.many(8000))
         return found | await self._streams()
+
+    async def small(self) -> Figures:
+        """What small requests cost, one after another and 64 at once."""
+        found = await self._latency("added_ms", "cpu_small_ms", SMALL, self.many(2000))
+        return found | await self._at_once(self.many(8000))
 
     async def _latency(self, added: str, cpu: str, size: int, count: int) -> Figures:
         client, direct = Client(self.port), Client(self.backend)
@@ -320,7 +324,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--routers", nargs="+", choices=PEERS, default=list(DEFAULT))
+    routers = [name for name in PEERS if name != BARE]
+    parser.add_argument("--routers", nargs="+", choices=routers, default=list(DEFAULT))
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of requests")
     parser.add_argument("--seconds", type=float, default=130.0, help="for each router and run")

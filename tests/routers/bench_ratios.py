@@ -1,6 +1,7 @@
 """What a request costs beside other routers, all of them running at once and asked in turn.
 
-    python tests/routers/bench_ratios.py --routers forebay nginx smg vllm-router --rounds 12
+    python tests/routers/bench_ratios.py                (make compiled first; five minutes)
+    python tests/routers/bench_ratios.py --routers "bare aiohttp" nginx --rounds 20
 
 On a machine whose speed changes from minute to minute, figures measured minutes apart say little
 about each other. Here every router is asked a few hundred requests, then the next one, round after
@@ -13,7 +14,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median, quantiles
@@ -21,11 +22,13 @@ from statistics import median, quantiles
 import uvloop
 from bench_proxy import Bench, free_ports, mock, running, serving
 from bench_report import TARGETS, Figures
-from peers import PEERS, Missing, Setting
+from peers import BARE, PEERS, Missing, Setting
 
 from forebay.replay.sim.bench import reference_ms
 
 SCALE = 0.1  # of the numbers of requests in `bench_proxy.py`
+OURS = ("forebay", "forebay compiled")
+DEFAULT = ("forebay compiled", BARE, "nginx", "smg", "vllm-router")
 EXTRA = {"cpu_64_ms": "64 at once: CPU, ms"}  # has no target of its own
 
 
@@ -49,7 +52,8 @@ async def rounds_of(names: Sequence[str], count: int, cores: bool) -> dict[str, 
             # Whoever comes first has another one's caches before it: each in its turn.
             turn = number % len(names)
             for name in (*names[turn:], *names[:turn]):
-                found[name].append(await benches[name].costs())
+                bench = benches[name]
+                found[name].append(await (bench.small() if name == BARE else bench.costs()))
             print(f"round {number + 1} of {count}: {reference_ms():.0f} ms", file=sys.stderr)
     return found
 
@@ -60,24 +64,30 @@ def report(found: Mapping[str, list[Figures]]) -> str:
     lines = ["| median of rounds | " + " | ".join(titles.values()) + " |"]
     lines.append("| --- " * (len(titles) + 1) + "|")
     for name, rounds in found.items():
-        cells = [f"{median(one[key] for one in rounds):.3f}" for key in titles]
+        cells = [f"{_middle(one[key] for one in rounds if key in one)}" for key in titles]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    ours = found["forebay"]
-    for name, theirs in found.items():
-        if name == "forebay":
-            continue
-        cells = []
-        for key in titles:
-            ratios = [a[key] / b[key] for a, b in zip(ours, theirs, strict=True) if b[key] > 0]
-            if not ratios:
-                cells.append("-")
+    for ours in OURS:
+        for name, theirs in found.items():
+            if name in OURS or ours not in found:
                 continue
-            low, *_, high = quantiles(ratios, n=4)
-            known = TARGETS[key].peers.get(name) if key in TARGETS else None
-            allowed = f"; allowed {TARGETS[key].most / known:.1f}" if known else ""
-            cells.append(f"{median(ratios):.2f} ({low:.2f} to {high:.2f}{allowed})")
-        lines.append(f"| forebay over {name} | " + " | ".join(cells) + " |")
+            cells = [_beside(key, found[ours], name, theirs) for key in titles]
+            lines.append(f"| {ours} over {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _middle(values: Iterable[float]) -> str:
+    listed = list(values)
+    return f"{median(listed):.3f}" if listed else "-"
+
+
+def _beside(key: str, ours: list[Figures], name: str, theirs: list[Figures]) -> str:
+    ratios = [a[key] / b[key] for a, b in zip(ours, theirs, strict=True) if b.get(key, 0.0) > 0]
+    if not ratios:
+        return "-"
+    low, _, high = quantiles(ratios, n=4)
+    known = TARGETS[key].peers.get(name) if key in TARGETS else None
+    allowed = f"; allowed {TARGETS[key].most / known:.1f}" if known else ""
+    return f"{median(ratios):.2f} ({low:.2f} to {high:.2f}{allowed})"
 
 
 def main() -> int:
@@ -85,7 +95,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     peers = [name for name in PEERS if name != "forebay"]
-    parser.add_argument("--routers", nargs="+", choices=peers, default=["nginx", "smg"])
+    parser.add_argument("--routers", nargs="+", choices=peers, default=list(DEFAULT))
     parser.add_argument("--rounds", type=int, default=12)
     options = parser.parse_args()
     if options.rounds < 2:

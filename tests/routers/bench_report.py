@@ -46,8 +46,8 @@ TARGETS = {
     ),
     "cpu_small_ms": Target(
         "small request: CPU, ms", 0.25,
-        {"nginx": 0.032, "haproxy": 0.026, "envoy": 0.052, "smg": 0.116, "vllm-router": 0.161,
-         "litellm": 6.4},
+        {"bare aiohttp": 0.020, "nginx": 0.032, "haproxy": 0.026, "envoy": 0.052, "smg": 0.116,
+         "vllm-router": 0.161, "litellm": 6.4},
     ),
     "cpu_document_ms": Target(
         "400 KB prompt: CPU, ms", 1.0,

