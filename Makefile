@@ -53,8 +53,10 @@ bench-vllm-cpu: .venv/dev vllm-cpu
 	@touch $@
 
 # What routers cost, side by side; nginx and HAProxy from the system, the others into .routers/.
-# Less than eight minutes; what was measured is kept in runs/bench-proxy.json, --fresh begins anew.
-bench-proxy: .venv/dev
+# About 15 minutes: routers in turn, which is what to compare by; then all else, one after the other,
+# kept in runs/bench-proxy.json.
+bench-proxy: compiled
+	$(BIN)/python tests/routers/bench_ratios.py
 	$(BIN)/python tests/routers/bench_proxy.py --fresh
 	$(BIN)/python tests/routers/bench_proxy.py --workers 2
 
