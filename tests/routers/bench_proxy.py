@@ -153,7 +153,7 @@ class Bench:
     async def figures(self) -> Figures:
         found = {"reference_ms": reference_ms(), "rss_mib": rss_mib(self.pid)}
         found |= await self.costs()
-        found |= await self._beside()
+        found |= await self.beside()
         found |= await self._memory()
         return found
 
@@ -202,7 +202,7 @@ class Bench:
         client.close()
         return {"cpu_1k_tokens_s": used / (64 * seconds / interval_s) * 1e3}
 
-    async def _beside(self) -> Figures:
+    async def beside(self) -> Figures:
         """Small chats at 50/s alone and beside big prompts; streams keep the engine slots short."""
         found = {}
         for name, size, per_s in (

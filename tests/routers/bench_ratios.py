@@ -2,11 +2,13 @@
 
     python tests/routers/bench_ratios.py                (make compiled first; five minutes)
     python tests/routers/bench_ratios.py --routers "bare aiohttp" nginx --rounds 20
+    python tests/routers/bench_ratios.py --beside --routers nginx --rounds 8
 
 On a machine whose speed changes from minute to minute, figures measured minutes apart say little
 about each other. Here every router is asked a few hundred requests, then the next one, round after
 round; a ratio is taken within a round, and of the rounds the median. CPU is the router's process
-tree's own; all of them share one core, client and backends have the other.
+tree's own; all of them share one core, client and backends have the other. `--beside` measures the
+tails of small chats instead, alone and beside big prompts.
 """
 
 import argparse
@@ -14,8 +16,9 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -29,10 +32,34 @@ from forebay.replay.sim.bench import reference_ms
 SCALE = 0.1  # of the numbers of requests in `bench_proxy.py`
 OURS = ("forebay", "forebay compiled")
 DEFAULT = ("forebay compiled", BARE, "nginx", "smg", "vllm-router")
+BESIDE_SCALE = 0.5
+TAILS = {
+    "chat_p99_ms": "p99 alone",
+    "added_chat_20_p99_ms": "added by 20 x 400 KB/s",
+    "added_chat_60_p99_ms": "by 60 x 400 KB/s",
+    "added_chat_8mb_p99_ms": "by 2 x 8 MB/s",
+    "lag_8mb_p99_ms": "loop lag p99 there, at most",
+}
 EXTRA = {"cpu_64_ms": "64 at once: CPU, ms"}  # has no target of its own
 
 
-async def rounds_of(names: Sequence[str], count: int, cores: bool) -> dict[str, list[Figures]]:
+async def costs(name: str, bench: Bench) -> Figures:
+    return await (bench.small() if name == BARE else bench.costs())
+
+
+async def tails(name: str, bench: Bench) -> Figures:
+    found = await replace(bench, scale=BESIDE_SCALE).beside()
+    for column in ("chat_20_p99_ms", "chat_60_p99_ms", "chat_8mb_p99_ms"):
+        found[f"added_{column}"] = found[column] - found["chat_p99_ms"]
+    return found
+
+
+async def rounds_of(
+    names: Sequence[str],
+    count: int,
+    cores: bool,
+    measure: Callable[[str, Bench], Awaitable[Figures]],
+) -> dict[str, list[Figures]]:
     """Figures of each router, round by round; raises Missing when one does not start."""
     found: dict[str, list[Figures]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -47,13 +74,13 @@ async def rounds_of(names: Sequence[str], count: int, cores: bool) -> dict[str, 
             log = home / "router.log"
             pid = stack.enter_context(running(list(command), 1 if cores else None, log))
             await serving(port, log)
-            benches[name] = Bench(port, 0, backends[0], pid, SCALE, time.monotonic())
+            admin_port = side_port if name in OURS else 0
+            benches[name] = Bench(port, admin_port, backends[0], pid, SCALE, time.monotonic())
         for number in range(count):
             # Whoever comes first has another one's caches before it: each in its turn.
             turn = number % len(names)
             for name in (*names[turn:], *names[:turn]):
-                bench = benches[name]
-                found[name].append(await (bench.small() if name == BARE else bench.costs()))
+                found[name].append(await measure(name, benches[name]))
             print(f"round {number + 1} of {count}: {reference_ms():.0f} ms", file=sys.stderr)
     return found
 
@@ -72,6 +99,23 @@ def report(found: Mapping[str, list[Figures]]) -> str:
                 continue
             cells = [_beside(key, found[ours], name, theirs) for key in titles]
             lines.append(f"| {ours} over {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def report_tails(found: Mapping[str, list[Figures]]) -> str:
+    """Each router's medians, and the middle half of the rounds."""
+    lines = ["| small chats at 50/s, ms | " + " | ".join(TAILS.values()) + " |"]
+    lines.append("| --- " * (len(TAILS) + 1) + "|")
+    for name, rounds in found.items():
+        cells = []
+        for key in TAILS:
+            values = [one[key] for one in rounds if key in one]
+            if not values:
+                cells.append("-")
+                continue
+            low, middle, high = quantiles(values, n=4)
+            cells.append(f"{middle:.1f} ({low:.1f} to {high:.1f})")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -97,7 +141,10 @@ def main() -> int:
     peers = [name for name in PEERS if name != "forebay"]
     parser.add_argument("--routers", nargs="+", choices=peers, default=list(DEFAULT))
     parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--beside", action="store_true", help="small chats beside big prompts")
     options = parser.parse_args()
+    if options.beside and BARE in options.routers:
+        options.routers.remove(BARE)  # answers by itself, and not in streams
     if options.rounds < 2:
         parser.error("--rounds: 2 or more")
     cores = (os.cpu_count() or 1) > 1 and sys.platform == "linux"
@@ -110,16 +157,16 @@ def main() -> int:
         except Missing as error:
             print(f"{name}: not measured: {error}")
     try:
-        found = uvloop.run(rounds_of(list(versions), options.rounds, cores))
+        measure = tails if options.beside else costs
+        found = uvloop.run(rounds_of(list(versions), options.rounds, cores, measure))
     except Missing as error:
         print(f"not measured: {error}", file=sys.stderr)
         return 1
-    print(report(found))
+    print(report_tails(found) if options.beside else report(found))
     told = ", ".join(f"{name} {version}" for name, version in versions.items())
-    print(
-        f"\n{time.strftime('%Y-%m-%d')}, {options.rounds} rounds; in brackets the middle half of "
-        "the ratios, and what the target over the peer's figure on quiet hardware allows"
-    )
+    print(f"\n{time.strftime('%Y-%m-%d')}, {options.rounds} rounds, in brackets their middle half")
+    if not options.beside:
+        print("allowed: the target over the peer's figure on quiet hardware")
     print(f"versions: {told}")
     return 0
 
