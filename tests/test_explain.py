@@ -466,7 +466,7 @@ def test_verdicts_are_those_of_a_world_in_which_it_was_taken(burst: float) -> No
 
     It is right when that one is late, displacing when anybody who was in time no longer is.
     """
-    rows = bursts(3, 500, burst)
+    rows = bursts(3, 600, burst)
     made = play(rows)
     before = in_time(made)
     judged = [r for r in made.receipts.ended.values() if r.hindsight not in ("", "unjudged")]

@@ -6,7 +6,7 @@ and how that is measured (`observation.py`).
 """
 
 from collections.abc import Callable, Iterable
-from math import inf
+from math import inf, sqrt
 from typing import Final
 
 from forebay.proxy.core.cache import DEFAULT_INDEX_BLOCKS as DEFAULT_INDEX_BLOCKS
@@ -178,15 +178,20 @@ class Backend:
         """Whether the engine has a prefill to do or under way that others await that long."""
         return self.line.longer(than_s, self.others)
 
-    def margin_s(self, wait_s: float, ahead_s: float) -> float:
+    def margin_s(self, wait_s: float, ahead_s: float, ahead: int = 1) -> float:
         """How much longer a predicted wait may be, nine times in ten.
 
         Errors grow with all that is in the line, even what is nearly done. One and a half times
         the mean relative error: the 88th percentile of a normal one. With twice as much, more is
         refused that would have been in time than is served in time (`replay/sim/hindsight.py`).
+
+        Args:
+            ahead: prefills that make up `ahead_s`, if nothing else can come between: their errors
+                cancel out in part, to 1/sqrt(n) of the sum where n are alike. 1: nothing cancels.
         """
         line_s = wait_s if self.line.chunked else self.line.total_s
-        return 1.5 * self.cost.spread * max(wait_s, line_s + ahead_s)
+        cancelled_s = ahead_s * (1.0 - 1.0 / sqrt(ahead)) if ahead > 1 else 0.0
+        return 1.5 * self.cost.spread * (max(wait_s, line_s + ahead_s) - cancelled_s)
 
     @property
     def running(self) -> int:

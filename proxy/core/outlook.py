@@ -244,7 +244,7 @@ class Outlook:
         if matched:
             prefill_s = backend.cost.predict_s(prompt_tokens - matched, prompt_tokens)
         wait_s = backend.ahead_s(prompt_tokens - matched, now)
-        ahead_s, ahead, mates = 0.0, backend.queued, 1
+        ahead_s, ahead, mates, in_order = 0.0, backend.queued, 1, False
         if ahead:
             deadline = min(waiting.deadline, now + self._buckets[bucket].max_wait_s)
             worth_s = self.worth_s(backend, waiting.request, prefill_s, cold_s)
@@ -264,7 +264,9 @@ class Outlook:
                         urgent_s, urgent = queue.urgent(deadline)
                         ahead_s += urgent_s
                         ahead += urgent
-                ahead_s += meanwhile.owed_s(self._buckets, backend, bucket, ahead_s, deadline, now)
+                owed_s = meanwhile.owed_s(self._buckets, backend, bucket, ahead_s, deadline, now)
+                ahead_s += owed_s
+                in_order = overtaken == owed_s == 0.0
                 mates = 1 + backend.queues[bucket].count
             if waiting.backend == backend.name:
                 ahead_s, ahead = max(0.0, ahead_s - waiting.work_s), ahead - 1
@@ -280,7 +282,7 @@ class Outlook:
                 self.partition.clear_at(backend, waiting, prefill_s, long_s, now) - now,
                 self.partition.crowd_s(waiting, prefill_s, long_s, now),
             )
-        margin_s = backend.margin_s(wait_s, ahead_s)
+        margin_s = backend.margin_s(wait_s, ahead_s, ahead if in_order else 1)
         if ahead > 0 and backend.line.chunked:
             uncached = prompt_tokens - matched
             beside_s = meanwhile.beside_s(self._buckets, backend, bucket, uncached, ahead_s, now)
