@@ -23,7 +23,7 @@ CHUNK = 2_048  # what `forebay fleet up` gives this model on this GPU (replay/fl
 def _overload(load: float, core: bool = False) -> Course:
     return Course(
         f"overload {load:g}x", f"the same traffic at {load:g} times capacity", beside, load,
-        window_s=60.0 if load <= 1 else 80.0, core=core, group="overload",
+        window_s=60.0 if load <= 1 else 40.0, core=core, group="overload",
     )  # fmt: skip
 
 
