@@ -1,6 +1,6 @@
 """What a router costs: Forebay and its peers in front of the same backends that cost nothing.
 
-    make bench-proxy                               (forebay, nginx, SMG: less than eight minutes)
+    make bench-proxy                               (forebay, nginx, SMG: with all, 15 minutes)
     python tests/routers/bench_proxy.py --routers forebay nginx envoy --runs 3
     python tests/routers/bench_proxy.py --workers 2
 
