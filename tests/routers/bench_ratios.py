@@ -60,7 +60,7 @@ async def rounds_of(
     cores: bool,
     measure: Callable[[str, Bench], Awaitable[Figures]],
 ) -> dict[str, list[Figures]]:
-    """Figures of each router, round by round; raises Missing when one does not start."""
+    """Figures of each router that starts, round by round."""
     found: dict[str, list[Figures]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         backends = free_ports(2)
@@ -73,13 +73,20 @@ async def rounds_of(
             command = PEERS[name].command(Setting(port, side_port, tuple(backends), home))
             log = home / "router.log"
             pid = stack.enter_context(running(list(command), 1 if cores else None, log))
-            await serving(port, log)
+            try:
+                await serving(port, log)
+            except Missing as error:
+                print(f"{name}: not measured: {error}")
+                del found[name]
+                continue
             admin_port = side_port if name in OURS else 0
             benches[name] = Bench(port, admin_port, backends[0], pid, SCALE, time.monotonic())
+        if not (started := list(benches)):
+            return found
         for number in range(count):
             # Whoever comes first has another one's caches before it: each in its turn.
-            turn = number % len(names)
-            for name in (*names[turn:], *names[:turn]):
+            turn = number % len(started)
+            for name in (*started[turn:], *started[:turn]):
                 found[name].append(await measure(name, benches[name]))
             print(f"round {number + 1} of {count}: {reference_ms():.0f} ms", file=sys.stderr)
     return found
@@ -156,11 +163,9 @@ def main() -> int:
             versions[name] = PEERS[name].install()
         except Missing as error:
             print(f"{name}: not measured: {error}")
-    try:
-        measure = tails if options.beside else costs
-        found = uvloop.run(rounds_of(list(versions), options.rounds, cores, measure))
-    except Missing as error:
-        print(f"not measured: {error}", file=sys.stderr)
+    measure = tails if options.beside else costs
+    found = uvloop.run(rounds_of(list(versions), options.rounds, cores, measure))
+    if "forebay" not in found:
         return 1
     print(report_tails(found) if options.beside else report(found))
     told = ", ".join(f"{name} {version}" for name, version in versions.items())
