@@ -27,10 +27,7 @@ LATE = 1.2  # a first token later than this times its target is late
 
 def chat(rng: random.Random, number: int, at: float, tenant: str | None = None) -> TraceRequest:
     """A prompt of about 3,000 tokens that shares nothing, and an answer of about 30."""
-    prompt, output = rng.randint(1_500, 4_500), rng.randint(10, 50)
-    first = 10**12 + 16 * number
-    ids = tuple(range(first, first + -(-prompt // 512)))
-    return TraceRequest(str(number), at, prompt, output, ids, tenant=tenant)
+    return _unshared(number, at, rng.randint(1_500, 4_500), rng.randint(10, 50), tenant)
 
 
 def document(rng: random.Random, number: int, at: float, tenant: str | None = None) -> TraceRequest:
@@ -51,7 +48,10 @@ def long_answer(
     rng: random.Random, number: int, at: float, tenant: str | None = None
 ) -> TraceRequest:
     """A prompt of about 1,000 tokens, and an answer of 100 to 400: slots are short, not compute."""
-    prompt, output = rng.randint(500, 2_000), rng.randint(100, 400)
+    return _unshared(number, at, rng.randint(500, 2_000), rng.randint(100, 400), tenant)
+
+
+def _unshared(number: int, at: float, prompt: int, output: int, tenant: str | None) -> TraceRequest:
     first = 10**12 + 16 * number
     ids = tuple(range(first, first + -(-prompt // 512)))
     return TraceRequest(str(number), at, prompt, output, ids, tenant=tenant)

@@ -33,7 +33,7 @@ import uvloop
 from bench_report import Figures, load, ratios, store, table, validity
 from bench_workers import Use, speedup, use
 from load import Answer, Broken, Client, chat
-from peers import BARE, PEERS, Missing, Peer, Setting, environment
+from peers import PEERS, Missing, Peer, Setting, environment
 
 from forebay.replay.sim.bench import reference_ms
 
@@ -324,8 +324,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    routers = [name for name in PEERS if name != BARE]
-    parser.add_argument("--routers", nargs="+", choices=routers, default=list(DEFAULT))
+    parser.add_argument("--routers", nargs="+", choices=PEERS, default=list(DEFAULT))
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of requests")
     parser.add_argument("--seconds", type=float, default=130.0, help="for each router and run")

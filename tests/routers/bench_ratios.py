@@ -16,7 +16,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -24,13 +24,14 @@ from statistics import median, quantiles
 
 import uvloop
 from bench_proxy import Bench, free_ports, mock, running, serving
-from bench_report import TARGETS, Figures
-from peers import BARE, PEERS, Missing, Setting
+from bench_report import TARGETS, Figures, middle
+from peers import BARE, PEERS, YARDSTICKS, Missing, Setting
 
 from forebay.replay.sim.bench import reference_ms
 
 SCALE = 0.1  # of the numbers of requests in `bench_proxy.py`
 OURS = ("forebay", "forebay compiled")
+ALL = PEERS | YARDSTICKS
 DEFAULT = ("forebay compiled", BARE, "nginx", "smg", "vllm-router")
 BESIDE_SCALE = 0.5
 TAILS = {
@@ -70,7 +71,7 @@ async def rounds_of(
         for name in names:
             home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             port, side_port = free_ports(2)
-            command = PEERS[name].command(Setting(port, side_port, tuple(backends), home))
+            command = ALL[name].command(Setting(port, side_port, tuple(backends), home))
             log = home / "router.log"
             pid = stack.enter_context(running(list(command), 1 if cores else None, log))
             try:
@@ -98,7 +99,7 @@ def report(found: Mapping[str, list[Figures]]) -> str:
     lines = ["| median of rounds | " + " | ".join(titles.values()) + " |"]
     lines.append("| --- " * (len(titles) + 1) + "|")
     for name, rounds in found.items():
-        cells = [f"{_middle(one[key] for one in rounds if key in one)}" for key in titles]
+        cells = [f"{middle(rounds, key):.3f}" if key in rounds[0] else "-" for key in titles]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     for ours in OURS:
         for name, theirs in found.items():
@@ -126,18 +127,13 @@ def report_tails(found: Mapping[str, list[Figures]]) -> str:
     return "\n".join(lines)
 
 
-def _middle(values: Iterable[float]) -> str:
-    listed = list(values)
-    return f"{median(listed):.3f}" if listed else "-"
-
-
 def _beside(key: str, ours: list[Figures], name: str, theirs: list[Figures]) -> str:
     ratios = [a[key] / b[key] for a, b in zip(ours, theirs, strict=True) if b.get(key, 0.0) > 0]
     if not ratios:
         return "-"
     low, _, high = quantiles(ratios, n=4)
-    known = TARGETS[key].peers.get(name) if key in TARGETS else None
-    allowed = f"; allowed {TARGETS[key].most / known:.1f}" if known else ""
+    most = TARGETS[key].allowed(name) if key in TARGETS else None
+    allowed = f"; allowed {most:.1f}" if most else ""
     return f"{median(ratios):.2f} ({low:.2f} to {high:.2f}{allowed})"
 
 
@@ -145,7 +141,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    peers = [name for name in PEERS if name != "forebay"]
+    peers = [name for name in ALL if name != "forebay"]
     parser.add_argument("--routers", nargs="+", choices=peers, default=list(DEFAULT))
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--beside", action="store_true", help="small chats beside big prompts")
@@ -160,7 +156,7 @@ def main() -> int:
     versions = {}
     for name in ("forebay", *options.routers):
         try:
-            versions[name] = PEERS[name].install()
+            versions[name] = ALL[name].install()
         except Missing as error:
             print(f"{name}: not measured: {error}")
     measure = tails if options.beside else costs

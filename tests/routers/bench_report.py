@@ -38,6 +38,11 @@ class Target:
     most: float
     peers: dict[str, float]
 
+    def allowed(self, peer: str) -> float | None:
+        """How many times this peer's figure is within it; None where that is not known."""
+        known = self.peers.get(peer)
+        return self.most / known if known else None
+
 
 TARGETS = {
     "added_ms": Target(
@@ -93,11 +98,11 @@ def ratios(results: dict[str, list[Figures]]) -> str:
             continue
         cells = [name]
         for column, target in TARGETS.items():
-            known, theirs = target.peers.get(name), middle(results[name], column)
-            if known is None or theirs <= 0.0:
+            allowed, theirs = target.allowed(name), middle(results[name], column)
+            if allowed is None or theirs <= 0.0:
                 cells.append("-")
                 continue
-            ratio, allowed = middle(results["forebay"], column) / theirs, target.most / known
+            ratio = middle(results["forebay"], column) / theirs
             verdict = "" if ratio <= allowed else " **over**"
             cells.append(f"{ratio:.2f} ({allowed:.2f}){verdict}")
         lines.append("| " + " | ".join(cells) + " |")
