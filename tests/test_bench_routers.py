@@ -56,6 +56,12 @@ def chats(seconds: float, answered: int = 100) -> Record:
     return {"completed": answered, "ttft": {"chat": summarise(np.full(answered, seconds), 100)}}
 
 
+def no_documents(seconds: float) -> Record:
+    """All chats, and none of a hundred documents."""
+    ttft = chats(seconds)["ttft"] | {"document": summarise(np.empty(0), 100)}
+    return {"completed": 100, "ttft": ttft}
+
+
 @pytest.mark.parametrize(
     ("signs", "verdict", "names"),
     [
@@ -198,6 +204,8 @@ def test_ours_is_held_against_the_best_peer_on_equal_traces() -> None:
         *(record("direct", seed, figures=chats(4.0)) for seed in range(3)),
         # Faster, but it refused a third of the requests: not the best.
         *(record("haproxy leastconn", seed, figures=chats(0.1, 67)) for seed in range(3)),
+        # Faster and all answered, but no document was.
+        *(record("haproxy by length", seed, figures=no_documents(0.1)) for seed in range(3)),
     ]
     (entries,) = groups(records).values()
     by_figure = {one.figure: one for one in comparisons(entries)}

@@ -179,8 +179,10 @@ def _best(
         mine, theirs = _paired(ours.valid, peer.valid)
         if not mine:
             continue
-        if lower and _answered(theirs, bucket) < _answered(mine, bucket) - ANSWERED_LESS:
-            continue  # fast because it refused the others
+        if lower and any(
+            _answered(theirs, of) < _answered(mine, of) - ANSWERED_LESS for of in (bucket, None)
+        ):
+            continue  # fast because it refused others, of this kind or of another
         whole = np.ones((1, len(mine)))
         value = float(measure(theirs, whole)[0])
         if not math.isnan(value):

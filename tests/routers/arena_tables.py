@@ -156,8 +156,8 @@ def against_best(found: Sequence[Comparison]) -> str:
     rows = [BEST_HEADS, *map(best_cells, found)]
     return (
         "### Forebay against the best peer\n\nThe best peer is chosen for each figure apart, among "
-        "those that answered as many requests (to 1 %); below 1x it is better than Forebay. Same "
-        f"seeds for both.\n\n{markdown(rows)}\n"
+        "those that answered as many requests, of that kind and of all (to 1 %); below 1x it is "
+        f"better than Forebay. Same seeds for both.\n\n{markdown(rows)}\n"
     )
 
 

@@ -7,8 +7,9 @@
 On a machine whose speed changes from minute to minute, figures measured minutes apart say little
 about each other. Here every router is asked a few hundred requests, then the next one, round after
 round; a ratio is taken within a round, and of the rounds the median. CPU is the router's process
-tree's own; all of them share one core, client and backends have the other. `--beside` measures the
-tails of small chats instead, alone and beside big prompts.
+tree's own; all of them share one core, client and backends have the other. Beside each measurement
+is taken how much slower this machine just was than the one of the targets (`machine.py`).
+`--beside` measures the tails of small chats instead, alone and beside big prompts.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from statistics import median, quantiles
 import uvloop
 from bench_proxy import Bench, free_ports, mock, running, serving
 from bench_report import TARGETS, Figures, middle
+from machine import OPERATIONS, slower
 from peers import BARE, PEERS, YARDSTICKS, Missing, Setting
 
 from forebay.replay.sim.bench import reference_ms
@@ -41,7 +43,7 @@ TAILS = {
     "added_chat_8mb_p99_ms": "by 2 x 8 MB/s",
     "lag_8mb_p99_ms": "loop lag p99 there, at most",
 }
-EXTRA = {"cpu_64_ms": "64 at once: CPU, ms"}  # has no target of its own
+SLOWER = "slower"  # a figure of every measurement: this machine over the targets', just before it
 
 
 async def costs(name: str, bench: Bench) -> Figures:
@@ -88,26 +90,64 @@ async def rounds_of(
             # Whoever comes first has another one's caches before it: each in its turn.
             turn = number % len(started)
             for name in (*started[turn:], *started[:turn]):
-                found[name].append(await measure(name, benches[name]))
+                before = slower()
+                figures = await measure(name, benches[name])
+                found[name].append(figures | {SLOWER: (before + slower()) / 2})
             print(f"round {number + 1} of {count}: {reference_ms():.0f} ms", file=sys.stderr)
     return found
 
 
 def report(found: Mapping[str, list[Figures]]) -> str:
-    """Each router's medians, and Forebay over each of them beside what the targets allow."""
-    titles = {key: target.title for key, target in TARGETS.items()} | EXTRA
-    lines = ["| median of rounds | " + " | ".join(titles.values()) + " |"]
-    lines.append("| --- " * (len(titles) + 1) + "|")
-    for name, rounds in found.items():
-        cells = [f"{middle(rounds, key):.3f}" if key in rounds[0] else "-" for key in titles]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    for ours in OURS:
-        for name, theirs in found.items():
-            if name in OURS or ours not in found:
-                continue
-            cells = [_beside(key, found[ours], name, theirs) for key in titles]
-            lines.append(f"| {ours} over {name} | " + " | ".join(cells) + " |")
+    """Each router's medians, here and at the targets' speed, and Forebay over each of them."""
+    here = _table(
+        "here", {name: [_median(key, rounds) for key in TARGETS] for name, rounds in found.items()}
+    )
+    there = _table(
+        "at the targets' speed",
+        {
+            name: [_at_their_speed(key, name, rounds) for key in TARGETS]
+            for name, rounds in found.items()
+        },
+    )
+    pairs = [(ours, name) for ours in OURS if ours in found for name in found if name not in OURS]
+    ratios = _table(
+        "in the same round",
+        {
+            f"{ours} over {name}": [_beside(key, found[ours], name, found[name]) for key in TARGETS]
+            for ours, name in pairs
+        },
+    )
+    every = [figures[SLOWER] for rounds in found.values() for figures in rounds]
+    low, factor, high = quantiles(every, n=4)
+    told = (
+        f"This machine is {factor:.1f} ({low:.1f} to {high:.1f}) times slower than the one the "
+        f"targets are for, by {', '.join(OPERATIONS)}."
+    )
+    return "\n\n".join((here, told, there, ratios))
+
+
+def _table(title: str, rows: Mapping[str, Sequence[str]]) -> str:
+    heads = [title, *(target.title for target in TARGETS.values())]
+    lines = ["| " + " | ".join(heads) + " |", "| --- " * len(heads) + "|"]
+    lines += ["| " + " | ".join((name, *cells)) + " |" for name, cells in rows.items()]
     return "\n".join(lines)
+
+
+def _median(key: str, rounds: list[Figures]) -> str:
+    return f"{middle(rounds, key):.3f}" if key in rounds[0] else "-"
+
+
+def _at_their_speed(key: str, name: str, rounds: list[Figures]) -> str:
+    values = [one[key] / one[SLOWER] for one in rounds if key in one]
+    if not values:
+        return "-"
+    low, middle_, high = quantiles(values, n=4)
+    target = TARGETS[key]
+    if name in OURS:
+        told = f"; wanted {target.most:g}"
+    else:
+        told = f"; there {target.peers[name]:g}" if name in target.peers else ""
+    return f"{middle_:.3f} ({low:.3f} to {high:.3f}{told})"
 
 
 def report_tails(found: Mapping[str, list[Figures]]) -> str:
@@ -132,8 +172,8 @@ def _beside(key: str, ours: list[Figures], name: str, theirs: list[Figures]) -> 
     if not ratios:
         return "-"
     low, _, high = quantiles(ratios, n=4)
-    most = TARGETS[key].allowed(name) if key in TARGETS else None
-    allowed = f"; allowed {most:.1f}" if most else ""
+    most = TARGETS[key].allowed(name)
+    allowed = f"; allowed {most:.2g}" if most else ""
     return f"{median(ratios):.2f} ({low:.2f} to {high:.2f}{allowed})"
 
 
