@@ -1,8 +1,8 @@
 """Which run comes next, and which are done already: results are lines of a file. Pure but for it.
 
 A second call goes on where the first stopped. A run is done when there is a valid record of it with
-the same version of the router, at whatever time scale. An invalid one is tried once more, at half
-the time scale; a router that did not start is tried again by every call.
+the same version of the router, at whatever time scale. An invalid one is tried again, at half the
+time scale; a router that did not start is tried again by every call.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +14,6 @@ import orjson
 
 from forebay.traces.errors import InputError
 
-ATTEMPTS = 2
 LATER = 3  # a router or workload that is not of the core comes this many seeds later
 SLOW = 3
 FORMAT = 1
@@ -58,15 +57,19 @@ def identity(record: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(record[name] for name in IDENTITY)
 
 
-def is_done(record: Mapping[str, Any], earlier: Sequence[Record]) -> bool:
-    """Whether what `record` (its identity and version) asks for needs no other run."""
+def is_done(record: Mapping[str, Any], earlier: Sequence[Record], attempts: int) -> bool:
+    """Whether what `record` (its identity and version) asks for needs no other run.
+
+    Args:
+        attempts: how often an invalid run is tried, by this call and all before it.
+    """
     same = _attempts(record, earlier)
-    return any(one["verdict"] == "valid" for one in same) or len(same) >= ATTEMPTS
+    return any(one["verdict"] == "valid" for one in same) or len(same) >= attempts
 
 
 def next_scale(time_scale: float, record: Mapping[str, Any], earlier: Sequence[Record]) -> float:
-    """Half as fast after each invalid run: most often the machine could not keep up."""
-    return float(time_scale / 2 ** len(_attempts(record, earlier)))
+    """Half as fast after an invalid run: most often the machine could not keep up."""
+    return time_scale / 2 if _attempts(record, earlier) else time_scale
 
 
 def _attempts(record: Mapping[str, Any], earlier: Sequence[Record]) -> list[Record]:

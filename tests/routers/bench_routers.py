@@ -34,7 +34,6 @@ from arena_courses import COURSES, CPU_COURSES  # noqa: E402
 from arena_engines import SIMULATED, VLLM_CPU, Fleet, simulated, vllm_cpu  # noqa: E402
 from arena_page import page, write_docs  # noqa: E402
 from arena_plan import (  # noqa: E402
-    ATTEMPTS,
     Cell,
     Record,
     append_record,
@@ -55,7 +54,6 @@ from forebay.traces.errors import InputError  # noqa: E402
 from forebay.traces.schema import TraceRequest  # noqa: E402
 
 MODEL, GPU = "Llama-3-8B", "h200"
-CALM_S = 20.0  # the longest wait for others to leave the machine, before each run
 CONTEXT = 16_384  # of the model on the CPU
 VLLM_FLAGS = (
     "--max-model-len", str(CONTEXT), "--max-num-batched-tokens", "2048", "--max-num-seqs", "64",
@@ -74,6 +72,8 @@ class Settings:
     results: Path
     keep: Path | None
     minutes: float
+    patience_s: float
+    attempts: int
     routers: tuple[str, ...]
     workloads: tuple[str, ...]
     seeds: tuple[int, ...]
@@ -90,6 +90,11 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--core", action="store_true", help="the most telling of those only")
     parser.add_argument("--seeds", type=int, default=5, help="0 to this less one (default 5)")
     parser.add_argument("--minutes", type=float, default=1e9, help="start no run after so many")
+    parser.add_argument(
+        "--patience", type=float, default=20.0, metavar="S",
+        help="wait so long for others to leave the machine, before each run (20)",
+    )  # fmt: skip
+    parser.add_argument("--attempts", type=int, default=2, help="of a run that is invalid (2)")
     parser.add_argument(
         "--time-scale", type=float, default=2.0, help="simulated seconds in a wall second (2)"
     )
@@ -114,8 +119,8 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     if given.core:
         given.routers = [name for name in given.routers if CONTENDERS[name].core]
         given.workloads = [name for name in given.workloads if courses[name].core]
-    if given.seeds < 1 or given.count < 2 or given.time_scale <= 0:
-        parser.error("--seeds 1 or more, --count 2 or more, --time-scale above 0")
+    if given.seeds < 1 or given.attempts < 1 or given.count < 2 or given.time_scale <= 0:
+        parser.error("--seeds and --attempts 1 or more, --count 2 or more, --time-scale above 0")
     return given
 
 
@@ -160,14 +165,18 @@ def run_all(settings: Settings) -> None:
         traffics = _Traffics(settings, fleet)
         failed: set[Cell] = set()  # not tried again by this call, with whatever seed
         # Once for all, then again for those that were invalid.
-        for seed, cell in ATTEMPTS * in_order(wanted, settings.seeds):
+        for seed, cell in settings.attempts * in_order(wanted, settings.seeds):
             course = courses[cell.workload]
             record: Record = {
                 "engines": fleet.kind, "count": fleet.count, "model": fleet.model,
                 "endpoint": settings.endpoint, "workload": cell.workload, "router": cell.router,
                 "seed": seed, "version": versions.get(cell.router, "none"),
             }  # fmt: skip
-            if cell in failed or cell.workload in traffics.skipped or is_done(record, records):
+            if (
+                cell in failed
+                or cell.workload in traffics.skipped
+                or is_done(record, records, settings.attempts)
+            ):
                 continue
             if time.monotonic() >= until:
                 print("time is up; call it again to go on", file=sys.stderr)
@@ -184,10 +193,8 @@ def run_all(settings: Settings) -> None:
             if cell.router in missing:
                 record |= {"error": missing[cell.router]}
             else:
-                if fleet.simulated and (
-                    waited_s := wait_calm(min(CALM_S, until - time.monotonic()))
-                ):
-                    print(f"waited {waited_s:.0f} s: the machine was busy", file=sys.stderr)
+                if fleet.simulated:
+                    wait_calm(min(settings.patience_s, until - time.monotonic()))
                 asked = Run(CONTENDERS[cell.router], traffic, seed, behind, settings.endpoint)
                 record |= measure(asked, _folder(settings, cell.workload, cell.router, seed))
             if "error" in record:
@@ -303,8 +310,8 @@ def main() -> int:
         return 0
     settings = Settings(
         given.engines, given.count, given.endpoint, given.time_scale, given.data, given.results,
-        given.keep, given.minutes, tuple(given.routers), tuple(given.workloads),
-        tuple(range(given.seeds)),
+        given.keep, given.minutes, given.patience, given.attempts, tuple(given.routers),
+        tuple(given.workloads), tuple(range(given.seeds)),
     )  # fmt: skip
     try:
         if not given.show:
