@@ -198,11 +198,10 @@ class Backends:
 
     # What requests found out.
 
-    def sent(self, send: Send) -> None:
-        """The request has gone to its backend, and its first token can be seen."""
-        self.health.sent(
-            send.backend, send.request.id, send.predicted_ttft_s, self._driver.now
-        )  # fmt: skip
+    def sent(self, send: Send, *, seen: bool) -> None:
+        """The request has gone to its backend. `seen`: its first token will be."""
+        predicted_s = send.predicted_ttft_s if seen else inf
+        self.health.sent(send.backend, send.request.id, predicted_s, self._driver.now)
 
     def answered(self, name: str, request_id: str) -> None:
         """A good first byte, or a refusal that is the client's own fault."""

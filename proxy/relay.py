@@ -172,8 +172,7 @@ class Relay:
         name, request_id = upstream.name, grant.send.request.id
         timeouts = self._config.timeouts
         streams = exchange.asked.streams
-        if streams:
-            self._backends.sent(grant.send)
+        self._backends.sent(grant.send, seen=streams)
         limit_s = timeouts.first_token if streams else timeouts.whole_answer
         attempt = Attempt(upstream, tries, self._clock() + limit_s)
         self._attempts[attempt] = None

@@ -104,6 +104,17 @@ class TestFairness:
         fair.correct("a", -1.0)
         assert fair.counter("a") == 1.0
 
+    def test_another_weight_counts_from_now_on(self) -> None:
+        fair = Fairness([Tenant("a"), Tenant("b")], 1.0)
+        for _ in range(300):
+            for name in ("a", "b"):
+                fair.arrived(name, 0.0)
+                fair.charge(name, 1.0, 0.0)
+        fair.charge("a", 4.0, 0.0)
+        fair.reconfigure([Tenant("a", 2.0), Tenant("b")], 1.0)
+        # Not 152 against 300: `b` would wait for 150 seconds of the other's prefills.
+        assert (fair.counter("a"), fair.counter("b")) == (302.0, 300.0)
+
     def test_a_light_tenant_does_not_wait_for_a_heavy_ones_queue(self) -> None:
         fair = self.two()
         fair.arrived("a", 0.0)

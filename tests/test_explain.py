@@ -169,6 +169,27 @@ class TestRefusals:
         assert not made._queues.waiting
         assert set(made.receipts.under_way) == {"a"}
 
+    def test_its_bucket_is_gone_while_a_refusal_is_followed(self) -> None:
+        made = explained()
+        fill(made, LONG, *"abcdef")
+        assert made.hindsight.watches
+        renamed = (CHAT, Bucket("papers", 131_072, 2, 30.0, 1))
+        made.reconfigure(
+            renamed, 1.0, route=made._route, affinity=made.affinity, dispatch_ahead_s=0.3
+        )
+        made.settle(1.1)
+        made.finish("a", 1.2)
+        made.wake(1.3)
+        assert made.receipts.tally("document").refusals["unjudged"] > 0
+
+    def test_it_could_start_but_stands_behind_its_own_tenant_in_a_full_line(self) -> None:
+        one = (Bucket("all", 131_072, 1, 30.0),)
+        made = explained(kv_tokens=10_000, buckets=one, tenants=(Tenant("t"),))
+        made.arrive(Request("r", 4_000, 3_000), 0.0)
+        made.first_token("r", 0.2)
+        made.arrive(Request("h", 3_000, 1_000, tenant="t"), 1.0)
+        assert arrive(made, Request("w", 100, 50, tenant="t"), 3.0).rule == "line_full"
+
 
 class TestWaits:
     """What keeps a request waiting, and for how long."""

@@ -319,6 +319,26 @@ Anything.TestCase.settings = settings(max_examples=150, stateful_step_count=40, 
 TestAnything = Anything.TestCase
 
 
+def test_what_was_sent_before_it_was_put_out_decides_no_trial() -> None:
+    """Nor does a request whose first token cannot be seen, which may take long."""
+    for good in (True, False):
+        health = Health(["a", "b"])
+        for name in ("a", "b"):
+            health.probe_passed(name, 0.0)
+        health.intakes(0.0)
+        health.sent("a", "old", inf, 0.5)
+        for number in range(3):
+            health.failed("a", f"{number}", 1.0)
+        health.intakes(1.0)
+        health.intakes(1.0 + HOLD_S)
+        assert health.state("a") == "trial"
+        if good:
+            health.answered("a", "old", 2.0)
+        else:
+            health.failed("a", "old", 2.0)
+        assert health.state("a") == "trial"
+
+
 class TestShaperTakesIt:
     """What the intake means in the shaper."""
 

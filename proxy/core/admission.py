@@ -57,4 +57,4 @@ def retry_after_s(request: Request, bucket: Bucket, wait_s: float) -> float:
 
 def whole_s(seconds: float) -> float:
     """Whole seconds within what clients obey."""
-    return float(max(RETRY_LEAST_S, min(RETRY_MOST_S, ceil(seconds))))
+    return float(ceil(max(RETRY_LEAST_S, min(RETRY_MOST_S, seconds))))

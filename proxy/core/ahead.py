@@ -63,7 +63,7 @@ class Ahead:
                 seconds += ahead_s
                 if lane.work_s > 0:
                     count += len(lane) * min(1.0, ahead_s / lane.work_s)
-        return seconds, round(count)
+        return seconds, max(1, round(count)) if seconds > 0.0 else 0  # part of one is one
 
     def overtaken(self, waiting: Waiting, now: float) -> float:
         """Share of the engines that go to those who come later and yet go before the request."""

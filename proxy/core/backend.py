@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from math import inf, sqrt
 from typing import Final
 
+from forebay.proxy.core.aside import Aside
 from forebay.proxy.core.cache import DEFAULT_INDEX_BLOCKS as DEFAULT_INDEX_BLOCKS
 from forebay.proxy.core.cache import PrefixCache
 from forebay.proxy.core.concurrency import Concurrency
@@ -31,6 +32,7 @@ AWAITED: Final = 2.0
 """A follower that would pass its leader in the engine waits for it if that takes at most so many
 times what it saves: a shared instruction is cached as soon as it is computed, and saves little."""
 IDLE_FIRST: Final = 1e12  # ranks every idle backend before every busy one
+FULL_LAST: Final = 1e12  # and those without a free slot after all others
 UNLIMITED: Final = 1 << 30
 
 
@@ -54,6 +56,7 @@ class Backend:
         self.up = False
         self.draining = False  # it is to go: `up` stays false until it is gone
         self.most_prefills = UNLIMITED  # fewer while it is on trial or says that it is full
+        self._tried: set[str] = set()  # sent during a trial, and not answered yet
         self.cost = CostModel()
         self.cache = PrefixCache()
         self.prefixes = self.cache.prefixes
@@ -67,11 +70,13 @@ class Backend:
         self.queued_s = 0.0  # their prefills
         self.flights: dict[str, Flight] = {}
         self.kv = KvReserve()
+        self.aside = Aside()
         self.sent_prompt_tokens = 0
         self.line = Line(self.queues, spec.chunk_tokens)
         self.prefills = self.line.prefills
-        # Smoothed time from first token to finish, by bucket.
+        # Smoothed time from first token to finish, by bucket and of all.
         self.decode_s = dict.fromkeys(self.queues, 1.0)
+        self._decode_all_s = 1.0
         self.others: Elsewhere | None = None  # what other proxies have here, if there are any
         self._observation = Observation(self.cost)
         self._sent = Recent()  # prompt tokens
@@ -84,6 +89,12 @@ class Backend:
             f"<Backend {self.name} {state} running={len(self.flights)}/{self.limit}"
             f" prefills={len(self.prefills)} queued={self.queued}>"
         )
+
+    @property
+    def tries_more(self) -> bool:
+        """Whether a trial or a pause lets it have one more, be its first token seen or not."""
+        most = self.most_prefills
+        return most >= UNLIMITED or (len(self.prefills) < most and len(self._tried) < most)
 
     @property
     def empty(self) -> bool:
@@ -103,12 +114,13 @@ class Backend:
         Time alone does not change the order.
         """
         line = self.line
+        last = 0.0 if self.running < self.limit else FULL_LAST
         if self.others is not None and (others_s := self.others.prefill_s(self.others.since)):
             own_s = line.total_s + self.queued_s
-            return max(line.head_since, self.others.since) + own_s + others_s
+            return max(line.head_since, self.others.since) + own_s + others_s + last
         if self.prefills or self.queued:
-            return line.head_since + line.total_s + self.queued_s
-        return (self._sent.rank if self._sent.amount else 0.0) - IDLE_FIRST
+            return line.head_since + line.total_s + self.queued_s + last
+        return (self._sent.rank if self._sent.amount else 0.0) - IDLE_FIRST + 2 * last
 
     # What the engine is believed to hold.
 
@@ -208,8 +220,10 @@ class Backend:
             return 0.0
         return missing * self.decode_s[bucket] / self.limit
 
-    def kv_fits(self, request: Request, output_tokens: int) -> bool:
-        room = KV_FULL * self.kv_tokens - self.kv.held
+    def kv_fits(self, waiting: Waiting, now: float) -> bool:
+        """Whether its KV cache would hold the request and all that it is reckoned to generate."""
+        request, output_tokens = waiting.request, waiting.output_tokens
+        room = KV_FULL * self.kv_tokens - self.kv.held - self.aside.kept_from(waiting, now)
         if self.others is not None and self.others.running:
             room -= self.others.kv_tokens
         elif not self.flights:
@@ -218,7 +232,12 @@ class Backend:
             return True
         return self.kv.need(request, output_tokens) <= room
 
-    def kv_wait_s(self, request: Request, output_tokens: int, bucket: str, mates: int) -> float:
+    def put_aside(self, waiting: Waiting, now: float) -> None:
+        """Put room aside for it, whom the KV cache would not hold."""
+        need = self.kv.need(waiting.request, waiting.output_tokens)
+        self.aside.begin(waiting, min(float(need), KV_FULL * self.kv_tokens), now)
+
+    def kv_wait_s(self, waiting: Waiting, mates: int, now: float) -> float:
         """Predicted wait for KV cache: those who run give theirs back in turn.
 
         Each of `mates`, which are this one and those before it, is reckoned to need as much.
@@ -226,13 +245,14 @@ class Backend:
         held = self.kv.held
         if not held:
             return 0.0
-        room = KV_FULL * self.kv_tokens - held
+        request, output_tokens = waiting.request, waiting.output_tokens
+        room = KV_FULL * self.kv_tokens - held - self.aside.kept_from(waiting, now)
         if (request.prompt_tokens + output_tokens) * mates <= room:
             return 0.0
         missing = self.kv.need(request, output_tokens) * mates - room
         if missing <= 0:
             return 0.0
-        return missing / held * self.decode_s[bucket]
+        return missing / held * self._decode_all_s
 
     def load(self, now: float) -> float:
         """Prompt tokens sent, halved every LOAD_HALF_LIFE_S: the long-run share."""
@@ -263,6 +283,12 @@ class Backend:
 
     # What changes the books.
 
+    def allow(self, most_prefills: int) -> None:
+        """So many prefills at once from now on: 1 for a trial, 0 for a pause."""
+        self.most_prefills = most_prefills
+        if most_prefills >= UNLIMITED:
+            self._tried.clear()
+
     def share_with(self, others: Elsewhere | None, now: float) -> None:
         """Other proxies use the backend too, and this is what they have here; None: no longer."""
         self.others = others
@@ -282,6 +308,7 @@ class Backend:
     def dequeue(self, waiting: Waiting) -> None:
         """It waits no longer, or elsewhere."""
         self.queues[waiting.bucket].remove(waiting)
+        self.aside.left(waiting)
         self.queued -= 1
         self.queued_s -= waiting.work_s
         if not self.queued:
@@ -313,6 +340,8 @@ class Backend:
             self._observation.begin(now, self.others)
         self.line.join(flight, now, self.others)
         self.flights[request.id] = flight
+        if self.most_prefills < UNLIMITED:
+            self._tried.add(request.id)
         head = self.line.head
         self.cache.sent(flight, None if head is flight else head, self.kv_tokens)
         if self.queued:
@@ -334,6 +363,7 @@ class Backend:
         if flight is None or request_id not in self.prefills:
             return None
         flight.first_token_at = now
+        self._tried.discard(request_id)
         self.line.leave(flight, now)
         self._observation.answered(flight, self.line, now, self.others)
         return flight
@@ -344,6 +374,7 @@ class Backend:
         Returns it if it has left the line of prefills.
         """
         flight = self.flights.pop(request_id)
+        self._tried.discard(request_id)
         left_line = None
         if request_id in self.prefills:
             left_line = flight
@@ -355,6 +386,7 @@ class Backend:
         elif flight.first_token_at is not None:
             seconds = now - flight.first_token_at
             self.decode_s[flight.bucket] += 0.1 * (seconds - self.decode_s[flight.bucket])
+            self._decode_all_s += 0.1 * (seconds - self._decode_all_s)
             if self.concurrency.on:
                 running, tokens = self.running + 1, flight.output_tokens
                 self.concurrency.finished(flight.first_token_at, tokens, running, now)

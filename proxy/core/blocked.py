@@ -31,13 +31,13 @@ def blocked_by(
         return "down"
     if backend.running >= backend.limit:
         return "slots"
-    if len(backend.prefills) >= backend.most_prefills:
+    if not backend.tries_more:
         return "trial"
     request = waiting.request
     uncached = request.prompt_tokens - backend.matched_tokens(request)
     if not outlook.has_room(backend, now) or outlook.behind(backend, uncached, now):
         return "line"
-    if not backend.kv_fits(request, waiting.output_tokens):
+    if not backend.kv_fits(waiting, now):
         return "kv"
     if backend.prefills and backend.awaits(request):
         return "leader"

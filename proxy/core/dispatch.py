@@ -5,7 +5,7 @@ dispatcher with doors. A subclass and not an owner: what keeps receipts (`explai
 the same few verbs whether a request has just come or waited.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from math import inf
 from typing import Final
 
@@ -16,7 +16,7 @@ from forebay.proxy.core.fairness import Fairness
 from forebay.proxy.core.flight import Flight
 from forebay.proxy.core.model import Action, Bucket, Reject, RejectReason, Send
 from forebay.proxy.core.outlook import Outlook
-from forebay.proxy.core.queueing import Waiting, due_at
+from forebay.proxy.core.queueing import Waiting, due_at, late_at
 from forebay.proxy.core.queues import Queues, heads_of
 from forebay.proxy.core.quota import Quotas
 from forebay.proxy.core.routing import Affinity, Option, Route
@@ -53,6 +53,7 @@ class Dispatcher:
         self._silent: dict[str, Backend] = {}  # those whose line time alone can shorten
         self._least_patience_s = least_patience_s(buckets)
         self._now = 0.0
+        self._quotas = quotas
         self._sharing = Sharing(backends, fairness, quotas)
 
     def wake_at(self) -> float:
@@ -65,14 +66,16 @@ class Dispatcher:
     def wake(self, now: float) -> list[Action]:
         """Time has passed: send those whose turn it is, refuse those whose deadline is over."""
         self._pass_time(now)
-        actions = self._dispatch_all(now)
+        actions, left = self._dispatch_all(now), False
         for backend in list(self._queues.backends.values()):
             for queue in backend.queues.values():
                 while (head := queue.earliest()) and head.deadline <= now:
                     self._dequeue(head.request.id)
                     wait_s = backend.backlog_s(now) + queue.work_s
                     actions.append(self._reject(head, "deadline_unattainable", now, wait_s))
-        return actions
+                    left = True
+        # Whoever has left may have kept those behind from starting.
+        return actions + self._dispatch_all(now) if left else actions
 
     # How it acts.
 
@@ -95,16 +98,20 @@ class Dispatcher:
             actions += self._start_next(backend, now)
         for backend in backends if self._queues.waiting else ():
             while waiting := self._better_here(backend, now):
-                self._dequeue(waiting.request.id)
+                home = self._dequeue(waiting.request.id)
                 matched = backend.matched_tokens(waiting.request)
                 actions.append(self._send(waiting, backend, matched, now))
+                actions += self._start_next(home, now)  # it may have kept those behind it
         return actions
 
     def _start_next(self, backend: Backend, now: float) -> list[Action]:
         """Send those who wait for this backend while they may start, the most urgent first."""
         actions: list[Action] = []
         while backend.queued and self._outlook.has_room(backend, now):
-            ready = [h for h in heads_of([backend]) if self._outlook.may_start(backend, h, now)]
+            heads = heads_of([backend])
+            ready = [h for h in heads if self._outlook.may_start(backend, h, now)]
+            if len(ready) < len(heads) and backend.aside.waiting is None:
+                self._put_aside(backend, heads, now)
             if not ready:
                 break
             waiting = backend.turns.first(ready, now)
@@ -112,6 +119,13 @@ class Dispatcher:
             matched = backend.matched_tokens(waiting.request)
             actions.append(self._send(waiting, backend, matched, now))
         return actions
+
+    def _put_aside(self, backend: Backend, heads: Iterable[Waiting], now: float) -> None:
+        """KV cache for one that has waited long for it, while others take it as it comes free."""
+        for head in heads:
+            if now >= late_at(head) and not backend.kv_fits(head, now):
+                backend.put_aside(head, now)
+                return
 
     def _better_here(self, backend: Backend, now: float) -> Waiting | None:
         """The head of another backend's queue that would now rather come here."""
@@ -121,8 +135,11 @@ class Dispatcher:
             if now < head.looks_again_at or not self._outlook.suits(backend, head):
                 continue
             if self._outlook.may_start(backend, head, now):
+                home = self.backends[head.backend]
+                if not home.tries_more:  # nobody should wait for a pause while others have room
+                    return head
                 head.looks_again_at = now + LOOK_AGAIN_S
-                both = [self.backends[head.backend], backend]
+                both = [home, backend]
                 options = self._outlook.options_among(both, head, now)
                 if self._route(head.request, options, self.affinity).backend == backend.name:
                     return head
@@ -130,6 +147,7 @@ class Dispatcher:
 
     def _send(self, waiting: Waiting, backend: Backend, matched_tokens: int, now: float) -> Send:
         request = waiting.request
+        waiting.paid = False  # spent
         ahead_s = backend.ahead_s(request.prompt_tokens - matched_tokens, now)
         flight = backend.sent(
             request, waiting.bucket, matched_tokens, now, waiting.output_tokens, waiting.rank
@@ -219,9 +237,19 @@ class Dispatcher:
         self._fairness.correct(tenant, more_s)
         self._sharing.gave(tenant, more_s, now)
 
+    def _pay_back(self, waiting: Waiting, now: float) -> None:
+        """It leaves the queue and was never sent: its tenant has its tokens again, here.
+
+        Other proxies go on counting them: in what they are told, sums only rise.
+        """
+        if waiting.paid:
+            waiting.paid = False
+            self._quotas.take(waiting.request.tenant, -waiting.request.prompt_tokens, now)
+
     def _reject(
         self, waiting: Waiting, reason: RejectReason, now: float, wait_s: float = 0.0
     ) -> Reject:
+        self._pay_back(waiting, now)
         after_s = retry_after_s(waiting.request, self.buckets[waiting.bucket], wait_s)
         queued_s = now - waiting.arrived_at
         return Reject(waiting.request, reason, waiting.bucket, queued_s, after_s)

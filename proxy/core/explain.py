@@ -226,7 +226,7 @@ class ExplainedShaper(Shaper):
             receipt = self._open(request, waiting.bucket, now)
             receipt.rule = "no_backend"
         else:
-            receipt.rule = _late_rule(receipt, reason)
+            receipt.rule = _late_rule(receipt, reason, now)
             self.receipts.tally(receipt.bucket).admitted["refused"] += 1
         self._refuse(receipt, now)
         return super()._reject(waiting, reason, now, wait_s)
@@ -280,10 +280,12 @@ class ExplainedShaper(Shaper):
             tally.first_token(ttft_s, receipt.chosen.ttft_s)
 
 
-def _late_rule(receipt: Receipt, reason: RejectReason) -> str:
+def _late_rule(receipt: Receipt, reason: RejectReason, now: float) -> str:
     """Why one who was taken is refused after all."""
     if reason == "no_backend_available":
         return "no_backend"
     if receipt.tries:
         return "no_time" if reason == "deadline_unattainable" else "line_full"
+    if reason == "queue_full" and receipt.arrived_at == now:
+        return "line_full"  # it could have started, but stands behind its own tenant's
     return "gave_way" if reason == "queue_full" else "deadline_passed"

@@ -52,12 +52,17 @@ class Fairness:
         self.on = False
 
     def reconfigure(self, tenants: Iterable[Tenant], default_weight: float) -> None:
-        """Other weights from now on; what was served stays served."""
+        """Other weights from now on.
+
+        What was served so far was right by the weights of then: only the distance from where all
+        stand counts by the new ones, or one tenant would have to catch up with all the past.
+        """
         self._weights = {tenant.name: tenant.weight for tenant in tenants}
         self._default_weight = default_weight
+        floor = self._lowest()
         for account in self._accounts.values():
             weight = self._weights.get(account.name, default_weight)
-            account.served *= account.weight / weight
+            account.served = floor + (account.served - floor) * account.weight / weight
             account.weight = weight
 
     def account(self, name: str) -> Account:
@@ -77,10 +82,7 @@ class Fairness:
         """The tenant asks for something: what it did not use while it was away is gone."""
         account = self.account(name)
         if not account.queued:
-            floor = self._floor
-            if self._queueing:
-                floor = min(floor, min(other.served for other in self._queueing.values()))
-            account.served = max(account.served, floor)
+            account.served = max(account.served, self._lowest())
         if now - account.active_at > ACTIVE_S:
             self._looked_at = -inf  # count anew
         account.active_at = now
@@ -151,6 +153,11 @@ class Fairness:
         account = self.account(other)
         gap_s = (self.counter(name) - account.served) * account.weight / max(1, engines)
         return max(0.0, min(queued_s, gap_s))
+
+    def _lowest(self) -> float:
+        """Where whoever is next stands."""
+        waiting = [account.served for account in self._queueing.values()]
+        return min(self._floor, *waiting) if waiting else self._floor
 
     def _look(self, now: float) -> None:
         if now - self._looked_at < LOOK_EVERY_S:

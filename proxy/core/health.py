@@ -159,7 +159,7 @@ class Health:
     # What requests say.
 
     def sent(self, name: str, request_id: str, predicted_s: float, now: float) -> None:
-        """A request whose first token can be seen has been sent."""
+        """A request has been sent; `predicted_s` is inf where its first token cannot be seen."""
         if backend := self._backends.get(name):
             backend.waiting[request_id] = now, predicted_s
 

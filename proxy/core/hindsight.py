@@ -117,7 +117,9 @@ class Hindsight:
         later = [b for b in backends.values() if b not in rooms and outlook.has_room(b, now)]
         for ghost in list(self._ghosts):
             backend = backends.get(ghost.backend)
-            if backend is None or not backend.up:
+            # The configuration may have been changed since: no such backend, no such bucket.
+            gone = backend is None or ghost.waiting.bucket not in backend.queues
+            if backend is None or gone or not backend.up:
                 self._judge(ghost, "unjudged")
                 continue
             if not ghost.sent:

@@ -4,13 +4,11 @@ With one class and one tenant it is that one queue.
 """
 
 from math import fsum, inf
-from typing import Final
 
 from forebay.proxy.core.fairness import Fairness
-from forebay.proxy.core.queueing import DueQueue, Waiting
+from forebay.proxy.core.queueing import DueQueue, Waiting, late_at
 
 Lane = tuple[int, str]  # rank of the class, tenant
-LONG_WAIT: Final = 0.5  # of what somebody can wait
 
 
 class Lanes:
@@ -79,9 +77,7 @@ class Lanes:
     def late_at(self) -> float:
         """When somebody in it has waited long; inf when nobody waits."""
         first = self.earliest()
-        if first is None:
-            return inf
-        return first.arrived_at + LONG_WAIT * (first.deadline - first.arrived_at)
+        return inf if first is None else late_at(first)
 
     def ahead_s(self, due: float) -> float:
         """Seconds of prefill that are due no later than then."""

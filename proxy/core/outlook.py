@@ -134,6 +134,8 @@ class Outlook:
             usable = self._usable[waiting.bucket]
             if waiting.excluded:
                 usable = [b for b in usable if b.name not in waiting.excluded]
+            if self.limited:  # those have next to nothing to do, and would be looked at first
+                usable = [b for b in usable if b.up and b.tries_more] or usable
             some = usable if len(usable) < len(self._all) else None
             backends = self._candidates.of(waiting.request.blocks, self._min_match, some)
             if self._peers is not None:
@@ -141,9 +143,19 @@ class Outlook:
                 if agreed is not None and agreed not in backends:
                     backends.append(agreed)
         if self.limited:  # nobody should wait for a trial to end while another takes work
-            free = [b for b in backends if len(b.prefills) < b.most_prefills]
-            backends = free or backends
+            backends = [b for b in backends if b.tries_more] or backends
         return self.options_among(backends, waiting, now)
+
+    def idle_elsewhere(self, waiting: Waiting, now: float) -> list[Option]:
+        """Of a large fleet an idle backend, though it was not worth a look; empty if none is.
+
+        Looks at every backend: for those who would be refused.
+        """
+        if self._candidates.all:
+            return []
+        usable = self._usable[waiting.bucket]
+        idle = next((b for b in usable if b.idle and b.tries_more and self.suits(b, waiting)), None)
+        return [] if idle is None else self.options_among([idle], waiting, now)
 
     def options_among(self, backends: list[Backend], waiting: Waiting, now: float) -> list[Option]:
         """What sending the request to each of these would mean."""
@@ -184,7 +196,7 @@ class Outlook:
         return (
             backend.up
             and running < backend.limit
-            and len(backend.prefills) < backend.most_prefills
+            and backend.tries_more
             and (
                 backend.due_s(0.0, now) < self._dispatch_ahead_s + MATCH_SLACK_S
                 or (backend.others is None and backend.line.tokens < STEP_TOKENS)
@@ -216,7 +228,7 @@ class Outlook:
                 return False
         if backend.prefills and backend.awaits(request):
             return False
-        if not backend.kv_fits(request, waiting.output_tokens):
+        if not backend.kv_fits(waiting, now):
             return False
         long_s = self.partition.long_s(waiting.bucket, now)
         if long_s == inf:
@@ -275,7 +287,7 @@ class Outlook:
         if backend.others is not None and backend.others.queued_s:
             wait_s += self._elsewhere_s(backend, waiting, ahead_s, now)
         wait_s += backend.slots_wait_s(bucket, ahead)
-        wait_s = max(wait_s, backend.kv_wait_s(request, waiting.output_tokens, bucket, mates))
+        wait_s = max(wait_s, backend.kv_wait_s(waiting, mates, now))
         if prefill_s > long_s and not backend.line.chunked:
             wait_s = max(
                 wait_s,

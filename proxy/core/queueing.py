@@ -17,6 +17,7 @@ from forebay.proxy.core.model import STANDARD, Request
 
 NONE_EXCLUDED: frozenset[str] = frozenset()
 STRETCH: Final = 5.0
+LONG_WAIT: Final = 0.5  # of what somebody can wait
 
 
 def due_at(arrived_at: float, deadline: float, prefill_s: float) -> float:
@@ -28,7 +29,7 @@ class Waiting:
     """A request in the queue of `backend`. `order` breaks ties: the shaper counts arrivals.
 
     `rank` is that of its class, `lane` is whom it queues with; `output_tokens` is how many it is
-    reckoned to generate.
+    reckoned to generate; `paid`: its tokens count against its tenant's quota, and it was not sent.
     """
 
     __slots__ = (
@@ -42,6 +43,7 @@ class Waiting:
         "looks_again_at",
         "order",
         "output_tokens",
+        "paid",
         "rank",
         "request",
         "work_s",
@@ -61,6 +63,7 @@ class Waiting:
         self.rank = rank
         self.lane = (rank, request.tenant)
         self.output_tokens = request.output_tokens
+        self.paid = False
         self.bucket = bucket
         self.arrived_at = arrived_at
         self.deadline = deadline
@@ -74,6 +77,11 @@ class Waiting:
     @property
     def key(self) -> tuple[float, int]:
         return self.due, self.order
+
+
+def late_at(waiting: Waiting) -> float:
+    """When it will have waited long."""
+    return waiting.arrived_at + LONG_WAIT * (waiting.deadline - waiting.arrived_at)
 
 
 class DueQueue:

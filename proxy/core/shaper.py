@@ -70,7 +70,7 @@ class Shaper(Dispatcher):
         `itl_slo_s`: fewer requests run on a backend while their tokens come further apart.
         """
         listed = list(tenants)
-        fairness, self._quotas = Fairness(listed, default_weight), Quotas(listed)
+        fairness = Fairness(listed, default_weight)
         super().__init__(
             {
                 spec.name: Backend(spec, buckets, index, fairness=fairness, itl_slo_s=itl_slo_s)
@@ -81,7 +81,7 @@ class Shaper(Dispatcher):
             affinity=affinity or Affinity(),
             dispatch_ahead_s=dispatch_ahead_s,
             fairness=fairness,
-            quotas=self._quotas,
+            quotas=Quotas(listed),
         )
         self.peers = self._sharing.peers
         self._admit = admit
@@ -127,6 +127,9 @@ class Shaper(Dispatcher):
         hopeful = [
             o for o in options if attainable(request, bucket, o) or self.backends[o.backend].idle
         ]
+        if not hopeful:
+            hopeful = self._outlook.idle_elsewhere(waiting, now)
+            options += hopeful
         option = self._route(request, hopeful or options, self.affinity)
         backend = self.backends[option.backend]
         starts = self._outlook.may_start(backend, waiting, now)
@@ -147,6 +150,7 @@ class Shaper(Dispatcher):
         if reason is None:
             if self._quotas.any:
                 self._quotas.take(tenant, request.prompt_tokens, now)
+                waiting.paid = True
             self._sharing.took(tenant, request.prompt_tokens, now)
             if gives_way is not None:
                 wait_s = backend.backlog_s(now) + backend.queued_s
@@ -222,6 +226,7 @@ class Shaper(Dispatcher):
     def cancel(self, request_id: str, now: float) -> list[Action]:
         """The client went away before its request was sent."""
         self._pass_time(now)
+        self._pay_back(self._queues.waiting[request_id], now)
         backend = self._dequeue(request_id)
         return self._start_next(backend, now)
 
@@ -263,7 +268,7 @@ class Shaper(Dispatcher):
         self._pass_time(now)
         backend = self.backends[name]
         backend.up = not backend.draining
-        backend.most_prefills = most_prefills
+        backend.allow(most_prefills)
         self._outlook.limited = any(
             b.up and b.most_prefills < UNLIMITED for b in self.backends.values()
         )
@@ -456,6 +461,7 @@ class Shaper(Dispatcher):
 
     def _beyond(self, waiting: Waiting, now: float) -> Reject:
         """It waits, and no bucket holds it any longer."""
+        self._pay_back(waiting, now)
         queued_s = now - waiting.arrived_at
         return Reject(waiting.request, "prompt_too_long", "", queued_s, inf)
 
