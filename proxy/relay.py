@@ -30,6 +30,8 @@ from forebay.proxy.translate import Translator
 from forebay.proxy.upstream import Answer, ConnectFault, LocalShortage, LostConnection
 from forebay.proxy.watchdog import Limit, Watchdog
 
+ENGINELESS = ("/tokenize", "/detokenize")  # as GETs: the API server answers, its engine dead or not
+
 
 @dataclass(slots=True)
 class Exchange:
@@ -302,6 +304,10 @@ class Relay:
                     answer = await self._pass_to(
                         upstream, incoming, target, body, headers, reply, tries
                     )
+                    # An answer without the engine proves as little as /health does: if it counted,
+                    # one that fails all else would never be put out while /v1/models is polled.
+                    if incoming.method == "POST" and target.partition("?")[0] not in ENGINELESS:
+                        self._backends.answered(upstream.name, "")
                     return await answer.relay() if isinstance(answer, Stream) else answer
                 except Failure as failed:
                     failure = failed

@@ -639,6 +639,89 @@ COMPLETED = (
 )
 
 
+class InTurn:
+    """A backend of which each request meets the next of `serves`."""
+
+    def __init__(self, *serves: Serve) -> None:
+        self._serves = list(serves)
+
+    async def __call__(self, call: Call) -> None:
+        await self._serves.pop(0)(call)
+
+
+async def embeds(call: Call) -> None:
+    await call.send(answer(200, b'{"data":[]}'))
+
+
+async def begins_a_response(call: Call) -> None:
+    await call.send(STREAM_HEAD + chunk(CREATED) + chunk(COMPLETED) + b"0\r\n\r\n")
+
+
+class TestOtherPathsTellOfHealth:
+    """What is not shaped says how a backend is, good news as bad."""
+
+    @pytest.mark.parametrize(
+        ("path", "good"),
+        [("/v1/embeddings", embeds), ("/v1/responses", begins_a_response)],
+        ids=["whole", "stream"],
+    )
+    def test_failures_that_are_not_in_a_row_put_nobody_out(self, path: str, good: Serve) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            for status in [500, 500, 200, 500, 500, 200]:
+                async with on.post(RESPONSES, path) as response:
+                    assert (response.status, bool(await response.read())) == (status, True)
+                assert on.proxy.backends.health.state("b0") == "up"
+
+        on_stage(scene, InTurn(fails, fails, good, fails, fails, good))
+
+    def test_a_good_answer_ends_a_trial(self) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            health = on.proxy.backends.health
+            for _ in range(3):
+                async with on.post(RESPONSES, "/v1/embeddings") as response:
+                    assert response.status == 500
+            assert health.state("b0") == "out"
+            await asyncio.sleep(1)
+            assert health.state("b0") == "trial"
+            async with on.post(RESPONSES, "/v1/embeddings") as response:
+                assert response.status == 200
+            assert health.state("b0") == "up"
+
+        on_stage(scene, InTurn(fails, fails, fails, embeds))
+
+    @pytest.mark.parametrize("path", ["/v1/models", "/tokenize?x=1"])
+    def test_an_answer_without_the_engine_proves_nothing(self, path: str) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            for _ in range(3):
+                assert (await ask(on))[0] == 500
+                method = "GET" if path == "/v1/models" else "POST"
+                async with on.client.request(method, on.url + path) as response:
+                    assert response.status == 200
+            assert on.proxy.backends.health.state("b0") == "out"
+
+        on_stage(scene, InTurn(fails, embeds, fails, embeds, fails, embeds))
+
+    def test_a_client_that_leaves_proves_nothing(self) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            for leaves in [False, False, True, False]:
+                asking = asyncio.create_task(ask_embeddings(on))
+                await settle()
+                if leaves:
+                    asking.cancel()
+                    await settle()
+                else:
+                    assert await asking == 500
+            assert on.proxy.backends.health.state("b0") == "out"
+
+        on_stage(scene, InTurn(fails, fails, silent, fails))
+
+
+async def ask_embeddings(on: Stage) -> int:
+    async with on.post(RESPONSES, "/v1/embeddings") as response:
+        await response.read()
+        return int(response.status)
+
+
 class TestOtherStreams:
     """Of paths that are not shaped, such as /v1/responses, which knows no [DONE]."""
 
