@@ -25,6 +25,7 @@ from forebay.proxy.metrics import ProxyMetrics
 from forebay.proxy.prompt import Asked
 from forebay.proxy.record import Record
 from forebay.proxy.retries import RetryBudget, Tries
+from forebay.proxy.sse import EventTooLarge
 from forebay.proxy.stream import UPSTREAM_ERRORS, Stream, Told
 from forebay.proxy.translate import Translator
 from forebay.proxy.upstream import Answer, ConnectFault, LocalShortage, LostConnection
@@ -277,7 +278,7 @@ class Relay:
         if isinstance(error, LocalShortage):
             # On the way to another backend we would lack the same.
             return Failure("shortage", errors.overloaded(), "never", "nothing")
-        if isinstance(error, AnswerTooLarge):
+        if isinstance(error, (AnswerTooLarge, EventTooLarge)):  # it would be as large elsewhere
             return Failure("too_large", errors.answer_too_large(error.limit), "never", "nothing")
         retry: Literal["lost", "shared"] = "lost" if isinstance(error, LostConnection) else "shared"
         return Failure("before_first_byte", errors.upstream_error(), retry)

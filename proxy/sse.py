@@ -13,10 +13,19 @@ import orjson
 
 MAX_EVENT_BYTES = 4 << 20
 _END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+_DATA = re.compile(rb"(?:^|[\r\n])data:")
 
 
 class MalformedStream(Exception):
     """The stream is not a sequence of OpenAI events: too long an event or no JSON object."""
+
+
+class EventTooLarge(MalformedStream):
+    """An event with data goes on beyond `limit` bytes; it need not be the sender's fault."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"an event of more than {limit} bytes")
+        self.limit = limit
 
 
 class EventScanner:
@@ -71,8 +80,11 @@ class EventScanner:
         return events
 
     def _check(self) -> None:
-        if len(self.held) > self._limit:
-            raise MalformedStream(f"an event of more than {self._limit} bytes")
+        if len(self.held) <= self._limit:
+            return
+        if _DATA.search(self.held):
+            raise EventTooLarge(self._limit)
+        raise MalformedStream(f"more than {self._limit} bytes and no event")
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """The payloads completed by `chunk`, in order; comments and other fields are dropped."""

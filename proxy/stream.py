@@ -89,7 +89,7 @@ class Stream:
                     seen = True
                     self._check_first(payload)
                 self._take(raw, payload)
-            if len(self._ready) > MAX_EVENT_BYTES:
+            if not seen and len(self._ready) > MAX_EVENT_BYTES:
                 raise MalformedStream("comments without end")
 
     def _check_first(self, payload: bytes) -> None:

@@ -31,6 +31,7 @@ from test_fault_upstream_clients import until
 from test_proxy_http import STREAMED, error_of, on_stage
 
 from forebay.proxy.backends import read_all
+from forebay.proxy.sse import MAX_EVENT_BYTES
 from forebay.proxy.upstream import Answer, ConnectFault, Origin
 from forebay.proxy.watchdog import Stalled
 from forebay.replay.sim.clock import run
@@ -431,8 +432,8 @@ def malformed() -> dict[str, Serve]:
 
         return serve
 
-    async def endless_event(call: Call) -> None:
-        await call.send(STREAM_HEAD + chunk(b"data: "))
+    async def endless_field(call: Call) -> None:
+        await call.send(STREAM_HEAD + chunk(b"event: "))
         for _ in range(100):
             await call.send(chunk(b"x" * (64 << 10)))
 
@@ -461,7 +462,7 @@ def malformed() -> dict[str, Serve]:
         "html": sends(answer(200, b"<html>").replace(b"application/json", b"text/html")),
         "whole for a stream": sends(answer(200, WHOLE)),
         "bad first chunk": sends(f"{ok}transfer-encoding: chunked\r\n\r\nzz\r\n".encode()),
-        "event without end": endless_event,
+        "field without end": endless_field,
         "comments without end": endless_comments,
         "first event no object": sends(STREAM_HEAD + chunk(b"data: [1]\n\n")),
         "error as a text": sends(STREAM_HEAD + chunk(b'data: {"error":"oh"}\n\n')),
@@ -597,6 +598,61 @@ class TestMalformed:
                     assert (response.status, await response.read()) == (200, b'{"data":[]}')
 
         on_stage(scene, broken, models)
+
+    @pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses"])
+    @pytest.mark.parametrize("ends", [True, False], ids=["whole", "without end"])
+    def test_a_first_event_that_is_too_large_is_nobodys_fault(self, path: str, ends: bool) -> None:
+        """As of `echo` with `logprobs`: another backend would prefill, and say as much."""
+
+        async def huge(call: Call) -> None:
+            await call.send(STREAM_HEAD + chunk(b": keep-alive\n\n") + chunk(b"data: "))
+            for _ in range(6):
+                await call.send(chunk(b"x" * (1 << 20)))
+            if ends:
+                await call.send(chunk(b"\n\n") + b"0\r\n\r\n")
+            await call.hung_up()
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            for asked in range(1, 5):
+                async with on.post(STREAMED, path) as response:
+                    assert response.status == 502
+                    message = (await error_of(response))["message"]
+                    assert message == "The backend's answer is larger than 4194304 bytes."
+                await settle()
+                assert [b.open for b in backends] == [0, 0]
+                assert sum(len(b.calls) for b in backends) == asked
+            health = on.proxy.backends.health
+            assert [health.state(name) for name in ("b0", "b1")] == ["up", "up"]
+            assert 'kind="too_large"' in on.proxy.metrics.text().decode()
+
+        on_stage(scene, huge, huge)
+
+    def test_a_first_event_that_just_fits_is_passed_on(self) -> None:
+        event = b'data: {"x":"' + b"x" * (MAX_EVENT_BYTES - 15) + b'"}\n\n'
+        assert len(event) > MAX_EVENT_BYTES
+
+        async def large(call: Call) -> None:
+            await call.send(STREAM_HEAD + chunk(event) + chunk(DONE) + b"0\r\n\r\n")
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            assert await ask(on) == (200, event + DONE)
+
+        on_stage(scene, large)
+
+    @pytest.mark.parametrize("end", [b"\n\n", b""], ids=["many", "one"])
+    def test_comments_without_end_are_the_backends_fault(self, end: bytes) -> None:
+        async def comments(call: Call) -> None:
+            await call.send(STREAM_HEAD)
+            while True:
+                await call.send(chunk(b": " + b"x" * (64 << 10) + end))
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            for _ in range(6):
+                assert await ask(on) == (200, GOOD)
+            assert len(backends[0].calls) == 3
+            assert on.proxy.backends.health.state("b0") == "out"
+
+        on_stage(scene, comments, stream)
 
     def test_other_paths_fail_clearly(self) -> None:
         async def huge(call: Call) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.proxy.sse import EventScanner, MalformedStream, StreamEvent, parse_event
+from forebay.proxy.sse import EventScanner, EventTooLarge, MalformedStream, StreamEvent, parse_event
 
 STREAM = (
     b": keep-alive\n\n"
@@ -41,8 +41,16 @@ def test_a_cut_event_is_noticed() -> None:
 
 def test_an_event_without_end_is_bounded() -> None:
     scanner = EventScanner(limit=100)
-    with pytest.raises(MalformedStream, match="100 bytes"):
+    with pytest.raises(EventTooLarge, match="100 bytes"):
         scanner.feed(b"data: " + b"x" * 200)
+
+
+@pytest.mark.parametrize("text", [b": a comment with data: in it", b"x", b"event: x\n"])
+def test_what_is_no_event_is_bounded_and_not_called_one(text: bytes) -> None:
+    scanner = EventScanner(limit=100)
+    with pytest.raises(MalformedStream, match="100 bytes and no event") as raised:
+        scanner.feed(text * 200)
+    assert type(raised.value) is MalformedStream
 
 
 def choice(**delta: object) -> dict[str, object]:
