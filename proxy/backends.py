@@ -30,6 +30,7 @@ METRICS_BYTES = 4 << 20
 STALE_WITHIN_S = 0.5
 DECLINED_S = 10.0  # so long a backend that could not serve is not asked for what another declined
 LATE = "no health answer"
+OURS = "internal error"
 SHORT = "this proxy has no descriptor, port or memory left for a connection"
 _CACHE_CONFIG = re.compile(rb"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
 
@@ -55,6 +56,15 @@ class Upstream:
     @property
     def name(self) -> str:
         return self.config.name
+
+
+@dataclass(slots=True)
+class _Said:
+    """What was said of the probes of one backend, so that it is said once."""
+
+    problem: bool = False
+    short: bool = False
+    faults: set[str] = field(default_factory=set)
 
 
 class Backends:
@@ -124,9 +134,7 @@ class Backends:
     async def move(self, config: BackendConfig) -> None:
         """The backend of this name is at another URL; what runs at the old one goes on there."""
         upstream = self._upstream(config)
-        problem = await self._probe(upstream)
-        if problem is None:
-            upstream.kv_tokens = await self._kv_tokens(upstream)
+        problem = await self._ask(upstream, comes_up=True)
         self._stop_probing(config.name).origin.close()
         self.upstreams[config.name] = upstream
         self.health.remove(config.name)
@@ -267,38 +275,58 @@ class Backends:
         self._driver.backend_up(upstream.name, kv_tokens, intake.most_prefills)
 
     async def _watch(self, upstream: Upstream) -> None:
-        said = short = False
+        said = _Said()
         while True:
-            upstream.heard = False
-            problem = await self._probe(upstream)
-            state = self.health.state(upstream.name)
-            if problem is None:
-                if state == "down":
-                    upstream.kv_tokens = await self._kv_tokens(upstream)
-                self.health.probe_passed(upstream.name, self._driver.now)
-            elif problem == SHORT:  # which says nothing about the backend
-                if not short:
-                    self._say(f"{upstream.name} cannot be asked how it is: {SHORT}")
-            # While it sends answers, a late /health only says that it is busy.
-            elif not (upstream.heard and problem.startswith(LATE)):
-                self.health.probe_failed(upstream.name, problem, self._driver.now)
-                if not upstream.up and not said:
-                    self._say(
-                        f"{upstream.name} is not up yet ({problem}); it is taken in when it is"
-                    )
-            short = problem == SHORT
-            said = said or not (short or problem is None)
-            upstream.asked.set()
-            self.health.look_for_gray(self._driver.now)
-            self._look()
-            if self.health.state(upstream.name) == "down":
-                self.on_hang(upstream)
+            try:
+                await self._look_after(upstream, said)
+            except Exception as error:  # a fault of ours: nobody else would ask from now on
+                self._say_fault(upstream, said, f"{OURS}: {type(error).__name__}")
+            upstream.asked.set()  # whatever happened: a start or a reload waits for it
             upstream.poke.clear()
             with suppress(TimeoutError):
                 # `wait_for` loses a cancellation that comes at the same time as the event: the
                 # old address of a backend that has moved would be asked for ever.
                 async with asyncio.timeout(self._config.health.interval):
                     await upstream.poke.wait()
+
+    async def _look_after(self, upstream: Upstream, said: _Said) -> None:
+        """Ask it once how it is, and do what follows."""
+        upstream.heard = False
+        problem = await self._ask(upstream, comes_up=self.health.state(upstream.name) == "down")
+        if problem is None:
+            self.health.probe_passed(upstream.name, self._driver.now)
+        elif problem == SHORT:  # which says nothing about the backend
+            if not said.short:
+                self._say(f"{upstream.name} cannot be asked how it is: {SHORT}")
+        # While it sends answers, a late /health only says that it is busy.
+        elif not (upstream.heard and problem.startswith(LATE)):
+            self.health.probe_failed(upstream.name, problem, self._driver.now)
+            if problem.startswith(OURS):
+                self._say_fault(upstream, said, problem)
+            elif not upstream.up and not said.problem:
+                self._say(f"{upstream.name} is not up yet ({problem}); it is taken in when it is")
+        said.short = problem == SHORT
+        said.problem = said.problem or not (said.short or problem is None)
+        upstream.asked.set()
+        self.health.look_for_gray(self._driver.now)
+        self._look()
+        if self.health.state(upstream.name) == "down":
+            self.on_hang(upstream)
+
+    def _say_fault(self, upstream: Upstream, said: _Said, fault: str) -> None:
+        if fault not in said.faults:
+            said.faults.add(fault)
+            self._say(f"{upstream.name} cannot be asked how it is: {fault}")
+
+    async def _ask(self, upstream: Upstream, *, comes_up: bool) -> str | None:
+        """What is wrong with it; None if nothing is: one that comes up has then told its size."""
+        try:
+            problem = await self._probe(upstream)
+            if problem is None and comes_up:
+                upstream.kv_tokens = await self._kv_tokens(upstream)
+        except Exception as error:  # a fault of ours: no other word would be heard of it
+            return f"{OURS}: {type(error).__name__}"
+        return problem
 
     async def _probe(self, upstream: Upstream) -> str | None:
         """What is wrong with it, None if nothing is."""

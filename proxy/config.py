@@ -99,10 +99,11 @@ class BackendConfig(_Section):
     def _base_url(cls, url: str) -> str:
         try:
             parts = urlsplit(url)
-            known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+            host = parts.hostname
+            known = parts.scheme in ("http", "https") and parts.port != 0
         except ValueError:
-            known = False
-        if not known:
+            known, host = False, None
+        if not (known and host):
             raise ValueError("give a URL such as http://127.0.0.1:8001")
         if "@" in parts.netloc:  # even with an empty name, and no key would be sent by it
             raise ValueError(
@@ -111,6 +112,15 @@ class BackendConfig(_Section):
             )
         if parts.path.strip("/") or parts.query or parts.fragment:
             raise ValueError("give the server only, such as http://127.0.0.1:8001, with no path")
+        try:
+            host.encode("idna")  # as it is looked up
+            named = parts.netloc.isascii()  # as it goes into the Host header
+        except UnicodeError:
+            named = False
+        if not named:
+            raise ValueError(
+                "no name of a host: give it in ASCII, 1 to 63 characters from dot to dot"
+            )
         return f"{parts.scheme}://{parts.netloc}"
 
 

@@ -441,15 +441,16 @@ class Origin:
             fresh: on a new connection.
 
         Raises ConnectFault, LocalShortage, LostConnection or BrokenAnswer; ValueError for a header
-        of two lines.
+        of two lines, or one that is not latin-1.
         """
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         if lines.count("\n") != len(headers) or lines.count("\r") != len(headers):
             raise ValueError("a header of more than one line")
         framing = f"content-length: {len(body)}\r\n" if body or method == "POST" else ""
-        head = f"{method} {target} HTTP/1.1\r\n{self._host_header}{lines}{framing}\r\n"
+        text = f"{method} {target} HTTP/1.1\r\n{self._host_header}{lines}{framing}\r\n"
+        head = text.encode("latin-1")  # before there is a connection that would be left open
         connection = (None if fresh else self._kept()) or await self._connect()
-        answer = connection.send(head.encode("latin-1"), body)
+        answer = connection.send(head, body)
         try:
             await answer.head()
         except BaseException:
@@ -482,6 +483,8 @@ class Origin:
             if _is_ours(error):
                 raise LocalShortage(type(error).__name__) from error
             raise ConnectFault(type(error).__name__) from error
+        except UnicodeError as error:  # a name that IDNA refuses
+            raise ConnectFault("no name of a host") from error
         return connection
 
     def _give_back(self, connection: Connection) -> None:

@@ -17,6 +17,7 @@ from proxy_stage import WHOLE, RawBackend, Stage, answer, by_request, stage
 from test_proxy_http import STREAMED, error_of, on_stage
 
 from forebay.proxy import protection
+from forebay.proxy.event_loop import fast_runner
 from forebay.proxy.upstream import ConnectFault, LocalShortage, Origin
 from forebay.replay.sim.clock import run
 
@@ -77,6 +78,17 @@ def test_whose_fault_it_is(error: OSError, fault: type[Exception]) -> None:
         assert type(raised.value) is fault
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("host", ["gpu0..svc", "a" * 64])
+def test_a_name_that_cannot_be_looked_up_is_no_connection(host: str) -> None:
+    async def main() -> None:
+        with pytest.raises(ConnectFault):
+            await Origin(f"http://{host}:1", 1.0).ask("GET", "/health", {})
+
+    for runner in (asyncio.Runner(), fast_runner()):
+        with runner:
+            runner.run(main())
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EADDRNOTAVAIL])

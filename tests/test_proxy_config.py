@@ -87,6 +87,10 @@ def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
         ({"backends": [{"url": "ftp://h:1"}]}, "give a URL"),
         ({"backends": [{"url": "http://h:1/v1"}]}, "with no path"),
         ({"backends": [{"url": "http://u@h:1"}]}, "without user or password"),
+        ({"backends": [{"url": "http://gpu0..svc:8001"}]}, "no name of a host: give it in ASCII"),
+        ({"backends": [{"url": f"http://{'a' * 64}:8001"}]}, "1 to 63 characters from dot to dot"),
+        ({"backends": [{"url": "http://gpü:8001"}]}, "no name of a host: give it in ASCII"),
+        ({"backends": [{"url": "http://\u212a:8001"}]}, "no name of a host"),  # lower: an ASCII k
         ({"backends": [{"name": "a"}]}, "backends.0.url: missing"),
         ({"backends": [{"url": "http://h:1"}, {"url": "http://h:1"}]}, "there twice"),
         ({"buckets": []}, "give at least one bucket"),
@@ -115,6 +119,14 @@ def test_mistakes(tmp_path: Path, values: dict[str, Any], words: str) -> None:
     assert "\n" not in str(error.value)
     if "no backend" not in words:
         assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "host", ["gpu_0.svc.", "a" * 63, "[::1]", "[fe80::1%25eth0]", "xn--gp-yka"]
+)
+def test_hosts_that_can_be_looked_up(host: str) -> None:
+    url = f"http://{host}:8001"
+    assert load_config(None, {"backends": [{"url": url}]}, {}).backends[0].url == url
 
 
 @pytest.mark.parametrize(

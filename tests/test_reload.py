@@ -379,6 +379,51 @@ def test_a_fault_of_ours_is_said_and_the_next_change_is_heard(
     run(main())
 
 
+async def fault_of_ours(*_: object) -> Any:
+    raise KeyError("no such key")
+
+
+def test_a_fault_of_ours_in_a_probe_is_a_failed_probe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reload that adds a backend or moves one ends, and both are taken in afterwards."""
+
+    async def main() -> None:
+        async with two_backends(tmp_path, 1) as (files, _, first, second, on):
+            with monkeypatch.context() as patch:
+                patch.setattr(on.proxy.backends, "_get", fault_of_ours)
+                files.write({"b0": second.url, "b1": first.url})
+                async with asyncio.timeout(60):
+                    assert await on.proxy.reloader.reload() == "applied"
+                await asyncio.sleep(10)  # many probes
+                assert not on.proxy.backends.any_up
+                why = "internal error: KeyError"
+                assert f"b0 is not up at its new address ({why})" in on.said
+                for name in ("b0", "b1"):
+                    assert on.said.count(f"{name} cannot be asked how it is: {why}") == 1
+            await asyncio.sleep(2)
+            assert all(upstream.up for upstream in on.proxy.backends.upstreams.values())
+
+    run(main())
+
+
+def test_a_fault_of_ours_after_a_probe_does_not_end_the_asking(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        async with RawBackend().running() as backend, stage([backend.url]) as on:
+            with monkeypatch.context() as patch:
+                patch.delattr(type(on.proxy.backends.health), "look_for_gray")
+                await asyncio.sleep(10)
+                said = "b0 cannot be asked how it is: internal error: AttributeError"
+                assert on.said.count(said) == 1
+            backend.healthy = False
+            await asyncio.sleep(5)
+            assert "b0 is down (health 503)" in on.said
+
+    run(main())
+
+
 @pytest.mark.parametrize("turns", range(6))
 def test_stopped_in_the_turn_in_which_it_is_asked_to_reload(turns: int) -> None:
     async def main() -> None:
