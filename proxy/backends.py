@@ -27,6 +27,7 @@ from forebay.proxy.upstream import (
 )
 
 METRICS_BYTES = 4 << 20
+SIZE_AGAIN_S = 30.0  # until a backend that did not say how large its KV cache is is asked again
 STALE_WITHIN_S = 0.5
 DECLINED_S = 10.0  # so long a backend that could not serve is not asked for what another declined
 LATE = "no health answer"
@@ -42,6 +43,8 @@ class Upstream:
     Attributes:
         heard: it has sent something since the last probe began.
         declined_at: when it last answered that it is busy or broken; -inf once it has served since.
+        kv_tokens: the size of its KV cache, as configured or as its metrics say; inf if unknown.
+        ask_size_at: when its metrics are to be asked for it; inf when they have said.
     """
 
     config: BackendConfig
@@ -51,7 +54,9 @@ class Upstream:
     asked: asyncio.Event = field(default_factory=asyncio.Event)  # its first probe is over
     heard: bool = False
     declined_at: float = -inf
-    kv_tokens: float | None = None  # as its metrics said when it came up
+    kv_tokens: float = inf
+    ask_size_at: float = -inf
+    most_prefills: int = NONE
 
     @property
     def name(self) -> str:
@@ -119,10 +124,15 @@ class Backends:
     # What a reload changes (`reload.py`).
 
     def reconfigure(self, config: Config) -> None:
-        """Timeouts, health checks and keys from now on; the backends are told one by one."""
+        """Timeouts, health checks, keys and KV sizes from now on; `move` and so on do the rest."""
+        size, before = config.affinity.kv_tokens, self._config.affinity.kv_tokens
         self._config = config
         for upstream in self.upstreams.values():
             upstream.origin.connect_s = config.timeouts.connect
+            if size != before:  # else the next pause or trial would bring the old one back
+                upstream.kv_tokens = inf if size == "auto" else float(size)
+                upstream.ask_size_at = -inf if size == "auto" else inf
+                upstream.poke.set()  # ask now, not at the next tick
 
     async def join(self, config: BackendConfig) -> None:
         """Ask a new backend how it is, and go on asking; returns after the first answer."""
@@ -134,7 +144,7 @@ class Backends:
     async def move(self, config: BackendConfig) -> None:
         """The backend of this name is at another URL; what runs at the old one goes on there."""
         upstream = self._upstream(config)
-        problem = await self._ask(upstream, comes_up=True)
+        problem = await self._ask(upstream)
         self._stop_probing(config.name).origin.close()
         self.upstreams[config.name] = upstream
         self.health.remove(config.name)
@@ -263,16 +273,17 @@ class Backends:
     def _take(self, intake: Intake) -> None:
         upstream = self.upstreams[intake.backend]
         was_up, upstream.up = upstream.up, intake.most_prefills != NONE
+        upstream.most_prefills = intake.most_prefills
         if not upstream.up:
             self._say(f"{upstream.name} is down ({intake.why})")
             self._driver.backend_down(upstream.name, not intake.restarted)
             return
-        kv_tokens = upstream.kv_tokens
         if not was_up:
             how = "up" if intake.most_prefills == ANY else intake.why
-            size = f", KV cache of {kv_tokens:,.0f} tokens" if kv_tokens else ""
+            known = upstream.kv_tokens < inf
+            size = f", KV cache of {upstream.kv_tokens:,.0f} tokens" if known else ""
             self._say(f"{upstream.name} is {how}{size}")
-        self._driver.backend_up(upstream.name, kv_tokens, intake.most_prefills)
+        self._driver.backend_up(upstream.name, upstream.kv_tokens, intake.most_prefills)
 
     async def _watch(self, upstream: Upstream) -> None:
         said = _Said()
@@ -292,7 +303,7 @@ class Backends:
     async def _look_after(self, upstream: Upstream, said: _Said) -> None:
         """Ask it once how it is, and do what follows."""
         upstream.heard = False
-        problem = await self._ask(upstream, comes_up=self.health.state(upstream.name) == "down")
+        problem = await self._ask(upstream)
         if problem is None:
             self.health.probe_passed(upstream.name, self._driver.now)
         elif problem == SHORT:  # which says nothing about the backend
@@ -318,12 +329,13 @@ class Backends:
             said.faults.add(fault)
             self._say(f"{upstream.name} cannot be asked how it is: {fault}")
 
-    async def _ask(self, upstream: Upstream, *, comes_up: bool) -> str | None:
-        """What is wrong with it; None if nothing is: one that comes up has then told its size."""
+    async def _ask(self, upstream: Upstream) -> str | None:
+        """What is wrong with it; None if nothing is, and then its size is asked for when due."""
         try:
             problem = await self._probe(upstream)
-            if problem is None and comes_up:
-                upstream.kv_tokens = await self._kv_tokens(upstream)
+            comes_up = self.health.state(upstream.name) == "down"  # perhaps with another size
+            if problem is None and (comes_up or self._driver.now >= upstream.ask_size_at):
+                await self._ask_size(upstream)
         except Exception as error:  # a fault of ours: no other word would be heard of it
             return f"{OURS}: {type(error).__name__}"
         return problem
@@ -354,11 +366,23 @@ class Backends:
             with closing(answer):
                 return answer.status, await read_all(answer, METRICS_BYTES)
 
+    async def _ask_size(self, upstream: Upstream) -> None:
+        """Learn how large its KV cache is; one that does not say is asked again later."""
+        auto = self._config.affinity.kv_tokens == "auto"
+        said = await self._kv_tokens(upstream) if auto else None
+        configured = self._config.affinity.kv_tokens  # a reload may have come meanwhile
+        size = said if configured == "auto" else float(configured)
+        if size is None:  # what was known stands: a restart seldom changes it
+            upstream.ask_size_at = self._driver.now + SIZE_AGAIN_S
+        else:
+            upstream.kv_tokens, upstream.ask_size_at = size, inf
+        if upstream.up:
+            if size is not None:
+                self._say(f"{upstream.name} has a KV cache of {size:,.0f} tokens")
+            self._driver.backend_up(upstream.name, upstream.kv_tokens, upstream.most_prefills)
+
     async def _kv_tokens(self, upstream: Upstream) -> float | None:
-        """Size of its KV pool in tokens: configured, or as vLLM's metrics say; None if neither."""
-        configured = self._config.affinity.kv_tokens
-        if isinstance(configured, int):
-            return float(configured)
+        """Size of its KV pool in tokens as vLLM's metrics say; None if they do not."""
         try:
             _, text = await self._get(upstream, "/metrics")
         except (TimeoutError, UpstreamFault):
@@ -368,7 +392,7 @@ class Backends:
         labels = dict(re.findall(rb'(\w+)="([^"]*)"', found.group(1)))
         try:
             return float(int(labels[b"num_gpu_blocks"]) * int(labels[b"block_size"]))
-        except (KeyError, ValueError):
+        except (KeyError, ValueError, OverflowError):
             return None
 
 

@@ -93,10 +93,13 @@ class RawBackend:
 
     Attributes:
         healthy: what /health says; None: it takes the connection and says nothing.
+        metrics: what /metrics says; None: nothing, as above.
     """
 
     serve: Serve = by_request
     healthy: bool | None = True
+    metrics: bytes | None = b""
+    metrics_asked: int = 0
     calls: list[Call] = field(default_factory=list)
     open: int = 0
     connections: int = 0
@@ -117,10 +120,13 @@ class RawBackend:
                         length = int(line.split(":")[1])
                 body = await reader.readexactly(length)
                 if text.startswith(("GET /health", "GET /metrics")):
-                    if self.healthy is None:
+                    size = text.startswith("GET /metrics")
+                    self.metrics_asked += size
+                    said = self.metrics if size else b""
+                    if self.healthy is None or said is None:
                         await reader.read()
                         return
-                    writer.write(answer(200 if self.healthy else 503, b""))
+                    writer.write(answer(200 if self.healthy else 503, said))
                     continue
                 call = Call(text, body, reader, writer)
                 self.calls.append(call)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,15 @@ from proxy_stage import (
     settle,
     stage,
 )
+from test_fault_upstream import busy
 
+from forebay.proxy.backends import Upstream
 from forebay.proxy.config import Config
 from forebay.proxy.config_changes import IN_PLACE, NEEDS_RESTART, changes
 from forebay.proxy.config_sources import load_config
+from forebay.proxy.core.health import ANY
+from forebay.proxy.errors import upstream_error
+from forebay.proxy.failures import Failure
 from forebay.replay.sim.clock import run
 
 ONE = {"backends": [{"name": "a", "url": "http://127.0.0.1:1"}]}
@@ -377,6 +383,131 @@ def test_a_fault_of_ours_is_said_and_the_next_change_is_heard(
                 assert on.proxy.reloader.said == "reloaded (timeouts.idle)"
 
     run(main())
+
+
+CACHE = b'vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="100"} 1.0\n'
+
+
+def kv_tokens(on: Stage) -> float:
+    return on.proxy.driver.shaper.backends["b0"].kv_tokens
+
+
+async def pauses(on: Stage) -> None:
+    """The backend says that it is full, and is used again after a moment."""
+    async with on.post() as answered:
+        assert answered.status == 503
+    await asyncio.sleep(10)
+    assert on.proxy.driver.shaper.backends["b0"].most_prefills == ANY
+
+
+class TestKvSize:
+    def test_a_configured_one_is_in_force_and_stays(self, tmp_path: Path) -> None:
+        async def main() -> None:
+            files, backend = Files(tmp_path), RawBackend(busy, metrics=CACHE)
+            async with backend.running(), stage([backend.url], load=files.load) as on:
+                assert kv_tokens(on) == 1600
+                for size in (5000, 3000):
+                    files.write({"b0": backend.url}, affinity={"kv_tokens": size})
+                    assert await on.proxy.reloader.reload() == "applied"
+                    assert kv_tokens(on) == size
+                    await pauses(on)
+                    assert kv_tokens(on) == size
+
+        run(main())
+
+    @pytest.mark.parametrize(
+        ("said", "size"),
+        [(CACHE, 1600), (b"", inf), (None, inf)],
+        ids=["said", "not said", "no answer"],
+    )
+    def test_auto_asks_the_engine_again(
+        self, tmp_path: Path, said: bytes | None, size: float
+    ) -> None:
+        async def main() -> None:
+            files, backend = Files(tmp_path), RawBackend(busy, metrics=said)
+            async with (
+                backend.running(),
+                stage([backend.url], load=files.load, affinity={"kv_tokens": 5000}) as on,
+            ):
+                assert (kv_tokens(on), backend.metrics_asked) == (5000, 0)
+                files.write({"b0": backend.url})
+                assert await on.proxy.reloader.reload() == "applied"
+                await asyncio.sleep(3)
+                assert (kv_tokens(on), backend.metrics_asked) == (size, 1)
+                await pauses(on)
+                assert kv_tokens(on) == size
+
+        run(main())
+
+    def test_one_that_did_not_say_as_it_came_up_is_asked_again_now_and_then(self) -> None:
+        async def main() -> None:
+            backend = RawBackend(metrics=None)
+            async with backend.running(), stage([backend.url]) as on:
+                await asyncio.sleep(20)
+                assert (kv_tokens(on), backend.metrics_asked) == (inf, 1)
+                backend.metrics = CACHE
+                await asyncio.sleep(20)
+                assert (kv_tokens(on), backend.metrics_asked) == (1600, 2)
+                assert on.said == ["b0 is up", "b0 has a KV cache of 1,600 tokens"]
+                await asyncio.sleep(100)
+                assert backend.metrics_asked == 2
+
+        run(main())
+
+    def test_one_that_comes_back_with_another(self) -> None:
+        """Even if the first good probe is the first probe since it went down."""
+
+        async def main() -> None:
+            backend = RawBackend(metrics=CACHE)
+            async with backend.running(), stage([backend.url]) as on:
+                backend.metrics = CACHE.replace(b"100", b"50")
+                for _ in range(3):
+                    on.proxy.backends.judge(
+                        "b0", "", Failure("connect", upstream_error(), verdict="refused")
+                    )
+                await asyncio.sleep(5)
+                assert on.said[-1] == "b0 is up, KV cache of 800 tokens"
+                assert kv_tokens(on) == 800
+
+        run(main())
+
+    def test_one_that_comes_back_and_does_not_say_is_believed_as_it_was(self) -> None:
+        async def main() -> None:
+            backend = RawBackend(metrics=CACHE)
+            async with backend.running(), stage([backend.url]) as on:
+                backend.healthy = False
+                await asyncio.sleep(5)
+                backend.healthy, backend.metrics = True, b""
+                await asyncio.sleep(5)
+                assert on.said[-1] == "b0 is up, KV cache of 1,600 tokens"
+                assert kv_tokens(on) == 1600
+                backend.metrics = CACHE.replace(b"100", b"50")
+                await asyncio.sleep(40)
+                assert kv_tokens(on) == 800
+
+        run(main())
+
+    def test_what_was_asked_before_a_reload_does_not_undo_it(self, tmp_path: Path) -> None:
+        async def main() -> None:
+            files, backend, told = Files(tmp_path), RawBackend(metrics=b""), asyncio.Event()
+            async with backend.running(), stage([backend.url], load=files.load) as on:
+                real = on.proxy.backends._get
+
+                async def late(upstream: Upstream, path: str) -> tuple[int, bytes]:
+                    if path == "/metrics":
+                        await told.wait()
+                        return 200, CACHE
+                    return await real(upstream, path)
+
+                on.proxy.backends._get = late  # type: ignore[method-assign]
+                await asyncio.sleep(40)  # it is asked again
+                files.write({"b0": backend.url}, affinity={"kv_tokens": 5000})
+                assert await on.proxy.reloader.reload() == "applied"
+                told.set()
+                await asyncio.sleep(5)
+                assert kv_tokens(on) == 5000
+
+        run(main())
 
 
 async def fault_of_ours(*_: object) -> Any:
