@@ -12,14 +12,16 @@ a prompt that fills no block is new in every row.
 
 import queue
 import threading
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from hashlib import blake2b
 from math import inf
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, NamedTuple
 
 from forebay.proxy.config import CaptureConfig, Config
+from forebay.proxy.core.model import Request
 from forebay.proxy.prompt import BYTES_PER_TOKEN_ID
 from forebay.proxy.record import Record
 from forebay.traces.errors import InputError
@@ -29,68 +31,98 @@ from forebay.traces.schema import TraceRequest
 SALT: Final = "FOREBAY_CAPTURE_SALT"
 LEAST_SALT: Final = 16  # characters
 MOST_PENDING: Final = 10_000  # rows that wait for an earlier request to end
-MOST_QUEUED: Final = 10_000  # rows that wait for the disk
+MOST_QUEUED: Final = 2 * MOST_PENDING  # rows that wait for the disk: a burst behind another
 MOST_FILES: Final = 10_000
 CLOSE_S: Final = 5.0
 
 
+class Due(NamedTuple):
+    """What a row says of a request, as it stood when nothing came before it any more.
+
+    Copied: the record of one that has not ended goes on changing, and another thread reads this.
+    """
+
+    number: int
+    arrival_s: float
+    request: Request
+    token_ids: bool
+    tenant: str
+    prompt_tokens: int
+    output_tokens: int
+
+
 class Rows:
-    """Finished requests as rows of a trace, in order of arrival; pure."""
+    """Finished requests as rows of a trace, in order of arrival; pure.
+
+    Hashing is `row`'s, which changes nothing here, so that another thread can do it: the end of one
+    long request may make thousands of rows due.
+    """
 
     def __init__(self, salt: bytes, block_bytes: int, bytes_per_token: float) -> None:
         self._key = blake2b(salt, digest_size=32).digest()
         self._text_tokens = max(1, round(block_bytes / bytes_per_token))
         self._id_tokens = max(1, block_bytes // BYTES_PER_TOKEN_ID)
         self._first_at = inf
-        self._pending: dict[int, Record] = {}  # in order of arrival
+        # In order of arrival. A plain dict finds its first key in time linear in those taken out.
+        self._pending: OrderedDict[int, Record] = OrderedDict()
         self._ended: set[int] = set()
-        self._made = 0
+        self._due = 0
 
     def began(self, record: Record) -> None:
         """A request has come; `finished` must be told of it too."""
         self._pending[id(record)] = record
 
-    def finished(self, record: Record) -> list[TraceRequest]:
-        """It has ended: the rows that wait for nothing now."""
+    def finished(self, record: Record) -> list[Due]:
+        """It has ended: those that wait for nothing now."""
         if id(record) in self._pending:
             self._ended.add(id(record))
         return self._ready(MOST_PENDING)
 
-    def rest(self) -> list[TraceRequest]:
+    def rest(self) -> list[Due]:
         """What is left, ended or not."""
         return self._ready(0)
 
-    def _ready(self, most_pending: int) -> list[TraceRequest]:
-        rows = []
+    def _ready(self, most_pending: int) -> list[Due]:
+        due = []
         while self._pending:
             first = next(iter(self._pending))
             if first not in self._ended and len(self._pending) <= most_pending:
                 break
             self._ended.discard(first)
             record = self._pending.pop(first)
-            if record.request is not None:  # else it was no request that could be read
-                rows.append(self._row(record))
-        return rows
+            if record.request is None:
+                continue  # it was no request that could be read
+            self._due += 1
+            self._first_at = min(self._first_at, record.arrived_at)
+            due.append(
+                Due(
+                    self._due,
+                    round(record.arrived_at - self._first_at, 6),
+                    record.request,
+                    record.token_ids,
+                    record.tenant,
+                    record.prompt_tokens,
+                    record.output_tokens,
+                )
+            )
+        return due
 
-    def _row(self, record: Record) -> TraceRequest:
-        request = record.request
-        assert request is not None
-        self._made += 1
-        self._first_at = min(self._first_at, record.arrived_at)
-        block_tokens = self._id_tokens if record.token_ids else self._text_tokens
-        input_tokens = record.prompt_tokens or request.prompt_tokens
+    def row(self, due: Due) -> TraceRequest:
+        request = due.request
+        block_tokens = self._id_tokens if due.token_ids else self._text_tokens
+        input_tokens = due.prompt_tokens or request.prompt_tokens
         wanted = -(-input_tokens // block_tokens)
         blocks = [self._hash(block.to_bytes(8, "little")) for block in request.blocks[:wanted]]
         for number in range(len(blocks), wanted):
-            blocks.append(self._hash(b"end %d of %d" % (number, self._made)))
+            blocks.append(self._hash(b"end %d of %d" % (number, due.number)))
         tenant = None
-        if record.tenant:
-            tenant = f"t-{self._hash(b'tenant ' + record.tenant.encode()):016x}"
+        if due.tenant:
+            tenant = f"t-{self._hash(b'tenant ' + due.tenant.encode()):016x}"
         return TraceRequest(
-            id=f"captured-{self._made}",
-            arrival_s=round(record.arrived_at - self._first_at, 6),
+            id=f"captured-{due.number}",
+            arrival_s=due.arrival_s,
             input_tokens=input_tokens,
-            output_tokens=record.output_tokens or request.output_tokens,
+            output_tokens=due.output_tokens or request.output_tokens,
             blocks=tuple(blocks),
             block_tokens=block_tokens,
             tenant=tenant,
@@ -102,7 +134,7 @@ class Rows:
 
 
 class Capture:
-    """Rows on their way to the file, by a thread: a slow disk must not stop the loop."""
+    """Rows on their way to the file, by a thread: no hashing, no slow disk may stop the loop."""
 
     def __init__(
         self, rows: Rows, path: Path, file: BinaryIO, most_bytes: float, say: Callable[[str], None]
@@ -115,7 +147,7 @@ class Capture:
         self._file = file
         self._most_bytes = most_bytes
         self._say = say
-        self._queue: queue.Queue[TraceRequest | None] = queue.Queue(MOST_QUEUED)
+        self._queue: queue.Queue[Due | None] = queue.Queue(MOST_QUEUED)
         self._thread = threading.Thread(target=self._write, name="capture", daemon=True)
         self._thread.start()
 
@@ -124,13 +156,13 @@ class Capture:
             self._rows.began(record)
 
     def finished(self, record: Record) -> None:
-        for row in self._rows.finished(record):
-            self._put(row)
+        for due in self._rows.finished(record):
+            self._put(due)
 
     def close(self) -> None:
         """Write what is left; bounded in time."""
-        for row in self._rows.rest():
-            self._put(row)
+        for due in self._rows.rest():
+            self._put(due)
         try:
             self._queue.put(None, timeout=CLOSE_S)
         except queue.Full:
@@ -145,12 +177,12 @@ class Capture:
             "stopped": self.stopped or None,
         }
 
-    def _put(self, row: TraceRequest) -> None:
+    def _put(self, due: Due) -> None:
         if self.stopped:
             self.dropped += 1
             return
         try:
-            self._queue.put_nowait(row)
+            self._queue.put_nowait(due)
         except queue.Full:
             if not self.dropped:
                 self._say(f"capture: {self.path} is written too slowly: rows are left out")
@@ -159,11 +191,11 @@ class Capture:
     def _write(self) -> None:
         size = 0
         with self._file as file:
-            while (row := self._queue.get()) is not None:
+            while (due := self._queue.get()) is not None:
                 if self.stopped:
                     self.dropped += 1
                     continue
-                line = row_bytes(row)
+                line = row_bytes(self._rows.row(due))
                 if size + len(line) > self._most_bytes:
                     self._stop("it is as long as capture.max_size allows")
                     self.dropped += 1

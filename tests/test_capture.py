@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from proxy_stage import RawBackend, by_request, settle, silent, stage
 
-from forebay.proxy.capture import SALT, Capture, Rows, capturing
+from forebay.proxy.capture import MOST_PENDING, SALT, Capture, Rows, capturing
 from forebay.proxy.config import Config
 from forebay.proxy.config_sources import load_config
 from forebay.proxy.core.model import Request
@@ -18,7 +19,7 @@ from forebay.proxy.record import Record
 from forebay.replay.sim.clock import run
 from forebay.replay.sim.scenario import Scenario, simulate
 from forebay.traces.errors import InputError
-from forebay.traces.jsonl import read_trace
+from forebay.traces.jsonl import parse_row, read_trace
 from forebay.traces.schema import TraceRequest
 
 SECRET = "a secret of the tests"
@@ -48,8 +49,8 @@ def test_rows_come_in_order_of_arrival_however_requests_end(
     for n in ends[:until]:
         new = to_rows.finished(made[n])
         assert new == [] or n == min(set(range(8)) - set(ends[: ends.index(n)]))
-        got += new
-    got += to_rows.rest()
+        got += map(to_rows.row, new)
+    got += map(to_rows.row, to_rows.rest())
     left = [n for n in range(8) if n not in unreadable]
     assert [row.arrival_s for row in got] == [n - left[0] for n in left]
     assert to_rows.rest() == []
@@ -59,8 +60,8 @@ def test_what_a_row_says() -> None:
     def row(salt: str = SECRET, **fields: Any) -> TraceRequest:
         to_rows, one = rows(salt), record(3, **fields)
         to_rows.began(one)
-        [made] = to_rows.finished(one)
-        return made
+        [due] = to_rows.finished(one)
+        return to_rows.row(due)
 
     estimated = row()
     assert (estimated.arrival_s, estimated.input_tokens, estimated.output_tokens) == (0.0, 600, 30)
@@ -155,6 +156,64 @@ def test_no_start_loses_what_another_took(tmp_path: Path) -> None:
     keys["capture"]["path"] = str(tmp_path / "none" / "x.jsonl")
     with pytest.raises(InputError, match=r"capture.path: cannot write .*No such file"):
         asyncio.run(once(load_config(None, keys, {}), environ))
+
+
+class Slow(io.BytesIO):
+    """A disk that takes nothing until `goes_on`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.goes_on = threading.Event(), threading.Event()
+        self.taken: list[bytes] = []
+
+    def write(self, data: Any) -> int:
+        self.asked.set()
+        assert self.goes_on.wait(30)
+        self.taken.append(data)
+        return len(data)
+
+
+def test_what_waited_for_a_long_request_is_hashed_off_the_loop_and_none_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The most that one request can hold up, behind a row that waits for the disk already."""
+    hashed_in: set[int] = set()
+    hashed, said, file = Rows._hash, list[str](), Slow()
+
+    def recorded(self: Rows, data: bytes) -> int:
+        hashed_in.add(threading.get_ident())
+        return hashed(self, data)
+
+    monkeypatch.setattr(Rows, "_hash", recorded)
+    capture = Capture(rows(), Path("x.jsonl"), file, 1e9, said.append)
+    writer = capture._thread.ident
+
+    def ended(*records: Record) -> None:
+        for one in records:
+            capture.finished(one)
+
+    first, second, *others = [record(number) for number in range(MOST_PENDING + 2)]
+    for one in (first, second, *others):
+        capture.began(one)
+    ended(first)
+    assert file.asked.wait(30)
+    ended(second)
+    ended(*others[1:], others[0])
+    file.goes_on.set()
+    capture.close()
+    assert hashed_in == {writer}
+    assert (capture.written, capture.dropped, said) == (MOST_PENDING + 2, 0, [])
+    ids = [parse_row(line).id for line in file.taken]
+    assert ids == [f"captured-{number}" for number in range(1, MOST_PENDING + 3)]
+
+
+def test_a_row_is_as_its_request_stood_when_it_came_due() -> None:
+    """One that has not ended when it must be let go may still change: the row does not."""
+    to_rows, one = rows(), record(1, output_tokens=5)
+    to_rows.began(one)
+    [due] = to_rows.rest()
+    one.used(2_000, 0, 9)
+    assert (to_rows.row(due).input_tokens, to_rows.row(due).output_tokens) == (600, 5)
 
 
 class Full(io.BytesIO):
