@@ -189,27 +189,37 @@ class Capture:
             self.dropped += 1
 
     def _write(self) -> None:
+        try:
+            with self._file as file:
+                self._write_rows(file)
+        except OSError as error:  # of the last rows, which are flushed when it is closed
+            if not self.stopped:
+                self._stop(f"it cannot be written ({error.strerror})")
+        except Exception as error:
+            # A fault of ours, or a count of a backend's that is none: no thread dies unheard.
+            self._stop(f"internal error: {type(error).__name__}")
+
+    def _write_rows(self, file: BinaryIO) -> None:
         size = 0
-        with self._file as file:
-            while (due := self._queue.get()) is not None:
-                if self.stopped:
-                    self.dropped += 1
-                    continue
-                line = row_bytes(self._rows.row(due))
-                if size + len(line) > self._most_bytes:
-                    self._stop("it is as long as capture.max_size allows")
-                    self.dropped += 1
-                    continue
-                try:
-                    file.write(line)
-                    if self._queue.empty():
-                        file.flush()
-                except OSError as error:
-                    self._stop(f"it cannot be written ({error.strerror})")
-                    self.dropped += 1
-                    continue
-                size += len(line)
-                self.written += 1
+        while (due := self._queue.get()) is not None:
+            if self.stopped:
+                self.dropped += 1
+                continue
+            line = row_bytes(self._rows.row(due))
+            if size + len(line) > self._most_bytes:
+                self._stop("it is as long as capture.max_size allows")
+                self.dropped += 1
+                continue
+            try:
+                file.write(line)
+                if self._queue.empty():
+                    file.flush()
+            except OSError as error:
+                self._stop(f"it cannot be written ({error.strerror})")
+                self.dropped += 1
+                continue
+            size += len(line)
+            self.written += 1
 
     def _stop(self, why: str) -> None:
         self.stopped = why

@@ -244,3 +244,29 @@ def test_a_capture_that_cannot_go_on_says_so_and_the_proxy_does(
     [line] = said
     assert line.startswith("capture: x.jsonl ends here: ")
     assert why in line
+
+
+class FullAtTheEnd(io.BytesIO):
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("file", "output_tokens", "why"),
+    [(FullAtTheEnd(), 7, "No space left"), (io.BytesIO(), 1 << 70, "internal error: ")],
+)
+def test_the_thread_of_a_capture_does_not_die_unheard(
+    file: io.BytesIO, output_tokens: int, why: str
+) -> None:
+    said: list[str] = []
+    capture = Capture(rows(), Path("x.jsonl"), file, 1e9, said.append)
+    one = record(1, output_tokens=output_tokens)
+    capture.began(one)
+    capture.finished(one)
+    capture.close()
+    [line] = said
+    assert line.startswith("capture: x.jsonl ends here: ")
+    assert why in line
+    assert capture.status()["stopped"]
