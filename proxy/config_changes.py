@@ -14,6 +14,8 @@ NEEDS_RESTART = frozenset(
         *("limits.header", "logs.format"),
     }
 )
+# All blocks of text in one file of a capture stand for equally many tokens.
+NEEDS_RESTART_IN_CAPTURE = frozenset({"affinity.block_bytes"})
 IN_PLACE = frozenset(
     {
         *("backends", "buckets", "affinity", "admission", "timeouts", "limits", "health", "logs"),
@@ -47,6 +49,9 @@ class Changes:
 
 def changes(old: Config, new: Config) -> Changes:
     """What leads from `old` to `new`. A key that nobody has thought about needs a restart."""
+    needs_restart = NEEDS_RESTART
+    if old.capture.path is not None:  # the new one's would not be used before a restart
+        needs_restart |= NEEDS_RESTART_IN_CAPTURE
     keys: list[str] = []
     restart: list[str] = []
     kept: dict[str, Any] = {}
@@ -63,7 +68,7 @@ def changes(old: Config, new: Config) -> Changes:
             kept_here: dict[str, Any] = {}
             for name in type(after).model_fields:
                 if getattr(before, name) != getattr(after, name):
-                    if (key := f"{section}.{name}") in NEEDS_RESTART:
+                    if (key := f"{section}.{name}") in needs_restart:
                         restart.append(key)
                         kept_here[name] = getattr(before, name)
                     else:

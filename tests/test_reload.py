@@ -25,7 +25,12 @@ from test_fault_upstream import busy
 
 from forebay.proxy.backends import Upstream
 from forebay.proxy.config import Config
-from forebay.proxy.config_changes import IN_PLACE, NEEDS_RESTART, changes
+from forebay.proxy.config_changes import (
+    IN_PLACE,
+    NEEDS_RESTART,
+    NEEDS_RESTART_IN_CAPTURE,
+    changes,
+)
 from forebay.proxy.config_sources import load_config
 from forebay.proxy.core.health import ANY
 from forebay.proxy.errors import upstream_error
@@ -43,7 +48,7 @@ def test_every_key_is_either_changed_in_place_or_needs_a_restart() -> None:
     whole = {key for key in NEEDS_RESTART if "." not in key}
     assert set(Config.model_fields) == IN_PLACE | whole
     assert not IN_PLACE & whole
-    for key in NEEDS_RESTART - whole:
+    for key in (NEEDS_RESTART | NEEDS_RESTART_IN_CAPTURE) - whole:
         section, name = key.split(".")
         assert section in IN_PLACE
         assert name in type(getattr(config(), section)).model_fields
@@ -64,6 +69,21 @@ def test_what_differs() -> None:
     assert (found.config.limits.header, found.config.limits.body) == (16 << 10, 1 << 20)
     assert found.config.timeouts.idle == 5.0
     assert changes(found.config, found.config).keys == ()
+
+
+def test_a_capture_that_runs_keeps_the_length_of_its_blocks() -> None:
+    other: Any = {"affinity": {"block_bytes": 4096, "kv_tokens": 9_000}}
+    capture: Any = {"capture": {"path": "traffic.jsonl"}}
+    found = changes(config(**capture), config(**capture, **other))
+    assert (found.keys, found.restart) == (("affinity.kv_tokens",), ("affinity.block_bytes",))
+    assert found.config.affinity.block_bytes == config().affinity.block_bytes
+    assert found.config.affinity.kv_tokens == 9_000
+    for before, after in (({}, {}), ({}, capture)):  # none, and one that only a restart begins
+        found = changes(config(**before), config(**after, **other))
+        assert "affinity.block_bytes" in found.keys
+        assert found.config.affinity.block_bytes == 4096
+    found = changes(config(**capture), config(**other))  # nor does only writing it out end one
+    assert set(found.restart) == {"capture", "affinity.block_bytes"}
 
 
 def test_a_port_is_not_switched_to_tls_but_takes_other_files() -> None:
