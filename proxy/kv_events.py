@@ -27,6 +27,7 @@ from forebay.traces.errors import InputError
 END = (-1).to_bytes(8, "big", signed=True)  # number of the end of a replay
 QUIET_S = 5.0  # without a batch: then it is asked whether there was one
 REPLAY_S = 5.0  # longest wait for one answer of a replay
+AGAIN_S = 5.0  # after an error that nobody thought of
 WAITING_BATCHES = 10_000  # that ZeroMQ keeps for us; beyond it drops, and we ask again
 BIND_TRIES, BIND_AGAIN_S = 10, 0.05
 POOL_SHARE = 0.95  # of the pool known to be held: the rest is blocks in use
@@ -95,7 +96,10 @@ class Followers:
             return
         zmq, msgspec = _modules()
         if self._context is None:
-            self._context = zmq.asyncio.Context()
+            try:
+                self._context = zmq.asyncio.Context()
+            except zmq.ZMQError as error:
+                raise _not_had(config, error) from None
             run = self.translator.run()
             self._translating = asyncio.create_task(run, name="translations")
         follower = Follower(config, self._translations, self._say)
@@ -155,7 +159,10 @@ class Follower:
         self._zmq, self._context, self._decode = zmq, context, decode
         endpoint = self._config.kv_events
         assert endpoint is not None
-        self._sub = context.socket(zmq.SUB)
+        try:
+            self._sub = context.socket(zmq.SUB)
+        except zmq.ZMQError as error:
+            raise _not_had(self._config, error) from None
         self._sub.set_hwm(WAITING_BATCHES)
         self._sub.subscribe(b"")
         tries = BIND_TRIES
@@ -168,13 +175,25 @@ class Follower:
                 tries -= 1
                 if error.errno != zmq.EADDRINUSE or not tries:
                     self._sub.close(linger=0)
-                    raise InputError(
-                        f"backends.{self._config.name}.kv_events: {endpoint}: {error.strerror}"
-                    ) from None
+                    raise _not_had(self._config, error) from None
             await asyncio.sleep(BIND_AGAIN_S)
 
     async def run(self) -> None:
         """Until cancelled."""
+        while True:
+            try:
+                await self._listen()
+            except Exception as error:
+                # Nobody waits for this task: were it to end, what it knew would pass for exact
+                # for ever. The text of the error may quote tokens.
+                self._say(
+                    f"{self._config.name}: KV events: internal error: {type(error).__name__}; its "
+                    "prefix index is corrected by its answers instead"
+                )
+                self._blocks.clear(complete=False)
+                await asyncio.sleep(AGAIN_S)
+
+    async def _listen(self) -> None:
         if await self._replay() == 0 and self._next == 0:
             self._blocks.clear(complete=True)  # it has published nothing, so it holds nothing
         while True:
@@ -236,10 +255,10 @@ class Follower:
         if endpoint is None:
             return -1
         count, checked = 0, self._next == 0
-        with self._context.socket(self._zmq.DEALER) as dealer:
-            dealer.linger = 0
-            dealer.set_hwm(0)  # a whole replay must fit; the engine bounds it
-            try:
+        try:
+            with self._context.socket(self._zmq.DEALER) as dealer:
+                dealer.linger = 0
+                dealer.set_hwm(0)  # a whole replay must fit; the engine bounds it
                 dealer.connect(endpoint)
                 await dealer.send_multipart([b"", max(0, self._next - 1).to_bytes(8, "big")])
                 while True:
@@ -257,13 +276,18 @@ class Follower:
                     count += 1
                     self._take(number, payload)
                     await asyncio.sleep(0)  # thousands may come: others have their turn
-            except (TimeoutError, self._zmq.ZMQError):
-                return -1
+        except (TimeoutError, self._zmq.ZMQError):  # also where no descriptor is left for it
+            return -1
         if checked:
             return count
         self._restarted()
         self._blocks.clear(complete=True)
         return await self._replay()
+
+
+def _not_had(config: BackendConfig, error: Any) -> InputError:
+    """For a ZMQError."""
+    return InputError(f"backends.{config.name}.kv_events: {config.kv_events}: {error.strerror}")
 
 
 def _modules() -> tuple[ModuleType, ModuleType]:

@@ -1,6 +1,7 @@
 """The prefix index of the proxy follows a (simulated) engine's KV events over real sockets."""
 
 import asyncio
+import errno
 import json
 import random
 import socket
@@ -13,6 +14,8 @@ from typing import Any, cast
 
 import pytest
 import yaml
+import zmq
+import zmq.asyncio
 from aiohttp import web
 from proxy_stage import SHARED_LOOP, Stage, stage
 
@@ -560,6 +563,90 @@ def test_nonsense_from_a_publisher_ends_exactness_and_nothing_else(
                 await scene.ask(number, "question")
             await scene.until(lambda: any("corrected by" in line for line in scene.proxy.said))
             assert await scene.ask(5, "another") > 1_400
+
+    play(main)
+
+
+def short_of_descriptors(monkeypatch: pytest.MonkeyPatch, kind: int) -> list[int]:
+    """The next socket of this kind cannot be made; append to what is returned to ask for it."""
+    made, short = zmq.asyncio.Context.socket, list[int]()
+
+    def socket(self: Any, socket_type: int, *args: Any, **options: Any) -> Any:
+        if socket_type == kind and short:
+            raise zmq.ZMQError(short.pop())
+        return made(self, socket_type, *args, **options)
+
+    monkeypatch.setattr(zmq.asyncio.Context, "socket", socket)
+    return short
+
+
+@pytest.mark.parametrize("from_the_start", [False, True])
+def test_a_replay_for_which_no_descriptor_is_left_is_one_that_failed(
+    monkeypatch: pytest.MonkeyPatch, from_the_start: bool
+) -> None:
+    monkeypatch.setattr("forebay.proxy.kv_events.QUIET_S", 0.1)
+    short = short_of_descriptors(monkeypatch, zmq.DEALER)
+
+    async def main() -> None:
+        if from_the_start:
+            short.append(errno.EMFILE)
+        async with following() as scene:
+            if not from_the_start:
+                await scene.until(lambda: scene.mode == "exact")
+                short.append(errno.EMFILE)  # of the replay that follows a silence
+            await scene.until(lambda: not short)
+            await warmed(scene)
+            assert scene.mode == "exact"
+            await predicted_is_reported(scene, 7, 10)
+            assert not [line for line in scene.proxy.said if "error" in line]
+
+    play(main)
+
+
+def test_an_error_nobody_thought_of_ends_exactness_and_not_the_follower(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("forebay.proxy.kv_events.AGAIN_S", 0.0)
+    live, failed = Follower._live, list[int]()
+
+    async def failing(self: Follower, number: int, payload: bytes) -> None:
+        if number == 3 and not failed:
+            failed.append(number)
+            raise RuntimeError("a prompt's tokens")
+        await live(self, number, payload)
+
+    monkeypatch.setattr(Follower, "_live", failing)
+
+    async def main() -> None:
+        async with following() as scene:
+            await scene.until(lambda: scene.mode == "exact")
+            for number in range(5):  # one document does not fill the pool: the rest stays unknown
+                await scene.ask(0, f"question {number} about it")
+            await scene.heard()
+            assert failed
+            assert scene.mode == "corrected"
+            assert [line for line in scene.proxy.said if "error" in line] == [
+                "b0: KV events: internal error: RuntimeError; its prefix index is corrected by its "
+                "answers instead"
+            ]
+            async with scene.proxy.client.post(scene.engine.url + "/reset_prefix_cache"):
+                pass
+            await scene.ask(0, "again")
+            await scene.until(lambda: scene.mode == "exact")
+            await warmed(scene)
+            await predicted_is_reported(scene, 8, 10)
+
+    play(main)
+
+
+def test_no_descriptor_to_listen_with_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    short_of_descriptors(monkeypatch, zmq.SUB).append(errno.EMFILE)
+
+    async def main() -> None:
+        backend = {"url": "http://127.0.0.1:1", "kv_events": "tcp://127.0.0.1:5557"}
+        with pytest.raises(InputError, match=r"gpu0\.kv_events: .*Too many open files"):
+            async with stage([], backends=[backend], wait_up=0):
+                pass
 
     play(main)
 
