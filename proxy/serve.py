@@ -40,6 +40,9 @@ from forebay.proxy.watchdog import Watchdog
 from forebay.traces.errors import InputError
 
 HLOG_INTERVAL_S = 1.0
+# More than the lines of an interval: what a full disk does not take waits here, and beyond it whole
+# lines are left out. A torn one would make the file unreadable once there is room again.
+HLOG_BUFFER_BYTES = 1 << 20
 LOOK_S = 0.05  # whether the last client has gone
 LAST_WORDS_S = 1.0  # for error events to be written, when a drain has taken too long
 
@@ -144,7 +147,7 @@ async def start_proxy(
     async with AsyncExitStack() as stack:
         driver = Driver(shaper, metrics.decided)
         stack.callback(driver.close)
-        await stack.enter_async_context(_histogram_log(config, metrics))
+        await stack.enter_async_context(_histogram_log(config, metrics, say))
         backends = await stack.enter_async_context(
             Backends(config, driver, say, security.upstream_tls)
         )
@@ -263,31 +266,53 @@ def _bracketed(host: str) -> str:
 
 
 @asynccontextmanager
-async def _histogram_log(config: Config, metrics: ProxyMetrics) -> AsyncIterator[None]:
-    """Write the TTFT of each bucket to an .hlog once a second, if the configuration names one."""
+async def _histogram_log(
+    config: Config, metrics: ProxyMetrics, say: Callable[[str], None]
+) -> AsyncIterator[None]:
+    """Write the TTFT of each bucket to an .hlog once a second, if the configuration names one.
+
+    A disk that is full costs intervals, said once until it takes them again; never the proxy.
+    """
     path = config.metrics.hlog
     if path is None:
         yield
         return
     try:
-        stream = path.open("w", encoding="utf-8")
+        stream = path.open("w", HLOG_BUFFER_BYTES, encoding="utf-8")
     except OSError as error:
         raise InputError(f"metrics.hlog: cannot write {path} ({error.strerror})") from error
     clock = asyncio.get_running_loop().time
     start = clock()
+    failing = False
 
-    async def flush() -> None:
+    def attempt(step: Callable[[], None]) -> None:
+        nonlocal failing
+        try:
+            step()
+        except OSError as error:
+            if not failing:
+                say(f"metrics.hlog: {path} cannot be written ({error.strerror}); it is tried again")
+            failing = True
+        else:
+            failing = False
+
+    def flush() -> None:
+        log.flush(clock() - start)
+        stream.flush()
+
+    def close() -> None:
+        with stream:
+            log.close(clock() - start)
+
+    async def flush_each_interval() -> None:
         while True:
             await asyncio.sleep(HLOG_INTERVAL_S)
-            log.flush(clock() - start)
-            stream.flush()
+            attempt(flush)
 
-    with stream:
-        log = metrics.log = IntervalLog(HlogWriter(stream, time.time(), ["forebay proxy: TTFT"]))
-        task = asyncio.create_task(flush())
-        try:
-            yield
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            log.close(clock() - start)
+    log = metrics.log = IntervalLog(HlogWriter(stream, time.time(), ["forebay proxy: TTFT"]))
+    task = asyncio.create_task(flush_each_interval())
+    try:
+        yield
+    finally:
+        await _ended(task)
+        attempt(close)

@@ -4,20 +4,25 @@ import asyncio
 import errno
 import json
 import os
+import random
+import signal
 import sys
 import time
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 from proxy_stage import WHOLE, RawBackend, Stage, answer, by_request, stage
 from test_proxy_http import STREAMED, error_of, on_stage
+from test_rolling_restart import proxies, ready, write
 
 from forebay.proxy import protection
 from forebay.proxy.event_loop import fast_runner
+from forebay.proxy.hlog import read_hlog
 from forebay.proxy.upstream import ConnectFault, LocalShortage, Origin
 from forebay.replay.sim.clock import run
 
@@ -258,3 +263,75 @@ def test_a_process_without_descriptors_lives_and_recovers() -> None:
 
     asyncio.run(main())
     assert not any(" is down" in line for line in said), said
+
+
+class TestHistogramLog:
+    """Its disk is full: the proxy goes on, and ends as ever."""
+
+    full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+    says = "metrics.hlog: /dev/full cannot be written (No space left on device); it is tried again"
+
+    @full
+    def test_a_full_disk_is_said_once(self) -> None:
+        async def main() -> list[str]:
+            async with (
+                RawBackend(by_request).running() as backend,
+                stage([backend.url], metrics={"hlog": "/dev/full"}) as on,
+            ):
+                for _ in range(5):
+                    async with on.post(STREAMED) as response:
+                        assert response.status == 200
+                    await asyncio.sleep(1)
+            return on.said
+
+        assert [line for line in run(main()) if "hlog" in line] == [self.says]
+
+    @full
+    def test_a_drain_ends_well(self, tmp_path: Path) -> None:
+        async def main() -> tuple[int, list[str]]:
+            path = tmp_path / "proxy.yaml"
+            async with RawBackend().running() as backend, proxies(path) as all_:
+                listen = {"port": 0, "admin_port": 0}
+                write(path, backend.url, listen=listen, metrics={"hlog": "/dev/full"})
+                process, _, admin = await all_.start()
+                await ready(admin)
+                process.send_signal(signal.SIGTERM)
+                told, _ = await asyncio.wait_for(process.communicate(), 30)
+                assert process.returncode is not None
+                return process.returncode, told.decode().splitlines()
+
+        status, told = asyncio.run(main())
+        assert status == 0
+        assert sum(self.says in line for line in told) == 1
+
+    def test_it_goes_on_whole_once_there_is_room(self, tmp_path: Path) -> None:
+        path, rng, recorded = tmp_path / "ttft.hlog", random.Random(1), 0
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            nonlocal recorded
+
+            async def interval() -> None:
+                nonlocal recorded
+                log = on.proxy.metrics.log
+                assert log is not None
+                for tag in ("one", "another", "third"):
+                    log.record_each(tag, [10 ** rng.uniform(-4, 2) for _ in range(2_000)])
+                recorded += 3 * 2_000
+                await asyncio.sleep(1)
+
+            await interval()
+            await interval()
+            resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 50, hard))
+            try:  # the disk of the whole process, for as short as can be
+                await interval()
+                await interval()
+                await interval()
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            await interval()
+            assert len([line for line in on.said if "hlog" in line]) == 1
+
+        on_stage(scene, None, metrics={"hlog": str(path)})
+        found = [one for intervals in read_hlog(path).values() for one in intervals]
+        assert sum(one.histogram.get_total_count() for one in found) == recorded
