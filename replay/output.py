@@ -121,14 +121,18 @@ class TableWriter:
         self._rows.append(_VALUES(row))
 
     async def write_full_groups(self) -> None:
-        """Write what fills row groups, with a turn of the loop between columns."""
+        """Write what fills row groups, with a turn of the loop between columns.
+
+        Rows stay ours until their group is written: who cancels this loses none, `close` has them.
+        """
         while len(self._rows) >= GROUP_ROWS:
-            rows, self._rows = self._rows[:GROUP_ROWS], self._rows[GROUP_ROWS:]
+            rows = self._rows[:GROUP_ROWS]
             columns = []
             for values, field in zip(zip(*rows, strict=True), self._schema, strict=True):
                 columns.append(self._arrow.array(values, type=field.type))
                 await asyncio.sleep(0)
             self._write(columns)
+            del self._rows[:GROUP_ROWS]
             await asyncio.sleep(0)
 
     def close(self) -> None:

@@ -78,9 +78,19 @@ class Recorder:
         self.tally.add(row)
 
     async def flush(self, now_s: float) -> None:
-        """Write the interval that ends now, in steps small enough to send between them."""
-        for _ in self.log.flush_steps(now_s):
-            await asyncio.sleep(0)
+        """Write the interval that ends now, in steps small enough to send between them.
+
+        It may be cancelled at any of them: then nothing is lost and nothing is written twice.
+        """
+        steps = self.log.flush_steps(now_s)
+        try:
+            for _ in steps:
+                await asyncio.sleep(0)
+        finally:
+            # A run that ends cancels us, and the log has already let go of this interval: write
+            # the rest of it now. Nothing is sent any more that this could delay.
+            for _ in steps:
+                pass
         await self._table.write_full_groups()
 
     def _bucket(self, request: TraceRequest) -> str:
