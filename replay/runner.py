@@ -186,7 +186,7 @@ async def _run(plan: _Plan, client: Client, clock: Clock, folder: RunFolder, sto
     log.close(clock.now())
     summary = tally.summary(
         log.totals,
-        stopped_s if ended == "interrupted" else schedule.window_s,
+        stopped_s if ended == "interrupted" else _window_s(schedule, dispatch.sent),
         closed=bool(schedule.arrivals.closed),
         scale=options.time_scale,
     )
@@ -258,6 +258,16 @@ async def _flush_every_second(recorder: Recorder, clock: Clock) -> None:
         await clock.sleep(due_s - clock.now())
         await recorder.flush(clock.now())
         due_s += every_s
+
+
+def _window_s(schedule: Schedule, sent: int) -> float:
+    """How long arrivals went on in a run that was not stopped; 0 counts until the last answer.
+
+    A closed loop that sent its whole trace was cut off by no duration: it counts as one without.
+    """
+    if schedule.arrivals.closed and sent == schedule.count:
+        return 0.0
+    return schedule.window_s
 
 
 def _count_never_sent(plan: _Plan, recorder: Recorder, sent: int, ended: str) -> None:

@@ -72,7 +72,8 @@ class Schedule:
         arrivals: how it was made.
         count: requests intended (for a closed loop: at most).
         times_s: due times from the start of the run, ascending; empty for a closed loop.
-        window_s: how long arrivals go on, 0 when that is not known beforehand.
+        window_s: how long arrivals go on, 0 when that is not known beforehand; of a closed loop:
+            if the trace lasts as long.
         sha256: of the times as little-endian doubles, to tell two schedules apart.
     """
 

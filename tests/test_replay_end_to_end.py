@@ -231,6 +231,23 @@ def test_closed_loop(tmp_path: Path) -> None:
         tmp_path / "short", rows(10), arrivals=Arrivals("closed", 2), duration_s=0.06
     )
     assert (short.values["requests"], short.values["failed"]) == (6, {})
+    assert short.values["window_s"] == 0.06
+
+
+@pytest.mark.parametrize("duration_s", [None, 3600.0, 0.11])  # the last two leave at 0.1
+def test_a_duration_that_cuts_no_closed_loop_off_changes_nothing(
+    tmp_path: Path, duration_s: float | None
+) -> None:
+    """Ten answers in 125 ms are 80 a second, whatever time was left to send more."""
+    summary, _ = run_one(
+        tmp_path / "run", rows(10), arrivals=Arrivals("closed", 2), duration_s=duration_s
+    )
+    told = summary.values
+    assert (told["requests"], told["completed"]) == (10, 10)
+    assert told["window_s"] == pytest.approx(0.125)
+    assert told["offered_rate_per_s"] == pytest.approx(80)
+    assert told["goodput_per_s"] == pytest.approx(80)
+    assert told["goodput_by_bucket_per_s"]["chat"] == pytest.approx(80)
 
 
 def test_time_scale(tmp_path: Path) -> None:
