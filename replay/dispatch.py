@@ -6,6 +6,7 @@ sent all the same: nothing is skipped, no due time is moved.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
 
 from yarl import URL
@@ -47,6 +48,7 @@ class Dispatch:
         self._window = window
         self._targets = [(target.name, target.url(path)) for target in targets]
         self._slots = asyncio.Semaphore(max_in_flight)
+        self._freed_s: deque[float] = deque(maxlen=max_in_flight)  # when free slots became so
         self._run_id = run_id
         self._tasks = tasks
         self._watches: set[Watch] = set()
@@ -67,16 +69,22 @@ class Dispatch:
                 self._start(job, due_s, max(0.0, blocked_until_s - due_s))
 
     async def closed_loop(self, duration_s: float | None) -> None:
-        """Send the next request whenever a slot is free, up to `duration_s`."""
+        """Send the next request whenever a slot is free, up to `duration_s`.
+
+        It is due from the moment its slot was free: that we were busy, or had no body ready, is lag
+        of ours. The first ones, whose slots were always free, are due when their turn comes.
+        """
         while True:
             await self._slots.acquire()
             now_s = self._clock.now()
             if duration_s is not None and now_s >= duration_s:
                 return
+            due_s = self._freed_s.popleft() if self._freed_s else now_s
             job = await self._window.get()
             if job is None:
                 return
-            self._start(job, now_s, 0.0)
+            self._start(job, due_s, 0.0)
+            await asyncio.sleep(0)  # it leaves before the next one is due: no burst of our making
 
     def give_up(self) -> None:
         """End everything in flight as cancelled by us."""
@@ -99,6 +107,7 @@ class Dispatch:
         try:
             await self._client.send(url, job.body, exchange, watch)
         finally:
+            self._freed_s.append(self._clock.now())
             self._slots.release()
             self._watches.discard(watch)
             if not self._watches:

@@ -153,11 +153,11 @@ class Tally:
         Args:
             totals: histograms by `metric.bucket`.
             window_s: how long arrivals went on; 0 counts until the last answer.
-            closed: a closed loop has no schedule to be judged by.
+            closed: a closed loop, in which requests are due when a slot is free.
             scale: seconds of the run in one wall second.
         """
         window_s = window_s or self.last_done_s
-        judged = self.lateness.judge()
+        judged = self.lateness.judge(closed=closed)
         good = sum(self._good.values())
         told: dict[str, Any] = {
             "requests": self.requests,
@@ -183,9 +183,9 @@ class Tally:
             "prompt_tokens": self._prompt_tokens,
             "cached_tokens": self._cached_tokens if self._cached_known else None,
             "prompt_tokens_per_backend": dict(sorted(self._by_backend.items())),
-            "verdict": "valid" if closed else judged.word,
-            "verdict_reason": "closed loop: no schedule to keep" if closed else judged.reason,
-            "verdict_at_s": None if closed else judged.at_s,
+            "verdict": judged.word,
+            "verdict_reason": judged.reason,
+            "verdict_at_s": judged.at_s,
             "schedule_lag_ms": distribution_ms(self._merged(totals, "sched_lag")),
             "reject_ms": {
                 **distribution_ms(self._rejects.histogram),

@@ -192,6 +192,34 @@ def test_verdict(lateness: Lateness, word: str, at_s: float | None) -> None:
     assert verdict.reason
 
 
+@pytest.mark.parametrize(
+    ("lateness", "word", "at_s", "says"),
+    [
+        (
+            late(),
+            "valid",
+            None,
+            "0 of 1000 requests left more than 10 ms after their slot was free",
+        ),
+        (late(*[(0.011, 0.0)] * 10), "valid", None, "10 of 1000 requests"),
+        (late(*[(0.011, 0.0)] * 11), "client-limited", 500.0, "slot was free because this client"),
+        (Lateness(0.01), "client-limited", 0.0, "nothing was sent"),
+    ],
+)
+def test_verdict_of_a_closed_loop(
+    lateness: Lateness, word: str, at_s: float | None, says: str
+) -> None:
+    """Judged by the same limits; it has neither a rate nor --max-in-flight to speak of."""
+    verdict = lateness.judge(closed=True)
+    assert (verdict.word, verdict.at_s) == (word, at_s)
+    assert says in verdict.reason
+    told = Tally(["chat"], ())
+    told.lateness = lateness
+    values = told.summary({}, 1.0, closed=True, scale=1.0)
+    assert (values["verdict"], values["verdict_at_s"]) == (word, at_s)
+    assert values["verdict_reason"] == verdict.reason
+
+
 def test_the_limit_follows_the_tightest_ttft_target() -> None:
     assert lag_limit_s(()) == 0.010
     assert lag_limit_s((Slo("chat", "ttft", 2.0), Slo("document", "ttft", 15.0))) == 0.020
