@@ -31,7 +31,7 @@ DEFINITIONS = {
     "itl": "gap / tokens in the event, counted that many times; 1 token (estimated) unless the "
     "server sends continuous usage",
     "stall": "largest icl of a request",
-    "queue_wait": "x-forebay-queue-ms",
+    "queue_wait": "x-forebay-queue-ms of completed requests",
     "goodput": "requests that met every SLO (response time) / seconds arrivals went on",
     "attainment": "requests that met every SLO / intended (rejected, failed and never sent missed)",
     "hit_ratio": "sum of cached_tokens / sum of prompt_tokens, as the servers counted",

@@ -99,13 +99,12 @@ class Recorder:
     def _log(self, row: Row, latency: Latency) -> None:
         log, bucket = self.log, row.bucket
         log.record(f"sched_lag.{bucket}", latency.pacing_lag_s + latency.cap_wait_s)
-        if row.queue_ms is not None:
-            log.record(f"queue_wait.{bucket}", row.queue_ms / 1e3)
         if row.outcome == "rejected" and row.reject_latency_s is not None:
             log.record(f"reject.{bucket}", row.reject_latency_s)
         if row.outcome != "ok":
             return
         for metric, value in (
+            ("queue_wait", None if row.queue_ms is None else row.queue_ms / 1e3),
             ("ttft_response", row.ttft_response_s),
             ("ttft_service", row.ttft_service_s),
             ("e2e_response", row.e2e_response_s),

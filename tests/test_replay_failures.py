@@ -5,12 +5,15 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from aiohttp import web
 from replay_server import DONE, Behaviour, Server, answer, event, serve, stream, text, usage
 from test_replay_end_to_end import rows, run_one, table
 
+from forebay.proxy.hlog import read_hlog
 from forebay.replay.options import ReplayOptions
+from forebay.replay.output import HLOG, RUN
 from forebay.replay.runner import replay
 from forebay.replay.sim.clock import run
 
@@ -218,6 +221,31 @@ def test_the_proxys_headers_are_kept(tmp_path: Path) -> None:
     assert summary.values["prompt_tokens_per_backend"] == {"gpu1": 2000}
     assert summary.values["queue_ms"]["chat"]["p50"] == pytest.approx(12.5, rel=2e-3)
     assert table(summary.folder)[0]["backend"] == "gpu1"
+
+
+def test_the_queue_wait_is_that_of_completed_requests(tmp_path: Path) -> None:
+    """Who was refused or failed after a wait in the proxy's queue has waited for no answer."""
+    served = streams(text(" abc"), usage(8, 1), DONE, **{"x-forebay-queue-ms": "12"})
+    broken = streams(text(" abc"), **{"x-forebay-queue-ms": "300"})
+    refused = error(429, "deadline_unattainable", **{"x-forebay-queue-ms": "900"})
+
+    async def in_turn(server: Server, request: web.Request, body: Body) -> web.StreamResponse:
+        return await (served, refused, broken)[len(server.bodies) % 3](server, request, body)
+
+    summary, _ = run_one(tmp_path / "run", rows(60), Server(in_turn))
+    told = summary.values
+    assert (told["completed"], told["failed"]) == (20, {"truncated": 20})
+    assert told["rejected"] == {"deadline_unattainable": 20}
+    assert told["queue_ms"]["chat"]["count"] == told["queue_ms"]["all"]["count"] == 20
+    assert told["queue_ms"]["all"]["max"] == pytest.approx(12, rel=2e-3)
+    logged = [one.histogram for one in read_hlog(summary.folder / HLOG)["queue_wait.chat"]]
+    assert sum(one.total_count for one in logged) == 20
+    ok = [row["queue_ms"] for row in table(summary.folder) if row["outcome"] == "ok"]
+    assert ok == [12.0] * 20  # what compare calls the proxy queue
+    assert (
+        "completed"
+        in orjson.loads((summary.folder / RUN).read_bytes())["definitions"]["queue_wait"]
+    )
 
 
 def test_a_target_that_goes_away_in_the_middle(tmp_path: Path) -> None:

@@ -8,8 +8,13 @@ from typing import Any
 import orjson
 import pytest
 
+from forebay.analysis.figures import figures
+from forebay.analysis.run import RunData, load_run
 from forebay.proxy.cli import main
+from forebay.proxy.config import Config
+from forebay.proxy.hlog import read_hlog
 from forebay.replay.engine.config import EngineConfig
+from forebay.replay.output import HLOG
 from forebay.replay.sim.run_folder import keep
 from forebay.replay.sim.scenario import DIRECT, Scenario, can_skip, simulate
 from forebay.replay.sim.summary import summarise
@@ -183,6 +188,39 @@ def test_a_kept_run_is_read_like_a_replay(
     assert main(["report", str(tmp_path / "direct"), "-o", str(tmp_path / "report.html")]) == 0
     assert main(["simulate", str(trace_file), "--out", str(tmp_path / "direct")]) == 2
     assert "already holds a run" in capsys.readouterr().err
+
+
+WAITING = Config.model_validate(
+    {
+        "backends": [{"url": "http://127.0.0.1:8001", "max_concurrency": 2}],
+        "buckets": [{"name": "everything", "up_to": 131_072, "max_queue": 9, "max_wait": "1s"}],
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> RunData:
+    """A run in which some were refused, some of them after they had waited."""
+    case = Case({}, Scenario(gpus=1, proxy=WAITING), Workload(TRACE), SLOS)
+    done, window_s = simulate_case(case)
+    summary = describe(case, done, window_s)
+    assert summary["completed"] > 50
+    assert summary["late_rejections"] > 10
+    folder = tmp_path_factory.mktemp("kept")
+    keep(folder, case, done, summary, force=False)
+    return load_run(folder)
+
+
+def test_the_queue_wait_is_that_of_completed_requests(kept: RunData) -> None:
+    """In the log as in summary.json and in `compare`; who was refused is under `reject`."""
+    logs = read_hlog(kept.path / HLOG)
+    completed, refused = kept.summary["completed"], sum(kept.summary["rejected"].values())
+    assert kept.summary["queue_ms"]["all"]["count"] == completed
+    assert figures(kept, None).latency["queue"].count == completed
+    assert sum(one.histogram.total_count for one in logs["queue_wait.everything"]) == completed
+    assert sum(one.histogram.total_count for one in logs["reject.everything"]) == refused
+    longest_ms = max(one.histogram.max_value for one in logs["queue_wait.everything"]) / 1e3
+    assert longest_ms == pytest.approx(kept.summary["queue_ms"]["all"]["max"], rel=2e-3)
 
 
 def test_text_is_shared_by_its_equal_beginnings() -> None:

@@ -94,8 +94,9 @@ def _since(start_s: float, at_s: float | None) -> float | None:
 
 
 def _log(log: IntervalLog, row: Row) -> None:
+    served_ms = row.queue_ms if row.outcome == "ok" else None  # of who was refused: `reject`
     values = {
-        "queue_wait": None if row.queue_ms is None else row.queue_ms / 1e3,
+        "queue_wait": None if served_ms is None else served_ms / 1e3,
         "reject": row.reject_latency_s,
         "ttft_response": row.ttft_response_s,
         "ttft_service": row.ttft_service_s,
