@@ -1,11 +1,14 @@
 """`forebay simulate`: scenarios, sweeps, run folders and bad input."""
 
+import itertools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
+import pyarrow.parquet
 import pytest
 
 from forebay.analysis.figures import figures
@@ -14,7 +17,7 @@ from forebay.proxy.cli import main
 from forebay.proxy.config import Config
 from forebay.proxy.hlog import read_hlog
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.output import HLOG
+from forebay.replay.output import HLOG, TABLE
 from forebay.replay.sim.run_folder import keep
 from forebay.replay.sim.scenario import DIRECT, Scenario, can_skip, simulate
 from forebay.replay.sim.summary import summarise
@@ -221,6 +224,33 @@ def test_the_queue_wait_is_that_of_completed_requests(kept: RunData) -> None:
     assert sum(one.histogram.total_count for one in logs["reject.everything"]) == refused
     longest_ms = max(one.histogram.max_value for one in logs["queue_wait.everything"]) / 1e3
     assert longest_ms == pytest.approx(kept.summary["queue_ms"]["all"]["max"], rel=2e-3)
+
+
+def test_the_log_has_a_line_a_second_and_tag(kept: RunData) -> None:
+    """Of virtual time, as a replay writes it: each answer is in the second in which it ended."""
+    logs = read_hlog(kept.path / HLOG)
+    ended = pyarrow.parquet.read_table(kept.path / TABLE)["done_s"].to_numpy()
+    for tag, outcome in (("e2e_response.everything", "ok"), ("reject.everything", "rejected")):
+        second = np.maximum(np.ceil(ended[kept.words["outcome"] == outcome]), 1.0) - 1.0
+        starts, counts = np.unique(second, return_counts=True)
+        assert len(starts) > 20
+        assert [one.start_s for one in logs[tag]] == starts.tolist()
+        assert [one.histogram.total_count for one in logs[tag]] == counts.tolist()
+    last_s = round(float(ended.max()), 3)
+    for interval in itertools.chain.from_iterable(logs.values()):
+        assert 0.0 < interval.length_s <= 1.0
+        end_s = interval.start_s + interval.length_s
+        assert interval.length_s == 1.0 or end_s == pytest.approx(last_s)
+
+
+def test_a_log_passes_over_seconds_in_which_nothing_ended(tmp_path: Path) -> None:
+    later = TraceRequest("b", 1e8 + 0.5, 10, 1)  # three years, and no turn of a loop for each
+    rows = [TraceRequest("a", 0.0, 10, 1), later]
+    case = Case({}, Scenario(), Workload(rows), SLOS)
+    done, window_s = simulate_case(case)
+    keep(tmp_path / "run", case, done, describe(case, done, window_s), force=False)
+    starts = [one.start_s for one in read_hlog(tmp_path / "run" / HLOG)["e2e_response.chat"]]
+    assert starts == [0.0, 1e8]
 
 
 def test_text_is_shared_by_its_equal_beginnings() -> None:

@@ -1,6 +1,7 @@
 """Keep a simulation as a run folder, so that `compare` and `report` read it like a replay."""
 
 import asyncio
+import math
 import platform
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -28,13 +29,17 @@ def keep(
     with RunFolder(folder, force=force) as run:
         log = IntervalLog(HlogWriter(run.hlog, 0.0, ["forebay simulate: virtual time"]))
         buckets = simulated.scenario.buckets()
-        end_s = 0.0
         rows = [
             row_of(outcome, bucket_of(outcome.request.input_tokens, buckets) or "other")
             for outcome in simulated.outcomes
         ]
+        end_s, second = 0.0, 1  # a line a second and tag, as of a replay: the first ends at 1
         for row in sorted(rows, key=lambda row: row.done_s or 0.0):
-            end_s = max(end_s, row.done_s or 0.0)
+            end_s = row.done_s or 0.0
+            if end_s > second:
+                log.flush(second)
+                second = math.ceil(end_s)
+                log.flush(second - 1)  # nothing to write: over the seconds in which none ended
             _log(log, row)
         for row in rows:
             run.table.add(row)
