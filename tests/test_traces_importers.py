@@ -13,6 +13,7 @@ from forebay.traces.formats import detect, importer, open_trace
 from forebay.traces.jsonl import write_trace
 from forebay.traces.mooncake import read_mooncake, spread_ticks
 from forebay.traces.reader import TraceReader
+from forebay.traces.schema import TraceRequest
 
 DATA = Path(__file__).parent / "data"
 SHARED = Path(__file__).parents[2] / "shared" / "data" / "traces"
@@ -166,6 +167,26 @@ def test_ticks_spread_to_nearly_poisson_arrivals() -> None:
     assert all(one.arrival_s <= two.arrival_s for one, two in pairwise(spread))
     assert spread == list(spread_ticks(ticked, seed=0))
     assert spread != list(spread_ticks(ticked, seed=1))
+
+
+def _at(*times_s: float) -> list[TraceRequest]:
+    return [TraceRequest(f"r{at}", time_s, 1, 1) for at, time_s in enumerate(times_s)]
+
+
+def test_a_trace_without_ticks_is_not_spread() -> None:
+    """It would be written with times that go back, which no reader takes."""
+    with pytest.raises(InputError, match=r"x\.jsonl has no 3 s ticks \(r3 comes 0\.04 s"):
+        list(spread_ticks(_at(0.0, 3.0, 3.0, 3.04), seed=0, name="x.jsonl"))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_tick_that_is_early_is_not_overtaken(seed: int) -> None:
+    """130 of the first 600 gaps of the conversation trace are 2.999 s."""
+    ticked = _at(*[0.0] * 5000, *[2.999] * 10)
+    spread = [one.arrival_s for one in spread_ticks(ticked, seed=seed)]
+    assert spread == sorted(spread)
+    assert spread[4999] > 2.99
+    assert all(2.999 <= one <= 5.999 for one in spread[5000:])
 
 
 def _variation(times: list[float]) -> float:

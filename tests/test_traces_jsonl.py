@@ -130,12 +130,21 @@ def test_no_bytes_raise_anything_but_a_row_error(line: bytes) -> None:
 def test_time_going_back_is_an_error_or_a_skipped_row(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     late, early = TraceRequest("late", 5.0, 1, 1), TraceRequest("early", 4.0, 1, 1)
-    write_trace(path, [late, early, late])
+    path.write_bytes(b"".join(map(row_bytes, [late, early, late])))
     with pytest.raises(InputError, match=r":2: time goes back from 5\.0+ s to 4\.0+ s; sort"):
         list(read_trace(path))
     reader = read_trace(path, skip_bad=True)
     assert [request.id for request in reader] == ["late", "late"]
     assert reader.skipped == 1
+
+
+def test_no_trace_is_written_that_goes_back_in_time(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    late, early = TraceRequest("late", 5.0, 1, 1), TraceRequest("early", 4.0, 1, 1)
+    with pytest.raises(InputError, match=r"time goes back from 5\.0+ s to 4\.0+ s .*'early'"):
+        write_trace(path, [late, early])
+    assert list(tmp_path.iterdir()) == []
+    assert write_trace(path, [early, early, late]) == 3
 
 
 @pytest.mark.parametrize(

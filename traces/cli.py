@@ -58,7 +58,7 @@ def import_trace(
     read = importer(format_name)
     refuse_existing([output, meta_path(output)], force=force)
     reader = read(file, skip_bad=skip_bad)
-    totals = Totals(spread(reader, seed=seed) if spread_ticks else reader)
+    totals = Totals(spread(reader, seed=seed, name=file) if spread_ticks else reader)
     write_trace(output, totals)
     facts = {
         "command": "import",

@@ -26,6 +26,7 @@ from typing import Any
 
 import orjson
 
+from forebay.traces.errors import InputError
 from forebay.traces.output import whole_file
 from forebay.traces.reader import RowError, TraceReader
 from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
@@ -148,10 +149,21 @@ def row_bytes(request: TraceRequest) -> bytes:
 
 
 def write_trace(path: str | Path, rows: Iterable[TraceRequest]) -> int:
-    """Write `rows` to `path` (`-`: standard output), whole or not at all; how many there were."""
+    """Write `rows` to `path` (`-`: standard output), whole or not at all; how many there were.
+
+    Raises:
+        InputError: time goes back, which no reader takes; or `path` cannot be written.
+    """
     count = 0
+    last_s = 0.0
     with whole_file(path) as file:
         for request in rows:
+            if request.arrival_s < last_s:
+                raise InputError(
+                    f"{path}: time goes back from {last_s:.6f} s to "
+                    f"{request.arrival_s:.6f} s at request {request.id!r}; sort them by arrival"
+                )
+            last_s = request.arrival_s
             file.write(row_bytes(request))
             count += 1
     return count

@@ -8,15 +8,19 @@ The extended form with `session_id` and `delay` is not read.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from random import Random
 
+from forebay.traces.errors import InputError
 from forebay.traces.jsonl import block_ids, parse_object, seconds, whole_number
 from forebay.traces.reader import RowError, TraceReader
 from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
 
 TICK_S = 3.0
 """The conversation trace stands on ticks of three seconds."""
+TICK_ERROR_S = 0.01
+"""Its ticks are a millisecond early or late."""
 
 
 def read_mooncake(path: str | Path, *, skip_bad: bool = False) -> TraceReader:
@@ -47,23 +51,42 @@ class _MooncakeRows:
 
 
 def spread_ticks(
-    requests: Iterable[TraceRequest], *, seed: int, tick_s: float = TICK_S
+    requests: Iterable[TraceRequest],
+    *,
+    seed: int,
+    tick_s: float = TICK_S,
+    name: str = "this trace",
 ) -> Iterator[TraceRequest]:
     """Spread the requests of one instant evenly at random over the `tick_s` seconds after it.
 
     The ticks of the conversation trace make its inter-arrival CV 3.03; spread inside them it is
     1.01. Order is kept, so sharing is unchanged. Holds the requests of one instant.
+
+    Args:
+        name: of the trace, for the error.
+
+    Raises:
+        InputError: two instants that are less than a tick apart: spread, they would overlap.
     """
     dice = Random(f"{seed}:ticks")
     tick: list[TraceRequest] = []
     for request in requests:
         if tick and request.arrival_s != tick[0].arrival_s:
-            yield from _spread(tick, tick_s, dice)
+            gap_s = request.arrival_s - tick[0].arrival_s
+            if gap_s < tick_s - TICK_ERROR_S:
+                raise InputError(
+                    f"--spread-ticks: {name} has no {tick_s:g} s ticks ({request.id} comes "
+                    f"{gap_s:g} s after the instant before it); leave out --spread-ticks"
+                )
+            yield from _spread(tick, tick_s, dice, request.arrival_s)
             tick = []
         tick.append(request)
     yield from _spread(tick, tick_s, dice)
 
 
-def _spread(tick: list[TraceRequest], tick_s: float, dice: Random) -> Iterator[TraceRequest]:
+def _spread(
+    tick: list[TraceRequest], tick_s: float, dice: Random, next_s: float = inf
+) -> Iterator[TraceRequest]:
     for offset_s, request in zip(sorted(dice.random() * tick_s for _ in tick), tick, strict=True):
-        yield replace(request, arrival_s=round(request.arrival_s + offset_s, 6))
+        due_s = min(request.arrival_s + offset_s, next_s)  # the next tick may be early
+        yield replace(request, arrival_s=round(due_s, 6))
