@@ -118,6 +118,8 @@ def test_ticks_that_are_not_there_are_one_line(
         (["synth", "documents", "-o", "y", "--document-tokens", "big"], "--document-tokens: 'big'"),
         (["synth", "documents", "-o", "y", "--rate", "1e-9"], "no request falls in it"),
         (["synth", "chat-beside-documents", "-o", "y", "--questions", "0"], "--questions 0"),
+        (["synth", "shared-document", "-o", "y", "--document-tokens", "0"], "--document-tokens 0"),
+        (["synth", "shared-document", "-o", "y", "--output-tokens", "-1"], "--output-tokens -1"),
         (["synth", "spaghetti"], "No such command 'spaghetti'"),
         (["zeroscrolls", "/none", "-o", "y"], "/none: no such file"),
         (["zeroscrolls", "/none", "-o", "y", "--context", "0"], "--context 0"),

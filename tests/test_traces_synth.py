@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import islice, pairwise
 from random import Random
 from statistics import fmean, median
+from typing import Any
 
 import pytest
 
@@ -181,6 +182,26 @@ def test_fifty_users_and_one_document() -> None:
     found = describe(requests)
     assert (found.requests, found.documents) == (50, 1)
     assert found.ideal_hit_ratio == pytest.approx(49 / 50 * 32_768 / (32_768 + 64))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"document_tokens": 0, "question_tokens": 0}, "--document-tokens 0: give 1 or more"),
+        ({"document_tokens": -512}, "--document-tokens -512: give 1 or more"),
+        ({"question_tokens": 0}, "--question-tokens 0: give 1 or more"),
+        ({"output_tokens": -1}, "--output-tokens -1: give 0 or more"),
+    ],
+)
+def test_a_document_that_cannot_be_names_the_option(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=f"^{says}$"):
+        shared_document(**change)
+
+
+def test_an_answer_may_have_no_tokens() -> None:
+    made = list(shared_document(users=2, document_tokens=1, question_tokens=1, output_tokens=0))
+    check_well_formed(made)
+    assert [request.output_tokens for request in made] == [0, 0]
 
 
 def test_chat_beside_documents_keeps_its_rates_from_the_first_second() -> None:

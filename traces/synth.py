@@ -68,7 +68,15 @@ def shared_document(
     instruction_tokens: int = 0,
     seed: int = 0,
 ) -> Iterator[TraceRequest]:
-    """Every user asks one question about one document, all at once or at a rate."""
+    """Every user asks one question about one document, all at once or at a rate.
+
+    Raises:
+        InputError: a setting that makes no traffic, named as the option of `traces synth`.
+    """
+    # Distributions of lengths are checked where they are read, `parse_length`.
+    check_tokens("--document-tokens", document_tokens, least=1)
+    check_tokens("--question-tokens", question_tokens, least=1)
+    check_tokens("--output-tokens", output_tokens, least=0)
     people = iter(range(users))  # each user once, not at random
     return workload(
         Workload(
@@ -217,6 +225,11 @@ class RequestMaker:
         )
 
 
+def check_tokens(option: str, tokens: int, *, least: int) -> None:
+    if tokens < least:
+        raise InputError(f"{option} {tokens}: give {least} or more")
+
+
 def _check(spec: Workload) -> None:
     counts = {
         "--users": spec.users,
@@ -238,8 +251,7 @@ def _check(spec: Workload) -> None:
         raise InputError(f"--chat-share {spec.chat_share:g}: not a share; give 0 to 1")
     if not 0 <= spec.zipf_s <= 10:
         raise InputError(f"--zipf {spec.zipf_s:g}: give an exponent from 0 (even) to 10")
-    if spec.instruction_tokens < 0:
-        raise InputError(f"--instruction-tokens {spec.instruction_tokens}: give 0 or more")
+    check_tokens("--instruction-tokens", spec.instruction_tokens, least=0)
     if spec.think_s is not None:
         if not 0 < spec.think_s < float("inf"):
             raise InputError(f"--think {spec.think_s:g}: give more than 0 seconds")

@@ -16,7 +16,7 @@ from forebay.traces.arrivals import check_rate
 from forebay.traces.errors import InputError
 from forebay.traces.lengths import AZURE_CONV_INPUT, AZURE_CONV_OUTPUT, Fixed, Length
 from forebay.traces.schema import TraceRequest
-from forebay.traces.synth import Document, RequestMaker, Workload
+from forebay.traces.synth import Document, RequestMaker, Workload, check_tokens
 
 # Documents opened longer ago than so many mean life spans have no question left worth the name.
 _WARM_LIVES = 5
@@ -56,8 +56,7 @@ def chat_beside_documents(spec: ChatBesideDocuments) -> Iterator[TraceRequest]:
         raise InputError(f"--questions {spec.questions}: give 1 or more a document")
     if spec.users < 1:
         raise InputError(f"--users {spec.users}: give 1 or more")
-    if spec.instruction_tokens < 0:
-        raise InputError(f"--instruction-tokens {spec.instruction_tokens}: give 0 or more")
+    check_tokens("--instruction-tokens", spec.instruction_tokens, least=0)
     for option, value in (("--follow-gap", spec.follow_gap_s), ("--duration", spec.duration_s)):
         if not 0 < value < float("inf"):
             raise InputError(f"{option} {value:g}: give more than 0 seconds")
