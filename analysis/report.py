@@ -7,6 +7,7 @@ one file; `write_report` never overwrites one unasked.
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -90,7 +91,8 @@ def write_report(page: Page, out: Path, force: bool = False) -> None:
         partial.write_text(page.html, encoding="utf-8")
         partial.replace(out)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink()
         raise InputError(f"--out {out}: cannot be written ({error.strerror})") from error
 
 

@@ -294,6 +294,9 @@ class TestCommand:
             write_report(page, tmp_path)
         with pytest.raises(InputError, match="cannot be written"):
             write_report(page, tmp_path / "no" / "such" / "r.html")
+        (tmp_path / "file").write_text("mine")
+        with pytest.raises(InputError, match=r"r\.html: cannot be written \(Not a directory\)"):
+            write_report(page, tmp_path / "file" / "r.html")
 
     @pytest.mark.parametrize(
         ("words", "told"),
