@@ -98,7 +98,9 @@ def _slos(text: str | None, runs: "Sequence[RunData]") -> "tuple[Slo, ...]":
 
     if text is None:
         return ()
-    return parse_slos(text, list(dict.fromkeys(name for run in runs for name in run.buckets())))
+    # A bucket that saw no request may have a target all the same.
+    names = [name for run in runs for name in (*run.planned_buckets(), *run.buckets())]
+    return parse_slos(text, list(dict.fromkeys(names)))
 
 
 def _print_json(data: dict[str, Any]) -> None:

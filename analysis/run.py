@@ -65,6 +65,12 @@ class RunData:
         names = sorted(set(self.words["bucket"].tolist()))
         return sorted(names, key=lambda name: (name == NO_BUCKET, self._median_tokens(name), name))
 
+    def planned_buckets(self) -> list[str]:
+        """The buckets of run.json, whether or not one saw a request; none in an older run."""
+        listed = self.info.get("buckets")
+        names = [at_path(one, ("name",)) for one in listed] if isinstance(listed, list) else []
+        return [printable(name) for name in names if isinstance(name, str)]
+
     def rows(self, bucket: str | None = None, outcome: str | None = None) -> NDArray[np.bool_]:
         """A mask of the requests of that bucket and outcome; None is any."""
         mask = np.ones(self.requests, dtype=np.bool_)

@@ -363,6 +363,30 @@ class TestCommand:
         assert told in err
         assert err.count("\n") == 1
 
+    def test_a_bucket_without_requests_may_have_a_target(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """The example of --help on runs of chats alone; run.json says which buckets there were."""
+        planned = [{"name": "chat", "up_to": 5000}, {"name": "document", "up_to": 131_072}]
+        words = [
+            str(write_run(tmp_path / name, steady(30, 1.0), info={"buckets": planned}))
+            for name in ("a", "b")
+        ]
+        words += ["--json", "--slo", "chat.ttft=1.5s,document.ttft=15s"]
+        assert run_command(compare_app, "compare", words) == 0
+        data = json.loads(capsys.readouterr().out)
+        assert data["slo"] == ["chat.ttft=1.5s", "document.ttft=15s"]
+        by_key = {(one["section"], one["key"]): one for one in data["figures"]}
+        assert by_key["run", "attainment"]["a"] == 0.5
+        words[-1] = "video.ttft=1s"
+        assert run_command(compare_app, "compare", words) == 2
+        assert "no bucket 'video'; one of: chat, document" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("listed", [None, 5, ["chat"], [{"up_to": 1}], [{"name": 7}]])
+    def test_strange_buckets_of_run_json_are_left_out(self, tmp_path: Path, listed: object) -> None:
+        run = load_run(write_run(tmp_path / "a", steady(3, 1.0), info={"buckets": listed}))
+        assert run.planned_buckets() == []
+
     def test_hostile_names_stay_text(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
