@@ -189,6 +189,13 @@ def test_bad_input_is_one_line(
     assert not out.exists()
 
 
+def test_no_study_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["experiment"]) == 2
+    said = capsys.readouterr()
+    assert said.err == ("forebay experiment: Missing command. (see 'forebay experiment --help')\n")
+    assert said.out == ""
+
+
 def test_results_are_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "results.json").write_text("{}")
     assert main(["experiment", "prefill", "--target", PHI, "--out", str(tmp_path)]) == 2

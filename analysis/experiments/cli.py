@@ -14,7 +14,7 @@ in virtual time.
 Example:  forebay experiment prefill --target sim:phi-3-mini@h200-nvl --out runs/prefill
 """
 
-app = new_app(help=HELP, no_args_is_help=True)
+app = new_app(help=HELP)
 for _name, _module in STUDIES.items():
     _study = import_module(_module)
     app.command(_name, help=_study.HELP)(_study.command)
