@@ -1,6 +1,7 @@
 """`forebay demo`: the whole story on a laptop, from engines to report."""
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,21 @@ Example:
 """
 
 app = new_app(help=EXAMPLE)
+
+
+def check_out(out: Path, files: Iterable[Path], force: bool) -> None:
+    """Raise InputError when `out` cannot take both runs and `files`; creates nothing."""
+    from forebay.analysis.side_by_side import DIRECT, PROXIED
+    from forebay.replay.output import check_folder
+    from forebay.traces.errors import InputError
+
+    for file in files:
+        if file.is_dir():
+            raise InputError(f"--out: {file} is a folder; name another than {out}")
+        if file.exists() and not force:
+            raise InputError(f"--out: {file} exists; name another folder or give --force")
+    for name in (DIRECT, PROXIED):
+        check_folder(out / name, force=force)
 
 
 @app.command(help=EXAMPLE)
@@ -46,15 +62,14 @@ def demo(
     from forebay.traces.jsonl import write_trace
     from forebay.traces.synth_mix import ChatBesideDocuments, chat_beside_documents
 
+    trace, page = out / "trace.jsonl", out / "report.html"
+    check_out(out, (trace, page), force)
     wanted = Engines(model=model, gpu=gpu, time_scale=time_scale)
     wanted.check()
     spec = ChatBesideDocuments(
         chat_rate_per_s=6.0, document_rate_per_s=0.22, duration_s=duration, seed=seed
     )
     rows = list(chat_beside_documents(spec))
-    page = out / "report.html"
-    if page.exists() and not force:
-        raise typer.BadParameter(f"{page} exists; name another folder or give --force")
     base = ReplayOptions(trace=rows, targets=(), out=out, seed=seed, force=force)
     make_folder(out)
     documents = sum(row.document is not None for row in rows)
@@ -64,7 +79,6 @@ def demo(
         f"two runs of about {duration / time_scale:.0f} s each",
         file=sys.stderr,
     )
-    trace = out / "trace.jsonl"
     write_trace(trace, rows)
     try:
         sides = run_on_fast_loop(lambda stop: side_by_side(trace, out, wanted, base, stop=stop))

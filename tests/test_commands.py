@@ -153,6 +153,30 @@ def test_the_proxy_starts_without_a_backend_and_stops_with_0() -> None:
     assert "gpu0 is not up yet" in said
 
 
+@pytest.mark.parametrize(
+    "held", ["trace.jsonl", "report.html", "round-robin/summary.json", "forebay/run.json"]
+)
+def test_the_demo_overwrites_nothing_unasked(
+    held: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def never(*_: object, **__: object) -> None:
+        raise ServerFailed("it was started")
+
+    monkeypatch.setattr("forebay.analysis.side_by_side.side_by_side", never)
+    file = tmp_path / held
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("mine")
+    words = ["demo", "--out", str(tmp_path), "--duration", "5"]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert str(file if file.parent == tmp_path else file.parent) in said
+    assert said.count("--force") == said.count("\n") == 1
+    assert file.read_text() == "mine"
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [file]
+    assert main([*words, "--force"]) == 1
+    assert "it was started" in capsys.readouterr().err
+
+
 def test_the_demo_in_a_short_form(tmp_path: Path) -> None:
     out = tmp_path / "demo"
     done = forebay(
