@@ -62,7 +62,8 @@ study() {
     return
   fi
   echo "study-h200: $name"
-  timeout "$LIMIT" "$FOREBAY" experiment "$name" --out "$OUT/$name" "$@"
+  # --force: what an unfinished one has left goes
+  timeout "$LIMIT" "$FOREBAY" experiment "$name" --out "$OUT/$name" --force "$@"
 }
 
 mkdir -p "$OUT"

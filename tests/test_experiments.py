@@ -196,10 +196,22 @@ def test_no_study_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert said.out == ""
 
 
-def test_results_are_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "results.json").write_text("{}")
-    assert main(["experiment", "prefill", "--target", PHI, "--out", str(tmp_path)]) == 2
-    assert "--force" in capsys.readouterr().err
+@pytest.mark.parametrize("held", ["results.json", "results.csv", "plot.svg", "runs/a/run.json"])
+def test_results_are_not_overwritten(
+    held: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The runs of a study that did not finish stand there without its results."""
+    file = tmp_path / held
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("mine")
+    words = ["experiment", "prefill", "--target", PHI, "--lengths", "1k,2k,4k", "--repeats", "1"]
+    assert main([*words, "--out", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert f"already holds {held.partition('/')[0]}; name another or give --force" in said
+    assert said.count("\n") == 1
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [file]
+    assert file.read_text() == "mine"
+    assert main([*words, "--out", str(tmp_path), "--force"]) == 0
 
 
 @pytest.mark.parametrize("name", STUDIES)

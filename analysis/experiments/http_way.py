@@ -10,6 +10,7 @@ from secrets import token_hex
 from typing import Any
 
 from forebay.analysis.experiments.gauges import Page, Pool, look, watching
+from forebay.analysis.experiments.result import RUNS
 from forebay.analysis.experiments.study import Study
 from forebay.analysis.experiments.target import About, known_model
 from forebay.analysis.experiments.ways import Load, Seen
@@ -61,7 +62,7 @@ class HttpWay:
         self, label: str, rows: Sequence[TraceRequest], salt: str, arrivals: Arrivals
     ) -> Load:
         asked = self._asked
-        folder = asked.out / "runs" / f"{self.name} {label}".replace(" ", "-").replace("/", "_")
+        folder = asked.out / RUNS / f"{self.name} {label}".replace(" ", "-").replace("/", "_")
         options = ReplayOptions(
             trace=rows,
             targets=[address.base for address in self._addresses],
@@ -71,7 +72,7 @@ class HttpWay:
             time_scale=asked.time_scale,
             salt=salt,
             api_key=asked.api_key,
-            force=True,  # results.json in OUT was looked for; its runs go with it
+            force=True,  # older runs in OUT were looked for before the study began
             quiet=True,
             warmup=1,
         )

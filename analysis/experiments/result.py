@@ -15,6 +15,7 @@ from forebay.analysis.units import NONE, counts, durations, rates, ratios, share
 from forebay.traces.errors import InputError
 
 FILES = ("results.json", "results.csv", "plot.svg")
+RUNS = "runs"  # folder of what was replayed, of targets by URL
 
 
 def _times(values: Sequence[float | None]) -> list[str]:
@@ -80,8 +81,9 @@ def check_out(out: Path, force: bool) -> None:
     """Raise InputError when `out` cannot take the results; creates nothing."""
     if out.exists() and not out.is_dir():
         raise InputError(f"--out {out}: is a file; name a folder")
-    if not force and (out / FILES[0]).exists():
-        raise InputError(f"--out {out}: already holds {FILES[0]}; name another or give --force")
+    for name in (*FILES, RUNS):
+        if not force and (out / name).exists():
+            raise InputError(f"--out {out}: already holds {name}; name another or give --force")
 
 
 def finish(result: Result, out: Path, as_json: bool) -> None:
