@@ -111,6 +111,8 @@ def replay_command(
     )
     summary = run_on_fast_loop(partial(replay, options))
     show(summary, as_json=as_json)
+    for warning in summary.values["warnings"]:
+        print(f"forebay replay: {warning}", file=sys.stderr)
     if summary.interrupted:
         print(f"forebay replay: interrupted; kept in {summary.folder}", file=sys.stderr)
         raise typer.Exit(130)

@@ -29,6 +29,7 @@ from forebay.replay.slo import Slo
 from forebay.replay.source import Scan, TraceSource
 from forebay.replay.summary import Tally
 from forebay.replay.target import Served, Target, ask_served, parse_targets
+from forebay.replay.warm import cache_warnings
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 
@@ -191,6 +192,8 @@ async def _run(plan: _Plan, client: Client, clock: Clock, folder: RunFolder, sto
         scale=options.time_scale,
     )
     summary["ended"] = ended
+    counted = tally.counted_input_tokens
+    summary["warnings"] = cache_warnings(plan.source, dispatch.sent, counted, summary)
     provenance = Provenance(plan.targets, plan.served, plan.slos, plan.run_id, started_unix_s)
     record = run_record(options, plan.source, plan.scan, schedule, provenance, ended)
     folder.commit(record, summary)

@@ -101,6 +101,7 @@ class Tally:
         self._prompt_tokens = 0
         self._cached_tokens = 0
         self._cached_known = False
+        self.counted_input_tokens = 0  # the trace's count of what `_prompt_tokens` counts
         self._by_backend: Counter[str] = Counter()
         self._estimated = 0
         self._without_output = 0
@@ -115,6 +116,7 @@ class Tally:
             self.lateness.add(row.intended_s, row.pacing_lag_s, row.cap_wait_s or 0.0)
         if row.prompt_tokens is not None:
             self._prompt_tokens += row.prompt_tokens
+            self.counted_input_tokens += row.input_tokens
             self._by_backend[row.backend or "unknown"] += row.prompt_tokens
             if row.cached_tokens is not None:
                 self._cached_known = True

@@ -110,6 +110,22 @@ def test_bad_usage(
     assert server.bodies == []
 
 
+def test_warm_caches_are_said_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The server finds 16 tokens of every prompt, and no two of these share any."""
+    path, out = tmp_path / "alone.jsonl", tmp_path / "run"
+    write_trace(path, (TraceRequest(f"r{at}", 0.0, 32, 2, blocks=(at,)) for at in range(50)))
+    with served(Server()) as server:
+        words = ["replay", str(path), "--target", server.url, "--out", str(out), "--json"]
+        assert main(words) == 0
+    said = capsys.readouterr()
+    (line,) = said.err.splitlines()
+    assert line.startswith("forebay replay: the caches were warm: 800 of 1,600 prompt tokens ")
+    assert "--salt NEW" in line
+    assert line == f"forebay replay: {orjson.loads(said.out)['warnings'][0]}"
+
+
 def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", "--help"]) == 0
     assert "forebay replay trace.jsonl --target" in capsys.readouterr().out
