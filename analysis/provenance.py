@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from forebay.analysis.run import RunData, at_path
 from forebay.analysis.units import printable
@@ -35,6 +36,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     "targets": ("targets",),
     "model": ("model",),
     "endpoint": ("endpoint",),
+    "salt": ("salt",),
     "too-long rows": ("too_long",),
     "max in flight": ("max_in_flight",),
     "warm-up": ("warmup",),
@@ -148,6 +150,8 @@ def warnings(a: RunData, b: RunData, judged_anew: bool = False) -> list[str]:
         ended = text_of(setting(run, "ended"))
         if ended not in ("", COMPLETE):
             found.append(f"{run.name}: ended by {ended}; its last requests are missing")
+        own = run.summary.get("warnings")
+        found += [f"{run.name}: {text_of(one)}" for one in own] if isinstance(own, list) else []
     for what in MUST_AGREE:
         if what == LATENCY_TARGETS and judged_anew:
             continue
@@ -159,4 +163,41 @@ def warnings(a: RunData, b: RunData, judged_anew: bool = False) -> list[str]:
             )
     if a.requests != b.requests:
         found.append(f"different number of requests: {a.requests:,} and {b.requests:,}")
+    if shared_cache := _shared_cache(a, b):
+        found.append(shared_cache)
+    return found
+
+
+def _shared_cache(a: RunData, b: RunData) -> str | None:
+    """A warning if both runs sent equal bytes to one server.
+
+    Whether it was started anew between them is not recorded.
+    """
+    for what in ("salt", "trace sha256", "model", "endpoint"):
+        of_a = setting(a, what)
+        if not isinstance(of_a, str) or of_a != setting(b, what):
+            return None
+    at_a, at_b = (text_of(setting(run, "started")) for run in (a, b))
+    both = _servers(a) & _servers(b)
+    if not at_a or not at_b or at_a == at_b or not both:  # of one moment: a run and itself
+        return None
+    first, second = (a, b) if at_a < at_b else (b, a)
+    return (
+        f"{second.name} sent the prompts of {first.name} to {min(both)} again and may have found "
+        "them in its cache; repeat it with --salt NEW"
+    )
+
+
+def _servers(run: RunData) -> set[str]:
+    """HOST:PORT of each target."""
+    targets = setting(run, "targets")
+    found = set()
+    for target in targets if isinstance(targets, list) else ():
+        try:
+            parts = urlsplit(text_of(at_path(target, ("url",))))
+            port = parts.port or {"https": 443}.get(parts.scheme, 80)
+        except ValueError:  # not an address: of no server
+            continue
+        if parts.hostname:
+            found.add(f"{parts.hostname}:{port}")
     return found

@@ -291,6 +291,66 @@ class TestComparison:
         if "slos" in summary:
             assert compare(runs[0], runs[1], SLOS).warnings == ()  # judged anew, both by the same
 
+    @pytest.mark.parametrize(
+        ("info", "second"),
+        [
+            ({}, "b"),
+            ({"started_at": "2026-11-21T09:59:59+00:00"}, "a"),
+            ({"targets": [{"url": "http://elsewhere"}, {"url": "http://127.0.0.1:8001/x"}]}, "b"),
+            ({"targets": [{"url": "http://127.0.0.1:8002"}]}, None),
+            ({"targets": [{"url": "http://[::1"}]}, None),
+            ({"targets": "http://127.0.0.1:8001"}, None),
+            ({"salt": "b"}, None),
+            ({"salt": None}, None),
+            ({"started_at": "2026-11-21T10:00:00+00:00"}, None),
+            ({"started_at": None}, None),
+        ],
+    )
+    def test_equal_prompts_at_one_server_are_said(
+        self, tmp_path: Path, info: Row, second: str | None
+    ) -> None:
+        """The second found what the first had left in the cache, unless the salt differs."""
+        later = {"salt": "", "started_at": "2026-11-21T10:30:00+00:00"}
+        runs = load_runs(
+            [
+                write_run(tmp_path / "a", steady(30, 1.0), info={"salt": ""}),
+                write_run(tmp_path / "b", steady(30, 1.0), info=later | info),
+            ]
+        )
+        found = compare(runs[0], runs[1]).warnings
+        assert [text.split()[0] for text in found] == ([second] if second else [])
+        for text in found:
+            assert "to 127.0.0.1:8001 again" in text
+            assert "--salt NEW" in text
+
+    @pytest.mark.parametrize(
+        "differs",
+        [{"trace": {"sha256": "cd"}}, {"model": "llama-3-70b"}, {"endpoint": "chat"}],
+    )
+    def test_other_prompts_find_no_cache(self, tmp_path: Path, differs: Row) -> None:
+        later = {"salt": "", "started_at": "2026-11-21T10:30:00+00:00"}
+        runs = load_runs(
+            [
+                write_run(tmp_path / "a", steady(30, 1.0), info={"salt": ""}),
+                write_run(tmp_path / "b", steady(30, 1.0), info=later | differs),
+            ]
+        )
+        (only,) = compare(runs[0], runs[1]).warnings
+        assert only.startswith("different ")
+
+    def test_what_a_run_warned_of_is_said_again(self, tmp_path: Path) -> None:
+        warm = {"warnings": ["the caches were warm: 31 of 32 prompt tokens", 5]}
+        runs = load_runs(
+            [
+                write_run(tmp_path / "a", steady(30, 1.0), {"warnings": "none"}),
+                write_run(tmp_path / "b", steady(30, 1.0), warm),
+            ]
+        )
+        assert compare(runs[0], runs[1]).warnings == (
+            "b: the caches were warm: 31 of 32 prompt tokens",
+            "b: 5",
+        )
+
     def test_the_command_repeats_the_run(self, pair: tuple[Path, Path]) -> None:
         assert repeat_command(load_run(pair[0])) == (
             "forebay replay 'traces/rag mix.jsonl' --target http://127.0.0.1:8001 "
