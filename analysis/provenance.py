@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from forebay.analysis.given import given_options
 from forebay.analysis.run import RunData, at_path
 from forebay.analysis.units import printable
 
@@ -38,6 +39,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     "endpoint": ("endpoint",),
     "salt": ("salt",),
     "too-long rows": ("too_long",),
+    "context limit": ("max_model_len",),
     "max in flight": ("max_in_flight",),
     "warm-up": ("warmup",),
     LATENCY_TARGETS: ("slos",),
@@ -111,7 +113,8 @@ def repeat_command(run: RunData) -> str:
     ):
         if (value := setting(run, what)) is not None:
             words += [option, text_of(value)]
-    return " ".join(shlex.quote(word) for word in [*words, "--out", run.path.name])
+    words += [*given_options(run.info), "--out", run.path.name]
+    return " ".join(shlex.quote(word) for word in words)
 
 
 def text_of(value: Any) -> str:

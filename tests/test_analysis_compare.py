@@ -355,8 +355,40 @@ class TestComparison:
         assert repeat_command(load_run(pair[0])) == (
             "forebay replay 'traces/rag mix.jsonl' --target http://127.0.0.1:8001 "
             "--arrivals poisson --rate 9.5 --time-scale 4 --endpoint completions --seed 7 "
-            "--out round-robin"
+            "--model llama-3-8b --out round-robin"
         )
+
+    @pytest.mark.parametrize(
+        ("info", "words"),
+        [
+            ({"salt": "", "warmup": 0, "max_in_flight": 10_000, "max_model_len": None}, ""),
+            ({"salt": "a b"}, "--salt 'a b'"),
+            ({"max_model_len": 8192}, "--max-model-len 8192"),
+            ({"max_in_flight": 16}, "--max-in-flight 16"),
+            ({"warmup": 3}, "--warmup 3"),
+            ({"buckets": [{"name": "chat", "up_to": 5000}, {"name": "document", "up_to": 131_072}],
+              "slos": [{"bucket": "chat", "metric": "ttft", "limit_s": 2.0},
+                       {"bucket": "document", "metric": "ttft", "limit_s": 15.0}]}, ""),
+            ({"buckets": [{"name": "all", "up_to": 9}], "slos": []}, "--buckets all:9"),
+            ({"slos": [{"bucket": None, "metric": "tpot", "limit_s": 5e-05},
+                       {"bucket": "chat", "metric": "ttft", "limit_s": 120.0}]},
+             "--slo tpot=0.00005s,chat.ttft=120s"),
+            ({"trace": {"path": "traces/rag mix.jsonl", "skipped_bad": 2}}, "--skip-bad"),
+            ({"buckets": 5, "slos": [{"bucket": "chat"}, 7]}, ""),
+        ],
+    )  # fmt: skip
+    def test_the_command_has_what_was_not_the_default(
+        self, tmp_path: Path, info: Row, words: str
+    ) -> None:
+        run = load_run(write_run(tmp_path / "r", steady(3, 1.0), info=info))
+        said = repeat_command(run).partition("--model llama-3-8b ")[2]
+        assert said == f"{words} --out r".lstrip()
+
+    def test_the_command_of_a_closed_loop_has_no_limit(self, tmp_path: Path) -> None:
+        info = {"arrivals": "closed:16", "max_in_flight": 16}
+        run = load_run(write_run(tmp_path / "r", steady(3, 1.0), info=info))
+        assert "--arrivals closed:16" in repeat_command(run)
+        assert "--max-in-flight" not in repeat_command(run)
 
 
 class TestCommand:

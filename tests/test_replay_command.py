@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,12 +16,16 @@ import orjson
 import pytest
 from replay_server import Server, serve
 
+from forebay.analysis.provenance import repeat_command
+from forebay.analysis.run import load_run
 from forebay.proxy.cli import main
 from forebay.replay.cli import app
 from forebay.replay.progress import describe
 from forebay.replay.recorder import Live
 from forebay.traces.jsonl import write_trace
 from forebay.traces.schema import TraceRequest
+
+BY_CHANCE = {"run_id", "started_at", "started_unix_s"}
 
 
 @contextmanager
@@ -124,6 +129,34 @@ def test_warm_caches_are_said_in_one_line(
     assert line.startswith("forebay replay: the caches were warm: 800 of 1,600 prompt tokens ")
     assert "--salt NEW" in line
     assert line == f"forebay replay: {orjson.loads(said.out)['warnings'][0]}"
+
+
+def test_the_command_of_the_report_repeats_the_run(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = (
+        "--rate 200 --arrivals gamma:2 --seed 5 --duration 0.1 --salt x --model tiny --warmup 1 "
+        "--slo tpot=50ms,long.ttft=300us --buckets short:10,long:900 --max-in-flight 7 "
+        "--max-model-len 900 --too-long truncate --endpoint chat --time-scale 2 --skip-bad"
+    )
+    with open(trace, "a") as file:
+        file.write("rubbish\n")
+    records = []
+    with served(Server()) as server:
+        line = f"replay {trace} --target {server.url} {words} --out {tmp_path}/run"
+        for folder in ("first", "second"):
+            (tmp_path / folder).mkdir()
+            monkeypatch.chdir(tmp_path / folder)
+            assert main(shlex.split(line)) == 0
+            out = tmp_path / ("run" if folder == "first" else "second/run")
+            records.append(orjson.loads((out / "run.json").read_bytes()))
+            line = repeat_command(load_run(out)).removeprefix("forebay ")
+    first, second = (
+        {name: value for name, value in record.items() if name not in BY_CHANCE}
+        for record in records
+    )
+    assert first == second
+    assert first["slos"][1] == {"bucket": "long", "metric": "ttft", "limit_s": 0.0003}
 
 
 def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
