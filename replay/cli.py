@@ -58,7 +58,13 @@ def replay_command(
         str | None,
         typer.Option(help="targets, e.g. chat.ttft=2s,tpot=100ms [default: chat 2s, document 15s]"),
     ] = None,
-    salt: Annotated[str, typer.Option(help="a new one makes prompts no cache has seen")] = "",
+    salt: Annotated[
+        str,
+        typer.Option(
+            help="a new one makes prompts no cache has seen; with the same one a second replay "
+            "finds the first one's cache"
+        ),
+    ] = "",
     max_model_len: Annotated[
         int | None, typer.Option(help="context limit, when lower than the target says")
     ] = None,
