@@ -77,8 +77,10 @@ class RunFolder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.hlog.close()
-        self.table.close()
+        # Committed, both are closed; else what they cannot write any more is thrown away anyway.
+        for close in (self.hlog.close, self.table.abandon):
+            with suppress(OSError):
+                close()
         for name in FILES:
             with suppress(OSError):
                 self._partial(name).unlink(missing_ok=True)
@@ -149,8 +151,13 @@ class TableWriter:
                 ]
             )
             self._rows = []
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close without the rest."""
         writer, self._writer = self._writer, None
-        writer.close()
+        if writer is not None:
+            writer.close()
 
     def _write(self, columns: list[Any]) -> None:
         self._writer.write_batch(self._arrow.record_batch(columns, schema=self._schema))

@@ -20,6 +20,7 @@ from forebay.replay.recorder import Recorder
 from forebay.replay.sim.clock import run
 from forebay.replay.summary import Tally
 from forebay.traces.buckets import DEFAULT_BUCKETS
+from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 
 
@@ -118,3 +119,15 @@ def test_a_run_that_ends_during_a_flush_is_whole(
     kept = counts(summary.folder)
     assert kept["ttft_response.chat"] + kept["ttft_response.document"] == told["completed"]
     assert kept["sched_lag.chat"] + kept["sched_lag.document"] == 30
+
+
+def test_a_disk_that_is_full_is_one_line_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: output.TableWriter, columns: list[Any]) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(output.TableWriter, "_write", full)
+    with pytest.raises(InputError, match=r"--out: .*run cannot be written: .*No space left"):
+        run_one(tmp_path / "run", rows(30))
+    assert list((tmp_path / "run").iterdir()) == []
