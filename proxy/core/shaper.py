@@ -51,6 +51,9 @@ DISPATCH_AHEAD_S: Final = 0.3
 never waits for us, too little for its own queue to matter."""
 
 
+MOST_PROMPT_TOKENS: Final = 10_000_000  # longer than any context: an engine that says more is wrong
+
+
 class Shaper(Dispatcher):
     def __init__(
         self,
@@ -215,6 +218,8 @@ class Shaper(Dispatcher):
         flight.output_tokens = output_tokens
         if output_tokens > 0:
             self._outputs.observe(waiting.request.tenant, waiting.bucket, output_tokens)
+        if prompt_tokens and self._quotas.any:
+            self._count_anew(waiting.request, prompt_tokens, now)
         if cached_tokens is not None and self._fairness.on:
             tokens = waiting.request.prompt_tokens
             cached = cached_tokens * tokens // prompt_tokens if prompt_tokens else cached_tokens
@@ -458,6 +463,13 @@ class Shaper(Dispatcher):
         now: float,
     ) -> None:
         """What was decided about a newcomer, and from what: for `explain.py`."""
+
+    def _count_anew(self, request: Request, prompt_tokens: int, now: float) -> None:
+        """A quota is of tokens as the engine counts them; on arrival they were a guess."""
+        more = min(prompt_tokens, MOST_PROMPT_TOKENS) - request.prompt_tokens
+        self._quotas.take(request.tenant, more, now)
+        if more > 0:  # what other proxies are told only rises
+            self._sharing.took(request.tenant, more, now)
 
     def _beyond(self, waiting: Waiting, now: float) -> Reject:
         """It waits, and no bucket holds it any longer."""
