@@ -14,6 +14,7 @@ from urllib.parse import parse_qs
 import orjson
 from aiohttp import web
 
+from forebay.proxy import cross_site
 from forebay.proxy.app import App
 from forebay.proxy.capture import Capture
 from forebay.proxy.core.backend import Backend
@@ -66,6 +67,8 @@ class Admin:
         self._started_at = asyncio.get_running_loop().time()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if (refusal := cross_site.refused(request)) is not None:
+            return refusal
         match request.method, request.raw_path.partition("?")[0]:
             case "GET" | "HEAD", "/healthz":
                 return web.Response(text="ok\n")

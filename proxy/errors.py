@@ -87,6 +87,10 @@ def no_such_path() -> ApiError:
     return ApiError(404, "not_found", "There is no such path here.")
 
 
+def cross_site() -> ApiError:
+    return ApiError(403, "cross_site", "Pages of other sites may not do this.")
+
+
 def overloaded() -> ApiError:
     """The proxy itself is short of something: it serves the more urgent."""
     return ApiError(

@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from forebay.proxy import cross_site
 from forebay.proxy.admin import asked_for
 from forebay.proxy.errors import SERVER, error_body
 from forebay.proxy.http_server import no_such_path
@@ -49,6 +50,8 @@ class WorkersAdmin:
         await self._session.close()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if (refusal := cross_site.refused(request)) is not None:
+            return refusal
         match request.method, request.raw_path.partition("?")[0]:
             case "GET" | "HEAD", "/healthz":
                 return web.Response(text="ok\n")

@@ -1,0 +1,122 @@
+"""The admin port refuses what a page of another site has a browser send, over real sockets."""
+
+import asyncio
+
+import aiohttp
+import pytest
+from proxy_stage import RawBackend, stage
+
+from forebay.proxy.http_server import HttpServer, listen
+from forebay.proxy.share.workers import Workers
+from forebay.proxy.share.workers_admin import WorkersAdmin
+
+WAIT_S = 20
+EVIL = "http://evil.example"
+REFUSED = [
+    {"sec-fetch-site": "cross-site", "origin": EVIL},
+    {"sec-fetch-site": "same-site"},  # another port of this machine
+    {"sec-fetch-site": "cross-site"},
+    {"sec-fetch-site": "same-origin", "origin": EVIL},
+    {"origin": EVIL},  # over plain HTTP browsers send Origin alone
+    {"origin": "null"},
+    {"origin": ""},
+    {"origin": "http://127.0.0.1"},  # the same machine, another port
+    {"origin": "http://{host}.evil.example"},
+    {"origin": "http://evil.example@{host}"},
+    {"origin": "null", "host": "null"},
+]
+PASSED = [
+    {},  # curl
+    {"sec-fetch-site": "same-origin", "origin": "http://{host}"},
+    {"sec-fetch-site": "none"},
+    {"origin": "http://{host}"},
+    {"origin": "https://ops.example", "host": "OPS.example"},  # behind a reverse proxy
+]
+
+
+def of(headers: dict[str, str], admin: str) -> dict[str, str]:
+    host = admin.removeprefix("http://")
+    return {name: value.format(host=host) for name, value in headers.items()}
+
+
+async def assert_refused(answer: aiohttp.ClientResponse) -> None:
+    assert answer.status == 403
+    error = (await answer.json())["error"]
+    assert error["code"] == "cross_site"
+    assert set(error) == {"message", "type", "param", "code"}
+    assert answer.headers["x-request-id"] == "a1"
+    assert "access-control-allow-origin" not in answer.headers
+
+
+class TestOneProxy:
+    @pytest.mark.parametrize("headers", REFUSED)
+    def test_a_page_of_another_site_neither_drains_nor_reloads(
+        self, headers: dict[str, str]
+    ) -> None:
+        async def main() -> None:
+            async with (
+                asyncio.timeout(WAIT_S),
+                RawBackend().running() as backend,
+                stage([backend.url]) as on,
+            ):
+                admin = on.proxy.admin_url
+                sent = {**of(headers, admin), "x-request-id": "a1"}
+                before = on.proxy.reloader.said
+                for path in ("/drain", "/reload", "/drain?x", "/none"):
+                    async with on.client.post(admin + path, headers=sent) as answer:
+                        await assert_refused(answer)
+                assert not on.proxy.stop.is_set()
+                assert on.proxy.reloader.said == before
+                # What reads is not refused: pages may not read the answer.
+                async with on.client.get(admin + "/status", headers=sent) as answer:
+                    assert answer.status == 200
+                    assert "access-control-allow-origin" not in answer.headers
+
+        asyncio.run(main())
+
+    @pytest.mark.parametrize("headers", PASSED)
+    def test_scripts_and_own_pages_pass(self, headers: dict[str, str]) -> None:
+        async def main() -> None:
+            async with (
+                asyncio.timeout(WAIT_S),
+                RawBackend().running() as backend,
+                stage([backend.url]) as on,
+            ):
+                admin = on.proxy.admin_url
+                sent = of(headers, admin)
+                async with on.client.post(admin + "/reload", headers=sent) as answer:
+                    text = await answer.text()
+                    assert text == "failed: not reloaded: it does not come from a file\n"
+                async with on.client.post(admin + "/drain", headers=sent) as answer:
+                    assert answer.status == 202
+                assert on.proxy.stop.is_set()
+
+        asyncio.run(main())
+
+
+def test_workers_are_not_drained_by_a_page() -> None:
+    async def main() -> None:
+        workers = Workers([], 2, lambda _: None)
+        async with (
+            asyncio.timeout(WAIT_S),
+            WorkersAdmin(workers) as pages,
+            aiohttp.ClientSession() as client,
+        ):
+            runner, port = await listen(HttpServer(pages.handle), "127.0.0.1", 0)
+            try:
+                admin = f"http://127.0.0.1:{port}"
+                for headers in REFUSED:
+                    sent = {**of(headers, admin), "x-request-id": "a1"}
+                    async with client.post(admin + "/drain", headers=sent) as answer:
+                        await assert_refused(answer)
+                assert not workers.stop.is_set()
+                for headers in PASSED:
+                    workers.stop.clear()
+                    async with client.post(admin + "/drain", headers=of(headers, admin)) as answer:
+                        assert answer.status == 202
+                    assert workers.stop.is_set()
+            finally:
+                await runner.cleanup()
+                workers.hub.close()
+
+    asyncio.run(main())
