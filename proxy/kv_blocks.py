@@ -14,14 +14,20 @@ from forebay.proxy.core.held import HeldPrefixes
 
 ROOT = 0  # what the first block is chained to
 MOST_BLOCKS = 1 << 22  # of one engine: no GPU holds so many
+# In the order of vLLM's own classes: newer versions have more at the end, older ones fewer.
 OLD_STORED = (
     "type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium",
+    "lora_name", "extra_keys", "group_idx",
 )  # fmt: skip
-OLD_REMOVED = ("type", "block_hashes", "medium")
+OLD_REMOVED = ("type", "block_hashes", "medium", "group_idx")
 
 
 class BadEvent(Exception):
     """An event that cannot be understood, or that does not fit what was told before."""
+
+
+class SaltUntold(BadEvent):
+    """A prompt's first block comes without its salt: it is not known whose prompts hit it."""
 
 
 def chain_keys(
@@ -46,10 +52,15 @@ def chain_keys(
 
 
 class KvBlocks:
-    """One engine's blocks by its own hashes, and the index that is told of them."""
+    """One engine's blocks by its own hashes, and the index that is told of them.
 
-    def __init__(self, held: HeldPrefixes) -> None:
+    Attributes:
+        salted: every prompt is sent with a salt, so events that cannot tell it are of no use.
+    """
+
+    def __init__(self, held: HeldPrefixes, *, salted: bool = False) -> None:
         self.held = held
+        self.salted = salted
         self._keys: dict[Any, list[int]] = {}  # engine's hash: key, copies
 
     def clear(self, *, complete: bool) -> None:
@@ -80,6 +91,10 @@ class KvBlocks:
 
     def _stored(self, fields: dict[str, Any]) -> None:
         size, translations = fields["block_size"], self.held.translations
+        parent = fields["parent_block_hash"]
+        # [None, ...] is a word: somebody else's prompt, without a salt.
+        if parent is None and self.salted and not fields.get("extra_keys"):
+            raise SaltUntold("its KV events do not tell cache salts (vLLM 0.20 and newer do)")
         if not isinstance(size, int) or size < 1:
             raise BadEvent(f"blocks of {size!r} tokens")
         if len(self._keys) > MOST_BLOCKS:
@@ -88,7 +103,6 @@ class KvBlocks:
             translations.block_size = size
         if size != translations.block_size:
             raise BadEvent(f"blocks of {size} tokens, other engines': {translations.block_size}")
-        parent = fields["parent_block_hash"]
         if parent is not None and parent not in self._keys:
             if self.held.complete:
                 raise BadEvent("a block behind one that was never stored")

@@ -20,7 +20,7 @@ from forebay.proxy.config import BackendConfig, Config
 from forebay.proxy.core.backend import Backend
 from forebay.proxy.core.held import HeldPrefixes, Translations
 from forebay.proxy.driver import Driver
-from forebay.proxy.kv_blocks import BadEvent, KvBlocks
+from forebay.proxy.kv_blocks import BadEvent, KvBlocks, SaltUntold
 from forebay.proxy.translate import Translator
 from forebay.traces.errors import InputError
 
@@ -44,6 +44,7 @@ class Followers:
         self, config: Config, driver: Driver, backends: Backends, say: Callable[[str], None]
     ) -> None:
         self._first = config.backends
+        self._salted = config.tenants.isolates
         self._driver = driver
         self._say = say
         self._translations = Translations(0)  # the first event says how large a block is
@@ -74,8 +75,11 @@ class Followers:
             self._context.destroy(linger=0)
 
     def reconfigure(self, config: Config) -> None:
-        """Text blocks may have another length from now on; backends are followed one by one."""
+        """Another length of text blocks, salts or none; backends are followed one by one."""
         self.translator.reconfigure(config.affinity.block_bytes)
+        self._salted = config.tenants.isolates
+        for follower in self._followers.values():
+            follower.salted(self._salted)
 
     def check(self, config: Config) -> None:
         """Raises InputError if `config` needs pyzmq or msgspec and they are not installed."""
@@ -103,6 +107,7 @@ class Followers:
             run = self.translator.run()
             self._translating = asyncio.create_task(run, name="translations")
         follower = Follower(config, self._translations, self._say)
+        follower.salted(self._salted)
         await follower.open(zmq, self._context, msgspec.msgpack.Decoder().decode)
         # What it holds is not known before the first batch, so that the belief stands until then.
         follower.tell(self._driver.shaper.backends[config.name])
@@ -139,6 +144,11 @@ class Follower:
         self._next = 0  # number of the batch that goes on where the index is
         self._last = 0  # digest of the batch before it: a restarted engine has another, or none
         self._last_live = -1
+        self._said_untold = False
+
+    def salted(self, salted: bool) -> None:
+        """Whether prompts are sent with salts from now on."""
+        self._blocks.salted = salted
 
     def tell(self, backend: Backend) -> None:
         """From now on it is this backend's index that is told."""
@@ -235,7 +245,10 @@ class Follower:
                 raise BadEvent("no batch of KV events")
             self._blocks.apply(batch[1])
         except (BadEvent, ValueError) as error:  # what does not decode is a ValueError
-            self._say(f"{name}: {error}; its prefix index is corrected by its answers instead")
+            # Every prompt tells as little: once is enough.
+            if not (isinstance(error, SaltUntold) and self._said_untold):
+                self._say(f"{name}: {error}; its prefix index is corrected by its answers instead")
+            self._said_untold |= isinstance(error, SaltUntold)
             self._blocks.clear(complete=False)
         if not held.complete and self._backend is not None and self._backend.kv_tokens < inf:
             size = held.translations.block_size or 1
@@ -244,6 +257,7 @@ class Follower:
     def _restarted(self) -> None:
         self._say(f"{self._config.name} has restarted: its prefix index starts anew")
         self._next, self._last_live = 0, -1
+        self._said_untold = False  # it may be of another version now
 
     async def _replay(self) -> int:
         """Take what the engine still has from where the index is; how many batches, -1: no end.

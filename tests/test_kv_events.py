@@ -31,7 +31,7 @@ from forebay.proxy.kv_events import Follower
 from forebay.proxy.translate import Translator
 from forebay.proxy.upstream import Origin
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.kv_events import KvEventsConfig
+from forebay.replay.engine.kv_events import KvEvents, KvEventsConfig
 from forebay.replay.engine.kv_publisher import KvPublisher
 from forebay.replay.engine.server import RunningEngine, start_engine
 from forebay.replay.engine.server_options import ServerOptions
@@ -163,7 +163,12 @@ def text_of(document: int) -> str:
 
 @asynccontextmanager
 async def following(
-    *, replay: bool = True, wildcard_here: bool = False, engine_first: bool = True, **options: Any
+    *,
+    replay: bool = True,
+    wildcard_here: bool = False,
+    engine_first: bool = True,
+    tenants: dict[str, Any] | None = None,
+    **options: Any,
 ) -> AsyncIterator[Scene]:
     port, events, replays = free_ports(3)
     scene = Scene(port, f"tcp://127.0.0.1:{events}", f"tcp://127.0.0.1:{replays}", **options)
@@ -177,7 +182,12 @@ async def following(
         if engine_first:
             await scene.start_engine()
         scene.proxy = await stack.enter_async_context(
-            stage([backend["url"]], backends=[backend], wait_up=int(engine_first))
+            stage(
+                [backend["url"]],
+                backends=[backend],
+                wait_up=int(engine_first),
+                tenants=tenants or {},
+            )
         )
         yield scene
 
@@ -563,6 +573,76 @@ def test_nonsense_from_a_publisher_ends_exactness_and_nothing_else(
                 await scene.ask(number, "question")
             await scene.until(lambda: any("corrected by" in line for line in scene.proxy.said))
             assert await scene.ask(5, "another") > 1_400
+
+    play(main)
+
+
+def write_lists(monkeypatch: pytest.MonkeyPatch, fields: int) -> None:
+    """The engine writes events as lists of so many fields at most, as vLLM did up to 0.2x."""
+    take = KvEvents.take
+
+    def as_lists(self: KvEvents) -> list[Any]:
+        return [list(event.values())[:fields] for event in take(self)]
+
+    monkeypatch.setattr(KvEvents, "take", as_lists)
+
+
+def test_salts_in_lists_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM 0.20: everything that tells prompts apart stands behind the medium."""
+    write_lists(monkeypatch, 10)
+
+    async def main() -> None:
+        async with following(tenants={"isolate_cache": True}) as scene:
+            await scene.until(lambda: scene.mode == "exact")
+            await warmed(scene)
+            told = await predicted_is_reported(scene, 9, 20)
+            assert max(told) > 1_400
+            assert scene.mode == "exact"
+
+    play(main)
+
+
+def test_an_engine_that_tells_no_salts_is_not_exact_and_that_is_said_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """vLLM 0.11: with salts, what it holds would look like nobody's prompts."""
+    write_lists(monkeypatch, 7)
+
+    async def main() -> None:
+        async with following(tenants={"isolate_cache": True}) as scene:
+            await scene.until(lambda: scene.mode == "exact")  # it holds nothing, which is known
+            for number in range(3):
+                for document in range(3):
+                    cached = await scene.ask(document, f"question {number}")
+                    await scene.heard()
+                    assert scene.mode == "corrected"
+            assert cached > 1_400
+            backend = scene.backend
+            before = backend.prefix_error.absolute_tokens
+            await scene.ask(2, "one more")
+            assert backend.prefix_error.absolute_tokens - before < 512  # not "none is cached"
+            async with scene.proxy.client.post(scene.engine.url + "/reset_prefix_cache"):
+                pass
+            await scene.ask(0, "again")
+            await scene.heard()
+            assert scene.mode == "corrected"
+            assert [line for line in scene.proxy.said if "salt" in line] == [
+                "b0: its KV events do not tell cache salts (vLLM 0.20 and newer do); its prefix "
+                "index is corrected by its answers instead"
+            ]
+
+    play(main)
+
+
+def test_without_salts_nothing_is_missing_in_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_lists(monkeypatch, 7)
+
+    async def main() -> None:
+        async with following() as scene:
+            await scene.until(lambda: scene.mode == "exact")
+            await warmed(scene)
+            await predicted_is_reported(scene, 10, 10)
+            assert scene.mode == "exact"
 
     play(main)
 

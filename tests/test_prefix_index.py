@@ -15,7 +15,7 @@ from forebay.proxy.core.held import UNKNOWN, HeldPrefixes, Translations
 from forebay.proxy.core.model import BackendSpec, Bucket, Request, Send
 from forebay.proxy.core.prefix import PrefixIndex, Touch
 from forebay.proxy.core.shaper import Shaper
-from forebay.proxy.kv_blocks import BadEvent, KvBlocks, chain_keys
+from forebay.proxy.kv_blocks import BadEvent, KvBlocks, SaltUntold, chain_keys
 from forebay.replay.engine.tokenizer import Prompt, encode_ids
 
 BLOCK = 100.0  # tokens of text
@@ -359,15 +359,39 @@ class TestEvents:
         heard.apply([{**stored, "medium": "GPU", "group_idx": 0}, {"type": "SomethingNew"}])
         assert len(heard.held) == 1
 
+    def test_groups_of_lists_are_passed_over_and_what_newer_ones_add(self) -> None:
+        heard = KvBlocks(HeldPrefixes(Translations(0)))
+        heard.clear(complete=True)
+        stored = ["BlockStored", [1], None, [1, 2], 2, None, "GPU", None, [None]]
+        heard.apply([[*stored, 1], ["BlockRemoved", [1], "GPU", 1]])
+        assert len(heard.held) == 0
+        heard.apply([[*stored, 0, "full_attention", None]])
+        assert len(heard.held) == 1
+        heard.apply([["BlockRemoved", [1], "GPU", 1]])
+        assert len(heard.held) == 1
+
+    @pytest.mark.parametrize("newer", [[], [None], [None, None], [None, []]])
+    def test_a_salt_that_is_not_told_is_no_absent_salt(self, newer: list[object]) -> None:
+        heard = KvBlocks(HeldPrefixes(Translations(0)), salted=True)
+        heard.clear(complete=True)
+        first = ["BlockStored", [1], None, [1, 2], 2, None, "GPU"]
+        with pytest.raises(SaltUntold):
+            heard.apply([[*first, *newer]])
+        heard.apply([[*first, None, [None], 0]])  # a stranger's prompt, without a salt
+        assert list(heard.held._copies) == chain_keys([1, 2], 2)
+        heard.apply([["BlockStored", [2], 1, [3, 4], 2, None, "GPU"]])  # no first one: no salt
+        assert len(heard.held) == 2
+        heard.salted = False
+        heard.apply([["BlockStored", [3], None, [5, 6], 2, None, "GPU", *newer]])
+        assert len(heard.held) == 3
+
 
 def as_list(event: dict[str, object]) -> list[object]:
-    """As vLLM wrote events before it named their fields."""
+    """As vLLM 0.20 wrote events, before it named their fields."""
     names = {
         "BlockStored": ["block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id",
-                        "medium"],
-        "BlockRemoved": ["block_hashes", "medium"],
+                        "medium", "lora_name", "extra_keys", "group_idx"],
+        "BlockRemoved": ["block_hashes", "medium", "group_idx"],
         "AllBlocksCleared": [],
     }[str(event["type"])]  # fmt: skip
-    if event.get("extra_keys") and any(event["extra_keys"]):  # type: ignore[arg-type]
-        return event  # type: ignore[return-value]
     return [event["type"], *(event[name] for name in names)]
