@@ -73,6 +73,7 @@ def read_fields(
     output_tokens = _output_tokens(fields)
     salt = _client_salt(fields)
     if salts is not None:
+        _refuse_media_ids(fields)
         salt = salts.salt(tenant, salt)
         body = with_salt(body, salt)
     request = Request(
@@ -97,6 +98,7 @@ def salted(body: bytes, content_type: str, tenant: str, salts: CacheSalts) -> by
     if content_type == "multipart/form-data":
         return body
     fields = parse(body)
+    _refuse_media_ids(fields)
     return with_salt(body, salts.salt(tenant, _client_salt(fields)), empty=not fields)
 
 
@@ -214,6 +216,24 @@ def _client_salt(fields: dict[str, Any]) -> str | None:
     if salt == "":
         raise _wrong(FIELD, "a string that is not empty", FIELD)
     return salt  # type: ignore[no-any-return]
+
+
+def _refuse_media_ids(fields: dict[str, Any]) -> None:
+    """Raise ApiError 400 for a part of a message whose client says under what it is cached.
+
+    vLLM caches media under such a `uuid` whatever the salt is, and takes one without media for what
+    is there: another tenant's image.
+    """
+    for name in ("messages", "input"):
+        items = fields.get(name)
+        if not isinstance(items, list) or not items or not isinstance(items[0], dict):
+            continue  # `input` may be 100,000 token ids
+        for item in items:
+            content = item.get("content") if isinstance(item, dict) else None
+            for part in content if isinstance(content, list) else ():
+                if isinstance(part, dict) and part.get("uuid") is not None:
+                    message = "A content part may not have a uuid here: caches are kept apart."
+                    raise ApiError(400, "uuid_not_allowed", message, param=name)
 
 
 def _service_class(fields: dict[str, Any], headers: Mapping[str, str]) -> ServiceClass:

@@ -86,6 +86,51 @@ class TestSalts:
         assert environ == before
 
 
+class TestMediaIds:
+    """vLLM caches media under a client's `uuid` for all tenants, whatever the salt."""
+
+    PART = {"type": "image_url", "image_url": None, "uuid": "guessed"}  # noqa: RUF012
+    TEXT = {"type": "text", "text": "what is this?"}  # noqa: RUF012
+
+    def chat(self, part: dict[str, Any], salts: CacheSalts | None) -> Asked:
+        messages = [{"role": "system", "content": "x"}, {"role": "user"},
+                    {"role": "user", "content": [self.TEXT, part]}]  # fmt: skip
+        fields: dict[str, Any] = {"messages": messages}
+        return read_fields(
+            fields, json.dumps(fields).encode(), {}, id_="r", chat=True,
+            estimate=TokenEstimate(4.0), block_bytes=256, tenant="acme", salts=salts,
+        )  # fmt: skip
+
+    def test_in_a_chat(self) -> None:
+        with pytest.raises(ApiError) as refused:
+            self.chat(self.PART, SALTS)
+        assert (refused.value.status, refused.value.code) == (400, "uuid_not_allowed")
+        assert refused.value.param == "messages"
+
+    def test_only_where_caches_are_isolated(self) -> None:
+        assert b"guessed" in self.chat(self.PART, None).body
+
+    def test_a_part_without_one_passes(self) -> None:
+        self.chat({**self.PART, "uuid": None}, SALTS)
+        self.chat({"type": "text", "text": "uuid"}, SALTS)
+
+    @pytest.mark.parametrize("name", ["messages", "input"])
+    def test_on_paths_that_are_not_shaped(self, name: str) -> None:
+        body = json.dumps({name: [{"role": "user", "content": [self.PART]}]}).encode()
+        with pytest.raises(ApiError) as refused:
+            salted(body, "application/json", "acme", SALTS)
+        assert (refused.value.code, refused.value.param) == ("uuid_not_allowed", name)
+
+    @pytest.mark.parametrize(
+        "value", [[1, 2], ["x"], "x", None, {}, [[1]], [{"content": "x"}, 5, {}, {"content": [7]}]]
+    )
+    def test_anything_else_is_the_backends_to_judge(self, value: object) -> None:
+        body = json.dumps({"input": value, "messages": value}).encode()
+        assert parsers_agree_on(salted(body, "application/json", "acme", SALTS)) == SALTS.salt(
+            "acme"
+        )
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
