@@ -19,7 +19,7 @@ from forebay.proxy.estimate import TokenEstimate
 from forebay.proxy.headers import REQUEST_ID, SERVER, request_id
 from forebay.proxy.http_server import cannot_go_on, error_response
 from forebay.proxy.metrics import ProxyMetrics
-from forebay.proxy.prompt import LARGE_BYTES, parse, parse_large, read_fields, salted
+from forebay.proxy.prompt import parse_any, read_fields, salted
 from forebay.proxy.protection import Protection
 from forebay.proxy.record import CLIENT_GONE, Record
 from forebay.proxy.relay import Exchange, Relay
@@ -182,7 +182,7 @@ class App:
             raise errors.draining()
         body = await self._body(request, hold)
         self._made += 1
-        fields = parse(body) if len(body) < LARGE_BYTES else await parse_large(body)
+        fields = await parse_any(body)
         asked = read_fields(
             fields,
             body,
@@ -248,6 +248,6 @@ class App:
         body = await self._body(request, hold)
         salts = self._security.salts
         if body and salts and raw.partition("?")[0] not in UNCACHED:
-            body = salted(body, request.content_type, record.tenant, salts)
+            body = await salted(body, request.content_type, record.tenant, salts)
         reply = self._stream_headers(id_, self._cors.answer(request.headers))
         return await self._relay.pass_on(request, raw, body, id_, record.tenant, reply)

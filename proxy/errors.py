@@ -40,6 +40,10 @@ def error_body(message: str, type_: str, code: str, param: str | None = None) ->
     )
 
 
+def invalid_type(what: str, right: str, param: str | None) -> ApiError:
+    return ApiError(400, "invalid_type", f"{what} must be {right}.", param=param)
+
+
 def stream_error_event() -> bytes:
     """The last event of a stream that was cut; no `[DONE]` follows, and no clean end."""
     body = error_body(

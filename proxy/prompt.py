@@ -1,13 +1,10 @@
 """Read of a request body what the policy needs, and nothing else.
 
-Validates only what is routed on; the rest is the backend's to judge. Prompts become bytes in the
-order in which a chat template puts them (tools, then messages), so equal prefixes of the text are
-equal prefixes of the bytes. Nothing here counts tokens exactly: a tokenizer would stop the loop for
-20 ms at 100k tokens.
+Validates only what is routed on; the rest is the backend's to judge. Nothing here counts tokens
+exactly: a tokenizer would stop the loop for 20 ms at 100k tokens.
 """
 
 import math
-from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +14,10 @@ from xxhash import xxh3_64_intdigest
 
 from forebay.proxy.cache_salt import FIELD, CacheSalts, with_salt
 from forebay.proxy.core.model import Request, ServiceClass
-from forebay.proxy.errors import ApiError
+from forebay.proxy.errors import ApiError, invalid_type
 from forebay.proxy.estimate import TokenEstimate
-from forebay.proxy.large_json import loads_in_steps
+from forebay.proxy.large_json import TooMuchJson, is_dense, loads_in_steps
+from forebay.proxy.prompt_text import chat_bytes, completion_bytes
 
 DEFAULT_OUTPUT_TOKENS = 512  # reserved for a request that states no limit
 BYTES_PER_TOKEN_ID = 4
@@ -63,9 +61,9 @@ def read_fields(
     streams = _typed(fields, "stream", bool, False)
     _typed(fields, "model", str, "")
     if chat:
-        prompt, token_ids = _chat_bytes(fields), False
+        prompt, token_ids = chat_bytes(fields), False
     else:
-        prompt, token_ids = _completion_bytes(fields)
+        prompt, token_ids = completion_bytes(fields)
     tokens = (
         len(prompt) // BYTES_PER_TOKEN_ID if token_ids else estimate.tokens(len(prompt), tenant)
     )
@@ -90,41 +88,47 @@ def read_fields(
     return Asked(request, body, 0 if token_ids else len(prompt), streams)
 
 
-def salted(body: bytes, content_type: str, tenant: str, salts: CacheSalts) -> bytes:
+async def salted(body: bytes, content_type: str, tenant: str, salts: CacheSalts) -> bytes:
     """The body of a request that is not shaped, with the tenant's salt; raises ApiError 400.
 
     Forms (audio) pass: vLLM reads no salt from them.
     """
     if content_type == "multipart/form-data":
         return body
-    fields = parse(body)
+    fields = await parse_any(body)
     _refuse_media_ids(fields)
     return with_salt(body, salts.salt(tenant, _client_salt(fields)), empty=not fields)
 
 
-async def parse_large(body: bytes) -> dict[str, Any]:
-    """As `parse`, but others may do their work in between."""
-    try:
-        fields = await loads_in_steps(body)
-    except orjson.JSONDecodeError:
+async def parse_any(body: bytes) -> dict[str, Any]:
+    """As `parse`, but in steps where it would take long; raises ApiError 400."""
+    if len(body) < LARGE_BYTES and not is_dense(body):
         return parse(body)
-    return _fields(fields)
+    try:
+        return _fields(await loads_in_steps(body))
+    except TooMuchJson as error:
+        raise ApiError(400, "too_many_items", f"The body holds {error}.") from None
+    except orjson.JSONDecodeError as error:
+        raise _not_json(error) from None
 
 
 def parse(body: bytes) -> dict[str, Any]:
     """The fields of a body; raises ApiError 400."""
     try:
-        fields = orjson.loads(body)
+        return _fields(orjson.loads(body))
     except orjson.JSONDecodeError as error:
-        # The decoder's own words may quote the prompt: only where it stopped is said.
-        where = f"line {error.lineno}, column {error.colno}"
-        raise ApiError(400, "invalid_json", f"The body is not valid JSON ({where}).") from None
-    return _fields(fields)
+        raise _not_json(error) from None
+
+
+def _not_json(error: orjson.JSONDecodeError) -> ApiError:
+    # The decoder's own words may quote the prompt: only where it stopped is said.
+    where = f"line {error.lineno}, column {error.colno}"
+    return ApiError(400, "invalid_json", f"The body is not valid JSON ({where}).")
 
 
 def _fields(fields: Any) -> dict[str, Any]:
     if not isinstance(fields, dict):
-        raise _wrong("body", "a JSON object", None)
+        raise invalid_type("body", "a JSON object", None)
     return fields
 
 
@@ -139,70 +143,6 @@ def _chain(prompt: bytes, block_bytes: int, salt: str | None) -> tuple[int, ...]
     return tuple(hashes)
 
 
-def _chat_bytes(fields: dict[str, Any]) -> bytes:
-    messages = fields.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise _wrong("messages", "a list of one or more messages", "messages")
-    parts: list[bytes] = []
-    if tools := fields.get("tools"):
-        parts.append(_dumped(tools, "tools"))
-    for index, message in enumerate(messages):
-        if not isinstance(message, dict):
-            raise _wrong(f"messages[{index}]", "an object", "messages")
-        role = message.get("role")
-        # Anything else is the backend's to refuse; its text may be too deep to be made.
-        parts.append(f"\0{role if isinstance(role, str) else ''}\0".encode())
-        content = message.get("content")
-        if isinstance(content, str):
-            parts.append(content.encode())
-        elif content is not None:
-            parts.append(_parts_bytes(content))
-        if calls := message.get("tool_calls"):
-            parts.append(_dumped(calls, "messages"))
-    return b"".join(parts)
-
-
-def _dumped(value: Any, param: str) -> bytes:
-    try:
-        return orjson.dumps(value)
-    except orjson.JSONEncodeError:  # it reads 1024 levels and writes 254
-        raise _wrong(param, "nested less deeply", param) from None
-
-
-def _parts_bytes(content: Any) -> bytes:
-    """Multi-part content: the text of text parts, anything else as it stands."""
-    if not isinstance(content, list):
-        raise _wrong("content", "a string or a list of parts", "messages")
-    return b"".join(
-        part["text"].encode()
-        if isinstance(part, dict) and isinstance(part.get("text"), str)
-        else _dumped(part, "messages")
-        for part in content
-    )
-
-
-def _completion_bytes(fields: dict[str, Any]) -> tuple[bytes, bool]:
-    """The prompt's bytes, and whether they are token ids."""
-    prompt = fields.get("prompt")
-    if isinstance(prompt, str):
-        return prompt.encode(), False
-    if isinstance(prompt, list) and prompt:
-        if isinstance(prompt[0], int):
-            return _id_bytes(prompt), True
-        if all(isinstance(one, str) for one in prompt):
-            return "\0".join(prompt).encode(), False
-        if all(isinstance(one, list) for one in prompt):
-            return b"".join(map(_id_bytes, prompt)), True
-    raise _wrong("prompt", "a string or a list of token ids", "prompt")
-
-
-def _id_bytes(ids: list[Any]) -> bytes:
-    try:
-        return array("I", ids).tobytes()
-    except (TypeError, OverflowError):
-        raise _wrong("prompt", "a string or a list of token ids", "prompt") from None
-
-
 def _output_tokens(fields: dict[str, Any]) -> int:
     for name in ("max_completion_tokens", "max_tokens"):
         limit = _typed(fields, name, int, None)
@@ -214,7 +154,7 @@ def _output_tokens(fields: dict[str, Any]) -> int:
 def _client_salt(fields: dict[str, Any]) -> str | None:
     salt = _typed(fields, FIELD, str, None)
     if salt == "":
-        raise _wrong(FIELD, "a string that is not empty", FIELD)
+        raise invalid_type(FIELD, "a string that is not empty", FIELD)
     return salt  # type: ignore[no-any-return]
 
 
@@ -245,7 +185,7 @@ def _service_class(fields: dict[str, Any], headers: Mapping[str, str]) -> Servic
     for one in CLASSES:
         if named == one:
             return one
-    raise _wrong("x-forebay-class", f"one of {', '.join(CLASSES)}", "x-forebay-class")
+    raise invalid_type("x-forebay-class", f"one of {', '.join(CLASSES)}", "x-forebay-class")
 
 
 def _timeout_s(headers: Mapping[str, str]) -> float:
@@ -257,7 +197,7 @@ def _timeout_s(headers: Mapping[str, str]) -> float:
     except ValueError:
         seconds = math.nan
     if not seconds > 0:
-        raise _wrong("x-request-timeout", "a number of seconds above 0", "x-request-timeout")
+        raise invalid_type("x-request-timeout", "a number of seconds above 0", "x-request-timeout")
     return seconds
 
 
@@ -266,11 +206,7 @@ def _typed(fields: dict[str, Any], name: str, kind: type, default: Any) -> Any:
     if value is None:
         return default
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise _wrong(
+        raise invalid_type(
             name, {bool: "true or false", str: "a string", int: "a whole number"}[kind], name
         )
     return value
-
-
-def _wrong(what: str, right: str, param: str | None) -> ApiError:
-    return ApiError(400, "invalid_type", f"{what} must be {right}.", param=param)

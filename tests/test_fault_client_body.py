@@ -61,12 +61,26 @@ WRONG_CHATS = {
     "no-messages": (b'{"prompt":"x"}', "messages"),
     "message-string": (b'{"messages":["hi"]}', "messages"),
     "content-number": (b'{"messages":[{"role":"user","content":7}]}', "messages"),
-    "deep-part": (b'{"messages":[{"content":[' + b"[" * 600 + b"]" * 600 + b"]}]}", "messages"),
+    "content-of-numbers": (b'{"messages":[{"content":[1,1]}]}', "messages"),
+    "part-null": (b'{"messages":[{"content":["a",null]}]}', "messages"),
+    "part-list": (b'{"messages":[{"content":[[]]}]}', "messages"),
+    "deep-part": (
+        b'{"messages":[{"content":[{"a":' + b"[" * 600 + b"]" * 600 + b"}]}]}",
+        "messages",
+    ),
     "deep-tools": (
         b'{"messages":[{"role":"user","content":"x"}],"tools":' + b"[" * 600 + b"]" * 600 + b"}",
         "tools",
     ),
     "deep-calls": (b'{"messages":[{"tool_calls":' + b"[" * 600 + b"]" * 600 + b"}]}", "messages"),
+}
+TOO_MANY = {
+    "parts": b'{"messages":[{"role":"user","content":[' + b"1," * 500_000 + b"1]}]}",
+    "messages": b'{"messages":[' + b"{}," * 100_000 + b"{}]}",
+    "calls": b'{"messages":[{"tool_calls":[' + b"1," * 500_000 + b"1]}]}",
+    "objects": b'{"messages":[' + b"{}," * 5_000_000 + b"{}]}",
+    "lists": b'{"messages":[' + b"[]," * 350_000 + b"[]]}",
+    "keys": b'{"messages":[],"metadata":{' + b'"k":1,' * 300_000 + b'"k":1}}',
 }
 
 
@@ -93,6 +107,16 @@ def test_wrong_types_name_the_parameter() -> None:
             for name, (body, param) in wrong.items():
                 error = await refused(on, oracle, post(body=body, path=path))
                 assert (error["code"], error["param"]) == ("invalid_type", param), name
+
+    before_oracle(scene)
+
+
+def test_too_many_items() -> None:
+    async def scene(on: Stage, oracle: Oracle) -> None:
+        for name, body in TOO_MANY.items():
+            error = await refused(on, oracle, post(body=body, path=CHAT))
+            assert error["code"] == "too_many_items", name
+            assert "more than" in error["message"], name
 
     before_oracle(scene)
 
@@ -200,6 +224,15 @@ class TestInvariants:
     @given(JSON, st.booleans())
     def test_prompts(self, fields: Any, chat: bool) -> None:
         invariants.check_prompt(json.dumps(fields).encode(), chat)
+
+    @settings(max_examples=60, derandomize=True, deadline=None)
+    @given(JSON, st.integers(1, 20_000), st.sampled_from(["content", "tool_calls", ""]))
+    def test_prompts_of_many(self, item: Any, count: int, name: str) -> None:
+        one = json.dumps(item)
+        items = f"[{','.join([one] * min(count, 1 + 200_000 // len(one)))}]"
+        messages = f'[{{"{name}":{items}}}]' if name else items
+        invariants.check_prompt(f'{{"messages":{messages}}}'.encode(), chat=True)
+        invariants.check_prompt(f'{{"prompt":{items}}}'.encode(), chat=False)
 
     @settings(max_examples=200, derandomize=True, deadline=None)
     @given(st.binary(max_size=300), st.booleans())

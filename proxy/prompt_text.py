@@ -1,0 +1,95 @@
+"""A prompt as bytes, in the order in which a chat template puts its parts: tools, then messages.
+
+Equal prefixes of the text are equal prefixes of the bytes. All of it runs before admission, so the
+work is bounded by what is counted before it is looped over.
+"""
+
+from array import array
+from typing import Any
+
+import orjson
+
+from forebay.proxy.errors import ApiError, invalid_type
+
+MOST_ITEMS = 16_384  # messages, their parts and tool calls together; prompts of a batch
+
+
+def chat_bytes(fields: dict[str, Any]) -> bytes:
+    """The text of a chat; raises ApiError 400."""
+    messages = fields.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise invalid_type("messages", "a list of one or more messages", "messages")
+    items = _counted(0, messages, "messages")
+    # Added to at once: what orjson returns holds a buffer of 1 KB or more, however short it is.
+    text = bytearray()
+    if tools := fields.get("tools"):
+        text += _dumped(tools, "tools")
+    for index, message in enumerate(messages):
+        if not isinstance(message, dict):
+            raise invalid_type(f"messages[{index}]", "an object", "messages")
+        role = message.get("role")
+        # Anything else is the backend's to refuse; its text may be too deep to be made.
+        text += f"\0{role if isinstance(role, str) else ''}\0".encode()
+        content = message.get("content")
+        if isinstance(content, str):
+            text += content.encode()
+        elif content is not None:
+            if not isinstance(content, list):
+                raise invalid_type("content", "a string or a list of parts", "messages")
+            items = _counted(items, content, "messages")
+            _add_parts(text, content)
+        if calls := message.get("tool_calls"):
+            if isinstance(calls, list):
+                items = _counted(items, calls, "messages")
+            text += _dumped(calls, "messages")
+    return bytes(text)
+
+
+def _counted(before: int, items: list[Any], param: str) -> int:
+    count = before + len(items)
+    if count > MOST_ITEMS:
+        what = "messages, content parts and tool calls" if param == "messages" else "prompts"
+        message = f"The body holds more than {MOST_ITEMS:,} {what}."
+        raise ApiError(400, "too_many_items", message, param=param)
+    return count
+
+
+def _add_parts(text: bytearray, parts: list[Any]) -> None:
+    """Multi-part content: the text of text parts, anything else as it stands."""
+    for part in parts:
+        if isinstance(part, dict) and isinstance(part.get("text"), str):
+            text += part["text"].encode()
+        elif isinstance(part, dict | str):  # vLLM takes strings for text parts
+            text += _dumped(part, "messages")
+        else:
+            raise invalid_type("A content part", "a string or an object", "messages")
+
+
+def _dumped(value: Any, param: str) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError:  # it reads 1024 levels and writes 254
+        raise invalid_type(param, "nested less deeply", param) from None
+
+
+def completion_bytes(fields: dict[str, Any]) -> tuple[bytes, bool]:
+    """The prompt's bytes, and whether they are token ids; raises ApiError 400."""
+    prompt = fields.get("prompt")
+    if isinstance(prompt, str):
+        return prompt.encode(), False
+    if isinstance(prompt, list) and prompt:
+        if isinstance(prompt[0], int):
+            return _id_bytes(prompt), True
+        _counted(0, prompt, "prompt")
+        if all(isinstance(one, str) for one in prompt):
+            return "\0".join(prompt).encode(), False
+        if all(isinstance(one, list) for one in prompt):
+            return b"".join(map(_id_bytes, prompt)), True
+    raise invalid_type("prompt", "a string or a list of token ids", "prompt")
+
+
+def _id_bytes(ids: list[Any]) -> bytes:
+    try:
+        return array("I", ids).tobytes()
+    except (TypeError, OverflowError):
+        raise invalid_type("prompt", "a string or a list of token ids", "prompt") from None

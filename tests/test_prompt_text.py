@@ -1,0 +1,151 @@
+"""What a prompt's bytes are made of, and how much work and memory one request may take."""
+
+import asyncio
+import json
+import tracemalloc
+from typing import Any
+
+import orjson
+import pytest
+
+from forebay.proxy import large_json
+from forebay.proxy.errors import ApiError
+from forebay.proxy.estimate import TokenEstimate
+from forebay.proxy.prompt import Asked, parse_any, read_fields
+from forebay.proxy.prompt_text import MOST_ITEMS, chat_bytes
+
+BLOCK_BYTES = 64
+RECORDED = ["21aaf4d6cc6f26dc", "902a97e1957a81f3", "8cc3fafc2cdff0a7"]
+
+
+def understood(body: bytes, chat: bool = True) -> Asked:
+    fields = asyncio.run(parse_any(body))
+    return read_fields(
+        fields, body, {}, id_="x", chat=chat, estimate=TokenEstimate(4.0), block_bytes=BLOCK_BYTES
+    )
+
+
+def refused(body: bytes, chat: bool = True) -> ApiError:
+    with pytest.raises(ApiError) as error:
+        understood(body, chat)
+    assert error.value.status == 400
+    return error.value
+
+
+def many(item: bytes, size: int = 1 << 20) -> bytes:
+    return b"[" + b",".join([item] * (size // (len(item) + 1))) + b"]"
+
+
+def chat(*messages: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"messages": list(messages), **more}
+
+
+class TestBytes:
+    """Recorded: another byte would part every prompt from what the caches hold of it."""
+
+    def test_of_a_chat(self) -> None:
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        fields = chat(
+            {"role": "system", "content": "Be brief. é"},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"text": "b"}, "c"]},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "content": [{"type": "refusal", "refusal": "no"}]},
+            tools=[{"type": "function"}],
+        )
+        assert chat_bytes(fields) == (
+            b'[{"type":"function"}]\0system\0Be brief. \xc3\xa9\0user\0ab"c"\0assistant\0'
+            + orjson.dumps([call])
+            + b'\0tool\0{"type":"refusal","refusal":"no"}'
+        )
+
+    def test_of_a_chain(self) -> None:
+        fields = chat({"role": "user", "content": "word " * 40}, {"role": "assistant"})
+        blocks = understood(orjson.dumps(fields)).request.blocks
+        assert [f"{block:016x}" for block in blocks] == RECORDED
+
+
+class TestTooMuch:
+    @pytest.mark.parametrize("part", [b"1", b"null", b"true", b"[]", b"1.5"])
+    def test_parts_are_strings_or_objects(self, part: bytes) -> None:
+        error = refused(b'{"messages":[{"role":"user","content":["a",' + part + b"]}]}")
+        assert (error.code, error.param) == ("invalid_type", "messages")
+
+    @pytest.mark.parametrize(
+        ("body", "is_chat", "param"),
+        [
+            (b'{"messages":[{"role":"user","content":' + many(b"1") + b"}]}", True, "messages"),
+            (b'{"messages":[{"content":' + many(b'"a"', 300_000) + b"}]}", True, "messages"),
+            (b'{"messages":[{"tool_calls":' + many(b"1") + b"}]}", True, "messages"),
+            (b'{"messages":' + many(b"null") + b"}", True, "messages"),
+            (b'{"messages":' + many(b'{"content":["a"]}', 300_000) + b"}", True, "messages"),
+            (b'{"prompt":' + many(b'"a"', 300_000) + b"}", False, "prompt"),
+            (b'{"prompt":' + many(b"[1]", 300_000) + b"}", False, "prompt"),
+            (b'{"messages":' + many(b"{}") + b"}", True, None),
+            (b'{"prompt":' + many(b"[]") + b"}", False, None),
+            (b'{"messages":' + many(b"{}", 16 << 20) + b"}", True, None),
+            (b'{"prompt":' + many(b"1", 16 << 20) + b"}", False, None),
+            (b'{"prompt":' + many(b'"a"', 4 << 20) + b"}", False, None),
+            (b'{"prompt":"x","metadata":{' + b'"k":"v",' * 200_000 + b'"k":1}}', False, None),
+        ],
+        ids=lambda value: value[:40].decode() if isinstance(value, bytes) else "",
+    )
+    def test_items_are_counted_before_they_are_read(
+        self, body: bytes, is_chat: bool, param: str | None
+    ) -> None:
+        error = refused(body, is_chat)
+        assert (error.code, error.param) == ("too_many_items", param)
+        assert "more than" in error.message
+
+    def test_a_dense_body_is_refused_before_it_is_parsed(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def never(data: bytes) -> Any:
+            raise AssertionError(f"parsed {len(data)} bytes")
+
+        monkeypatch.setattr(orjson, "loads", never)
+        for body in (many(b"{}"), many(b"[]"), many(b"1", 16 << 20), b"[" * (16 << 20)):
+            assert refused(b'{"prompt":' + body + b"}").code == "too_many_items"
+
+    def test_short_items_take_little_memory(self) -> None:
+        messages = [{"tool_calls": [1], "content": [{"a": 1}]}] * (MOST_ITEMS // 3)
+        tracemalloc.start()
+        try:
+            assert len(chat_bytes({"messages": messages})) == len(messages) * 12
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < 40 * len(messages)
+
+
+class TestEnough:
+    """What is asked in earnest, in sizes beyond what is usual."""
+
+    def test_token_ids(self) -> None:
+        ids = list(range(131_072))
+        asked = understood(json.dumps({"prompt": ids}).encode(), chat=False)
+        assert asked.request.prompt_tokens == 131_072
+        asked = understood(json.dumps({"prompt": [ids, ids]}).encode(), chat=False)
+        assert asked.request.prompt_tokens == 2 * 131_072
+
+    def test_a_body_full_of_token_ids(self) -> None:
+        asked = understood(b'{"prompt":' + many(b"12345", (16 << 20) - 20) + b"}", chat=False)
+        assert asked.request.prompt_tokens > 2_700_000
+
+    def test_sixteen_parts(self) -> None:
+        parts = [{"type": "text", "text": "x" * 1000}] * 16
+        asked = understood(orjson.dumps(chat({"role": "user", "content": parts})))
+        assert asked.prompt_bytes == 16_000 + len("\0user\0")
+
+    def test_as_many_messages_as_are_allowed(self) -> None:
+        message = {"role": "user", "content": [{"type": "text", "text": "x"}]}
+        fields = chat(*[message] * (MOST_ITEMS // 2))
+        assert understood(orjson.dumps(fields)).prompt_bytes == MOST_ITEMS // 2 * 7
+        fields["messages"].append(message)
+        assert refused(orjson.dumps(fields)).code == "too_many_items"
+
+    @pytest.mark.parametrize("size", [900_000, 3_000_000])
+    def test_brackets_and_quotes_in_a_text_do_not_count(self, size: int) -> None:
+        text = '[{"a":[1,2]},' * (size // 13)
+        assert text.count("[") > large_json.MOST_CONTAINERS
+        body = orjson.dumps(chat({"role": "user", "content": text}))
+        assert understood(body).prompt_bytes == len(text) + len("\0user\0")
