@@ -196,7 +196,7 @@ class App:
         )
         del fields
         body = asked.body  # what came is not kept beside it
-        record.request, record.token_ids = asked.request, not asked.prompt_bytes
+        record.request, record.token_ids = asked.request, asked.token_ids
         record.service_class = asked.request.service_class
         if self._protection.refuses(asked.request.service_class):
             self._metrics.shed(asked.request.service_class)

@@ -17,7 +17,7 @@ from forebay.proxy.core.model import Request, ServiceClass
 from forebay.proxy.errors import ApiError, invalid_type
 from forebay.proxy.estimate import TokenEstimate
 from forebay.proxy.large_json import TooMuchJson, is_dense, loads_in_steps
-from forebay.proxy.prompt_text import chat_bytes, completion_bytes
+from forebay.proxy.prompt_text import chat_text, completion_text
 
 DEFAULT_OUTPUT_TOKENS = 512  # reserved for a request that states no limit
 BYTES_PER_TOKEN_ID = 4
@@ -31,13 +31,15 @@ class Asked:
 
     Attributes:
         body: what is to be sent on: what came, unless a salt had to be written.
-        prompt_bytes: length of the prompt as text, 0 when it was token ids.
+        prompt_bytes: length of the prompt as text, 0 when it was token ids or held media: what a
+            backend counts then says nothing about text.
         streams: the client asked for a stream.
     """
 
     request: Request
     body: bytes
     prompt_bytes: int
+    token_ids: bool
     streams: bool
 
 
@@ -60,12 +62,12 @@ def read_fields(
     """
     streams = _typed(fields, "stream", bool, False)
     _typed(fields, "model", str, "")
-    if chat:
-        prompt, token_ids = chat_bytes(fields), False
-    else:
-        prompt, token_ids = completion_bytes(fields)
+    text = chat_text(fields) if chat else completion_text(fields)
+    prompt = text.data
     tokens = (
-        len(prompt) // BYTES_PER_TOKEN_ID if token_ids else estimate.tokens(len(prompt), tenant)
+        len(prompt) // BYTES_PER_TOKEN_ID
+        if text.token_ids
+        else estimate.tokens(len(prompt), tenant)
     )
     tokens = max(1, tokens)
     output_tokens = _output_tokens(fields)
@@ -76,16 +78,18 @@ def read_fields(
         body = with_salt(body, salt)
     request = Request(
         id_,
-        prompt_tokens=tokens,
+        prompt_tokens=tokens + text.media_tokens,
         output_tokens=output_tokens,
         blocks=_chain(prompt, block_bytes, salt),
+        # Media are no part of it: prompts that share their first blocks need not share these.
         block_tokens=tokens * block_bytes / max(1, len(prompt)),
         timeout_s=_timeout_s(headers),
         streams=streams or output_tokens == 1,  # the end of one token is its beginning
         tenant=tenant,
         service_class=_service_class(fields, headers),
     )
-    return Asked(request, body, 0 if token_ids else len(prompt), streams)
+    teaches = not (text.token_ids or text.media_tokens)
+    return Asked(request, body, len(prompt) if teaches else 0, text.token_ids, streams)
 
 
 async def salted(body: bytes, content_type: str, tenant: str, salts: CacheSalts) -> bytes:

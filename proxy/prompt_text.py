@@ -5,23 +5,38 @@ work is bounded by what is counted before it is looped over.
 """
 
 from array import array
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
+from xxhash import xxh3_128_digest
 
 from forebay.proxy.errors import ApiError, invalid_type
+from forebay.proxy.media import hidden_media_tokens, media_tokens
 
 MOST_ITEMS = 16_384  # messages, their parts and tool calls together; prompts of a batch
 
 
-def chat_bytes(fields: dict[str, Any]) -> bytes:
+class PromptText(NamedTuple):
+    """A prompt as bytes.
+
+    Attributes:
+        token_ids: the bytes are token ids.
+        media_tokens: what stands in the bytes as digests alone is taken for so many.
+    """
+
+    data: bytes
+    token_ids: bool = False
+    media_tokens: int = 0
+
+
+def chat_text(fields: dict[str, Any]) -> PromptText:
     """The text of a chat; raises ApiError 400."""
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise invalid_type("messages", "a list of one or more messages", "messages")
     items = _counted(0, messages, "messages")
     # Added to at once: what orjson returns holds a buffer of 1 KB or more, however short it is.
-    text = bytearray()
+    text, media = bytearray(), 0
     if tools := fields.get("tools"):
         text += _dumped(tools, "tools")
     for index, message in enumerate(messages):
@@ -37,12 +52,12 @@ def chat_bytes(fields: dict[str, Any]) -> bytes:
             if not isinstance(content, list):
                 raise invalid_type("content", "a string or a list of parts", "messages")
             items = _counted(items, content, "messages")
-            _add_parts(text, content)
+            media += _add_parts(text, content)
         if calls := message.get("tool_calls"):
             if isinstance(calls, list):
                 items = _counted(items, calls, "messages")
             text += _dumped(calls, "messages")
-    return bytes(text)
+    return PromptText(bytes(text), media_tokens=media)
 
 
 def _counted(before: int, items: list[Any], param: str) -> int:
@@ -54,15 +69,25 @@ def _counted(before: int, items: list[Any], param: str) -> int:
     return count
 
 
-def _add_parts(text: bytearray, parts: list[Any]) -> None:
-    """Multi-part content: the text of text parts, anything else as it stands."""
+def _add_parts(text: bytearray, parts: list[Any]) -> int:
+    """Multi-part content: the text of text parts, a digest of media, anything else as it stands.
+
+    Returns the tokens of the media.
+    """
+    media = 0
     for part in parts:
-        if isinstance(part, dict) and isinstance(part.get("text"), str):
-            text += part["text"].encode()
-        elif isinstance(part, dict | str):  # vLLM takes strings for text parts
-            text += _dumped(part, "messages")
-        else:
+        if not isinstance(part, dict | str):  # vLLM takes strings for text parts
             raise invalid_type("A content part", "a string or an object", "messages")
+        tokens = media_tokens(part) if isinstance(part, dict) else 0
+        if not tokens and isinstance(part, dict) and isinstance(part.get("text"), str):
+            text += part["text"].encode()
+            continue
+        dumped = _dumped(part, "messages")
+        if isinstance(part, dict):
+            tokens = tokens or hidden_media_tokens(part, dumped)
+        text += xxh3_128_digest(dumped) if tokens else dumped
+        media += tokens
+    return media
 
 
 def _dumped(value: Any, param: str) -> bytes:
@@ -72,19 +97,19 @@ def _dumped(value: Any, param: str) -> bytes:
         raise invalid_type(param, "nested less deeply", param) from None
 
 
-def completion_bytes(fields: dict[str, Any]) -> tuple[bytes, bool]:
-    """The prompt's bytes, and whether they are token ids; raises ApiError 400."""
+def completion_text(fields: dict[str, Any]) -> PromptText:
+    """The prompt of a completion, or the prompts of a batch; raises ApiError 400."""
     prompt = fields.get("prompt")
     if isinstance(prompt, str):
-        return prompt.encode(), False
+        return PromptText(prompt.encode())
     if isinstance(prompt, list) and prompt:
         if isinstance(prompt[0], int):
-            return _id_bytes(prompt), True
+            return PromptText(_id_bytes(prompt), token_ids=True)
         _counted(0, prompt, "prompt")
         if all(isinstance(one, str) for one in prompt):
-            return "\0".join(prompt).encode(), False
+            return PromptText("\0".join(prompt).encode())
         if all(isinstance(one, list) for one in prompt):
-            return b"".join(map(_id_bytes, prompt)), True
+            return PromptText(b"".join(map(_id_bytes, prompt)), token_ids=True)
     raise invalid_type("prompt", "a string or a list of token ids", "prompt")
 
 

@@ -188,7 +188,8 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4)
     | st.dictionaries(
         st.sampled_from(["prompt", "messages", "role", "content", "text", "tools", "tool_calls",
-                         "max_tokens", "max_completion_tokens", "stream", "model", "type"]),
+                         "max_tokens", "max_completion_tokens", "stream", "model", "type",
+                         "image_url", "video_url"]),
         inner, max_size=6,
     ),
     max_leaves=25,

@@ -8,11 +8,11 @@ from typing import Any
 import orjson
 import pytest
 
-from forebay.proxy import large_json
+from forebay.proxy import large_json, media
 from forebay.proxy.errors import ApiError
 from forebay.proxy.estimate import TokenEstimate
 from forebay.proxy.prompt import Asked, parse_any, read_fields
-from forebay.proxy.prompt_text import MOST_ITEMS, chat_bytes
+from forebay.proxy.prompt_text import MOST_ITEMS, chat_text
 
 BLOCK_BYTES = 64
 RECORDED = ["21aaf4d6cc6f26dc", "902a97e1957a81f3", "8cc3fafc2cdff0a7"]
@@ -52,7 +52,7 @@ class TestBytes:
             {"role": "tool", "content": [{"type": "refusal", "refusal": "no"}]},
             tools=[{"type": "function"}],
         )
-        assert chat_bytes(fields) == (
+        assert chat_text(fields).data == (
             b'[{"type":"function"}]\0system\0Be brief. \xc3\xa9\0user\0ab"c"\0assistant\0'
             + orjson.dumps([call])
             + b'\0tool\0{"type":"refusal","refusal":"no"}'
@@ -110,7 +110,7 @@ class TestTooMuch:
         messages = [{"tool_calls": [1], "content": [{"a": 1}]}] * (MOST_ITEMS // 3)
         tracemalloc.start()
         try:
-            assert len(chat_bytes({"messages": messages})) == len(messages) * 12
+            assert len(chat_text({"messages": messages}).data) == len(messages) * 12
             _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
@@ -149,3 +149,52 @@ class TestEnough:
         assert text.count("[") > large_json.MOST_CONTAINERS
         body = orjson.dumps(chat({"role": "user", "content": text}))
         assert understood(body).prompt_bytes == len(text) + len("\0user\0")
+
+
+class TestMedia:
+    PICTURE = "data:image/png;base64," + "iVBORw0K" * 75_000
+    HOLDERS = (
+        ({"type": "image_url", "image_url": {"url": PICTURE}}, media.IMAGE_TOKENS),
+        ({"type": "image_url", "image_url": {"url": "https://x/y.png"}}, media.IMAGE_TOKENS),
+        ({"image_url": {"url": PICTURE}}, media.IMAGE_TOKENS),
+        ({"type": "input_audio", "input_audio": {"data": PICTURE}}, media.SOUND_TOKENS),
+        ({"type": "video_url", "video_url": {"url": PICTURE}}, media.VIDEO_TOKENS),
+        ({"type": "file", "file": {"file_data": PICTURE}}, media.IMAGE_TOKENS),
+    )
+
+    @pytest.mark.parametrize(("part", "tokens"), HOLDERS, ids=lambda v: str(v)[:30])
+    def test_are_a_few_tokens_and_teach_nothing(self, part: dict[str, Any], tokens: int) -> None:
+        text = {"type": "text", "text": "What is this? " * 100}
+        plain = understood(orjson.dumps(chat({"role": "user", "content": [text]})))
+        asked = understood(orjson.dumps(chat({"role": "user", "content": [text, part]})))
+        more = asked.request.prompt_tokens - plain.request.prompt_tokens
+        assert tokens <= more <= tokens + 16  # the digest's own bytes
+        assert (asked.prompt_bytes, asked.token_ids) == (0, False)
+        assert plain.prompt_bytes > 1400
+
+    def test_of_another_picture_the_chain_parts(self) -> None:
+        def blocks(picture: str) -> tuple[int, ...]:
+            part = {"type": "image_url", "image_url": {"url": picture}}
+            parts = [{"type": "text", "text": "x" * 1000}, part, {"text": "y" * 1000}]
+            return understood(orjson.dumps(chat({"role": "user", "content": parts}))).request.blocks
+
+        one, other = blocks(self.PICTURE), blocks(self.PICTURE + "AA==")
+        assert one == blocks(self.PICTURE)
+        same = [a == b for a, b in zip(one, other, strict=True)]
+        assert same == [True] * (1006 // BLOCK_BYTES) + [False] * (len(one) - 1006 // BLOCK_BYTES)
+
+    @pytest.mark.parametrize(
+        "part",
+        [
+            {"type": "text", "text": PICTURE},
+            {"text": PICTURE, "image_url": {}},
+            {"type": "refusal", "refusal": PICTURE},
+            {"type": "new", "of": ["short", "data:"]},
+            {"type": "new", "of": ["long " * 1000]},
+        ],
+        ids=lambda v: str(v)[:30],
+    )
+    def test_text_is_text_whatever_it_says(self, part: dict[str, Any]) -> None:
+        asked = understood(orjson.dumps(chat({"role": "user", "content": [part]})))
+        assert asked.prompt_bytes >= max(len(value) for value in part.values())
+        assert asked.request.prompt_tokens == round(asked.prompt_bytes / 4)

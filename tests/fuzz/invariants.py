@@ -12,6 +12,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from forebay.proxy.client_body import ByteBudget, Hold, read_client_body
 from forebay.proxy.errors import ApiError
 from forebay.proxy.estimate import TokenEstimate
+from forebay.proxy.media import VIDEO_TOKENS
 from forebay.proxy.prompt import parse, read_fields
 from forebay.proxy.sse import EventScanner, MalformedStream, parse_event
 
@@ -151,7 +152,8 @@ def check_prompt(body: bytes, chat: bool) -> None:
         return
     request = asked.request
     assert isinstance(orjson.loads(body), dict)
-    assert 1 <= request.prompt_tokens <= max(16, 4 * len(body))
+    media = VIDEO_TOKENS * body.count(b"{")  # each such part is an object
+    assert 1 <= request.prompt_tokens <= max(16, 4 * len(body)) + media
     assert 0 <= request.output_tokens <= 1 << 20
     assert len(request.blocks) * BLOCK_BYTES <= max(16, 8 * len(body))
     assert request.block_tokens >= 0
