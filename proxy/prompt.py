@@ -19,7 +19,8 @@ from forebay.proxy.estimate import TokenEstimate
 from forebay.proxy.large_json import TooMuchJson, is_dense, loads_in_steps
 from forebay.proxy.prompt_text import chat_text, completion_text
 
-DEFAULT_OUTPUT_TOKENS = 512  # reserved for a request that states no limit
+DEFAULT_OUTPUT_TOKENS = 512  # reserved for an answer to a request that states no limit
+MOST_OUTPUT_TOKENS = 1 << 20  # reserved for all answers to one request
 BYTES_PER_TOKEN_ID = 4
 LARGE_BYTES = 1 << 20  # of a body: others are let in between while it is parsed
 CLASSES: tuple[ServiceClass, ...] = ("interactive", "standard", "batch")
@@ -70,7 +71,7 @@ def read_fields(
         else estimate.tokens(len(prompt), tenant)
     )
     tokens = max(1, tokens)
-    output_tokens = _output_tokens(fields)
+    answer_tokens = _answer_tokens(fields)
     salt = _client_salt(fields)
     if salts is not None:
         _refuse_media_ids(fields)
@@ -79,12 +80,12 @@ def read_fields(
     request = Request(
         id_,
         prompt_tokens=tokens + text.media_tokens,
-        output_tokens=output_tokens,
+        output_tokens=min(answer_tokens * _answers(fields, chat), MOST_OUTPUT_TOKENS),
         blocks=_chain(prompt, block_bytes, salt),
         # Media are no part of it: prompts that share their first blocks need not share these.
         block_tokens=tokens * block_bytes / max(1, len(prompt)),
         timeout_s=_timeout_s(headers),
-        streams=streams or output_tokens == 1,  # the end of one token is its beginning
+        streams=streams or answer_tokens == 1,  # the end of one token is its beginning
         tenant=tenant,
         service_class=_service_class(fields, headers),
     )
@@ -147,11 +148,21 @@ def _chain(prompt: bytes, block_bytes: int, salt: str | None) -> tuple[int, ...]
     return tuple(hashes)
 
 
-def _output_tokens(fields: dict[str, Any]) -> int:
+def _answers(fields: dict[str, Any], chat: bool) -> int:
+    """How many are generated side by side, each with KV cache of its own behind the prompt."""
+    answers = 1
+    for name in ("n",) if chat else ("n", "best_of"):
+        asked = fields.get(name)
+        if type(asked) is int and asked > answers:  # anything else is the backend's to refuse
+            answers = asked
+    return answers
+
+
+def _answer_tokens(fields: dict[str, Any]) -> int:
     for name in ("max_completion_tokens", "max_tokens"):
         limit = _typed(fields, name, int, None)
         if limit is not None:
-            return max(0, min(int(limit), 1 << 20))
+            return max(0, min(int(limit), MOST_OUTPUT_TOKENS))
     return DEFAULT_OUTPUT_TOKENS
 
 

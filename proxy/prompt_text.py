@@ -1,4 +1,5 @@
-"""A prompt as bytes, in the order in which a chat template puts its parts: tools, then messages.
+"""A prompt as bytes, in the order in which a chat template puts its parts: tools, documents,
+messages.
 
 Equal prefixes of the text are equal prefixes of the bytes. All of it runs before admission, so the
 work is bounded by what is counted before it is looped over.
@@ -14,6 +15,7 @@ from forebay.proxy.errors import ApiError, invalid_type
 from forebay.proxy.media import hidden_media_tokens, media_tokens
 
 MOST_ITEMS = 16_384  # messages, their parts and tool calls together; prompts of a batch
+REASONING = ("reasoning", "reasoning_content")  # of an assistant's message: now and formerly
 
 
 class PromptText(NamedTuple):
@@ -39,12 +41,21 @@ def chat_text(fields: dict[str, Any]) -> PromptText:
     text, media = bytearray(), 0
     if tools := fields.get("tools"):
         text += _dumped(tools, "tools")
+    if isinstance(documents := fields.get("documents"), list) and documents:
+        text += _dumped(documents, "documents")
+    if isinstance(options := fields.get("chat_template_kwargs"), dict) and options:
+        text += _dumped(options, "chat_template_kwargs")
     for index, message in enumerate(messages):
         if not isinstance(message, dict):
             raise invalid_type(f"messages[{index}]", "an object", "messages")
         role = message.get("role")
         # Anything else is the backend's to refuse; its text may be too deep to be made.
         text += f"\0{role if isinstance(role, str) else ''}\0".encode()
+        for name in REASONING:
+            if thought := message.get(name):
+                text += (
+                    thought.encode() if isinstance(thought, str) else _dumped(thought, "messages")
+                )
         content = message.get("content")
         if isinstance(content, str):
             text += content.encode()

@@ -189,7 +189,7 @@ JSON = st.recursive(
     | st.dictionaries(
         st.sampled_from(["prompt", "messages", "role", "content", "text", "tools", "tool_calls",
                          "max_tokens", "max_completion_tokens", "stream", "model", "type",
-                         "image_url", "video_url"]),
+                         "image_url", "video_url", "n", "documents", "reasoning"]),
         inner, max_size=6,
     ),
     max_leaves=25,

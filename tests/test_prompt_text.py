@@ -198,3 +198,79 @@ class TestMedia:
         asked = understood(orjson.dumps(chat({"role": "user", "content": [part]})))
         assert asked.prompt_bytes >= max(len(value) for value in part.values())
         assert asked.request.prompt_tokens == round(asked.prompt_bytes / 4)
+
+
+class TestRendered:
+    """What chat templates put into a prompt besides contents."""
+
+    LONG = "think " * 100
+
+    @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+    def test_reasoning_stands_before_the_content(self, name: str) -> None:
+        fields = chat({"role": "assistant", name: self.LONG, "content": "So."})
+        assert chat_text(fields).data == b"\0assistant\0" + self.LONG.encode() + b"So."
+        fields = chat({"role": "assistant", name: ["a"]})
+        assert chat_text(fields).data == b'\0assistant\0["a"]'
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [("documents", [{"text": LONG}]), ("chat_template_kwargs", {"hint": LONG})],
+    )
+    def test_documents_and_options_stand_before_the_messages(self, name: str, value: Any) -> None:
+        message, tools = {"role": "user", "content": "Why?"}, [{"type": "function"}]
+        assert chat_text(chat(message, tools=tools, **{name: value})).data == (
+            orjson.dumps(tools) + orjson.dumps(value) + b"\0user\0Why?"
+        )
+
+    @pytest.mark.parametrize(
+        "more",
+        [
+            {"documents": None, "chat_template_kwargs": None},
+            {"documents": [], "chat_template_kwargs": {}},
+            {"documents": "x", "chat_template_kwargs": [1]},
+        ],
+        ids=str,
+    )
+    def test_what_is_empty_or_no_template_reads_changes_nothing(self, more: dict[str, Any]) -> None:
+        message = {"role": "user", "content": "Why?", "reasoning": None, "reasoning_content": ""}
+        assert chat_text(chat(message, **more)).data == b"\0user\0Why?"
+
+    @pytest.mark.parametrize("name", ["documents", "chat_template_kwargs"])
+    def test_too_deep_names_the_parameter(self, name: str) -> None:
+        deep = "[" * 600 + "]" * 600
+        value = f'{{"a":{deep}}}' if name == "chat_template_kwargs" else deep
+        error = refused(f'{{"messages":[{{"role":"user"}}],"{name}":{value}}}'.encode())
+        assert (error.code, error.param) == ("invalid_type", name)
+
+
+class TestAnswers:
+    @pytest.mark.parametrize(
+        ("more", "is_chat", "output_tokens"),
+        [
+            ({}, True, 512),
+            ({"n": 4}, True, 2048),
+            ({"n": 4, "max_tokens": 10}, True, 40),
+            ({"n": 4, "best_of": 8, "max_tokens": 10}, True, 40),
+            ({"n": 4, "best_of": 8, "max_tokens": 10}, False, 80),
+            ({"best_of": 1, "n": 2, "max_tokens": 10}, False, 20),
+            ({"n": 1 << 60, "max_tokens": 10}, True, 1 << 20),
+            ({"n": 3, "max_tokens": 0}, True, 0),
+            ({"n": 0, "max_tokens": 10}, True, 10),
+            ({"n": -3, "max_tokens": 10}, True, 10),
+            ({"n": "4", "best_of": [9], "max_tokens": 10}, False, 10),
+            ({"n": True, "best_of": 2.5, "max_tokens": 10}, False, 10),
+        ],
+    )
+    def test_room_is_reserved_for_each(
+        self, more: dict[str, Any], is_chat: bool, output_tokens: int
+    ) -> None:
+        prompt = chat({"role": "user", "content": "x"}) if is_chat else {"prompt": "x"}
+        asked = understood(orjson.dumps(prompt | more), is_chat)
+        assert asked.request.output_tokens == output_tokens
+
+    def test_the_end_of_one_token_is_its_beginning_for_many_answers_too(self) -> None:
+        def streams(**more: int) -> bool:
+            return understood(orjson.dumps({"prompt": "x", **more}), chat=False).request.streams
+
+        assert streams(max_tokens=1, n=4)
+        assert not streams(max_tokens=2, n=1)

@@ -11,7 +11,8 @@ with atheris.instrument_imports(include=["forebay.proxy.client_body", "forebay.p
 HEADERS = ("content-encoding", "expect", "content-type")
 
 KEYS = ["prompt", "messages", "role", "content", "text", "tools", "tool_calls", "max_tokens",
-        "max_completion_tokens", "stream", "model", "type"]  # fmt: skip
+        "max_completion_tokens", "stream", "model", "type", "image_url", "n",
+        "documents", "reasoning", "chat_template_kwargs"]  # fmt: skip
 
 
 def value(given: atheris.FuzzedDataProvider, depth: int = 0) -> object:
