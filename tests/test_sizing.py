@@ -17,7 +17,7 @@ from forebay.analysis.sizing.judge import judge, wilson
 from forebay.analysis.sizing.naive import erlang_c, formulas
 from forebay.analysis.sizing.plot import Curve, draw
 from forebay.analysis.sizing.search import Question, Window, least_gpus
-from forebay.analysis.sizing.targets import DEFAULT_SLO, parse_targets
+from forebay.analysis.sizing.targets import DEFAULT_SLO, default_targets, parse_targets
 from forebay.analysis.sizing.workload import Users, class_of
 from forebay.proxy.cli import main
 from forebay.proxy.config import Config
@@ -158,6 +158,23 @@ def test_usage_counts_a_common_document_once() -> None:
     assert 0.5 < judged.usage.prefill_part <= 1
 
 
+def test_a_target_without_requests_is_not_met() -> None:
+    rows = [TraceRequest("c", 1.0, 100, 10)]
+    targets = parse_targets("document.ttft_p99=1ms")
+    judged = judge(
+        simulate(rows, Scenario(LLAMA, 1)), targets, seed=0, from_s=0.0, to_s=9.0, until_s=9.0
+    )
+    (one,) = judged.attained
+    assert (one.share, one.shown, one.met) == (None, "–", False)
+    assert not judged.met
+
+
+def test_default_targets_are_of_the_classes_that_ask() -> None:
+    names = [one.name for one in default_targets(Users(document_share=0.0))]
+    assert names == ["chat.ttft_p95", "tpot_p95"]
+    assert default_targets(Users()) == TARGETS
+
+
 @pytest.mark.parametrize(
     ("good", "count", "low", "high"),
     [
@@ -282,7 +299,7 @@ def test_the_whole_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_equal_answers_whatever_the_processes(capsys: pytest.CaptureFixture[str]) -> None:
-    line = f"{SMALL} --json --quick --window 60"
+    line = f"{SMALL} --json --quick --window 100"
     one, two = run(line, capsys), run(f"{line} --jobs 2", capsys)
     assert one == two
 
@@ -322,6 +339,17 @@ def test_more_users_never_draw_a_plot_that_is_not_xml() -> None:
         ("--users 5 --document-tokens 100 --policy random", "--policy random"),
         ("--users 5 --document-tokens 100 --plot", "--plot: give the folder"),
         ("--users 5 --document-tokens 100 --seeds 2", "--seeds"),
+        ("--users 500 --document-tokens 100000 --window 0.001", "--window 0.001: too short for"),
+        ("--users 10 --document-tokens 1000 --window 1", "chat.ttft_p95: less than one request"),
+        (
+            "--users 5 --document-tokens 9 --document-share 0 --slo document.ttft_p99=1ms",
+            "--slo document.ttft_p99=1ms: no request is a document",
+        ),
+        (
+            "--users 60 --document-tokens 9 --chat-output-tokens 1 --document-output-tokens 1"
+            " --window 60 --slo tpot_p95=100ms",
+            "--slo tpot_p95=100ms: not one request of seed 0",
+        ),
         ("--users 5 --document-tokens uniform:1,9 --plot --out {new}", "give --plot-tokens"),
         ("--users 5 --document-tokens 100 --plot --plot-tokens x --out {new}", "--plot-tokens x"),
     ],

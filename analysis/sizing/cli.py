@@ -103,7 +103,7 @@ def size_command(
         from forebay.analysis.sizing.plot import curves, draw
         from forebay.analysis.sizing.report import as_json as answer_json
         from forebay.analysis.sizing.report import cost, print_answer, provenance
-        from forebay.analysis.sizing.targets import DEFAULT_SLO, parse_targets
+        from forebay.analysis.sizing.targets import default_targets, parse_targets
         from forebay.analysis.sizing.workload import Users
         from forebay.proxy.config import Config
         from forebay.proxy.config_sources import load_config
@@ -125,7 +125,7 @@ def size_command(
             zipf_s=zipf,
             cv=cv,
         )
-        targets = parse_targets(slo or DEFAULT_SLO)
+        targets = default_targets(people) if slo is None else parse_targets(slo)
         engine_options: dict[str, Any] = {
             "model": model,
             "gpu": gpu,

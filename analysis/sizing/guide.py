@@ -81,17 +81,41 @@ def window_for(
 def question_of(
     users: Users, scenario: Scenario, targets: tuple[Target, ...], window_s: float | None, seed: int
 ) -> tuple[Question, int, int]:
-    """A job for `search`; raises InputError for what physics forbids.
+    """A job for `search`; raises InputError for what physics forbids or nobody asks.
 
     The search starts where engines would be GUESSED_BUSY, and ends at four times the work.
     """
     config = scenario.engine
+    _check_judgeable(users, targets, window_s)
     check_floor(config, users, targets)
     offered = erlangs(demands(config, users))
     guess = max(1, ceil(offered / GUESSED_BUSY))
     window = window_for(users, targets, config, guess, window_s)
     question = Question(users, scenario, targets, window, seed)
     return question, guess, max(16, ceil(4 * offered) + 8)
+
+
+def _check_judgeable(users: Users, targets: Sequence[Target], judged_s: float | None) -> None:
+    """Raise InputError for a target that no request, or hardly any, would be judged by.
+
+    A percentile with less than one request expected beyond it is a maximum: it says how lucky a
+    window was, and of an empty one every target would hold.
+    """
+    rates = users.rates_per_s()
+    for target in targets:
+        if target.kind and target.kind not in rates:
+            raise InputError(
+                f"--slo {target}: no request is a {target.kind} with --document-share"
+                f" {users.document_share:g}; leave the target out"
+            )
+        rate = rates[target.kind] if target.kind else users.rate_per_s
+        needed_s = 1 / (1 - target.share) / rate
+        if judged_s is not None and judged_s < needed_s * (1 - 1e-9):
+            raise InputError(
+                f"--window {judged_s:g}: too short for {target.name}: less than one request would"
+                f" be beyond the percentile; give {ceil(needed_s):,} or more, or leave it out for"
+                f" {BEYOND} of them"
+            )
 
 
 def size(

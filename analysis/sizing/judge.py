@@ -16,6 +16,7 @@ from forebay.analysis.quantiles import order_statistic
 from forebay.analysis.sizing.binding import Usage, usage
 from forebay.analysis.sizing.targets import Target
 from forebay.analysis.sizing.workload import CLASSES, class_of
+from forebay.analysis.units import NONE
 from forebay.replay.sim.scenario import Simulated
 from forebay.replay.sim.summary import Table
 
@@ -32,12 +33,18 @@ class Attained:
     value_s: float
 
     @property
-    def share(self) -> float:
-        return self.good / self.count if self.count else 1.0
+    def share(self) -> float | None:
+        """None without a request that the target is about."""
+        return self.good / self.count if self.count else None
+
+    @property
+    def shown(self) -> str:
+        return NONE if self.share is None else f"{self.share:.1%}"
 
     @property
     def met(self) -> bool:
-        return self.good >= self.target.share * self.count - 1e-9
+        """Nothing that was judged is nothing that was met."""
+        return self.count > 0 and self.good >= self.target.share * self.count - 1e-9
 
 
 @dataclass(frozen=True, slots=True)

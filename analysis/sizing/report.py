@@ -200,7 +200,11 @@ def _around_rows(answer: Answer) -> Iterator[list[str]]:
     for which, target in enumerate(answer.question.targets):
         yield row(
             f"within {target}",
-            lambda js, which=which: f"{min(j.attained[which].share for j in js):.1%}",  # type: ignore[misc]
+            lambda js, which=which: (
+                min(  # type: ignore[misc]
+                    (j.attained[which] for j in js), key=lambda one: one.share or 0.0
+                ).shown
+            ),
         )
     for kind in columns[0][0].classes:
         for mark in ("p50_s", "p95_s", "p99_s"):
@@ -271,7 +275,7 @@ def validation_lines(check: Validation) -> list[str]:
             continue
         each = "; ".join(
             f"seed {one.seed} {'met' if one.met else 'missed'} ("
-            + ", ".join(f"{a.target.name} {a.share:.1%}" for a in one.attained)
+            + ", ".join(f"{a.target.name} {a.shown}" for a in one.attained)
             + ")"
             for one in judged
         )

@@ -41,11 +41,12 @@ class Question:
     seed: int
 
     def ask(self, gpus: int) -> Judged:
+        """Simulate so many GPUs; raises InputError where a target has no request to judge."""
         window = self.window
         simulated = simulate(
             _trace(self.users, self.seed, window.total_s), replace(self.scenario, gpus=gpus)
         )
-        return judge(
+        judged = judge(
             simulated,
             self.targets,
             seed=self.seed,
@@ -53,6 +54,14 @@ class Question:
             to_s=window.warmup_s + window.judged_s,
             until_s=window.total_s,
         )
+        for one in judged.attained:
+            if not one.count:
+                raise InputError(
+                    f"--slo {one.target}: not one request of seed {self.seed} to judge it by in"
+                    f" {window.judged_s:g} s; give a longer --window (an answer of one token has"
+                    " no tpot), or leave the target out"
+                )
+        return judged
 
 
 @lru_cache(4)
@@ -108,7 +117,7 @@ def least_gpus(question: Question, guess: int, most: int) -> Found:
 
 def _unmet(judged: Judged) -> str:
     missed = [one for one in judged.attained if not one.met]
-    said = ", ".join(f"{one.target}: {one.share:.1%} within it" for one in missed)
+    said = ", ".join(f"{one.target}: {one.shown} within it" for one in missed)
     return (
         f"--slo: not met with {judged.gpus} GPUs either ({said}, GPUs {judged.busy:.0%} busy): more"
         " GPUs do not help; smaller chunks (--max-num-batched-tokens) shorten the gaps that a"

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from forebay.analysis.sizing.workload import CLASSES
+from forebay.analysis.sizing.workload import CLASSES, Users
 from forebay.replay.slo import METRICS, parse_slos
 from forebay.traces.errors import InputError
 
@@ -30,6 +30,12 @@ class Target:
 
     def concerns(self, kind: str) -> bool:
         return self.kind in (None, kind)
+
+
+def default_targets(users: Users) -> tuple[Target, ...]:
+    """Those of `DEFAULT_SLO` that some request of `users` is about."""
+    rates = users.rates_per_s()
+    return tuple(one for one in parse_targets(DEFAULT_SLO) if one.kind is None or one.kind in rates)
 
 
 def parse_targets(text: str) -> tuple[Target, ...]:
