@@ -1,8 +1,8 @@
 """Two runs side by side: each figure of both, their ratio, and which is better, if that is clear.
 
 A is the one compared with, B the one of interest. Which is better is only said where the figures
-differ by more than `EQUAL_WITHIN`; for the headline TTFT percentile of each bucket a bootstrap
-interval must leave out equality as well. Nothing is printed here.
+differ by more than `EQUAL_WITHIN`; for the headline TTFT percentile of each bucket, attainment and
+goodput a 95 % interval must leave out equality as well. Nothing is printed here.
 """
 
 import math
@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from forebay.analysis.bootstrap import Interval, ratio_interval
-from forebay.analysis.figures import Figures, figures, imbalance
+from forebay.analysis.figures import Figures, figures, imbalance, observation_s
 from forebay.analysis.provenance import Verdict, verdict, warnings
 from forebay.analysis.quantiles import MIN_BEYOND, SHARES
 from forebay.analysis.run import RunData
+from forebay.analysis.shares import share_ratio_interval
 from forebay.replay.slo import Slo
 
 Unit = Literal["s", "per_s", "share", "ratio", "count"]
@@ -112,12 +113,14 @@ def compare(
         for bucket in (None, *buckets)
     }
     headline = {bucket: _headline_percentile(*found[bucket]) for bucket in buckets}
-    lines = _run_lines(*found[None])
+    seconds = (observation_s(a), observation_s(b))
+    lines = _run_lines(*found[None], seconds)
     lines.append(line_of(WHOLE_RUN, "imbalance", "imbalance of prompt tokens", "ratio",
                          imbalance(a), imbalance(b), "lower"))  # fmt: skip
     for bucket in buckets:
         interval = _interval(a, b, bucket, headline[bucket])
         lines += _bucket_lines(bucket, *found[bucket], headline[bucket], interval)
+        lines += _shares(bucket, *found[bucket], seconds)
     return Comparison(
         a=a,
         b=b,
@@ -190,8 +193,8 @@ def _close(a: float, b: float) -> bool:
     return abs(a - b) <= EQUAL_WITHIN * max(abs(a), abs(b))
 
 
-def _run_lines(a: Figures, b: Figures) -> list[Line]:
-    lines = _shares(WHOLE_RUN, a, b)
+def _run_lines(a: Figures, b: Figures, seconds: tuple[float | None, float | None]) -> list[Line]:
+    lines = _shares(WHOLE_RUN, a, b, seconds)
     lines.append(_counted("intended", "requests due", a.intended, b.intended, ""))
     lines.append(_counted("answered", "answered in full", a.answered, b.answered, "higher"))
     lines.append(_counted("rejected", "refused", a.rejected, b.rejected, ""))
@@ -203,10 +206,20 @@ def _counted(key: str, label: str, a: int, b: int, wanted: Literal["lower", "hig
     return line_of(WHOLE_RUN, key, label, "count", a, b, wanted)
 
 
-def _shares(section: str, a: Figures, b: Figures) -> list[Line]:
+def _shares(
+    section: str, a: Figures, b: Figures, seconds: tuple[float | None, float | None]
+) -> list[Line]:
+    met = share_ratio_interval(a.attainment, a.intended, b.attainment, b.intended)
+    good = None
+    if met is not None and seconds[0] and seconds[1]:
+        # Goodput is the share that met the targets of what was due a second.
+        due = (a.intended / seconds[0]) / (b.intended / seconds[1])
+        good = Interval(met.low * due, met.high * due)
     lines = [
-        line_of(section, "goodput", "goodput", "per_s", a.goodput_per_s, b.goodput_per_s, "higher"),
-        line_of(section, "attainment", "attainment", "share", a.attainment, b.attainment, "higher"),
+        line_of(section, "goodput", "goodput", "per_s", a.goodput_per_s, b.goodput_per_s, "higher",
+                good),
+        line_of(section, "attainment", "attainment", "share", a.attainment, b.attainment, "higher",
+                met),
         line_of(section, "hit_ratio", "prefix hit ratio", "share", a.hit_ratio, b.hit_ratio,
                 "higher"),
     ]  # fmt: skip
@@ -231,5 +244,4 @@ def _bucket_lines(
             lines.append(
                 line_of(bucket, f"{key}_{name}", f"{label} {name}", "s", of_a, of_b, "lower", sure)
             )
-    lines += _shares(bucket, a, b)
     return lines

@@ -10,9 +10,11 @@ from typing import Literal
 
 from forebay.analysis.compare import WHOLE_RUN, Better, Comparison, Line, line_of
 from forebay.analysis.figures import Figures
+from forebay.analysis.provenance import differences
+from forebay.analysis.shares import share_ratio_interval
 from forebay.analysis.units import NONE, durations, rates, ratio, shares
 
-Mood = Literal["better", "worse", "mixed", "none", "doubtful"]  # doubtful: a run is not valid
+Mood = Literal["better", "worse", "mixed", "none", "doubtful"]  # doubtful: not valid, or unlike
 LEFT_OUT_SHARE = 0.01  # with more unanswered the summary says whose TTFT it is
 SHOWN_SHARE = 0.001  # unanswered requests below one in a thousand are left to the table
 
@@ -36,17 +38,22 @@ def headline(comparison: Comparison) -> Headline:
         if line is None:
             points.append(_too_few(comparison, bucket))
             continue
-        judged.append((f"{bucket} TTFT{_of_whom(comparison, bucket)}", line.better))
+        judged.append((f"{bucket} TTFT{_of_whom(comparison, bucket)}", _sure(line)))
         points.append(_ttft(comparison, bucket, str(name), line))
     goodput = comparison.line(WHOLE_RUN, "goodput")
     if goodput is None or goodput.better is None:
         goodput = _answered(comparison)
-        judged.append(("the share of requests answered", goodput.better))
+        judged.append(("the share of requests answered", _sure(goodput)))
     else:
-        judged.append(("goodput", goodput.better))
+        judged.append(("goodput", _sure(goodput)))
     points += _service(comparison)
     mood, summary = _sum_up(comparison, judged)
     return Headline(mood, summary, tuple(points))
+
+
+def _sure(line: Line) -> Better | None:
+    """Which is better; a difference without an interval may be noise."""
+    return "unclear" if line.better in ("a", "b") and line.interval is None else line.better
 
 
 def _sum_up(comparison: Comparison, judged: list[tuple[str, Better | None]]) -> tuple[Mood, str]:
@@ -70,8 +77,10 @@ def _sum_up(comparison: Comparison, judged: list[tuple[str, Better | None]]) -> 
         for run, verdict in zip((comparison.a, comparison.b), comparison.verdicts, strict=True)
         if not verdict.valid
     ]
+    if unlike := differences(comparison.a, comparison.b, bool(comparison.slos)):
+        invalid.append(f"the runs differ in {_and(unlike)}")
     if invalid:
-        mood, text = "doubtful", f"{text}. Not to be relied on: {_and(invalid)}"
+        mood, text = "doubtful", f"{text}. Not to be relied on: {'; '.join(invalid)}"
     return mood, text + "."
 
 
@@ -146,9 +155,10 @@ def _change(line: Line, more: str, less: str) -> str:
     """`: 1.9× higher`, or that they are equal."""
     if line.better == "equal" or line.ratio is None:
         return "" if line.ratio is None else ": equal within 5 %"
+    noise = ", but within the noise" if line.better == "unclear" else ""
     if line.ratio == 0 or line.ratio == float("inf"):
-        return ""
-    return f": {ratio(max(line.ratio, 1 / line.ratio))} {less if line.ratio > 1 else more}"
+        return noise
+    return f": {ratio(max(line.ratio, 1 / line.ratio))} {less if line.ratio > 1 else more}{noise}"
 
 
 def _unanswered(comparison: Comparison) -> list[str]:
@@ -170,10 +180,10 @@ def _unanswered(comparison: Comparison) -> list[str]:
 
 
 def _answered(comparison: Comparison) -> Line:
-    a, b = (
-        one.answered / one.intended if one.intended else None for one in comparison.figures[None]
-    )
-    return line_of(WHOLE_RUN, "answered_share", "answered", "share", a, b, "higher")
+    of_a, of_b = comparison.figures[None]
+    a, b = (one.answered / one.intended if one.intended else None for one in (of_a, of_b))
+    interval = share_ratio_interval(a, of_a.intended, b, of_b.intended)
+    return line_of(WHOLE_RUN, "answered_share", "answered", "share", a, b, "higher", interval)
 
 
 def _and(words: list[str]) -> str:

@@ -140,6 +140,16 @@ def verdict(run: RunData) -> Verdict:
     return Verdict(text_of(value) or "unknown", reason)
 
 
+def differences(a: RunData, b: RunData, judged_anew: bool = False) -> list[str]:
+    """Which of `MUST_AGREE` do not; latency targets are left out where both are judged anew."""
+    return [
+        what
+        for what in MUST_AGREE
+        if not (what == LATENCY_TARGETS and judged_anew)
+        and text_of(setting(a, what)) != text_of(setting(b, what))
+    ]
+
+
 def warnings(a: RunData, b: RunData, judged_anew: bool = False) -> list[str]:
     """Why a difference between the runs may not be one between the servers.
 
@@ -155,15 +165,12 @@ def warnings(a: RunData, b: RunData, judged_anew: bool = False) -> list[str]:
             found.append(f"{run.name}: ended by {ended}; its last requests are missing")
         own = run.summary.get("warnings")
         found += [f"{run.name}: {text_of(one)}" for one in own] if isinstance(own, list) else []
-    for what in MUST_AGREE:
-        if what == LATENCY_TARGETS and judged_anew:
-            continue
+    for what in differences(a, b, judged_anew):
         of_a, of_b = text_of(setting(a, what)), text_of(setting(b, what))
-        if of_a != of_b:
-            found.append(
-                f"different {what}: {a.name} {of_a or 'not recorded'}, "
-                f"{b.name} {of_b or 'not recorded'}"
-            )
+        found.append(
+            f"different {what}: {a.name} {of_a or 'not recorded'}, "
+            f"{b.name} {of_b or 'not recorded'}"
+        )
     if a.requests != b.requests:
         found.append(f"different number of requests: {a.requests:,} and {b.requests:,}")
     if shared_cache := _shared_cache(a, b):

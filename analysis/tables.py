@@ -28,7 +28,8 @@ DEFINITIONS = (
     ("Percentile", "The smallest observed value that at least that share of requests do not "
      "exceed; never interpolated."),
     ("95 % interval", "Of a ratio of percentiles: from 1,000 (long runs: fewer) resamples of each "
-     "run in blocks of neighbouring requests, so that one bad stretch counts once."),
+     "run in blocks of neighbouring requests, so that one bad stretch counts once. Of attainment "
+     "and goodput: from Wilson's intervals of the shares (Newcombe), requests independent."),
     ("Verdict", "valid: requests left when they were due. client-limited or cap-limited: they did "
      "not, and the figures measure the client too."),
 )  # fmt: skip

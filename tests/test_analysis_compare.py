@@ -229,6 +229,39 @@ class TestComparison:
         assert words.mood == "none"
         assert "within the noise" in words.points[0]
 
+    @pytest.mark.parametrize(
+        ("good", "of", "mood"),
+        [((34, 37), 40, "none"), ((9, 12), 12, "none"), ((200, 390), 400, "better")],
+    )
+    def test_goodput_counts_where_it_is_more_than_luck(
+        self, tmp_path: Path, good: tuple[int, int], of: int, mood: str
+    ) -> None:
+        def rows(met: int) -> list[Row]:
+            return [answered(i, "chat", i * 0.1, 1.0 if i < met else 9.0) for i in range(of)]
+
+        runs = load_runs([write_run(tmp_path / str(met), rows(met)) for met in good])
+        found = compare(runs[0], runs[1], [Slo("chat", "ttft", 5.0)])
+        words = headline(found)
+        assert words.mood == mood
+        for key in ("goodput", "attainment"):
+            told = line(found, "run", key)
+            assert told.interval is not None
+            assert told.interval.clear == (mood == "better")
+            assert told.better == ("b" if mood == "better" else "unclear")
+        assert words.summary.endswith("and goodput.") == (mood == "better")
+        assert any("within the noise" in point for point in words.points) == (mood == "none")
+
+    def test_a_goodput_without_counts_is_unclear(self, tmp_path: Path) -> None:
+        rows = steady(30, 1.0)
+        runs = load_runs(
+            [
+                write_run(tmp_path / name, rows, {"goodput_per_s": rate})
+                for name, rate in (("a", 1.0), ("b", 2.0))
+            ]
+        )
+        words = headline(compare(runs[0], runs[1]))
+        assert words.summary == "No clear difference between b and a."
+
     def test_refusing_nearly_all_is_not_better_for_being_fast(self, tmp_path: Path) -> None:
         a = steady(1000, 1.0)
         b = [*steady(1000, 0.1)[:100], *(refused(i, "chat", i * 0.1) for i in range(100, 1000))]
@@ -288,6 +321,10 @@ class TestComparison:
             words = headline(found)
             assert "Not to be relied on: b is client-limited" in words.summary
             assert words.mood == "doubtful"
+        elif "different" in told:
+            words = headline(found)
+            assert words.mood == "doubtful"
+            assert f"the runs differ in {told.split(':')[0].split(' ', 1)[1]}." in words.summary
         if "slos" in summary:
             assert compare(runs[0], runs[1], SLOS).warnings == ()  # judged anew, both by the same
 

@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import inf
+from math import hypot, inf
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -11,9 +11,10 @@ from xml.etree import ElementTree
 import pytest
 from kv_models import CONFIGS
 
+from forebay.analysis.shares import share_ratio_interval, wilson
 from forebay.analysis.sizing.binding import Usage, binding
 from forebay.analysis.sizing.floor import alone, check_floor
-from forebay.analysis.sizing.judge import judge, wilson
+from forebay.analysis.sizing.judge import judge
 from forebay.analysis.sizing.naive import erlang_c, formulas
 from forebay.analysis.sizing.plot import Curve, draw
 from forebay.analysis.sizing.search import Question, Window, least_gpus
@@ -185,6 +186,39 @@ def test_default_targets_are_of_the_classes_that_ask() -> None:
 )
 def test_wilson(good: int, count: int, low: float, high: float) -> None:
     assert wilson(good, count) == pytest.approx((low, high), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("good_a", "count_a", "good_b", "count_b", "low", "high"),
+    [  # differences of Newcombe's table II, method 10
+        (56, 70, 48, 80, 0.0524, 0.3339),
+        (9, 10, 3, 10, 0.1705, 0.8090),
+        (10, 10, 0, 20, 0.6791, 1.0),
+        (5, 56, 0, 29, -0.0381, 0.1926),
+        (0, 10, 0, 10, -0.2775, 0.2775),
+    ],
+)
+def test_a_ratio_of_shares_is_clear_where_their_difference_is(
+    good_a: int, count_a: int, good_b: int, count_b: int, low: float, high: float
+) -> None:
+    """Newcombe's difference d = a - b covers 0 just where the ratio covers 1."""
+    a, b = good_a / count_a, good_b / count_b
+    (low_a, high_a), (low_b, high_b) = wilson(good_a, count_a), wilson(good_b, count_b)
+    difference = a - b - hypot(a - low_a, high_b - b), a - b + hypot(high_a - a, b - low_b)
+    assert difference == pytest.approx((low, high), abs=1e-4)
+    interval = share_ratio_interval(a, count_a, b, count_b)
+    assert interval is not None
+    assert (interval.low > 1, interval.high < 1) == (low > 0, high < 0)
+    mirrored = share_ratio_interval(b, count_b, a, count_a)
+    assert mirrored is not None
+    assert mirrored.clear == interval.clear
+    if interval.low > 0:
+        assert mirrored.high == pytest.approx(1 / interval.low)
+
+
+def test_shares_that_nobody_counted_have_no_interval() -> None:
+    assert share_ratio_interval(None, 10, 0.5, 10) is None
+    assert share_ratio_interval(0.5, 10, 0.5, 0) is None
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ one token) does not count. Requests that arrived in the warm-up or the cool-down
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf, sqrt
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,6 @@ from forebay.analysis.sizing.workload import CLASSES, class_of
 from forebay.analysis.units import NONE
 from forebay.replay.sim.scenario import Simulated
 from forebay.replay.sim.summary import Table
-
-Z_95 = 1.96  # of the normal distribution, for intervals of 95 %
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,16 +150,3 @@ def pooled(judged: Sequence[Judged], which: int) -> tuple[int, int]:
         sum(one.attained[which].good for one in judged),
         sum(one.attained[which].count for one in judged),
     )
-
-
-def wilson(good: int, count: int) -> tuple[float, float]:
-    """95 % score interval of a share (E. B. Wilson, JASA 22, 1927); (0, 1) without samples.
-
-    It takes requests as independent; those in one burst are not, so the truth is somewhat wider.
-    """
-    if not count:
-        return 0.0, 1.0
-    share, square = good / count, Z_95 * Z_95 / count
-    middle = (share + square / 2) / (1 + square)
-    half = Z_95 / (1 + square) * sqrt(share * (1 - share) / count + square / (4 * count))
-    return max(0.0, middle - half), min(1.0, middle + half)

@@ -7,8 +7,9 @@ from math import isfinite
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from forebay.analysis.shares import wilson
 from forebay.analysis.sizing.guide import Answer, Validation
-from forebay.analysis.sizing.judge import Judged, pooled, wilson
+from forebay.analysis.sizing.judge import Judged, pooled
 from forebay.replay.engine.calibration import calibration_file_of, read_calibration
 
 if TYPE_CHECKING:

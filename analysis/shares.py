@@ -1,0 +1,45 @@
+"""How sure a share is, and the ratio of two, from counts alone. Pure.
+
+Requests are taken as independent; those of one burst are not, so the truth is somewhat wider.
+"""
+
+from math import inf, sqrt
+
+from forebay.analysis.bootstrap import Interval
+
+Z_95 = 1.96  # of the normal distribution, for intervals of 95 %
+
+
+def wilson(good: float, count: int) -> tuple[float, float]:
+    """95 % score interval of a share (E. B. Wilson, JASA 22, 1927); (0, 1) without samples."""
+    if not count:
+        return 0.0, 1.0
+    share, square = good / count, Z_95 * Z_95 / count
+    middle = (share + square / 2) / (1 + square)
+    half = Z_95 / (1 + square) * sqrt(share * (1 - share) / count + square / (4 * count))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def share_ratio_interval(
+    a: float | None, count_a: int, b: float | None, count_b: int
+) -> Interval | None:
+    """95 % interval of the ratio of share `a` of `count_a` and share `b` of `count_b` requests.
+
+    It leaves out 1 just where the hybrid-score interval of their difference (R. G. Newcombe,
+    Statist. Med. 17, 1998, method 10) leaves out 0: both join the two Wilson intervals, as
+    A. Donner and G. Zou (Stat. Methods Med. Res. 21, 2012) do for a ratio. None where a share is
+    not known, or nothing was counted.
+    """
+    if a is None or b is None or not (0 <= a <= 1 and 0 <= b <= 1 and count_a and count_b):
+        return None
+    most = _lowest_ratio(b, count_b, a, count_a)
+    return Interval(_lowest_ratio(a, count_a, b, count_b), 1 / most if most else inf)
+
+
+def _lowest_ratio(a: float, count_a: int, b: float, count_b: int) -> float:
+    low, _ = wilson(a * count_a, count_a)
+    _, high = wilson(b * count_b, count_b)
+    of_a, of_b = low * (2 * a - low), high * (2 * b - high)
+    if of_a <= 0:
+        return 0.0
+    return of_a / (a * b + sqrt(max(0.0, (a * b) ** 2 - of_a * of_b)))
