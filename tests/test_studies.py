@@ -19,6 +19,8 @@ from forebay.analysis.experiments import flood, kv, needle, one_load, saturation
 from forebay.analysis.experiments.asking import Told, is_simulated
 from forebay.analysis.experiments.gauges import Pool, Sample, read_page
 from forebay.analysis.experiments.heat_map import heat_map
+from forebay.analysis.experiments.hol_fleet import THEIRS
+from forebay.analysis.experiments.hol_fleet import _result as hol_result
 from forebay.analysis.experiments.http_way import HttpWay, http_ways
 from forebay.analysis.experiments.knee import gain_of_last_doubling, kneedle, last_followed
 from forebay.analysis.experiments.load_stats import doubted, percentile
@@ -570,6 +572,34 @@ def test_hol_of_a_fleet_compares_four_ways(tmp_path: Path) -> None:
         assert of[way, "chunked"]["stall_s"] < 0.5 * of[way, "whole"]["stall_s"]
     assert of[PROXY, "chunked"]["document_ttft_s"] < of[IN_TURN, "chunked"]["document_ttft_s"]
     assert "with chunked prefill the proxy" in found["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("refused", "words"),
+    [
+        (100, "of answered chats, refusing 50% of all requests against 0%"),
+        (2, None),
+    ],
+)
+def test_hol_of_a_fleet_says_what_shorter_stalls_cost(refused: int, words: str | None) -> None:
+    """Whoever refuses half of the requests has short stalls."""
+    row = {
+        "prefill": THEIRS, "stall_s": 4.0, "stalled_share": 0.5, "ttft_p99_s": None,
+        "chats": 180, "documents": 20, "rejected": 0, "failed": 0, "verdict": "valid",
+    }  # fmt: skip
+    told = [
+        row | {"way": IN_TURN},
+        row | {"way": PROXY, "stall_s": 0.4, "stalled_share": 0.0, "rejected": refused},
+    ]
+    request = TraceRequest("c", 0.0, 10, 10)
+    seen = Seen(request, "ok", None, 0.0, 2.0, 1.0, 2.0, 0.1, 0.1, 10, 0, None)
+    loads = {name: Load([seen, seen]) for name in (IN_TURN, PROXY)}
+    found = hol_result(asked(Path("out")), told, loads, 60_000, {})
+    assert "the proxy shortens a chat's worst stall" in found.sentence
+    assert ("refusing" in found.sentence) == (words is not None)
+    if words:
+        assert words in found.sentence
+    assert any("of answered chats" in note for note in found.notes) == (words is not None)
 
 
 # The command for a GPU

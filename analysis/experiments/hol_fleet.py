@@ -23,6 +23,7 @@ from forebay.traces.synth_mix import ChatBesideDocuments, chat_beside_documents
 
 WHOLE, CHUNKED, THEIRS = "whole", "chunked", "as the servers are"
 ALIKE = 0.1  # a stall that differs by less is the same to a reader
+REFUSED_SHARE = 0.01  # with more refused, stalls of the answered do not tell it all
 STALL_S = 0.5  # a gap between two tokens that a reader waits through
 CURVE_POINTS = 100
 COLUMNS = (
@@ -139,6 +140,8 @@ def _result(
     ]
     if any(row["ttft_p99_s"] is None for row in rows):
         notes.append("–: a p99 needs 1,000 answered chats; raise --seconds or --chat-rate")
+    if any(_refuses(row) for row in rows):
+        notes.append("stalls and TTFT are of answered chats; who was refused is in none of them")
     words = doubted(words, notes, rows, "way", "prefill")
     if failed := sum(row["failed"] for row in rows):
         notes.append(f"{failed} requests failed and are in no other column")
@@ -164,7 +167,18 @@ def _compared(rows: Sequence[dict[str, Any]], prefill: str) -> str:
     if proxy["ttft_p99_s"] is not None and direct["ttft_p99_s"] is not None:
         told += f" and {_verb(proxy['ttft_p99_s'], direct['ttft_p99_s'])} their p99 TTFT "
         told += f"({duration(proxy['ttft_p99_s'])} against {duration(direct['ttft_p99_s'])})"
+    if _refuses(proxy) or _refuses(direct):
+        told += f", of answered chats, refusing {_refused_share(proxy):.0%} of all requests"
+        told += f" against {_refused_share(direct):.0%}"
     return told if prefill == THEIRS else f"with {prefill} prefill {told}"
+
+
+def _refused_share(row: dict[str, Any]) -> float:
+    return float(row["rejected"]) / (row["chats"] + row["documents"])
+
+
+def _refuses(row: dict[str, Any]) -> bool:
+    return _refused_share(row) > REFUSED_SHARE
 
 
 def _verb(mine_s: float, theirs_s: float) -> str:
