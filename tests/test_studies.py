@@ -160,6 +160,29 @@ def test_saturation_says_when_there_is_no_knee(tmp_path: Path) -> None:
     assert found["facts"]["last_doubling_gain"] > 0.5
 
 
+@pytest.mark.parametrize(
+    ("came", "knee", "words"),
+    [
+        ((0.171, 0.170, 0.170, 0.168), 1, "Saturated already at the first load, 1 requests in fl"),
+        ((1.0, 1.01, 1.02, 1.03), 1, "Saturated already at the first load, 1 requests in flight"),
+        ((1.0, 1.9, 2.0, 2.0), 2, "Saturated from 2 requests in flight"),
+        ((1.0, 1.02, 1.05, 1.13), None, "1.13 requests/s; the last doubling brought +8%"),
+        ((1.0, 2.0, 4.0, 8.0), None, "8.00 requests/s; the last doubling still brought +100%"),
+    ],
+)
+def test_a_plateau_that_was_measured_is_not_denied(
+    came: Sequence[float], knee: int | None, words: str
+) -> None:
+    told = [
+        {"load": 2**n, "requests_per_s": y, "tokens_per_s": 100 * y, "ttft_s": 1.0, "tpot_s": 0.1,
+         "seats": None, "running": None, "failed": 0, "verdict": "valid"}
+        for n, y in enumerate(came)
+    ]  # fmt: skip
+    found = saturation.result(one_engine(), told, False, {})
+    assert words in found.sentence
+    assert found.facts["knee_load"] == knee
+
+
 def test_rates_are_followed_up_to_what_the_seats_bear(tmp_path: Path) -> None:
     words = ("--target", PHI, "--max-num-seqs", "16", "--rates", "2,4,10", "--seconds", "60")
     found = study("saturation", tmp_path, *words)

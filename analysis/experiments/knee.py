@@ -9,7 +9,8 @@ Two rules, both stated with the result:
     last_followed  of a rate sweep: the last rate of which at least `FOLLOWED` came out again, none
                    before it having failed to
 
-The first depends on how far the sweep goes, so whether it went far enough is said too.
+The first depends on how far the sweep goes, so whether it went far enough is said too. It finds no
+bend in a sweep that began on the plateau; `is_flat` does.
 """
 
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ FOLLOWED = 0.95
 FOLLOWING = f"the last rate of which at least {FOLLOWED:.0%} was completed"
 FLAT = 0.10
 """A sweep has met the plateau when its last doubling of load brought less than this."""
+FLAT_THROUGHOUT = f"no load brought {FLAT:.0%} more than the first"
 
 
 def kneedle(loads: Sequence[float], throughputs: Sequence[float]) -> int | None:
@@ -43,6 +45,11 @@ def gain_of_last_doubling(loads: Sequence[float], throughputs: Sequence[float]) 
     if not half or half[-1] <= 0:
         return float("inf")
     return throughputs[-1] / half[-1] - 1
+
+
+def is_flat(throughputs: Sequence[float]) -> bool:
+    """Whether no load brought `FLAT` more than the first: the sweep began on the plateau."""
+    return max(throughputs) < throughputs[0] * (1 + FLAT)
 
 
 def last_followed(offered: Sequence[float], achieved: Sequence[float]) -> int | None:

@@ -8,9 +8,11 @@ import typer
 from forebay.analysis.experiments.http_way import http_ways
 from forebay.analysis.experiments.knee import (
     FLAT,
+    FLAT_THROUGHOUT,
     FOLLOWING,
     KNEEDLE,
     gain_of_last_doubling,
+    is_flat,
     kneedle,
     last_followed,
 )
@@ -119,6 +121,8 @@ def result(way: Way, rows: list[dict[str, Any]], paced: bool, settings: dict[str
     at = last_followed(loads, came) if paced else kneedle(loads, came)
     rule = FOLLOWING if paced else KNEEDLE
     gain = gain_of_last_doubling([row["load"] for row in rows], came)
+    if not paced and gain < FLAT and is_flat(came):  # no bend: the plateau was there from the start
+        at, rule = 0, FLAT_THROUGHOUT
     reached = at is not None and (at < len(rows) - 1 if paced else gain < FLAT)
     seats, how = max_num_seqs(way, rows)
     facts: dict[str, Any] = {
@@ -156,15 +160,17 @@ def _sentence(rows: list[dict[str, Any]], at: int | None, gain: float, paced: bo
             f"{first['requests_per_s']:.2f} were completed."
         )
     if at is None:
-        rise = "" if paced else f"; the last doubling still brought {gain:+.0%}"
+        still = "" if gain < FLAT else "still "
+        rise = "" if paced else f"; the last doubling {still}brought {gain:+.0%}"
         return (
             f"No knee was found up to {last['load']:g} {unit}: "
             f"{last['requests_per_s']:.2f} requests/s{rise}."
         )
     knee = rows[at]
+    since = "already at the first load," if knee is rows[0] and not paced else "from"
     words = (
-        f"Saturated from {knee['load']:g} {unit}: T_sat = {knee['requests_per_s']:.2f} requests/s, "
-        f"{knee['tokens_per_s']:,.0f} output tokens/s, at a median TTFT of "
+        f"Saturated {since} {knee['load']:g} {unit}: T_sat = {knee['requests_per_s']:.2f} "
+        f"requests/s, {knee['tokens_per_s']:,.0f} output tokens/s, at a median TTFT of "
         f"{duration(knee['ttft_s'])}"
     )
     if knee is last:
