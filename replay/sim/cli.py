@@ -81,11 +81,11 @@ def simulate_command(
     from forebay.replay.output import check_folder
     from forebay.replay.schedule import parse_arrivals
     from forebay.replay.sim.scenario import Scenario
-    from forebay.replay.sim.sweep import cases, parse_axis, run_all, run_on_ray
+    from forebay.replay.sim.sweep import cases, parse_axes, run_all, run_on_ray
     from forebay.replay.sim.workload import Workload
     from forebay.replay.slo import default_slos, parse_slos
 
-    axes = dict(parse_axis(text) for text in sweep or ())
+    axes = parse_axes(sweep or ())
     if out is not None:
         if axes:
             raise InputError("--out keeps one run: leave out --sweep, or take --json")

@@ -49,6 +49,18 @@ def parse_axis(text: str) -> tuple[str, list[Value]]:
     return name, [_value(name, part.strip()) for part in listed.split(",")]
 
 
+def parse_axes(texts: Sequence[str]) -> dict[str, list[Value]]:
+    """Each `--sweep` by its name; raises InputError, also for a name given twice."""
+    axes: dict[str, list[Value]] = {}
+    for text in texts:
+        name, values = parse_axis(text)
+        if name in axes:
+            both = ",".join(str(value) for value in (*axes[name], *values))
+            raise InputError(f"--sweep {name}: given twice; write all values once, {name}={both}")
+        axes[name] = values
+    return axes
+
+
 def cases(
     axes: Mapping[str, Sequence[Value]], base: Scenario, workload: Workload, slos: tuple[Slo, ...]
 ) -> Iterator[Case]:
