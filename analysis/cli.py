@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forebay.proxy.command import new_app
+from forebay.traces.errors import InputError
 
 if TYPE_CHECKING:
     from forebay.analysis.run import RunData
@@ -80,7 +81,10 @@ def report(
     """
     from forebay.analysis.report import build_report, write_report
     from forebay.analysis.run import load_runs
+    from forebay.analysis.units import is_text, printable
 
+    if not is_text(str(out)):
+        raise InputError(f"--out {printable(str(out))}: is not UTF-8; give another name")
     loaded = load_runs(runs)
     page = build_report(loaded, _slos(slo, loaded), min_beyond, title)
     write_report(page, out, force)

@@ -20,6 +20,7 @@ from forebay.analysis.plots import legend_mark, percentile_plot, timeline_plot
 from forebay.analysis.provenance import setting, text_of
 from forebay.analysis.quantiles import MIN_BEYOND
 from forebay.analysis.run import RunData
+from forebay.analysis.units import is_text, printable
 from forebay.replay.slo import Slo
 from forebay.traces.errors import InputError
 
@@ -47,8 +48,10 @@ def build_report(
     """The report of `runs`.
 
     Raises:
-        InputError: no run, or more than a reader can tell apart.
+        InputError: no run, more than a reader can tell apart, or a title that is not text.
     """
+    if title and not is_text(title):
+        raise InputError(f"--title {printable(title)}: is not UTF-8; write it in UTF-8")
     if not 1 <= len(runs) <= MAX_RUNS:
         raise InputError(f"{len(runs)} runs: a report takes 1 to {MAX_RUNS}")
     # One run stands beside itself: the same lines, of which only the first column is shown.
@@ -88,7 +91,7 @@ def write_report(page: Page, out: Path, force: bool = False) -> None:
         raise InputError(f"--out {out}: exists; give another name, or --force to overwrite it")
     partial = out.with_name(f".{out.name}.{os.getpid()}")
     try:
-        partial.write_text(page.html, encoding="utf-8")
+        partial.write_bytes(page.html.encode())
         partial.replace(out)
     except OSError as error:
         with suppress(OSError):

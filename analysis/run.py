@@ -15,7 +15,7 @@ import orjson
 from numpy.typing import NDArray
 
 from forebay.analysis.quantiles import Floats
-from forebay.analysis.units import printable
+from forebay.analysis.units import is_text, printable
 from forebay.replay.summary import is_firm
 from forebay.traces.errors import InputError
 
@@ -116,8 +116,11 @@ def load_run(path: Path, name: str | None = None) -> RunData:
     """Read a run folder.
 
     Raises:
-        InputError: no such folder, a missing or damaged file, or a table that is not of a run.
+        InputError: no such folder, a name that is not UTF-8, a missing or damaged file, or a table
+            that is not of a run.
     """
+    if not is_text(str(path)):
+        raise InputError(f"{printable(str(path))}: its name is not UTF-8; rename it")
     if not path.is_dir():
         found = "a file" if path.exists() else "not there"
         raise InputError(f"{path}: {found}; give a run folder, as `forebay replay --out` makes")

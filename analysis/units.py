@@ -70,6 +70,11 @@ def ratio(value: float | None) -> str:
     return f"{value:.1f}×" if value >= 10 else f"{value:.2f}×"
 
 
+def is_text(words: str) -> bool:
+    """Whether a word of the command line was UTF-8; else no page and no JSON can hold it."""
+    return words.isascii() or not any("\ud800" <= c <= "\udfff" for c in words)
+
+
 def printable(text: str) -> str:
     """Text from a file, safe for a terminal: control characters would be obeyed, not shown."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -478,6 +478,7 @@ class TestCommand:
             (["{a}", "{b}", "--slo", "chat.ttft"], "is not METRIC=TIME"),
             (["{a}", "{b}", "--slo", "document.ttft=1s"], "no bucket 'document'; one of: chat"),
             (["{a}"], "Missing argument 'B'"),
+            (["{a}", "{b}\udcff", "--json"], "b\ufffd: its name is not UTF-8; rename it"),
             (["{a}", "{b}", "--min-beyond", "-1"], "--min-beyond"),
         ],
     )

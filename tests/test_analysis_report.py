@@ -316,6 +316,32 @@ class TestCommand:
         assert err.count("\n") == 1
         assert list(tmp_path.iterdir()) == []
 
+    @pytest.mark.parametrize(
+        ("words", "told"),
+        [
+            (
+                ["{run}", "-o", "{new}/r.html", "--title", "t\udcff"],
+                "--title t\ufffd: is not UTF-8",
+            ),
+            (["{run}", "-o", "{new}/r\udcff.html", "--json"], "r\ufffd.html: is not UTF-8"),
+            (["{new}/run\udcff", "-o", "{new}/r.html"], "run\ufffd: its name is not UTF-8"),
+        ],
+    )
+    def test_words_that_are_not_utf_8(
+        self,
+        pair: tuple[Path, Path],
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+        words: list[str],
+        told: str,
+    ) -> None:
+        given = [word.format(run=pair[0], new=tmp_path) for word in words]
+        assert run_command(report_app, "report", given) == 2
+        err = capsys.readouterr().err
+        assert told in err
+        assert err.count("\n") == 1
+        assert list(tmp_path.iterdir()) == []
+
     def test_help_shows_an_example(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert run_command(report_app, "report", ["--help"]) == 0
         assert "-o report.html" in capsys.readouterr().out

@@ -1,6 +1,7 @@
 """The word `forebay kv`: parse, call, print."""
 
 import sys
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -190,7 +191,7 @@ def _given(**options: Any) -> dict[str, Any]:
 
 
 def _positive(flag: str, value: float | None) -> float | None:
-    if value is not None and not value > 0:
+    if value is not None and not 0 < value < inf:
         raise InputError(f"{flag} {value}: give GiB, more than 0")
     return value
 

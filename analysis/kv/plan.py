@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf, isfinite
 from pathlib import Path
 
 from forebay.replay.engine.gpu_memory import GpuMemory, find_gpu_memory
@@ -67,7 +68,7 @@ def choose_model(name: str, weights_gib: float | None = None) -> ModelShape:
 
 def choose_gpu(name: str | None, memory_gib: float | None) -> GpuMemory:
     """A GPU by name, by its memory, or both (the memory wins)."""
-    if memory_gib is not None and not memory_gib > 0:
+    if memory_gib is not None and not 0 < memory_gib < inf:
         raise InputError(f"--gpu-memory-gib {memory_gib}: give GiB, more than 0")
     if name is None:
         if memory_gib is None:
@@ -84,6 +85,12 @@ def make_plan(shape: ModelShape, gpu: GpuMemory, choices: Choices) -> Plan:
         raise InputError(
             f"--kv-cache-dtype {choices.kv_cache_dtype}: give one of {', '.join(VALUE_BYTES)}"
         )
+    for flag, gib in (
+        ("--non-torch-gib", choices.non_torch_gib),
+        ("--cuda-graph-gib", choices.cuda_graph_gib),
+    ):
+        if gib is not None and not isfinite(gib):
+            raise InputError(f"{flag} {gib}: give GiB")
     if not 0 < choices.gpu_memory_utilization <= 1:
         raise InputError(
             f"--gpu-memory-utilization {choices.gpu_memory_utilization}: give a share in (0, 1]"
@@ -174,7 +181,7 @@ def parse_lengths(text: str | None, longest: int) -> Sequence[int]:
         return [n for n in USUAL_LENGTHS if n <= longest] or [longest]
     lengths = []
     for word in text.split(","):
-        if not word.strip().isdigit() or not int(word):
+        if not word.strip().isdecimal() or not int(word):
             raise InputError(f"--length {text}: give tokens, such as 8192,32768,131072")
         lengths.append(int(word))
     return lengths
