@@ -12,12 +12,13 @@ import pytest
 from kv_models import CONFIGS
 
 from forebay.analysis.shares import share_ratio_interval, wilson
+from forebay.analysis.sizing import guide
 from forebay.analysis.sizing.binding import Usage, binding
 from forebay.analysis.sizing.floor import alone, check_floor
 from forebay.analysis.sizing.judge import judge
 from forebay.analysis.sizing.naive import erlang_c, formulas
 from forebay.analysis.sizing.plot import Curve, draw
-from forebay.analysis.sizing.search import Question, Window, least_gpus
+from forebay.analysis.sizing.search import Found, Question, Window, least_gpus
 from forebay.analysis.sizing.targets import DEFAULT_SLO, default_targets, parse_targets
 from forebay.analysis.sizing.workload import Users, class_of
 from forebay.proxy.cli import main
@@ -107,12 +108,54 @@ def test_traffic_is_as_asked_in_total_and_random_in_time() -> None:
     assert len(common) == 60
     by_name: dict[str, set[tuple[int, ...]]] = {}
     for row in common:
-        assert row.input_tokens == 16 * 512 + 64  # the document in whole blocks, and a question
+        assert row.input_tokens == 15 * 512 + 64  # the document in whole blocks, and a question
         assert row.document is not None
         assert row.blocks is not None
-        by_name.setdefault(row.document, set()).add(row.blocks[:16])
+        by_name.setdefault(row.document, set()).add(row.blocks[:15])
     assert all(len(beginnings) == 1 for beginnings in by_name.values())
     assert len({next(iter(one)) for one in by_name.values()}) == len(by_name) > 1
+
+
+@pytest.mark.parametrize(
+    ("length", "tokens", "blocks"),
+    [(Fixed(511), 511, 0), (Fixed(512), 512, 1), (Fixed(130_900), 130_560, 255)],
+)
+def test_a_shared_document_is_never_longer_than_it_was_drawn(
+    length: Fixed, tokens: int, blocks: int
+) -> None:
+    users = Users(users=5, document_share=1.0, shared=1.0, documents=1, document_tokens=length)
+    first, *_ = users.requests(0, 60.0)
+    assert first.input_tokens == tokens + 64
+    assert first.blocks is not None
+    assert len(first.blocks) == -(-(tokens + 64) // 512)
+    others = [row.blocks for row in users.requests(0, 60.0)[1:] if row.document == first.document]
+    assert others
+    assert all(row is not None and row[:blocks] == first.blocks[:blocks] for row in others)
+    assert not any(row and set(row[blocks:]) & set(first.blocks) for row in others)
+
+
+def test_a_shared_document_that_just_fits_the_context_is_sized(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Rounded up, 7,700 tokens and a question were more than the context of 7,900."""
+    line = "size --users 40 --document-tokens 7700 --max-model-len 7900 --chat-tokens 100"
+    line += " --chat-output-tokens 10 --window 120 --jobs 1 --json"
+    whatifs = run(line, capsys)["sensitivity"]["gpus"]
+    assert whatifs["all questions about 50 shared documents"] == 1
+
+
+def test_only_what_is_not_met_counts_as_not_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    question = Question(Users(), Scenario(LLAMA, 1), TARGETS, Window(30, 120), 0)
+    base = Found(question, 1, {})
+    tight = replace(question, targets=parse_targets("tpot_p95=3ms"))
+    assert guide._vary((tight, base)) is None
+
+    def broken(_: object) -> Found:
+        raise InputError("of something else")
+
+    monkeypatch.setattr(guide, "search", broken)
+    with pytest.raises(InputError, match="of something else"):
+        guide._vary((question, base))
 
 
 def test_bursts_bunch_arrivals() -> None:

@@ -11,7 +11,7 @@ from math import inf
 from typing import Any
 
 from forebay.analysis.kv.plan import Choices, check_fits, choose_gpu, make_plan
-from forebay.analysis.sizing.targets import Target
+from forebay.analysis.sizing.targets import NotMet, Target
 from forebay.analysis.sizing.workload import DOCUMENT, Users
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.models import find_gpu, find_model
@@ -82,7 +82,7 @@ def check_memory(users: Users, *, model: str, gpu: str, **options: Any) -> None:
 
 
 def check_floor(config: EngineConfig, users: Users, targets: Sequence[Target]) -> None:
-    """Raise InputError that names the physics where an idle GPU misses a target already."""
+    """Raise NotMet that names the physics where an idle GPU misses a target already."""
     for target in targets:
         for kind, rate in users.rates_per_s().items():
             if not target.concerns(kind):
@@ -116,7 +116,7 @@ def _check_prefill(config: EngineConfig, target: Target, kind: str, prompt: int)
         else:
             high = middle
     shorter = f"a prompt of at most {low // 100 * 100:,} tokens" if low >= 100 else "a shorter one"
-    raise InputError(
+    raise NotMet(
         f"--slo {target}: a {kind} prompt of {prompt:,} tokens takes {took.ttft_s:.1f} s on an "
         f"idle {gpu.name} ({bound_by(floor, took.ttft_s)}-bound: {floor.flops / 1e15:.2f} PFLOP at "
         f"{floor.flops / took.ttft_s / 1e12:.0f} of {gpu.peak_flops / 1e12:.0f} TFLOP/s; the data "
@@ -132,7 +132,7 @@ def _check_decode(config: EngineConfig, target: Target, kind: str, prompt: int) 
     model, gpu = config.model_spec, config.gpu_spec
     work = StepWork(tokens=1, sequences=1, sampled=1, decode_context=prompt)
     floor = least(model, gpu, [work])
-    raise InputError(
+    raise NotMet(
         f"--slo {target}: one token of one {kind} request alone takes {step_s * 1e3:.1f} ms on "
         f"{gpu.name} ({floor.bytes / 1e9:.1f} GB of weights and cache are read for it, "
         f"{floor.memory_s * 1e3:.1f} ms at {gpu.bandwidth / 1e12:g} TB/s, the rest is overhead), so"

@@ -9,7 +9,7 @@ from forebay.analysis.sizing.floor import alone, check_floor
 from forebay.analysis.sizing.judge import Judged
 from forebay.analysis.sizing.naive import Naive, demands, erlangs, formulas
 from forebay.analysis.sizing.search import Found, Question, Window, ask, search
-from forebay.analysis.sizing.targets import Target
+from forebay.analysis.sizing.targets import NotMet, Target
 from forebay.analysis.sizing.workers import Workers
 from forebay.analysis.sizing.workload import DOCUMENT, Users
 from forebay.proxy.config import BackendConfig
@@ -241,7 +241,7 @@ def _vary(job: tuple[Question, Found]) -> int | None:
     try:
         check_floor(config, users, changed.targets)
         return search((changed, guess, max(16, 4 * guess + 8))).gpus
-    except InputError:
+    except NotMet:
         return None
 
 

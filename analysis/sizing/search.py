@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from forebay.analysis.sizing.judge import Judged, judge
-from forebay.analysis.sizing.targets import Target
+from forebay.analysis.sizing.targets import NotMet, Target
 from forebay.analysis.sizing.workload import Users
 from forebay.replay.sim.scenario import Scenario, simulate
 from forebay.traces.errors import InputError
@@ -79,7 +79,7 @@ class Found:
 
 
 def least_gpus(question: Question, guess: int, most: int) -> Found:
-    """Search from `guess`; raises InputError when `most` GPUs do not meet the targets."""
+    """Search from `guess`; raises NotMet when `most` GPUs do not meet the targets."""
     asked: dict[int, Judged] = {}
 
     def meets(gpus: int) -> bool:
@@ -100,7 +100,7 @@ def least_gpus(question: Question, guess: int, most: int) -> Found:
         low, high = at, 0
         while not high:
             if low >= most:
-                raise InputError(_unmet(asked[low]))
+                raise NotMet(_unmet(asked[low]))
             at = min(most, low + stride)
             if meets(at):
                 high = at

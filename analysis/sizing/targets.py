@@ -11,6 +11,10 @@ DEFAULT_SLO = "chat.ttft_p95=2s,document.ttft_p95=10s,tpot_p95=100ms"
 _NAME = re.compile(r"(?:([a-z]+)\.)?([a-z0-9]+)_p([0-9]+(?:\.[0-9]+)?)")
 
 
+class NotMet(InputError):
+    """No number of GPUs meets a target; other bad input says nothing about that."""
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """`share` of the requests of `kind` (None: of all) have `metric` within `limit_s` seconds."""

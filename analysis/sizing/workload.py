@@ -149,15 +149,23 @@ def _drawn(length: Length) -> list[int]:
 
 
 class _Library:
-    """The common documents, each in whole blocks of its own."""
+    """The common documents, each in whole blocks of its own: blocks are what engines share.
+
+    Rounded down, and none is longer than the sample that was checked against the context: a
+    document that fits must not outgrow the context because it is shared. What is shorter than one
+    block comes with every question anew.
+    """
 
     def __init__(self, users: Users, sizes: Random) -> None:
         self._popularity = Zipf(users.documents, users.zipf_s)
         self._blocks: list[range] = []
-        next_block = 0
+        self._rest: list[int] = []
+        next_block, longest = 0, _drawn(users.document_tokens)[-1]
         for _ in range(users.documents):
-            count = -(-users.document_tokens.draw(sizes) // BLOCK_TOKENS)
+            tokens = min(longest, users.document_tokens.draw(sizes))
+            count = tokens // BLOCK_TOKENS
             self._blocks.append(range(next_block, next_block + count))
+            self._rest.append(0 if count else tokens)
             next_block += count
         self._next_own = next_block
 
@@ -166,6 +174,7 @@ class _Library:
     ) -> TraceRequest:
         which = self._popularity.draw(choices)
         blocks = self._blocks[which]
+        asked += self._rest[which]
         own = range(self._next_own, self._next_own - (-asked // BLOCK_TOKENS))
         self._next_own = own.stop
         return TraceRequest(
