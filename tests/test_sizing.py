@@ -1,6 +1,7 @@
 """`forebay size`: the search, what it judges, what physics forbids, and the formulas beside it."""
 
 import json
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import hypot, inf
@@ -17,9 +18,10 @@ from forebay.analysis.sizing.binding import Usage, binding
 from forebay.analysis.sizing.floor import alone, check_floor
 from forebay.analysis.sizing.judge import judge
 from forebay.analysis.sizing.naive import erlang_c, formulas
-from forebay.analysis.sizing.plot import Curve, draw
+from forebay.analysis.sizing.plot import Curve, curves, draw
 from forebay.analysis.sizing.search import Found, Question, Window, least_gpus
 from forebay.analysis.sizing.targets import DEFAULT_SLO, default_targets, parse_targets
+from forebay.analysis.sizing.workers import Workers
 from forebay.analysis.sizing.workload import Users, class_of
 from forebay.proxy.cli import main
 from forebay.proxy.config import Config
@@ -388,6 +390,37 @@ def test_the_table_says_what_matters(capsys: pytest.CaptureFixture[str]) -> None
         assert words in told
 
 
+class Refusing(Workers):
+    """Answers so many jobs of each curve; the next is refused in its process, or at once."""
+
+    def __init__(self, answered: int, later: bool) -> None:
+        super().__init__(None)
+        self._left = answered
+        self._later = later
+
+    def start(self, work: Any, job: Any) -> "Future[Any]":
+        done: Future[Any] = Future()
+        self._left -= 1
+        if self._left >= 0:
+            done.set_result(Found(job[0], 3, {}))
+        elif self._later:
+            done.set_exception(InputError("--slo: not met with 64 GPUs either"))
+        else:
+            raise InputError("--slo: not met with 64 GPUs either")
+        return done
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("answered", [0, 2])
+def test_a_refused_point_of_the_plot_costs_no_answer(answered: int, later: bool) -> None:
+    users = Users(users=40)
+    (curve,) = curves(
+        users, Scenario(LLAMA, 1), TARGETS, Refusing(answered, later), sizes=[8_000], seed=0
+    )
+    assert curve.points == ((10, 3), (20, 3))[:answered]
+    assert "not met with 64 GPUs" in curve.refused
+
+
 def test_more_users_never_draw_a_plot_that_is_not_xml() -> None:
     drawn = draw([Curve(8_000, ((10, 1), (20, 2))), Curve(9_000, (), "no <GPU>")], "A & B")
     root = ElementTree.fromstring(drawn)
@@ -429,6 +462,10 @@ def test_more_users_never_draw_a_plot_that_is_not_xml() -> None:
         ),
         ("--users 5 --document-tokens uniform:1,9 --plot --out {new}", "give --plot-tokens"),
         ("--users 5 --document-tokens 100 --plot --plot-tokens x --out {new}", "--plot-tokens x"),
+        (
+            "--users 500 --document-tokens 100000 --plot --plot-tokens 9000,131072 --out {new}",
+            "--plot-tokens 131072: a document request of 131,264 tokens",
+        ),
     ],
 )
 def test_bad_input(

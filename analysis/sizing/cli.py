@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -109,7 +110,7 @@ def size_command(
         from forebay.proxy.config_sources import load_config
         from forebay.replay.engine.config import EngineConfig
         from forebay.replay.sim.scenario import Scenario
-        from forebay.traces.lengths import parse_length
+        from forebay.traces.lengths import Fixed, parse_length
 
         people = Users(
             users=users,
@@ -134,12 +135,19 @@ def size_command(
             "gpu_memory_utilization": gpu_memory_utilization,
         }
         check_memory(people, max_model_len=max_model_len, **engine_options)
+        sizes = _sizes(plot_tokens, people.document_tokens) if plot else []
+        for tokens in sizes:  # before the search, which takes minutes
+            check_memory(
+                replace(people, document_tokens=Fixed(tokens)),
+                named=f"--plot-tokens {tokens}",
+                max_model_len=max_model_len,
+                **engine_options,
+            )
         engine = EngineConfig(
             max_model_len=max_model_len, calibration=calibration, **engine_options
         )
         proxy = Config() if config is None else load_config(config, {}, {})
         scenario = Scenario(engine, 1, policy, proxy)
-        sizes = _sizes(plot_tokens, people.document_tokens) if plot else []
         answer = size(
             people,
             scenario,

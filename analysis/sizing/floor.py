@@ -57,10 +57,18 @@ def decode_step_s(config: EngineConfig, sequences: int, context: float) -> float
     return fixed + per_token * context * sequences
 
 
-def check_memory(users: Users, *, model: str, gpu: str, **options: Any) -> None:
+def check_memory(
+    users: Users,
+    *,
+    model: str,
+    gpu: str,
+    named: str = "--document-tokens",
+    **options: Any,
+) -> None:
     """Raise InputError where the model, or one request, does not fit the GPU or the context.
 
-    `options` are those of `forebay kv`; None takes vLLM's default.
+    `options` are those of `forebay kv`; None takes vLLM's default. `named` is what the length of
+    documents was given with.
     """
     rates = users.rates_per_s()
     given = {name: value for name, value in options.items() if value is not None}
@@ -69,7 +77,7 @@ def check_memory(users: Users, *, model: str, gpu: str, **options: Any) -> None:
     longest = {kind: users.prompt_tokens(kind, 1) + users.output_tokens(kind, 1) for kind in rates}
     for kind, tokens in longest.items():
         if tokens > plan.max_model_len:
-            option = "--document-tokens" if kind == DOCUMENT else "--chat-tokens"
+            option = named if kind == DOCUMENT else "--chat-tokens"
             raise InputError(
                 f"{option}: a {kind} request of {tokens:,} tokens with its answer is more than the "
                 f"context of {plan.max_model_len:,} tokens of {shape.name}; shorten it"

@@ -1,12 +1,13 @@
 """Users against GPUs, one curve a document size: a search a point. Returns SVG; writes nothing."""
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from html import escape
 
 from forebay.analysis import svg
 from forebay.analysis.sizing.guide import question_of
-from forebay.analysis.sizing.search import search
+from forebay.analysis.sizing.search import Found, search
 from forebay.analysis.sizing.targets import Target
 from forebay.analysis.sizing.workers import Workers
 from forebay.analysis.sizing.workload import Users
@@ -24,7 +25,7 @@ STYLE = (
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Least GPUs of one seed by users; `refused` says why where physics forbids the size."""
+    """Least GPUs of one seed by users; `refused` says why where points are missing."""
 
     document_tokens: int
     points: tuple[tuple[int, int], ...]
@@ -44,22 +45,30 @@ def curves(
     counts = sorted({max(1, round(users.users * share)) for share in SHARES})
     started = []
     for tokens in sizes:
+        found: list[Future[Found]] = []
+        why = ""
         try:
             jobs = []
             for count in counts:
                 asked = replace(users, users=count, document_tokens=Fixed(tokens))
                 jobs.append(question_of(asked, scenario, targets, None, seed))
-            started.append((tokens, [run.start(search, job) for job in jobs], ""))
+            for job in jobs:
+                found.append(run.start(search, job))
         except InputError as error:
-            started.append((tokens, [], str(error)))
-    return [
-        Curve(
-            tokens,
-            tuple((n, one.result().gpus) for n, one in zip(counts, found, strict=False)),
-            why,
-        )
-        for tokens, found, why in started
-    ]
+            why = str(error)
+        started.append((tokens, found, why))
+    return [_curve(tokens, counts, found, why) for tokens, found, why in started]
+
+
+def _curve(tokens: int, counts: Sequence[int], found: Sequence[Future[Found]], why: str) -> Curve:
+    """What was found up to the first refusal: the answer beside it is worth more than the plot."""
+    points = []
+    try:
+        for count, one in zip(counts, found, strict=False):
+            points.append((count, one.result().gpus))
+    except InputError as error:
+        why = str(error)
+    return Curve(tokens, tuple(points), why)
 
 
 def draw(drawn: Sequence[Curve], label: str) -> str:
