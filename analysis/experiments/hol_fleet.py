@@ -174,7 +174,7 @@ def _compared(rows: Sequence[dict[str, Any]], prefill: str) -> str:
 
 
 def _refused_share(row: dict[str, Any]) -> float:
-    return float(row["rejected"]) / (row["chats"] + row["documents"])
+    return float(row["rejected"] / (row["chats"] + row["documents"]))
 
 
 def _refuses(row: dict[str, Any]) -> bool:
