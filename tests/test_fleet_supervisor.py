@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
@@ -176,6 +177,51 @@ def test_a_server_that_keeps_dying_is_given_up_and_the_other_goes_on(
     asyncio.run(scenario())
 
 
+def test_what_cannot_be_written_ends_no_server_that_runs(tmp_path: Path, model: Path) -> None:
+    async def scenario() -> None:
+        async with supervised(tmp_path, model) as scene:
+            await scene.until(lambda: scene.phases() == ["up", "up"])
+            first, other = scene.state.servers
+            assert first.process is not None
+            in_the_way = tmp_path / "state.json.new"
+            in_the_way.mkdir()
+            log = tmp_path / "cpu0.log"
+            log.unlink()
+            log.mkdir()
+            os.kill(first.process.pid, signal.SIGKILL)
+            await scene.until(lambda: first.phase == "failed")
+            assert (other.phase, other.restarts) == ("up", 0)
+            assert any(f"given up, {log}: Is a directory" in line for line in scene.said)
+            assert sum("the state cannot be written" in line for line in scene.said) == 1
+            in_the_way.rmdir()
+            assert not await scene.end()
+            assert read_state(tmp_path) == scene.state
+            assert scene.phases() == ["failed", "stopped"]
+
+    asyncio.run(scenario())
+
+
+def test_bookkeeping_that_fails_leaves_no_server(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class BooksError(Exception):
+        pass
+
+    def fails(*_: object) -> None:
+        raise BooksError
+
+    async def scenario() -> None:
+        async with supervised(tmp_path, model) as scene:
+            await scene.until(lambda: scene.phases() == ["up", "up"])
+            monkeypatch.setattr(module, "write_state", fails)
+            scene.supervisor.stop.set()
+            with pytest.raises(ExceptionGroup):
+                await scene.run
+            all_gone(scene.log)
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("impatient", [False, True])
 def test_a_server_that_ignores_sigterm_is_killed(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, impatient: bool
@@ -318,6 +364,22 @@ def test_up_status_and_down_as_commands(
     assert read_state(folder) is None
     assert main(status) == 1
     assert main(down) == 0
+
+
+def test_a_folder_that_is_gone_does_not_keep_the_fleet_from_stopping(
+    tmp_path: Path, model: Path
+) -> None:
+    folder, fake = tmp_path / "fleet", install(tmp_path)
+    words = ["--model", str(model), "--cpu", "--port", "0", "--vllm", str(fake),
+             "--cache-root", str(tmp_path)]  # fmt: skip
+    with fleet_up(words, folder) as fleet:
+        shutil.rmtree(folder)
+        fleet.process.terminate()
+        assert fleet.process.wait() == 0
+        said = fleet.log.read_text()
+        assert said.count("the state cannot be written (No such file or directory)") == 1
+        assert "Traceback" not in said
+    all_gone(tmp_path / "starts")
 
 
 def test_down_ends_what_a_killed_supervisor_left(

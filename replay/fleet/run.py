@@ -4,6 +4,7 @@ import asyncio
 import signal
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 
 import orjson
 
@@ -41,8 +42,11 @@ async def run_fleet(
         _check_nothing_left(plan)
         proxy_file = folder / PROXY
         new = folder / f"{PROXY}.new"
-        new.write_text(proxy_yaml, encoding="utf-8")
-        new.replace(proxy_file)  # a proxy that runs watches it
+        try:
+            new.write_text(proxy_yaml, encoding="utf-8")
+            new.replace(proxy_file)  # a proxy that runs watches it
+        except OSError as error:
+            raise InputError(f"--dir {folder}: {PROXY}: {error.strerror}") from error
         state = FleetState(
             supervisor=this_process(),
             model=plan.setting.profile.repository,
@@ -83,13 +87,20 @@ async def run_fleet(
             say(str(error))
             well = False
         finally:
-            remove_state(folder)
-            for server in plan.servers:
-                for endpoint in (server.kv_events, server.kv_replay):
-                    if endpoint and endpoint.startswith("ipc://"):
-                        (folder / endpoint.rpartition("/")[2]).unlink(missing_ok=True)
+            try:
+                _clean(plan, folder)
+            except OSError as error:
+                say(f"{folder}: not cleaned up: {error.strerror}")
         say("stopped" if well else "stopped; not all was well")
         return well
+
+
+def _clean(plan: FleetPlan, folder: Path) -> None:
+    remove_state(folder)
+    for server in plan.servers:
+        for endpoint in (server.kv_events, server.kv_replay):
+            if endpoint and endpoint.startswith("ipc://"):
+                (folder / endpoint.rpartition("/")[2]).unlink(missing_ok=True)
 
 
 def _check_nothing_left(plan: FleetPlan) -> None:

@@ -7,6 +7,7 @@ import signal
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 from forebay.replay.fleet.plan import ServerPlan
 from forebay.replay.fleet.state import Process, began
@@ -27,21 +28,12 @@ class ServerProcess:
     @classmethod
     async def start(cls, plan: ServerPlan) -> "ServerProcess":
         """Start it, its output appended to its log; raises InputError where it cannot be run."""
-        with plan.log.open("ab") as log:
-            log.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {plan.shell}\n".encode())
-            log.flush()
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    *plan.command,
-                    env={**os.environ, **plan.env},
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,  # its engine is in its group; Ctrl-C does not reach it
-                )
-            except OSError as error:
-                raise InputError(f"{plan.command[0]}: {error.strerror}") from error
-        return cls(process)
+        try:
+            with plan.log.open("ab", buffering=0) as log:  # nothing is left to fail when it closes
+                log.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {plan.shell}\n".encode())
+                return cls(await _run(plan, log))
+        except OSError as error:
+            raise InputError(f"{plan.log}: {error.strerror}; give another --dir") from error
 
     async def wait(self) -> str:
         """How it ended, once it has. What it left in its group is killed: an API server that dies
@@ -70,6 +62,7 @@ class ServerProcess:
             await ended
         finally:
             asked.cancel()
+            self.kill()  # where this is cancelled
         return willing
 
     def kill(self) -> None:
@@ -81,6 +74,20 @@ class ServerProcess:
         # The group has the number of its first process; while any of it lives, nobody else has it.
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
+
+
+async def _run(plan: ServerPlan, log: IO[bytes]) -> asyncio.subprocess.Process:
+    try:
+        return await asyncio.create_subprocess_exec(
+            *plan.command,
+            env={**os.environ, **plan.env},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # its engine is in its group; Ctrl-C does not reach it
+        )
+    except OSError as error:
+        raise InputError(f"{plan.command[0]}: {error.strerror}") from error
 
 
 def last_words(log: Path) -> str:

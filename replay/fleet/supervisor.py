@@ -7,6 +7,7 @@ again: what is wrong then (a flag, memory, a model's name) would be wrong again.
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
@@ -26,6 +27,15 @@ Ends = asyncio.Task[bool] | asyncio.Task[str]  # told to stop; ended
 
 class StartFailed(Exception):
     """A server did not come up the first time; the message says which, and what it said last."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Life:
+    """How a process ended, what it said last, and how long it was up, None: it never was."""
+
+    how: str
+    words: str
+    up_s: float | None
 
 
 class Supervisor:
@@ -52,6 +62,7 @@ class Supervisor:
         self._say = say
         self._when_up = when_up
         self._all_were_up = False
+        self._written = True
         self.stop = asyncio.Event()  # let running answers finish
         self.now = asyncio.Event()  # and no longer
 
@@ -82,28 +93,18 @@ class Supervisor:
         restarts = Restarts(self._policy)
         was_up = False
         while True:
-            process = await ServerProcess.start(self._plans[server.name])
-            ended = asyncio.create_task(process.wait())
             try:
-                server.process = process.identity
-                self._change(server, "starting")
-                self._say(f"{server.name}: starting as process {process.identity.pid}")
-                up_s = 0.0
-                if await self._starts(server, session, {ended, stopping}):
-                    was_up = True
-                    up_s = await self._stays(server, session, {ended, stopping})
-                if stopping.done():
-                    return
-                if ended.done():
-                    how, words = await ended, last_words(Path(server.log))
-                else:
-                    process.kill()
-                    await ended
-                    how = "hung" if up_s else f"was not up in {self._policy.start_s:g} s"
-                    words = last_line(Path(server.log))
-            finally:
-                await self._end(server, process)
-                ended.cancel()
+                life = await self._life(server, session, stopping)
+            except InputError as error:
+                if not was_up:
+                    raise
+                # Its log or its command is gone by now: no reason to end the others.
+                life = _Life("could not be started", str(error), None)
+            if stopping.done():
+                self._change(server, "stopped")
+                return
+            how, words, up_s = life.how, life.words, life.up_s or 0.0
+            was_up = was_up or life.up_s is not None
             server.last_end = how
             if not was_up:
                 raise StartFailed(f"{server.name} {how}: {words} (see {server.log})")
@@ -120,6 +121,34 @@ class Supervisor:
                 self._change(server, "stopped")
                 return
             server.restarts += 1
+
+    async def _life(
+        self,
+        server: ServerState,
+        session: aiohttp.ClientSession,
+        stopping: "asyncio.Task[bool]",
+    ) -> _Life:
+        """One process of it, from start to end, of its own or because `stopping` is done."""
+        process = await ServerProcess.start(self._plans[server.name])
+        ended = asyncio.create_task(process.wait())
+        up_s = None
+        try:
+            server.process = process.identity
+            self._change(server, "starting")
+            self._say(f"{server.name}: starting as process {process.identity.pid}")
+            if await self._starts(server, session, {ended, stopping}):
+                up_s = await self._stays(server, session, {ended, stopping})
+            if stopping.done():
+                return _Life("was stopped", "", up_s)
+            if ended.done():
+                return _Life(await ended, last_words(Path(server.log)), up_s)
+            process.kill()
+            await ended
+            how = "hung" if up_s is not None else f"was not up in {self._policy.start_s:g} s"
+            return _Life(how, last_line(Path(server.log)), up_s)
+        finally:
+            await self._end(server, process)
+            ended.cancel()
 
     async def _starts(
         self,
@@ -165,18 +194,35 @@ class Supervisor:
                 return now - begun
 
     async def _end(self, server: ServerState, process: ServerProcess) -> None:
-        """Stop it if it still runs."""
-        if self.stop.is_set():
-            self._change(server, "stopping")
-        if not await process.stop(self._state.stop_s, self.now):
-            self._say(f"{server.name}: killed, it had not ended on SIGTERM")
+        """Stop it if it still runs, whatever becomes of the books."""
+        try:
+            if self.stop.is_set():
+                self._change(server, "stopping")
+        finally:
+            willing = await process.stop(self._state.stop_s, self.now)
         server.process = None
+        if not willing:
+            self._say(f"{server.name}: killed, it had not ended on SIGTERM")
         if self.stop.is_set():
             self._change(server, "stopped")
 
     def _change(self, server: ServerState, phase: Phase) -> None:
         server.phase, server.since = phase, time.time()
-        write_state(self._folder, self._state)
+        self._write()
         if not self._all_were_up and all(one.phase == "up" for one in self._state.servers):
             self._all_were_up = True
             self._when_up()
+
+    def _write(self) -> None:
+        """Servers do not hang on the file: a full disk or a folder that is gone is said, once."""
+        try:
+            write_state(self._folder, self._state)
+        except OSError as error:
+            if self._written:
+                self._say(
+                    f"{self._folder}: the state cannot be written ({error.strerror}): `status` and "
+                    "`down` know what was before; Ctrl-C or SIGTERM still stop the fleet"
+                )
+            self._written = False
+        else:
+            self._written = True
