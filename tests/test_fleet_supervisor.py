@@ -5,6 +5,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -380,6 +382,45 @@ def test_a_folder_that_is_gone_does_not_keep_the_fleet_from_stopping(
         assert said.count("the state cannot be written (No such file or directory)") == 1
         assert "Traceback" not in said
     all_gone(tmp_path / "starts")
+
+
+def test_a_dead_terminal_ends_no_server_and_keeps_none(tmp_path: Path, model: Path) -> None:
+    """Nobody reads standard output or error any more, as after a connection was cut."""
+    folder, log = tmp_path / "fleet", tmp_path / "starts"
+    fake = install(tmp_path)
+    out, err = os.pipe(), os.pipe()
+    with subprocess.Popen(
+        [sys.executable, "-m", "forebay.proxy", "fleet", "up", "--dir", str(folder), "--json",
+         "--model", str(model), "--cpu", "--port", "0", "--vllm", str(fake),
+         "--cache-root", str(tmp_path)],
+        stdout=out[1], stderr=err[1],
+    ) as process:  # fmt: skip
+        try:
+            os.close(out[0])
+            os.close(out[1])
+            os.close(err[1])
+            with open(err[0]) as said:
+                assert next(line for line in said if ": starting as process " in line)
+            first = until_up(folder)
+            os.kill(first, signal.SIGKILL)
+            assert until_up(folder, but=first) != first
+            process.send_signal(signal.SIGHUP)
+            assert process.wait(WAIT_S) == 0
+        finally:
+            process.terminate()
+    all_gone(log)
+
+
+def until_up(folder: Path, but: int | None = None) -> int:
+    """The number of the fleet's server once it is up with another than `but`."""
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        state = read_state(folder)
+        server = state.servers[0] if state else None
+        if server and server.phase == "up" and server.process and server.process.pid != but:
+            return server.process.pid
+        time.sleep(0.01)
+    raise AssertionError("not up")
 
 
 def test_down_ends_what_a_killed_supervisor_left(

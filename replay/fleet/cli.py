@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 import sys
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -308,7 +309,8 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _say(line: str) -> None:
-    print(f"fleet: {line}", file=sys.stderr, flush=True)
+    with suppress(OSError):  # the terminal may be gone, and the servers are not to go with it
+        print(f"fleet: {line}", file=sys.stderr, flush=True)
 
 
 def _print_json(data: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -65,7 +66,8 @@ async def run_fleet(
             notify.ready(line)
             if as_json:
                 data = {key: value for key, value in asdict(state).items() if key != "stop_s"}
-                print(orjson.dumps(data).decode(), flush=True)
+                with suppress(OSError):  # a reader that left is no reason to end the servers
+                    print(orjson.dumps(data).decode(), flush=True)
 
         plans = {one.name: one for one in plan.servers}
         supervisor = Supervisor(plans, state, folder, policy, say, all_up)
@@ -75,9 +77,9 @@ async def run_fleet(
             if supervisor.stop.is_set():
                 supervisor.now.set()
                 return
+            supervisor.stop.set()  # first: nothing that is said decides whether servers live
             say(f"{name}: stopping; running answers have {plan.options.drain_s} s, again: none")
             notify.stopping(name)
-            supervisor.stop.set()
 
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, told, number.name)
