@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+FURTHEST = 30  # doublings; beyond 1,023 a float overflows
+
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
@@ -38,6 +40,8 @@ class Restarts:
             self.in_a_row = 0
         if self.in_a_row >= self._policy.tries:
             return None
-        wait_s = min(self._policy.first_s * 2.0**self.in_a_row, self._policy.most_s)
+        wait_s = min(
+            self._policy.first_s * 2.0 ** min(self.in_a_row, FURTHEST), self._policy.most_s
+        )
         self.in_a_row += 1
         return wait_s
