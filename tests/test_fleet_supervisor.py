@@ -278,6 +278,11 @@ def test_waits_double_until_it_is_given_up() -> None:
     assert restarts.died(300) == 1  # it was well for long: this is another trouble
 
 
+def test_waits_stay_at_their_most_however_many_restarts_there_may_be() -> None:
+    restarts = Restarts(RestartPolicy(tries=1_100, first_s=1, most_s=60))
+    assert [restarts.died(0) for _ in range(1_101)][6:] == [60.0] * 1_094 + [None]
+
+
 @pytest.mark.parametrize(
     ("text", "words", "line"),
     [
@@ -409,6 +414,22 @@ def test_a_dead_terminal_ends_no_server_and_keeps_none(tmp_path: Path, model: Pa
         finally:
             process.terminate()
     all_gone(log)
+
+
+def test_nohup_outlives_its_terminal(tmp_path: Path, model: Path) -> None:
+    words = ["--model", str(model), "--cpu", "--port", "0", "--vllm", str(install(tmp_path)),
+             "--cache-root", str(tmp_path)]  # fmt: skip
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited, as nohup does it
+    try:
+        with fleet_up(words, tmp_path / "fleet") as fleet:
+            fleet.process.send_signal(signal.SIGHUP)
+            assert fleet.status()[0] == 0
+            assert fleet.down().returncode == 0
+            assert fleet.process.wait(WAIT_S) == 0
+            assert "SIGTERM: stopping" in fleet.log.read_text()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    all_gone(tmp_path / "starts")
 
 
 def until_up(folder: Path, but: int | None = None) -> int:

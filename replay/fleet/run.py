@@ -82,7 +82,9 @@ async def run_fleet(
             notify.stopping(name)
 
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, told, number.name)
+            # Ignored from the start: nohup, which is to outlive its terminal.
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, told, number.name)
         try:
             well = await supervisor.run()
         except StartFailed as error:
