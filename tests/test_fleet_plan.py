@@ -143,6 +143,27 @@ def test_flags_after_the_dashes_win() -> None:
     assert "--enable-prefix-caching" not in plan.servers[0].command
 
 
+@pytest.mark.parametrize(
+    ("words", "chunk"),
+    [
+        ((), 2_048),
+        (("--long-prefill-token-threshold", "512"), 512),
+        (("--long_prefill_token_threshold=512", "--enforce-eager"), 512),
+        (("--long-prefill-token-threshold=9", "--long-prefill-token-threshold", "0"), None),
+        (("--long-prefill-token-threshold-adaptive",), 2_048),
+    ],
+)
+def test_the_proxy_reckons_with_the_chunk_that_vllm_is_given(
+    words: tuple[str, ...], chunk: int | None, tmp_path: Path
+) -> None:
+    plan = plan_of(vllm_args=words)
+    file = tmp_path / "proxy.yaml"
+    file.write_text(proxy_yaml(plan, None, kv_events=False))
+    config = load_config(file, {}, {})
+    assert [b.long_prefill_token_threshold for b in config.backends] == [chunk] * 2
+    assert words or value(plan, "--long-prefill-token-threshold") == str(chunk)
+
+
 def test_events_stay_on_this_machine_unless_the_servers_do_not(tmp_path: Path) -> None:
     config = json.loads(value(plan_of(folder=tmp_path), "--kv-events-config", 1))
     assert config["endpoint"] == f"ipc://{tmp_path}/gpu1.events"
@@ -241,6 +262,10 @@ def test_a_vllm_that_is_too_old_is_said(tmp_path: Path) -> None:
         ("--model llama-3-8b --cpu --kv-cache-memory-bytes lots --dry-run", "such as 256M or 4G"),
         ("--model llama-3-8b --dry-run -- --port 3", "--port after `--`"),
         ("--model llama-3-8b --dry-run -- -tp 2", "one server on each GPU"),
+        ("--model llama-3-8b --dry-run -- -tp=2", "one server on each GPU"),
+        ("--model llama-3-8b --dry-run -- --long-prefill-token-threshold", "give tokens"),
+        ("--model llama-3-8b --dry-run -- --long-prefill-token-threshold -1", "give tokens"),
+        ("--model llama-3-8b --dry-run -- --long-prefill-token-threshold=8193", "8,192 tokens"),
         ("--model llama-3-8b --dry-run -- 3", "only flags of `vllm serve`"),
         ("--model llama-3-8b --dry-run --vllm-version new", "--vllm-version new"),
         ("--model llama-3-8b --vllm-version 0.26", "goes with --dry-run"),

@@ -40,6 +40,7 @@ class Setting:
         context: --max-model-len; None leaves it to the model's config.json.
         seqs, seqs_why: --max-num-seqs and where it comes from.
         batched_tokens: token budget of a step.
+        chunk: tokens of it that a document gets at most; 0: no limit.
         kv_memory: --kv-cache-memory-bytes; None: what the GPU has left.
         cpu_threads: threads of one server; None on a GPU.
         drain_s: how long running answers may go on after SIGTERM.
@@ -196,6 +197,19 @@ def environment(s: Setting, name: str, gpu: int | None) -> list[Flag]:
             Flag("OMP_NUM_THREADS", str(s.cpu_threads), "this server's share of the cores"),
         ]
     return variables
+
+
+def value_in(words: Sequence[str], name: str) -> str | None:
+    """What the flag `name` is given in `words`, empty where that is missing; None: it is not there.
+
+    The last one counts, as for vLLM.
+    """
+    found = None
+    for word, after in zip(words, [*words, ""][1:], strict=True):
+        flag, written, value = word.partition("=")
+        if names_in([flag]) == {name}:
+            found = value if written else after
+    return found
 
 
 def names_in(words: Sequence[str]) -> set[str]:

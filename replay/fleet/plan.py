@@ -17,6 +17,7 @@ from forebay.replay.fleet.flags import (
     kv_events_flag,
     names_in,
     serve_flags,
+    value_in,
 )
 from forebay.replay.fleet.gpus import Gpu
 from forebay.replay.fleet.profiles import CPU_CHUNK, Profile, find_profile
@@ -40,6 +41,7 @@ OURS = {  # what the proxy's configuration hangs on, and the option that sets it
     "--shutdown-timeout": "--drain",
     "--kv-events-config": "--no-kv-events",
 }
+CHUNK_FLAG = "--long-prefill-token-threshold"
 NOT_HERE = {"--tensor-parallel-size", "--data-parallel-size", "--pipeline-parallel-size"}
 SHORT = {"-tp": "--tensor-parallel-size", "-dp": "--data-parallel-size",
          "-pp": "--pipeline-parallel-size"}  # fmt: skip
@@ -147,7 +149,7 @@ def make_plan(
         seqs=seqs,
         seqs_why=why,
         batched_tokens=max(batched, seqs),
-        chunk=min(profile.chunk if gpus else CPU_CHUNK, context or profile.chunk),
+        chunk=_chunk(options, profile.chunk if gpus else CPU_CHUNK, context),
         utilization=options.utilization,
         kv_memory=kv_memory,
         cpu_threads=None if gpus else max(1, len(os.sched_getaffinity(0)) // len(ports)),
@@ -213,7 +215,8 @@ def _check_options(options: FleetOptions) -> None:
         raise InputError(
             f"{options.vllm_args[0]}: only flags of `vllm serve` stand here, after `--`"
         )
-    for flag in sorted(names_in([SHORT.get(word, word) for word in options.vllm_args])):
+    long = [SHORT.get(word.partition("=")[0], word) for word in options.vllm_args]
+    for flag in sorted(names_in(long)):
         if flag in NOT_HERE:
             raise InputError(f"{flag}: a fleet has one server on each GPU; leave it out")
         if flag in OURS:
@@ -228,6 +231,18 @@ def _context(options: FleetOptions, profile: Profile) -> int | None:
     if asked is not None and longest is not None and asked > longest:
         raise InputError(f"--max-model-len {asked}: {profile.repository} holds {longest:,} tokens")
     return asked or longest
+
+
+def _chunk(options: FleetOptions, usual: int, context: int | None) -> int:
+    """As given after `--`, because the proxy reckons with it too; else what fits the context."""
+    given = value_in(options.vllm_args, CHUNK_FLAG)
+    if given is None:
+        return min(usual, context or usual)
+    if not given.isascii() or not given.isdecimal():
+        raise InputError(f"{CHUNK_FLAG} {given}: give tokens, such as {usual}; 0: no limit")
+    if context is not None and int(given) > context:
+        raise InputError(f"{CHUNK_FLAG} {given}: a request holds {context:,} tokens at most")
+    return int(given)
 
 
 def _served_name(profile: Profile) -> str:

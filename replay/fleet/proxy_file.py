@@ -37,8 +37,9 @@ def proxy_yaml(plan: FleetPlan, base: Path | None, *, kv_events: bool) -> str:
             "name": server.name,
             "url": server.url,
             "max_concurrency": plan.setting.seqs,
-            "long_prefill_token_threshold": plan.setting.chunk,
         }
+        if plan.setting.chunk:
+            backend["long_prefill_token_threshold"] = plan.setting.chunk
         if kv_events and server.kv_events:
             backend |= {"kv_events": server.kv_events, "kv_replay": server.kv_replay}
         backends.append(backend)
