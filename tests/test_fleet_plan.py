@@ -208,10 +208,22 @@ def test_as_many_sequences_as_chats_fit(tokens: int, seqs: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("256M", 256 << 20), ("1.5G", 3 << 29), ("2k", 2_000), ("17", 17)]
-)
+    ("text", "size"),
+    [
+        ("256M", 256 << 20), ("20.5g", 20_500_000_000), ("2k", 2_000), ("17", 17), (" 1T", 1 << 40),
+        ("1t", 10**12), ("25.6k", 25_600),
+    ],
+)  # fmt: skip
 def test_bytes_as_vllm_reads_them(text: str, size: int) -> None:
     assert parse_bytes(text) == size
+    plan = plan_of("Qwen/Qwen2.5-7B-Instruct", kv_memory=text)
+    assert value(plan, "--kv-cache-memory-bytes") == str(size)
+
+
+@pytest.mark.parametrize("text", ["20.5G", "1.5", "", "G", "0", "-1G", "1e9", "4GB", "infg", "٣g"])
+def test_bytes_that_vllm_would_refuse(text: str) -> None:
+    with pytest.raises(InputError, match="such as 256M"):
+        plan_of(kv_memory=text)
 
 
 def test_gpus_as_nvidia_smi_lists_them() -> None:

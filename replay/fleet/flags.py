@@ -57,7 +57,7 @@ class Setting:
     batched_tokens: int
     chunk: int
     utilization: float
-    kv_memory: str | None
+    kv_memory: int | None
     cpu_threads: int | None
     drain_s: int
     cache_root: str
@@ -143,7 +143,7 @@ def _memory(s: Setting) -> list[Flag]:
         why = "memory for the KV cache of one server" + (
             "; without it each would take what it finds" if s.cpu_threads else ""
         )
-        flags = [Flag("--kv-cache-memory-bytes", s.kv_memory, why)]
+        flags = [Flag("--kv-cache-memory-bytes", str(s.kv_memory), why)]
     else:
         why = "share of GPU memory; the rest is for the driver, CUDA graphs and peaks"
         flags = [Flag("--gpu-memory-utilization", f"{s.utilization:g}", why)]

@@ -21,7 +21,7 @@ from forebay.replay.fleet.flags import (
 )
 from forebay.replay.fleet.gpus import Gpu
 from forebay.replay.fleet.profiles import CPU_CHUNK, Profile, find_profile
-from forebay.replay.fleet.sizes import kv_tokens, sequences
+from forebay.replay.fleet.sizes import kv_tokens, parse_bytes, sequences
 from forebay.replay.fleet.vllm_install import VllmInstall
 from forebay.traces.errors import InputError
 
@@ -130,7 +130,9 @@ def make_plan(
     context = _context(options, profile)
     batched = min([GPU_BATCHED_TOKENS, *(gpu.memory.batched_tokens for gpu in gpus)])
     batched = batched if gpus else CPU_BATCHED_TOKENS
-    kv_memory = options.kv_memory or (None if gpus else CPU_KV_MEMORY)
+    kv_memory = options.kv_memory
+    if kv_memory is None and not gpus:
+        kv_memory = CPU_KV_MEMORY
     tokens = kv_tokens(
         profile,
         context,
@@ -151,7 +153,7 @@ def make_plan(
         batched_tokens=max(batched, seqs),
         chunk=_chunk(options, profile.chunk if gpus else CPU_CHUNK, context),
         utilization=options.utilization,
-        kv_memory=kv_memory,
+        kv_memory=parse_bytes(kv_memory) if kv_memory is not None else None,
         cpu_threads=None if gpus else max(1, len(os.sched_getaffinity(0)) // len(ports)),
         drain_s=options.drain_s,
         cache_root=str(options.cache_root or Path.home() / ".cache" / "forebay" / "vllm"),

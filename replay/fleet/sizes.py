@@ -1,7 +1,7 @@
 """How many tokens of KV cache a server has, and how many requests may run in it at once."""
 
+import re
 from collections.abc import Sequence
-from math import ceil
 
 from forebay.replay.engine.kv_layout import KvOptions, kv_layout
 from forebay.replay.engine.memory import MemoryOptions, memory_budget
@@ -12,7 +12,11 @@ from forebay.traces.errors import InputError
 CHAT_TOKENS = 5_000
 """Longest prompt of the bucket `chat`; so many requests of it as fit may run at once."""
 LEAST_SEQS, MOST_SEQS, USUAL_SEQS = 16, 256, 64
-_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+_UNITS = {
+    "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
+    "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40,
+}  # fmt: skip
+_BYTES = re.compile(r"([0-9]{1,18})(\.[0-9]{1,18})?([kmgtKMGT]?)")
 
 
 def kv_tokens(
@@ -64,15 +68,19 @@ def kv_tokens(
 
 
 def parse_bytes(text: str) -> int:
-    """`256M`, `1.5G` or bytes, as vLLM reads it (K, M, G: powers of 1024; k, m, g: of 1000)."""
-    unit = _UNITS.get(text[-1:], 1)
-    number = text[:-1] if unit > 1 else text
-    try:
-        value = ceil(float(number) * unit)
-    except (ValueError, OverflowError):
-        value = 0
+    """`256M`, `20.5g` or bytes, as vLLM 0.32 reads it: K, M, G, T are powers of 1024 and take whole
+    numbers, k, m, g, t are powers of 1000. Older ones lack T and t, so vLLM is given the number."""
+    found = _BYTES.fullmatch(text.strip())
+    whole, fraction, unit = found.groups() if found else ("0", None, "")
+    if fraction and unit.islower():
+        value = int(float(whole + fraction) * _UNITS[unit])
+    else:
+        value = 0 if fraction else int(whole) * _UNITS.get(unit, 1)
     if value <= 0:
-        raise InputError(f"--kv-cache-memory-bytes {text}: give bytes, such as 256M or 4G")
+        raise InputError(
+            f"--kv-cache-memory-bytes {text}: give bytes, such as 256M or 4G; in powers of 1000 "
+            "4.5g as well"
+        )
     return value
 
 
