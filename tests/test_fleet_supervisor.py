@@ -22,6 +22,7 @@ from vllm_server import ModelSize, write_model
 from forebay.proxy.cli import main
 from forebay.replay.fleet import supervisor as module
 from forebay.replay.fleet.cli import _free_ports
+from forebay.replay.fleet.control import stop_fleet
 from forebay.replay.fleet.plan import FleetOptions, make_plan
 from forebay.replay.fleet.probe import healthy
 from forebay.replay.fleet.restarts import RestartPolicy, Restarts
@@ -318,6 +319,18 @@ def test_a_number_that_somebody_else_has_by_now_is_not_touched(
     assert main(["fleet", "down", "--dir", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["supervisor"] == "gone"
     assert read_state(tmp_path) is None
+
+
+def test_a_process_whose_start_was_not_read_is_not_alive(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    gone = Process(process.pid, began(process.pid))
+    assert gone.began == ""
+    assert not gone.alive
+    server = ServerState("gpu0", "http://127.0.0.1:9", str(tmp_path / "log"), process=gone)
+    state = FleetState(gone, "m", "0.32", "proxy.yaml", 1.0, [server])
+    write_state(tmp_path, state)
+    assert stop_fleet(tmp_path, state) == {"supervisor": "gone", "left_servers": {}}
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"format": 1}', '{"format": 2}'])

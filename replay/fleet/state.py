@@ -28,14 +28,15 @@ Phase = Literal["starting", "up", "waiting", "failed", "stopping", "stopped"]
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process and when it began, since numbers are used again."""
+    """A process and when it began, since numbers are used again; empty: it was gone before that
+    could be read, and nothing is known to be it."""
 
     pid: int
     began: str
 
     @property
     def alive(self) -> bool:
-        return began(self.pid) == self.began
+        return bool(self.began) and began(self.pid) == self.began
 
 
 @dataclass(slots=True)
