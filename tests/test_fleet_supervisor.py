@@ -33,6 +33,7 @@ from forebay.replay.fleet.state import (
     ServerState,
     began,
     held,
+    left_of,
     read_state,
     this_process,
     write_state,
@@ -474,6 +475,42 @@ def test_down_ends_what_a_killed_supervisor_left(
             "supervisor": "gone", "left_servers": {"cpu0": "stopped"},
         }  # fmt: skip
     all_gone(tmp_path / "starts")
+
+
+def test_down_ends_the_engine_of_an_api_server_that_died_unwatched(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, fake = tmp_path / "fleet", install(tmp_path)
+    words = ["--model", str(model), "--cpu", "--port", "0", "--vllm", str(fake),
+             "--cache-root", str(tmp_path)]  # fmt: skip
+    with fleet_up(words, folder) as fleet:
+        fleet.process.kill()
+        fleet.process.wait()
+        state = read_state(folder)
+        assert state is not None
+        server = state.servers[0].process
+        assert server is not None
+        assert not left_of(server)  # it is there itself
+        os.kill(server.pid, signal.SIGKILL)
+        wait_for(lambda: not server.alive)
+        (engine,) = children(tmp_path / "starts")
+        assert [one.pid for one in left_of(server)] == [engine]
+        boot, _, tick = server.began.partition(":")
+        assert not left_of(Process(server.pid, f"{boot}:{int(tick) + 10**9}"))
+        assert not left_of(Process(server.pid, f"another boot:{tick}"))
+        assert main(["fleet", "up", "--dir", str(folder), *words]) == 2
+        assert "still run" in capsys.readouterr().err
+        assert json.loads(fleet.down().stdout)["left_servers"] == {"cpu0": "killed"}
+        wait_for(lambda: not began(engine))
+        assert not left_of(server)
+    all_gone(tmp_path / "starts")
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_a_fleet_that_does_not_start_ends_with_1(

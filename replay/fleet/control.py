@@ -16,6 +16,7 @@ from forebay.replay.fleet.state import (
     FleetState,
     Process,
     ServerState,
+    left_of,
     read_state,
     remove_state,
 )
@@ -72,10 +73,24 @@ def stop_fleet(folder: Path, state: FleetState) -> dict[str, Any]:
     now = read_state(folder)  # gone after a clean end
     left = {}
     for server in now.servers if now else []:  # of a supervisor that died, or had to be killed
-        if server.process is not None and server.process.alive:
+        if server.process is None:
+            continue
+        if server.process.alive:
             left[server.name] = _end(server.process, state.stop_s, group=True)
+        elif _kill_left(server.process):
+            left[server.name] = "killed"
     remove_state(folder)
     return {"supervisor": supervisor, "left_servers": left}
+
+
+def _kill_left(leader: Process) -> bool:
+    """Kill what an API server that is gone has left; whether there was any."""
+    left = left_of(leader)
+    for process in left:
+        if process.alive:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+    return bool(left)
 
 
 def _end(process: Process, patience_s: float, *, group: bool = False) -> str:

@@ -17,6 +17,7 @@ from forebay.replay.fleet.state import (
     FleetState,
     ServerState,
     held,
+    left_of,
     read_state,
     remove_state,
     this_process,
@@ -111,7 +112,11 @@ def _check_nothing_left(plan: FleetPlan) -> None:
     """Raise InputError where servers of a supervisor that was killed still run."""
     folder = plan.options.folder
     before = read_state(folder)
-    left = [one for one in before.servers if one.process and one.process.alive] if before else []
+    left = [
+        one
+        for one in (before.servers if before else [])
+        if one.process and (one.process.alive or left_of(one.process))
+    ]
     if left:
         names = ", ".join(f"{one.name} (process {one.process.pid})" for one in left if one.process)
         raise InputError(

@@ -74,13 +74,35 @@ def began(pid: int) -> str:
 
     From /proc: the boot, and clock ticks since it (field 22 of stat, proc(5)).
     """
+    return _look(pid)[0]
+
+
+def left_of(leader: Process) -> list[Process]:
+    """What is left of the session of `leader`, which is gone: an API server that dies leaves its
+    engine. Nothing where its number is somebody else's by now, since the kernel gives no number
+    away that a session still has."""
+    boot, _, tick = leader.began.partition(":")
+    if not boot or began(leader.pid):
+        return []
+    left = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            begun, session = _look(int(entry.name))
+            boot_then, _, tick_then = begun.partition(":")
+            if session == leader.pid and boot_then == boot and int(tick_then) >= int(tick):
+                left.append(Process(int(entry.name), begun))
+    return left
+
+
+def _look(pid: int) -> tuple[str, int]:
+    """When it began and its session (field 6); empty and 0 when it is gone."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")  # a name may be any bytes
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
+    except OSError:
+        return "", 0
     fields = stat.rpartition(")")[2].split()  # the name before it may hold anything
-    return "" if fields[0] in "ZX" else f"{boot}:{fields[19]}"
+    return ("", 0) if fields[0] in "ZX" else (f"{boot}:{fields[19]}", int(fields[3]))
 
 
 def this_process() -> Process:
