@@ -165,6 +165,20 @@ class TestAnswers:
         assert serve(scene) == ("chatcmpl-abc", None)
         assert serve(scene, enable_request_id_headers=True) == ("chatcmpl-abc", "abc")
 
+    @pytest.mark.parametrize(
+        ("given", "kind"),
+        [
+            ("+-5", "int_parsing"), ("-", "int_parsing"), ("", "int_parsing"), ("٣", "int_parsing"),
+            ("5 5", "int_parsing"), ("0x", "int_parsing"), ("9" * 4_301, "int_parsing_size"),
+            ("+5", None), (" 05 ", None), ("0" * 5_000 + "5", None), ("9" * 4_300, None),
+        ],
+    )  # fmt: skip
+    def test_a_number_as_text(self, given: str, kind: str | None) -> None:
+        """As pydantic reads it, which reads vLLM's bodies."""
+        status, answer = ask(TEXT, {"prompt": "x" * 40, "max_tokens": given}, max_model_len=64)
+        assert status == (400 if kind else 200)
+        assert kind is None or f"'type': '{kind}', " in answer["error"]["message"]
+
     def test_output_is_clamped_to_the_context(self) -> None:
         _, answer = ask(TEXT, {"prompt": "x" * 240, "max_tokens": 500}, max_model_len=64)
         assert answer["usage"]["total_tokens"] <= 64

@@ -5,6 +5,7 @@ vLLM 0.32, and unknown fields are ignored as there.
 """
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,8 @@ from forebay.replay.engine.tokenizer import (
     encode_text,
 )
 
+MOST_DIGITS = 4_300  # pydantic's limit, and that of Python's int()
+_NUMBER = re.compile(r"([+-]?)([0-9]+)")
 COMPLETION_DEFAULT_TOKENS = 16  # OpenAI's default for /v1/completions; chat has none
 
 
@@ -256,10 +259,15 @@ def _integer(body: dict[str, Any], name: str) -> int | None:
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, str):
-        if value.strip().lstrip("+-").isdecimal():
-            return int(value)
-        message = "Input should be a valid integer, unable to parse string as an integer"
-        raise invalid("int_parsing", name, message, value)
+        found = _NUMBER.fullmatch(value.strip())
+        if found is None:
+            message = "Input should be a valid integer, unable to parse string as an integer"
+            raise invalid("int_parsing", name, message, value)
+        digits = found[2].lstrip("0") or "0"
+        if len(digits) > MOST_DIGITS:
+            message = "Unable to parse input string as an integer, exceeded maximum size"
+            raise invalid("int_parsing_size", name, message, value)
+        return int(found[1] + digits)
     raise invalid("int_type", name, "Input should be a valid integer", shown(value))
 
 
