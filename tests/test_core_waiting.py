@@ -186,15 +186,15 @@ class TestQuotaOfThoseWhoWereNotServed:
         assert refused(made.wake(made.wake_at()))
         assert not refused(made.arrive(Request("again", 7_900, 10, tenant="t"), 6.0))
 
-    def test_what_the_engine_counted_is_what_counts(self) -> None:
+    def test_what_the_engine_counted_beyond_the_guess_counts_too(self) -> None:
         tenants = (Tenant("t", tokens_per_s=10.0, burst_tokens=8_000.0),)
         made = shaper("a", tenants=tenants)
         for name, tokens, counted in (("guessed low", 1_000, 3_000), ("high", 4_000, 1_000)):
             assert sent(made.arrive(Request(name, tokens, 10, tenant="t"), 0.0))
             made.used(name, 5, 0.1, None, counted)
             made.finish(name, 0.1)
-        assert refused(made.arrive(Request("x", 4_100, 10, tenant="t"), 0.1))
-        assert sent(made.arrive(Request("y", 3_900, 10, tenant="t"), 0.1))
+        assert refused(made.arrive(Request("x", 1_100, 10, tenant="t"), 0.1))
+        assert sent(made.arrive(Request("y", 900, 10, tenant="t"), 0.1))
         made.used("y", 5, 0.2, None, 1 << 60)
         (action,) = made.arrive(Request("z", 1, tenant="t"), 0.2)
         assert isinstance(action, Reject)

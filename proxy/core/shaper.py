@@ -218,8 +218,8 @@ class Shaper(Dispatcher):
         flight.output_tokens = output_tokens
         if output_tokens > 0:
             self._outputs.observe(waiting.request.tenant, waiting.bucket, output_tokens)
-        if prompt_tokens and self._quotas.any:
-            self._count_anew(waiting.request, prompt_tokens, now)
+        if prompt_tokens > waiting.request.prompt_tokens and self._quotas.any:
+            self._count_more(waiting.request, prompt_tokens, now)
         if cached_tokens is not None and self._fairness.on:
             tokens = waiting.request.prompt_tokens
             cached = cached_tokens * tokens // prompt_tokens if prompt_tokens else cached_tokens
@@ -464,12 +464,12 @@ class Shaper(Dispatcher):
     ) -> None:
         """What was decided about a newcomer, and from what: for `explain.py`."""
 
-    def _count_anew(self, request: Request, prompt_tokens: int, now: float) -> None:
-        """A quota is of tokens as the engine counts them; on arrival they were a guess."""
-        more = min(prompt_tokens, MOST_PROMPT_TOKENS) - request.prompt_tokens
+    def _count_more(self, request: Request, prompt_tokens: int, now: float) -> None:
+        """The engine counted more than was guessed on arrival: a client that misleads the guess
+        must not have more than its tenant's quota. What was guessed too high stays counted."""
+        more = max(0, min(prompt_tokens, MOST_PROMPT_TOKENS) - request.prompt_tokens)
         self._quotas.take(request.tenant, more, now)
-        if more > 0:  # what other proxies are told only rises
-            self._sharing.took(request.tenant, more, now)
+        self._sharing.took(request.tenant, more, now)
 
     def _beyond(self, waiting: Waiting, now: float) -> Reject:
         """It waits, and no bucket holds it any longer."""
