@@ -1,10 +1,12 @@
 """The admin port refuses what a page of another site has a browser send, over real sockets."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
-from proxy_stage import RawBackend, stage
+from proxy_stage import RawBackend, Stage, stage
 
 from forebay.proxy.http_server import HttpServer, listen
 from forebay.proxy.share.workers import Workers
@@ -48,17 +50,23 @@ async def assert_refused(answer: aiohttp.ClientResponse) -> None:
     assert "access-control-allow-origin" not in answer.headers
 
 
+@asynccontextmanager
+async def one_proxy() -> AsyncIterator[Stage]:
+    async with (
+        asyncio.timeout(WAIT_S),
+        RawBackend().running() as backend,
+        stage([backend.url]) as on,
+    ):
+        yield on
+
+
 class TestOneProxy:
     @pytest.mark.parametrize("headers", REFUSED)
     def test_a_page_of_another_site_neither_drains_nor_reloads(
         self, headers: dict[str, str]
     ) -> None:
         async def main() -> None:
-            async with (
-                asyncio.timeout(WAIT_S),
-                RawBackend().running() as backend,
-                stage([backend.url]) as on,
-            ):
+            async with one_proxy() as on:
                 admin = on.proxy.admin_url
                 sent = {**of(headers, admin), "x-request-id": "a1"}
                 before = on.proxy.reloader.said
@@ -77,11 +85,7 @@ class TestOneProxy:
     @pytest.mark.parametrize("headers", PASSED)
     def test_scripts_and_own_pages_pass(self, headers: dict[str, str]) -> None:
         async def main() -> None:
-            async with (
-                asyncio.timeout(WAIT_S),
-                RawBackend().running() as backend,
-                stage([backend.url]) as on,
-            ):
+            async with one_proxy() as on:
                 admin = on.proxy.admin_url
                 sent = of(headers, admin)
                 async with on.client.post(admin + "/reload", headers=sent) as answer:

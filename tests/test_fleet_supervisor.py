@@ -8,14 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import pytest
 from fake_vllm import children, install, starts
+from fleet_stage import Fleet as RealFleet
 from fleet_stage import fleet_up, forebay
 from vllm_server import ModelSize, write_model
 
@@ -458,15 +459,22 @@ def until_up(folder: Path, but: int | None = None) -> int:
     raise AssertionError("not up")
 
 
-def test_down_ends_what_a_killed_supervisor_left(
-    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@contextmanager
+def unwatched(tmp_path: Path, model: Path) -> Iterator[tuple[RealFleet, Path, list[str]]]:
+    """A fleet whose supervisor was killed, its folder, and the words that would start it again."""
     folder, fake = tmp_path / "fleet", install(tmp_path)
     words = ["--model", str(model), "--cpu", "--port", "0", "--vllm", str(fake),
              "--cache-root", str(tmp_path)]  # fmt: skip
     with fleet_up(words, folder) as fleet:
         fleet.process.kill()
         fleet.process.wait()
+        yield fleet, folder, words
+
+
+def test_down_ends_what_a_killed_supervisor_left(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with unwatched(tmp_path, model) as (fleet, folder, words):
         code, status = fleet.status()
         assert (code, status["well"], status["servers"][0]["healthy"]) == (1, False, True)
         assert main(["fleet", "up", "--dir", str(folder), *words]) == 2
@@ -480,12 +488,7 @@ def test_down_ends_what_a_killed_supervisor_left(
 def test_down_ends_the_engine_of_an_api_server_that_died_unwatched(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, fake = tmp_path / "fleet", install(tmp_path)
-    words = ["--model", str(model), "--cpu", "--port", "0", "--vllm", str(fake),
-             "--cache-root", str(tmp_path)]  # fmt: skip
-    with fleet_up(words, folder) as fleet:
-        fleet.process.kill()
-        fleet.process.wait()
+    with unwatched(tmp_path, model) as (fleet, folder, words):
         state = read_state(folder)
         assert state is not None
         server = state.servers[0].process

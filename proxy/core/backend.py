@@ -114,13 +114,17 @@ class Backend:
         Time alone does not change the order.
         """
         line = self.line
-        last = 0.0 if self.running < self.limit else FULL_LAST
+        full = self.running >= self.limit
         if self.others is not None and (others_s := self.others.prefill_s(self.others.since)):
             own_s = line.total_s + self.queued_s
-            return max(line.head_since, self.others.since) + own_s + others_s + last
-        if self.prefills or self.queued:
-            return line.head_since + line.total_s + self.queued_s + last
-        return (self._sent.rank if self._sent.amount else 0.0) - IDLE_FIRST + 2 * last
+            free_at = max(line.head_since, self.others.since) + own_s + others_s
+        elif self.prefills or self.queued:
+            free_at = line.head_since + line.total_s + self.queued_s
+        else:
+            free_at = self._sent.rank if self._sent.amount else 0.0
+            if not full:
+                return free_at - IDLE_FIRST
+        return free_at + FULL_LAST if full else free_at
 
     # What the engine is believed to hold.
 
