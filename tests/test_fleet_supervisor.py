@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 from fake_vllm import children, install, starts
-from fleet_stage import Fleet as RealFleet
-from fleet_stage import fleet_up, forebay
+from fleet_stage import Fleet, fleet_up, forebay
 from vllm_server import ModelSize, write_model
 
 from forebay.proxy.cli import main
@@ -460,7 +459,7 @@ def until_up(folder: Path, but: int | None = None) -> int:
 
 
 @contextmanager
-def unwatched(tmp_path: Path, model: Path) -> Iterator[tuple[RealFleet, Path, list[str]]]:
+def unwatched(tmp_path: Path, model: Path) -> Iterator[tuple[Fleet, Path, list[str]]]:
     """A fleet whose supervisor was killed, its folder, and the words that would start it again."""
     folder, fake = tmp_path / "fleet", install(tmp_path)
     words = ["--model", str(model), "--cpu", "--port", "0", "--vllm", str(fake),
