@@ -15,6 +15,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PositiveInt,
     SecretStr,
     field_validator,
     model_validator,
@@ -141,7 +142,7 @@ class AffinityConfig(_Section):
     block_bytes: int = Field(2048, ge=256, le=65536)
     min_match: float = Field(0.25, ge=0, le=1)
     max_imbalance: float = Field(1.25, ge=1)
-    kv_tokens: Literal["auto"] | int = "auto"
+    kv_tokens: Literal["auto"] | PositiveInt = "auto"
 
 
 class Admission(_Section):
@@ -187,7 +188,7 @@ class Limits(_Section):
 
     body: Bytes = 16 << 20
     header: Bytes = 16 << 10
-    connections: Literal["auto"] | int = "auto"
+    connections: Literal["auto"] | PositiveInt = "auto"
     queue_bytes: Bytes = 256 << 20
     memory: Literal["auto"] | Bytes = "auto"
     loop_lag: Seconds = 0.05

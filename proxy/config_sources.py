@@ -130,8 +130,12 @@ def _merge(
 def _line(error: ValidationError, origin: dict[tuple[str, ...], str]) -> str:
     """The first problem in one line, and how many more there are."""
     problems = error.errors()
-    first = problems[0]
-    at = tuple(str(part) for part in first["loc"])
+    first, path, words = problems[0], problems[0]["loc"], ""
+    if path and str(path[-1]).startswith("literal["):  # auto, or a number: there is a problem with each
+        path, words = path[:-1], f"{first['ctx']['expected']} or else: "
+        del problems[0]
+        first = problems[0]
+    at = tuple(str(part) for part in path)
     where = next(
         (origin[at[:n]] for n in range(len(at), 0, -1) if at[:n] in origin), "configuration"
     )
@@ -141,7 +145,7 @@ def _line(error: ValidationError, origin: dict[tuple[str, ...], str]) -> str:
         close = difflib.get_close_matches(at[-1], _keys(first["loc"][:-1]), n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         return f"{where}: {key}: unknown key{hint}{more}"
-    message = without_user_info(first["msg"].removeprefix("Value error, "))
+    message = words + without_user_info(first["msg"].removeprefix("Value error, "))
     if first["type"] == "missing":
         return f"{where}: {key}: missing{more}"
     unsaid = isinstance(first["input"], dict | list | tuple | BaseModel) or at[0] in SECRET

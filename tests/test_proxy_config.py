@@ -105,6 +105,8 @@ def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
         ({"routing": "random"}, "routing: 'random': one of warm_or_least_work"),
         ({"routes": ["/v1/../x"]}, "is not a plain path"),
         ({"affinity": {"min_match": 2}}, "affinity.min_match: 2: "),
+        ({"affinity": {"kv_tokens": 0}}, "affinity.kv_tokens: 0: 'auto' or else: "),
+        ({"limits": {"memory": "big"}}, "limits.memory: 'big': 'auto' or else: give a size"),
         ({"capture": {"salt": "pepper"}}, "capture.salt: 'pepper'"),
         ({"reject_status": 500}, "reject_status: 500: "),
         ({"backends": []}, "no backend: give --backend"),
