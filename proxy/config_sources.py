@@ -131,7 +131,8 @@ def _line(error: ValidationError, origin: dict[tuple[str, ...], str]) -> str:
     """The first problem in one line, and how many more there are."""
     problems = error.errors()
     first, path, words = problems[0], problems[0]["loc"], ""
-    if path and str(path[-1]).startswith("literal["):  # auto, or a number: there is a problem with each
+    # auto, or a number: there is a problem with each
+    if path and str(path[-1]).startswith("literal["):
         path, words = path[:-1], f"{first['ctx']['expected']} or else: "
         del problems[0]
         first = problems[0]

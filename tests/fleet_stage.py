@@ -78,7 +78,7 @@ def real_fleet(python: str, folder: Path) -> Iterator[Fleet]:
     write_model(model, ModelSize())
     words = (
         "--model", str(model), "--served-model-name", "tiny", "--cpu", "--servers", "2",
-        "--port", "0", "--max-model-len", str(CONTEXT), "--kv-cache-memory-bytes", "256M",
+        "--port", "0", "--max-model-len", str(CONTEXT), "--kv-cache-memory-bytes", "384M",
         "--vllm", str(Path(python).with_name("vllm")), "--cache-root", str(folder / "cache"),
         "--start-timeout", "350", "--",
         "--load-format", "dummy", "--dtype", "bfloat16", "--block-size", str(BLOCK_SIZE),

@@ -2,6 +2,7 @@
 
 import pytest
 
+from forebay.proxy.core.backend import SURE
 from forebay.proxy.core.model import BackendSpec, Bucket, Request
 from forebay.proxy.core.queueing import Waiting
 from forebay.proxy.core.routing import Option
@@ -27,7 +28,7 @@ def in_line(chats: int, *, document_at: float | None = None) -> tuple[Option, fl
         backend.enqueue(one)
     newcomer = Waiting(Request("new", 4_000), "chat", 0.0, 2.0, 1_000, 0.1)
     (option,) = made._outlook.options(newcomer, 0.0)
-    return option, 1.5 * backend.cost.spread
+    return option, SURE * backend.cost.spread.at(option.wait_s)
 
 
 def test_errors_of_many_in_order_cancel_out() -> None:

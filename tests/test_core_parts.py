@@ -336,7 +336,7 @@ class TestShaper:
 
     def test_a_chat_finds_one_engine_clear_of_long_documents(self) -> None:
         fleet = Fleet()
-        chat, first, second = Request("c", 500), Request("d1", 120_000), Request("d2", 120_000)
+        chat, first, second = Request("c", 500), Request("d1", 131_000), Request("d2", 131_000)
         assert fleet.sends(fleet.shaper.arrive(chat, 0.0)) == [("c", "a")]
         assert fleet.sends(fleet.shaper.arrive(first, 0.1)) == [("d1", "b")]
         assert fleet.sends(fleet.shaper.arrive(second, 0.2)) == []

@@ -7,6 +7,7 @@ import pytest
 from forebay.proxy.core.admission import whole_s
 from forebay.proxy.core.backend import KV_FULL, UNLIMITED
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Send, Tenant
+from forebay.proxy.core.partition import OVERLAP_SHARE
 from forebay.proxy.core.queueing import Waiting
 from forebay.proxy.core.shaper import Shaper
 
@@ -98,6 +99,36 @@ def test_whose_deadline_is_over_makes_room_for_the_next() -> None:
     actions = made.wake(at)
     assert refused(actions) == {"head": "deadline_unattainable"}
     assert sent(actions) == {"next": "a"}
+
+
+class TestTheLastClearEngine:
+    """A document waits for it while chats come in, but not until the other engine is through."""
+
+    def occupied(self) -> tuple[Shaper, float]:
+        """One document in prefill, another waits; and when the first will be through."""
+        made = shaper("a", "b")
+        made.arrive(Request("chat", 500, 8), 0.0)
+        assert sent(made.arrive(Request("first", 100_000, 8), 0.1))
+        assert sent(made.arrive(Request("second", 100_000, 8), 0.2)) == {}
+        done_at = max(b.line.done_at(None) for b in made.backends.values())
+        assert done_at > 2.0  # longer than a chat's patience
+        return made, done_at
+
+    def test_it_starts_shortly_before_the_other_ends(self) -> None:
+        made, done_at = self.occupied()
+        ready_at = done_at - OVERLAP_SHARE * CHAT.max_wait_s
+        made.finish("chat", 0.5)
+        assert sent(made.wake(ready_at - 0.01)) == {}
+        assert made.wake_at() == pytest.approx(ready_at)
+        assert list(sent(made.wake(made.wake_at()))) == ["second"]
+
+    def test_not_beside_one_that_is_late(self) -> None:
+        """What was reckoned has proved wrong: it may go on for long."""
+        made, done_at = self.occupied()
+        made.finish("chat", 0.5)
+        (busy,) = (b for b in made.backends.values() if b.prefills)
+        assert busy.done_in_at(0.8, done_at) == done_at
+        assert busy.done_in_at(0.01, done_at + 0.1) == inf
 
 
 class TestTrials:

@@ -344,10 +344,10 @@ def test_without_the_extra_the_proxy_is_not_told_of_events(
 
 def test_a_model_in_a_folder_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_model(tmp_path / "small", ModelSize())
-    words = "--cpu --servers 2 --vllm-version 0.32 --kv-cache-memory-bytes 256M --dry-run --json"
+    words = "--cpu --servers 2 --vllm-version 0.32 --kv-cache-memory-bytes 384M --dry-run --json"
     assert main(["fleet", "up", "--model", str(tmp_path / "small"), *words.split()]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert data["kv_tokens"] == 1 << 20  # 256 bytes a token
+    assert data["kv_tokens"] == 1 << 20  # 384 bytes a token
     assert data["served_model_name"] == "small"
     for server in data["servers"]:
         assert "CUDA_VISIBLE_DEVICES" not in server["environment"]

@@ -21,7 +21,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     write_model(folder / "tiny", ModelSize())
     flags = (
         *("--max-num-seqs", str(SEATS), "--max-num-batched-tokens", "2048"),
-        *("--max-model-len", "4096", "--kv-cache-memory-bytes", "3M"),
+        *("--max-model-len", "4096", "--kv-cache-memory-bytes", "4608K"),
     )
     with vllm_server(python, folder / "tiny", folder / "vllm.log", *flags) as running:
         yield running

@@ -40,7 +40,9 @@ class ModelSize:
     heads: int = 2
     kv_heads: int = 1
     ffn: int = 128
-    head_dim: int = 32
+    # No multiple of 32: so vLLM's attention does without AMX, whose tiles some virtual machines
+    # lose (SIGILL).
+    head_dim: int = 48
     longest: int = 32_768
 
 
@@ -163,7 +165,7 @@ def vllm_process(python: str, model: Path, log: Path, *flags: str) -> Iterator[R
         "--host", "127.0.0.1", "--port", str(port), "--model", str(model),
         "--served-model-name", "tiny", "--load-format", "dummy", "--dtype", "bfloat16",
         "--enforce-eager", "--distributed-executor-backend", "uni",
-        "--block-size", str(BLOCK_SIZE), "--kv-cache-memory-bytes", "256M",
+        "--block-size", str(BLOCK_SIZE), "--kv-cache-memory-bytes", "384M",
         "--no-async-scheduling", "--enable-prompt-tokens-details",
         "--uvicorn-log-level", "warning", *flags,
     ]  # fmt: skip

@@ -28,6 +28,7 @@ from forebay.proxy.core.recent import Recent
 from forebay.proxy.core.turns import Turns
 
 KV_FULL: Final = 0.95  # of the pool: beyond it the engine preempts or keeps requests waiting
+SURE: Final = 2.0  # times the mean error of predictions: nine in ten normal errors are smaller
 AWAITED: Final = 2.0
 """A follower that would pass its leader in the engine waits for it if that takes at most so many
 times what it saves: a shared instruction is cached as soon as it is computed, and saves little."""
@@ -194,12 +195,17 @@ class Backend:
         """Whether the engine has a prefill to do or under way that others await that long."""
         return self.line.longer(than_s, self.others)
 
+    def done_in_at(self, limit_s: float, now: float) -> float:
+        """When it will be done in `limit_s` with what it was sent; inf if that has proved wrong."""
+        done_at = self.line.done_at(self.others)
+        if done_at < now and self.backlog_s(now) > limit_s:
+            return inf
+        return max(now, done_at - limit_s)
+
     def margin_s(self, wait_s: float, ahead_s: float, ahead: int = 1) -> float:
         """How much longer a predicted wait may be, nine times in ten.
 
-        Errors grow with all that is in the line, even what is nearly done. One and a half times
-        the mean relative error: the 88th percentile of a normal one. With twice as much, more is
-        refused that would have been in time than is served in time (`replay/sim/hindsight.py`).
+        Errors grow with all that is in the line, even what is nearly done.
 
         Args:
             ahead: prefills that make up `ahead_s`, if nothing else can come between: their errors
@@ -207,7 +213,8 @@ class Backend:
         """
         line_s = wait_s if self.line.chunked else self.line.total_s
         cancelled_s = ahead_s * (1.0 - 1.0 / sqrt(ahead)) if ahead > 1 else 0.0
-        return 1.5 * self.cost.spread * (max(wait_s, line_s + ahead_s) - cancelled_s)
+        reckoned_s = max(wait_s, line_s + ahead_s) - cancelled_s
+        return SURE * self.cost.spread.at(reckoned_s) * reckoned_s
 
     @property
     def running(self) -> int:

@@ -16,6 +16,8 @@ is a hundredth of the work, does not decide about documents.
 from math import exp, log
 from typing import Final
 
+from forebay.proxy.core.spread import Spread
+
 PRIOR_FIXED_S: Final = 0.02
 PRIOR_S_PER_TOKEN: Final = 2.5e-5
 PRIOR_S_PER_TOKEN_PAIR: Final = 1.0e-9
@@ -26,7 +28,6 @@ UNSURE_SPEED: Final = (
 UNSURE_SCALE: Final = 0.1  # ... and of what each has besides
 DRIFT: Final = 0.001  # of these: how much less sure an observation later
 FURTHEST: Final = log(100.0)  # a coefficient stays within this factor of its prior, either way
-SPREAD_GAIN: Final = 0.05
 LEAST_S: Final = 1e-6  # of an observation: clocks give zero
 MOST_OFF: Final = log(5.0)  # one observation counts as at most this many times off, either way
 
@@ -50,7 +51,7 @@ class CostModel:
     def __init__(self) -> None:
         self.scale: Vector = (1.0, 1.0, 1.0)
         self.observations = 0
-        self.spread = 0.25  # smoothed relative (logarithmic) error of predictions, either way
+        self.spread = Spread()
         # The covariance, which is symmetric: 00, 01, 02, 11, 12, 22. Start unsure by a factor of
         # a few, so that the first answers correct the prior fast.
         own, common = UNSURE_SPEED + UNSURE_SCALE, UNSURE_SPEED
@@ -74,7 +75,7 @@ class CostModel:
         x0, x1, x2 = x0 / predicted, x1 / predicted, x2 / predicted
         error = log(max(elapsed_s, LEAST_S) / predicted)
         error = max(-MOST_OFF, min(MOST_OFF, error))
-        self.spread += SPREAD_GAIN * (abs(error) - self.spread)
+        self.spread.observe(predicted, error)
         p00, p01, p02, p11, p12, p22 = self._p
         y0 = p00 * x0 + p01 * x1 + p02 * x2
         y1 = p01 * x0 + p11 * x1 + p12 * x2

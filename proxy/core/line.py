@@ -113,6 +113,11 @@ class Line:
             return self.silent_ends_at()
         return max(others_at, self.head_since + self.total_s - limit_s)
 
+    def done_at(self, others: Elsewhere | None) -> float:
+        """When the engine will have given a first token to all it was sent, as predicted."""
+        own_at = -inf if self.head is None else self.head_since + self.total_s
+        return own_at if others is None else max(own_at, others.done_at())
+
     def longer(self, than_s: float, others: Elsewhere | None) -> bool:
         """Whether the engine has a prefill to do or under way that others await that long."""
         if self.chunked:

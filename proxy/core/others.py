@@ -172,9 +172,13 @@ class Elsewhere:
             ends.pop(0)
         return -inf
 
+    def done_at(self) -> float:
+        """When `prefill_s` falls to nothing; -inf if nobody had any."""
+        return max(self._ends, default=-inf)
+
     def busy_since(self, at: float) -> bool:
         """Whether the others had prefills on the engine at `at` or since, as far as we know."""
-        return bool(self._ends) and max(self._ends) > at
+        return self.done_at() > at
 
 
 class Peers:

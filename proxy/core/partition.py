@@ -2,10 +2,10 @@
 
 A prefill longer than a chat is willing to wait blocks every chat that meets it. With two
 engines, one such prefill at a time leaves the other to the chats; so a long prefill may not take
-the last clear engine until it has waited a good part of its own patience, and nearly all of it
-while more than a few of the short requests are being refused. Below that, at sustained load
-beyond one engine, every long prefill has waited long enough, both engines work, and nothing is
-lost.
+the last clear engine until another will soon be clear, or until it has waited a good part of its
+own patience, and nearly all of it while more than a few of the short requests are being refused.
+Below that, at sustained load beyond one engine, every long prefill has waited long enough, both
+engines work, and nothing is lost.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +20,9 @@ PATIENCE_SHARE: Final = (
     0.5  # of the bucket's max_wait: after that it may take the last clear engine
 )
 LAST_MOMENT_SHARE: Final = 0.9  # the same while short requests are refused: whom we took, we serve
+OVERLAP_SHARE: Final = (
+    0.4  # of the patience of those it holds up: another engine is this near to being clear again
+)
 FLOWING_S: Final = 10.0  # a bucket with an arrival this lately is flowing
 REFUSED_MOST: Final = (
     0.005  # of the short requests, lately: what long prefills may cost them, so that p99 holds
@@ -80,19 +83,21 @@ class Partition:
         """When the request may start here without taking the last engine clear of long prefills."""
         if prefill_s <= long_s:
             return now
-        others = False
+        others, next_clear_at = False, inf
         for other in self._backends:
             if other.up and other is not backend:
                 if not other.prefills_longer(long_s):
                     return now
                 others = True
-        if not others:
+                next_clear_at = min(next_clear_at, other.done_in_at(OVERLAP_SHARE * long_s, now))
+        if not others or next_clear_at <= now:
             return now
         # Those that come in no longer have arrived earlier: they do not change the latest.
         latest = max(self._last_arrival[b.name] for b in self._hastier[waiting.bucket])
         flowing_until, refused = latest + FLOWING_S, self._refused(waiting.bucket, now)
         max_wait_s = self._buckets[waiting.bucket].max_wait_s
-        return may_take_last_at(waiting.arrived_at, max_wait_s, flowing_until, refused)
+        may_at = may_take_last_at(waiting.arrived_at, max_wait_s, flowing_until, refused)
+        return min(may_at, next_clear_at)
 
     def crowd_s(self, waiting: Waiting, prefill_s: float, long_s: float, now: float) -> float:
         """The wait of a long prefill while one engine less than all take turns at them."""
@@ -114,12 +119,19 @@ class Partition:
         for arrived_at in self._last_arrival.values():
             if now < arrived_at + FLOWING_S < least:
                 least = arrived_at + FLOWING_S
+        overlaps_s = set()
         for head in heads:
             if not self._hastier[head.bucket]:
                 continue
+            overlaps_s.add(OVERLAP_SHARE * self.long_s(head.bucket, now))
             max_wait_s = self._buckets[head.bucket].max_wait_s
             for refused_share in (0.0, 1.0):
                 at = may_take_last_at(head.arrived_at, max_wait_s, inf, refused_share)
+                if now < at < least:
+                    least = at
+        for overlap_s in overlaps_s:
+            for backend in self._backends:
+                at = backend.done_in_at(overlap_s, now)
                 if now < at < least:
                     least = at
         return least
