@@ -27,6 +27,7 @@ UNSURE_SPEED: Final = (
 )
 UNSURE_SCALE: Final = 0.1  # ... and of what each has besides
 DRIFT: Final = 0.001  # of these: how much less sure an observation later
+GUESSES: Final = 2  # the first predictions rest on the prior: their errors are corrected at once
 FURTHEST: Final = log(100.0)  # a coefficient stays within this factor of its prior, either way
 LEAST_S: Final = 1e-6  # of an observation: clocks give zero
 MOST_OFF: Final = log(5.0)  # one observation counts as at most this many times off, either way
@@ -75,7 +76,8 @@ class CostModel:
         x0, x1, x2 = x0 / predicted, x1 / predicted, x2 / predicted
         error = log(max(elapsed_s, LEAST_S) / predicted)
         error = max(-MOST_OFF, min(MOST_OFF, error))
-        self.spread.observe(predicted, error)
+        if self.observations >= GUESSES:
+            self.spread.observe(predicted, error)
         p00, p01, p02, p11, p12, p22 = self._p
         y0 = p00 * x0 + p01 * x1 + p02 * x2
         y1 = p01 * x0 + p11 * x1 + p12 * x2

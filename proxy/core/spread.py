@@ -8,7 +8,7 @@ requests behind a long prefill that is known well.
 
 from typing import Final
 
-START: Final = 0.25  # relative (logarithmic) error, either way, before anything was seen
+START: Final = 0.19  # relative (logarithmic) error, either way, before anything was seen
 GAIN: Final = 0.05  # of an observation, once 20 were seen
 EDGES_S: Final = (0.25, 1.0, 4.0)  # between the classes
 
