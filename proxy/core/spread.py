@@ -8,23 +8,28 @@ requests behind a long prefill that is known well.
 
 from typing import Final
 
-START: Final = 0.19  # relative (logarithmic) error, either way, before anything was seen
+START: Final = 0.25  # relative (logarithmic) error, either way, before anything was seen
 GAIN: Final = 0.05  # of an observation, once 20 were seen
 EDGES_S: Final = (0.25, 1.0, 4.0)  # between the classes
+OF_ALL: Final = 0.75
+"""Of the error of all: no wait is reckoned as less certain. Short prefills are off the most, but it
+is many of them that somebody waits for."""
 
 
 class Spread:
     """The smoothed relative error in each class of lengths."""
 
-    __slots__ = ("_seen", "_shares")
+    __slots__ = ("_all", "_seen", "_shares")
 
     def __init__(self) -> None:
         classes = len(EDGES_S) + 1
+        self._all = START
         self._shares = [START] * classes
         self._seen = [0] * classes
 
     def observe(self, predicted_s: float, error: float) -> None:
         """Work of `predicted_s` was off by `error`, the logarithm of taken over predicted."""
+        self._all += GAIN * (abs(error) - self._all)
         class_ = _class(predicted_s)
         self._seen[class_] += 1
         share = self._shares[class_]
@@ -40,8 +45,8 @@ class Spread:
 
         Not above that of shorter ones: errors of independent parts cancel out, they do not grow.
         """
-        class_, least = _class(seconds), self._shares[0]
-        for share in self._shares[1 : class_ + 1]:
+        least = OF_ALL * self._all
+        for share in self._shares[: _class(seconds) + 1]:
             least = min(least, share)
         return least
 
