@@ -1,21 +1,38 @@
 """Stop listening on a port that another process listens on too, and lose nobody.
 
 The kernel deals new connections out among the sockets that listen on a port (SO_REUSEPORT), and
-resets those that wait to be accepted on one that is closed. So they are accepted first.
+resets those that wait to be accepted on one that is closed. So they are accepted first. Who comes
+between the last accept and the close would still be reset: a socket that is about to be closed
+does not hear SYNs (a filter of the kernel's, socket(7) SO_ATTACH_FILTER), so such a client sends
+its SYN again, a second later, and another process answers.
 """
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import socket
 import ssl
-from collections.abc import Awaitable, Iterator
+import struct
+import sys
+from collections.abc import Awaitable, Iterator, Sequence
 from typing import cast
 
 from aiohttp import web
 
 from forebay.proxy.http_server import HttpServer
 from forebay.proxy.tls import HANDSHAKE_S
+
+TCP_HANDSHAKE_S = 0.005  # what was begun before the filter; a few round trips of a data centre
+SO_ATTACH_FILTER = 26  # Linux on x86 and ARM; Python has no name for it
+# Classic BPF, (code, jump if true, jump if false, constant) each; the TCP header is at 0.
+IGNORE_SYN = (
+    (0x30, 0, 0, 13),  # load the byte of the flags
+    (0x54, 0, 0, 0x12),  # and SYN | ACK
+    (0x15, 0, 1, 0x02),  # is it SYN alone?
+    (0x06, 0, 0, 0),  # then drop it
+    (0x06, 0, 0, 0xFFFFFFFF),  # else take it whole
+)
 
 
 async def stop_listening(runner: web.ServerRunner, server: HttpServer) -> None:
@@ -24,14 +41,15 @@ async def stop_listening(runner: web.ServerRunner, server: HttpServer) -> None:
     Never fails: a drain follows, whatever the last clients do. Takes HANDSHAKE_S at most.
     """
     loop = asyncio.get_running_loop()
+    for site in runner.sites:
+        for each in _listening(site):
+            _ignore_syn(each)
+    await asyncio.sleep(TCP_HANDSHAKE_S)
     accepted: list[tuple[socket.socket, web.BaseSite]] = []
     for site in list(runner.sites):
-        listening = site._server
-        assert listening is not None
-        # Duplicates keep the sockets open when the loop closes its own, so that nothing can come
-        # in between the last accept and the close but what comes in these microseconds.
+        # Duplicates keep the sockets open when the loop closes its own: it accepts no more.
         duplicates: list[socket.socket] = []
-        for each in cast(asyncio.Server, listening).sockets:
+        for each in _listening(site):
             with contextlib.suppress(OSError):  # no descriptor is left: then nobody is accepted
                 duplicates.append(socket.socket(fileno=os.dup(each.fileno())))
         await site.stop()
@@ -51,6 +69,21 @@ async def stop_listening(runner: web.ServerRunner, server: HttpServer) -> None:
         *(serve(connection, site._ssl_context) for connection, site in accepted),
         return_exceptions=True,
     )
+
+
+def _listening(site: web.BaseSite) -> Sequence[socket.socket]:
+    assert site._server is not None
+    return cast(asyncio.Server, site._server).sockets
+
+
+def _ignore_syn(listening: socket.socket) -> None:
+    """Have the kernel drop new attempts to connect; where it cannot, they are reset."""
+    if sys.platform != "linux":
+        return
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in IGNORE_SYN))
+    program = struct.pack("HP", len(IGNORE_SYN), ctypes.addressof(code))
+    with contextlib.suppress(OSError):  # a sandbox may know no filters
+        listening.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
 
 
 def _accepted(listening: socket.socket) -> Iterator[socket.socket]:

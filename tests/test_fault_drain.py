@@ -4,6 +4,8 @@ import asyncio
 import json
 import resource
 import socket
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from proxy_stage import WHOLE, Call, RawBackend, Stage, answer, settle, silent
 from test_fault_upstream_clients import Raw, little_room, until
 from test_proxy_http import ONE_SLOT, STREAMED, error_of, on_stage
 from test_tls import on_tls, trusting
+
+from forebay.proxy import handover
 
 Told = tuple[int, Any]
 
@@ -174,3 +178,39 @@ class TestHandover:
                     each.close()
 
         on_stage(scene, None, listen=SHARED, timeouts={"lame_duck": "1s"})
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="the filter is one of Linux")
+    def test_one_that_comes_after_the_last_accept(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Is not reset: its SYN goes unheard, and the next one, a second later, to the new one."""
+        late: list[socket.socket] = []
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            port = int(on.url.rpartition(":")[2])
+
+            def accepted(listening: socket.socket) -> Iterator[socket.socket]:
+                yield from handover_accepted(listening)
+                if late:
+                    return  # this is the admin port
+                for _ in range(8):  # the kernel gives about half of them to the old one
+                    late.append(socket.socket())
+                    late[-1].setblocking(False)
+                    late[-1].connect_ex(("127.0.0.1", port))
+
+            handover_accepted = handover._accepted
+            monkeypatch.setattr(handover, "_accepted", accepted)
+            with socket.socket() as new:
+                new.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                new.bind(("127.0.0.1", port))
+                new.listen()
+                await on.proxy.lame_duck()
+                new.settimeout(10)
+                for _ in late:
+                    with new.accept()[0] as connection:
+                        connection.send(b"hello")
+                for each in late:
+                    with each:
+                        each.settimeout(10)
+                        assert each.recv(9) == b"hello"
+
+        on_stage(scene, None, listen=SHARED, timeouts={"lame_duck": "1s"})
+        assert len(late) == 8
