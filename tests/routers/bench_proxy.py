@@ -2,7 +2,6 @@
 
     make bench-proxy                               (forebay, nginx, SMG: with all, 15 minutes)
     python tests/routers/bench_proxy.py --routers forebay nginx envoy --runs 3
-    python tests/routers/bench_proxy.py --workers 2
 
 The router alone has one core; backends and client share the other. CPU is the router's process
 tree's own (user and system); what is added is the median against asking a backend directly, in
@@ -31,7 +30,6 @@ from statistics import median
 
 import uvloop
 from bench_report import Figures, load, ratios, store, table, validity
-from bench_workers import Use, speedup, use
 from load import Answer, Broken, Client, chat
 from peers import PEERS, Missing, Peer, Setting, environment
 
@@ -292,34 +290,6 @@ def mock(folder: Path, ports: list[int], cores: bool) -> Iterator[int]:
         yield pid
 
 
-async def workers(count: int, cores: bool, requests: int) -> str:
-    """The line that says what so many workers bring."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        backends = free_ports(2)
-        with mock(folder, backends, cores):
-            await serving(backends[0], folder / "mock.log")
-
-            async def measured(number: int) -> Use:
-                port, admin_port = free_ports(2)
-                setting = Setting(port, admin_port, tuple(backends), folder)
-                command = [*PEERS["forebay"].command(setting), "--workers", str(number)]
-                log = folder / f"{number}.log"
-                with running(command, 1 if cores else None, log) as pid:
-                    await serving(port, log)
-                    await asyncio.sleep(1.0)  # all listen, and know of each other
-                    return await use(port, lambda: list(tree(pid)), own_cpu_s, requests)
-
-            rounds = await speedup(measured, count)
-    factors = sorted(factor for factor, _, _ in rounds)
-    even, cost = median(e for _, e, _ in rounds), median(c for _, _, c in rounds)
-    return (
-        f"--workers {count}: {median(factors):.2f} times one process ({factors[0]:.2f} to "
-        f"{factors[-1]:.2f} in {len(factors)} rounds; {even:.2f} if connections were dealt evenly; "
-        f"CPU of all a request {cost:.2f} times one's)"
-    )
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -328,16 +298,12 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of requests")
     parser.add_argument("--seconds", type=float, default=130.0, help="for each router and run")
-    parser.add_argument("--workers", type=int, help="only: what so many workers bring")
     parser.add_argument("--out", type=Path, default=Path("runs/bench-proxy.json"))
     parser.add_argument("--fresh", action="store_true", help="forget what --out holds")
     options = parser.parse_args()
     cores = (os.cpu_count() or 1) > 1 and sys.platform == "linux"
     if cores:
         os.sched_setaffinity(0, {0})
-    if options.workers:
-        print(uvloop.run(workers(options.workers, cores, round(8000 * options.scale))))
-        return 0
     versions: dict[str, str] = {}
     results = {} if options.fresh else load(options.out)
     failed: dict[str, str] = {}
