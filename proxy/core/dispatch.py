@@ -71,7 +71,6 @@ class Dispatcher:
             for queue in backend.queues.values():
                 while (head := queue.earliest()) and head.deadline <= now:
                     self._dequeue(head.request.id)
-                    self._outlook.punctuality.late(head.bucket)
                     wait_s = backend.backlog_s(now) + queue.work_s
                     actions.append(self._reject(head, "deadline_unattainable", now, wait_s))
                     left = True
@@ -100,7 +99,6 @@ class Dispatcher:
         for backend in backends if self._queues.waiting else ():
             while waiting := self._better_here(backend, now):
                 home = self._dequeue(waiting.request.id)
-                self._outlook.punctuality.in_time(waiting.bucket)
                 matched = backend.matched_tokens(waiting.request)
                 actions.append(self._send(waiting, backend, matched, now))
                 actions += self._start_next(home, now)  # it may have kept those behind it
@@ -118,7 +116,6 @@ class Dispatcher:
                 break
             waiting = backend.turns.first(ready, now)
             self._dequeue(waiting.request.id)
-            self._outlook.punctuality.in_time(waiting.bucket)
             matched = backend.matched_tokens(waiting.request)
             actions.append(self._send(waiting, backend, matched, now))
         return actions

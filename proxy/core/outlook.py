@@ -1,7 +1,7 @@
 """What is predicted: how long a request would wait on each backend, and whether it may start.
 
-Reads the books, changes none of them; what it notes itself is how much was sent, how many of those
-that were queued were late (`punctuality.py`) and, for `partition.py`, who came and who was refused.
+Reads the books, changes none of them; what it notes itself is how much was sent and, for
+`partition.py`, who came and who was refused lately.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,6 @@ from forebay.proxy.core.flight import STEP_TOKENS
 from forebay.proxy.core.model import Bucket, Request
 from forebay.proxy.core.others import Peers
 from forebay.proxy.core.partition import Partition
-from forebay.proxy.core.punctuality import Punctuality
 from forebay.proxy.core.queueing import Waiting, due_at
 from forebay.proxy.core.recent import Recent
 from forebay.proxy.core.rendezvous import CommonRoot, highest, name_seed
@@ -53,7 +52,6 @@ class Outlook:
         self._candidates = Candidates(self._all, dispatch_ahead_s)
         self.limited = False  # some backend is on trial or in a pause
         self.partition = Partition(self._all, buckets)
-        self.punctuality = Punctuality()
         self._sent = Recent()  # prompt tokens, to all backends
         self._peers: Peers | None = None  # other proxies, while there are any
         self._root = CommonRoot()
@@ -69,7 +67,6 @@ class Outlook:
         """One for other backends or buckets, which remembers what this one has seen of those."""
         new = Outlook(backends, buckets, dispatch_ahead_s, min_match, self._ahead)
         new.partition.remember(self.partition)
-        new.punctuality = self.punctuality
         new._sent = self._sent
         new.limited = self.limited
         new._peers, new._root = self._peers, self._root
@@ -304,8 +301,6 @@ class Outlook:
             margin_s = max(margin_s, beside_s)
         elif ahead > 0 and not self._ahead.on:
             margin_s += meanwhile.lump_s(self._buckets, backend, bucket, wait_s, now)
-        if not self._ahead.on:  # no tenant is refused because another's were late
-            margin_s *= self.punctuality.factor(bucket)
         return Option(backend.name, wait_s, margin_s, prefill_s, cold_s, matched, load, mean_load)
 
     def worth_s(self, backend: Backend, request: Request, prefill_s: float, cold_s: float) -> float:
