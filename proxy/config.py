@@ -71,6 +71,8 @@ class BackendConfig(_Section):
 
     long_prefill_token_threshold: its flag of that name, if it has one: shorter prefills then pass
     longer ones, and no server need be kept clear of these.
+    prefill_piece: it caches prefixes, and prompts whose prefill takes longer go there in pieces of
+    about so long while shorter ones come in, which so get in between.
     kv_events, kv_replay: its --kv-events-config's endpoint, as seen from here, and its
     replay_endpoint. With `*` in it the endpoint is bound here, for a vLLM that connects.
     """
@@ -79,6 +81,7 @@ class BackendConfig(_Section):
     url: str
     max_concurrency: int = Field(MAX_CONCURRENCY, ge=1)
     long_prefill_token_threshold: int | None = Field(None, ge=1)
+    prefill_piece: Seconds | None = None
     kv_events: str | None = None
     kv_replay: str | None = None
 
@@ -414,7 +417,13 @@ class Config(_Section):
         kv_tokens = self.affinity.kv_tokens
         size = inf if kv_tokens == "auto" else float(kv_tokens)
         return [
-            BackendSpec(b.name, b.max_concurrency, size, b.long_prefill_token_threshold or inf)
+            BackendSpec(
+                b.name,
+                b.max_concurrency,
+                size,
+                b.long_prefill_token_threshold or inf,
+                b.prefill_piece or inf,
+            )
             for b in self.backends
         ]
 

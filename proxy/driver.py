@@ -39,6 +39,20 @@ class Grant:
         driver, request_id = self._driver, self.send.request.id
         driver.shaper.used(request_id, output_tokens, driver.now, cached_tokens, prompt_tokens)
 
+    async def computed(self, cached_tokens: int | None, prompt_tokens: int) -> Send:
+        """The piece of the prompt is computed: wait for the next turn; raises Rejected.
+
+        Args:
+            cached_tokens: of the piece, found in the backend's cache; None where it does not say.
+            prompt_tokens: of the piece, as the backend counts; 0 where it does not say.
+        """
+        driver, request_id = self._driver, self.send.request.id
+        future = driver.expect(request_id)
+        actions = driver.shaper.computed(request_id, driver.now, cached_tokens, prompt_tokens)
+        driver.apply(actions)
+        self.send = await driver.granted(request_id, future)
+        return self.send
+
     async def retry(self) -> Send:
         """Give the slot back and wait for one on another backend; raises Rejected if none is."""
         driver, request_id = self._driver, self.send.request.id

@@ -31,6 +31,7 @@ OURS = ("unknown_request", "no_worker")  # errors that only an admin port has
 EVENTS = {
     "queued": "queued for {backend}: {why}",
     "sent": "sent to {backend}",
+    "computed": "{backend} has computed a piece of the prompt",
     "failed": "{backend} failed",
     "first_token": "first token from {backend}",
     "ended": "ended",

@@ -20,7 +20,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from forebay.proxy.core.backend import Backend
-from forebay.proxy.core.model import Action, Reject
+from forebay.proxy.core.model import Action, Reject, Send
 from forebay.proxy.core.prefix_error import PrefixError
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.hlog import IntervalLog
@@ -166,7 +166,7 @@ class ProxyMetrics:
         """One decision of the shaper."""
         if isinstance(action, Reject):
             self._child(self.rejects, action.bucket or "none", action.reason).inc()
-        if action.bucket:
+        if action.bucket and not (isinstance(action, Send) and action.piece_blocks):
             self._child(self.queue, action.bucket).observe(action.queued_s)
 
     def shed(self, service_class: str) -> None:

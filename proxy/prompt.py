@@ -23,6 +23,8 @@ DEFAULT_OUTPUT_TOKENS = 512  # reserved for an answer to a request that states n
 MOST_OUTPUT_TOKENS = 1 << 20  # reserved for all answers to one request
 BYTES_PER_TOKEN_ID = 4
 LARGE_BYTES = 1 << 20  # of a body: others are let in between while it is parsed
+WHOLE_ONLY = ("echo", "prompt_logprobs", "truncate_prompt_tokens", "use_beam_search", "suffix")
+"""Fields of which an engine makes more of the prompt than tokens to compute."""
 CLASSES: tuple[ServiceClass, ...] = ("interactive", "standard", "batch")
 
 
@@ -35,6 +37,8 @@ class Asked:
         prompt_bytes: length of the prompt as text, 0 when it was token ids or held media: what a
             backend counts then says nothing about text.
         streams: the client asked for a stream.
+        chat: not a completion.
+        block_bytes: of the prompt, in each block of `request`.
     """
 
     request: Request
@@ -42,6 +46,8 @@ class Asked:
     prompt_bytes: int
     token_ids: bool
     streams: bool
+    chat: bool
+    block_bytes: int
 
 
 def read_fields(
@@ -88,9 +94,12 @@ def read_fields(
         streams=streams or answer_tokens == 1,  # the end of one token is its beginning
         tenant=tenant,
         service_class=_service_class(fields, headers),
+        whole=bool(text.media_tokens) or _only_whole(fields, chat),
     )
     teaches = not (text.token_ids or text.media_tokens)
-    return Asked(request, body, len(prompt) if teaches else 0, text.token_ids, streams)
+    return Asked(
+        request, body, len(prompt) if teaches else 0, text.token_ids, streams, chat, block_bytes
+    )
 
 
 async def salted(body: bytes, content_type: str, tenant: str, salts: CacheSalts) -> bytes:
@@ -146,6 +155,16 @@ def _chain(prompt: bytes, block_bytes: int, salt: str | None) -> tuple[int, ...]
         before = xxh3_64_intdigest(text[start : start + block_bytes], before)
         hashes.append(before)
     return tuple(hashes)
+
+
+def _only_whole(fields: dict[str, Any], chat: bool) -> bool:
+    """Whether the prompt must be sent as it is."""
+    if any(fields.get(name) for name in WHOLE_ONLY) or fields.get("prompt_logprobs") == 0:
+        return True
+    if chat:
+        return not all(isinstance(m.get("content"), str) for m in fields["messages"][-1:])
+    prompt = fields["prompt"]
+    return not isinstance(prompt, str) and not isinstance(prompt[0], int)
 
 
 def _answers(fields: dict[str, Any], chat: bool) -> int:

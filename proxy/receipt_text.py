@@ -117,6 +117,9 @@ def _way(receipt: Receipt, now: float) -> str:
     failed = [step.backend for step in receipt.steps if step.kind == "failed"]
     if failed:
         where += f", after {', '.join(failed)} had failed"
+    if receipt.pieces:
+        count = "a piece" if receipt.pieces == 1 else f"{receipt.pieces} pieces"
+        where += f", {count} of its prompt first"
     queued_s = receipt.sent_at - receipt.arrived_at
     if queued_s < 0.0005:
         return f"Sent at once to {where}."

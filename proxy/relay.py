@@ -6,7 +6,8 @@ signalled: one error event, then the framing is broken. Never a clean end, never
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ from forebay.proxy.failures import Failure, check_head, check_status, check_type
 from forebay.proxy.headers import to_backend, to_client
 from forebay.proxy.metrics import ProxyMetrics
 from forebay.proxy.prompt import Asked
+from forebay.proxy.prompt_pieces import piece_of
 from forebay.proxy.record import Record
 from forebay.proxy.retries import RetryBudget, Tries
 from forebay.proxy.sse import EventTooLarge
@@ -94,6 +96,13 @@ class Relay:
             while True:
                 upstream = self._backends.upstreams[grant.send.backend]
                 try:
+                    if grant.send.piece_blocks:
+                        cached_tokens, tokens = await self._compute(
+                            exchange, grant, upstream, tries
+                        )
+                        send = await grant.computed(cached_tokens, tokens)
+                        exchange.record.sent(send, self._clock())
+                        continue
                     return await self._attempt(exchange, grant, upstream, tries)
                 except Failure as failure:
                     self._metrics.upstream_error(upstream.name, failure.kind)
@@ -170,17 +179,51 @@ class Relay:
         self, exchange: Exchange, grant: Grant, upstream: Upstream, tries: Tries
     ) -> web.StreamResponse:
         """Ask one backend; raises Failure while nothing has been sent to the client."""
+        with self._trying(grant, upstream, tries, seen=exchange.asked.streams) as attempt:
+            answer = await self._begin(exchange, grant, attempt)
+        return await answer.relay() if isinstance(answer, Stream) else answer
+
+    async def _compute(
+        self, exchange: Exchange, grant: Grant, upstream: Upstream, tries: Tries
+    ) -> tuple[int | None, int]:
+        """Have a backend compute a piece of the prompt; raises Failure.
+
+        Returns how much of it was cached and how long it was, in tokens, None and 0 if it does not
+        say. What the backend finds wrong with it, it may say of the whole prompt.
+        """
+        asked = exchange.asked
+        length = grant.send.piece_blocks * asked.block_bytes
+        body = await piece_of(exchange.body, length, chat=asked.chat)
+        with self._trying(grant, upstream, tries, seen=True) as attempt:
+            answer = None
+            if body is not None:
+                answer = await self._ask_for_piece(exchange, attempt, body)
+        if answer is None or answer.status != 200:
+            asked.request.whole = True
+            return None, 0
+        assert isinstance(answer.body, bytes)
+        tokens, cached_tokens, _ = _counted(check_whole(200, answer.body).get("usage"))
+        return cached_tokens, tokens
+
+    @contextmanager
+    def _trying(
+        self, grant: Grant, upstream: Upstream, tries: Tries, *, seen: bool
+    ) -> Iterator[Attempt]:
+        """An attempt at one backend, of whose end its health hears.
+
+        Args:
+            seen: its first token is.
+        """
         if self._ending:
             raise errors.draining()
         name, request_id = upstream.name, grant.send.request.id
         timeouts = self._config.timeouts
-        streams = exchange.asked.streams
-        self._backends.sent(grant.send, seen=streams)
-        limit_s = timeouts.first_token if streams else timeouts.whole_answer
+        self._backends.sent(grant.send, seen=seen)
+        limit_s = timeouts.first_token if seen else timeouts.whole_answer
         attempt = Attempt(upstream, tries, self._clock() + limit_s)
         self._attempts[attempt] = None
         try:
-            answer = await self._begin(exchange, grant, attempt)
+            yield attempt
         except Failure as failure:
             self._backends.judge(name, request_id, failure)
             raise
@@ -190,24 +233,54 @@ class Relay:
         finally:
             del self._attempts[attempt]
         self._backends.answered(name, request_id)
-        return await answer.relay() if isinstance(answer, Stream) else answer
+
+    @contextmanager
+    def _failing(self, attempt: Attempt) -> Iterator[None]:
+        """Until the attempt's limit; what goes wrong is a Failure."""
+        try:
+            with attempt.limit:
+                yield
+        except TimeoutError as error:
+            raise self._too_late(attempt) from error
+        except UPSTREAM_ERRORS as error:
+            raise self._fault(error) from error
+
+    async def _ask_for_piece(
+        self, exchange: Exchange, attempt: Attempt, body: bytes
+    ) -> web.Response:
+        response: Answer | None = None
+        try:
+            with self._failing(attempt):
+                response = await self._backends.open(
+                    "POST", attempt.upstream, exchange.path, body, self._to_backend(exchange)
+                )
+                check_head(response)
+                check_type(response, False)
+                return await self._whole(exchange.incoming, attempt.upstream, response, {})
+        finally:
+            if response is not None:
+                response.close()
+
+    def _to_backend(self, exchange: Exchange) -> dict[str, str]:
+        """Headers of what is sent for the request."""
+        headers = to_backend(
+            exchange.incoming.headers, exchange.id, authorization=not exchange.record.tenant
+        )
+        if exchange.record.span is not None:
+            headers |= exchange.record.span.headers()
+        return headers
 
     async def _begin(
         self, exchange: Exchange, grant: Grant, attempt: Attempt
     ) -> Stream | web.Response:
         """The first event of a stream, or the whole of another answer; raises Failure."""
         upstream, streams = attempt.upstream, exchange.asked.streams
-        headers = to_backend(
-            exchange.incoming.headers, exchange.id, authorization=not exchange.record.tenant
-        )
-        if exchange.record.span is not None:
-            headers |= exchange.record.span.headers()
         response: Answer | None = None
         begun = False
         try:
-            with attempt.limit:
+            with self._failing(attempt):
                 response = await self._backends.open(
-                    "POST", upstream, exchange.path, exchange.body, headers
+                    "POST", upstream, exchange.path, exchange.body, self._to_backend(exchange)
                 )
                 check_head(response)
                 check_type(response, streams)
@@ -225,10 +298,6 @@ class Relay:
                     begun = True
                     return stream
                 answer = await self._whole(exchange.incoming, upstream, response, reply)
-        except TimeoutError as error:
-            raise self._too_late(attempt) from error
-        except UPSTREAM_ERRORS as error:
-            raise self._fault(error) from error
         finally:
             if response is not None and not begun:
                 response.close()
@@ -370,15 +439,10 @@ class Relay:
         self, exchange: Exchange, grant: Grant, upstream: Upstream, usage: dict[str, Any]
     ) -> None:
         """Learn from the usage of an answer; what makes no sense teaches nothing."""
-        prompt_tokens = usage.get("prompt_tokens")
-        if not isinstance(prompt_tokens, int) or prompt_tokens < 0:
+        prompt_tokens, known, output_tokens = _counted(usage)
+        if not prompt_tokens:
             return
-        details = usage.get("prompt_tokens_details")
-        cached = details.get("cached_tokens") if isinstance(details, dict) else None
-        known = min(cached, prompt_tokens) if isinstance(cached, int) and cached >= 0 else None
         cached_tokens = known or 0
-        output = usage.get("completion_tokens")
-        output_tokens = output if isinstance(output, int) and output >= 0 else 0
         grant.used(output_tokens, known, prompt_tokens)
         exchange.record.used(prompt_tokens, cached_tokens, output_tokens)
         self._metrics.used(upstream.name, prompt_tokens, cached_tokens)
@@ -415,3 +479,17 @@ class Relay:
         """A stream of its has ended too early."""
         self._metrics.upstream_error(upstream.name, "mid_stream")
         upstream.poke.set()  # it may have died: ask its health now
+
+
+def _counted(usage: object) -> tuple[int, int | None, int]:
+    """Tokens of the prompt, of it cached (None if not said) and of the answer; 0 for nonsense."""
+    if not isinstance(usage, dict):
+        return 0, None, 0
+    prompt_tokens = usage.get("prompt_tokens")
+    if not isinstance(prompt_tokens, int) or prompt_tokens < 0:
+        return 0, None, 0
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    known = min(cached, prompt_tokens) if isinstance(cached, int) and cached >= 0 else None
+    output = usage.get("completion_tokens")
+    return prompt_tokens, known, output if isinstance(output, int) and output >= 0 else 0

@@ -43,6 +43,7 @@ from arena_score import (
 )
 from arena_workloads import ENGINE, ENGINES, LOADS, Load, rows_of
 
+from forebay.proxy.config import Config
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.fleet import Fleet, Policy
 from forebay.replay.sim.peers import PEERS
@@ -72,17 +73,22 @@ class Cell:
     policy: str
     seed: int
     chunk: int
+    piece: float
     data: Path
     file: Path
 
 
 @contextmanager
-def new_policy(name: str, engine: EngineConfig, names: Sequence[str]) -> Iterator[Policy]:
+def new_policy(
+    name: str, engine: EngineConfig, names: Sequence[str], piece_s: float
+) -> Iterator[Policy]:
     if name in WITHOUT:
         with switched_off(name, engine, names) as policy:
             yield policy
     elif name == FOREBAY:
-        yield Scenario(engine=engine).new_policy(names)
+        backends = [{"url": "http://127.0.0.1", "prefill_piece": piece_s}] if piece_s else []
+        proxy = Config.model_validate({"backends": backends})
+        yield Scenario(engine=engine, proxy=proxy).new_policy(names)
     else:
         yield Scenario(engine=engine, policy=name).new_policy(names)
 
@@ -95,7 +101,7 @@ def play(cells: Sequence[Cell]) -> None:
         engine = replace(ENGINE, long_prefill_token_threshold=cell.chunk)
         names = [f"gpu{number}" for number in range(ENGINES)]
         engines = {name: SkippingEngine(engine) for name in names}
-        with new_policy(cell.policy, engine, names) as policy:
+        with new_policy(cell.policy, engine, names, cell.piece) as policy:
             outcomes = Fleet(policy, engines).run(rows)
         part = of_outcomes(outcomes, cell.seed)
         unfinished = cell.file.with_suffix(f".{os.getpid()}.npz")
@@ -113,7 +119,13 @@ def source_hash(parts: Sequence[str]) -> str:
 
 
 def cells(
-    loads: Sequence[Load], policies: Sequence[str], seeds: int, chunk: int, data: Path, out: Path
+    loads: Sequence[Load],
+    policies: Sequence[str],
+    seeds: int,
+    chunk: int,
+    piece: float,
+    data: Path,
+    out: Path,
 ) -> dict[tuple[str, str], list[Cell]]:
     simulator, core = source_hash(SIMULATOR), source_hash((*SIMULATOR, *CORE))
     found = {}
@@ -122,8 +134,10 @@ def cells(
             by = simulator if policy in MODELS or policy == ALL_KNOWING else core
             name = re.sub(r"[^a-z0-9.]+", "_", f"{load.name}-{policy}".lower())
             name += f"-{chunk}" if chunk else ""
+            own = piece if policy == FOREBAY else 0.0
+            name += f"-{own:g}s" if own else ""
             found[load.name, policy] = [
-                Cell(load.name, policy, seed, chunk, data, out / f"{name}-{seed}-{by}.npz")
+                Cell(load.name, policy, seed, chunk, own, data, out / f"{name}-{seed}-{by}.npz")
                 for seed in range(seeds)
             ]
     return found
@@ -236,6 +250,8 @@ def main() -> None:
     parser.add_argument("--policy", action="append", help="only these [default: all]")
     parser.add_argument("--chunk", type=int, default=0, metavar="TOKENS",
         help="of the engines: --long-prefill-token-threshold [default: 0, off]")  # fmt: skip
+    parser.add_argument("--piece", type=float, default=0.0, metavar="SECONDS",
+        help="Forebay's prefill_piece [default: 0, off]")  # fmt: skip
     parser.add_argument("--ablation", action="store_true", help="Forebay without one part each")
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "policies")
@@ -249,7 +265,9 @@ def main() -> None:
     if options.ablation:
         policies = [FOREBAY, *WITHOUT]
     options.out.mkdir(parents=True, exist_ok=True)
-    played = cells(loads, policies, options.seeds, options.chunk, options.data, options.out)
+    played = cells(
+        loads, policies, options.seeds, options.chunk, options.piece, options.data, options.out
+    )
     todo = [cell for listed in played.values() for cell in listed if not cell.file.exists()]
     together: dict[tuple[str, int], list[Cell]] = {}
     for cell in todo:

@@ -199,11 +199,12 @@ async def stage(
     load: Callable[[], Config] | None = None,
     watch: Path | None = None,
     tracer: Tracer | None = None,
+    each: dict[str, Any] | None = None,
     **keys: Any,
 ) -> AsyncIterator[Stage]:
     """A proxy in front of `urls`, once `wait_up` of them (default: all) are up.
 
-    `slots`: how many each takes, or the same for all.
+    `slots`: how many each takes, or the same for all; `each`: more keys of every backend.
     """
     limits = [slots] * len(urls) if isinstance(slots, int) else slots
     config = load_config(
@@ -211,7 +212,7 @@ async def stage(
         {
             "listen": {"port": 0, "admin_port": 0},
             "backends": [
-                {"name": f"b{i}", "url": url, "max_concurrency": limit}
+                {"name": f"b{i}", "url": url, "max_concurrency": limit, **(each or {})}
                 for i, (url, limit) in enumerate(zip(urls, limits, strict=True))
             ],
             "debug_headers": True,

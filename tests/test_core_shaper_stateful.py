@@ -37,6 +37,7 @@ class ShaperMachine(RuleBasedStateMachine):
         tenants=st.sampled_from([("",), ("a",), ("a", "b", "c"), ("", "a", "limited")]),
         itl_slo_s=st.sampled_from([inf, 0.05]),
         chunks=st.lists(st.sampled_from([inf, inf, 2_048.0]), min_size=3, max_size=3),
+        piece_s=st.sampled_from([inf, 0.5]),
     )
     def start(
         self,
@@ -48,6 +49,7 @@ class ShaperMachine(RuleBasedStateMachine):
         tenants: tuple[str, ...],
         itl_slo_s: float,
         chunks: list[float],
+        piece_s: float,
     ) -> None:
         self.tenants = tenants
         self.now = 0.0
@@ -59,11 +61,13 @@ class ShaperMachine(RuleBasedStateMachine):
         self.since: dict[str, float] = {}
         self.running: dict[str, tuple[Request, str, str]] = {}
         self.no_token: set[str] = set()
+        self.pieces: set[str] = set()  # of those that run, whose prompt was sent in part
+        self.begun: set[str] = set()
         self.retried: set[str] = set()
         self.arrived = self.left = 0
         self.shaper = Shaper(
             [
-                BackendSpec(name, n, kv_tokens, chunk)
+                BackendSpec(name, n, kv_tokens, chunk, piece_s)
                 for (name, n), chunk in zip(self.slots.items(), chunks, strict=False)
             ],
             [
@@ -92,6 +96,11 @@ class ShaperMachine(RuleBasedStateMachine):
                 assert action.bucket == self.bucket(request)
                 self.running[request.id] = request, action.backend, action.bucket
                 self.no_token.add(request.id)
+                self.pieces.discard(request.id)
+                if action.piece_blocks:
+                    assert action.piece_blocks < len(request.blocks)
+                    self.pieces.add(request.id)
+                    self.begun.add(request.id)
             else:
                 self.left += 1
                 self.check(action, newcomer == request.id)
@@ -172,7 +181,18 @@ class ShaperMachine(RuleBasedStateMachine):
     def first_token(self, data: st.DataObject) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.no_token)))
         self.no_token.remove(request_id)
-        self.apply(self.shaper.first_token(request_id, self.now))
+        if request_id in self.pieces:
+            self.computed(request_id, data.draw(st.sampled_from([None, 0, 10**6])))
+        else:
+            self.apply(self.shaper.first_token(request_id, self.now))
+
+    def computed(self, request_id: str, cached_tokens: int | None) -> None:
+        request, _, _ = self.running.pop(request_id)
+        self.waiting[request_id] = request
+        self.since[request_id] = self.now
+        self.retried.add(request_id)
+        actions = self.shaper.computed(request_id, self.now, cached_tokens)
+        self.apply(actions, newcomer=request_id)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
@@ -269,7 +289,8 @@ class ShaperMachine(RuleBasedStateMachine):
         for bucket in ("chat", "document"):
             mates = [r for r in self.waiting.values() if self.bucket(r) == bucket]
             assert self.shaper.queued(bucket) == len(mates)
-            assert len(mates) <= self.max_queue
+            under_way = sum(r.id in self.begun for r in mates)  # these come back
+            assert len(mates) <= self.max_queue + under_way
 
     @invariant()
     def prefill_limit_holds(self) -> None:

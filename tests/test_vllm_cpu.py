@@ -26,7 +26,7 @@ from vllm_server import (
     vllm_process,
     write_model,
 )
-from vllm_stage import body_of, ended_amid_answers, failures, running, words
+from vllm_stage import answered, body_of, ended_amid_answers, failures, running, words
 
 from forebay.replay.engine.calibration import read_calibration
 from forebay.replay.engine.config import EngineConfig
@@ -137,6 +137,28 @@ def test_the_proxy_in_front_of_a_real_server(vllm: str) -> None:
                 async with scene.client.post(url + "/v1/completions", json=long) as refused:
                     assert refused.status == 400
                     assert "maximum context length" in await refused.text()
+            scene.assert_nothing_held()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_long_prompt_in_pieces(vllm: str, chat: bool) -> None:
+    """The whole finds nearly all of itself cached, and is answered as it would be at once."""
+
+    async def main() -> None:
+        async with stage([vllm], each={"prefill_piece": "50ms"}) as scene:
+            short = body_of(words(f"short {chat}", 50), chat=chat)
+            await usage_of(scene.client, scene.url, short, stream=True)  # chats flow
+            long = body_of(words(f"pieces {chat}", 12_000), chat=chat)
+            before = await answered(scene.client, vllm)
+            usage = await usage_of(scene.client, scene.url, long, stream=True)
+            pieces = await answered(scene.client, vllm) - before - 1
+            assert pieces >= 2
+            assert usage["cached_tokens"] > 10_000
+            direct = await usage_of(scene.client, vllm, long, stream=True)
+            assert usage["prompt_tokens"] == direct["prompt_tokens"]
+            assert usage["completion_tokens"] == direct["completion_tokens"]
             scene.assert_nothing_held()
 
     asyncio.run(main())

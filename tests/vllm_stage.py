@@ -30,10 +30,20 @@ def body_of(text: str, *, chat: bool, output: int = 5) -> dict[str, Any]:
 
 async def running(client: Client, url: str) -> float:
     """How many requests the engine says are running."""
+    return await _told(client, url, "vllm:num_requests_running")
+
+
+async def answered(client: Client, url: str) -> float:
+    """How many requests the engine says it has ended well."""
+    return await _told(client, url, "vllm:request_success_total")
+
+
+async def _told(client: Client, url: str, name: str) -> float:
+    """The sum of a metric over its labels."""
     async with client.get(url + "/metrics") as response:
         text = await response.text()
-    lines = [line for line in text.splitlines() if line.startswith("vllm:num_requests_running")]
-    return float(lines[0].rsplit(" ", 1)[1])
+    lines = [line for line in text.splitlines() if line.startswith(name)]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
 
 async def until(wanted: Callable[[], Awaitable[bool]]) -> None:

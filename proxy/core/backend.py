@@ -74,6 +74,7 @@ class Backend:
         self.aside = Aside()
         self.sent_prompt_tokens = 0
         self.line = Line(self.queues, spec.chunk_tokens)
+        self.line.mixed |= spec.piece_s < inf
         self.prefills = self.line.prefills
         # Smoothed time from first token to finish, by bucket and of all.
         self.decode_s = dict.fromkeys(self.queues, 1.0)
@@ -174,6 +175,12 @@ class Backend:
 
     def prefill_s(self, request: Request, matched_tokens: int) -> float:
         return self.cost.predict_s(request.prompt_tokens - matched_tokens, request.prompt_tokens)
+
+    def next_s(self, request: Request, prefill_s: float) -> float:
+        """Of its prefill, what is computed without a break."""
+        if request.whole or not request.blocks or self.line.chunked:
+            return prefill_s
+        return min(prefill_s, self.spec.piece_s)
 
     def backlog_s(self, now: float) -> float:
         """Predicted seconds until the engine has given a first token to all it was sent."""
@@ -334,10 +341,13 @@ class Backend:
         now: float,
         reserved_tokens: int | None = None,
         rank: int = STANDARD,
+        *,
+        piece: bool = False,
     ) -> Flight:
         """It was sent here: its prefill joins the line, its slot and KV cache are taken.
 
-        `reserved_tokens` is what it is reckoned to generate; by default the most it may.
+        `reserved_tokens` is what it is reckoned to generate; by default the most it may. A `piece`
+        of a prompt does not count as a prompt that was sent.
         """
         if reserved_tokens is None:
             reserved_tokens = request.output_tokens
@@ -358,12 +368,19 @@ class Backend:
         if self.queued:
             self.turns.sent(bucket, rank, prefill_s, self.queued)
         self.kv.take(request, reserved_tokens)
-        self.sent_prompt_tokens += tokens
-        self._sent.add(tokens, now)
+        if not piece:
+            self.sent_prompt_tokens += tokens
+            self._sent.add(tokens, now)
         self._worked[bucket].add(prefill_s, now)
         if self.others is not None:
             self._fresh_tokens += uncached_tokens + request.output_tokens
         return flight
+
+    def computed(self, request_id: str, now: float) -> None:
+        """A piece of its prompt is in the engine's cache, and nothing of it runs any more."""
+        self.first_token(request_id, now)
+        flight = self.flights.pop(request_id)
+        self.kv.give_back(flight.request, flight.reserved_tokens)
 
     def first_token(self, request_id: str, now: float) -> Flight | None:
         """The engine answered: its prefill is over, and says how long prefills take.
@@ -428,6 +445,7 @@ class Backend:
         """It has other limits; how many may run is found out anew."""
         self.spec = spec
         self.line.chunk_tokens = spec.chunk_tokens
+        self.line.mixed = self.line.chunked or spec.piece_s < inf
         self.concurrency = Concurrency(spec.max_concurrency, itl_slo_s)
         self.limit = spec.max_concurrency
 

@@ -48,6 +48,7 @@ def blocked_by(
         return "prefill_limit"
     long_s = outlook.partition.long_s(bucket.name, now)
     prefill_s = backend.prefill_s(request, request.prompt_tokens - uncached)
-    if outlook.partition.clear_at(backend, waiting, prefill_s, long_s, now) > now:
+    next_s = backend.next_s(request, prefill_s)
+    if outlook.partition.clear_at(backend, waiting, next_s, long_s, now) > now:
         return "partition"
     return "policy"

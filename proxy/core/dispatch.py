@@ -149,20 +149,30 @@ class Dispatcher:
         request = waiting.request
         waiting.paid = False  # spent
         ahead_s = backend.ahead_s(request.prompt_tokens - matched_tokens, now)
-        flight = backend.sent(
-            request, waiting.bucket, matched_tokens, now, waiting.output_tokens, waiting.rank
-        )
+        piece = self._outlook.piece(backend, waiting, matched_tokens, now)
+        if piece is not None:
+            waiting.piece_blocks, waiting.piece_on = len(piece.blocks), backend.name
+            waiting.began_at = min(now, waiting.began_at)
+            flight = backend.sent(
+                piece, waiting.bucket, matched_tokens, now, 1, waiting.rank, piece=True
+            )
+        else:
+            flight = backend.sent(
+                request, waiting.bucket, matched_tokens, now, waiting.output_tokens, waiting.rank
+            )
+            self._outlook.sent(request.prompt_tokens, now)
         if self._ahead.on:
             self._ahead.sent(waiting, flight.prefill_s, now)
             self._queues.reorder()  # another tenant may be next
             self._sharing.gave(request.tenant, flight.prefill_s, now)
-        self._outlook.sent(request.prompt_tokens, now)
         self._outlook.moved(backend)
         self._running[request.id] = backend, waiting
-        if not request.streams:
+        if not flight.request.streams:
             self._silent[backend.name] = backend
-        queued_s, ttft_s = now - waiting.arrived_at, ahead_s + flight.prefill_s
-        return Send(request, backend.name, waiting.bucket, queued_s, ttft_s, matched_tokens)
+        queued_s = min(now, waiting.began_at) - waiting.arrived_at
+        ttft_s = ahead_s + flight.prefill_s
+        blocks = len(piece.blocks) if piece is not None else 0
+        return Send(request, backend.name, waiting.bucket, queued_s, ttft_s, matched_tokens, blocks)
 
     def _enqueue(self, waiting: Waiting, option: Option, now: float) -> None:
         bucket = self.buckets[waiting.bucket]
@@ -171,11 +181,15 @@ class Dispatcher:
             left_s = request.timeout_s - (now - waiting.arrived_at)  # less than all for a retry
             bearable_s = min(bucket.max_wait_s, left_s - option.prefill_s)
             waiting.deadline = now + max(0.0, bearable_s)
-        waiting.work_s = option.prefill_s
-        waiting.backend = option.backend
         backend = self.backends[option.backend]
+        waiting.work_s = option.prefill_s
+        waiting.next_s = backend.next_s(request, option.prefill_s)
+        waiting.backend = option.backend
         worth_s = self._outlook.worth_s(backend, request, option.prefill_s, option.cold_prefill_s)
-        waiting.due = due_at(waiting.arrived_at, waiting.deadline, worth_s)
+        deadline = waiting.deadline
+        if waiting.began_at < inf:  # it does not fall behind for having one that is later now
+            deadline = waiting.arrived_at + bucket.max_wait_s
+        waiting.due = due_at(waiting.arrived_at, deadline, worth_s)
         self._queues.enter(waiting, backend)
         self._outlook.moved(backend)
         if self._fairness.on:

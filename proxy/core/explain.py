@@ -108,6 +108,20 @@ class ExplainedShaper(Shaper):
             self.receipts.close(receipt, "ended", now)
         return super().finish(request_id, now)
 
+    def computed(
+        self,
+        request_id: str,
+        now: float,
+        cached_tokens: int | None = None,
+        prompt_tokens: int = 0,
+    ) -> list[Action]:
+        receipt = self.receipts.under_way.get(request_id)
+        if receipt is not None:
+            receipt.step(now, "computed", receipt.backend)
+            receipt.state = "queued"
+            receipt.pieces += 1
+        return super().computed(request_id, now, cached_tokens, prompt_tokens)
+
     def used(
         self,
         request_id: str,
@@ -136,6 +150,7 @@ class ExplainedShaper(Shaper):
         if receipt is not None:
             receipt.step(now, "failed", receipt.backend)
             receipt.state = "queued"
+            receipt.pieces = 0
         return super().retry(request_id, now)
 
     # What it notes on the way.
@@ -187,10 +202,13 @@ class ExplainedShaper(Shaper):
             receipt.step(now, "sent", backend.name)
             receipt.state = "prefilling"
             receipt.backend = backend.name
-            receipt.sent_at = now
-            receipt.tries += 1
-            receipt.matched_tokens = matched_tokens
-            receipt.predicted_s = send.predicted_ttft_s
+            if receipt.pieces:
+                receipt.predicted_s += send.predicted_ttft_s
+            else:
+                receipt.sent_at = now
+                receipt.tries += 1
+                receipt.matched_tokens = matched_tokens
+                receipt.predicted_s = send.predicted_ttft_s
         return send
 
     def _enqueue(self, waiting: Waiting, option: Option, now: float) -> None:

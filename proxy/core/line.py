@@ -32,10 +32,12 @@ class Line:
         total_s: sum of prefill_s over all.
         silent: how many there are whose first token cannot be seen.
         chunk_tokens: see BackendSpec.
+        mixed: short prefills are computed beside longer ones, not only after them.
     """
 
     def __init__(self, buckets: Iterable[str], chunk_tokens: float) -> None:
         self.chunk_tokens = chunk_tokens
+        self.mixed = self.chunked
         self.prefills: dict[str, Flight] = {}
         self.prefills_of = dict.fromkeys(buckets, 0)
         self.head: Flight | None = None
@@ -150,6 +152,10 @@ class Line:
             return 0.0
         # It may begin only after what others have sent.
         return max(0.0, min(flight.prefill_s, now - self.head_since))
+
+    def computed_for(self, flight: Flight, now: float) -> float:
+        """Seconds that the engine has been at it; 0 if others are before it."""
+        return max(0.0, now - self.head_since) if flight is self.head else 0.0
 
     def computed_share(self, flight: Flight, now: float) -> float:
         """Of a prefill in it, the share that is computed."""

@@ -68,8 +68,8 @@ def lump_s(buckets: Buckets, backend: Backend, bucket: str, wait_s: float, now: 
             continue
         owed = backend.turns.buckets.owed_s(other.name) + wait_s * BUCKETS_SHARE / len(buckets)
         for head in queue.heads():
-            if most < head.work_s <= max_wait_s and owed >= head.work_s:
-                most = head.work_s
+            if most < head.next_s <= max_wait_s and owed >= head.next_s:
+                most = head.next_s
     return most
 
 

@@ -52,12 +52,15 @@ class BackendSpec:
         chunk_tokens: of one prompt it computes at most so many in a step while there are others
             (`--long-prefill-token-threshold`), so that shorter prefills pass longer ones;
             infinite: they are computed one after the other.
+        piece_s: it caches prefixes, and long prompts go there in pieces of so many seconds of
+            prefill (`pieces.py`); infinite: whole.
     """
 
     name: str
     max_concurrency: int
     kv_tokens: float = inf
     chunk_tokens: float = inf
+    piece_s: float = inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,7 @@ class Request(_Told):
         streams: the first token can be seen; otherwise only the end of the answer can.
         tenant: who pays for it; "" when tenants are not told apart.
         service_class: how urgent it is to its sender.
+        whole: its prompt cannot be sent in pieces.
     """
 
     __slots__ = (
@@ -131,6 +135,7 @@ class Request(_Told):
         "streams",
         "tenant",
         "timeout_s",
+        "whole",
     )
 
     def __init__(
@@ -144,6 +149,7 @@ class Request(_Told):
         streams: bool = True,
         tenant: str = "",
         service_class: ServiceClass = "standard",
+        whole: bool = False,
     ) -> None:
         self.id = id
         self.prompt_tokens = prompt_tokens
@@ -154,6 +160,7 @@ class Request(_Told):
         self.streams = streams
         self.tenant = tenant
         self.service_class = service_class
+        self.whole = whole
 
     def values(self) -> tuple[object, ...]:
         lengths = self.prompt_tokens, self.output_tokens, self.blocks, self.block_tokens
@@ -161,12 +168,17 @@ class Request(_Told):
 
 
 class Send(_Told):
-    """Send the request to `backend` now; its slot is taken until `finish`."""
+    """Send the request to `backend` now; its slot is taken until `finish`.
+
+    `piece_blocks`: only so many leading blocks of its prompt, for one token that nobody sees, until
+    `computed`; 0: the request itself.
+    """
 
     __slots__ = (
         "backend",
         "bucket",
         "matched_tokens",
+        "piece_blocks",
         "predicted_ttft_s",
         "queued_s",
         "request",
@@ -180,6 +192,7 @@ class Send(_Told):
         queued_s: float,
         predicted_ttft_s: float,
         matched_tokens: int,
+        piece_blocks: int = 0,
     ) -> None:
         self.request = request
         self.backend = backend
@@ -187,9 +200,10 @@ class Send(_Told):
         self.queued_s = queued_s
         self.predicted_ttft_s = predicted_ttft_s
         self.matched_tokens = matched_tokens
+        self.piece_blocks = piece_blocks
 
     def values(self) -> tuple[object, ...]:
-        predicted = self.predicted_ttft_s, self.matched_tokens
+        predicted = self.predicted_ttft_s, self.matched_tokens, self.piece_blocks
         return self.request, self.backend, self.bucket, self.queued_s, *predicted
 
 

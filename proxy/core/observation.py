@@ -59,7 +59,7 @@ class Observation:
 
     def _mostly_ended(self, line: Line) -> bool:
         """Whether the time since it began went to prefills that have ended."""
-        return not line.chunked or (self._cost.total_s(self._terms) >= LEARN_FROM * line.total_s)
+        return not line.mixed or (self._cost.total_s(self._terms) >= LEARN_FROM * line.total_s)
 
     def _others_worked(self, others: Elsewhere) -> bool:
         """Whether the engine did others' prefills too since it began."""

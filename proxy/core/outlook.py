@@ -16,6 +16,7 @@ from forebay.proxy.core.flight import STEP_TOKENS
 from forebay.proxy.core.model import Bucket, Request
 from forebay.proxy.core.others import Peers
 from forebay.proxy.core.partition import Partition
+from forebay.proxy.core.pieces import beginning
 from forebay.proxy.core.queueing import Waiting, due_at
 from forebay.proxy.core.recent import Recent
 from forebay.proxy.core.rendezvous import CommonRoot, highest, name_seed
@@ -234,7 +235,20 @@ class Outlook:
         if long_s == inf:
             return True
         prefill_s = backend.prefill_s(request, backend.matched_tokens(request))
-        return self.partition.clear_at(backend, waiting, prefill_s, long_s, now) <= now
+        next_s = backend.next_s(request, prefill_s)
+        return self.partition.clear_at(backend, waiting, next_s, long_s, now) <= now
+
+    def piece(
+        self, backend: Backend, waiting: Waiting, matched_tokens: int, now: float
+    ) -> Request | None:
+        """What to send of a long prompt, while others come in that it would hold up."""
+        piece_s = backend.spec.piece_s
+        if piece_s == inf or backend.line.chunked:
+            return None
+        if self.partition.long_s(waiting.bucket, now) == inf:
+            return None
+        before = waiting.piece_blocks if waiting.piece_on == backend.name else 0
+        return beginning(waiting.request, matched_tokens, before, backend.cost, piece_s)
 
     def next_moment(self, heads: Iterable[Waiting], now: float) -> float:
         """When a head may be able to start without an event; what is past has had its effect."""
@@ -288,7 +302,7 @@ class Outlook:
             wait_s += self._elsewhere_s(backend, waiting, ahead_s, now)
         wait_s += backend.slots_wait_s(bucket, ahead)
         wait_s = max(wait_s, backend.kv_wait_s(waiting, mates, now))
-        if prefill_s > long_s and not backend.line.chunked:
+        if backend.next_s(request, prefill_s) > long_s and not backend.line.chunked:
             wait_s = max(
                 wait_s,
                 self.partition.clear_at(backend, waiting, prefill_s, long_s, now) - now,

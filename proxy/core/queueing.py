@@ -28,22 +28,31 @@ def due_at(arrived_at: float, deadline: float, prefill_s: float) -> float:
 class Waiting:
     """A request in the queue of `backend`. `order` breaks ties: the shaper counts arrivals.
 
-    `rank` is that of its class, `lane` is whom it queues with; `output_tokens` is how many it is
-    reckoned to generate; `paid`: its tokens count against its tenant's quota, and it was not sent.
+    Attributes:
+        rank: that of its class; `lane` is whom it queues with.
+        output_tokens: how many it is reckoned to generate.
+        paid: its tokens count against its tenant's quota, and it was not sent.
+        work_s: seconds of its prefill; `next_s`: of what is sent of it next.
+        began_at: when the first piece of its prompt was sent; inf before.
+        piece_blocks: how many blocks of its prompt were sent last, as a piece, to `piece_on`.
     """
 
     __slots__ = (
         "arrived_at",
         "backend",
+        "began_at",
         "bucket",
         "deadline",
         "due",
         "excluded",
         "lane",
         "looks_again_at",
+        "next_s",
         "order",
         "output_tokens",
         "paid",
+        "piece_blocks",
+        "piece_on",
         "rank",
         "request",
         "work_s",
@@ -64,12 +73,15 @@ class Waiting:
         self.lane = (rank, request.tenant)
         self.output_tokens = request.output_tokens
         self.paid = False
+        self.began_at = inf
+        self.piece_blocks = 0
+        self.piece_on = ""
         self.bucket = bucket
         self.arrived_at = arrived_at
         self.deadline = deadline
         self.due = deadline
         self.order = order
-        self.work_s = work_s
+        self.work_s = self.next_s = work_s
         self.backend = ""
         self.excluded: frozenset[str] = NONE_EXCLUDED
         self.looks_again_at = -inf  # at other backends than the one it waits for

@@ -20,7 +20,7 @@ class Step:
     """One thing that happened to a request.
 
     Attributes:
-        kind: queued, sent, failed, first_token, ended, left or refused.
+        kind: queued, sent, computed, failed, first_token, ended, left or refused.
         why: of queued: what keeps it waiting, a `Block` or "turn".
     """
 
@@ -64,6 +64,7 @@ class Receipt:
         "max_wait_s",
         "options",
         "output_tokens",
+        "pieces",
         "predicted_s",
         "prompt_tokens",
         "queued",
@@ -113,6 +114,7 @@ class Receipt:
         self.matched_tokens = 0
         self.predicted_s = 0.0
         self.first_token_at = -1.0
+        self.pieces = 0  # of its prompt, that were sent alone
         self.ended_at = -1.0
         self.cached_tokens = -1
         self.engine_tokens = 0  # its prompt as the engine counts

@@ -15,9 +15,11 @@ The rules:
     a slot and KV cache are free, and the bucket's prefill limit allows.
  4. A long prefill does not take the last engine that is clear of them (`partition.py`), unless
     the engine lets shorter ones pass (`chunks.py`).
- 5. A backend with room and nobody waiting takes the head of another's queue, if `route` now
+ 5. To an engine that is to get them so, a long prompt goes in pieces while others come in that have
+    less patience, and these get in between (`pieces.py`).
+ 6. A backend with room and nobody waiting takes the head of another's queue, if `route` now
     prefers it.
- 6. What other proxies have under way counts like our own (`others.py`).
+ 7. What other proxies have under way counts like our own (`others.py`).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,6 +43,7 @@ from forebay.proxy.core.model import (
 )
 from forebay.proxy.core.others import Books
 from forebay.proxy.core.outputs import Outputs
+from forebay.proxy.core.pieces import found_the_last
 from forebay.proxy.core.queueing import Waiting
 from forebay.proxy.core.quota import Quotas
 from forebay.proxy.core.returns import Returns
@@ -194,6 +197,27 @@ class Shaper(Dispatcher):
             self._refund(backend, waiting, now)
         prefilled = backend.finished(request_id, now)
         return self._freed(backend, prefilled, now)
+
+    def computed(
+        self, request_id: str, now: float, cached_tokens: int | None = None, prompt_tokens: int = 0
+    ) -> list[Action]:
+        """The piece that was sent of the request is computed: it waits for its next turn.
+
+        Args:
+            cached_tokens: of the piece, found in the engine's cache; None when not known.
+            prompt_tokens: of the piece, as the engine counts; 0 when not known.
+        """
+        self._pass_time(now)
+        backend, waiting = self._running.pop(request_id)
+        piece = backend.flights[request_id]
+        taken_s = backend.line.computed_for(piece, now)
+        if not found_the_last(piece, cached_tokens, prompt_tokens, taken_s):
+            waiting.request.whole = True
+        backend.prompt_cached(piece, cached_tokens, prompt_tokens)
+        backend.computed(request_id, now)
+        self._outlook.moved(backend)
+        waiting.deadline = inf  # as far away again as when it came: it is under way
+        return self._elsewhere(waiting, now) + self._dispatch_all(now)
 
     def used(
         self,

@@ -58,7 +58,7 @@ class Turns:
         return min(ready, key=lambda head: self._place(head, now))
 
     def _place(self, head: Waiting, now: float) -> tuple[bool, int, bool, float, int]:
-        class_due = self._classed and self.classes.due(CLASSES[head.rank], head.work_s)
-        owed = self.buckets.due(head.bucket, head.work_s)
+        class_due = self._classed and self.classes.due(CLASSES[head.rank], head.next_s)
+        owed = self.buckets.due(head.bucket, head.next_s)
         bucket_due = owed and self._queues[head.bucket].late_at() <= now
         return not class_due, head.rank, not bucket_due, head.deadline, head.order

@@ -33,7 +33,7 @@ Engine = SkippingEngine | SteppingEngine
 class Outcome:
     """What became of one request; times in seconds of the trace, None where it never happened."""
 
-    __slots__ = ("backend", "matched_tokens", "reject", "request", "sent_s", "served")
+    __slots__ = ("backend", "matched_tokens", "piece", "reject", "request", "sent_s", "served")
 
     def __init__(self, request: TraceRequest) -> None:
         self.request = request
@@ -41,6 +41,7 @@ class Outcome:
         self.sent_s: float | None = None
         self.matched_tokens = 0  # of its prompt, taken to be cached when it was sent
         self.served: SimRequest | None = None  # in the engine's books
+        self.piece: SimRequest | None = None  # of its prompt, that was sent last
         self.reject: Reject | None = None
 
     @property
@@ -87,6 +88,13 @@ def served(row: TraceRequest) -> SimRequest:
     return SimRequest(
         row.id, row.input_tokens, row.output_tokens, row.blocks or (), row.block_tokens
     )
+
+
+def beginning_of(row: TraceRequest, blocks: int) -> SimRequest:
+    """The first blocks of its prompt, as an engine sees them."""
+    assert row.blocks is not None
+    tokens = blocks * row.block_tokens
+    return SimRequest(row.id, tokens, 1, row.blocks[:blocks], row.block_tokens)
 
 
 class Place:
@@ -215,8 +223,15 @@ class Fleet:
             engine = self._all[place.number]
             first, finished = engine.advance(now)
             for served in first:
+                if served is self._outcomes[served.id].piece:
+                    continue
                 self._do(policy.first_token(served.id, now), now)
             for served in finished:
+                if served is self._outcomes[served.id].piece:
+                    assert isinstance(policy, Shaper)
+                    cached = served.cached_tokens if self._tells_cached else None
+                    self._do(policy.computed(served.id, now, cached, served.prompt_tokens), now)
+                    continue
                 # Told where it changes decisions. Lengths of answers are known here anyway, and a
                 # match that was right corrects nothing.
                 lengths, cached_tokens = policy.wants_usage, served.cached_tokens
@@ -250,6 +265,10 @@ class Fleet:
             outcome = self._outcomes[action.request.id]
             if isinstance(action, Send):
                 request, place = served(outcome.request), self._places[action.backend]
+                outcome.piece = None
+                if action.piece_blocks:
+                    request = beginning_of(outcome.request, action.piece_blocks)
+                    outcome.piece = request
                 outcome.backend, outcome.sent_s, outcome.served = action.backend, now, request
                 outcome.matched_tokens = action.matched_tokens
                 self._hand(request, place, now + place.request_s)

@@ -43,8 +43,8 @@ class Scenario:
         gpus: how many engines, each on a GPU of its own.
         policy: name of a routing policy of the proxy, DIRECT, a model of another router, or
             ALL_KNOWING.
-        proxy: the proxy's configuration: buckets, affinity, admission. Its backends count only
-            by their number of slots.
+        proxy: the proxy's configuration: buckets, affinity, admission. Of its backends only the
+            first counts: by its number of slots and the pieces that prompts are sent in.
         tenants: weights and quotas of the trace's tenants, in place of the configuration's.
         exact: compute every engine step one by one; the same times, slowly.
         explained: keep a receipt of every decision (proxy/core/explain.py).
@@ -96,7 +96,9 @@ class Scenario:
         options["route"] = ROUTES[self.policy]
         options["tenants"] = self.tenants or options["tenants"]
         chunk_tokens = self.engine.long_prefill_token_threshold or inf
-        backends = [BackendSpec(name, self.slots, chunk_tokens=chunk_tokens) for name in names]
+        first = self.proxy.backends[0] if self.proxy.backends else None
+        piece_s = (first.prefill_piece if first else None) or inf
+        backends = [BackendSpec(name, self.slots, inf, chunk_tokens, piece_s) for name in names]
         new: Callable[..., Shaper] = Shaper
         if self.explained:
             new = partial(ExplainedShaper, keep=sys.maxsize)

@@ -1,0 +1,227 @@
+"""Long prompts in pieces: how long a piece is, and who has a turn between two."""
+
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.proxy.core.cost import CostModel
+from forebay.proxy.core.explain import ExplainedShaper
+from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Send
+from forebay.proxy.core.pieces import WHOLE, beginning
+from forebay.proxy.core.shaper import Shaper
+from forebay.proxy.receipt_text import verdict
+
+CHAT = Bucket("chat", 5_000, max_queue=100, max_wait_s=2.0)
+DOCUMENT = Bucket("document", 200_000, 100, 30.0, prefills_per_backend=1)
+BLOCK = 512
+
+
+def document(name: str, tokens: int = 120_000, first: int = 0, **more: object) -> Request:
+    blocks = tuple(range(first, first + tokens // BLOCK))
+    return Request(name, tokens, 100, blocks, float(BLOCK), **more)  # type: ignore[arg-type]
+
+
+class TestBeginning:
+    @given(tokens=st.integers(1_000, 200_000), piece_s=st.floats(0.05, 5.0))
+    def test_pieces_grow_to_the_whole_prompt(self, tokens: int, piece_s: float) -> None:
+        """Each takes `piece_s` or is one block; the rest, which takes little more, goes whole."""
+        cost, request, before = CostModel(), document("r", tokens), 0
+        while (piece := beginning(request, before * BLOCK, before, cost, piece_s)) is not None:
+            blocks = len(piece.blocks)
+            assert before < blocks < len(request.blocks)
+            assert piece.blocks == request.blocks[:blocks]
+            assert piece.prompt_tokens == blocks * BLOCK
+            assert (piece.id, piece.output_tokens, piece.streams) == ("r", 1, True)
+            taken_s = cost.predict_s((blocks - before) * BLOCK, piece.prompt_tokens)
+            assert taken_s <= piece_s or blocks == before + 1
+            before = blocks
+        left_s = cost.predict_s(tokens - before * BLOCK, tokens)
+        assert left_s <= WHOLE * piece_s or before >= len(request.blocks) - 1
+
+    def test_what_goes_whole(self) -> None:
+        cost = CostModel()
+        assert beginning(document("r"), 0, 0, cost, inf) is None
+        assert beginning(document("r", whole=True), 0, 0, cost, 0.5) is None
+        assert beginning(Request("r", 120_000), 0, 0, cost, 0.5) is None  # nobody shares it
+
+    def test_who_finds_less_cached_than_was_computed_goes_whole(self) -> None:
+        """The engine caches nothing, or drops it at once: every piece would be all of it again."""
+        cost = CostModel()
+        assert beginning(document("r"), 19 * BLOCK, 20, cost, 0.5) is None
+        assert beginning(document("r"), 20 * BLOCK, 20, cost, 0.5) is not None
+
+
+class Fleet:
+    """Backends that take pieces; actions carried out on nothing."""
+
+    def __init__(self, count: int = 1, piece_s: float = 0.8) -> None:
+        specs = [BackendSpec(f"b{i}", 64, piece_s=piece_s) for i in range(count)]
+        self.shaper = ExplainedShaper(specs, [CHAT, DOCUMENT])
+        for spec in specs:
+            self.shaper.backend_up(spec.name, 0.0)
+
+    def chat(self, now: float) -> list[Action]:
+        """One that is answered at once: chats flow."""
+        name = f"chat at {now}"
+        actions = self.shaper.arrive(Request(name, 500, 10), now)
+        if any(isinstance(a, Send) and a.request.id == name for a in actions):
+            self.shaper.first_token(name, now + 0.03)
+            self.shaper.finish(name, now + 0.03)
+        return actions
+
+    def chats_flow(self, now: float) -> None:
+        """One has just come in; nothing else of it."""
+        self.shaper._outlook.partition.arrived("chat", now)
+
+
+def sends(actions: list[Action]) -> list[tuple[str, int]]:
+    return [(a.request.id, a.piece_blocks) for a in actions if isinstance(a, Send)]
+
+
+class TestShaper:
+    def test_a_document_goes_in_pieces_while_chats_come(self) -> None:
+        fleet, now, sent = Fleet(), 1.0, []
+        fleet.chat(0.0)
+        actions = fleet.shaper.arrive(document("d"), now)
+        while (last := sends(actions)[0])[1]:
+            sent.append(last[1])
+            now += 0.8
+            fleet.chats_flow(now)
+            actions = fleet.shaper.computed("d", now)
+        assert sent == sorted(set(sent))
+        assert 8 <= len(sent) <= 16
+        assert sends(actions) == [("d", 0)]
+        fleet.shaper.first_token("d", now + 0.5)
+        fleet.shaper.finish("d", now + 1.0)
+        (backend,) = fleet.shaper.backends.values()
+        assert backend.idle
+        assert backend.kv.tokens == 0
+        assert backend.sent_prompt_tokens == 120_000 + 500
+
+    def test_it_goes_whole_while_nobody_is_held_up(self) -> None:
+        fleet = Fleet()
+        assert sends(fleet.shaper.arrive(document("d"), 0.0)) == [("d", 0)]
+
+    def test_what_is_left_goes_whole_once_nobody_is_held_up(self) -> None:
+        fleet = Fleet()
+        fleet.chat(0.0)
+        ((_, blocks),) = sends(fleet.shaper.arrive(document("d"), 9.0))
+        assert blocks
+        assert sends(fleet.shaper.computed("d", 10.5)) == [("d", 0)]
+
+    def test_a_chat_has_its_turn_between_two_pieces(self) -> None:
+        fleet = Fleet()
+        fleet.chat(0.0)
+        assert sends(fleet.shaper.arrive(document("d"), 0.1))[0][1]
+        assert fleet.shaper.arrive(Request("c", 4_000, 10), 0.2) == []  # the engine is busy
+        assert sends(fleet.shaper.computed("d", 0.9))[0] == ("c", 0)
+
+    def test_another_document_waits_for_the_first_one(self) -> None:
+        """Who came first goes on; else each would take as long as both."""
+        fleet = Fleet()
+        fleet.chat(0.0)
+        assert sends(fleet.shaper.arrive(document("d"), 0.1))[0][1]
+        assert fleet.shaper.arrive(document("e", first=10_000), 0.2) == []
+        assert sends(fleet.shaper.computed("d", 0.9))[0][0] == "d"
+
+    def test_pieces_take_both_engines(self) -> None:
+        """No engine need be kept clear of what lets others in between."""
+        fleet = Fleet(2)
+        fleet.chat(0.0)
+        first = sends(fleet.shaper.arrive(document("d"), 0.1))
+        second = sends(fleet.shaper.arrive(document("e", first=10_000), 0.2))
+        assert first[0][1]
+        assert second[0][1]
+
+    def test_an_engine_that_caches_nothing_is_sent_the_rest_whole(self) -> None:
+        fleet, now = Fleet(), 0.1
+        fleet.chat(0.0)
+        actions = fleet.shaper.arrive(document("d"), now)
+        for _ in range(3):
+            now += 0.8
+            fleet.chats_flow(now)
+            if not sends(actions)[0][1]:
+                break
+            actions = fleet.shaper.computed("d", now, 0, 60_000)
+        assert sends(actions) == [("d", 0)]
+
+    def test_one_that_leaves_between_or_in_a_piece(self) -> None:
+        fleet = Fleet()
+        fleet.chat(0.0)
+        fleet.shaper.arrive(document("d"), 0.1)
+        chats = [str(number) for number in range(4)]
+        for name in chats:
+            fleet.shaper.arrive(Request(name, 4_000, 10), 0.2)
+        fleet.shaper.computed("d", 0.9)  # the chats go first
+        assert "d" in [w.request.id for w in fleet.shaper.waiting()]
+        fleet.shaper.cancel("d", 0.95)
+        for name in chats:
+            fleet.shaper.finish(name, 1.0)
+        assert sends(fleet.shaper.arrive(document("e", first=10_000), 1.1))[0][1]
+        fleet.shaper.finish("e", 1.2)
+        (backend,) = fleet.shaper.backends.values()
+        assert backend.idle
+        assert not backend.prefills
+
+    def test_its_backend_fails_in_a_piece(self) -> None:
+        """Another one begins again, and knows nothing of what the first has computed."""
+        fleet = Fleet(2)
+        fleet.chat(0.0)
+        (send,) = fleet.shaper.arrive(document("d"), 0.1)
+        assert isinstance(send, Send)
+        (again,) = fleet.shaper.retry("d", 0.2)
+        assert isinstance(again, Send)
+        assert again.backend != send.backend
+        assert again.piece_blocks
+
+    def test_the_queue_time_ends_with_the_first_piece(self) -> None:
+        fleet = Fleet()
+        fleet.chat(0.0)
+        fleet.shaper.arrive(document("d"), 1.0)
+        (send,) = fleet.shaper.computed("d", 1.8)
+        assert isinstance(send, Send)
+        assert send.queued_s == 0.0
+
+    def test_the_receipt_tells_of_each_piece(self) -> None:
+        fleet = Fleet()
+        fleet.chat(0.0)
+        fleet.shaper.arrive(document("d"), 1.0)
+        fleet.shaper.computed("d", 1.8)
+        receipt = fleet.shaper.receipts.under_way["d"]
+        assert [step.kind for step in receipt.steps].count("computed") == 1
+        assert receipt.state == "prefilling"
+        assert (receipt.tries, receipt.sent_at) == (1, 1.0)
+        assert verdict(receipt, 2.0).startswith("Sent at once to b0, a piece of its prompt first")
+
+    def test_every_backend_is_gone_between_two_pieces(self) -> None:
+        fleet = Fleet()
+        fleet.chat(0.0)
+        fleet.shaper.arrive(document("d"), 0.1)
+        fleet.shaper.backend_down("b0", 0.5)
+        (refused,) = fleet.shaper.computed("d", 0.9)
+        assert isinstance(refused, Reject)
+        assert refused.reason == "no_backend_available"
+
+
+def test_engines_that_let_shorter_prefills_pass_get_whole_prompts() -> None:
+    shaper = Shaper([BackendSpec("a", 64, chunk_tokens=2_048.0, piece_s=0.8)], [CHAT, DOCUMENT])
+    shaper.backend_up("a", 0.0)
+    shaper.arrive(Request("c", 500, 10), 0.0)
+    shaper.first_token("c", 0.1)
+    assert sends(shaper.arrive(document("d"), 0.2)) == [("d", 0)]
+
+
+@pytest.mark.parametrize("piece_s", [inf, 0.8])
+def test_prefill_is_predicted_whole_either_way(piece_s: float) -> None:
+    shaper = Shaper([BackendSpec("a", 64, piece_s=piece_s)], [CHAT, DOCUMENT])
+    shaper.backend_up("a", 0.0)
+    (option,) = shaper._outlook.options(_waiting(document("d")), 0.0)
+    assert option.prefill_s > 8.0
+
+
+def _waiting(request: Request):  # type: ignore[no-untyped-def]
+    from forebay.proxy.core.queueing import Waiting
+
+    return Waiting(request, "document", 0.0, inf, 0)
