@@ -53,6 +53,14 @@ class Grant:
         self.send = await driver.granted(request_id, future)
         return self.send
 
+    async def not_in_pieces(self) -> Send:
+        """No piece of it can be computed: wait for a turn of the whole; raises Rejected."""
+        driver, request_id = self._driver, self.send.request.id
+        future = driver.expect(request_id)
+        driver.apply(driver.shaper.not_in_pieces(request_id, driver.now))
+        self.send = await driver.granted(request_id, future)
+        return self.send
+
     async def retry(self) -> Send:
         """Give the slot back and wait for one on another backend; raises Rejected if none is."""
         driver, request_id = self._driver, self.send.request.id

@@ -97,10 +97,8 @@ class Relay:
                 upstream = self._backends.upstreams[grant.send.backend]
                 try:
                     if grant.send.piece_blocks:
-                        cached_tokens, tokens = await self._compute(
-                            exchange, grant, upstream, tries
-                        )
-                        send = await grant.computed(cached_tokens, tokens)
+                        told = await self._compute(exchange, grant, upstream, tries)
+                        send = await grant.computed(*told) if told else await grant.not_in_pieces()
                         exchange.record.sent(send, self._clock())
                         continue
                     return await self._attempt(exchange, grant, upstream, tries)
@@ -185,22 +183,22 @@ class Relay:
 
     async def _compute(
         self, exchange: Exchange, grant: Grant, upstream: Upstream, tries: Tries
-    ) -> tuple[int | None, int]:
+    ) -> tuple[int | None, int] | None:
         """Have a backend compute a piece of the prompt; raises Failure.
 
         Returns how much of it was cached and how long it was, in tokens, None and 0 if it does not
-        say. What the backend finds wrong with it, it may say of the whole prompt.
+        say. None if the prompt cannot be cut there or the backend refuses the piece: what it finds
+        wrong with that it may say of the whole.
         """
         asked = exchange.asked
         length = grant.send.piece_blocks * asked.block_bytes
         body = await piece_of(exchange.body, length, chat=asked.chat)
+        if body is None:
+            return None
         with self._trying(grant, upstream, tries, seen=True) as attempt:
-            answer = None
-            if body is not None:
-                answer = await self._ask_for_piece(exchange, attempt, body)
-        if answer is None or answer.status != 200:
-            asked.request.whole = True
-            return None, 0
+            answer = await self._ask_for_piece(exchange, attempt, body)
+        if answer.status != 200:
+            return None
         assert isinstance(answer.body, bytes)
         tokens, cached_tokens, _ = _counted(check_whole(200, answer.body).get("usage"))
         return cached_tokens, tokens

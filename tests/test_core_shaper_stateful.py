@@ -182,7 +182,7 @@ class ShaperMachine(RuleBasedStateMachine):
         request_id = data.draw(st.sampled_from(sorted(self.no_token)))
         self.no_token.remove(request_id)
         if request_id in self.pieces:
-            self.computed(request_id, data.draw(st.sampled_from([None, 0, 10**6])))
+            self.computed(request_id, data.draw(st.sampled_from([None, 0, 10**6, -1])))
         else:
             self.apply(self.shaper.first_token(request_id, self.now))
 
@@ -191,7 +191,10 @@ class ShaperMachine(RuleBasedStateMachine):
         self.waiting[request_id] = request
         self.since[request_id] = self.now
         self.retried.add(request_id)
-        actions = self.shaper.computed(request_id, self.now, cached_tokens)
+        if cached_tokens == -1:
+            actions = self.shaper.not_in_pieces(request_id, self.now)
+        else:
+            actions = self.shaper.computed(request_id, self.now, cached_tokens)
         self.apply(actions, newcomer=request_id)
 
     @precondition(lambda self: self.running)

@@ -93,8 +93,11 @@ def test_a_piece_that_is_refused_is_not_asked_for_again(status: int) -> None:
 
     async def scene(on: Stage, backends: list[RawBackend]) -> None:
         await chats_flow(on)
+        cost = on.proxy.driver.shaper.backends["b0"].cost
+        before = cost.observations
         assert (await ask(on))[0] == 200
         assert len(pieces(backends[0])) == 1
+        assert cost.observations <= before + 1  # the refusal says nothing of what prefills take
 
     on_stage(scene, serve, **PIECES)
 

@@ -122,6 +122,13 @@ class ExplainedShaper(Shaper):
             receipt.pieces += 1
         return super().computed(request_id, now, cached_tokens, prompt_tokens)
 
+    def not_in_pieces(self, request_id: str, now: float) -> list[Action]:
+        receipt = self.receipts.under_way.get(request_id)
+        if receipt is not None:
+            receipt.state = "queued"
+            receipt.tries -= not receipt.pieces  # the next one is the first that counts
+        return super().not_in_pieces(request_id, now)
+
     def used(
         self,
         request_id: str,

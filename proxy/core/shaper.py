@@ -215,6 +215,20 @@ class Shaper(Dispatcher):
             waiting.request.whole = True
         backend.prompt_cached(piece, cached_tokens, prompt_tokens)
         backend.computed(request_id, now)
+        return self._next_turn(backend, waiting, now)
+
+    def not_in_pieces(self, request_id: str, now: float) -> list[Action]:
+        """The piece that was sent of the request was not computed: it goes whole."""
+        self._pass_time(now)
+        backend, waiting = self._running.pop(request_id)
+        waiting.request.whole = True
+        if self._fairness.on:
+            self._refund(backend, waiting, now)
+        backend.finished(request_id, now)
+        return self._next_turn(backend, waiting, now)
+
+    def _next_turn(self, backend: Backend, waiting: Waiting, now: float) -> list[Action]:
+        """It has left the backend and waits for what is left to be sent."""
         self._outlook.moved(backend)
         waiting.deadline = inf  # as far away again as when it came: it is under way
         return self._elsewhere(waiting, now) + self._dispatch_all(now)
