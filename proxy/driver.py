@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from math import inf
 
 from forebay.proxy.core.backend import UNLIMITED
@@ -46,26 +47,23 @@ class Grant:
             cached_tokens: of the piece, found in the backend's cache; None where it does not say.
             prompt_tokens: of the piece, as the backend counts; 0 where it does not say.
         """
-        driver, request_id = self._driver, self.send.request.id
-        future = driver.expect(request_id)
-        actions = driver.shaper.computed(request_id, driver.now, cached_tokens, prompt_tokens)
-        driver.apply(actions)
-        self.send = await driver.granted(request_id, future)
-        return self.send
+        shaper = self._driver.shaper
+        return await self._again(
+            partial(shaper.computed, cached_tokens=cached_tokens, prompt_tokens=prompt_tokens)
+        )
 
     async def not_in_pieces(self) -> Send:
         """No piece of it can be computed: wait for a turn of the whole; raises Rejected."""
-        driver, request_id = self._driver, self.send.request.id
-        future = driver.expect(request_id)
-        driver.apply(driver.shaper.not_in_pieces(request_id, driver.now))
-        self.send = await driver.granted(request_id, future)
-        return self.send
+        return await self._again(self._driver.shaper.not_in_pieces)
 
     async def retry(self) -> Send:
         """Give the slot back and wait for one on another backend; raises Rejected if none is."""
+        return await self._again(self._driver.shaper.retry)
+
+    async def _again(self, decide: Callable[[str, float], list[Action]]) -> Send:
         driver, request_id = self._driver, self.send.request.id
         future = driver.expect(request_id)
-        driver.apply(driver.shaper.retry(request_id, driver.now))
+        driver.apply(decide(request_id, driver.now))
         self.send = await driver.granted(request_id, future)
         return self.send
 
