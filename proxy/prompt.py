@@ -162,7 +162,7 @@ def _only_whole(fields: dict[str, Any], chat: bool) -> bool:
     if any(fields.get(name) for name in WHOLE_ONLY) or fields.get("prompt_logprobs") == 0:
         return True
     if chat:
-        return not all(isinstance(m.get("content"), str) for m in fields["messages"][-1:])
+        return any(isinstance(message.get("content"), list) for message in fields["messages"])
     prompt = fields["prompt"]
     return not isinstance(prompt, str) and not isinstance(prompt[0], int)
 

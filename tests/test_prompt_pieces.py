@@ -115,6 +115,12 @@ def test_it_asks_for_one_token_and_keeps_what_decides_about_the_cache() -> None:
         {"prompt": ["x", "y"]},
         {"prompt": [[1], [2]]},
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]},
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "x"}]},
+                {"role": "user", "content": "y"},
+            ]
+        },
         {"messages": [{"role": "user", "content": "x"}], "truncate_prompt_tokens": 9},
     ],
 )

@@ -148,14 +148,13 @@ class Line:
 
     def computed_s(self, flight: Flight, now: float) -> float:
         """Seconds its prefill was computed, as predicted."""
-        if flight is not self.head:
-            return 0.0
-        # It may begin only after what others have sent.
-        return max(0.0, min(flight.prefill_s, now - self.head_since))
+        return min(flight.prefill_s, self.computed_for(flight, now))
 
     def computed_for(self, flight: Flight, now: float) -> float:
         """Seconds that the engine has been at it; 0 if others are before it."""
-        return max(0.0, now - self.head_since) if flight is self.head else 0.0
+        if flight is not self.head:
+            return 0.0
+        return max(0.0, now - self.head_since)  # it may begin only after what others have sent
 
     def computed_share(self, flight: Flight, now: float) -> float:
         """Of a prefill in it, the share that is computed."""
