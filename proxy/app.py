@@ -146,11 +146,11 @@ class App:
             methods = ("GET", "POST", "HEAD")
         else:
             raise errors.no_such_path()
-        allow = {"Allow": ", ".join((*methods, "OPTIONS"))}
-        if request.method == "OPTIONS":
-            allow |= self._cors.preflight(request.headers, methods)
-            return web.Response(status=204, headers=allow)
         if request.method not in methods:
+            allow = {"Allow": ", ".join((*methods, "OPTIONS"))}
+            if request.method == "OPTIONS":
+                allow |= self._cors.preflight(request.headers, methods)
+                return web.Response(status=204, headers=allow)
             raise ApiError(405, "method_not_allowed", f"Use {methods[0]}.", headers=allow)
         if methods == ("POST",):
             with Hold(self._budget) as hold:

@@ -63,7 +63,9 @@ async def read_client_body(
     LEAST_BYTES_PER_S. `100 Continue` is sent once nothing but the bytes themselves is wanting.
     """
     headers = request.headers
-    if any(coding.lower() != "identity" for coding in headers.getall("content-encoding", ())):
+    if "content-encoding" in headers and any(
+        coding.lower() != "identity" for coding in headers.getall("content-encoding")
+    ):
         raise ApiError(
             415, "unsupported_encoding", "Send the body uncompressed.", param="content-encoding",
             close=True,

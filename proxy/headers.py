@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from secrets import token_hex
+from os import urandom
 
 from multidict import CIMultiDictProxy
 
@@ -17,7 +17,7 @@ _WELL_FORMED = re.compile(r"[A-Za-z0-9._-]{1,64}")
 def request_id(headers: Mapping[str, str]) -> str:
     """The client's id if it is well-formed, else a new one."""
     given = headers.get(REQUEST_ID, "")
-    return given if _WELL_FORMED.fullmatch(given) else token_hex(16)
+    return given if _WELL_FORMED.fullmatch(given) else urandom(16).hex()
 
 
 def unforwardable(headers: CIMultiDictProxy[str]) -> str | None:
@@ -28,8 +28,9 @@ def unforwardable(headers: CIMultiDictProxy[str]) -> str | None:
     for name in _TO_BACKEND:
         if name in headers:
             values = headers.getall(name)
-            if not all(value.isascii() and value.isprintable() for value in values):
-                return name
+            for value in values:
+                if not (value.isascii() and value.isprintable()):
+                    return name
             if name == "authorization" and len(values) > 1:
                 return name
     return None

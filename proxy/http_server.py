@@ -82,7 +82,7 @@ def _head_fault(request: web.BaseRequest, header_bytes: int) -> ApiError | None:
     if request._message.version not in (HttpVersion10, HttpVersion11):
         request._version = HttpVersion10  # the answer must not claim theirs
         return _bad("HTTP/1.0 or HTTP/1.1 is needed.", 505)
-    if sum(len(name) + len(value) + 4 for name, value in request.raw_headers) > header_bytes:
+    if sum([len(name) + len(value) + 4 for name, value in request.raw_headers]) > header_bytes:
         return _headers_too_large()
     if (coding := headers.get("transfer-encoding")) is not None:
         if coding.lower() != "chunked":

@@ -23,7 +23,9 @@ DEFAULT_OUTPUT_TOKENS = 512  # reserved for an answer to a request that states n
 MOST_OUTPUT_TOKENS = 1 << 20  # reserved for all answers to one request
 BYTES_PER_TOKEN_ID = 4
 LARGE_BYTES = 1 << 20  # of a body: others are let in between while it is parsed
-WHOLE_ONLY = ("echo", "prompt_logprobs", "truncate_prompt_tokens", "use_beam_search", "suffix")
+WHOLE_ONLY = frozenset(
+    ("echo", "prompt_logprobs", "truncate_prompt_tokens", "use_beam_search", "suffix")
+)
 """Fields of which an engine makes more of the prompt than tokens to compute."""
 CLASSES: tuple[ServiceClass, ...] = ("interactive", "standard", "batch")
 
@@ -159,10 +161,12 @@ def _chain(prompt: bytes, block_bytes: int, salt: str | None) -> tuple[int, ...]
 
 def _only_whole(fields: dict[str, Any], chat: bool) -> bool:
     """Whether the prompt must be sent as it is."""
-    if any(fields.get(name) for name in WHOLE_ONLY) or fields.get("prompt_logprobs") == 0:
+    if not WHOLE_ONLY.isdisjoint(fields) and (
+        any(fields.get(name) for name in WHOLE_ONLY) or fields.get("prompt_logprobs") == 0
+    ):
         return True
     if chat:
-        return any(isinstance(message.get("content"), list) for message in fields["messages"])
+        return list in [type(message.get("content")) for message in fields["messages"]]
     prompt = fields["prompt"]
     return not isinstance(prompt, str) and not isinstance(prompt[0], int)
 

@@ -6,10 +6,10 @@ signalled: one error event, then the framing is broken. Never a clean end, never
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from types import TracebackType
+from typing import Any, Literal, TypeVar
 
 import aiohttp
 from aiohttp import web
@@ -33,6 +33,7 @@ from forebay.proxy.translate import Translator
 from forebay.proxy.upstream import Answer, ConnectFault, LocalShortage, LostConnection
 from forebay.proxy.watchdog import Limit, Watchdog
 
+T = TypeVar("T")
 ENGINELESS = ("/tokenize", "/detokenize")  # as GETs: the API server answers, its engine dead or not
 
 
@@ -62,6 +63,41 @@ class Attempt:
         if not self.ended and not self.limit.expired:
             self.ended = why
             self.limit.end()
+
+
+class _Trying:
+    """An attempt while it is under way; of its end its backend's health hears."""
+
+    __slots__ = ("_attempt", "_attempts", "_backends", "_request_id")
+
+    def __init__(
+        self, attempt: Attempt, attempts: dict[Attempt, None], backends: Backends, request_id: str
+    ) -> None:
+        self._attempt = attempt
+        self._attempts = attempts
+        self._backends = backends
+        self._request_id = request_id
+
+    def __enter__(self) -> Attempt:
+        self._attempts[self._attempt] = None
+        return self._attempt
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        name = self._attempt.upstream.name
+        try:
+            if isinstance(error, Failure):
+                self._backends.judge(name, self._request_id, error)
+            elif error is not None:
+                self._backends.left(name, self._request_id)
+        finally:
+            del self._attempts[self._attempt]
+        if error is None:
+            self._backends.answered(name, self._request_id)
 
 
 class Relay:
@@ -196,68 +232,49 @@ class Relay:
         if body is None:
             return None
         with self._trying(grant, upstream, tries, seen=True) as attempt:
-            answer = await self._ask_for_piece(exchange, attempt, body)
+            answer = await self._within(attempt, self._ask_for_piece(exchange, upstream, body))
         if answer.status != 200:
             return None
         assert isinstance(answer.body, bytes)
         tokens, cached_tokens, _ = _counted(check_whole(200, answer.body).get("usage"))
         return cached_tokens, tokens
 
-    @contextmanager
-    def _trying(
-        self, grant: Grant, upstream: Upstream, tries: Tries, *, seen: bool
-    ) -> Iterator[Attempt]:
-        """An attempt at one backend, of whose end its health hears.
+    def _trying(self, grant: Grant, upstream: Upstream, tries: Tries, *, seen: bool) -> _Trying:
+        """An attempt at one backend.
 
         Args:
             seen: its first token is.
         """
         if self._ending:
             raise errors.draining()
-        name, request_id = upstream.name, grant.send.request.id
         timeouts = self._config.timeouts
         self._backends.sent(grant.send, seen=seen)
         limit_s = timeouts.first_token if seen else timeouts.whole_answer
         attempt = Attempt(upstream, tries, self._clock() + limit_s)
-        self._attempts[attempt] = None
-        try:
-            yield attempt
-        except Failure as failure:
-            self._backends.judge(name, request_id, failure)
-            raise
-        except BaseException:
-            self._backends.left(name, request_id)
-            raise
-        finally:
-            del self._attempts[attempt]
-        self._backends.answered(name, request_id)
+        return _Trying(attempt, self._attempts, self._backends, grant.send.request.id)
 
-    @contextmanager
-    def _failing(self, attempt: Attempt) -> Iterator[None]:
-        """Until the attempt's limit; what goes wrong is a Failure."""
+    async def _within(self, attempt: Attempt, asking: Awaitable[T]) -> T:
+        """What comes of it until the attempt's limit; raises Failure where something goes wrong."""
         try:
             with attempt.limit:
-                yield
+                return await asking
         except TimeoutError as error:
             raise self._too_late(attempt) from error
         except UPSTREAM_ERRORS as error:
             raise self._fault(error) from error
 
     async def _ask_for_piece(
-        self, exchange: Exchange, attempt: Attempt, body: bytes
+        self, exchange: Exchange, upstream: Upstream, body: bytes
     ) -> web.Response:
-        response: Answer | None = None
+        response = await self._backends.open(
+            "POST", upstream, exchange.path, body, self._to_backend(exchange)
+        )
         try:
-            with self._failing(attempt):
-                response = await self._backends.open(
-                    "POST", attempt.upstream, exchange.path, body, self._to_backend(exchange)
-                )
-                check_head(response)
-                check_type(response, False)
-                return await self._whole(exchange.incoming, attempt.upstream, response, {})
+            check_head(response)
+            check_type(response, False)
+            return await self._whole(exchange.incoming, upstream, response, {})
         finally:
-            if response is not None:
-                response.close()
+            response.close()
 
     def _to_backend(self, exchange: Exchange) -> dict[str, str]:
         """Headers of what is sent for the request."""
@@ -272,33 +289,10 @@ class Relay:
         self, exchange: Exchange, grant: Grant, attempt: Attempt
     ) -> Stream | web.Response:
         """The first event of a stream, or the whole of another answer; raises Failure."""
-        upstream, streams = attempt.upstream, exchange.asked.streams
-        response: Answer | None = None
-        begun = False
-        try:
-            with self._failing(attempt):
-                response = await self._backends.open(
-                    "POST", upstream, exchange.path, exchange.body, self._to_backend(exchange)
-                )
-                check_head(response)
-                check_type(response, streams)
-                reply = exchange.reply_headers()
-                if streams and response.status == 200:
-                    told = Told(
-                        self._first_event(exchange, grant, upstream),
-                        lambda usage: self._used(exchange, grant, upstream, usage),
-                        lambda: self._cut(exchange, upstream),
-                    )
-                    stream = Stream(
-                        exchange.incoming, upstream, response, reply, told, self._watchdog
-                    )
-                    await stream.first_event()
-                    begun = True
-                    return stream
-                answer = await self._whole(exchange.incoming, upstream, response, reply)
-        finally:
-            if response is not None and not begun:
-                response.close()
+        upstream = attempt.upstream
+        answer = await self._within(attempt, self._ask(exchange, grant, upstream))
+        if isinstance(answer, Stream):
+            return answer
         assert isinstance(answer.body, bytes)
         usage = check_whole(answer.status, answer.body).get("usage")
         if answer.status == 200 and exchange.asked.request.streams:
@@ -308,6 +302,33 @@ class Relay:
             if isinstance(usage, dict):
                 self._used(exchange, grant, upstream, usage)
         return answer
+
+    async def _ask(
+        self, exchange: Exchange, grant: Grant, upstream: Upstream
+    ) -> Stream | web.Response:
+        streams = exchange.asked.streams
+        response = await self._backends.open(
+            "POST", upstream, exchange.path, exchange.body, self._to_backend(exchange)
+        )
+        begun = False
+        try:
+            check_head(response)
+            check_type(response, streams)
+            reply = exchange.reply_headers()
+            if streams and response.status == 200:
+                told = Told(
+                    self._first_event(exchange, grant, upstream),
+                    lambda usage: self._used(exchange, grant, upstream, usage),
+                    lambda: self._cut(exchange, upstream),
+                )
+                stream = Stream(exchange.incoming, upstream, response, reply, told, self._watchdog)
+                await stream.first_event()
+                begun = True
+                return stream
+            return await self._whole(exchange.incoming, upstream, response, reply)
+        finally:
+            if not begun:
+                response.close()
 
     async def _whole(
         self,
@@ -405,32 +426,41 @@ class Relay:
             raise errors.draining()
         attempt = Attempt(upstream, tries, self._clock() + self._config.timeouts.first_token)
         self._attempts[attempt] = None
-        response: Answer | None = None
-        begun = False
         try:
-            with attempt.limit:
-                # HEAD is GET, less its body.
-                method = "POST" if incoming.method == "POST" else "GET"
-                response = await self._backends.open(method, upstream, target, body, headers)
-                check_head(response)
-                streams = response.content_type == "text/event-stream"
-                if streams and response.status == 200 and method == "POST":
-                    told = Told(lambda: None, lambda _: None, lambda: self._lost(upstream))
-                    stream = Stream(
-                        incoming, upstream, response, reply, told, self._watchdog,
-                        until_done=False,  # /v1/responses ends without it
-                    )  # fmt: skip
-                    await stream.first_event()
-                    begun = True
-                    return stream
-                return await self._whole(incoming, upstream, response, {})
-        except TimeoutError as error:
-            raise self._too_late(attempt) from error
-        except UPSTREAM_ERRORS as error:
-            raise self._fault(error) from error
+            return await self._within(
+                attempt, self._ask_unshaped(upstream, incoming, target, body, headers, reply)
+            )
         finally:
             del self._attempts[attempt]
-            if response is not None and not begun:
+
+    async def _ask_unshaped(
+        self,
+        upstream: Upstream,
+        incoming: web.BaseRequest,
+        target: str,
+        body: bytes,
+        headers: dict[str, str],
+        reply: dict[str, str],
+    ) -> Stream | web.Response:
+        # HEAD is GET, less its body.
+        method = "POST" if incoming.method == "POST" else "GET"
+        response = await self._backends.open(method, upstream, target, body, headers)
+        begun = False
+        try:
+            check_head(response)
+            streams = response.content_type == "text/event-stream"
+            if streams and response.status == 200 and method == "POST":
+                told = Told(lambda: None, lambda _: None, lambda: self._lost(upstream))
+                stream = Stream(
+                    incoming, upstream, response, reply, told, self._watchdog,
+                    until_done=False,  # /v1/responses ends without it
+                )  # fmt: skip
+                await stream.first_event()
+                begun = True
+                return stream
+            return await self._whole(incoming, upstream, response, {})
+        finally:
+            if not begun:
                 response.close()
 
     def _used(

@@ -217,6 +217,21 @@ def test_ours_is_held_against_the_best_peer_on_equal_traces() -> None:
     assert by_figure["goodput"].gain.value == 1.0
 
 
+def test_ours_in_pieces_is_no_peer() -> None:
+    records = [
+        record("forebay", figures=chats(1.0)),
+        record("forebay in pieces", figures=chats(0.5)),
+        record("direct", figures=chats(4.0)),
+    ]
+    (entries,) = groups(records).values()
+    tails = [one for one in comparisons(entries) if one.figure == "chat TTFT p99"]
+    assert [(one.router, one.best) for one in tails] == [
+        ("forebay", "direct"),
+        ("forebay in pieces", "direct"),
+    ]
+    assert tails[1].gain.value == pytest.approx(8.0, rel=0.03)
+
+
 def test_intervals_span_the_seeds() -> None:
     entry = Entry(
         "documents",
@@ -259,7 +274,7 @@ def test_the_page_and_the_docs_are_made_of_what_is_there(tmp_path: Path) -> None
     assert "No results yet" in page([])
     failed = {name: value for name, value in record("envoy least_request").items()
               if name not in ("verdict", "figures", "command")}  # fmt: skip
-    assert html.count("<th class='section' colspan='7'>overload") == 1  # direct has no 1x
+    assert html.count("<th class='section' colspan='8'>overload") == 1  # direct has no 1x
     assert html.index(">goodput /s<") < html.index(">chat TTFT p50<")
     shed = record(figures={"rejected": {"worker_overload_shed": 9}})
     assert "<td>9: worker_<wbr>overload_<wbr>shed</td>" in page([shed])
@@ -302,6 +317,10 @@ def test_every_router_gets_every_engine_and_waits_by_the_clock_of_the_engines(
     plain = yaml.safe_load((tmp_path / "forebay.yaml").read_text())
     CONTENDERS["forebay"].command(replace(at, chunk=2_048))
     chunked = yaml.safe_load((tmp_path / "forebay.yaml").read_text())
+    CONTENDERS["forebay in pieces"].command(at)
+    pieces = yaml.safe_load((tmp_path / "forebay.yaml").read_text())
+    assert {one.pop("prefill_piece") for one in pieces["backends"]} == {"200ms"}
+    assert pieces == plain
     for backend in plain["backends"]:
         backend["long_prefill_token_threshold"] = 2_048
     assert chunked == plain
@@ -386,7 +405,9 @@ def test_bad_options_are_told_in_a_line(
         assert stopped.value.code == 2
         return capsys.readouterr().err
 
-    assert "--routers: 'nope' is none of forebay, direct" in said("--routers", "nope")
+    assert "--routers: 'nope' is none of forebay, forebay in pieces, direct" in said(
+        "--routers", "nope"
+    )
     assert "--workloads: 'nope' is none of" in said("--workloads", "nope")
     assert "--seeds and --attempts 1 or more" in said("--seeds", "0")
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from forebay.analysis.bootstrap import SEED, Interval
 
 RESAMPLES = 1_000
-OURS = "forebay"
+OURS = ("forebay", "forebay in pieces")
 ANSWERED_LESS = 0.01  # a peer that answered a smaller share than ours by more is not "best"
 Group = tuple[str, int, str, str]  # engines, count, model, endpoint
 Matrix = NDArray[np.float64]
@@ -107,6 +107,7 @@ class Comparison:
 
     workload: str
     figure: str
+    router: str
     ours: float
     best: str
     theirs: float
@@ -140,16 +141,15 @@ def _same_traces(records: Sequence[Record]) -> list[Record]:
 
 
 def comparisons(entries: Sequence[Entry]) -> list[Comparison]:
-    """Ours against the best peer of each workload, in the tails and in goodput."""
+    """Each of ours against the best peer of each workload, in the tails and in goodput."""
     found = []
     for workload in dict.fromkeys(one.workload for one in entries):
         of = {one.router: one for one in entries if one.workload == workload and one.valid}
-        ours = of.pop(OURS, None)
-        if ours is None or not of:
-            continue
-        for bucket in ours.buckets():
-            found.append(_best(ours, of, f"{bucket} TTFT p99", _tail(bucket), bucket))
-        found.append(_best(ours, of, "goodput", _goodput, None))
+        peers = {name: one for name, one in of.items() if name not in OURS}
+        for ours in (of[name] for name in OURS if name in of and peers):
+            for bucket in ours.buckets():
+                found.append(_best(ours, peers, f"{bucket} TTFT p99", _tail(bucket), bucket))
+            found.append(_best(ours, peers, "goodput", _goodput, None))
     return [one for one in found if one is not None]
 
 
@@ -201,7 +201,7 @@ def _best(
         gain = (b / a if a else math.inf) if lower else (a / b if b else math.inf)
     interval = _interval(ratios) if len(mine) > 1 else None
     return Comparison(
-        ours.workload, figure, a, name, b, Estimate(gain, interval), len(mine),
+        ours.workload, figure, ours.router, a, name, b, Estimate(gain, interval), len(mine),
         _answered(mine, bucket), _answered(theirs, bucket),
     )  # fmt: skip
 

@@ -11,7 +11,7 @@ from statistics import fmean
 from arena_contenders import CONTENDERS
 from arena_courses import COURSES, CPU_COURSES
 from arena_plan import Record
-from arena_results import OURS, Comparison, Entry, Estimate, Group, comparisons, groups
+from arena_results import Comparison, Entry, Estimate, Group, comparisons, groups
 
 from forebay.analysis.units import NEVER, NONE
 
@@ -21,8 +21,8 @@ HEADS = (
     "failed",
 )  # fmt: skip
 BEST_HEADS = (
-    "workload", "figure", OURS, "best peer", "its figure", "better by", "answered: ours, its",
-    "seeds",
+    "workload", "figure", "ours", "our figure", "best peer", "its figure", "better by",
+    "answered: ours, its", "seeds",
 )  # fmt: skip
 LEGEND = (
     "TTFT counts from when a request was due, of answered requests, all seeds together; stalls are "
@@ -166,7 +166,7 @@ def best_cells(one: Comparison) -> list[str]:
     rate = one.figure == "goodput"
     mine, its = (f"{v:.2f} /s" if rate else seconds(v) for v in (one.ours, one.theirs))
     return [
-        one.workload, one.figure, mine, one.best, its, spread(one.gain, "{:.2f}x"),
+        one.workload, one.figure, one.router, mine, one.best, its, spread(one.gain, "{:.2f}x"),
         f"{one.answered:.1%}, {one.they_answered:.1%}", str(one.seeds),
     ]  # fmt: skip
 
