@@ -319,7 +319,7 @@ def test_every_router_gets_every_engine_and_waits_by_the_clock_of_the_engines(
     chunked = yaml.safe_load((tmp_path / "forebay.yaml").read_text())
     CONTENDERS["forebay in pieces"].command(at)
     pieces = yaml.safe_load((tmp_path / "forebay.yaml").read_text())
-    assert {one.pop("prefill_piece") for one in pieces["backends"]} == {"200ms"}
+    assert {one.pop("prefill_piece") for one in pieces["backends"]} == {"300ms"}
     assert pieces == plain
     for backend in plain["backends"]:
         backend["long_prefill_token_threshold"] = 2_048

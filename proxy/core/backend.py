@@ -23,6 +23,7 @@ from forebay.proxy.core.line import Line
 from forebay.proxy.core.model import STANDARD, BackendSpec, Bucket, Request
 from forebay.proxy.core.observation import Observation
 from forebay.proxy.core.others import BackendBooks, Elsewhere
+from forebay.proxy.core.pieces import may_be_cut
 from forebay.proxy.core.queueing import Waiting
 from forebay.proxy.core.recent import Recent
 from forebay.proxy.core.turns import Turns
@@ -73,8 +74,7 @@ class Backend:
         self.kv = KvReserve()
         self.aside = Aside()
         self.sent_prompt_tokens = 0
-        self.line = Line(self.queues, spec.chunk_tokens)
-        self.line.mixed |= spec.piece_s < inf
+        self.line = Line(self.queues, spec.chunk_tokens, spec.piece_s)
         self.prefills = self.line.prefills
         # Smoothed time from first token to finish, by bucket and of all.
         self.decode_s = dict.fromkeys(self.queues, 1.0)
@@ -176,11 +176,14 @@ class Backend:
     def prefill_s(self, request: Request, matched_tokens: int) -> float:
         return self.cost.predict_s(request.prompt_tokens - matched_tokens, request.prompt_tokens)
 
+    @property
+    def piece_s(self) -> float:
+        """As of BackendSpec; inf where the engine cuts prefills itself."""
+        return inf if self.line.chunked else self.spec.piece_s
+
     def next_s(self, request: Request, prefill_s: float) -> float:
         """Of its prefill, what is computed without a break."""
-        if request.whole or not request.blocks or self.line.chunked:
-            return prefill_s
-        return min(prefill_s, self.spec.piece_s)
+        return min(prefill_s, self.piece_s) if may_be_cut(request) else prefill_s
 
     def backlog_s(self, now: float) -> float:
         """Predicted seconds until the engine has given a first token to all it was sent."""
@@ -444,8 +447,7 @@ class Backend:
     def resize(self, spec: BackendSpec, itl_slo_s: float) -> None:
         """It has other limits; how many may run is found out anew."""
         self.spec = spec
-        self.line.chunk_tokens = spec.chunk_tokens
-        self.line.mixed = self.line.chunked or spec.piece_s < inf
+        self.line.chunk_tokens, self.line.piece_s = spec.chunk_tokens, spec.piece_s
         self.concurrency = Concurrency(spec.max_concurrency, itl_slo_s)
         self.limit = spec.max_concurrency
 

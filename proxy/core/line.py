@@ -31,13 +31,12 @@ class Line:
         tokens: uncached, of all.
         total_s: sum of prefill_s over all.
         silent: how many there are whose first token cannot be seen.
-        chunk_tokens: see BackendSpec.
-        mixed: short prefills are computed beside longer ones, not only after them.
+        chunk_tokens, piece_s: see BackendSpec.
     """
 
-    def __init__(self, buckets: Iterable[str], chunk_tokens: float) -> None:
+    def __init__(self, buckets: Iterable[str], chunk_tokens: float, piece_s: float) -> None:
         self.chunk_tokens = chunk_tokens
-        self.mixed = self.chunked
+        self.piece_s = piece_s
         self.prefills: dict[str, Flight] = {}
         self.prefills_of = dict.fromkeys(buckets, 0)
         self.head: Flight | None = None
@@ -50,6 +49,11 @@ class Line:
     def chunked(self) -> bool:
         """Whether shorter prefills pass longer ones here (`chunks.py`)."""
         return self.chunk_tokens < inf
+
+    @property
+    def mixed(self) -> bool:
+        """Whether short prefills are computed beside longer ones, not only after them."""
+        return self.chunk_tokens < inf or self.piece_s < inf
 
     # What is ahead of a newcomer.
 

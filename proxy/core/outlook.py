@@ -242,13 +242,10 @@ class Outlook:
         self, backend: Backend, waiting: Waiting, matched_tokens: int, now: float
     ) -> Request | None:
         """What to send of a long prompt, while others come in that it would hold up."""
-        piece_s = backend.spec.piece_s
-        if piece_s == inf or backend.line.chunked:
-            return None
-        if self.partition.long_s(waiting.bucket, now) == inf:
+        if backend.piece_s == inf or self.partition.long_s(waiting.bucket, now) == inf:
             return None
         before = waiting.piece_blocks if waiting.piece_on == backend.name else 0
-        return beginning(waiting.request, matched_tokens, before, backend.cost, piece_s)
+        return beginning(waiting.request, matched_tokens, before, backend.cost, backend.piece_s)
 
     def next_moment(self, heads: Iterable[Waiting], now: float) -> float:
         """When a head may be able to start without an event; what is past has had its effect."""

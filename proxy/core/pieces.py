@@ -12,7 +12,6 @@ or drops them at once, computes every piece from the start. So once a piece has 
 than the one before it was to leave, the rest goes whole.
 """
 
-from math import inf
 from typing import Final
 
 from forebay.proxy.core.cost import CostModel
@@ -22,6 +21,11 @@ from forebay.proxy.core.model import Request
 WHOLE: Final = 1.5  # times a piece: what takes no longer goes whole
 FOUND: Final = 0.5  # of what should be there
 FROM_THE_START: Final = 0.75  # of a prefill with nothing cached: so long only without a cache
+
+
+def may_be_cut(request: Request) -> bool:
+    """Whether it is known where, and a beginning of it means the same."""
+    return bool(request.blocks) and not request.whole
 
 
 def beginning(
@@ -34,7 +38,7 @@ def beginning(
         before_blocks: what the last piece was, 0 if there was none.
     """
     tokens, blocks = request.prompt_tokens, request.blocks
-    if piece_s == inf or request.whole or not blocks:
+    if not may_be_cut(request):
         return None
     if cost.predict_s(tokens - matched_tokens, tokens) <= WHOLE * piece_s:
         return None

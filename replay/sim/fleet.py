@@ -121,6 +121,10 @@ class Handed:
         self.request = request
 
 
+TOKENIZE_S: Final = 2.2e-6
+"""A token of a beginning (`prefill_piece`), which the engine's server tokenizes anew with each
+piece. Of whole prompts it is part of what step times were fitted to. 115,000 tokens with the
+pattern of Llama-3 took HF tokenizers 0.52 s on a machine half as fast as a server."""
 ARRIVED_MOST: Final = 1_024  # entries of `_handed` that are kept though nobody needs them
 
 
@@ -265,13 +269,14 @@ class Fleet:
             outcome = self._outcomes[action.request.id]
             if isinstance(action, Send):
                 request, place = served(outcome.request), self._places[action.backend]
-                outcome.piece = None
+                outcome.piece, at = None, now + place.request_s
                 if action.piece_blocks:
                     request = beginning_of(outcome.request, action.piece_blocks)
                     outcome.piece = request
+                    at += TOKENIZE_S * request.prompt_tokens
                 outcome.backend, outcome.sent_s, outcome.served = action.backend, now, request
                 outcome.matched_tokens = action.matched_tokens
-                self._hand(request, place, now + place.request_s)
+                self._hand(request, place, at)
             else:
                 outcome.reject = action
 

@@ -23,7 +23,7 @@ PER_ENGINE = 64  # requests at once on one engine, wherever a router can be told
 QUEUE_S = 15.0  # longest wait in a router's own queue: the first-token target of a document
 CHAT_QUEUE_S = 2.0  # and that of a chat
 LONG_BYTES = 20_000  # 5,000 tokens: where documents begin
-PIECE_S = 0.8  # as README advises
+PIECE_S = 1.2  # as README advises
 PREFIX_BYTES = 8192  # what is hashed: past a shared instruction of 4 KB, inside a document
 
 
