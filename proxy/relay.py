@@ -53,10 +53,10 @@ class Exchange:
 class Attempt:
     """One request at one backend, before the first byte of its answer."""
 
-    def __init__(self, upstream: Upstream, tries: Tries, ends_at: float) -> None:
+    def __init__(self, upstream: Upstream, tries: Tries, limit: Limit) -> None:
         self.upstream = upstream
         self.tries = tries
-        self.limit = Limit(ends_at)
+        self.limit = limit
         self.ended: Literal["", "hang", "draining"] = ""
 
     def end(self, why: Literal["hang", "draining"]) -> None:
@@ -117,7 +117,8 @@ class Relay:
         self._attempts: dict[Attempt, None] = {}  # the oldest first: they go elsewhere first
         self._ending = False
         self.translator: Translator | None = None  # is offered the prompts that were computed
-        self._clock = asyncio.get_running_loop().time
+        self._loop = asyncio.get_running_loop()
+        self._clock = self._loop.time
         self.budget = RetryBudget()
         backends.on_hang = self._give_up
         watchdog.on_tick = self._end_late
@@ -250,7 +251,7 @@ class Relay:
         timeouts = self._config.timeouts
         self._backends.sent(grant.send, seen=seen)
         limit_s = timeouts.first_token if seen else timeouts.whole_answer
-        attempt = Attempt(upstream, tries, self._clock() + limit_s)
+        attempt = Attempt(upstream, tries, Limit(self._clock() + limit_s, self._loop))
         return _Trying(attempt, self._attempts, self._backends, grant.send.request.id)
 
     async def _within(self, attempt: Attempt, asking: Awaitable[T]) -> T:
@@ -424,7 +425,8 @@ class Relay:
     ) -> Stream | web.Response:
         if self._ending:
             raise errors.draining()
-        attempt = Attempt(upstream, tries, self._clock() + self._config.timeouts.first_token)
+        limit_s = self._config.timeouts.first_token
+        attempt = Attempt(upstream, tries, Limit(self._clock() + limit_s, self._loop))
         self._attempts[attempt] = None
         try:
             return await self._within(

@@ -28,16 +28,17 @@ class Limit:
         expired: it was told to.
     """
 
-    __slots__ = ("_cancelling", "_task", "at", "expired")
+    __slots__ = ("_cancelling", "_loop", "_task", "at", "expired")
 
-    def __init__(self, at: float) -> None:
+    def __init__(self, at: float, loop: asyncio.AbstractEventLoop) -> None:
         self.at = at
+        self._loop = loop  # asking which it is takes a system call (Python 3.11)
         self.expired = False
         self._cancelling = 0
         self._task: asyncio.Task[object] | None = None
 
     def __enter__(self) -> None:
-        task = self._task = asyncio.current_task()
+        task = self._task = asyncio.current_task(self._loop)
         assert task is not None
         self._cancelling = task.cancelling()
 

@@ -224,6 +224,8 @@ class Backend:
         line_s = wait_s if self.line.chunked else self.line.total_s
         cancelled_s = ahead_s * (1.0 - 1.0 / sqrt(ahead)) if ahead > 1 else 0.0
         reckoned_s = max(wait_s, line_s + ahead_s) - cancelled_s
+        if reckoned_s <= 0.0:
+            return 0.0
         return SURE * self.cost.spread.at(reckoned_s) * reckoned_s
 
     @property

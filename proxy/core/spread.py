@@ -19,13 +19,14 @@ is many of them that somebody waits for."""
 class Spread:
     """The smoothed relative error in each class of lengths."""
 
-    __slots__ = ("_all", "_seen", "_shares")
+    __slots__ = ("_all", "_least", "_seen", "_shares")
 
     def __init__(self) -> None:
         classes = len(EDGES_S) + 1
         self._all = START
         self._shares = [START] * classes
         self._seen = [0] * classes
+        self._least = [START * OF_ALL] * classes  # what `at` says in each
 
     def observe(self, predicted_s: float, error: float) -> None:
         """Work of `predicted_s` was off by `error`, the logarithm of taken over predicted."""
@@ -39,16 +40,16 @@ class Spread:
             if self._seen[longer]:
                 break
             self._shares[longer] = share  # the best guess until one is seen
+        least = OF_ALL * self._all
+        for place, share in enumerate(self._shares):
+            self._least[place] = least = min(least, share)
 
     def at(self, seconds: float) -> float:
         """The relative error of a prediction of so many seconds, of one prefill or of many.
 
         Not above that of shorter ones: errors of independent parts cancel out, they do not grow.
         """
-        least = OF_ALL * self._all
-        for share in self._shares[: _class(seconds) + 1]:
-            least = min(least, share)
-        return least
+        return self._least[_class(seconds)]
 
 
 def _class(seconds: float) -> int:
