@@ -141,6 +141,7 @@ backends:
 buckets:
   - {{name: chat, up_to: 5000, max_queue: 256, max_wait: {ms(2)}}}
   - {{name: document, up_to: 131072, max_queue: 64, max_wait: {ms(30)}, prefills_per_backend: 1}}
+admission: {{dispatch_ahead: {ms(0.3)}}}
 timeouts: {{first_token: {ms(120)}, idle: {ms(60)}}}
 debug_headers: true
 """

@@ -314,6 +314,7 @@ def test_every_router_gets_every_engine_and_waits_by_the_clock_of_the_engines(
     assert "option http-no-delay" in haproxy
     CONTENDERS["forebay"].command(at)
     assert "max_wait: 7500ms" in (tmp_path / "forebay.yaml").read_text()
+    assert "dispatch_ahead: 75ms" in (tmp_path / "forebay.yaml").read_text()
     plain = yaml.safe_load((tmp_path / "forebay.yaml").read_text())
     CONTENDERS["forebay"].command(replace(at, chunk=2_048))
     chunked = yaml.safe_load((tmp_path / "forebay.yaml").read_text())

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from forebay.proxy.core.admission import refuse, retry_after_s
 from forebay.proxy.core.backend import Backend
 from forebay.proxy.core.cost import CostModel, features
+from forebay.proxy.core.flight import OVERDUE_SHARE
 from forebay.proxy.core.kv import KvReserve
-from forebay.proxy.core.line import OVERDUE_SHARE
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Request, Send
 from forebay.proxy.core.partition import may_take_last_at
 from forebay.proxy.core.prefix import PrefixIndex
@@ -289,6 +289,14 @@ class TestBacklog:
         assert backend.backlog_s(10.0 + 5 * whole) == pytest.approx(OVERDUE_SHARE * whole)
         backend.first_token("r", 10.0 + whole)
         assert backend.backlog_s(11.0 + whole) == 0.0
+
+    def test_what_is_known_to_be_cached_is_not_taken_for_more_than_the_rest(self) -> None:
+        """Else nothing would be sent shortly before the end of a piece of a long prompt."""
+        backend = self.backend()
+        flight = backend.sent(Request("r", 100_000), "document", 90_000, now=0.0, fresh=True)
+        whole = flight.prefill_s
+        assert backend.backlog_s(whole) == pytest.approx(OVERDUE_SHARE * whole)
+        assert backend.backlog_below_at(0.3) == pytest.approx(whole - 0.3)
 
     def test_an_answer_that_does_not_stream_leaves_the_line_when_it_should(self) -> None:
         backend = self.backend()

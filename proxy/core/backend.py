@@ -348,11 +348,12 @@ class Backend:
         rank: int = STANDARD,
         *,
         piece: bool = False,
+        fresh: bool = False,
     ) -> Flight:
         """It was sent here: its prefill joins the line, its slot and KV cache are taken.
 
         `reserved_tokens` is what it is reckoned to generate; by default the most it may. A `piece`
-        of a prompt does not count as a prompt that was sent.
+        of a prompt does not count as a prompt that was sent. `fresh`: as of Flight.
         """
         if reserved_tokens is None:
             reserved_tokens = request.output_tokens
@@ -361,7 +362,9 @@ class Backend:
         if matched_tokens:
             prefill_s = self.cost.predict_s(tokens - matched_tokens, tokens)
         uncached_tokens = tokens - matched_tokens
-        flight = Flight(request, bucket, prefill_s, cold_s, uncached_tokens, reserved_tokens)
+        flight = Flight(
+            request, bucket, prefill_s, cold_s, uncached_tokens, reserved_tokens, fresh=fresh
+        )
         if self.line.head is None:
             self._observation.begin(now, self.others)
         self.line.join(flight, now, self.others)

@@ -149,17 +149,20 @@ class Dispatcher:
         request = waiting.request
         waiting.paid = False  # spent
         ahead_s = backend.ahead_s(request.prompt_tokens - matched_tokens, now)
+        fresh = waiting.piece_blocks > 0 and waiting.piece_on == backend.name
         piece = self._outlook.piece(backend, waiting, matched_tokens, now)
         if piece is not None:
             waiting.piece_blocks, waiting.piece_on = len(piece.blocks), backend.name
             waiting.began_at = min(now, waiting.began_at)
             flight = backend.sent(
-                piece, waiting.bucket, matched_tokens, now, 1, waiting.rank, piece=True
-            )
+                piece, waiting.bucket, matched_tokens, now, 1, waiting.rank,
+                piece=True, fresh=fresh,
+            )  # fmt: skip
         else:
             flight = backend.sent(
-                request, waiting.bucket, matched_tokens, now, waiting.output_tokens, waiting.rank
-            )
+                request, waiting.bucket, matched_tokens, now, waiting.output_tokens, waiting.rank,
+                fresh=fresh,
+            )  # fmt: skip
             self._outlook.sent(request.prompt_tokens, now)
         if self._ahead.on:
             self._ahead.sent(waiting, flight.prefill_s, now)

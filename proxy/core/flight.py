@@ -10,6 +10,8 @@ STEP_TOKENS: Final = 2_048
 """So many are computed in one engine step (the least max_num_batched_tokens of vLLM's defaults):
 prefills that come to less cost one step together, however long a step is."""
 
+OVERDUE_SHARE: Final = 0.1  # of a prefill: what it counts for until it answers
+
 
 class Flight:
     """A request that was sent and has not finished."""
@@ -24,6 +26,7 @@ class Flight:
         "first_token_at",
         "outdated",
         "output_tokens",
+        "overdue_s",
         "prefill_s",
         "request",
         "reserved_tokens",
@@ -39,7 +42,10 @@ class Flight:
         cold_s: float,
         uncached_tokens: int,
         reserved_tokens: int,
+        *,
+        fresh: bool = False,
     ) -> None:
+        """`fresh`: what is matched of it has just been computed for it."""
         self.request = request
         self.bucket = bucket
         self.prefill_s = prefill_s
@@ -54,6 +60,8 @@ class Flight:
         # Counts towards the bucket's limit: an answer from the cache is in nobody's way.
         self.counts = uncached_tokens > STEP_TOKENS or uncached_tokens == request.prompt_tokens
         self.touch: Touch | None = None
+        # With nothing cached, unless what seems to be cached is sure to be.
+        self.overdue_s = OVERDUE_SHARE * (prefill_s if fresh else cold_s)
         self.outdated = False  # the cache that it was sent to is gone
 
     @property

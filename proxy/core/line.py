@@ -16,7 +16,6 @@ from forebay.proxy.core.chunks import passing
 from forebay.proxy.core.flight import Flight
 from forebay.proxy.core.others import Elsewhere
 
-OVERDUE_SHARE: Final = 0.1  # of a prefill with nothing cached: what it counts for until it answers
 LATE: Final = 1.25  # a prefill this much over its prediction ...
 LATE_S: Final = 0.1  # ... and this much more was not cached as believed
 
@@ -67,7 +66,7 @@ class Line:
             elapsed_s = 0.0
         left, floor = head.prefill_s - elapsed_s, 0.0
         if head.request.streams:
-            floor = OVERDUE_SHARE * head.cold_s
+            floor = head.overdue_s
             if elapsed_s > LATE * head.prefill_s + LATE_S:
                 # What seemed to be cached was not: the engine has evicted it.
                 left = head.cold_s - elapsed_s
@@ -114,7 +113,7 @@ class Line:
         if head is None:
             return others_at
         rest = self.total_s - head.prefill_s
-        floor = OVERDUE_SHARE * head.cold_s if head.request.streams else 0.0
+        floor = head.overdue_s if head.request.streams else 0.0
         if rest + floor >= limit_s:
             return self.silent_ends_at()
         return max(others_at, self.head_since + self.total_s - limit_s)

@@ -12,13 +12,14 @@ or drops them at once, computes every piece from the start. So once a piece has 
 than the one before it was to leave, the rest goes whole.
 """
 
+from math import ceil
 from typing import Final
 
 from forebay.proxy.core.cost import CostModel
 from forebay.proxy.core.flight import Flight
 from forebay.proxy.core.model import Request
 
-WHOLE: Final = 1.5  # times a piece: what takes no longer goes whole
+LONGER: Final = 0.15  # of a piece: so much longer may the last ones be instead of one more
 FOUND: Final = 0.5  # of what should be there
 FROM_THE_START: Final = 0.75  # of a prefill with nothing cached: so long only without a cache
 
@@ -40,13 +41,16 @@ def beginning(
     tokens, blocks = request.prompt_tokens, request.blocks
     if not may_be_cut(request):
         return None
-    if cost.predict_s(tokens - matched_tokens, tokens) <= WHOLE * piece_s:
+    left_s = cost.predict_s(tokens - matched_tokens, tokens)
+    pieces_left = ceil(left_s / piece_s - LONGER)
+    if pieces_left <= 1:
         return None
     matched_blocks = round(matched_tokens / request.block_tokens)
     if matched_blocks < before_blocks:
         return None
     count = max(
-        matched_blocks + 1, int(_end(matched_tokens, tokens, cost, piece_s) / request.block_tokens)
+        matched_blocks + 1,
+        int(_end(matched_tokens, tokens, cost, left_s / pieces_left) / request.block_tokens),
     )
     if count >= len(blocks):
         return None
