@@ -129,7 +129,7 @@ def proxy_config(backends: Sequence[str], time_scale: float) -> str:
     """The default configuration with every wait divided by the time scale."""
 
     def ms(seconds: float) -> str:
-        return f"{seconds / time_scale * 1000:.0f}ms"
+        return f"{max(1.0, seconds / time_scale * 1000):.0f}ms"
 
     servers = "\n".join(
         f"  - {{name: gpu{i}, url: {url!r}, max_concurrency: 64}}" for i, url in enumerate(backends)

@@ -105,7 +105,7 @@ class Driver:
     def now(self) -> float:
         return self._loop.time()
 
-    def slot(self, request: Request) -> "Slot":
+    def slot(self, request: Request) -> Slot:
         """Wait for a backend: `async with` gives the Grant; raises Rejected."""
         return Slot(self, request)
 

@@ -20,7 +20,7 @@ Verdict = Literal["failed", "refused", "full", "answered", "nothing"]
 FULL = frozenset({429, 503})  # too busy for now: not broken
 
 
-@dataclass(slots=True)  # not frozen: contextlib assigns an exception's traceback
+@dataclass(slots=True)  # not frozen: whoever hands an exception on may set its traceback
 class Failure(Exception):
     """The backend failed before the client was sent anything.
 

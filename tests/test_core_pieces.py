@@ -28,7 +28,7 @@ class TestBeginning:
     def test_pieces_grow_to_the_whole_prompt(self, tokens: int, piece_s: float) -> None:
         """Each takes about `piece_s` or is one block; so does the rest."""
         cost, request, before = CostModel(), document("r", tokens), 0
-        most_s = (1 + LONGER) * piece_s
+        most_s = (1 + LONGER) * piece_s + cost.predict_s(0, 0)
         while (piece := beginning(request, before * BLOCK, before, cost, piece_s)) is not None:
             blocks = len(piece.blocks)
             assert before < blocks < len(request.blocks)
@@ -40,6 +40,18 @@ class TestBeginning:
             before = blocks
         left_s = cost.predict_s(tokens - before * BLOCK, tokens)
         assert left_s <= most_s or before >= len(request.blocks) - 1
+
+    @pytest.mark.parametrize("piece_s", [0.8, 1.0, 1.2, 1.4])
+    def test_the_last_piece_is_as_long_as_the_others(self, piece_s: float) -> None:
+        cost, request, before, took_s = CostModel(), document("r"), 0, []
+        while (piece := beginning(request, before * BLOCK, before, cost, piece_s)) is not None:
+            blocks = len(piece.blocks)
+            took_s.append(cost.predict_s((blocks - before) * BLOCK, piece.prompt_tokens))
+            before = blocks
+        took_s.append(cost.predict_s(120_000 - before * BLOCK, 120_000))
+        assert max(took_s) / min(took_s) < 1.25
+        whole_s = cost.predict_s(120_000, 120_000) / piece_s
+        assert whole_s - LONGER <= len(took_s) <= whole_s + 2
 
     def test_what_goes_whole(self) -> None:
         cost = CostModel()
@@ -134,6 +146,34 @@ class TestShaper:
         ends_at = now + piece.prefill_s
         assert fleet.shaper.arrive(Request("c", 4_000, 10), ends_at - 0.5) == []
         assert sends(fleet.shaper.wake(ends_at - 0.29)) == [("c", 0)]
+
+    @pytest.mark.parametrize("kept", [True, False])
+    def test_what_an_engine_did_not_keep_may_take_as_long_as_the_whole(self, kept: bool) -> None:
+        """Then nothing is sent behind it just because its predicted end is near."""
+        fleet, now = Fleet(), 0.1
+        fleet.chat(0.0)
+        fleet.shaper.arrive(document("d"), now)
+        for _ in range(6):
+            now += 0.8
+            fleet.chats_flow(now)
+            fleet.shaper.computed("d", now)
+        (backend,) = fleet.shaper.backends.values()
+        cached = backend.flights["d"].matched_tokens if kept else 0
+        tokens = backend.flights["d"].request.prompt_tokens
+        fleet.chats_flow(now + 0.8)
+        fleet.shaper.computed("d", now + 0.8, cached, tokens)
+        flight = backend.flights["d"]
+        assert (flight.overdue_s < 0.3) == kept
+        assert flight.request.whole != kept
+
+    def test_one_whose_prompt_cannot_be_cut_has_had_nothing_computed(self) -> None:
+        fleet = Fleet()
+        fleet.chat(0.0)
+        assert sends(fleet.shaper.arrive(document("d"), 0.1))[0][1]
+        fleet.shaper.not_in_pieces("d", 0.2)
+        (backend,) = fleet.shaper.backends.values()
+        flight = backend.flights["d"]
+        assert flight.overdue_s == pytest.approx(0.1 * flight.cold_s)
 
     def test_another_document_waits_for_the_first_one(self) -> None:
         """Who came first goes on; else each would take as long as both."""

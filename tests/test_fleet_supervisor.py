@@ -408,7 +408,7 @@ def test_a_dead_terminal_ends_no_server_and_keeps_none(tmp_path: Path, model: Pa
     folder, log = tmp_path / "fleet", tmp_path / "starts"
     fake = install(tmp_path)
     out, err = os.pipe(), os.pipe()
-    with subprocess.Popen(
+    with hangups(signal.SIG_DFL), subprocess.Popen(
         [sys.executable, "-m", "forebay.proxy", "fleet", "up", "--dir", str(folder), "--json",
          "--model", str(model), "--cpu", "--port", "0", "--vllm", str(fake),
          "--cache-root", str(tmp_path)],
@@ -433,17 +433,23 @@ def test_a_dead_terminal_ends_no_server_and_keeps_none(tmp_path: Path, model: Pa
 def test_nohup_outlives_its_terminal(tmp_path: Path, model: Path) -> None:
     words = ["--model", str(model), "--cpu", "--port", "0", "--vllm", str(install(tmp_path)),
              "--cache-root", str(tmp_path)]  # fmt: skip
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited, as nohup does it
+    with hangups(signal.SIG_IGN), fleet_up(words, tmp_path / "fleet") as fleet:
+        fleet.process.send_signal(signal.SIGHUP)
+        assert fleet.status()[0] == 0
+        assert fleet.down().returncode == 0
+        assert fleet.process.wait(WAIT_S) == 0
+        assert "SIGTERM: stopping" in fleet.log.read_text()
+    all_gone(tmp_path / "starts")
+
+
+@contextmanager
+def hangups(answer: signal.Handlers) -> Iterator[None]:
+    """What is started meanwhile answers SIGHUP so, even where these tests run under nohup."""
+    before = signal.signal(signal.SIGHUP, answer)
     try:
-        with fleet_up(words, tmp_path / "fleet") as fleet:
-            fleet.process.send_signal(signal.SIGHUP)
-            assert fleet.status()[0] == 0
-            assert fleet.down().returncode == 0
-            assert fleet.process.wait(WAIT_S) == 0
-            assert "SIGTERM: stopping" in fleet.log.read_text()
+        yield
     finally:
         signal.signal(signal.SIGHUP, before)
-    all_gone(tmp_path / "starts")
 
 
 def until_up(folder: Path, but: int | None = None) -> int:

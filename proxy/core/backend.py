@@ -74,7 +74,7 @@ class Backend:
         self.kv = KvReserve()
         self.aside = Aside()
         self.sent_prompt_tokens = 0
-        self.line = Line(self.queues, spec.chunk_tokens, spec.piece_s)
+        self.line = Line(self.queues, spec.chunk_tokens, spec.piece_s < inf)
         self.prefills = self.line.prefills
         # Smoothed time from first token to finish, by bucket and of all.
         self.decode_s = dict.fromkeys(self.queues, 1.0)
@@ -452,7 +452,7 @@ class Backend:
     def resize(self, spec: BackendSpec, itl_slo_s: float) -> None:
         """It has other limits; how many may run is found out anew."""
         self.spec = spec
-        self.line.chunk_tokens, self.line.piece_s = spec.chunk_tokens, spec.piece_s
+        self.line.chunk_tokens, self.line.pieces = spec.chunk_tokens, spec.piece_s < inf
         self.concurrency = Concurrency(spec.max_concurrency, itl_slo_s)
         self.limit = spec.max_concurrency
 

@@ -149,7 +149,11 @@ class Dispatcher:
         request = waiting.request
         waiting.paid = False  # spent
         ahead_s = backend.ahead_s(request.prompt_tokens - matched_tokens, now)
-        fresh = waiting.piece_blocks > 0 and waiting.piece_on == backend.name
+        fresh = (
+            waiting.piece_on == backend.name
+            and not request.whole  # else it did not keep what it computed
+            and round(matched_tokens / request.block_tokens) >= waiting.piece_blocks
+        )
         piece = self._outlook.piece(backend, waiting, matched_tokens, now)
         if piece is not None:
             waiting.piece_blocks, waiting.piece_on = len(piece.blocks), backend.name

@@ -60,7 +60,7 @@ class Flight:
         # Counts towards the bucket's limit: an answer from the cache is in nobody's way.
         self.counts = uncached_tokens > STEP_TOKENS or uncached_tokens == request.prompt_tokens
         self.touch: Touch | None = None
-        # With nothing cached, unless what seems to be cached is sure to be.
+        # Of the whole prompt, in case nothing is cached; of the rest where the cache is certain.
         self.overdue_s = OVERDUE_SHARE * (prefill_s if fresh else cold_s)
         self.outdated = False  # the cache that it was sent to is gone
 

@@ -30,12 +30,13 @@ class Line:
         tokens: uncached, of all.
         total_s: sum of prefill_s over all.
         silent: how many there are whose first token cannot be seen.
-        chunk_tokens, piece_s: see BackendSpec.
+        chunk_tokens: see BackendSpec.
+        pieces: long prompts come in pieces.
     """
 
-    def __init__(self, buckets: Iterable[str], chunk_tokens: float, piece_s: float) -> None:
+    def __init__(self, buckets: Iterable[str], chunk_tokens: float, pieces: bool) -> None:
         self.chunk_tokens = chunk_tokens
-        self.piece_s = piece_s
+        self.pieces = pieces
         self.prefills: dict[str, Flight] = {}
         self.prefills_of = dict.fromkeys(buckets, 0)
         self.head: Flight | None = None
@@ -52,7 +53,7 @@ class Line:
     @property
     def mixed(self) -> bool:
         """Whether short prefills are computed beside longer ones, not only after them."""
-        return self.chunk_tokens < inf or self.piece_s < inf
+        return self.pieces or self.chunk_tokens < inf
 
     # What is ahead of a newcomer.
 

@@ -52,8 +52,8 @@ class BackendSpec:
         chunk_tokens: of one prompt it computes at most so many in a step while there are others
             (`--long-prefill-token-threshold`), so that shorter prefills pass longer ones;
             infinite: they are computed one after the other.
-        piece_s: it caches prefixes, and long prompts go there in pieces of so many seconds of
-            prefill (`pieces.py`); infinite: whole.
+        piece_s: it caches prefixes, and long prompts go there in pieces of about so many seconds
+            of prefill (`pieces.py`); infinite: whole.
     """
 
     name: str

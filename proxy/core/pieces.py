@@ -4,7 +4,8 @@ An engine that has begun a long prefill ends it before anything else. What it ha
 prompt stays in its prefix cache, though: so the proxy sends the beginning of a long prompt alone,
 for one token, then a longer beginning, of which only the end is new, and at last the prompt itself.
 Between any two of these those with less patience have their turn. A piece is so many tokens that
-its prefill is predicted to take `piece_s` (attention makes later tokens dearer).
+its prefill is predicted to take about `piece_s` (attention makes later tokens dearer): what is left
+is cut evenly, so that the last one is no longer than the others.
 
 This costs a step and a round trip a piece, so prompts go in pieces only while others come in that
 would be held up (`Partition.long_s`), and need an engine that caches prefixes: one that does not,
@@ -19,7 +20,7 @@ from forebay.proxy.core.cost import CostModel
 from forebay.proxy.core.flight import Flight
 from forebay.proxy.core.model import Request
 
-LONGER: Final = 0.15  # of a piece: so much longer may the last ones be instead of one more
+LONGER: Final = 0.15  # of `piece_s`: so much longer may pieces be where there is one less for it
 FOUND: Final = 0.5  # of what should be there
 FROM_THE_START: Final = 0.75  # of a prefill with nothing cached: so long only without a cache
 
@@ -45,12 +46,14 @@ def beginning(
     pieces_left = ceil(left_s / piece_s - LONGER)
     if pieces_left <= 1:
         return None
+    fixed_s = cost.predict_s(0, 0)  # of every piece
+    each_s = (left_s + (pieces_left - 1) * fixed_s) / pieces_left
     matched_blocks = round(matched_tokens / request.block_tokens)
     if matched_blocks < before_blocks:
         return None
     count = max(
         matched_blocks + 1,
-        int(_end(matched_tokens, tokens, cost, left_s / pieces_left) / request.block_tokens),
+        int(_end(matched_tokens, tokens, cost, each_s) / request.block_tokens),
     )
     if count >= len(blocks):
         return None
@@ -86,7 +89,7 @@ def found_the_last(
 
 
 def _end(begin: int, most: int, cost: CostModel, piece_s: float) -> int:
-    """Up to which token a prefill from `begin` takes `piece_s`."""
+    """Up to which token a prefill from `begin` takes `piece_s`; `begin` where none does."""
     low, high = begin, most
     while low < high:
         middle = (low + high + 1) // 2

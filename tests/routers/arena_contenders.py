@@ -36,6 +36,7 @@ class Contender:
         note: its settings in a sentence, and what they cannot do.
         core: among the first to be measured.
         slow: starts slowly or costs much, so it comes last.
+        unchunked: is for engines without --long-prefill-token-threshold; elsewhere another's twin.
         time_scale: the most it may be run at; CPU that it burns counts so many times.
     """
 
@@ -44,6 +45,7 @@ class Contender:
     note: str
     core: bool = False
     slow: bool = False
+    unchunked: bool = False
     time_scale: float = 8.0
 
     def install(self) -> str:
@@ -244,6 +246,7 @@ def _listed() -> Sequence[Contender]:
             "forebay in pieces",
             replace(known["forebay"], command=_forebay_in_pieces, version=_forebay_version),
             f"the same with prefill_piece {PIECE_S * 1e3:.0f}ms: for engines without the flag",
+            unchunked=True,
         ),
         Contender(DIRECT, None, "the client asks the engines in turn", core=True),
         Contender(
