@@ -157,7 +157,8 @@ def test_a_document_stays_where_it_is_cached(fleet: Fleet) -> None:
             assert {cached for _, cached in cold} == {0}
             assert {where for where, _ in cold} == {"cpu0", "cpu1"}
             for question in (1, 2, 3):
-                warm = await asyncio.gather(*(ask(document, question) for document in documents))
+                # One after the other: of so small a model a copy may be sooner than a turn.
+                warm = [await ask(document, question) for document in documents]
                 assert [where for where, _ in warm] == [where for where, _ in cold]
                 assert {cached for _, cached in warm} == {2_048}
             scene.assert_nothing_held()
