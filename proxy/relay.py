@@ -390,10 +390,11 @@ class Relay:
         upstream, failure = self._backends.next_up(), None
         with Tries(self.budget) as tries:
             while upstream is not None:
+                if self._ending:
+                    raise errors.draining()
+                asking = self._ask_unshaped(upstream, incoming, target, body, headers, reply)
                 try:
-                    answer = await self._pass_to(
-                        upstream, incoming, target, body, headers, reply, tries
-                    )
+                    answer = await self._pass_to(upstream, tries, asking)
                     # An answer without the engine proves as little as /health does: if it counted,
                     # one that fails all else would never be put out while /v1/models is polled.
                     if incoming.method == "POST" and target.partition("?")[0] not in ENGINELESS:
@@ -413,25 +414,13 @@ class Relay:
             raise failure.answer from failure
         return failure.answer
 
-    async def _pass_to(
-        self,
-        upstream: Upstream,
-        incoming: web.BaseRequest,
-        target: str,
-        body: bytes,
-        headers: dict[str, str],
-        reply: dict[str, str],
-        tries: Tries,
-    ) -> Stream | web.Response:
-        if self._ending:
-            raise errors.draining()
+    async def _pass_to(self, upstream: Upstream, tries: Tries, asking: Awaitable[T]) -> T:
+        """What comes of `asking` it, within the limit of a first token; raises Failure."""
         limit_s = self._config.timeouts.first_token
         attempt = Attempt(upstream, tries, Limit(self._clock() + limit_s, self._loop))
         self._attempts[attempt] = None
         try:
-            return await self._within(
-                attempt, self._ask_unshaped(upstream, incoming, target, body, headers, reply)
-            )
+            return await self._within(attempt, asking)
         finally:
             del self._attempts[attempt]
 

@@ -89,6 +89,18 @@ class Fleet:
         self.shaper._outlook.partition.arrived("chat", now)
 
 
+def deep_in_a_document() -> tuple[Fleet, float]:
+    """When its seventh piece has just been sent."""
+    fleet, now = Fleet(), 0.1
+    fleet.chat(0.0)
+    fleet.shaper.arrive(document("d"), now)
+    for _ in range(6):
+        now += 0.8
+        fleet.chats_flow(now)
+        fleet.shaper.computed("d", now)
+    return fleet, now
+
+
 def sends(actions: list[Action]) -> list[tuple[str, int]]:
     return [(a.request.id, a.piece_blocks) for a in actions if isinstance(a, Send)]
 
@@ -133,13 +145,7 @@ class TestShaper:
 
     def test_a_chat_is_sent_shortly_before_a_piece_ends(self) -> None:
         """However long the whole of it would take: its beginning is known to be cached."""
-        fleet, now = Fleet(), 0.1
-        fleet.chat(0.0)
-        fleet.shaper.arrive(document("d"), now)
-        for _ in range(6):
-            now += 0.8
-            fleet.chats_flow(now)
-            fleet.shaper.computed("d", now)
+        fleet, now = deep_in_a_document()
         (backend,) = fleet.shaper.backends.values()
         (piece,) = backend.prefills.values()
         assert piece.overdue_s < 0.3 < 0.1 * piece.cold_s
@@ -150,13 +156,7 @@ class TestShaper:
     @pytest.mark.parametrize("kept", [True, False])
     def test_what_an_engine_did_not_keep_may_take_as_long_as_the_whole(self, kept: bool) -> None:
         """Then nothing is sent behind it just because its predicted end is near."""
-        fleet, now = Fleet(), 0.1
-        fleet.chat(0.0)
-        fleet.shaper.arrive(document("d"), now)
-        for _ in range(6):
-            now += 0.8
-            fleet.chats_flow(now)
-            fleet.shaper.computed("d", now)
+        fleet, now = deep_in_a_document()
         (backend,) = fleet.shaper.backends.values()
         cached = backend.flights["d"].matched_tokens if kept else 0
         tokens = backend.flights["d"].request.prompt_tokens

@@ -2,7 +2,8 @@
 
 No sockets and no sleeping: arrivals, what engines do next and the policy's timer are the only
 events. The shaper is the one that the proxy runs; the parity test holds both to it. The network
-takes no time; what HTTP and tokenising cost is the engine's `request_s`.
+takes no time; what HTTP and tokenising cost is the engine's `request_s`, and for pieces of a prompt
+`TOKENIZE_S` besides.
 """
 
 from collections.abc import Callable, Iterable, Mapping
