@@ -10,6 +10,7 @@ from forebay.proxy.core.cost import CostModel
 from forebay.proxy.core.explain import ExplainedShaper
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Send
 from forebay.proxy.core.pieces import LONGER, beginning
+from forebay.proxy.core.queueing import Waiting
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.receipt_text import verdict
 
@@ -183,6 +184,77 @@ class TestShaper:
         assert fleet.shaper.arrive(document("e", first=10_000), 0.2) == []
         assert sends(fleet.shaper.computed("d", 0.9))[0][0] == "d"
 
+    def test_who_asks_about_it_waits_until_it_is_computed_whole(self) -> None:
+        """One prefill, though another engine has nothing to do; and then before other documents."""
+        fleet, now = Fleet(2), 0.1
+        fleet.chat(0.0)
+        (first,) = fleet.shaper.arrive(document("d"), now)
+        assert isinstance(first, Send)
+        assert fleet.shaper.arrive(document("again"), 0.2) == []
+        actions: list[Action] = [first]
+        while sends(actions) and sends(actions)[0][1]:
+            now += fleet.shaper.backends[first.backend].flights["d"].prefill_s
+            fleet.chats_flow(now)
+            actions = fleet.shaper.computed("d", now)
+            assert [w.request.id for w in fleet.shaper.waiting()] == ["again"]
+        assert sends(actions) == [("d", 0)]
+        (hit,) = fleet.shaper.first_token("d", now + 0.8)
+        assert isinstance(hit, Send)
+        assert (hit.request.id, hit.backend) == ("again", first.backend)
+        assert hit.matched_tokens == 119_808  # its full blocks
+        assert not fleet.shaper.backends[first.backend].begun
+
+    def test_it_goes_on_where_it_began(self) -> None:
+        """However little was computed: the other engine has done less, and would begin anew."""
+        fleet = Fleet(2)
+        fleet.chat(0.0)
+        (first,) = fleet.shaper.arrive(document("d"), 0.1)
+        assert isinstance(first, Send)
+        assert first.piece_blocks * BLOCK < fleet.shaper.affinity.min_match * 120_000
+        fleet.chats_flow(0.9)
+        (second,) = fleet.shaper.computed("d", 0.9)
+        assert isinstance(second, Send)
+        assert second.backend == first.backend
+
+    def test_who_shares_only_the_beginning_waits_only_for_that(self) -> None:
+        fleet = Fleet()
+        fleet.chat(0.0)
+        fleet.shaper.arrive(document("d"), 0.1)
+        other = Request("o", 20_000, 100, (*range(30), *range(1_000, 1_009)), float(BLOCK))
+        assert fleet.shaper.arrive(other, 0.2) == []
+        fleet.chats_flow(0.9)
+        actions = fleet.shaper.computed("d", 0.9)
+        assert sends(actions)[0] == ("o", 0)
+
+    def test_who_waited_for_one_that_left_between_pieces_begins_itself(self) -> None:
+        fleet = Fleet()
+        fleet.chat(0.0)
+        fleet.shaper.arrive(document("d"), 0.1)
+        fleet.shaper.arrive(document("again"), 0.2)
+        (backend,) = fleet.shaper.backends.values()
+        assert list(backend.followers) == ["again"]
+        chats = [str(number) for number in range(4)]
+        for name in chats:
+            fleet.shaper.arrive(Request(name, 4_000, 10), 0.3)
+        fleet.shaper.computed("d", 0.9)  # the chats go first
+        actions = fleet.shaper.cancel("d", 0.95)
+        for name in chats:
+            actions += fleet.shaper.finish(name, 1.0)
+        blocks = dict(sends(actions))["again"]
+        assert blocks > backend.flights["again"].matched_tokens / BLOCK > 0
+
+    @pytest.mark.parametrize("under_way", [True, False])
+    def test_what_is_left_of_a_prompt_counts_while_a_piece_of_it_runs(
+        self, under_way: bool
+    ) -> None:
+        fleet = Fleet()
+        fleet.chat(0.0)
+        if under_way:
+            fleet.shaper.arrive(document("d"), 0.1)
+        waiting = _waiting(document("e", first=10_000), 0.2)
+        (option,) = fleet.shaper._outlook.options(waiting, 0.2)
+        assert (option.wait_s > 8.0) == under_way
+
     def test_pieces_take_both_engines(self) -> None:
         """No engine need be kept clear of what lets others in between."""
         fleet = Fleet(2)
@@ -278,7 +350,5 @@ def test_prefill_is_predicted_whole_either_way(piece_s: float) -> None:
     assert option.prefill_s > 8.0
 
 
-def _waiting(request: Request):  # type: ignore[no-untyped-def]
-    from forebay.proxy.core.queueing import Waiting
-
-    return Waiting(request, "document", 0.0, inf, 0)
+def _waiting(request: Request, arrived_at: float = 0.0) -> Waiting:
+    return Waiting(request, "document", arrived_at, inf, 0)

@@ -288,6 +288,14 @@ class ShaperMachine(RuleBasedStateMachine):
                 assert backend.backlog_s(self.now) == 0.0
 
     @invariant()
+    def who_has_begun_and_who_follows(self) -> None:
+        for name, backend in self.shaper.backends.items():
+            queued = {w.request.id: w for w in self.shaper.waiting() if w.backend == name}
+            pieces = {i for i in self.pieces if self.running.get(i, ("", ""))[1] == name}
+            assert pieces == set(backend.begun) - set(queued)
+            assert set(backend.followers) == {i for i, w in queued.items() if w.follows}
+
+    @invariant()
     def queues_are_bounded(self) -> None:
         for bucket in ("chat", "document"):
             mates = [r for r in self.waiting.values() if self.bucket(r) == bucket]

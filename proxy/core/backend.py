@@ -6,12 +6,13 @@ and how that is measured (`observation.py`).
 """
 
 from collections.abc import Callable, Iterable
-from math import inf, sqrt
+from math import fsum, inf, sqrt
 from typing import Final
 
 from forebay.proxy.core.aside import Aside
 from forebay.proxy.core.cache import DEFAULT_INDEX_BLOCKS as DEFAULT_INDEX_BLOCKS
 from forebay.proxy.core.cache import PrefixCache
+from forebay.proxy.core.chains import common_run
 from forebay.proxy.core.concurrency import Concurrency
 from forebay.proxy.core.cost import CostModel
 from forebay.proxy.core.fairness import Fairness
@@ -71,6 +72,9 @@ class Backend:
         self.queued = 0  # in all of them
         self.queued_s = 0.0  # their prefills
         self.flights: dict[str, Flight] = {}
+        self.begun: dict[str, Waiting] = {}  # whose prompt it has computed a piece of, or does
+        self.followers: dict[str, Waiting] = {}  # who wait here for what it computes for another
+        self.review = False  # some of them may no longer need to
         self.kv = KvReserve()
         self.aside = Aside()
         self.sent_prompt_tokens = 0
@@ -150,17 +154,34 @@ class Backend:
         return self.cache.mode
 
     def matched_tokens(self, request: Request) -> int:
-        """Prompt tokens this backend probably holds; the last token is always computed."""
-        return self.cache.matched_tokens(request)
+        """Prompt tokens this backend probably holds, or will as soon as nothing is awaited.
+
+        The last token is always computed.
+        """
+        matched = self.cache.matched_tokens(request)
+        if self.begun and (promised := self._promised(request)):
+            promised_tokens = min(int(promised * request.block_tokens), request.prompt_tokens - 1)
+            return max(matched, promised_tokens)
+        return matched
+
+    def _promised(self, request: Request) -> int:
+        """How many leading blocks are of a prompt that comes here piece by piece."""
+        if request.id in self.begun:
+            return 0  # two of these never wait for each other
+        return max(common_run(request.blocks, leader.request.blocks) for leader in self.begun.values())
 
     def awaits(self, request: Request) -> bool:
         """Whether what is matched of the request is still being computed for another.
 
         Sent now, it would compute once more what is missing: fifty users who open one document.
         """
+        if not self.prefills and not self.begun:
+            return False
         blocks = request.blocks
         matched = self.prefixes.match(blocks)
-        if not matched:
+        if self.begun and self._promised(request) > matched:
+            return True
+        if not matched or not self.prefills:
             return False
         most_s = inf
         if self.line.chunked:  # it need not wait, as it would pass them
@@ -172,6 +193,21 @@ class Backend:
         return self.line.computes(blocks, matched, most_s)
 
     # What is ahead of a newcomer.
+
+    def rest_s(self, waiting: Waiting, deadline: float, due: float) -> tuple[float, int]:
+        """Of prompts of which it computes a piece: what goes before the request of the rest.
+
+        Returns its seconds, and of how many prompts. While no piece of it runs, a prompt waits in
+        the queue like any other.
+        """
+        rests = [
+            leader.rest_s
+            for leader in self.begun.values()
+            if not leader.backend
+            and leader is not waiting
+            and (leader.due <= due if leader.bucket == waiting.bucket else leader.deadline <= deadline)
+        ]
+        return fsum(rests), len(rests)
 
     def prefill_s(self, request: Request, matched_tokens: int) -> float:
         return self.cost.predict_s(request.prompt_tokens - matched_tokens, request.prompt_tokens)
@@ -323,6 +359,10 @@ class Backend:
 
     def enqueue(self, waiting: Waiting) -> None:
         """The request waits for this backend."""
+        if waiting.piece_on == self.name:
+            self.begun[waiting.request.id] = waiting
+        if waiting.follows:
+            self.followers[waiting.request.id] = waiting
         self.queues[waiting.bucket].push(waiting)
         self.turns.joined(waiting)
         self.queued += 1
@@ -330,6 +370,8 @@ class Backend:
 
     def dequeue(self, waiting: Waiting) -> None:
         """It waits no longer, or elsewhere."""
+        self.followers.pop(waiting.request.id, None)
+        self._no_longer(waiting.request.id)
         self.queues[waiting.bucket].remove(waiting)
         self.aside.left(waiting)
         self.queued -= 1
@@ -384,8 +426,20 @@ class Backend:
             self._fresh_tokens += uncached_tokens + request.output_tokens
         return flight
 
+    def begin(self, waiting: Waiting, flight: Flight) -> None:
+        """What was sent of it is a piece: the rest will follow."""
+        request, tokens = waiting.request, flight.request.prompt_tokens
+        waiting.rest_s = self.cost.predict_s(request.prompt_tokens - tokens, request.prompt_tokens)
+        self.begun[request.id] = waiting
+
+    def _no_longer(self, request_id: str) -> None:
+        """Nothing of its prompt is to come after what was sent."""
+        if self.begun.pop(request_id, None) is not None:
+            self.review = True
+
     def computed(self, request_id: str, now: float) -> None:
         """A piece of its prompt is in the engine's cache, and nothing of it runs any more."""
+        self._no_longer(request_id)
         self.first_token(request_id, now)
         flight = self.flights.pop(request_id)
         self.kv.give_back(flight.request, flight.reserved_tokens)
@@ -401,6 +455,7 @@ class Backend:
         flight.first_token_at = now
         self._tried.discard(request_id)
         self.line.leave(flight, now)
+        self.review |= flight.counts
         self._observation.answered(flight, self.line, now, self.others)
         return flight
 
@@ -411,9 +466,11 @@ class Backend:
         """
         flight = self.flights.pop(request_id)
         self._tried.discard(request_id)
+        self._no_longer(request_id)
         left_line = None
         if request_id in self.prefills:
             left_line = flight
+            self.review |= flight.counts
             if flight.request.streams:
                 self.cache.cut_short(flight, self.line.computed_share(flight, now))
             self.line.leave(flight, now)
@@ -476,6 +533,7 @@ class Backend:
         while over := self.line.silently_over(now):
             flight, ended_at = over
             self.line.leave(flight, ended_at)
+            self.review |= flight.counts
             self._observation.begin(now, self.others)
             left = True
         return left

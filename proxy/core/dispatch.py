@@ -6,6 +6,7 @@ the same few verbs whether a request has just come or waited.
 """
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from math import inf
 from typing import Final
 
@@ -106,6 +107,8 @@ class Dispatcher:
 
     def _start_next(self, backend: Backend, now: float) -> list[Action]:
         """Send those who wait for this backend while they may start, the most urgent first."""
+        if backend.review:
+            self._review(backend, now)
         actions: list[Action] = []
         while backend.queued and self._outlook.has_room(backend, now):
             heads = heads_of([backend])
@@ -119,6 +122,15 @@ class Dispatcher:
             matched = backend.matched_tokens(waiting.request)
             actions.append(self._send(waiting, backend, matched, now))
         return actions
+
+    def _review(self, backend: Backend, now: float) -> None:
+        """Who followed one that is computed, or gone, is as long now as what is missing of it."""
+        backend.review = False
+        for waiting in list(backend.followers.values()):
+            if not backend.awaits(waiting.request):
+                self._queues.leave(waiting, backend)
+                matched = backend.matched_tokens(waiting.request)
+                self._take_place(waiting, backend, backend.prefill_s(waiting.request, matched))
 
     def _put_aside(self, backend: Backend, heads: Iterable[Waiting], now: float) -> None:
         """KV cache for one that has waited long for it, while others take it as it comes free."""
@@ -141,7 +153,7 @@ class Dispatcher:
                 head.looks_again_at = now + LOOK_AGAIN_S
                 both = [home, backend]
                 options = self._outlook.options_among(both, head, now)
-                if self._route(head.request, options, self.affinity).backend == backend.name:
+                if self._better(head, options).backend == backend.name:
                     return head
         return None
 
@@ -162,6 +174,10 @@ class Dispatcher:
                 piece, waiting.bucket, matched_tokens, now, 1, waiting.rank,
                 piece=True, fresh=fresh,
             )  # fmt: skip
+            backend.begin(waiting, flight)
+            # As it will have when the piece is computed, for those who want to know what waits.
+            waiting.deadline = now + self.buckets[waiting.bucket].max_wait_s
+            waiting.due = self._due(waiting, waiting.rest_s)
         else:
             flight = backend.sent(
                 request, waiting.bucket, matched_tokens, now, waiting.output_tokens, waiting.rank,
@@ -188,19 +204,27 @@ class Dispatcher:
             left_s = request.timeout_s - (now - waiting.arrived_at)  # less than all for a retry
             bearable_s = min(bucket.max_wait_s, left_s - option.prefill_s)
             waiting.deadline = now + max(0.0, bearable_s)
-        backend = self.backends[option.backend]
-        waiting.work_s = option.prefill_s
-        waiting.next_s = backend.next_s(request, option.prefill_s)
-        waiting.backend = option.backend
-        worth_s = self._outlook.worth_s(backend, request, option.prefill_s, option.cold_prefill_s)
-        deadline = waiting.deadline
-        if waiting.began_at < inf:  # it does not fall behind for having one that is later now
-            deadline = waiting.arrived_at + bucket.max_wait_s
-        waiting.due = due_at(waiting.arrived_at, deadline, worth_s)
-        self._queues.enter(waiting, backend)
-        self._outlook.moved(backend)
+        self._take_place(waiting, self.backends[option.backend], option.prefill_s)
         if self._fairness.on:
             self._fairness.queued(request.tenant)
+
+    def _take_place(self, waiting: Waiting, backend: Backend, prefill_s: float) -> None:
+        """In the queue of the backend, where its prefill is predicted to take so long."""
+        request = waiting.request
+        waiting.work_s = prefill_s
+        waiting.next_s = backend.next_s(request, prefill_s)
+        waiting.backend = backend.name
+        waiting.follows = backend.awaits(request)
+        worth_s = backend.prefill_s(request, 0) if waiting.follows else prefill_s
+        waiting.due = self._due(waiting, worth_s)
+        self._queues.enter(waiting, backend)
+        self._outlook.moved(backend)
+
+    def _due(self, waiting: Waiting, worth_s: float) -> float:
+        deadline = waiting.deadline
+        if waiting.began_at < inf:  # it does not fall behind for having one that is later now
+            deadline = waiting.arrived_at + self.buckets[waiting.bucket].max_wait_s
+        return due_at(waiting.arrived_at, deadline, worth_s)
 
     def _dequeue(self, request_id: str) -> Backend:
         waiting = self._queues.waiting[request_id]
@@ -228,8 +252,13 @@ class Dispatcher:
         options = self._outlook.options(waiting, now)
         if not options:
             return [self._reject(waiting, "no_backend_available", now)]
-        self._enqueue(waiting, self._route(waiting.request, options, self.affinity), now)
+        self._enqueue(waiting, self._better(waiting, options), now)
         return []
+
+    def _better(self, waiting: Waiting, options: list[Option]) -> Option:
+        """For one who has waited: what is computed of its own prompt counts, however little."""
+        affinity = replace(self.affinity, min_match=0.0) if waiting.piece_on else self.affinity
+        return self._route(waiting.request, options, affinity)
 
     def _rebuild(self) -> None:
         """Other backends or buckets: what looks at all of them starts anew."""

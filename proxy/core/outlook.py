@@ -227,7 +227,7 @@ class Outlook:
                 return False
             if full and (uncached > STEP_TOKENS or uncached == request.prompt_tokens):
                 return False
-        if backend.prefills and backend.awaits(request):
+        if backend.awaits(request):
             return False
         if not backend.kv_fits(waiting, now):
             return False
@@ -268,7 +268,7 @@ class Outlook:
             prefill_s = backend.cost.predict_s(prompt_tokens - matched, prompt_tokens)
         wait_s = backend.ahead_s(prompt_tokens - matched, now)
         ahead_s, ahead, mates, in_order = 0.0, backend.queued, 1, False
-        if ahead:
+        if ahead or backend.begun:
             deadline = min(waiting.deadline, now + self._buckets[bucket].max_wait_s)
             worth_s = self.worth_s(backend, waiting.request, prefill_s, cold_s)
             due = due_at(waiting.arrived_at, deadline, worth_s)
@@ -291,6 +291,9 @@ class Outlook:
                 ahead_s += owed_s
                 in_order = overtaken == owed_s == 0.0
                 mates = 1 + backend.queues[bucket].count
+            if backend.begun:
+                rest_s, rests = backend.rest_s(waiting, deadline, due)
+                ahead_s, ahead = ahead_s + rest_s, ahead + rests
             if waiting.backend == backend.name:
                 ahead_s, ahead = max(0.0, ahead_s - waiting.work_s), ahead - 1
             if ahead > 0:
@@ -316,7 +319,7 @@ class Outlook:
 
     def worth_s(self, backend: Backend, request: Request, prefill_s: float, cold_s: float) -> float:
         """What is still missing is not matched yet: a follower is as long as its leader."""
-        return cold_s if backend.prefills and backend.awaits(request) else prefill_s
+        return cold_s if backend.awaits(request) else prefill_s
 
     def _elsewhere_s(self, backend: Backend, waiting: Waiting, ahead_s: float, now: float) -> float:
         """The wait for what is queued for the backend with other proxies and goes first.

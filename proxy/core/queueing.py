@@ -32,7 +32,9 @@ class Waiting:
         rank: that of its class; `lane` is whom it queues with.
         output_tokens: how many it is reckoned to generate.
         paid: its tokens count against its tenant's quota, and it was not sent.
-        work_s: seconds of its prefill; `next_s`: of what is sent of it next.
+        work_s: seconds of its prefill; `next_s`: of what is sent of it next; `rest_s`: of what
+            comes after the piece that was sent.
+        follows: it waits for one that its backend computes.
         began_at: when the first piece of its prompt was sent; inf before.
         piece_blocks: how many blocks of its prompt were sent last, as a piece, to `piece_on`.
     """
@@ -45,6 +47,7 @@ class Waiting:
         "deadline",
         "due",
         "excluded",
+        "follows",
         "lane",
         "looks_again_at",
         "next_s",
@@ -55,6 +58,7 @@ class Waiting:
         "piece_on",
         "rank",
         "request",
+        "rest_s",
         "work_s",
     )
 
@@ -82,6 +86,8 @@ class Waiting:
         self.due = deadline
         self.order = order
         self.work_s = self.next_s = work_s
+        self.rest_s = 0.0
+        self.follows = False
         self.backend = ""
         self.excluded: frozenset[str] = NONE_EXCLUDED
         self.looks_again_at = -inf  # at other backends than the one it waits for
