@@ -6,7 +6,7 @@ and how that is measured (`observation.py`).
 """
 
 from collections.abc import Callable, Iterable
-from math import fsum, inf, sqrt
+from math import inf, sqrt
 from typing import Final
 
 from forebay.proxy.core.aside import Aside
@@ -168,7 +168,9 @@ class Backend:
         """How many leading blocks are of a prompt that comes here piece by piece."""
         if request.id in self.begun:
             return 0  # two of these never wait for each other
-        return max(common_run(request.blocks, leader.request.blocks) for leader in self.begun.values())
+        return max(
+            common_run(request.blocks, leader.request.blocks) for leader in self.begun.values()
+        )
 
     def awaits(self, request: Request) -> bool:
         """Whether what is matched of the request is still being computed for another.
@@ -195,19 +197,18 @@ class Backend:
     # What is ahead of a newcomer.
 
     def rest_s(self, waiting: Waiting, deadline: float, due: float) -> tuple[float, int]:
-        """Of prompts of which it computes a piece: what goes before the request of the rest.
+        """What goes before the request of prompts of which a piece is being computed.
 
-        Returns its seconds, and of how many prompts. While no piece of it runs, a prompt waits in
-        the queue like any other.
+        Returns the seconds of what is to come after these pieces, and of how many prompts.
         """
-        rests = [
-            leader.rest_s
-            for leader in self.begun.values()
-            if not leader.backend
-            and leader is not waiting
-            and (leader.due <= due if leader.bucket == waiting.bucket else leader.deadline <= deadline)
-        ]
-        return fsum(rests), len(rests)
+        seconds, count = 0.0, 0
+        for leader in self.begun.values():
+            if leader.backend or leader is waiting:
+                continue  # between two pieces it waits in the queue like any other
+            same = leader.bucket == waiting.bucket
+            if leader.due <= due if same else leader.deadline <= deadline:
+                seconds, count = seconds + leader.rest_s, count + 1
+        return seconds, count
 
     def prefill_s(self, request: Request, matched_tokens: int) -> float:
         return self.cost.predict_s(request.prompt_tokens - matched_tokens, request.prompt_tokens)
