@@ -23,6 +23,8 @@ class Record:
         request: as the policy sees it, once the body is understood; `token_ids` says that the
             prompt came as these.
         reason: the code of the error it was answered with.
+        cached_tokens: of its prompt, found in the backend's cache before any of it was computed.
+        computed_tokens: of its prompt, what pieces of it had computed there, as the backend counts.
     """
 
     id: str
@@ -38,6 +40,7 @@ class Record:
     first_token_at: float | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    computed_tokens: int = 0
     output_tokens: int = 0
     reason: str = ""
     request: Request | None = None
@@ -46,6 +49,8 @@ class Record:
 
     def sent(self, send: Send, now: float) -> None:
         """It has a slot on a backend: the first, or another after a failure."""
+        if send.backend != self.backend:
+            self.computed_tokens = 0  # elsewhere
         self.bucket, self.backend = send.bucket, send.backend
         self.queued_s, self.sent_at = send.queued_s, now
         self.predicted_ttft_s = send.predicted_ttft_s
@@ -57,10 +62,15 @@ class Record:
         if self.span is not None:
             self.span.first_token()
 
+    def piece(self, cached_tokens: int | None, prompt_tokens: int) -> None:
+        """A piece of its prompt is computed; None: the backend did not say what was cached."""
+        if cached_tokens is not None:
+            self.computed_tokens += prompt_tokens - cached_tokens
+
     def used(self, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> None:
         """As the backend counted."""
         self.prompt_tokens = prompt_tokens
-        self.cached_tokens = cached_tokens
+        self.cached_tokens = max(0, cached_tokens - self.computed_tokens)
         self.output_tokens = output_tokens
 
     @property

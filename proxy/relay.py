@@ -135,6 +135,7 @@ class Relay:
                 try:
                     if grant.send.piece_blocks:
                         told = await self._compute(exchange, grant, upstream, tries)
+                        exchange.record.piece(*told or (None, 0))
                         send = await grant.computed(*told) if told else await grant.not_in_pieces()
                         exchange.record.sent(send, self._clock())
                         continue
@@ -461,10 +462,9 @@ class Relay:
         prompt_tokens, known, output_tokens = _counted(usage)
         if not prompt_tokens:
             return
-        cached_tokens = known or 0
         grant.used(output_tokens, known, prompt_tokens)
-        exchange.record.used(prompt_tokens, cached_tokens, output_tokens)
-        self._metrics.used(upstream.name, prompt_tokens, cached_tokens)
+        exchange.record.used(prompt_tokens, known or 0, output_tokens)
+        self._metrics.used(upstream.name, prompt_tokens, exchange.record.cached_tokens)
         asked = exchange.asked
         self._estimate.learn(asked.prompt_bytes, prompt_tokens, asked.request.tenant)
 

@@ -98,6 +98,9 @@ WITHOUT: dict[str, tuple[Config, str, Patches]] = {
     "followers wait for their leader": (
         Config(), "warm_or_least_work", ((Backend, "awaits", _returns(False)),),
     ),
+    "followers are hits at last": (
+        Config(), "warm_or_least_work", ((Shaper, "_review", _returns(None)),),
+    ),
     "shares of buckets (EDF alone)": (
         Config(), "warm_or_least_work", ((Turns, "first", _earliest),),
     ),

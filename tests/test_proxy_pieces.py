@@ -66,6 +66,32 @@ def test_metrics_count_one_request() -> None:
     on_stage(scene, None, **PIECES)
 
 
+@pytest.mark.parametrize("others", [0, 3_000])
+def test_what_is_its_own_is_no_hit(others: int) -> None:
+    """Of its prompt the backend has computed all but what others left there."""
+    held: list[str] = [PROMPT[: 4 * others]]
+
+    async def serve(call: Call) -> None:
+        prompt = json.loads(call.body)["prompt"]
+        cached = max((len(p) for p in held if prompt.startswith(p)), default=0)
+        held.append(prompt)
+        usage = {
+            "prompt_tokens": len(prompt) // 4, "completion_tokens": 1,
+            "prompt_tokens_details": {"cached_tokens": min(cached, len(prompt) - 4) // 4},
+        }  # fmt: skip
+        await call.send(answer(200, json.dumps({**json.loads(WHOLE), "usage": usage}).encode()))
+
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on.post({"prompt": "", "max_tokens": 3}) as response:
+            assert response.status == 200
+        await ask(on, {**LONG, "stream": False})
+        assert len(pieces(backends[0])) >= 3
+        text = on.proxy.metrics.text().decode()
+        assert f'forebay_cached_tokens_total{{backend="b0"}} {others}.0' in text
+
+    on_stage(scene, serve, **PIECES)
+
+
 def test_whole_without_others_or_without_the_key() -> None:
     async def scene(on: Stage, backends: list[RawBackend]) -> None:
         status, _ = await ask(on)

@@ -6,7 +6,7 @@ and how that is measured (`observation.py`).
 """
 
 from collections.abc import Callable, Iterable
-from math import inf, sqrt
+from math import fsum, inf, sqrt
 from typing import Final
 
 from forebay.proxy.core.aside import Aside
@@ -126,6 +126,8 @@ class Backend:
             free_at = max(line.head_since, self.others.since) + own_s + others_s
         elif self.prefills or self.queued:
             free_at = line.head_since + line.total_s + self.queued_s
+            if self.begun:
+                free_at += fsum(w.rest_s for w in self.begun.values() if not w.backend)
         else:
             free_at = self._sent.rank if self._sent.amount else 0.0
             if not full:
