@@ -6,13 +6,13 @@ and how that is measured (`observation.py`).
 """
 
 from collections.abc import Callable, Iterable
-from math import fsum, inf, sqrt
+from math import inf, sqrt
 from typing import Final
 
 from forebay.proxy.core.aside import Aside
+from forebay.proxy.core.begun import Begun
 from forebay.proxy.core.cache import DEFAULT_INDEX_BLOCKS as DEFAULT_INDEX_BLOCKS
 from forebay.proxy.core.cache import PrefixCache
-from forebay.proxy.core.chains import common_run
 from forebay.proxy.core.concurrency import Concurrency
 from forebay.proxy.core.cost import CostModel
 from forebay.proxy.core.fairness import Fairness
@@ -72,7 +72,7 @@ class Backend:
         self.queued = 0  # in all of them
         self.queued_s = 0.0  # their prefills
         self.flights: dict[str, Flight] = {}
-        self.begun: dict[str, Waiting] = {}  # whose prompt it has computed a piece of, or does
+        self.begun = Begun()
         self.followers: dict[str, Waiting] = {}  # who wait here for what it computes for another
         self.review = False  # some of them may no longer need to
         self.kv = KvReserve()
@@ -127,7 +127,7 @@ class Backend:
         elif self.prefills or self.queued:
             free_at = line.head_since + line.total_s + self.queued_s
             if self.begun:
-                free_at += fsum(w.rest_s for w in self.begun.values() if not w.backend)
+                free_at += self.begun.rest_s()
         else:
             free_at = self._sent.rank if self._sent.amount else 0.0
             if not full:
@@ -161,18 +161,10 @@ class Backend:
         The last token is always computed.
         """
         matched = self.cache.matched_tokens(request)
-        if self.begun and (promised := self._promised(request)):
+        if self.begun and (promised := self.begun.promised(request)):
             promised_tokens = min(int(promised * request.block_tokens), request.prompt_tokens - 1)
             return max(matched, promised_tokens)
         return matched
-
-    def _promised(self, request: Request) -> int:
-        """How many leading blocks are of a prompt that comes here piece by piece."""
-        if request.id in self.begun:
-            return 0  # two of these never wait for each other
-        return max(
-            common_run(request.blocks, leader.request.blocks) for leader in self.begun.values()
-        )
 
     def awaits(self, request: Request) -> bool:
         """Whether what is matched of the request is still being computed for another.
@@ -183,7 +175,7 @@ class Backend:
             return False
         blocks = request.blocks
         matched = self.prefixes.match(blocks)
-        if self.begun and self._promised(request) > matched:
+        if self.begun and self.begun.promised(request) > matched:
             return True
         if not matched or not self.prefills:
             return False
@@ -197,20 +189,6 @@ class Backend:
         return self.line.computes(blocks, matched, most_s)
 
     # What is ahead of a newcomer.
-
-    def rest_s(self, waiting: Waiting, deadline: float, due: float) -> tuple[float, int]:
-        """What goes before the request of prompts of which a piece is being computed.
-
-        Returns the seconds of what is to come after these pieces, and of how many prompts.
-        """
-        seconds, count = 0.0, 0
-        for leader in self.begun.values():
-            if leader.backend or leader is waiting:
-                continue  # between two pieces it waits in the queue like any other
-            same = leader.bucket == waiting.bucket
-            if leader.due <= due if same else leader.deadline <= deadline:
-                seconds, count = seconds + leader.rest_s, count + 1
-        return seconds, count
 
     def prefill_s(self, request: Request, matched_tokens: int) -> float:
         return self.cost.predict_s(request.prompt_tokens - matched_tokens, request.prompt_tokens)
@@ -363,7 +341,7 @@ class Backend:
     def enqueue(self, waiting: Waiting) -> None:
         """The request waits for this backend."""
         if waiting.piece_on == self.name:
-            self.begun[waiting.request.id] = waiting
+            self.begun.add(waiting)
         if waiting.follows:
             self.followers[waiting.request.id] = waiting
         self.queues[waiting.bucket].push(waiting)
@@ -433,11 +411,11 @@ class Backend:
         """What was sent of it is a piece: the rest will follow."""
         request, tokens = waiting.request, flight.request.prompt_tokens
         waiting.rest_s = self.cost.predict_s(request.prompt_tokens - tokens, request.prompt_tokens)
-        self.begun[request.id] = waiting
+        self.begun.add(waiting)
 
     def _no_longer(self, request_id: str) -> None:
         """Nothing of its prompt is to come after what was sent."""
-        if self.begun.pop(request_id, None) is not None:
+        if self.begun.drop(request_id):
             self.review = True
 
     def computed(self, request_id: str, now: float) -> None:

@@ -292,7 +292,7 @@ class Outlook:
                 in_order = overtaken == owed_s == 0.0
                 mates = 1 + backend.queues[bucket].count
             if backend.begun:
-                rest_s, rests = backend.rest_s(waiting, deadline, due)
+                rest_s, rests = backend.begun.ahead_of(waiting, deadline, due)
                 ahead_s, ahead = ahead_s + rest_s, ahead + rests
             if waiting.backend == backend.name:
                 ahead_s, ahead = max(0.0, ahead_s - waiting.work_s), ahead - 1

@@ -1,0 +1,63 @@
+"""Prompts that come to an engine piece by piece (`pieces.py`), and who waits for what it computes.
+
+A prompt of which a piece was sent will be computed there whole: whoever asks about it follows, as
+one would follow a prefill that is under way, and whoever waits there waits for the rest, too.
+"""
+
+from collections.abc import Iterator
+from math import fsum
+
+from forebay.proxy.core.chains import common_run
+from forebay.proxy.core.model import Request
+from forebay.proxy.core.queueing import Waiting
+
+
+class Begun:
+    """Of one backend, from the first piece until the rest is sent or the request is gone.
+
+    While a piece of it runs a prompt waits in no queue; between two pieces it does like any other.
+    """
+
+    def __init__(self) -> None:
+        self._prompts: dict[str, Waiting] = {}
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._prompts)
+
+    def add(self, waiting: Waiting) -> None:
+        self._prompts[waiting.request.id] = waiting
+
+    def drop(self, request_id: str) -> bool:
+        """Nothing of it is to come any more; whether anything was."""
+        return self._prompts.pop(request_id, None) is not None
+
+    def promised(self, request: Request) -> int:
+        """How many leading blocks of the request belong to another of these prompts.
+
+        None of one that has begun itself: no two ever wait for each other.
+        """
+        prompts = self._prompts
+        if not prompts or request.id in prompts:
+            return 0
+        return max(common_run(request.blocks, other.request.blocks) for other in prompts.values())
+
+    def rest_s(self) -> float:
+        """Seconds of prefill that are to come after the pieces that run."""
+        return fsum(waiting.rest_s for waiting in self._prompts.values() if not waiting.backend)
+
+    def ahead_of(self, waiting: Waiting, deadline: float, due: float) -> tuple[float, int]:
+        """Of these seconds, what goes before the request, and of how many prompts.
+
+        By the order of the queues: who is due first in a bucket, the earlier deadline between two.
+        """
+        seconds, count = 0.0, 0
+        for other in self._prompts.values():
+            if other.backend or other is waiting:
+                continue
+            same = other.bucket == waiting.bucket
+            if other.due <= due if same else other.deadline <= deadline:
+                seconds, count = seconds + other.rest_s, count + 1
+        return seconds, count
