@@ -1,15 +1,11 @@
 """Who asks about a document that is being computed, and when it is."""
 
-from forebay.proxy.core.model import Action, BackendSpec, Bucket, Request, Send
+from test_core_pieces import document
+
+from forebay.proxy.core.model import Action, BackendSpec, Bucket, Send
 from forebay.proxy.core.shaper import Shaper
 
 DOCUMENT = Bucket("document", 200_000, 100, 30.0, prefills_per_backend=1)
-BLOCK = 512
-
-
-def document(name: str, tokens: int, first: int = 0) -> Request:
-    blocks = tuple(range(first, first + tokens // BLOCK))
-    return Request(name, tokens, 100, blocks, float(BLOCK))
 
 
 def names(actions: list[Action]) -> list[str]:

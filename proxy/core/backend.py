@@ -12,7 +12,7 @@ from typing import Final
 from forebay.proxy.core.aside import Aside
 from forebay.proxy.core.begun import Begun
 from forebay.proxy.core.cache import DEFAULT_INDEX_BLOCKS as DEFAULT_INDEX_BLOCKS
-from forebay.proxy.core.cache import PrefixCache
+from forebay.proxy.core.cache import PrefixCache, tokens_in
 from forebay.proxy.core.concurrency import Concurrency
 from forebay.proxy.core.cost import CostModel
 from forebay.proxy.core.fairness import Fairness
@@ -162,8 +162,7 @@ class Backend:
         """
         matched = self.cache.matched_tokens(request)
         if self.begun and (promised := self.begun.promised(request)):
-            promised_tokens = min(int(promised * request.block_tokens), request.prompt_tokens - 1)
-            return max(matched, promised_tokens)
+            return max(matched, tokens_in(promised, request))
         return matched
 
     def awaits(self, request: Request) -> bool:
@@ -435,8 +434,7 @@ class Backend:
             return None
         flight.first_token_at = now
         self._tried.discard(request_id)
-        self.line.leave(flight, now)
-        self.review |= flight.counts
+        self._leave_line(flight, now)
         self._observation.answered(flight, self.line, now, self.others)
         return flight
 
@@ -451,10 +449,9 @@ class Backend:
         left_line = None
         if request_id in self.prefills:
             left_line = flight
-            self.review |= flight.counts
             if flight.request.streams:
                 self.cache.cut_short(flight, self.line.computed_share(flight, now))
-            self.line.leave(flight, now)
+            self._leave_line(flight, now)
             if flight.output_tokens:
                 # Answered whole before its first token was due: it took no longer than this.
                 self._observation.answered(flight, self.line, now, self.others)
@@ -465,6 +462,10 @@ class Backend:
             self._decoded(flight, now)
         self.kv.give_back(flight.request, flight.reserved_tokens)
         return left_line
+
+    def _leave_line(self, flight: Flight, now: float) -> None:
+        self.line.leave(flight, now)
+        self.review |= flight.counts  # nobody else is followed (`Line.computes`)
 
     def _decoded(self, flight: Flight, now: float) -> None:
         """Learn how long a slot is held after the prefill, or after when that was due."""
@@ -513,8 +514,7 @@ class Backend:
         left = False
         while over := self.line.silently_over(now):
             flight, ended_at = over
-            self.line.leave(flight, ended_at)
-            self.review |= flight.counts
+            self._leave_line(flight, ended_at)
             self._observation.begin(now, self.others)
             left = True
         return left

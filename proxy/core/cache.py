@@ -23,6 +23,11 @@ KEPT_FAR: Final = 0.7  # the index was so much too large
 SURPLUS_BLOCKS: Final = 1.5  # of text; the end of a prompt is in no block and may be cached too
 
 
+def tokens_in(blocks: int, request: Request) -> int:
+    """What is saved where so many leading blocks of the prompt are held: never its last token."""
+    return max(0, min(int(blocks * request.block_tokens), request.prompt_tokens - 1))
+
+
 class PrefixCache:
     """What is sent goes in; what the engine tells corrects it.
 
@@ -56,9 +61,7 @@ class PrefixCache:
             exact = self._exact_tokens(request, blocks)
             if exact >= 0:
                 return exact
-        if not blocks:
-            return 0
-        return max(0, min(int(blocks * request.block_tokens), request.prompt_tokens - 1))
+        return tokens_in(blocks, request) if blocks else 0
 
     def _exact_tokens(self, request: Request, believed_blocks: int) -> int:
         """What the engine tells it holds of the prompt; below 0 where that cannot be said."""
