@@ -17,6 +17,7 @@ from forebay.proxy.config import BackendConfig, BucketConfig, Config
 from forebay.proxy.core.admission import refuse
 from forebay.proxy.core.backend import Backend
 from forebay.proxy.core.cost import CostModel
+from forebay.proxy.core.leaders import Leaders
 from forebay.proxy.core.model import Action, Request
 from forebay.proxy.core.partition import Partition
 from forebay.proxy.core.queueing import Waiting
@@ -29,6 +30,7 @@ from forebay.replay.sim.scenario import Scenario
 CORE = "forebay.proxy.core"
 CHAT = BucketConfig(name="chat", up_to=5_000, max_wait=2.0)
 DOCUMENT = BucketConfig(name="document", up_to=131_072, max_wait=30.0)
+_due = Shaper._due  # as it is without a patch
 CAP_S = 120.0  # what a refused request counts as in a ratio of percentiles
 
 
@@ -61,6 +63,14 @@ def _earliest(self: Turns, ready: Sequence[Waiting], now: float) -> Waiting:
 
 def _first_come(self: Turns, ready: Sequence[Waiting], now: float) -> Waiting:
     return min(ready, key=lambda w: w.order)
+
+
+def _nothing(self: Shaper, backend: Backend, now: float) -> list[Action]:
+    return []
+
+
+def _due_alone(self: Shaper, waiting: Waiting, worth_s: float) -> float:
+    return _due(self, waiting, worth_s * (1 + waiting.followed))
 
 
 def _returns(value: Any) -> Any:
@@ -99,7 +109,19 @@ WITHOUT: dict[str, tuple[Config, str, Patches]] = {
         Config(), "warm_or_least_work", ((Backend, "awaits", _returns(False)),),
     ),
     "followers are hits at last": (
-        Config(), "warm_or_least_work", ((Shaper, "_review", _returns(None)),),
+        Config(), "warm_or_least_work", ((Shaper, "_review", _nothing),),
+    ),
+    "joining who waits for an engine": (
+        Config(), "warm_or_least_work", ((Leaders, "add", _returns(None)),),
+    ),
+    "who is followed goes first": (
+        Config(), "warm_or_least_work", ((Shaper, "_due", _due_alone),),
+    ),
+    "going where it is computed by now": (
+        Config(), "warm_or_least_work", ((Shaper, "_gather", _returns(False)),),
+    ),
+    "deciding anew when a leader is lost": (
+        Config(), "warm_or_least_work", ((f"{CORE}.dispatch", "LOST", 0.0),),
     ),
     "shares of buckets (EDF alone)": (
         Config(), "warm_or_least_work", ((Turns, "first", _earliest),),

@@ -292,8 +292,29 @@ class ShaperMachine(RuleBasedStateMachine):
         for name, backend in self.shaper.backends.items():
             queued = {w.request.id: w for w in self.shaper.waiting() if w.backend == name}
             pieces = {i for i in self.pieces if self.running.get(i, ("", ""))[1] == name}
-            assert pieces == set(backend.begun) - set(queued)
+            begun = {w.request.id for w in backend.begun}
+            assert pieces == begun - set(queued)
             assert set(backend.followers) == {i for i, w in queued.items() if w.follows}
+            leaders = {w.request.id for w in backend.leaders}
+            assert leaders == {
+                i
+                for i, w in queued.items()
+                if not w.follows and i not in begun and w.request.prompt_tokens > 2_048
+            }
+            for waiting in (*backend.leaders, *backend.begun):
+                assert waiting.followed == sum(
+                    w.leader is waiting for w in self.shaper.waiting()
+                ), waiting.request.id
+
+    @invariant()
+    def nobody_is_kept_by_one_behind(self) -> None:
+        """Who leads waits for none of its followers."""
+        for waiting in self.shaper.waiting():
+            seen = {waiting.request.id}
+            while waiting.leader is not None:
+                waiting = waiting.leader
+                assert waiting.request.id not in seen
+                seen.add(waiting.request.id)
 
     @invariant()
     def queues_are_bounded(self) -> None:

@@ -6,6 +6,7 @@ and how that is measured (`observation.py`).
 """
 
 from collections.abc import Callable, Iterable
+from itertools import chain
 from math import inf, sqrt
 from typing import Final
 
@@ -20,6 +21,7 @@ from forebay.proxy.core.flight import Flight
 from forebay.proxy.core.held import HeldPrefixes
 from forebay.proxy.core.kv import KvReserve
 from forebay.proxy.core.lanes import Lanes
+from forebay.proxy.core.leaders import Leaders, longest_run
 from forebay.proxy.core.line import Line
 from forebay.proxy.core.model import STANDARD, BackendSpec, Bucket, Request
 from forebay.proxy.core.observation import Observation
@@ -73,6 +75,7 @@ class Backend:
         self.queued_s = 0.0  # their prefills
         self.flights: dict[str, Flight] = {}
         self.begun = Begun()
+        self.leaders = Leaders()
         self.followers: dict[str, Waiting] = {}  # who wait here for what it computes for another
         self.review = False  # some of them may no longer need to
         self.kv = KvReserve()
@@ -156,25 +159,40 @@ class Backend:
         return self.cache.mode
 
     def matched_tokens(self, request: Request) -> int:
-        """Prompt tokens this backend probably holds, or will as soon as nothing is awaited.
+        """Prompt tokens this backend probably holds; the last token is always computed."""
+        return self.cache.matched_tokens(request)
 
-        The last token is always computed.
+    def expected_tokens(self, waiting: Waiting) -> tuple[int, Waiting | None]:
+        """Prompt tokens it will hold when the request has its turn, and for whom it computes them.
+
+        For nobody who still waits: None. What was begun of a prompt is its own.
         """
-        matched = self.cache.matched_tokens(request)
-        if self.begun and (promised := self.begun.promised(request)):
-            return max(matched, tokens_in(promised, request))
-        return matched
+        request = waiting.request
+        matched = self.matched_tokens(request)
+        if waiting.piece_on or not (self.leaders or self.begun):
+            return matched, None
+        known = int(matched / request.block_tokens)
+        blocks, leader = longest_run(request, chain(self.leaders, self.begun), known)
+        expected = tokens_in(blocks, request)
+        return (expected, leader) if expected > matched else (matched, None)
 
-    def awaits(self, request: Request) -> bool:
+    def leads(self, leader: Waiting | None) -> bool:
+        """Whether it is to compute a prompt here that is still to be sent, or the rest of it."""
+        return leader is not None and (leader in self.leaders or leader in self.begun)
+
+    def awaits(self, request: Request, head: Waiting | None = None) -> bool:
         """Whether what is matched of the request is still being computed for another.
 
         Sent now, it would compute once more what is missing: fifty users who open one document.
+
+        Args:
+            head: as of `Begun.promised`.
         """
         if not self.prefills and not self.begun:
             return False
         blocks = request.blocks
         matched = self.prefixes.match(blocks)
-        if self.begun and self.begun.promised(request) > matched:
+        if self.begun and self.begun.promised(request, head) > matched:
             return True
         if not matched or not self.prefills:
             return False
@@ -343,6 +361,10 @@ class Backend:
             self.begun.add(waiting)
         if waiting.follows:
             self.followers[waiting.request.id] = waiting
+        elif waiting.piece_on != self.name:
+            self.leaders.add(waiting)
+        if waiting.leader is not None:
+            waiting.leader.followed += 1
         self.queues[waiting.bucket].push(waiting)
         self.turns.joined(waiting)
         self.queued += 1
@@ -351,6 +373,10 @@ class Backend:
     def dequeue(self, waiting: Waiting) -> None:
         """It waits no longer, or elsewhere."""
         self.followers.pop(waiting.request.id, None)
+        self.review |= self.leaders.drop(waiting.request.id)
+        if waiting.leader is not None:
+            waiting.leader.followed -= 1
+            waiting.leader = None
         self._no_longer(waiting.request.id)
         self.queues[waiting.bucket].remove(waiting)
         self.aside.left(waiting)
@@ -359,6 +385,13 @@ class Backend:
         if not self.queued:
             self.queued_s = 0.0
             self.turns.nobody_waits()
+
+    def hasten(self, waiting: Waiting, due: float) -> None:
+        """It waits here and is due sooner now."""
+        queue = self.queues[waiting.bucket]
+        queue.remove(waiting)
+        waiting.due = due
+        queue.push(waiting)
 
     def sent(
         self,

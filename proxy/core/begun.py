@@ -24,8 +24,11 @@ class Begun:
     def __len__(self) -> int:
         return len(self._prompts)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._prompts)
+    def __contains__(self, waiting: Waiting) -> bool:
+        return waiting.request.id in self._prompts
+
+    def __iter__(self) -> Iterator[Waiting]:
+        return iter(self._prompts.values())
 
     def add(self, waiting: Waiting) -> None:
         self._prompts[waiting.request.id] = waiting
@@ -34,15 +37,23 @@ class Begun:
         """Nothing of it is to come any more; whether anything was."""
         return self._prompts.pop(request_id, None) is not None
 
-    def promised(self, request: Request) -> int:
+    def promised(self, request: Request, head: Waiting | None = None) -> int:
         """How many leading blocks of the request belong to another of these prompts.
 
         None of one that has begun itself: no two ever wait for each other.
+
+        Args:
+            head: the request, where it is the head of a queue here: it awaits nobody behind it.
         """
         prompts = self._prompts
         if not prompts or request.id in prompts:
             return 0
-        return max(common_run(request.blocks, other.request.blocks) for other in prompts.values())
+        runs = [
+            common_run(request.blocks, other.request.blocks)
+            for other in prompts.values()
+            if head is None or not other.backend or _before(other, head)
+        ]
+        return max(runs, default=0)
 
     def rest_s(self) -> float:
         """Seconds of prefill that are to come after the pieces that run."""
@@ -61,3 +72,8 @@ class Begun:
             if other.due <= due if same else other.deadline <= deadline:
                 seconds, count = seconds + other.rest_s, count + 1
         return seconds, count
+
+
+def _before(other: Waiting, head: Waiting) -> bool:
+    """Whether it can be sent while `head` may not."""
+    return other.lane != head.lane or other.bucket != head.bucket or other.key < head.key

@@ -14,7 +14,7 @@ from forebay.proxy.core.admission import retry_after_s
 from forebay.proxy.core.ahead import Ahead
 from forebay.proxy.core.backend import Backend
 from forebay.proxy.core.fairness import Fairness
-from forebay.proxy.core.flight import Flight
+from forebay.proxy.core.flight import STEP_TOKENS, Flight
 from forebay.proxy.core.model import Action, Bucket, Reject, RejectReason, Send
 from forebay.proxy.core.outlook import Outlook
 from forebay.proxy.core.queueing import Waiting, due_at, late_at
@@ -24,6 +24,7 @@ from forebay.proxy.core.routing import Affinity, Option, Route
 from forebay.proxy.core.sharing import Sharing
 
 LOOKS_ELSEWHERE: Final = 8  # heads of other queues that a backend with room looks at
+LOST: Final = 0.5  # of its prefill: reckoned with less, it waited for what nobody computes now
 LOOK_AGAIN_S: Final = 0.05  # a head that would rather stay is not asked again before
 
 
@@ -85,7 +86,8 @@ class Dispatcher:
         self._outlook.moved(backend)
         if not self._queues.waiting:
             return []
-        if prefilled and prefilled.prefill_s > self._least_patience_s:
+        came = prefilled is not None and prefilled.counts and self._gather(backend, now)
+        if came or (prefilled and prefilled.prefill_s > self._least_patience_s):
             return self._dispatch_all(now)  # it may be clear of long prefills now
         return self._dispatch([backend], now)
 
@@ -107,9 +109,7 @@ class Dispatcher:
 
     def _start_next(self, backend: Backend, now: float) -> list[Action]:
         """Send those who wait for this backend while they may start, the most urgent first."""
-        if backend.review:
-            self._review(backend, now)
-        actions: list[Action] = []
+        actions: list[Action] = self._review(backend, now) if backend.review else []
         while backend.queued and self._outlook.has_room(backend, now):
             heads = heads_of([backend])
             ready = [h for h in heads if self._outlook.may_start(backend, h, now)]
@@ -123,14 +123,50 @@ class Dispatcher:
             actions.append(self._send(waiting, backend, matched, now))
         return actions
 
-    def _review(self, backend: Backend, now: float) -> None:
+    def _review(self, backend: Backend, now: float) -> list[Action]:
         """Who followed one that is computed, or gone, is as long now as what is missing of it."""
         backend.review = False
+        actions: list[Action] = []
         for waiting in list(backend.followers.values()):
-            if not backend.awaits(waiting.request):
+            request = waiting.request
+            if waiting.backend != backend.name:  # gone with one of those before it
+                continue
+            if backend.leads(waiting.leader) or backend.awaits(request):
+                continue
+            matched, _ = backend.expected_tokens(waiting)
+            prefill_s = backend.prefill_s(request, matched)
+            if waiting.work_s < LOST * prefill_s:
+                self._dequeue(request.id)
+                actions += self._elsewhere(waiting, now)
+                if waiting.backend not in ("", backend.name):
+                    actions += self._start_next(self.backends[waiting.backend], now)
+            else:
                 self._queues.leave(waiting, backend)
-                matched = backend.matched_tokens(waiting.request)
-                self._take_place(waiting, backend, backend.prefill_s(waiting.request, matched))
+                self._take_place(waiting, backend, prefill_s)
+        return actions
+
+    def _gather(self, backend: Backend, now: float) -> bool:
+        """It has computed something long: who waits elsewhere to have that computed may come.
+
+        Returns whether anybody did.
+        """
+        came = False
+        for home in list(self._queues.backends.values()):
+            if home is backend:
+                continue
+            for waiting in [*home.leaders, *home.begun, *home.followers.values()]:
+                request = waiting.request
+                if waiting.backend != home.name or not self._outlook.suits(backend, waiting):
+                    continue
+                if backend.matched_tokens(request) - home.matched_tokens(request) <= STEP_TOKENS:
+                    continue
+                options = self._outlook.options_among([home, backend], waiting, now)
+                option = self._better(waiting, options)
+                if option.backend == backend.name:
+                    self._dequeue(request.id)
+                    self._enqueue(waiting, option, now)
+                    came = True
+        return came
 
     def _put_aside(self, backend: Backend, heads: Iterable[Waiting], now: float) -> None:
         """KV cache for one that has waited long for it, while others take it as it comes free."""
@@ -214,17 +250,22 @@ class Dispatcher:
         waiting.work_s = prefill_s
         waiting.next_s = backend.next_s(request, prefill_s)
         waiting.backend = backend.name
-        waiting.follows = backend.awaits(request)
+        _, leader = backend.expected_tokens(waiting)
+        waiting.leader = leader
+        waiting.follows = leader is not None or backend.awaits(request)
+        # It keeps its place behind a leader as one that is as long: as a hit it would be in front.
         worth_s = backend.prefill_s(request, 0) if waiting.follows else prefill_s
         waiting.due = self._due(waiting, worth_s)
         self._queues.enter(waiting, backend)
+        if leader is not None and leader.backend:
+            backend.hasten(leader, self._due(leader, leader.work_s))
         self._outlook.moved(backend)
 
     def _due(self, waiting: Waiting, worth_s: float) -> float:
         deadline = waiting.deadline
         if waiting.began_at < inf:  # it does not fall behind for having one that is later now
             deadline = waiting.arrived_at + self.buckets[waiting.bucket].max_wait_s
-        return due_at(waiting.arrived_at, deadline, worth_s)
+        return due_at(waiting.arrived_at, deadline, worth_s / (1 + waiting.followed))
 
     def _dequeue(self, request_id: str) -> Backend:
         waiting = self._queues.waiting[request_id]

@@ -227,7 +227,7 @@ class Outlook:
                 return False
             if full and (uncached > STEP_TOKENS or uncached == request.prompt_tokens):
                 return False
-        if backend.awaits(request):
+        if backend.awaits(request, waiting if waiting.backend == backend.name else None):
             return False
         if not backend.kv_fits(waiting, now):
             return False
@@ -262,7 +262,7 @@ class Outlook:
     ) -> Option:
         request, bucket = waiting.request, waiting.bucket
         prompt_tokens = request.prompt_tokens
-        matched = backend.matched_tokens(request)
+        matched, leader = backend.expected_tokens(waiting)
         cold_s = prefill_s = backend.cost.predict_s(prompt_tokens, prompt_tokens)
         if matched:
             prefill_s = backend.cost.predict_s(prompt_tokens - matched, prompt_tokens)
@@ -270,8 +270,9 @@ class Outlook:
         ahead_s, ahead, mates, in_order = 0.0, backend.queued, 1, False
         if ahead or backend.begun:
             deadline = min(waiting.deadline, now + self._buckets[bucket].max_wait_s)
-            worth_s = self.worth_s(backend, waiting.request, prefill_s, cold_s)
-            due = due_at(waiting.arrived_at, deadline, worth_s)
+            due = due_at(waiting.arrived_at, deadline, prefill_s)
+            if leader is not None:  # it is a hit when that is computed, and not before
+                due = max(due, leader.due)
             overtaken = meanwhile.overtaken(self._buckets, backend, bucket, now)
             if self._ahead.on:
                 ahead_s, ahead = self._ahead.of(backend, waiting, deadline, due)
@@ -316,10 +317,6 @@ class Outlook:
         elif ahead > 0 and not self._ahead.on:
             margin_s += meanwhile.lump_s(self._buckets, backend, bucket, wait_s, now)
         return Option(backend.name, wait_s, margin_s, prefill_s, cold_s, matched, load, mean_load)
-
-    def worth_s(self, backend: Backend, request: Request, prefill_s: float, cold_s: float) -> float:
-        """What is still missing is not matched yet: a follower is as long as its leader."""
-        return cold_s if backend.awaits(request) else prefill_s
 
     def _elsewhere_s(self, backend: Backend, waiting: Waiting, ahead_s: float, now: float) -> float:
         """The wait for what is queued for the backend with other proxies and goes first.

@@ -34,7 +34,8 @@ class Waiting:
         paid: its tokens count against its tenant's quota, and it was not sent.
         work_s: seconds of its prefill; `next_s`: of what is sent of it next; `rest_s`: of what
             comes after the piece that was sent.
-        follows: it waits for one that its backend computes.
+        follows: it waits for one that its backend computes, or will for `leader`, who waits too.
+        followed: how many have it as their `leader`.
         began_at: when the first piece of its prompt was sent; inf before.
         piece_blocks: how many blocks of its prompt were sent last, as a piece, to `piece_on`.
     """
@@ -47,8 +48,10 @@ class Waiting:
         "deadline",
         "due",
         "excluded",
+        "followed",
         "follows",
         "lane",
+        "leader",
         "looks_again_at",
         "next_s",
         "order",
@@ -88,6 +91,8 @@ class Waiting:
         self.work_s = self.next_s = work_s
         self.rest_s = 0.0
         self.follows = False
+        self.leader: Waiting | None = None
+        self.followed = 0
         self.backend = ""
         self.excluded: frozenset[str] = NONE_EXCLUDED
         self.looks_again_at = -inf  # at other backends than the one it waits for
