@@ -40,7 +40,7 @@ def a_trace(
     return list(chat_beside_documents(spec))
 
 
-@pytest.mark.parametrize(("proxies", "engines", "seconds"), [(2, 2, 600.0), (4, 4, 150.0)])
+@pytest.mark.parametrize(("proxies", "engines", "seconds"), [(2, 2, 600.0), (4, 4, 300.0)])
 @pytest.mark.timeout(300)  # ten seconds of work, on a machine that may be busy
 def test_hits_and_balance_are_those_of_one_proxy(
     proxies: int, engines: int, seconds: float

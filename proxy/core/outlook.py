@@ -270,7 +270,8 @@ class Outlook:
         ahead_s, ahead, mates, in_order = 0.0, backend.queued, 1, False
         if ahead or backend.begun:
             deadline = min(waiting.deadline, now + self._buckets[bucket].max_wait_s)
-            due = due_at(waiting.arrived_at, deadline, prefill_s)
+            worth_s = cold_s if backend.awaits(request) else prefill_s
+            due = due_at(waiting.arrived_at, deadline, worth_s)
             if leader is not None:  # it is a hit when that is computed, and not before
                 due = max(due, leader.due)
             overtaken = meanwhile.overtaken(self._buckets, backend, bucket, now)

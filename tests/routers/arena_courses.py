@@ -119,7 +119,7 @@ def _real() -> Sequence[Course]:
         ),
         Course(
             "overload 1.5x", "the documents again at 1.5 times capacity", small_beside, 1.5,
-            slo=slo, window_s=30.0, core=True, group="overload",
+            slo=slo, window_s=20.0, core=True, group="overload",
         ),
         Course(
             "fifty users", "50 users ask about one 14k-token document within 5 s, caches empty",
