@@ -126,6 +126,7 @@ def test_the_core_comes_first_and_the_rest_some_seeds_later() -> None:
         ([record(verdict="invalid")], False),  # once more
         ([record(verdict="invalid"), record(verdict="invalid")], True),
         ([record(version="0")], False),  # another version of the router
+        ([record(trace="older")], False),  # of a workload that was changed
         ([{**record(), "error": "does not start"}], False),
         ([record(seed=1), record("direct"), record(workload="fifty users")], False),
     ],

@@ -58,7 +58,7 @@ def identity(record: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def is_done(record: Mapping[str, Any], earlier: Sequence[Record], attempts: int) -> bool:
-    """Whether what `record` (its identity and version) asks for needs no other run.
+    """Whether what `record` (its identity, version and trace) asks for needs no other run.
 
     Args:
         attempts: how often an invalid run is tried, by this call and all before it.
@@ -78,6 +78,7 @@ def _attempts(record: Mapping[str, Any], earlier: Sequence[Record]) -> list[Reco
         for one in earlier
         if identity(one) == identity(record)
         and one["version"] == record["version"]
+        and one.get("trace") == record["trace"]
         and "error" not in one
     ]
 

@@ -176,18 +176,17 @@ def run_all(settings: Settings) -> None:
                 "endpoint": settings.endpoint, "workload": cell.workload, "router": cell.router,
                 "seed": seed, "version": versions.get(cell.router, "none"),
             }  # fmt: skip
-            if (
-                cell in failed
-                or cell.workload in traffics.skipped
-                or is_done(record, records, settings.attempts)
-            ):
+            if cell in failed or cell.workload in traffics.skipped:
+                continue
+            traffic = traffics.get(course, seed)
+            if traffic is None:
+                continue
+            record["trace"] = traffic.sha256
+            if is_done(record, records, settings.attempts):
                 continue
             if time.monotonic() >= until:
                 print("time is up; call it again to go on", file=sys.stderr)
                 return
-            traffic = traffics.get(course, seed)
-            if traffic is None:
-                continue
             scale = fleet.time_scale
             if fleet.kind == SIMULATED:
                 most = min(course.time_scale, CONTENDERS[cell.router].time_scale)
