@@ -205,6 +205,10 @@ class Backend:
             most_s = AWAITED * saved_s
         return self.line.computes(blocks, matched, most_s)
 
+    def keeps(self, waiting: Waiting) -> bool:
+        """Whether the next in a queue awaits another here; never one that waits behind it."""
+        return self.awaits(waiting.request, waiting if waiting.backend == self.name else None)
+
     # What is ahead of a newcomer.
 
     def prefill_s(self, request: Request, matched_tokens: int) -> float:

@@ -4,38 +4,19 @@ A prompt of which a piece was sent will be computed there whole: whoever asks ab
 one would follow a prefill that is under way, and whoever waits there waits for the rest, too.
 """
 
-from collections.abc import Iterator
 from math import fsum
 
 from forebay.proxy.core.chains import common_run
 from forebay.proxy.core.model import Request
+from forebay.proxy.core.prompts import Prompts
 from forebay.proxy.core.queueing import Waiting
 
 
-class Begun:
+class Begun(Prompts):
     """Of one backend, from the first piece until the rest is sent or the request is gone.
 
     While a piece of it runs a prompt waits in no queue; between two pieces it does like any other.
     """
-
-    def __init__(self) -> None:
-        self._prompts: dict[str, Waiting] = {}
-
-    def __len__(self) -> int:
-        return len(self._prompts)
-
-    def __contains__(self, waiting: Waiting) -> bool:
-        return waiting.request.id in self._prompts
-
-    def __iter__(self) -> Iterator[Waiting]:
-        return iter(self._prompts.values())
-
-    def add(self, waiting: Waiting) -> None:
-        self._prompts[waiting.request.id] = waiting
-
-    def drop(self, request_id: str) -> bool:
-        """Nothing of it is to come any more; whether anything was."""
-        return self._prompts.pop(request_id, None) is not None
 
     def promised(self, request: Request, head: Waiting | None = None) -> int:
         """How many leading blocks of the request belong to another of these prompts.

@@ -39,7 +39,7 @@ def blocked_by(
         return "line"
     if not backend.kv_fits(waiting, now):
         return "kv"
-    if backend.awaits(request, waiting if waiting.backend == backend.name else None):
+    if backend.keeps(waiting):
         return "leader"
     prefills = backend.line.prefills_of[bucket.name]
     if backend.others is not None:

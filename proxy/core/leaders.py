@@ -6,37 +6,22 @@ one prefill ends the wait of them all, and work that is worth n waits goes befor
 length that is worth one (W. E. Smith, "Various optimizers for single-stage production", 1956).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from forebay.proxy.core.chains import common_run
 from forebay.proxy.core.flight import STEP_TOKENS
 from forebay.proxy.core.model import Request
+from forebay.proxy.core.prompts import Prompts
 from forebay.proxy.core.queueing import Waiting
 
 
-class Leaders:
+class Leaders(Prompts):
     """Of one backend: who waits for it with a long prompt and follows nobody."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[str, Waiting] = {}
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def __contains__(self, waiting: Waiting) -> bool:
-        return waiting.request.id in self._waiting
-
-    def __iter__(self) -> Iterator[Waiting]:
-        return iter(self._waiting.values())
 
     def add(self, waiting: Waiting) -> None:
         """One more waits, unless it is so short that nobody need wait for it."""
         if waiting.request.prompt_tokens > STEP_TOKENS:
-            self._waiting[waiting.request.id] = waiting
-
-    def drop(self, request_id: str) -> bool:
-        """It waits here no longer; whether it did."""
-        return self._waiting.pop(request_id, None) is not None
+            super().add(waiting)
 
 
 def longest_run(

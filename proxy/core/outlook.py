@@ -227,7 +227,7 @@ class Outlook:
                 return False
             if full and (uncached > STEP_TOKENS or uncached == request.prompt_tokens):
                 return False
-        if backend.awaits(request, waiting if waiting.backend == backend.name else None):
+        if backend.keeps(waiting):
             return False
         if not backend.kv_fits(waiting, now):
             return False
