@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forebay.replay.sim.fleet import Outcome
+from forebay.traces.schema import TraceRequest
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -76,6 +77,15 @@ def of_outcomes(outcomes: Sequence[Outcome], seed: int) -> Played:
         np.array([int(o.backend[3:]) if o.served and o.backend else -1 for o in outcomes]),
         np.full(len(outcomes), seed),
     )
+
+
+def of_floor(ttft_s: Floats, rows: Sequence[TraceRequest], seed: int) -> Played:
+    """As if all were served by one engine; only `ttft_s` and what is asked for mean anything."""
+    nothing = np.zeros(len(rows))
+    prompt = np.array([float(row.input_tokens) for row in rows])
+    return Played(
+        ttft_s, nothing, prompt, nothing, nothing.astype(int), np.full(len(rows), seed)
+    )  # fmt: skip
 
 
 def joined(played: Sequence[Played]) -> Played:
