@@ -41,15 +41,15 @@ def seconds(value: float | None) -> str:
     return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
 
 
-def spread(estimate: Estimate | None, form: str = "{:.2f}") -> str:
-    """A value with its interval."""
+def spread(estimate: Estimate | None, form: str = "{:.2f}", unit: str = "") -> str:
+    """A value with its interval; the unit stands behind the value only."""
     if estimate is None:
         return NONE
     told = form.format(estimate.value)
     if estimate.interval is None:
-        return told
+        return told + unit
     low, high = form.format(estimate.interval.low), form.format(estimate.interval.high)
-    return told if low == high == told else f"{told} ({low}–{high})"
+    return told + unit + ("" if low == high == told else f" ({low}–{high})")
 
 
 def seconds_spread(estimate: Estimate | None) -> str:
@@ -166,8 +166,8 @@ def best_cells(one: Comparison) -> list[str]:
     rate = one.figure == "goodput"
     mine, its = (f"{v:.2f} /s" if rate else seconds(v) for v in (one.ours, one.theirs))
     return [
-        one.workload, one.figure, one.router, mine, one.best, its, spread(one.gain, "{:.2f}x"),
-        f"{one.answered:.1%}, {one.they_answered:.1%}", str(one.seeds),
+        one.workload, one.figure, one.router, mine, one.best, its, spread(one.gain, unit="x"),
+        f"{100 * one.answered:.3g}, {100 * one.they_answered:.3g} %", str(one.seeds),
     ]  # fmt: skip
 
 
