@@ -48,6 +48,7 @@ def _first_token_s(row: TraceRequest, ready: dict[int, float], alone: Alone) -> 
         takes = starts - row.arrival_s + max(alone(1), cold - alone(covered))
         if takes < best:
             best, began, hit = takes, starts, covered
+    # What is known already cannot come sooner: whoever began it came first.
     saved = alone(hit) if hit else 0.0
     for number in range(known, len(blocks)):
         until_here = alone(min((number + 1) * size, tokens))
