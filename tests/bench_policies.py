@@ -49,7 +49,7 @@ from forebay.proxy.config import Config
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.fleet import Fleet, Policy
 from forebay.replay.sim.peers import PEERS
-from forebay.replay.sim.scenario import ALL_KNOWING, DIRECT, Scenario
+from forebay.replay.sim.scenario import ALL_KNOWING, DIRECT, POLICIES, Scenario
 from forebay.replay.sim.skipping import SkippingEngine
 
 ROOT = Path(__file__).parent.parent
@@ -286,6 +286,11 @@ def main() -> None:
     options = parser.parse_args()
     started = time.monotonic()
     chosen = [x for x in LOADS if not options.loads or any(o in x.name for o in options.loads)]
+    if not chosen:
+        parser.error(f"no workload has that in its name; {', '.join(x.name for x in LOADS)}")
+    known = (FOREBAY, FLOOR, *POLICIES)
+    if unknown := set(options.policy or ()) - {*known, *WITHOUT}:
+        parser.error(f"--policy {min(unknown)}: none of {', '.join(known)}")
     missing = [x.name for x in chosen if x.data and not (options.data / "traces").is_dir()]
     loads = [x for x in chosen if x.name not in missing]
     policies = options.policy or list(STANDARD)
