@@ -10,31 +10,29 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from forebay.analysis.sizing.floor import alone
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.sim.fleet import Fleet
-from forebay.replay.sim.scenario import DIRECT, Scenario
-from forebay.replay.sim.skipping import SkippingEngine
 from forebay.traces.schema import TraceRequest
 
 LENGTHS = 48  # at which an engine is asked how long a prefill takes; between them a straight line
-Alone = Callable[[float], float]
+Prefill = Callable[[float], float]
 
 
-def floor_s(rows: Sequence[TraceRequest], alone: Alone) -> NDArray[np.float64]:
+def floor_s(rows: Sequence[TraceRequest], prefill_s: Prefill) -> NDArray[np.float64]:
     """Least TTFT of each of `rows`, seconds, in their order, which is that of arrival.
 
     Args:
-        alone: TTFT of so many tokens on an idle engine with an empty cache; what is left of them
-            after a hit takes the difference, which is exact but for the steps that end there.
+        prefill_s: TTFT of so many tokens on an idle engine with an empty cache; what is left of
+            them after a hit takes the difference, exact but for the steps that end there.
     """
     ready: dict[int, float] = {}  # when the prefix that ends with this block can be computed
-    return np.array([_first_token_s(row, ready, alone) for row in rows])
+    return np.array([_first_token_s(row, ready, prefill_s) for row in rows])
 
 
-def _first_token_s(row: TraceRequest, ready: dict[int, float], alone: Alone) -> float:
+def _first_token_s(row: TraceRequest, ready: dict[int, float], prefill_s: Prefill) -> float:
     """Of one more request; `ready` then knows its prefixes, too."""
     blocks, size, tokens = row.blocks or (), row.block_tokens or 0, row.input_tokens
-    cold = alone(tokens)
+    cold = prefill_s(tokens)
     best, began, hit = cold, row.arrival_s, 0
     known = 0
     while known < len(blocks) and blocks[known] in ready:
@@ -45,28 +43,21 @@ def _first_token_s(row: TraceRequest, ready: dict[int, float], alone: Alone) -> 
             continue  # a longer one is there as soon
         covered = min(number * size, tokens - 1)
         starts = max(row.arrival_s, at)
-        takes = starts - row.arrival_s + max(alone(1), cold - alone(covered))
+        takes = starts - row.arrival_s + max(prefill_s(1), cold - prefill_s(covered))
         if takes < best:
             best, began, hit = takes, starts, covered
     # What is known already cannot come sooner: whoever began it came first.
-    saved = alone(hit) if hit else 0.0
+    saved = prefill_s(hit) if hit else 0.0
     for number in range(known, len(blocks)):
-        until_here = alone(min((number + 1) * size, tokens))
+        until_here = prefill_s(min((number + 1) * size, tokens))
         ready[blocks[number]] = min(row.arrival_s + until_here, began + until_here - saved)
     return best
 
 
-def alone_on(engine: EngineConfig) -> Alone:
+def prefill_on(engine: EngineConfig) -> Prefill:
     """TTFT by prompt tokens, asked of the simulated engine at `LENGTHS` lengths."""
     lengths = np.unique(np.geomspace(1, engine.context - 1, LENGTHS).astype(int))
-    whole = Scenario(engine=engine, policy=DIRECT)
-    took = []
-    for length in lengths:
-        one = TraceRequest("one", 0.0, int(length), 1)
-        fleet = Fleet(whole.new_policy(["gpu0"]), {"gpu0": SkippingEngine(engine)})
-        (outcome,) = fleet.run([one])
-        assert outcome.ttft_s is not None
-        took.append(outcome.ttft_s)
+    took = [alone(engine, int(length)).ttft_s for length in lengths]
 
     def seconds(tokens: float) -> float:
         return float(np.interp(tokens, lengths, took))

@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np
 from arena_ablations import WITHOUT, show, switched_off
-from arena_floor import alone_on, floor_s
+from arena_floor import floor_s, prefill_on
 from arena_score import (
     SLO_S,
     Played,
@@ -103,19 +103,15 @@ def play(cells: Sequence[Cell]) -> None:
     for cell in cells:
         engine = replace(ENGINE, long_prefill_token_threshold=cell.chunk)
         if cell.policy == FLOOR:
-            keep(cell, of_floor(floor_s(rows, alone_on(engine)), rows, cell.seed))
-            continue
-        names = [f"gpu{number}" for number in range(ENGINES)]
-        engines = {name: SkippingEngine(engine) for name in names}
-        with new_policy(cell.policy, engine, names, cell.piece) as policy:
-            outcomes = Fleet(policy, engines).run(rows)
-        keep(cell, of_outcomes(outcomes, cell.seed))
-
-
-def keep(cell: Cell, part: Played) -> None:
-    unfinished = cell.file.with_suffix(f".{os.getpid()}.npz")
-    np.savez(unfinished, **{name: getattr(part, name) for name in Played.__slots__})
-    unfinished.rename(cell.file)
+            part = of_floor(floor_s(rows, prefill_on(engine)), rows, cell.seed)
+        else:
+            names = [f"gpu{number}" for number in range(ENGINES)]
+            engines = {name: SkippingEngine(engine) for name in names}
+            with new_policy(cell.policy, engine, names, cell.piece) as policy:
+                part = of_outcomes(Fleet(policy, engines).run(rows), cell.seed)
+        unfinished = cell.file.with_suffix(f".{os.getpid()}.npz")
+        np.savez(unfinished, **{name: getattr(part, name) for name in Played.__slots__})
+        unfinished.rename(cell.file)
 
 
 def source_hash(parts: Sequence[str]) -> str:
@@ -138,7 +134,7 @@ def cells(
 ) -> dict[tuple[str, str], list[Cell]]:
     simulator, core = source_hash(SIMULATOR), source_hash((*SIMULATOR, *CORE))
     made_by = dict.fromkeys((*MODELS, ALL_KNOWING), simulator)
-    made_by[FLOOR] = source_hash((*SIMULATOR, "tests/arena_floor.py"))
+    made_by[FLOOR] = source_hash((*SIMULATOR, "analysis/sizing/floor.py", "tests/arena_floor.py"))
     found = {}
     for load in loads:
         for policy in policies:
@@ -210,6 +206,7 @@ def table(load: Load, played: dict[str, Played]) -> Iterator[str]:
         least = ", ".join(
             f"{name} {ms(quantile(floor.ttft_s[floor.chat == chat], 0.99))} s"
             for chat, name in ((True, "chat"), (False, "document"))
+            if (floor.chat == chat).any()
         )
         yield ""
         yield f"No router can have less (p99 with {FLOOR}): {least}"

@@ -3,12 +3,10 @@
 from pathlib import Path
 
 import pytest
-from arena_floor import alone_on, floor_s
+from arena_floor import floor_s, prefill_on
 from arena_workloads import ENGINE, ENGINES, at_load, popular
 
-from forebay.replay.sim.fleet import Fleet
-from forebay.replay.sim.scenario import Scenario
-from forebay.replay.sim.skipping import SkippingEngine
+from forebay.replay.sim.scenario import Scenario, simulate
 from forebay.traces.schema import TraceRequest
 
 LINE_S = 0.001  # between two lengths that an engine was asked, a straight line
@@ -45,11 +43,9 @@ def test_who_would_wait_longer_than_its_own_prefill_takes_computes() -> None:
 def test_no_router_undercuts_it(policy: str) -> None:
     """One that does would show that it is no floor."""
     rows = at_load(popular(0.5)(3, Path())[:400], 0.8)
-    names = [f"gpu{number}" for number in range(ENGINES)]
-    scenario = Scenario(engine=ENGINE, policy=policy)
-    fleet = Fleet(scenario.new_policy(names), {name: SkippingEngine(ENGINE) for name in names})
-    took = [outcome.ttft_s for outcome in fleet.run(rows)]
-    least = floor_s(rows, alone_on(ENGINE)).tolist()
+    played = simulate(rows, Scenario(engine=ENGINE, gpus=ENGINES, policy=policy))
+    took = [outcome.ttft_s for outcome in played.outcomes]
+    least = floor_s(rows, prefill_on(ENGINE)).tolist()
     served = [(t, f) for t, f in zip(took, least, strict=True) if t is not None]
     assert len(served) > 350
     assert all(ttft_s >= floor - LINE_S for ttft_s, floor in served)
