@@ -116,7 +116,7 @@ async def proxy(
     """Start the proxy in front of `backends`; yields its URL.
 
     Its waits are wall-clock seconds, so in front of engines that run X times fast they are
-    divided by X: what is simulated is the configuration of design.md at full length.
+    divided by X: what is simulated is the default configuration at full length.
     """
     config = logs / "proxy.yaml"
     config.write_text(proxy_config(backends, time_scale) + extra, encoding="utf-8")
@@ -131,16 +131,14 @@ def proxy_config(backends: Sequence[str], time_scale: float) -> str:
     def ms(seconds: float) -> str:
         return f"{max(1.0, seconds / time_scale * 1000):.0f}ms"
 
-    servers = "\n".join(
-        f"  - {{name: gpu{i}, url: {url!r}, max_concurrency: 64}}" for i, url in enumerate(backends)
-    )
+    servers = "\n".join(f"  - {{name: gpu{i}, url: {url!r}}}" for i, url in enumerate(backends))
     return f"""\
 listen: {{host: 127.0.0.1, port: 0, admin_port: 0}}
 backends:
 {servers}
 buckets:
-  - {{name: chat, up_to: 5000, max_queue: 256, max_wait: {ms(2)}}}
-  - {{name: document, up_to: 131072, max_queue: 64, max_wait: {ms(30)}, prefills_per_backend: 1}}
+  - {{name: chat, up_to: 5000, max_wait: {ms(2)}}}
+  - {{name: document, up_to: 131072, max_wait: {ms(30)}, prefills_per_backend: 1}}
 admission: {{dispatch_ahead: {ms(0.3)}}}
 timeouts: {{first_token: {ms(120)}, idle: {ms(60)}}}
 debug_headers: true

@@ -218,6 +218,20 @@ def test_ours_is_held_against_the_best_peer_on_equal_traces() -> None:
     assert by_figure["goodput"].gain.value == 1.0
 
 
+def test_a_kind_seed_makes_no_best_peer() -> None:
+    took_s = (1.0, 0.1, 0.1, 0.1, 1.0)  # ours; three are kind to everybody
+    records = [
+        *(record("forebay", seed, figures=chats(s)) for seed, s in enumerate(took_s)),
+        *(record("direct", seed, figures=chats(4.0 * s)) for seed, s in enumerate(took_s)),
+        # The best by its figure alone, which is of the kind seeds only.
+        *(record("smg cache_aware", seed, figures=chats(5.0 * took_s[seed])) for seed in (1, 2, 3)),
+        record("nginx hash", 1, figures=chats(0.1)),  # level with ours, in one seed
+    ]
+    (entries,) = groups(records).values()
+    tail = next(one for one in comparisons(entries) if one.figure == "chat TTFT p99")
+    assert (tail.best, tail.seeds) == ("direct", 5)
+
+
 def test_ours_in_pieces_is_no_peer() -> None:
     records = [
         record("forebay", figures=chats(1.0)),
@@ -350,7 +364,7 @@ def test_traffic_comes_at_the_asked_share_of_capacity(tmp_path: Path) -> None:
 def test_chunked_engines_get_what_the_others_get_to_the_byte(tmp_path: Path) -> None:
     pairs = [(COURSES[one.traffic_of], one) for one in COURSES.values() if one.chunk]
     assert [plain.name for plain, _ in pairs] == [
-        "documents", "shared documents", "mooncake conversation",
+        "documents", "shared documents", "mooncake conversation", "documents for five minutes",
     ]  # fmt: skip
     for plain, chunked in pairs:
         differing = {
@@ -426,7 +440,7 @@ def test_a_log_is_told_by_its_last_line_that_says_something(tmp_path: Path) -> N
     ("busy", "waited_s"),
     [
         ([0.1] * 8, 2.0),
-        ([0.1] * 3 + [0.9] + [0.4] * 8, 3.0),  # all the while, not now and then
+        ([0.1] * 3 + [0.9] + [0.2] * 8, 3.0),  # all the while, not now and then
         ([0.9] * 16, 4.0),  # as long as it may
     ],
 )
@@ -435,6 +449,7 @@ def test_a_run_waits_for_others_to_leave_the_machine(
 ) -> None:
     ticks = iter([at for share in busy for at in ((0, 0), (round(share * 100), 100))])
     monkeypatch.setattr(arena_processes, "machine_ticks", lambda: next(ticks))
+    monkeypatch.setattr(arena_processes, "cores_awake", lambda: nullcontext([]))
     monkeypatch.setattr("time.sleep", lambda _: None)
     assert wait_calm(4.0) == waited_s
     assert next(ticks, None) is None

@@ -25,7 +25,7 @@ from forebay.replay.engine.server_options import ServerOptions
 from forebay.replay.engine.tokenizer import Generation, Prompt, encode_ids
 from forebay.traces.errors import InputError
 
-WAIT_S = 20  # more than any of this takes
+WAIT_S = 120  # more than any of this takes, on a busy machine too
 STORED_KEYS = [  # recorded from vLLM 0.32
     *("type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium"),
     *("lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind"),

@@ -37,7 +37,7 @@ from forebay.replay.engine.server import RunningEngine, start_engine
 from forebay.replay.engine.server_options import ServerOptions
 from forebay.traces.errors import InputError
 
-WAIT_S = 30
+WAIT_S = 120
 POOL = 300  # blocks of 16 tokens: three documents of 1,500
 
 
@@ -334,6 +334,11 @@ def test_what_is_unknown_is_gone_once_the_pool_is_full_of_what_is_known() -> Non
             backend = {"name": "b0", "url": url, "kv_events": scene.events}
             async with stage([url], backends=[backend]) as scene.proxy:
                 assert scene.mode == "believed"
+                first = 10
+                while not ONE.follower._next:  # what is published before it has subscribed is lost
+                    await scene.ask(first, "hello")
+                    first += 1
+                assert scene.mode == "corrected"
                 for number in range(4):
                     await scene.ask(number, "question")
                 await scene.heard()

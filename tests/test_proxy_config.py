@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
+from forebay.analysis.processes import proxy_config
+from forebay.proxy.config import Config
 from forebay.proxy.config_sources import config_yaml, load_config
 from forebay.traces.errors import InputError
 
@@ -48,6 +50,15 @@ limits: {body: 16MiB, header: 16KiB, connections: auto, queue_bytes: 256MiB}
     assert config.core_backends()[1].max_concurrency == 32
     assert config.core_backends()[0].kv_tokens == inf
     assert config.max_connections() > 0
+
+
+def test_what_is_measured_is_the_default_configuration(tmp_path: Path) -> None:
+    measured = load_config(in_file(tmp_path, proxy_config(["http://127.0.0.1:8001"], 1.0)), {}, {})
+    default = Config.model_validate(ONE)
+    for key, value in default.model_dump(exclude={"listen", "backends", "debug_headers"}).items():
+        assert measured.model_dump()[key] == value, key
+    (theirs,), (ours,) = measured.backends, default.backends
+    assert theirs.model_copy(update={"name": ours.name}) == ours
 
 
 def test_what_is_printed_can_be_read_again(tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ def _forebay_with(at: Setting, each: dict[str, object]) -> Sequence[str]:
 
 def _forebay_version() -> str:
     """By content, not by commit: a run need not be repeated because a page was written."""
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(proxy_config([], 1.0).encode())
     for folder in ("proxy", "traces"):
         for file in sorted((peers.ROOT / folder).rglob("*.py")):
             digest.update(file.read_bytes())
@@ -239,7 +239,7 @@ def _listed() -> Sequence[Contender]:
     return (
         Contender(
             "forebay", replace(known["forebay"], command=_forebay, version=_forebay_version),
-            "the defaults of design.md; nothing is set for a workload, but each engine's "
+            "the defaults; nothing is set for a workload, but each engine's "
             "--long-prefill-token-threshold is told where it has one", core=True,
         ),
         Contender(

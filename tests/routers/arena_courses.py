@@ -19,6 +19,7 @@ from arena_traffic import Course
 CPU_CHUNK = 512  # a quarter of a step, as of the simulated engines
 # A percentile of documents needs some hundred of them, and a queue that grows needs time to do so.
 SUSTAINED_S = 120.0
+LONG_S = 300.0  # until how it begins, with empty caches and no queue, is a small part of it
 CHUNK = 2_048  # what `forebay fleet up` gives this model on this GPU (replay/fleet/profiles.py)
 
 
@@ -34,6 +35,14 @@ def _chunked(course: Course, chunk: int = CHUNK) -> Course:
     return replace(
         course, name=f"{course.name}, chunked", core=True, chunk=chunk, traffic_of=course.name,
         about=f"{course.about}; engines take {chunk:,} tokens of one prompt in a step at most",
+    )  # fmt: skip
+
+
+def _long(course: Course) -> Course:
+    """The same for longer; `documents` are few, too: so long until they come together."""
+    return replace(
+        course, name=f"{course.name} for five minutes", window_s=LONG_S, core=False,
+        about=f"{course.about}, for five minutes",
     )  # fmt: skip
 
 
@@ -56,6 +65,7 @@ def _simulated() -> Sequence[Course]:
         "a common instruction of 1,024 tokens, at 80 % load",
         shared, window_s=SUSTAINED_S, core=True, group="mix",
     )  # fmt: skip
+    overload, long_documents = _overload(1.5, core=True), _long(documents)
     conversation = Course(
         "mooncake conversation", "the chat production trace, ticks spread, at 80 % load",
         public("mooncake_conversation_head.jsonl", ticks=True), group="traces",
@@ -65,7 +75,7 @@ def _simulated() -> Sequence[Course]:
         _chunked(documents),
         shared_documents,
         _chunked(shared_documents),
-        _overload(1.5, core=True),
+        overload,
         Course(
             "mooncake synthetic", "the RAG-like production trace, a minute of it, at 80 % load",
             public("mooncake_synthetic_head.jsonl", step_s=60.0), core=True, group="traces",
@@ -76,6 +86,10 @@ def _simulated() -> Sequence[Course]:
         ),
         conversation,
         _chunked(conversation),
+        long_documents,
+        replace(_chunked(long_documents), core=False),
+        _long(shared_documents),
+        _long(overload),
         Course(
             "azure code", "bursts (CV 13) of code completions at half of capacity",
             public("AzureLLMInferenceTrace_code.csv", step_s=300.0), load=0.5, window_s=30.0,

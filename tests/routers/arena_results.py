@@ -24,6 +24,7 @@ from forebay.analysis.bootstrap import SEED, Interval
 RESAMPLES = 1_000
 OURS = ("forebay", "forebay in pieces")
 ANSWERED_LESS = 0.01  # a peer that answered a smaller share than ours by more is not "best"
+SEEDS_SHARE = 0.5  # of the most seeds that a peer has in common with us: one with fewer says little
 Group = tuple[str, int, str, str]  # engines, count, model, endpoint
 Matrix = NDArray[np.float64]
 
@@ -184,26 +185,30 @@ def _best(
         ):
             continue  # fast because it refused others, of this kind or of another
         whole = np.ones((1, len(mine)))
-        value = float(measure(theirs, whole)[0])
-        if not math.isnan(value):
-            rows.append((value if lower else -value, name, mine, theirs))
+        a, b = float(measure(mine, whole)[0]), float(measure(theirs, whole)[0])
+        if not math.isnan(a) and not math.isnan(b):
+            rows.append((_gain(a, b, lower), name, a, b, mine, theirs))
+    most = max((len(row[-1]) for row in rows), default=0)
+    # Peers have run with different seeds, some of which are kind to everybody.
+    rows = [row for row in rows if len(row[-1]) >= SEEDS_SHARE * most]
     if not rows:
         return None
-    _, name, mine, theirs = min(rows, key=lambda row: row[:2])
-    whole = np.ones((1, len(mine)))
-    a, b = float(measure(mine, whole)[0]), float(measure(theirs, whole)[0])
-    if math.isnan(a):
-        return None
+    gain, name, a, b, mine, theirs = min(rows, key=lambda row: row[:2])
     weights = _weights(len(mine))
     with np.errstate(divide="ignore", invalid="ignore"):
         above, below = measure(theirs, weights), measure(mine, weights)
         ratios = above / below if lower else below / above
-        gain = (b / a if a else math.inf) if lower else (a / b if b else math.inf)
     interval = _interval(ratios) if len(mine) > 1 else None
     return Comparison(
         ours.workload, figure, ours.router, a, name, b, Estimate(gain, interval), len(mine),
         _answered(mine, bucket), _answered(theirs, bucket),
     )  # fmt: skip
+
+
+def _gain(ours: float, theirs: float, lower: bool) -> float:
+    """How many times better ours is."""
+    above, below = (theirs, ours) if lower else (ours, theirs)
+    return above / below if below else math.inf
 
 
 def _paired(ours: Sequence[Record], theirs: Sequence[Record]) -> tuple[list[Record], list[Record]]:

@@ -155,9 +155,10 @@ def against_best(found: Sequence[Comparison]) -> str:
         return ""
     rows = [BEST_HEADS, *map(best_cells, found)]
     return (
-        "### Forebay against the best peer\n\nThe best peer is chosen for each figure apart, among "
-        "those that answered as many requests, of that kind and of all (to 1 %); below 1x it is "
-        f"better than Forebay. Same seeds for both.\n\n{markdown(rows)}\n"
+        "### Forebay against the best peer\n\nThe best peer is chosen for each figure apart, by "
+        "its ratio to Forebay on the same seeds, among those that answered as many requests, of "
+        "that kind and of all (to 1 %), and have at least half as many seeds as any; below 1x it "
+        f"is better than Forebay.\n\n{markdown(rows)}\n"
     )
 
 

@@ -164,7 +164,7 @@ def run_all(settings: Settings) -> None:
     ):
         fleets = _Fleets(settings, Path(folder), stack)
         fleet = fleets.of()
-        if not fleet.simulated and (why := come_first()):
+        if why := come_first():
             print(why, file=sys.stderr)
         traffics = _Traffics(settings, fleet)
         failed: set[Cell] = set()  # not tried again by this call, with whatever seed
