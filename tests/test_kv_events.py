@@ -5,13 +5,14 @@ import errno
 import json
 import random
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import aiohttp
 import pytest
 import yaml
 import zmq
@@ -72,6 +73,7 @@ class Scene:
     replay: str
     buffer_steps: int = 10_000
     binds: bool = True
+    client: aiohttp.ClientSession = field(init=False)
     engine: RunningEngine = field(init=False)
     proxy: Stage = field(init=False)
     engine_stack: AsyncExitStack = field(default_factory=AsyncExitStack)
@@ -106,7 +108,7 @@ class Scene:
         text = f"{text_of(document)} {question}"
         body = {"prompt": text, "max_tokens": 4, "ignore_eos": True}
         target = (url or self.proxy.url) + "/v1/completions"
-        async with self.proxy.client.post(target, json=body) as response:
+        async with self.client.post(target, json=body) as response:
             assert response.status == 200, await response.text()
             usage = (await response.json())["usage"]
         return int(usage["prompt_tokens_details"]["cached_tokens"])
@@ -115,6 +117,11 @@ class Scene:
         """Blocks that a prompt could hit in the engine."""
         pool = self.engine.core.pool
         return sum(pool.hash_of(block) is not None for block in range(1, POOL))
+
+    async def subscribed(self) -> None:
+        """Wait until the engine knows of its follower: what is published before is lost."""
+        while not ONE.publisher._pub.poll(0):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
 
     async def heard(self) -> None:
         """Wait until the index has the engine's blocks, and what was asked is translated."""
@@ -153,6 +160,7 @@ def _known(monkeypatch: pytest.MonkeyPatch) -> None:
 
     keep(Follower, "follower")
     keep(KvPublisher, "publisher")
+    monkeypatch.setattr(zmq, "PUB", zmq.XPUB)  # the same, and it can be asked who has subscribed
 
 
 def text_of(document: int) -> str:
@@ -166,10 +174,11 @@ async def following(
     *,
     replay: bool = True,
     wildcard_here: bool = False,
-    engine_first: bool = True,
+    before: Sequence[int] = (),
     tenants: dict[str, Any] | None = None,
     **options: Any,
 ) -> AsyncIterator[Scene]:
+    """`before`: documents the engine is asked about when nobody follows it yet."""
     port, events, replays = free_ports(3)
     scene = Scene(port, f"tcp://127.0.0.1:{events}", f"tcp://127.0.0.1:{replays}", **options)
     scene.binds = not wildcard_here
@@ -179,16 +188,13 @@ async def following(
         backend["kv_replay"] = scene.replay
     async with asyncio.timeout(WAIT_S), AsyncExitStack() as stack:
         stack.push_async_callback(scene.stop_engine)
-        if engine_first:
-            await scene.start_engine()
-        scene.proxy = await stack.enter_async_context(
-            stage(
-                [backend["url"]],
-                backends=[backend],
-                wait_up=int(engine_first),
-                tenants=tenants or {},
-            )
-        )
+        await scene.start_engine()
+        scene.client = await stack.enter_async_context(aiohttp.ClientSession())
+        for document in before:
+            await scene.ask(document, "directly", url=scene.engine.url)
+        staged = stage([backend["url"]], backends=[backend], tenants=tenants or {})
+        scene.proxy = await stack.enter_async_context(staged)
+        await scene.subscribed()
         yield scene
 
 
@@ -219,9 +225,6 @@ async def predicted_is_reported(scene: Scene, seed: int, count: int = 40) -> lis
 def test_under_eviction_the_prediction_is_what_the_engine_reports(wildcard_here: bool) -> None:
     async def main() -> None:
         async with following(wildcard_here=wildcard_here) as scene:
-            if wildcard_here:  # the engine connects to us: until it has, events are lost
-                while not ONE.follower._next:
-                    await scene.ask(0, "hello")
             await scene.until(lambda: scene.mode == "exact")
             await warmed(scene)
             told = await predicted_is_reported(scene, 1)
@@ -244,18 +247,11 @@ def test_under_eviction_the_prediction_is_what_the_engine_reports(wildcard_here:
 
 def test_what_happened_before_the_proxy_started_is_replayed() -> None:
     async def main() -> None:
-        async with following(engine_first=False) as scene:
-            await scene.start_engine()
-            for document in range(6):
-                await scene.ask(document, "directly", url=scene.engine.url)
-            url = f"http://127.0.0.1:{scene.port}"
-            backend = {"name": "b0", "url": url, "kv_events": scene.events,
-                       "kv_replay": scene.replay}  # fmt: skip
-            async with stage([url], backends=[backend]) as scene.proxy:
-                await scene.heard()
-                assert scene.mode == "exact"
-                await warmed(scene)
-                await predicted_is_reported(scene, 2, 10)
+        async with following(before=range(6)) as scene:
+            await scene.heard()
+            assert scene.mode == "exact"
+            await warmed(scene)
+            await predicted_is_reported(scene, 2, 10)
 
     play(main)
 
@@ -327,22 +323,12 @@ def test_what_nobody_can_tell_again_ends_exactness_until_the_cache_is_cleared(
 
 def test_what_is_unknown_is_gone_once_the_pool_is_full_of_what_is_known() -> None:
     async def main() -> None:
-        async with following(replay=False, engine_first=False) as scene:
-            await scene.start_engine()
-            await scene.ask(100, "directly", url=scene.engine.url)
-            url = f"http://127.0.0.1:{scene.port}"
-            backend = {"name": "b0", "url": url, "kv_events": scene.events}
-            async with stage([url], backends=[backend]) as scene.proxy:
-                assert scene.mode == "believed"
-                first = 10
-                while not ONE.follower._next:  # what is published before it has subscribed is lost
-                    await scene.ask(first, "hello")
-                    first += 1
-                assert scene.mode == "corrected"
-                for number in range(4):
-                    await scene.ask(number, "question")
-                await scene.heard()
-                assert scene.mode == "exact"
+        async with following(replay=False, before=[100]) as scene:
+            assert scene.mode == "believed"
+            for number in range(4):
+                await scene.ask(number, "question")
+            await scene.heard()
+            assert scene.mode == "exact"
 
     play(main)
 
@@ -377,29 +363,22 @@ def test_a_restart_while_nobody_listened_is_known_by_the_last_batch(
     monkeypatch.setattr("forebay.proxy.kv_events.QUIET_S", 0.1)
 
     async def main() -> None:
-        async with following(engine_first=False) as scene:
-            await scene.start_engine()
-            for document in range(6):
-                await scene.ask(document, "directly", url=scene.engine.url)
-            url = f"http://127.0.0.1:{scene.port}"
-            backend = {"name": "b0", "url": url, "kv_events": scene.events,
-                       "kv_replay": scene.replay}  # fmt: skip
-            async with stage([url], backends=[backend]) as scene.proxy:
-                if heard_live:
-                    await scene.ask(0, "through the proxy")
-                await scene.heard()
-                assert scene.mode == "exact"
-                with monkeypatch.context() as deaf:
-                    drop(deaf, set(range(1_000)))
-                    await scene.stop_engine()
-                    await scene.until(lambda: not scene.backend.up)
-                    await scene.start_engine()
-                    for number in range(more):
-                        await scene.ask(number % 6, f"directly {number}", url=scene.engine.url)
-                await scene.until(lambda: scene.backend.up)
-                await warmed(scene)
-                await predicted_is_reported(scene, 6, 10)
-                assert scene.mode == "exact"
+        async with following(before=range(6)) as scene:
+            if heard_live:
+                await scene.ask(0, "through the proxy")
+            await scene.heard()
+            assert scene.mode == "exact"
+            with monkeypatch.context() as deaf:
+                drop(deaf, set(range(1_000)))
+                await scene.stop_engine()
+                await scene.until(lambda: not scene.backend.up)
+                await scene.start_engine()
+                for number in range(more):
+                    await scene.ask(number % 6, f"directly {number}", url=scene.engine.url)
+            await scene.until(lambda: scene.backend.up)
+            await warmed(scene)
+            await predicted_is_reported(scene, 6, 10)
+            assert scene.mode == "exact"
 
     play(main)
 
@@ -432,6 +411,7 @@ def test_a_reload_follows_who_comes_moves_and_leaves(tmp_path: Path) -> None:
                 await scene.start_engine()
             staged = stage([one["url"]], backends=[plain], load=load)
             first.proxy = second.proxy = await stack.enter_async_context(staged)
+            first.client = second.client = first.proxy.client
             reload = first.proxy.proxy.reloader.reload
             await first.ask(0, "before")
             assert first.backend.held is None
@@ -757,6 +737,7 @@ def test_without_tokenize_the_belief_stands(monkeypatch: pytest.MonkeyPatch) -> 
         async with following() as scene:
             for _ in range(3):
                 cached = await scene.ask(1, "question")
+                await scene.heard()
             assert cached > 1_400
             assert scene.backend.prefix_error.within_block >= 2
             await scene.until(lambda: any("does not tokenise" in s for s in scene.proxy.said))
