@@ -55,7 +55,7 @@ vllm:num_preemptions_total{{engine="0",model_name="m"}} 2.0
 # A child in the same group, as vLLM's engine is.
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 with open(log + ".children", "a") as out:
-    out.write(str(child.pid) + "\\n")
+    out.write(f"{{os.getpid()}} {{child.pid}}\\n")
 
 
 def end(*_):
@@ -81,7 +81,8 @@ def starts(log: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
 
-def children(log: Path) -> list[int]:
-    """Their children, in order."""
+def children(log: Path) -> dict[int, int]:
+    """The child of each."""
     file = log.with_name(f"{log.name}.children")
-    return [int(line) for line in file.read_text().splitlines()] if file.exists() else []
+    lines = file.read_text().splitlines() if file.exists() else []
+    return {int(parent): int(child) for parent, child in map(str.split, lines)}

@@ -22,16 +22,16 @@ def test_it_serves_until_sigterm_and_exits_0() -> None:
             assert match, line
             assert "GPU KV cache size: 320,560 tokens" in line
             assert "maximum concurrency for 131,072 tokens per request: 2.45x" in line
-            with urlopen(f"{match[1]}/health", timeout=10) as response:
+            with urlopen(f"{match[1]}/health", timeout=60) as response:
                 assert response.status == 200
         finally:
             process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
 
 
 def refused(*words: str) -> str:
     """The one line `forebay engine` says before it exits with 2."""
-    done = subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
     return done.stderr

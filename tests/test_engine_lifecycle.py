@@ -216,7 +216,7 @@ class TestDeath:
 
             try:
                 assert b'"code": 500' in asyncio.run(kill())
-                _, says = process.communicate(timeout=20)
+                _, says = process.communicate(timeout=60)
             finally:
                 process.kill()
         assert process.returncode == 1

@@ -192,7 +192,9 @@ async def following(
         scene.client = await stack.enter_async_context(aiohttp.ClientSession())
         for document in before:
             await scene.ask(document, "directly", url=scene.engine.url)
-        staged = stage([backend["url"]], backends=[backend], tenants=tenants or {})
+        staged = stage(
+            [backend["url"]], backends=[backend], tenants=tenants or {}, health={"timeout": "30s"}
+        )
         scene.proxy = await stack.enter_async_context(staged)
         await scene.subscribed()
         yield scene

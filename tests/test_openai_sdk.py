@@ -38,6 +38,12 @@ def with_client(
     asyncio.run(main())
 
 
+async def has_one(backend: RawBackend) -> None:
+    """Wait until a request has come to it."""
+    while not backend.calls:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
 def test_chat() -> None:
     async def use(client: openai.AsyncOpenAI) -> None:
         got = await client.chat.completions.create(
@@ -139,7 +145,7 @@ def test_a_full_queue_is_a_rate_limit_and_says_when_to_retry() -> None:
             await client.chat.completions.create(model="m", messages=MESSAGES)
 
         held = asyncio.create_task(ask())
-        await asyncio.sleep(0.1)
+        await has_one(backend)
         with pytest.raises(openai.RateLimitError) as refused:
             await ask()
         assert refused.value.code == "queue_full"
@@ -147,8 +153,9 @@ def test_a_full_queue_is_a_rate_limit_and_says_when_to_retry() -> None:
         held.cancel()
         await asyncio.gather(held, return_exceptions=True)
 
+    backend = RawBackend(silent)
     buckets = [{"name": "chat", "up_to": 5000, "max_queue": 0, "max_wait": "30s"}]
-    with_client(use, RawBackend(silent), slots=1, buckets=buckets)
+    with_client(use, backend, slots=1, buckets=buckets)
 
 
 @pytest.mark.parametrize(("words", "again"), [(12, None), (60_000, "false")])
@@ -165,7 +172,7 @@ def test_it_is_told_not_to_come_back_only_when_that_is_hopeless(
             )
 
         held = asyncio.create_task(ask("other " * 60_000))
-        await asyncio.sleep(0.2)
+        await has_one(backend)
         with pytest.raises(openai.RateLimitError) as refused:
             await ask("word " * words, **{"x-request-timeout": "0.5"})
         assert refused.value.code == "deadline_unattainable"
@@ -174,8 +181,9 @@ def test_it_is_told_not_to_come_back_only_when_that_is_hopeless(
         held.cancel()
         await asyncio.gather(held, return_exceptions=True)
 
+    backend = RawBackend(silent)
     buckets = [{"name": "all", "up_to": 200_000, "max_wait": "30s"}]
-    with_client(use, RawBackend(silent), buckets=buckets)
+    with_client(use, backend, buckets=buckets)
 
 
 def test_a_cut_stream_raises() -> None:
