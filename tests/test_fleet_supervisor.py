@@ -261,13 +261,13 @@ def test_a_start_without_end_is_ended(
 
 def test_a_server_that_hangs_is_killed_and_started_again(tmp_path: Path, model: Path) -> None:
     async def scenario() -> None:
-        policy = RestartPolicy(first_s=0.01, start_s=WAIT_S, hung_s=0.1)
+        policy = RestartPolicy(first_s=0.01, start_s=WAIT_S, hung_s=2)
         async with supervised(tmp_path, model, policy) as scene:
             await scene.until(lambda: scene.phases() == ["up", "up"])
             first = scene.state.servers[0]
             assert first.process is not None
             os.kill(first.process.pid, signal.SIGSTOP)
-            await scene.until(lambda: first.restarts == 1 and first.phase == "up")
+            await scene.until(lambda: first.restarts > 0 and first.phase == "up")
             assert any("/health has not answered" in line for line in scene.said)
 
     asyncio.run(scenario())
