@@ -84,6 +84,22 @@ class TestWhoIsSent:
             shaper.first_token(send.request.id, 10.0 * number + 0.2)  # fast
             shaper.finish(send.request.id, 10.0 * number + 0.3)
 
+    @pytest.mark.parametrize(("document_s", "then"), [(0.3, "ba"), (1.4, "bb")])
+    def test_a_document_to_an_engine_of_which_only_slow_chats_are_known(
+        self, document_s: float, then: str
+    ) -> None:
+        """What its chats took says little about documents; two documents of its own say it all."""
+        shaper = self.shaper("ab")
+        took_s = {"a": document_s, "b": 0.3}
+        for number, backend in enumerate("ababa" + then):
+            request = Request(str(number), 20_000 if number else 100, 50)
+            (send,) = shaper.arrive(request, 10.0 * number)
+            assert isinstance(send, Send)
+            assert send.backend == backend
+            answered_at = 10.0 * number + (took_s[backend] if number else 0.05)
+            shaper.first_token(request.id, answered_at)
+            shaper.finish(request.id, answered_at)
+
     @pytest.mark.parametrize(("wait_s", "picked"), [(5.0, "a"), (1.0, "b")])
     def test_nobody_to_wait_for_a_second_copy(self, wait_s: float, picked: str) -> None:
         """a has been sent more than its share; b has a copy in `wait_s`; cold it is 10 s."""

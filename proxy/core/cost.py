@@ -45,13 +45,31 @@ def features(uncached_tokens: float, prompt_tokens: float) -> Vector:
 
 
 class CostModel:
-    """Prefill seconds on one backend; `scale` multiplies each term of the prior."""
+    """Prefill seconds on one backend.
 
-    __slots__ = ("_fixed_s", "_p", "_pair_s", "_token_s", "observations", "scale", "spread")
+    Attributes:
+        scale: multiplies each term of the prior.
+        observations: how many there were.
+        proven_tokens: two of them were of at least so many uncached tokens.
+        spread: how far off predictions are.
+    """
+
+    __slots__ = (
+        "_fixed_s",
+        "_most_tokens",
+        "_p",
+        "_pair_s",
+        "_token_s",
+        "observations",
+        "proven_tokens",
+        "scale",
+        "spread",
+    )
 
     def __init__(self) -> None:
         self.scale: Vector = (1.0, 1.0, 1.0)
         self.observations = 0
+        self.proven_tokens = self._most_tokens = 0.0
         self.spread = Spread()
         # The covariance, which is symmetric: 00, 01, 02, 11, 12, 22. Start unsure by a factor of
         # a few, so that the first answers correct the prior fast.
@@ -101,6 +119,10 @@ class CostModel:
             p22 - y2 * y2 * gain + own,
         )
         self.observations += 1
+        tokens = terms[1] / PRIOR_S_PER_TOKEN
+        if tokens > self.proven_tokens:
+            self.proven_tokens = min(tokens, self._most_tokens)
+            self._most_tokens = max(tokens, self._most_tokens)
         self._settle()
 
     def _settle(self) -> None:

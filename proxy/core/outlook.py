@@ -26,6 +26,9 @@ AGREED_SHARE: Final = 0.75
 """Of its prefill: what going where every proxy would send a cold prompt is worth. With half, two
 proxies lost 6 % of the hits of one (documents of 40k tokens, 5 questions each); with all of it the
 wait would count for nothing."""
+PROVEN_SHARE: Final = (
+    0.5  # of a prompt: an engine that has computed as much shows how long it takes
+)
 MATCH_SLACK_S: Final = (
     1e-9  # float rounding: a timer set for the moment a backlog ends must find it so
 )
@@ -317,7 +320,10 @@ class Outlook:
             margin_s = max(margin_s, beside_s)
         elif ahead > 0 and not self._ahead.on:
             margin_s += meanwhile.lump_s(self._buckets, backend, bucket, wait_s, now)
-        return Option(backend.name, wait_s, margin_s, prefill_s, cold_s, matched, load, mean_load)
+        proven = backend.cost.proven_tokens >= PROVEN_SHARE * prompt_tokens
+        return Option(
+            backend.name, wait_s, margin_s, prefill_s, cold_s, matched, load, mean_load, proven
+        )
 
     def _elsewhere_s(self, backend: Backend, waiting: Waiting, ahead_s: float, now: float) -> float:
         """The wait for what is queued for the backend with other proxies and goes first.

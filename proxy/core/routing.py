@@ -23,6 +23,8 @@ class Option:
         matched_tokens: prompt tokens the backend probably holds.
         load: prompt tokens it was sent lately (Backend.load).
         mean_load: the same of all backends that are up, on average.
+        proven: whether it has computed anything of this size, so that its prefill is more than
+            an extrapolation from chats.
     """
 
     __slots__ = (
@@ -33,6 +35,7 @@ class Option:
         "matched_tokens",
         "mean_load",
         "prefill_s",
+        "proven",
         "wait_s",
     )
 
@@ -46,6 +49,7 @@ class Option:
         matched_tokens: int,
         load: float,
         mean_load: float,
+        proven: bool = True,
     ) -> None:
         self.backend = backend
         self.wait_s = wait_s
@@ -55,6 +59,7 @@ class Option:
         self.matched_tokens = matched_tokens
         self.load = load
         self.mean_load = mean_load
+        self.proven = proven
 
     @property
     def ttft_s(self) -> float:
@@ -89,8 +94,9 @@ another that is warm too, or will be. While that one still computes its copy it 
 wait; without any copy the whole is, so that there will be one."""
 
 EQUAL_SPEED: Final = 1.25
-"""Engines whose predictions differ by less count as equally fast: else the one that is thought a
-little faster would get all that comes to idle engines."""
+"""Engines whose predictions differ by less count as equally fast, and so does one that is not
+proven: else the one that is thought faster would get all that comes to idle engines, and nobody
+would learn better."""
 TIE_SHARE: Final = 0.05  # of a cold prefill: scores no further apart are equal
 
 
@@ -108,7 +114,7 @@ def warm_or_least_work(request: Request, options: Sequence[Option], affinity: Af
     scores: list[float] = []
     for option in options:
         prefill_s = option.cold_prefill_s
-        if prefill_s <= EQUAL_SPEED * cheapest:
+        if not option.proven or prefill_s <= EQUAL_SPEED * cheapest:
             prefill_s = cheapest
         if option.matched_tokens >= enough:
             if option.load <= fair:
