@@ -140,6 +140,8 @@ def _why_there(receipt: Receipt) -> str:
         if all(option.ttft_s == chosen.ttft_s for option in options):
             return ", which had been sent the least"
         return ", where its first token was expected soonest"
+    if not chosen.proven:
+        return ", of which nobody knows yet how long prompts of this size take there"
     return ", which the routing preferred (see the candidates)"
 
 
@@ -222,6 +224,7 @@ def _candidate(option: Option, receipt: Receipt) -> dict[str, Any]:
         "prefill_s": _s(option.prefill_s),
         "cold_prefill_s": _s(option.cold_prefill_s),
         "ttft_s": _s(option.ttft_s),
+        "proven": option.proven,
         "matched_tokens": option.matched_tokens,
         "load_tokens": round(option.load),
         "mean_load_tokens": round(option.mean_load),

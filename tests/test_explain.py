@@ -67,6 +67,18 @@ def fill(made: ExplainedShaper, tokens: int, *names: str, now: float = 0.0) -> N
         made.arrive(Request(name, tokens), now)
 
 
+def test_an_engine_that_is_tried_though_another_is_thought_faster() -> None:
+    made = explained(2)
+    for number, (tokens, took_s) in enumerate([(100, 0.05), (LONG, 1.0)]):
+        arrive(made, Request(str(number), tokens), 20.0 * number)
+        made.first_token(str(number), 20.0 * number + took_s)
+        made.finish(str(number), 20.0 * number + took_s)
+    receipt = arrive(made, Request("2", LONG), 40.0)
+    assert "gpu0, of which nobody knows yet how long prompts of this size take" in (
+        verdict(receipt, 40.0)
+    )
+
+
 class TestRefusals:
     def test_the_wait_is_too_long(self) -> None:
         made = explained()
