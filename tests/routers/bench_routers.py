@@ -103,7 +103,9 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--results", type=Path, default=ROOT / "docs" / "bench-routers.jsonl")
     parser.add_argument("--keep", type=Path, help="keep every run folder in here")
     parser.add_argument("--page", type=Path, help="write the HTML page here")
-    parser.add_argument("--write-docs", action="store_true", help="docs/bench-routers.md anew")
+    parser.add_argument(
+        "--write-docs", action="store_true", help="also make docs/bench-routers.md anew"
+    )
     parser.add_argument("--show", action="store_true", help="measure nothing")
     parser.add_argument("--list", action="store_true", help="names of routers and workloads")
     given = parser.parse_args(words)
