@@ -181,18 +181,25 @@ class Outlook:
         return options
 
     def _assume(self, options: list[Option], backends: list[Backend]) -> None:
-        """An engine that has computed nothing yet is taken to be as fast as the fastest.
+        """Until an engine has shown how fast it is, it is taken to be as fast as the fastest.
 
-        With the prior, which is slower than most, nothing would ever come to it.
+        With the prior, which is slower than most, nothing would ever come to one that has computed
+        nothing yet. What is known of chats alone may be far off for a document: it predicts, but
+        does not decide where that goes; else all that comes to idle engines would go to the one
+        that is thought faster, and nobody would learn better.
         """
         known = [b.cost.observations > 0 for b in backends]
-        if all(known) or not any(known):
-            return
-        least_s = min(o.cold_prefill_s for o, seen in zip(options, known, strict=True) if seen)
-        for option, seen in zip(options, known, strict=True):
-            if not seen:
-                option.cold_prefill_s = min(option.cold_prefill_s, least_s)
-                option.prefill_s = min(option.prefill_s, least_s)
+        if any(known) and not all(known):
+            least_s = min(o.cold_prefill_s for o, seen in zip(options, known, strict=True) if seen)
+            for option, seen in zip(options, known, strict=True):
+                if not seen:
+                    option.cold_prefill_s = min(option.cold_prefill_s, least_s)
+                    option.prefill_s = min(option.prefill_s, least_s)
+        if not all([o.proven for o in options]):
+            least_s = min([o.cold_prefill_s for o in options])
+            for option in options:
+                if not option.proven:
+                    option.cold_prefill_s = least_s
 
     def has_room(self, backend: Backend, now: float) -> bool:
         """Late binding: up, a slot free, and next to nothing left to prefill."""

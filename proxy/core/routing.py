@@ -19,7 +19,7 @@ class Option:
         wait_s: predicted wait before its prefill begins.
         margin_s: how much longer that wait may be, nine times in ten.
         prefill_s: predicted prefill, with what is matched taken off.
-        cold_prefill_s: the same if nothing were cached.
+        cold_prefill_s: the same if nothing were cached; as on the fastest if it is not proven.
         matched_tokens: prompt tokens the backend probably holds.
         load: prompt tokens it was sent lately (Backend.load).
         mean_load: the same of all backends that are up, on average.
@@ -94,9 +94,8 @@ another that is warm too, or will be. While that one still computes its copy it 
 wait; without any copy the whole is, so that there will be one."""
 
 EQUAL_SPEED: Final = 1.25
-"""Engines whose predictions differ by less count as equally fast, and so does one that is not
-proven: else the one that is thought faster would get all that comes to idle engines, and nobody
-would learn better."""
+"""Engines whose predictions differ by less count as equally fast: else the one that is thought a
+little faster would get all that comes to idle engines."""
 TIE_SHARE: Final = 0.05  # of a cold prefill: scores no further apart are equal
 
 
@@ -114,7 +113,7 @@ def warm_or_least_work(request: Request, options: Sequence[Option], affinity: Af
     scores: list[float] = []
     for option in options:
         prefill_s = option.cold_prefill_s
-        if not option.proven or prefill_s <= EQUAL_SPEED * cheapest:
+        if prefill_s <= EQUAL_SPEED * cheapest:
             prefill_s = cheapest
         if option.matched_tokens >= enough:
             if option.load <= fair:
