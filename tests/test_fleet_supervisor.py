@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import aiohttp
 import pytest
 from fake_vllm import children, install, starts
 from fleet_stage import Fleet, fleet_up, forebay
@@ -23,10 +24,10 @@ from forebay.proxy.cli import main
 from forebay.replay.fleet import supervisor as module
 from forebay.replay.fleet.cli import _free_ports
 from forebay.replay.fleet.control import stop_fleet
-from forebay.replay.fleet.plan import FleetOptions, make_plan
+from forebay.replay.fleet.plan import FleetOptions, FleetPlan, make_plan
 from forebay.replay.fleet.probe import healthy
 from forebay.replay.fleet.restarts import RestartPolicy, Restarts
-from forebay.replay.fleet.server_process import last_line, last_words
+from forebay.replay.fleet.server_process import ServerProcess, last_line, last_words
 from forebay.replay.fleet.state import (
     FleetState,
     Process,
@@ -95,14 +96,18 @@ def _quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FAKE_LOG", str(tmp_path / "starts"))
 
 
+def a_plan(folder: Path, model: Path) -> FleetPlan:
+    options = FleetOptions(str(model), folder, cache_root=folder)
+    fake = VllmInstall(str(install(folder)), "0.32.0")
+    return make_plan(options, fake, [], _free_ports("127.0.0.1", 2))
+
+
 @asynccontextmanager
 async def supervised(
     folder: Path, model: Path, policy: RestartPolicy = QUICK, stop_s: float = WAIT_S
 ) -> AsyncIterator[Scene]:
     """Two servers; nothing is left of them when the block ends."""
-    options = FleetOptions(str(model), folder, cache_root=folder)
-    fake = VllmInstall(str(install(folder)), "0.32.0")
-    plan = make_plan(options, fake, [], _free_ports("127.0.0.1", 2))
+    plan = a_plan(folder, model)
     servers = [ServerState(one.name, one.url, str(one.log)) for one in plan.servers]
     state = FleetState(this_process(), "m", "0.32.0", "proxy.yaml", stop_s, servers)
     said, ups = list[str](), list[int]()
@@ -244,6 +249,30 @@ def test_a_server_that_ignores_sigterm_is_killed(
             assert sum("killed, it had not ended" in line for line in scene.said) == 2
 
     asyncio.run(scenario())
+
+
+def test_a_stop_that_is_cancelled_leaves_no_process(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the other server failed meanwhile."""
+    monkeypatch.setenv("FAKE_DEAF", "1")
+
+    async def scenario() -> None:
+        plan = a_plan(tmp_path, model).servers[0]
+        process = await ServerProcess.start(plan)
+        async with aiohttp.ClientSession() as session:
+            while not await healthy(session, plan.url):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        stopping = asyncio.create_task(process.stop(WAIT_S, asyncio.Event()))
+        await asyncio.wait({stopping}, timeout=0.05)
+        stopping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stopping
+        async with asyncio.timeout(0):  # it is known to have ended
+            await process.wait()
+
+    asyncio.run(scenario())
+    all_gone(tmp_path / "starts")
 
 
 def test_a_start_without_end_is_ended(

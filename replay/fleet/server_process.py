@@ -62,7 +62,9 @@ class ServerProcess:
             await ended
         finally:
             asked.cancel()
-            self.kill()  # where this is cancelled
+            if self._process.returncode is None:  # this was cancelled
+                self._kill_group()
+                await self._process.wait()
         return willing
 
     def kill(self) -> None:
