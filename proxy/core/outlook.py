@@ -193,7 +193,6 @@ class Outlook:
             least_s = min(o.cold_prefill_s for o, seen in zip(options, known, strict=True) if seen)
             for option, seen in zip(options, known, strict=True):
                 if not seen:
-                    option.cold_prefill_s = min(option.cold_prefill_s, least_s)
                     option.prefill_s = min(option.prefill_s, least_s)
         if not all([o.proven for o in options]):
             least_s = min([o.cold_prefill_s for o in options])

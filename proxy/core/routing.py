@@ -23,8 +23,8 @@ class Option:
         matched_tokens: prompt tokens the backend probably holds.
         load: prompt tokens it was sent lately (Backend.load).
         mean_load: the same of all backends that are up, on average.
-        proven: whether it has computed anything of this size, so that its prefill is more than
-            an extrapolation from chats.
+        proven: whether it has computed two prompts of at least half this size, so that its
+            prefill is more than an extrapolation from chats.
     """
 
     __slots__ = (

@@ -62,9 +62,8 @@ class ServerProcess:
             await ended
         finally:
             asked.cancel()
-            if self._process.returncode is None:  # this was cancelled
-                self._kill_group()
-                await self._process.wait()
+            self.kill()  # where this is cancelled
+            await self._process.wait()
         return willing
 
     def kill(self) -> None:
