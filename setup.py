@@ -5,21 +5,29 @@ Everything else about the package stands in pyproject.toml. `make compiled` is t
 
 import os
 import sys
+from glob import glob
 
 from setuptools import Extension, setup
 
-COMPILED = (
-    *("admission", "ahead", "backend", "blocked", "cache", "candidates", "chains", "chunks"),
-    *("concurrency", "cost", "dispatch", "explain", "fairness", "flight", "held", "hindsight"),
-    *("kv", "lanes", "line", "meanwhile", "model", "observation", "others", "outlook", "outputs"),
-    *("partition", "policies", "prefix", "prefix_error", "queueing", "queues", "quota", "receipt"),
-    *("recent", "rendezvous", "returns", "routing", "shaper", "shares", "sharing", "spending"),
-    *("turns",),
+CORE = ".typing/forebay/proxy/core"
+SIM = ".typing/forebay/replay/sim"
+# Modules of the simulator that stay interpreted: commands, reports, what runs once per simulation.
+INTERPRETED_SIM = (
+    *("bench", "capacity", "cli", "clock", "closed_loop", "hindsight", "prefix_bench"),
+    *("run_folder", "scenario", "stepping", "summary", "sweep", "table", "workload"),
 )
-COMPILED_SIM = (
-    *("all_knowing", "block_runs", "cohort", "fleet", "in_turn", "peers", "planning"),
-    *("request", "runs", "skipping", "stalls"),
-)
+
+
+def compiled_modules(root: str = ".") -> list[str]:
+    """Paths of all modules to compile: the core, most of the simulator, the step-time model."""
+    core = sorted(glob(f"{CORE}/**/*.py", root_dir=root, recursive=True))
+    sim = sorted(glob(f"{SIM}/*.py", root_dir=root))
+    skipped = {f"{SIM}/{name}.py" for name in INTERPRETED_SIM}
+    modules = [*core, *(path for path in sim if path not in skipped)]
+    modules.append(".typing/forebay/replay/engine/step_time.py")
+    return [path for path in modules if not path.endswith("__init__.py")]
+
+
 # All is one library that shares no C symbol with others. Telling the compiler so lets it inline
 # across modules and call without the procedure linkage table. gcc and clang know these.
 INLINING = ["-fvisibility=hidden", "-fno-semantic-interposition", "-fno-plt"]
@@ -32,11 +40,7 @@ def extensions() -> list[Extension]:
 
     # .typing/forebay holds links to the folders, so that mypyc finds the modules by their names.
     built = mypycify(
-        [
-            *(f".typing/forebay/proxy/core/{name}.py" for name in COMPILED),
-            *(f".typing/forebay/replay/sim/{name}.py" for name in COMPILED_SIM),
-            ".typing/forebay/replay/engine/step_time.py",
-        ],
+        compiled_modules(),
         opt_level="3",
         group_name="forebay",
     )
@@ -46,4 +50,5 @@ def extensions() -> list[Extension]:
     return built
 
 
-setup(ext_modules=extensions())
+if __name__ == "__main__":
+    setup(ext_modules=extensions())

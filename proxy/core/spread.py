@@ -10,7 +10,7 @@ from typing import Final
 
 START: Final = 0.25  # relative (logarithmic) error, either way, before anything was seen
 GAIN: Final = 0.05  # of an observation, once 20 were seen
-EDGES_S: Final = (0.25, 1.0, 4.0)  # between the classes
+EDGES_S: Final[tuple[float, ...]] = (0.25, 1.0, 4.0)  # between the classes
 OF_ALL: Final = 0.75
 """Of the error of all: no wait is reckoned as less certain. Short prefills are off the most, but it
 is many of them that somebody waits for."""
