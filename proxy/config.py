@@ -23,8 +23,8 @@ from pydantic import (
 
 from forebay.proxy.core.model import BackendSpec, Tenant
 from forebay.proxy.core.model import Bucket as CoreBucket
-from forebay.proxy.core.policies import ROUTES
-from forebay.proxy.core.routing import Affinity, Route
+from forebay.proxy.core.policy.routes import ROUTES
+from forebay.proxy.core.policy.routing import Affinity, Route
 from forebay.proxy.quantities import seconds, size_bytes
 from forebay.proxy.share.redis_link import check_url
 

@@ -17,7 +17,7 @@ from time import process_time
 
 from forebay.proxy.config import Limits
 from forebay.proxy.core.model import ServiceClass
-from forebay.proxy.core.pressure import Reading, next_shed, refused
+from forebay.proxy.core.overload import Reading, next_shed, refused
 
 LAG_STEP_S = 0.05
 LAG_STEPS = 200  # percentiles are over the last ten seconds

@@ -33,7 +33,7 @@ from arena_workloads import ENGINE, ENGINES, LOADS, rows_of
 from forebay.proxy.config import Config
 from forebay.proxy.core.explain import ExplainedShaper
 from forebay.proxy.core.model import CLASSES, Action, BackendSpec, Bucket, Request, Send, Tenant
-from forebay.proxy.core.routing import Affinity, warm_or_least_work
+from forebay.proxy.core.policy.routing import Affinity, warm_or_least_work
 from forebay.replay.sim.fleet import Fleet
 from forebay.replay.sim.scenario import Scenario
 from forebay.replay.sim.skipping import SkippingEngine

@@ -10,7 +10,7 @@ from behaviour_scenes import HOT, Fifty, fifty, hot_alone, hot_beside_cold, spre
 from proxy_stage import Stage, stage
 
 from forebay.proxy.core.model import BackendSpec, Bucket, Request, Send
-from forebay.proxy.core.routing import Affinity, Option, warm_or_least_work
+from forebay.proxy.core.policy.routing import Affinity, Option, warm_or_least_work
 from forebay.proxy.core.shaper import Shaper
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server import start_engine

@@ -9,8 +9,8 @@ from hypothesis.stateful import precondition, rule
 from test_core_shaper_stateful import ShaperMachine
 
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Send
-from forebay.proxy.core.policies import ROUTES
-from forebay.proxy.core.routing import Affinity, warm_or_least_work
+from forebay.proxy.core.policy.routes import ROUTES
+from forebay.proxy.core.policy.routing import Affinity, warm_or_least_work
 from forebay.proxy.core.shaper import Shaper
 
 BUCKETS = [Bucket("chat", 5_000, 9, 2.0), Bucket("document", 131_072, 9, 30.0, 1)]

@@ -4,9 +4,9 @@ from math import inf
 
 import pytest
 
-from forebay.proxy.core import meanwhile
 from forebay.proxy.core.backend import Backend
 from forebay.proxy.core.model import BackendSpec, Bucket, Request
+from forebay.proxy.core.policy import meanwhile
 from forebay.proxy.core.queueing import Waiting
 
 CHUNK = 2_048

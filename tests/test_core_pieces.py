@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from forebay.proxy.core.cost import CostModel
 from forebay.proxy.core.explain import ExplainedShaper
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Send
-from forebay.proxy.core.pieces import LONGER, beginning
+from forebay.proxy.core.policy.split_prefill import LONGER, beginning
 from forebay.proxy.core.queueing import Waiting
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.receipt_text import verdict

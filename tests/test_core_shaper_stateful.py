@@ -18,7 +18,7 @@ from forebay.proxy.core.model import (
     ServiceClass,
     Tenant,
 )
-from forebay.proxy.core.policies import ROUTES
+from forebay.proxy.core.policy.routes import ROUTES
 from forebay.proxy.core.shaper import Shaper
 
 RATE, BURST = 1_000.0, 6_000.0  # tokens, of the limited tenant

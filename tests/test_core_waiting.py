@@ -4,10 +4,10 @@ from math import inf
 
 import pytest
 
-from forebay.proxy.core.admission import whole_s
 from forebay.proxy.core.backend import KV_FULL, UNLIMITED
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Send, Tenant
-from forebay.proxy.core.partition import OVERLAP_SHARE
+from forebay.proxy.core.policy.admission import whole_s
+from forebay.proxy.core.policy.long_prefills import OVERLAP_SHARE
 from forebay.proxy.core.queueing import Waiting
 from forebay.proxy.core.shaper import Shaper
 

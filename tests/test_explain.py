@@ -17,8 +17,8 @@ from forebay.proxy.core.model import (
     Send,
     Tenant,
 )
+from forebay.proxy.core.policy.routing import Affinity, Option, warm_or_least_work
 from forebay.proxy.core.receipt import ERROR_S, MOST_STEPS, Receipt, Receipts, Tally
-from forebay.proxy.core.routing import Affinity, Option, warm_or_least_work
 from forebay.proxy.receipt_text import HINDSIGHT, WAITS, told, verdict
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.fleet import Fleet, Journal
@@ -279,7 +279,7 @@ class TestWaits:
     def test_all_of_them_have_words(self) -> None:
         from typing import get_args
 
-        from forebay.proxy.core.blocked import Block
+        from forebay.proxy.core.policy.start import Block
 
         assert {*get_args(Block), "turn"} == {*WAITS, ""}
 

@@ -9,7 +9,7 @@ from proxy_stage import RawBackend, stage
 
 from forebay.proxy.config import Limits
 from forebay.proxy.core.model import ServiceClass
-from forebay.proxy.core.pressure import Reading, next_shed, refused
+from forebay.proxy.core.overload import Reading, next_shed, refused
 from forebay.proxy.protection import Protection, memory_limit, resident_bytes
 from forebay.replay.sim.clock import run
 

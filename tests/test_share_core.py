@@ -9,8 +9,14 @@ from hypothesis import strategies as st
 
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Send
 from forebay.proxy.core.others import NEWS_S, BackendBooks, Books, Elsewhere, Peers, TenantUse
-from forebay.proxy.core.rendezvous import COMMON_SHARE, ENOUGH, CommonRoot, highest, name_seed
-from forebay.proxy.core.routing import warm_or_least_work
+from forebay.proxy.core.policy.rendezvous import (
+    COMMON_SHARE,
+    ENOUGH,
+    CommonRoot,
+    highest,
+    name_seed,
+)
+from forebay.proxy.core.policy.routing import warm_or_least_work
 from forebay.proxy.core.shaper import Shaper
 
 CHAT = Bucket("chat", 5_000, max_queue=8, max_wait_s=2.0)

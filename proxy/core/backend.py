@@ -26,10 +26,10 @@ from forebay.proxy.core.line import Line
 from forebay.proxy.core.model import STANDARD, BackendSpec, Bucket, Request
 from forebay.proxy.core.observation import Observation
 from forebay.proxy.core.others import BackendBooks, Elsewhere
-from forebay.proxy.core.pieces import may_be_cut
+from forebay.proxy.core.policy.order import Turns
+from forebay.proxy.core.policy.split_prefill import may_be_cut
 from forebay.proxy.core.queueing import Waiting
 from forebay.proxy.core.recent import Recent
-from forebay.proxy.core.turns import Turns
 
 KV_FULL: Final = 0.95  # of the pool: beyond it the engine preempts or keeps requests waiting
 SURE: Final = 2.0  # times the mean error of predictions: nine in ten normal errors are smaller

@@ -8,7 +8,7 @@ from math import inf
 from typing import Final
 
 from forebay.proxy.core.model import Request
-from forebay.proxy.core.routing import Option
+from forebay.proxy.core.policy.routing import Option
 
 MOST_STEPS: Final = 24  # of one request's way; what comes after is left out
 ERROR_S: Final = (0.05, 0.2, 1.0, 4.0, 15.0)  # bounds of `Tally.late` and `early`

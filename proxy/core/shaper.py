@@ -26,9 +26,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 from typing import Final
 
-from forebay.proxy.core.admission import Admit, attainable, hopeless, refuse, whole_s
 from forebay.proxy.core.backend import UNLIMITED, Backend
-from forebay.proxy.core.dispatch import Dispatcher, least_patience_s
+from forebay.proxy.core.dispatcher import Dispatcher, least_patience_s
 from forebay.proxy.core.fairness import Fairness
 from forebay.proxy.core.model import (
     RANKS,
@@ -43,11 +42,12 @@ from forebay.proxy.core.model import (
 )
 from forebay.proxy.core.others import Books
 from forebay.proxy.core.outputs import Outputs
-from forebay.proxy.core.pieces import found_the_last
+from forebay.proxy.core.policy.admission import Admit, attainable, hopeless, refuse, whole_s
+from forebay.proxy.core.policy.returns import Returns
+from forebay.proxy.core.policy.routing import Affinity, Option, Route, warm_or_least_work
+from forebay.proxy.core.policy.split_prefill import found_the_last
 from forebay.proxy.core.queueing import Waiting
 from forebay.proxy.core.quota import Quotas
-from forebay.proxy.core.returns import Returns
-from forebay.proxy.core.routing import Affinity, Option, Route, warm_or_least_work
 
 DISPATCH_AHEAD_S: Final = 0.3
 """A backend is sent more while its predicted backlog is below this (the default): enough that it

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from math import inf
 from random import Random
 
-from forebay.proxy.core.admission import Admit, refuse
 from forebay.proxy.core.model import Bucket, RejectReason, Request
-from forebay.proxy.core.routing import Option
+from forebay.proxy.core.policy.admission import Admit, refuse
+from forebay.proxy.core.policy.routing import Option
 from forebay.replay.sim.fleet import Fleet, Outcome
 from forebay.replay.sim.scenario import Scenario
 from forebay.traces.buckets import bucket_of

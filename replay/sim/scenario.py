@@ -9,10 +9,10 @@ from functools import partial
 from math import inf
 
 from forebay.proxy.config import MAX_CONCURRENCY, Config
-from forebay.proxy.core.admission import Admit, refuse
 from forebay.proxy.core.explain import ExplainedShaper
 from forebay.proxy.core.model import BackendSpec, Tenant
-from forebay.proxy.core.policies import ROUTES
+from forebay.proxy.core.policy.admission import Admit, refuse
+from forebay.proxy.core.policy.routes import ROUTES
 from forebay.proxy.core.receipt import Receipts
 from forebay.proxy.core.shaper import Shaper
 from forebay.replay.engine.config import EngineConfig

@@ -10,7 +10,7 @@ from math import ceil
 from typing import Final
 
 from forebay.proxy.core.model import Bucket, RejectReason, Request
-from forebay.proxy.core.routing import Option
+from forebay.proxy.core.policy.routing import Option
 
 RETRY_LEAST_S: Final = 1.0
 RETRY_MOST_S: Final = 60.0  # over 120 s openai-python gives up instead of waiting

@@ -1,6 +1,6 @@
 """The table where names in the configuration meet policies."""
 
-from forebay.proxy.core.routing import Route, fewest_tokens, least_work, warm_or_least_work
+from forebay.proxy.core.policy.routing import Route, fewest_tokens, least_work, warm_or_least_work
 
 ROUTES: dict[str, Route] = {
     "warm_or_least_work": warm_or_least_work,

@@ -4,7 +4,7 @@ from typing import Literal
 
 from forebay.proxy.core.backend import Backend
 from forebay.proxy.core.model import Bucket
-from forebay.proxy.core.outlook import Outlook
+from forebay.proxy.core.policy.forecast import Outlook
 from forebay.proxy.core.queueing import Waiting
 
 Block = Literal[

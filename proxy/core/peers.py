@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from forebay.proxy.core.backend import Backend
 from forebay.proxy.core.fairness import Fairness
 from forebay.proxy.core.others import Books, Peers, TenantUse
-from forebay.proxy.core.outlook import Outlook
+from forebay.proxy.core.policy.forecast import Outlook
 from forebay.proxy.core.quota import Quotas
 from forebay.proxy.core.spending import Spending
 

@@ -11,8 +11,8 @@ from math import exp
 from forebay.proxy.core.backend import Backend
 from forebay.proxy.core.fairness import LARGEST_SHARE, Fairness
 from forebay.proxy.core.model import CLASSES, Bucket
+from forebay.proxy.core.policy.order import CLASS_SHARE
 from forebay.proxy.core.queueing import Waiting
-from forebay.proxy.core.turns import CLASS_SHARE
 
 RATE_S = 10.0  # time constant of what a class took lately
 MOST = 1.0 - CLASS_SHARE  # of the engines that more urgent classes can take
