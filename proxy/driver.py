@@ -5,9 +5,9 @@ from collections.abc import Callable
 from functools import partial
 from math import inf
 
-from forebay.proxy.core.backend import UNLIMITED
 from forebay.proxy.core.model import Action, Reject, Request, Send
 from forebay.proxy.core.shaper import Shaper
+from forebay.proxy.core.state.backend import UNLIMITED
 
 
 class Rejected(Exception):

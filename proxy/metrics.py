@@ -19,10 +19,10 @@ from prometheus_client import (
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from forebay.proxy.core.backend import Backend
 from forebay.proxy.core.model import Action, Reject, Send
 from forebay.proxy.core.prefix_error import PrefixError
 from forebay.proxy.core.shaper import Shaper
+from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.hlog import IntervalLog
 from forebay.proxy.record import CLIENT_GONE, Record
 from forebay.proxy.tally import Counter, Histogram

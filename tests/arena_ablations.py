@@ -14,15 +14,15 @@ from unittest.mock import patch
 from arena_score import Played, quantile
 
 from forebay.proxy.config import BackendConfig, BucketConfig, Config
-from forebay.proxy.core.backend import Backend
 from forebay.proxy.core.cost import CostModel
-from forebay.proxy.core.leaders import Leaders
 from forebay.proxy.core.model import Action, Request
 from forebay.proxy.core.policy.admission import refuse
 from forebay.proxy.core.policy.long_prefills import Partition
 from forebay.proxy.core.policy.order import Turns
-from forebay.proxy.core.queueing import Waiting
 from forebay.proxy.core.shaper import Shaper
+from forebay.proxy.core.state.backend import Backend
+from forebay.proxy.core.state.leaders import Leaders
+from forebay.proxy.core.state.queue import Waiting
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.fleet import Policy
 from forebay.replay.sim.scenario import Scenario

@@ -6,9 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.proxy.core.concurrency import Concurrency
-from forebay.proxy.core.fairness import Fairness
-from forebay.proxy.core.lanes import Lanes
 from forebay.proxy.core.model import (
     RANKS,
     Action,
@@ -20,11 +17,14 @@ from forebay.proxy.core.model import (
     ServiceClass,
     Tenant,
 )
-from forebay.proxy.core.outputs import ENOUGH, LOOK_EVERY, Outputs
-from forebay.proxy.core.queueing import DueQueue, Waiting
-from forebay.proxy.core.quota import Quotas
 from forebay.proxy.core.shaper import Shaper
-from forebay.proxy.core.shares import Shares
+from forebay.proxy.core.state.concurrency_limit import Concurrency
+from forebay.proxy.core.state.lanes import Lanes
+from forebay.proxy.core.state.outputs import ENOUGH, LOOK_EVERY, Outputs
+from forebay.proxy.core.state.queue import DueQueue, Waiting
+from forebay.proxy.core.state.quota import Quotas
+from forebay.proxy.core.state.shares import Shares
+from forebay.proxy.core.state.tenants import Fairness
 
 CHAT = Bucket("chat", 5_000, max_queue=64, max_wait_s=2.0)
 DOCUMENT = Bucket("document", 131_072, max_queue=64, max_wait_s=30.0)

@@ -5,12 +5,12 @@ from math import inf
 
 import pytest
 
-from forebay.proxy.core.backend import Backend
-from forebay.proxy.core.chunks import STEP_UNDER_WAY, passing
 from forebay.proxy.core.cost import PRIOR_FIXED_S, CostModel, features
-from forebay.proxy.core.flight import Flight
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Request, Send
 from forebay.proxy.core.shaper import Shaper
+from forebay.proxy.core.state.backend import Backend
+from forebay.proxy.core.state.chunks import STEP_UNDER_WAY, passing
+from forebay.proxy.core.state.in_flight import Flight
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.fleet import Fleet, Outcome
 from forebay.replay.sim.scenario import Scenario

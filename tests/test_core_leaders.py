@@ -2,10 +2,10 @@
 
 from test_core_pieces import document
 
-from forebay.proxy.core.begun import Begun
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Send
-from forebay.proxy.core.queueing import Waiting
 from forebay.proxy.core.shaper import Shaper
+from forebay.proxy.core.state.begun import Begun
+from forebay.proxy.core.state.queue import Waiting
 
 DOCUMENT = Bucket("document", 200_000, 100, 30.0, prefills_per_backend=1)
 

@@ -4,10 +4,10 @@ from math import inf
 
 import pytest
 
-from forebay.proxy.core.backend import Backend
 from forebay.proxy.core.model import BackendSpec, Bucket, Request
 from forebay.proxy.core.policy import meanwhile
-from forebay.proxy.core.queueing import Waiting
+from forebay.proxy.core.state.backend import Backend
+from forebay.proxy.core.state.queue import Waiting
 
 CHUNK = 2_048
 BUCKETS = {

@@ -2,11 +2,11 @@
 
 import pytest
 
-from forebay.proxy.core.backend import SURE
 from forebay.proxy.core.model import BackendSpec, Bucket, Request
 from forebay.proxy.core.policy.routing import Option
-from forebay.proxy.core.queueing import Waiting
 from forebay.proxy.core.shaper import Shaper
+from forebay.proxy.core.state.backend import SURE
+from forebay.proxy.core.state.queue import Waiting
 
 CHAT = Bucket("chat", 5_000, max_queue=64, max_wait_s=2.0)
 DOCUMENT = Bucket("document", 131_072, max_queue=64, max_wait_s=30.0)

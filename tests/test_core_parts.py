@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.proxy.core.backend import Backend
 from forebay.proxy.core.cost import CostModel, features
-from forebay.proxy.core.flight import OVERDUE_SHARE
-from forebay.proxy.core.kv import KvReserve
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Request, Send
 from forebay.proxy.core.policy.admission import refuse, retry_after_s
 from forebay.proxy.core.policy.long_prefills import may_take_last_at
 from forebay.proxy.core.policy.routing import Affinity, Option, warm_or_least_work
 from forebay.proxy.core.prefix import PrefixIndex
-from forebay.proxy.core.queueing import DueQueue, Waiting, due_at
 from forebay.proxy.core.shaper import Shaper
+from forebay.proxy.core.state.backend import Backend
+from forebay.proxy.core.state.in_flight import OVERDUE_SHARE
+from forebay.proxy.core.state.kv_budget import KvReserve
+from forebay.proxy.core.state.queue import DueQueue, Waiting, due_at
 
 CHAT = Bucket("chat", 5_000, max_queue=2, max_wait_s=2.0)
 DOCUMENT = Bucket("document", 131_072, max_queue=2, max_wait_s=30.0, prefills_per_backend=1)

@@ -10,8 +10,8 @@ from forebay.proxy.core.cost import CostModel
 from forebay.proxy.core.explain import ExplainedShaper
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Send
 from forebay.proxy.core.policy.split_prefill import LONGER, beginning
-from forebay.proxy.core.queueing import Waiting
 from forebay.proxy.core.shaper import Shaper
+from forebay.proxy.core.state.queue import Waiting
 from forebay.proxy.receipt_text import verdict
 
 CHAT = Bucket("chat", 5_000, max_queue=100, max_wait_s=2.0)

@@ -4,12 +4,12 @@ from math import inf
 
 import pytest
 
-from forebay.proxy.core.backend import KV_FULL, UNLIMITED
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Send, Tenant
 from forebay.proxy.core.policy.admission import whole_s
 from forebay.proxy.core.policy.long_prefills import OVERLAP_SHARE
-from forebay.proxy.core.queueing import Waiting
 from forebay.proxy.core.shaper import Shaper
+from forebay.proxy.core.state.backend import KV_FULL, UNLIMITED
+from forebay.proxy.core.state.queue import Waiting
 
 CHAT = Bucket("chat", 5_000, max_queue=64, max_wait_s=2.0)
 DOCUMENT = Bucket("document", 131_072, max_queue=64, max_wait_s=30.0, prefills_per_backend=1)

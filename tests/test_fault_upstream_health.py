@@ -7,10 +7,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from forebay.proxy.core.backend import UNLIMITED
 from forebay.proxy.core.health import ANY, HOLD_S, LONGEST_HOLD_S, NONE, ONE, PAUSED, Health
 from forebay.proxy.core.model import BackendSpec, Bucket, Reject, Request, Send
 from forebay.proxy.core.shaper import Shaper
+from forebay.proxy.core.state.backend import UNLIMITED
 from forebay.proxy.retries import LEAST, RetryBudget, Tries
 
 

@@ -23,10 +23,10 @@ from proxy_stage import SHARED_LOOP, Stage, stage
 from forebay.proxy.backends import Upstream
 from forebay.proxy.config import BackendConfig, Config
 from forebay.proxy.config_sources import load_config
-from forebay.proxy.core.backend import Backend
 from forebay.proxy.core.held import Translations
 from forebay.proxy.core.model import BackendSpec, Bucket, Request
 from forebay.proxy.core.shaper import Shaper
+from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.kv_blocks import chain_keys
 from forebay.proxy.kv_events import Follower
 from forebay.proxy.translate import Translator

@@ -10,7 +10,7 @@ from proxy_stage import DONE, WHOLE, Call, RawBackend, Stage, answer, by_request
 from test_fault_upstream_clients import until
 from test_proxy_http import error_of, on_stage
 
-from forebay.proxy.core.backend import UNLIMITED
+from forebay.proxy.core.state.backend import UNLIMITED
 
 PIECES: dict[str, Any] = {"each": {"prefill_piece": "500ms"}}
 PROMPT = "".join(f"{number:9} " for number in range(20_000))  # 50k tokens, 2.6 s of prefill

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Send
-from forebay.proxy.core.others import NEWS_S, BackendBooks, Books, Elsewhere, Peers, TenantUse
 from forebay.proxy.core.policy.rendezvous import (
     COMMON_SHARE,
     ENOUGH,
@@ -18,6 +17,14 @@ from forebay.proxy.core.policy.rendezvous import (
 )
 from forebay.proxy.core.policy.routing import warm_or_least_work
 from forebay.proxy.core.shaper import Shaper
+from forebay.proxy.core.state.elsewhere import (
+    NEWS_S,
+    BackendBooks,
+    Books,
+    Elsewhere,
+    Peers,
+    TenantUse,
+)
 
 CHAT = Bucket("chat", 5_000, max_queue=8, max_wait_s=2.0)
 DOCUMENT = Bucket("document", 131_072, max_queue=4, max_wait_s=30.0, prefills_per_backend=1)

@@ -11,7 +11,7 @@ from shared_fleet import play as play_several
 from forebay.proxy.config import BackendConfig, Config
 from forebay.proxy.core.model import BackendSpec, Bucket, Reject, Request, Send, Tenant
 from forebay.proxy.core.shaper import Shaper
-from forebay.proxy.core.spending import MOST, NEWS_S
+from forebay.proxy.core.state.spending import MOST, NEWS_S
 from forebay.replay.sim.scenario import Scenario
 from forebay.traces.schema import TraceRequest
 

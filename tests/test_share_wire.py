@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.proxy.core.others import BackendBooks, Books, TenantUse
+from forebay.proxy.core.state.elsewhere import BackendBooks, Books, TenantUse
 from forebay.proxy.share.wire import MOST_BYTES, BadMessage, Message, decode, encode
 
 AMOUNT = st.floats(0, 1e9).map(lambda x: round(x, 3))

@@ -7,11 +7,11 @@ how much of that it keeps; and where it tells what it holds (`held.py`), that is
 from math import inf
 from typing import Final
 
-from forebay.proxy.core.flight import Flight
 from forebay.proxy.core.held import HeldPrefixes
 from forebay.proxy.core.model import Request
 from forebay.proxy.core.prefix import PrefixIndex
 from forebay.proxy.core.prefix_error import PrefixError
+from forebay.proxy.core.state.in_flight import Flight
 
 DEFAULT_INDEX_BLOCKS = 1 << 16  # of a backend whose KV pool is unknown: 128 MiB of prompt text
 KEPT_GAIN: Final = 0.5  # of `kept` towards what is left ...

@@ -10,18 +10,18 @@ from dataclasses import replace
 from math import inf
 from typing import Final
 
-from forebay.proxy.core.backend import Backend
-from forebay.proxy.core.fairness import Fairness
-from forebay.proxy.core.flight import STEP_TOKENS, Flight
 from forebay.proxy.core.model import Action, Bucket, Reject, RejectReason, Send
 from forebay.proxy.core.peers import Sharing
 from forebay.proxy.core.policy.admission import retry_after_s
 from forebay.proxy.core.policy.forecast import Outlook
 from forebay.proxy.core.policy.precedence import Ahead
 from forebay.proxy.core.policy.routing import Affinity, Option, Route
-from forebay.proxy.core.queueing import Waiting, due_at, late_at
-from forebay.proxy.core.queues import Queues, heads_of
-from forebay.proxy.core.quota import Quotas
+from forebay.proxy.core.state.backend import Backend
+from forebay.proxy.core.state.fleet import Queues, heads_of
+from forebay.proxy.core.state.in_flight import STEP_TOKENS, Flight
+from forebay.proxy.core.state.queue import Waiting, due_at, late_at
+from forebay.proxy.core.state.quota import Quotas
+from forebay.proxy.core.state.tenants import Fairness
 
 LOOKS_ELSEWHERE: Final = 8  # heads of other queues that a backend with room looks at
 LOST: Final = 0.5  # of its prefill: reckoned with less, it waited for what nobody computes now

@@ -21,7 +21,6 @@ from collections.abc import Iterable, Sequence
 from math import inf
 from typing import Final
 
-from forebay.proxy.core.backend import Backend
 from forebay.proxy.core.hindsight import Hindsight
 from forebay.proxy.core.model import (
     Action,
@@ -36,10 +35,11 @@ from forebay.proxy.core.model import (
 from forebay.proxy.core.policy.admission import Admit, attainable, refuse
 from forebay.proxy.core.policy.routing import Affinity, Option, Route, warm_or_least_work
 from forebay.proxy.core.policy.start import Block, blocked_by
-from forebay.proxy.core.queueing import Waiting
-from forebay.proxy.core.queues import heads_of
 from forebay.proxy.core.receipt import Receipt, Receipts
 from forebay.proxy.core.shaper import DISPATCH_AHEAD_S, Shaper
+from forebay.proxy.core.state.backend import Backend
+from forebay.proxy.core.state.fleet import heads_of
+from forebay.proxy.core.state.queue import Waiting
 
 KEEP: Final = 2_000
 

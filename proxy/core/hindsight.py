@@ -25,12 +25,12 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Final
 
-from forebay.proxy.core.backend import Backend
 from forebay.proxy.core.model import Bucket, Request
 from forebay.proxy.core.policy.forecast import Outlook
 from forebay.proxy.core.policy.routing import Option
-from forebay.proxy.core.queueing import Waiting, due_at
 from forebay.proxy.core.receipt import Receipt, Receipts
+from forebay.proxy.core.state.backend import Backend
+from forebay.proxy.core.state.queue import Waiting, due_at
 
 MOST: Final = 8
 HORIZON_S: Final = 60.0  # who has cost nobody anything for so long has cost nothing

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 
-from forebay.proxy.core.backend import Backend
-from forebay.proxy.core.fairness import Fairness
-from forebay.proxy.core.others import Books, Peers, TenantUse
 from forebay.proxy.core.policy.forecast import Outlook
-from forebay.proxy.core.quota import Quotas
-from forebay.proxy.core.spending import Spending
+from forebay.proxy.core.state.backend import Backend
+from forebay.proxy.core.state.elsewhere import Books, Peers, TenantUse
+from forebay.proxy.core.state.quota import Quotas
+from forebay.proxy.core.state.spending import Spending
+from forebay.proxy.core.state.tenants import Fairness
 
 
 class Sharing:

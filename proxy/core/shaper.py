@@ -26,9 +26,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 from typing import Final
 
-from forebay.proxy.core.backend import UNLIMITED, Backend
 from forebay.proxy.core.dispatcher import Dispatcher, least_patience_s
-from forebay.proxy.core.fairness import Fairness
 from forebay.proxy.core.model import (
     RANKS,
     STANDARD,
@@ -40,14 +38,16 @@ from forebay.proxy.core.model import (
     Request,
     Tenant,
 )
-from forebay.proxy.core.others import Books
-from forebay.proxy.core.outputs import Outputs
 from forebay.proxy.core.policy.admission import Admit, attainable, hopeless, refuse, whole_s
 from forebay.proxy.core.policy.returns import Returns
 from forebay.proxy.core.policy.routing import Affinity, Option, Route, warm_or_least_work
 from forebay.proxy.core.policy.split_prefill import found_the_last
-from forebay.proxy.core.queueing import Waiting
-from forebay.proxy.core.quota import Quotas
+from forebay.proxy.core.state.backend import UNLIMITED, Backend
+from forebay.proxy.core.state.elsewhere import Books
+from forebay.proxy.core.state.outputs import Outputs
+from forebay.proxy.core.state.queue import Waiting
+from forebay.proxy.core.state.quota import Quotas
+from forebay.proxy.core.state.tenants import Fairness
 
 DISPATCH_AHEAD_S: Final = 0.3
 """A backend is sent more while its predicted backlog is below this (the default): enough that it

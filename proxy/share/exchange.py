@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from forebay.proxy.core.others import NEWS_S
+from forebay.proxy.core.state.elsewhere import NEWS_S
 from forebay.proxy.driver import Driver
 from forebay.proxy.share.wire import MOST_NAME, BadMessage, Message, decode, encode
 

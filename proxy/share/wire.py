@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from forebay.proxy.core.others import BackendBooks, Books, TenantUse
+from forebay.proxy.core.state.elsewhere import BackendBooks, Books, TenantUse
 
 VERSION = 2
 MOST_BYTES = 1 << 16

@@ -20,12 +20,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from forebay.proxy.core.backend import UNLIMITED
 from forebay.proxy.core.held import HeldPrefixes, Translations
 from forebay.proxy.core.model import Action, BackendSpec, Send
 from forebay.proxy.core.model import Request as Asked
 from forebay.proxy.core.prefix_error import PrefixError
 from forebay.proxy.core.shaper import Shaper
+from forebay.proxy.core.state.backend import UNLIMITED
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.request import Request
 from forebay.replay.engine.tokenizer import hashes_of_ids

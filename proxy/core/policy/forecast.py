@@ -8,19 +8,19 @@ from collections.abc import Iterable, Mapping
 from math import fsum, inf
 from typing import Final
 
-from forebay.proxy.core.backend import Backend
-from forebay.proxy.core.candidates import Candidates
-from forebay.proxy.core.flight import STEP_TOKENS
 from forebay.proxy.core.model import Bucket, Request
-from forebay.proxy.core.others import Peers
 from forebay.proxy.core.policy import meanwhile
 from forebay.proxy.core.policy.long_prefills import Partition
 from forebay.proxy.core.policy.precedence import MOST, Ahead
 from forebay.proxy.core.policy.rendezvous import CommonRoot, highest, name_seed
 from forebay.proxy.core.policy.routing import Option
 from forebay.proxy.core.policy.split_prefill import beginning
-from forebay.proxy.core.queueing import Waiting, due_at
 from forebay.proxy.core.recent import Recent
+from forebay.proxy.core.state.backend import Backend
+from forebay.proxy.core.state.candidates import Candidates
+from forebay.proxy.core.state.elsewhere import Peers
+from forebay.proxy.core.state.in_flight import STEP_TOKENS
+from forebay.proxy.core.state.queue import Waiting, due_at
 
 AGREED_SHARE: Final = 0.75
 """Of its prefill: what going where every proxy would send a cold prompt is worth. With half, two

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import fsum, inf
 from typing import Final
 
-from forebay.proxy.core.backend import Backend
 from forebay.proxy.core.model import Bucket
-from forebay.proxy.core.queueing import Waiting, due_at
+from forebay.proxy.core.state.backend import Backend
+from forebay.proxy.core.state.queue import Waiting, due_at
 
 PATIENCE_SHARE: Final = (
     0.5  # of the bucket's max_wait: after that it may take the last clear engine

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from math import fsum
 from typing import Final
 
-from forebay.proxy.core.backend import Backend
 from forebay.proxy.core.model import Bucket
 from forebay.proxy.core.policy.order import BUCKETS_SHARE
+from forebay.proxy.core.state.backend import Backend
 
 Buckets = Mapping[str, Bucket]
 OVERTAKEN_MOST: Final = 1.0 - BUCKETS_SHARE / 2  # of the engine: what more urgent buckets can take

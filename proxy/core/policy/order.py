@@ -12,10 +12,10 @@ always leaves n - 1 to them, so it never takes the guarantee away; this says who
 
 from collections.abc import Mapping, Sequence
 
-from forebay.proxy.core.lanes import Lanes
 from forebay.proxy.core.model import CLASSES, STANDARD
-from forebay.proxy.core.queueing import Waiting
-from forebay.proxy.core.shares import Shares
+from forebay.proxy.core.state.lanes import Lanes
+from forebay.proxy.core.state.queue import Waiting
+from forebay.proxy.core.state.shares import Shares
 
 BUCKETS_SHARE = 0.6  # of the seconds, in equal parts to the buckets that wait
 CLASS_SHARE = 0.05  # of the seconds, to each class that waits

@@ -8,11 +8,11 @@ queue, and a heavy one's own queue moves only as fast as the others leave it roo
 from collections.abc import Iterable, Mapping
 from math import exp
 
-from forebay.proxy.core.backend import Backend
-from forebay.proxy.core.fairness import LARGEST_SHARE, Fairness
 from forebay.proxy.core.model import CLASSES, Bucket
 from forebay.proxy.core.policy.order import CLASS_SHARE
-from forebay.proxy.core.queueing import Waiting
+from forebay.proxy.core.state.backend import Backend
+from forebay.proxy.core.state.queue import Waiting
+from forebay.proxy.core.state.tenants import LARGEST_SHARE, Fairness
 
 RATE_S = 10.0  # time constant of what a class took lately
 MOST = 1.0 - CLASS_SHARE  # of the engines that more urgent classes can take

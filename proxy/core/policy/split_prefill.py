@@ -17,8 +17,8 @@ from math import ceil
 from typing import Final
 
 from forebay.proxy.core.cost import CostModel
-from forebay.proxy.core.flight import Flight
 from forebay.proxy.core.model import Request
+from forebay.proxy.core.state.in_flight import Flight
 
 LONGER: Final = 0.15  # of `piece_s`: so much longer may pieces be where there is one less for it
 FOUND: Final = 0.5  # of what should be there

@@ -2,10 +2,10 @@
 
 from typing import Literal
 
-from forebay.proxy.core.backend import Backend
 from forebay.proxy.core.model import Bucket
 from forebay.proxy.core.policy.forecast import Outlook
-from forebay.proxy.core.queueing import Waiting
+from forebay.proxy.core.state.backend import Backend
+from forebay.proxy.core.state.queue import Waiting
 
 Block = Literal[
     "",  # nothing: it may start

@@ -7,7 +7,7 @@ is left out starts again from nothing, here and in the books of those who hear i
 
 from typing import Final
 
-from forebay.proxy.core.others import TenantUse
+from forebay.proxy.core.state.elsewhere import TenantUse
 
 NEWS_S: Final = 1.5  # longer than the silence after which others forget us
 MOST: Final = 256  # tenants in one message: the latest

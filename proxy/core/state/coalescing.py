@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from forebay.proxy.core.queueing import Waiting
+from forebay.proxy.core.state.queue import Waiting
 
 
 class Prompts:

@@ -7,11 +7,11 @@ the meantime counts, too (`others.py`).
 
 from typing import Final
 
-from forebay.proxy.core.chunks import LEARN_FROM
 from forebay.proxy.core.cost import CostModel, features
-from forebay.proxy.core.flight import Flight
-from forebay.proxy.core.line import Line
-from forebay.proxy.core.others import NOTHING, Elsewhere
+from forebay.proxy.core.state.chunks import LEARN_FROM
+from forebay.proxy.core.state.elsewhere import NOTHING, Elsewhere
+from forebay.proxy.core.state.in_flight import Flight
+from forebay.proxy.core.state.prefill_queue import Line
 
 OBSERVE_AFTER_S: Final = 0.05  # prefills batched in one step answer together: measure them together
 # While other proxies have prefills there too, whose end we hear of up to 0.1 s late.

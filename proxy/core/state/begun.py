@@ -8,8 +8,8 @@ from math import fsum
 
 from forebay.proxy.core.chains import common_run
 from forebay.proxy.core.model import Request
-from forebay.proxy.core.prompts import Prompts
-from forebay.proxy.core.queueing import Waiting
+from forebay.proxy.core.state.coalescing import Prompts
+from forebay.proxy.core.state.queue import Waiting
 
 
 class Begun(Prompts):

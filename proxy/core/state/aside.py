@@ -8,7 +8,7 @@ that is left: the others become fewer for a while, they are not stopped.
 
 from typing import Final
 
-from forebay.proxy.core.queueing import Waiting
+from forebay.proxy.core.state.queue import Waiting
 
 WHOLE_AFTER: Final = 0.5  # of the time left when it began
 

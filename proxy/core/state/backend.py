@@ -10,26 +10,26 @@ from itertools import chain
 from math import inf, sqrt
 from typing import Final
 
-from forebay.proxy.core.aside import Aside
-from forebay.proxy.core.begun import Begun
 from forebay.proxy.core.cache import DEFAULT_INDEX_BLOCKS as DEFAULT_INDEX_BLOCKS
 from forebay.proxy.core.cache import PrefixCache, tokens_in
-from forebay.proxy.core.concurrency import Concurrency
 from forebay.proxy.core.cost import CostModel
-from forebay.proxy.core.fairness import Fairness
-from forebay.proxy.core.flight import Flight
 from forebay.proxy.core.held import HeldPrefixes
-from forebay.proxy.core.kv import KvReserve
-from forebay.proxy.core.lanes import Lanes
-from forebay.proxy.core.leaders import Leaders, longest_run
-from forebay.proxy.core.line import Line
 from forebay.proxy.core.model import STANDARD, BackendSpec, Bucket, Request
-from forebay.proxy.core.observation import Observation
-from forebay.proxy.core.others import BackendBooks, Elsewhere
 from forebay.proxy.core.policy.order import Turns
 from forebay.proxy.core.policy.split_prefill import may_be_cut
-from forebay.proxy.core.queueing import Waiting
 from forebay.proxy.core.recent import Recent
+from forebay.proxy.core.state.aside import Aside
+from forebay.proxy.core.state.begun import Begun
+from forebay.proxy.core.state.concurrency_limit import Concurrency
+from forebay.proxy.core.state.elsewhere import BackendBooks, Elsewhere
+from forebay.proxy.core.state.in_flight import Flight
+from forebay.proxy.core.state.kv_budget import KvReserve
+from forebay.proxy.core.state.lanes import Lanes
+from forebay.proxy.core.state.leaders import Leaders, longest_run
+from forebay.proxy.core.state.observation import Observation
+from forebay.proxy.core.state.prefill_queue import Line
+from forebay.proxy.core.state.queue import Waiting
+from forebay.proxy.core.state.tenants import Fairness
 
 KV_FULL: Final = 0.95  # of the pool: beyond it the engine preempts or keeps requests waiting
 SURE: Final = 2.0  # times the mean error of predictions: nine in ten normal errors are smaller

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from math import ceil, inf
 from typing import Final
 
-from forebay.proxy.core.backend import Backend
+from forebay.proxy.core.state.backend import Backend
 
 LOOK_AT_ALL: Final = 8  # fleets up to this size are looked at whole
 LOOK_AT_WARM: Final = 3

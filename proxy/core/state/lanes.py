@@ -5,8 +5,8 @@ With one class and one tenant it is that one queue.
 
 from math import fsum, inf
 
-from forebay.proxy.core.fairness import Fairness
-from forebay.proxy.core.queueing import DueQueue, Waiting, late_at
+from forebay.proxy.core.state.queue import DueQueue, Waiting, late_at
+from forebay.proxy.core.state.tenants import Fairness
 
 Lane = tuple[int, str]  # rank of the class, tenant
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from forebay.proxy.core.backend import Backend
-from forebay.proxy.core.queueing import Waiting
+from forebay.proxy.core.state.backend import Backend
+from forebay.proxy.core.state.queue import Waiting
 
 
 class Queues:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from math import ceil
 from typing import Final
 
-from forebay.proxy.core.flight import Flight
+from forebay.proxy.core.state.in_flight import Flight
 
 STEP_UNDER_WAY: Final = 0.5  # of a step: what is left, on average, of the one that a newcomer meets
 LEARN_FROM: Final = 4.0

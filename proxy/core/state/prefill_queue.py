@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from math import inf
 from typing import Final
 
-from forebay.proxy.core.chunks import passing
-from forebay.proxy.core.flight import Flight
-from forebay.proxy.core.others import Elsewhere
+from forebay.proxy.core.state.chunks import passing
+from forebay.proxy.core.state.elsewhere import Elsewhere
+from forebay.proxy.core.state.in_flight import Flight
 
 LATE: Final = 1.25  # a prefill this much over its prediction ...
 LATE_S: Final = 0.1  # ... and this much more was not cached as believed
