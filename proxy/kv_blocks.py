@@ -10,7 +10,7 @@ from typing import Any
 
 from xxhash import xxh3_64_intdigest
 
-from forebay.proxy.core.held import HeldPrefixes
+from forebay.proxy.core.learn.engine_blocks import HeldPrefixes
 
 ROOT = 0  # what the first block is chained to
 MOST_BLOCKS = 1 << 22  # of one engine: no GPU holds so many

@@ -17,7 +17,7 @@ from xxhash import xxh3_64_intdigest
 
 from forebay.proxy.backends import Backends
 from forebay.proxy.config import BackendConfig, Config
-from forebay.proxy.core.held import HeldPrefixes, Translations
+from forebay.proxy.core.learn.engine_blocks import HeldPrefixes, Translations
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.driver import Driver
 from forebay.proxy.kv_blocks import BadEvent, KvBlocks, SaltUntold

@@ -19,8 +19,8 @@ from prometheus_client import (
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from forebay.proxy.core.learn.prefix_error import PrefixError
 from forebay.proxy.core.model import Action, Reject, Send
-from forebay.proxy.core.prefix_error import PrefixError
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.hlog import IntervalLog

@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from forebay.proxy.backends import Backends, Upstream, read_all
-from forebay.proxy.core.held import Translations
+from forebay.proxy.core.learn.engine_blocks import Translations
 from forebay.proxy.kv_blocks import chain_keys
 from forebay.proxy.prompt import BYTES_PER_TOKEN_ID, Asked
 from forebay.proxy.upstream import UpstreamFault

@@ -5,7 +5,7 @@ from math import inf
 
 import pytest
 
-from forebay.proxy.core.cost import PRIOR_FIXED_S, CostModel, features
+from forebay.proxy.core.learn.cost import PRIOR_FIXED_S, CostModel, features
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Request, Send
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.proxy.core.cost import CostModel, features
+from forebay.proxy.core.learn.cost import CostModel, features
+from forebay.proxy.core.learn.prefix_index import PrefixIndex
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Request, Send
 from forebay.proxy.core.policy.admission import refuse, retry_after_s
 from forebay.proxy.core.policy.long_prefills import may_take_last_at
 from forebay.proxy.core.policy.routing import Affinity, Option, warm_or_least_work
-from forebay.proxy.core.prefix import PrefixIndex
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.in_flight import OVERDUE_SHARE

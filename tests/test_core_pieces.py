@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.proxy.core.cost import CostModel
 from forebay.proxy.core.explain import ExplainedShaper
+from forebay.proxy.core.learn.cost import CostModel
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Send
 from forebay.proxy.core.policy.split_prefill import LONGER, beginning
 from forebay.proxy.core.shaper import Shaper

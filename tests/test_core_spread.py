@@ -2,7 +2,7 @@
 
 import pytest
 
-from forebay.proxy.core.spread import OF_ALL, START, Spread
+from forebay.proxy.core.learn.spread import OF_ALL, START, Spread
 
 
 def learned(*seen: tuple[float, float], times: int = 1) -> Spread:

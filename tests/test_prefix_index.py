@@ -9,10 +9,10 @@ from engine_stage import Cache
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.proxy.core.cache import KEPT_LEAST
-from forebay.proxy.core.held import UNKNOWN, HeldPrefixes, Translations
+from forebay.proxy.core.learn.engine_blocks import UNKNOWN, HeldPrefixes, Translations
+from forebay.proxy.core.learn.prefix_cache import KEPT_LEAST
+from forebay.proxy.core.learn.prefix_index import PrefixIndex, Touch
 from forebay.proxy.core.model import BackendSpec, Bucket, Request, Send
-from forebay.proxy.core.prefix import PrefixIndex, Touch
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.kv_blocks import BadEvent, KvBlocks, SaltUntold, chain_keys

@@ -13,8 +13,8 @@ from random import Random
 from typing import Final
 from zlib import crc32
 
+from forebay.proxy.core.learn.prefix_index import PrefixIndex
 from forebay.proxy.core.model import Action, Reject, Request, Send
-from forebay.proxy.core.prefix import PrefixIndex
 from forebay.proxy.core.state.backend import DEFAULT_INDEX_BLOCKS
 
 CHARS_PER_TOKEN: Final = 4

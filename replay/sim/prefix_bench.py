@@ -20,10 +20,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from forebay.proxy.core.held import HeldPrefixes, Translations
+from forebay.proxy.core.learn.engine_blocks import HeldPrefixes, Translations
+from forebay.proxy.core.learn.prefix_error import PrefixError
 from forebay.proxy.core.model import Action, BackendSpec, Send
 from forebay.proxy.core.model import Request as Asked
-from forebay.proxy.core.prefix_error import PrefixError
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import UNLIMITED
 from forebay.replay.engine.config import EngineConfig

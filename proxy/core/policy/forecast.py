@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from math import fsum, inf
 from typing import Final
 
+from forebay.proxy.core.learn.decay import Recent
 from forebay.proxy.core.model import Bucket, Request
 from forebay.proxy.core.policy import meanwhile
 from forebay.proxy.core.policy.long_prefills import Partition
@@ -15,7 +16,6 @@ from forebay.proxy.core.policy.precedence import MOST, Ahead
 from forebay.proxy.core.policy.rendezvous import CommonRoot, highest, name_seed
 from forebay.proxy.core.policy.routing import Option
 from forebay.proxy.core.policy.split_prefill import beginning
-from forebay.proxy.core.recent import Recent
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.candidates import Candidates
 from forebay.proxy.core.state.elsewhere import Peers

@@ -16,7 +16,7 @@ than the one before it was to leave, the rest goes whole.
 from math import ceil
 from typing import Final
 
-from forebay.proxy.core.cost import CostModel
+from forebay.proxy.core.learn.cost import CostModel
 from forebay.proxy.core.model import Request
 from forebay.proxy.core.state.in_flight import Flight
 

@@ -10,14 +10,14 @@ from itertools import chain
 from math import inf, sqrt
 from typing import Final
 
-from forebay.proxy.core.cache import DEFAULT_INDEX_BLOCKS as DEFAULT_INDEX_BLOCKS
-from forebay.proxy.core.cache import PrefixCache, tokens_in
-from forebay.proxy.core.cost import CostModel
-from forebay.proxy.core.held import HeldPrefixes
+from forebay.proxy.core.learn.cost import CostModel
+from forebay.proxy.core.learn.decay import Recent
+from forebay.proxy.core.learn.engine_blocks import HeldPrefixes
+from forebay.proxy.core.learn.prefix_cache import DEFAULT_INDEX_BLOCKS as DEFAULT_INDEX_BLOCKS
+from forebay.proxy.core.learn.prefix_cache import PrefixCache, tokens_in
 from forebay.proxy.core.model import STANDARD, BackendSpec, Bucket, Request
 from forebay.proxy.core.policy.order import Turns
 from forebay.proxy.core.policy.split_prefill import may_be_cut
-from forebay.proxy.core.recent import Recent
 from forebay.proxy.core.state.aside import Aside
 from forebay.proxy.core.state.begun import Begun
 from forebay.proxy.core.state.concurrency_limit import Concurrency

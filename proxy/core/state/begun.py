@@ -6,7 +6,7 @@ one would follow a prefill that is under way, and whoever waits there waits for 
 
 from math import fsum
 
-from forebay.proxy.core.chains import common_run
+from forebay.proxy.core.learn.chains import common_run
 from forebay.proxy.core.model import Request
 from forebay.proxy.core.state.coalescing import Prompts
 from forebay.proxy.core.state.queue import Waiting

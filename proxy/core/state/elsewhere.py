@@ -9,7 +9,7 @@ restarted begins with a baseline.
 from collections.abc import Iterable, Mapping, Sequence
 from math import fsum, inf
 
-from forebay.proxy.core.cost import Vector
+from forebay.proxy.core.learn.cost import Vector
 
 NEWS_S = 1.0
 """A proxy that has said nothing for this long is gone; what it had on a backend counts no more."""

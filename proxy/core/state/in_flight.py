@@ -3,8 +3,8 @@
 from math import inf
 from typing import Final
 
+from forebay.proxy.core.learn.prefix_index import Touch
 from forebay.proxy.core.model import Request
-from forebay.proxy.core.prefix import Touch
 
 STEP_TOKENS: Final = 2_048
 """So many are computed in one engine step (the least max_num_batched_tokens of vLLM's defaults):

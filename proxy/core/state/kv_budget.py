@@ -8,7 +8,7 @@ the others is the longest beginning it has in common with any of them, and nothi
 kept a block.
 """
 
-from forebay.proxy.core.chains import common_run
+from forebay.proxy.core.learn.chains import common_run
 from forebay.proxy.core.model import Request
 
 

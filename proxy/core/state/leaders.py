@@ -8,7 +8,7 @@ length that is worth one (W. E. Smith, "Various optimizers for single-stage prod
 
 from collections.abc import Iterable
 
-from forebay.proxy.core.chains import common_run
+from forebay.proxy.core.learn.chains import common_run
 from forebay.proxy.core.model import Request
 from forebay.proxy.core.state.coalescing import Prompts
 from forebay.proxy.core.state.in_flight import STEP_TOKENS

@@ -7,7 +7,7 @@ the meantime counts, too (`others.py`).
 
 from typing import Final
 
-from forebay.proxy.core.cost import CostModel, features
+from forebay.proxy.core.learn.cost import CostModel, features
 from forebay.proxy.core.state.chunks import LEARN_FROM
 from forebay.proxy.core.state.elsewhere import NOTHING, Elsewhere
 from forebay.proxy.core.state.in_flight import Flight

@@ -9,7 +9,7 @@ keys a chain of text blocks has; `HeldPrefixes` counts which keys an engine hold
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from forebay.proxy.core.chains import common_run, leading_run
+from forebay.proxy.core.learn.chains import common_run, leading_run
 
 UNKNOWN = -1
 MOST_KEYS = 1 << 21  # of all translations; 8 bytes each where they are an array

@@ -16,7 +16,7 @@ is a hundredth of the work, does not decide about documents.
 from math import exp, log
 from typing import Final
 
-from forebay.proxy.core.spread import Spread
+from forebay.proxy.core.learn.spread import Spread
 
 PRIOR_FIXED_S: Final = 0.02
 PRIOR_S_PER_TOKEN: Final = 2.5e-5

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from forebay.proxy.core.chains import leading_run
+from forebay.proxy.core.learn.chains import leading_run
 
 FEW: Final = 16  # blocks: beyond, a dict built and merged at C speed is faster than a loop
 

@@ -7,10 +7,10 @@ how much of that it keeps; and where it tells what it holds (`held.py`), that is
 from math import inf
 from typing import Final
 
-from forebay.proxy.core.held import HeldPrefixes
+from forebay.proxy.core.learn.engine_blocks import HeldPrefixes
+from forebay.proxy.core.learn.prefix_error import PrefixError
+from forebay.proxy.core.learn.prefix_index import PrefixIndex
 from forebay.proxy.core.model import Request
-from forebay.proxy.core.prefix import PrefixIndex
-from forebay.proxy.core.prefix_error import PrefixError
 from forebay.proxy.core.state.in_flight import Flight
 
 DEFAULT_INDEX_BLOCKS = 1 << 16  # of a backend whose KV pool is unknown: 128 MiB of prompt text
