@@ -17,7 +17,7 @@ from aiohttp import web
 from forebay.proxy import cross_site
 from forebay.proxy.app import App
 from forebay.proxy.capture import Capture
-from forebay.proxy.core.explain import ExplainedShaper
+from forebay.proxy.core.explain.recorder import ExplainedShaper
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.driver import Driver
 from forebay.proxy.errors import CLIENT, error_body

@@ -8,8 +8,8 @@ from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
-from forebay.proxy.core.explain import ExplainedShaper
-from forebay.proxy.core.receipt import ERROR_S, Tally
+from forebay.proxy.core.explain.receipt import ERROR_S, Tally
+from forebay.proxy.core.explain.recorder import ExplainedShaper
 
 
 class DecisionMetrics:

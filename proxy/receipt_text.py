@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any
 
+from forebay.proxy.core.explain.receipt import Receipt, Step
 from forebay.proxy.core.policy.routing import Option
-from forebay.proxy.core.receipt import Receipt, Step
 
 WAITS = {
     "turn": "others were in front of it",

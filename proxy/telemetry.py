@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from forebay.proxy.capture import Capture
-from forebay.proxy.core.receipt import Receipts
+from forebay.proxy.core.explain.receipt import Receipts
 from forebay.proxy.logs import AccessLog
 from forebay.proxy.metrics import ProxyMetrics
 from forebay.proxy.record import Record

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.proxy.core.explain import ExplainedShaper
+from forebay.proxy.core.explain.recorder import ExplainedShaper
 from forebay.proxy.core.learn.cost import CostModel
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Send
 from forebay.proxy.core.policy.split_prefill import LONGER, beginning

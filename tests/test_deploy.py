@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from forebay.proxy.config import BackendConfig, Config
 from forebay.proxy.config_sources import load_config
-from forebay.proxy.core.explain import ExplainedShaper
+from forebay.proxy.core.explain.recorder import ExplainedShaper
 from forebay.proxy.core.model import BackendSpec, Bucket
 from forebay.proxy.decision_metrics import DecisionMetrics
 from forebay.proxy.metrics import ProxyMetrics

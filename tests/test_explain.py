@@ -8,7 +8,8 @@ from math import inf
 import pytest
 from test_parity import NAMES, a_shaper, a_trace
 
-from forebay.proxy.core.explain import ExplainedShaper
+from forebay.proxy.core.explain.receipt import ERROR_S, MOST_STEPS, Receipt, Receipts, Tally
+from forebay.proxy.core.explain.recorder import ExplainedShaper
 from forebay.proxy.core.model import (
     Action,
     BackendSpec,
@@ -18,7 +19,6 @@ from forebay.proxy.core.model import (
     Tenant,
 )
 from forebay.proxy.core.policy.routing import Affinity, Option, warm_or_least_work
-from forebay.proxy.core.receipt import ERROR_S, MOST_STEPS, Receipt, Receipts, Tally
 from forebay.proxy.receipt_text import HINDSIGHT, WAITS, told, verdict
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.fleet import Fleet, Journal

@@ -9,11 +9,11 @@ from functools import partial
 from math import inf
 
 from forebay.proxy.config import MAX_CONCURRENCY, Config
-from forebay.proxy.core.explain import ExplainedShaper
+from forebay.proxy.core.explain.receipt import Receipts
+from forebay.proxy.core.explain.recorder import ExplainedShaper
 from forebay.proxy.core.model import BackendSpec, Tenant
 from forebay.proxy.core.policy.admission import Admit, refuse
 from forebay.proxy.core.policy.routes import ROUTES
-from forebay.proxy.core.receipt import Receipts
 from forebay.proxy.core.shaper import Shaper
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.scheduler import SchedulerLimits
@@ -47,7 +47,7 @@ class Scenario:
             first counts: by its number of slots and the pieces that prompts are sent in.
         tenants: weights and quotas of the trace's tenants, in place of the configuration's.
         exact: compute every engine step one by one; the same times, slowly.
-        explained: keep a receipt of every decision (proxy/core/explain.py).
+        explained: keep a receipt of every decision (proxy/core/explain/recorder.py).
     """
 
     engine: EngineConfig = field(default_factory=EngineConfig)

@@ -25,10 +25,10 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Final
 
+from forebay.proxy.core.explain.receipt import Receipt, Receipts
 from forebay.proxy.core.model import Bucket, Request
 from forebay.proxy.core.policy.forecast import Outlook
 from forebay.proxy.core.policy.routing import Option
-from forebay.proxy.core.receipt import Receipt, Receipts
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.queue import Waiting, due_at
 

@@ -21,7 +21,8 @@ from collections.abc import Iterable, Sequence
 from math import inf
 from typing import Final
 
-from forebay.proxy.core.hindsight import Hindsight
+from forebay.proxy.core.explain.hindsight import Hindsight
+from forebay.proxy.core.explain.receipt import Receipt, Receipts
 from forebay.proxy.core.model import (
     Action,
     BackendSpec,
@@ -35,7 +36,6 @@ from forebay.proxy.core.model import (
 from forebay.proxy.core.policy.admission import Admit, attainable, refuse
 from forebay.proxy.core.policy.routing import Affinity, Option, Route, warm_or_least_work
 from forebay.proxy.core.policy.start import Block, blocked_by
-from forebay.proxy.core.receipt import Receipt, Receipts
 from forebay.proxy.core.shaper import DISPATCH_AHEAD_S, Shaper
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.fleet import heads_of
