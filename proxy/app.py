@@ -22,7 +22,7 @@ from forebay.proxy.metrics import ProxyMetrics
 from forebay.proxy.prompt import parse_any, read_fields, salted
 from forebay.proxy.protection import Protection
 from forebay.proxy.record import CLIENT_GONE, Record
-from forebay.proxy.relay import Exchange, Relay
+from forebay.proxy.relay.relay import Exchange, Relay
 from forebay.proxy.security import Security
 from forebay.proxy.telemetry import Telemetry
 

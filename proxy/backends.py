@@ -16,7 +16,7 @@ from forebay.proxy.config import BackendConfig, Config
 from forebay.proxy.core.health import ANY, NONE, Health, Intake
 from forebay.proxy.core.model import Send
 from forebay.proxy.driver import Driver
-from forebay.proxy.failures import Failure
+from forebay.proxy.relay.failures import Failure
 from forebay.proxy.upstream import (
     Answer,
     LocalShortage,

@@ -24,9 +24,9 @@ from forebay.proxy.kv_events import Followers
 from forebay.proxy.logs import AccessLog
 from forebay.proxy.metrics import ProxyMetrics
 from forebay.proxy.protection import Protection
-from forebay.proxy.relay import Relay
+from forebay.proxy.relay.relay import Relay
+from forebay.proxy.relay.timeouts import Watchdog
 from forebay.proxy.security import Found, Security
-from forebay.proxy.watchdog import Watchdog
 from forebay.traces.errors import InputError
 
 Result = Literal["applied", "partly", "unchanged", "failed"]

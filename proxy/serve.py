@@ -29,14 +29,14 @@ from forebay.proxy.kv_events import Followers
 from forebay.proxy.logs import AccessLog
 from forebay.proxy.metrics import ProxyMetrics
 from forebay.proxy.protection import Protection
-from forebay.proxy.relay import Relay
+from forebay.proxy.relay.relay import Relay
+from forebay.proxy.relay.timeouts import Watchdog
 from forebay.proxy.reload import Parts, Reloader
 from forebay.proxy.security import Security
 from forebay.proxy.share.exchange import Exchange, Link, exchanging
 from forebay.proxy.share.redis_link import RedisLink
 from forebay.proxy.telemetry import Telemetry
 from forebay.proxy.tracing import Tracer
-from forebay.proxy.watchdog import Watchdog
 from forebay.traces.errors import InputError
 
 HLOG_INTERVAL_S = 1.0

@@ -31,9 +31,9 @@ from test_fault_upstream_clients import until
 from test_proxy_http import STREAMED, error_of, on_stage
 
 from forebay.proxy.backends import read_all
+from forebay.proxy.relay.timeouts import Stalled
 from forebay.proxy.sse import MAX_EVENT_BYTES
 from forebay.proxy.upstream import Answer, ConnectFault, Origin
-from forebay.proxy.watchdog import Stalled
 from forebay.replay.sim.clock import run
 
 GOOD = EVENT + EVENT + USAGE + DONE

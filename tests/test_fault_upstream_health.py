@@ -11,7 +11,7 @@ from forebay.proxy.core.health import ANY, HOLD_S, LONGEST_HOLD_S, NONE, ONE, PA
 from forebay.proxy.core.model import BackendSpec, Bucket, Reject, Request, Send
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import UNLIMITED
-from forebay.proxy.retries import LEAST, RetryBudget, Tries
+from forebay.proxy.relay.retries import LEAST, RetryBudget, Tries
 
 
 class Fleet:

@@ -13,7 +13,7 @@ import orjson
 from aiohttp import web
 
 from forebay.proxy.errors import ApiError, retry_headers, upstream_error
-from forebay.proxy.retries import Retry
+from forebay.proxy.relay.retries import Retry
 from forebay.proxy.upstream import Answer
 
 Verdict = Literal["failed", "refused", "full", "answered", "nothing"]

@@ -20,18 +20,18 @@ from forebay.proxy.config import Config
 from forebay.proxy.driver import Grant, Rejected
 from forebay.proxy.errors import ApiError
 from forebay.proxy.estimate import TokenEstimate
-from forebay.proxy.failures import Failure, check_head, check_status, check_type, check_whole
 from forebay.proxy.headers import to_backend, to_client
 from forebay.proxy.metrics import ProxyMetrics
 from forebay.proxy.prompt import Asked
 from forebay.proxy.prompt_pieces import piece_of
 from forebay.proxy.record import Record
-from forebay.proxy.retries import RetryBudget, Tries
+from forebay.proxy.relay.failures import Failure, check_head, check_status, check_type, check_whole
+from forebay.proxy.relay.retries import RetryBudget, Tries
+from forebay.proxy.relay.stream import UPSTREAM_ERRORS, Stream, Told
+from forebay.proxy.relay.timeouts import Limit, Watchdog
 from forebay.proxy.sse import EventTooLarge
-from forebay.proxy.stream import UPSTREAM_ERRORS, Stream, Told
 from forebay.proxy.translate import Translator
 from forebay.proxy.upstream import Answer, ConnectFault, LocalShortage, LostConnection
-from forebay.proxy.watchdog import Limit, Watchdog
 
 T = TypeVar("T")
 ENGINELESS = ("/tokenize", "/detokenize")  # as GETs: the API server answers, its engine dead or not

@@ -11,8 +11,10 @@ from aiohttp import web
 
 from forebay.proxy.backends import Upstream
 from forebay.proxy.errors import stream_error_event, upstream_error
-from forebay.proxy.failures import FULL, Failure, full
 from forebay.proxy.headers import to_client
+from forebay.proxy.relay.failures import FULL, Failure, full
+from forebay.proxy.relay.timeouts import Watch, Watchdog
+from forebay.proxy.relay.token_chunks import TokenChunks
 from forebay.proxy.sse import (
     MAX_EVENT_BYTES,
     EventScanner,
@@ -20,9 +22,7 @@ from forebay.proxy.sse import (
     StreamEvent,
     parse_event,
 )
-from forebay.proxy.token_chunks import TokenChunks
 from forebay.proxy.upstream import Answer, BrokenAnswer, UpstreamFault
-from forebay.proxy.watchdog import Watch, Watchdog
 
 UPSTREAM_ERRORS = (UpstreamFault, MalformedStream)
 UNTAKEN_BYTES = 64 << 10  # written and not taken by the client: then it is waited for
