@@ -14,15 +14,15 @@ from urllib.parse import parse_qs
 import orjson
 from aiohttp import web
 
-from forebay.proxy import cross_site
 from forebay.proxy.app import App
 from forebay.proxy.capture import Capture
 from forebay.proxy.core.explain.recorder import ExplainedShaper
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.driver import Driver
-from forebay.proxy.errors import CLIENT, error_body
 from forebay.proxy.estimate import TokenEstimate
-from forebay.proxy.http_server import no_such_path
+from forebay.proxy.http1 import cross_site
+from forebay.proxy.http1.errors import CLIENT, error_body
+from forebay.proxy.http1.server import no_such_path
 from forebay.proxy.metrics import ProxyMetrics
 from forebay.proxy.protection import Protection
 from forebay.proxy.receipt_text import told

@@ -11,7 +11,7 @@ from math import ceil
 
 from aiohttp import web
 
-from forebay.proxy.errors import LOAD, ApiError, retry_headers
+from forebay.proxy.http1.errors import LOAD, ApiError, retry_headers
 from forebay.proxy.keys import KeyRing
 
 FAILURES_AT_ONCE = 20.0

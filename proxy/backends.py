@@ -16,8 +16,7 @@ from forebay.proxy.config import BackendConfig, Config
 from forebay.proxy.core.health import ANY, NONE, Health, Intake
 from forebay.proxy.core.model import Send
 from forebay.proxy.driver import Driver
-from forebay.proxy.relay.failures import Failure
-from forebay.proxy.upstream import (
+from forebay.proxy.http1.client import (
     Answer,
     LocalShortage,
     LostConnection,
@@ -25,6 +24,7 @@ from forebay.proxy.upstream import (
     TlsFault,
     UpstreamFault,
 )
+from forebay.proxy.relay.failures import Failure
 
 METRICS_BYTES = 4 << 20
 SIZE_AGAIN_S = 30.0  # until a backend that did not say how large its KV cache is is asked again

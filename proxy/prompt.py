@@ -14,8 +14,8 @@ from xxhash import xxh3_64_intdigest
 
 from forebay.proxy.cache_salt import FIELD, CacheSalts, with_salt
 from forebay.proxy.core.model import Request, ServiceClass
-from forebay.proxy.errors import ApiError, invalid_type
 from forebay.proxy.estimate import TokenEstimate
+from forebay.proxy.http1.errors import ApiError, invalid_type
 from forebay.proxy.large_json import TooMuchJson, is_dense, loads_in_steps
 from forebay.proxy.prompt_text import chat_text, completion_text
 

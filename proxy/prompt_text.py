@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import orjson
 from xxhash import xxh3_128_digest
 
-from forebay.proxy.errors import ApiError, invalid_type
+from forebay.proxy.http1.errors import ApiError, invalid_type
 from forebay.proxy.media import hidden_media_tokens, media_tokens
 
 MOST_ITEMS = 16_384  # messages, their parts and tool calls together; prompts of a batch

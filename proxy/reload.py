@@ -19,7 +19,7 @@ from forebay.proxy.config import BackendConfig, Config
 from forebay.proxy.config_changes import Changes, changes
 from forebay.proxy.core.model import BackendSpec
 from forebay.proxy.driver import Driver
-from forebay.proxy.http_server import HttpServer
+from forebay.proxy.http1.server import HttpServer
 from forebay.proxy.kv_events import Followers
 from forebay.proxy.logs import AccessLog
 from forebay.proxy.metrics import ProxyMetrics

@@ -12,8 +12,8 @@ from pathlib import Path
 from forebay.proxy.auth import Authenticator
 from forebay.proxy.cache_salt import CacheSalts, cache_secret
 from forebay.proxy.config import Config, UpstreamTls
+from forebay.proxy.http1.tls import ServerTls, client_context, server_context
 from forebay.proxy.keys import ENVIRONMENT, SHORT_KEY, KeyRing, read_keys
-from forebay.proxy.tls import ServerTls, client_context, server_context
 from forebay.traces.errors import InputError
 
 WATCH_S = 2.0

@@ -22,9 +22,9 @@ from forebay.proxy.core.explain.recorder import ExplainedShaper
 from forebay.proxy.decision_metrics import DecisionMetrics
 from forebay.proxy.driver import Driver
 from forebay.proxy.estimate import TokenEstimate
-from forebay.proxy.handover import stop_listening
 from forebay.proxy.hlog import HlogWriter, IntervalLog
-from forebay.proxy.http_server import HttpServer, listen
+from forebay.proxy.http1.handover import stop_listening
+from forebay.proxy.http1.server import HttpServer, listen
 from forebay.proxy.kv_events import Followers
 from forebay.proxy.logs import AccessLog
 from forebay.proxy.metrics import ProxyMetrics

@@ -15,7 +15,7 @@ import orjson
 from aiohttp.abc import AbstractStreamWriter
 from yarl import URL
 
-from forebay.proxy.sse import EventScanner, MalformedStream, parse_event
+from forebay.proxy.http1.sse import EventScanner, MalformedStream, parse_event
 from forebay.replay import outcome
 from forebay.replay.clock import Clock
 from forebay.replay.measure import OutputEvents

@@ -17,8 +17,8 @@ from proxy_stage import RawBackend, stage
 from pydantic import BaseModel, ConfigDict
 
 from forebay.proxy.cache_salt import CacheSalts, cache_secret, share_cache_secret, with_salt
-from forebay.proxy.errors import ApiError
 from forebay.proxy.estimate import TokenEstimate
+from forebay.proxy.http1.errors import ApiError
 from forebay.proxy.prompt import Asked, parse, read_fields, salted
 from forebay.replay.sim.clock import run
 

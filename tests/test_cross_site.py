@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from proxy_stage import RawBackend, Stage, stage
 
-from forebay.proxy.http_server import HttpServer, listen
+from forebay.proxy.http1.server import HttpServer, listen
 from forebay.proxy.share.workers import Workers
 from forebay.proxy.share.workers_admin import WorkersAdmin
 

@@ -11,7 +11,7 @@ import aiohttp
 import orjson
 import pytest
 
-from forebay.proxy.sse import EventScanner, parse_event
+from forebay.proxy.http1.sse import EventScanner, parse_event
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.faults import parse_fault
 from forebay.replay.engine.server import RunningEngine, start_engine

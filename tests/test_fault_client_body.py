@@ -17,7 +17,7 @@ from proxy_stage import Stage
 from raw_client import Oracle, ask, before_oracle, post
 
 from forebay.proxy.estimate import MAX_TENANTS, TokenEstimate
-from forebay.proxy.headers import request_id, to_backend, to_client, unforwardable
+from forebay.proxy.http1.headers import request_id, to_backend, to_client, unforwardable
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
 CHAT = b"/v1/chat/completions"

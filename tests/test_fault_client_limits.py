@@ -23,8 +23,8 @@ from raw_client import (
     responses,
 )
 
-from forebay.proxy.client_body import AHEAD_BYTES
 from forebay.proxy.config import Config
+from forebay.proxy.http1.client_body import AHEAD_BYTES
 from forebay.replay.sim.clock import run
 
 CHUNKED = b"Transfer-Encoding: chunked\r\n"

@@ -16,7 +16,7 @@ from test_fault_upstream_clients import Raw, little_room, until
 from test_proxy_http import ONE_SLOT, STREAMED, error_of, on_stage
 from test_tls import on_tls, trusting
 
-from forebay.proxy import handover
+from forebay.proxy.http1 import handover
 
 Told = tuple[int, Any]
 

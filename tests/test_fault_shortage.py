@@ -23,7 +23,7 @@ from test_rolling_restart import proxies, ready, write
 from forebay.proxy import protection
 from forebay.proxy.event_loop import fast_runner
 from forebay.proxy.hlog import read_hlog
-from forebay.proxy.upstream import ConnectFault, LocalShortage, Origin
+from forebay.proxy.http1.client import ConnectFault, LocalShortage, Origin
 from forebay.replay.sim.clock import run
 
 resource = pytest.importorskip("resource")

@@ -31,9 +31,9 @@ from test_fault_upstream_clients import until
 from test_proxy_http import STREAMED, error_of, on_stage
 
 from forebay.proxy.backends import read_all
+from forebay.proxy.http1.client import Answer, ConnectFault, Origin
+from forebay.proxy.http1.sse import MAX_EVENT_BYTES
 from forebay.proxy.relay.timeouts import Stalled
-from forebay.proxy.sse import MAX_EVENT_BYTES
-from forebay.proxy.upstream import Answer, ConnectFault, Origin
 from forebay.replay.sim.clock import run
 
 GOOD = EVENT + EVENT + USAGE + DONE

@@ -23,7 +23,7 @@ from proxy_stage import (
 )
 from test_proxy_http import ONE_SLOT, STREAMED, on_stage
 
-from forebay.proxy.upstream import Origin
+from forebay.proxy.http1.client import Origin
 
 CHUNKS = 500
 GOOD = EVENT + EVENT + USAGE + DONE

@@ -27,10 +27,10 @@ from forebay.proxy.core.learn.engine_blocks import Translations
 from forebay.proxy.core.model import BackendSpec, Bucket, Request
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
+from forebay.proxy.http1.client import Origin
 from forebay.proxy.kv_blocks import chain_keys
 from forebay.proxy.kv_events import Follower
 from forebay.proxy.translate import Translator
-from forebay.proxy.upstream import Origin
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.kv_events import KvEvents, KvEventsConfig
 from forebay.replay.engine.kv_publisher import KvPublisher

@@ -9,8 +9,8 @@ import orjson
 import pytest
 
 from forebay.proxy import large_json, media
-from forebay.proxy.errors import ApiError
 from forebay.proxy.estimate import TokenEstimate
+from forebay.proxy.http1.errors import ApiError
 from forebay.proxy.prompt import Asked, parse_any, read_fields
 from forebay.proxy.prompt_text import MOST_ITEMS, chat_text
 

@@ -33,7 +33,7 @@ from forebay.proxy.config_changes import (
 )
 from forebay.proxy.config_sources import load_config
 from forebay.proxy.core.health import ANY
-from forebay.proxy.errors import upstream_error
+from forebay.proxy.http1.errors import upstream_error
 from forebay.proxy.relay.failures import Failure
 from forebay.replay.sim.clock import run
 

@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.proxy.sse import EventScanner, EventTooLarge, MalformedStream, StreamEvent, parse_event
+from forebay.proxy.http1.sse import (
+    EventScanner,
+    EventTooLarge,
+    MalformedStream,
+    StreamEvent,
+    parse_event,
+)
 
 STREAM = (
     b": keep-alive\n\n"

@@ -12,8 +12,8 @@ import trustme
 from proxy_stage import DONE, EVENT, USAGE, RawBackend, Stage, settle, stage
 
 from forebay.proxy.config_sources import load_config
+from forebay.proxy.http1.tls import HANDSHAKE_S, client_context, server_context
 from forebay.proxy.security import WATCH_S, Security
-from forebay.proxy.tls import HANDSHAKE_S, client_context, server_context
 from forebay.replay.sim.clock import run
 from forebay.traces.errors import InputError
 

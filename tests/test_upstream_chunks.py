@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay.proxy.http1.client import BrokenAnswer, Connection, UpstreamFault
+from forebay.proxy.http1.sse import EventScanner
 from forebay.proxy.relay.token_chunks import CHUNK_BYTES, TokenChunks
-from forebay.proxy.sse import EventScanner
-from forebay.proxy.upstream import BrokenAnswer, Connection, UpstreamFault
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 LAST = b"0\r\n\r\n"

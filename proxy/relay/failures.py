@@ -12,9 +12,9 @@ from typing import Any, Literal
 import orjson
 from aiohttp import web
 
-from forebay.proxy.errors import ApiError, retry_headers, upstream_error
+from forebay.proxy.http1.client import Answer
+from forebay.proxy.http1.errors import ApiError, retry_headers, upstream_error
 from forebay.proxy.relay.retries import Retry
-from forebay.proxy.upstream import Answer
 
 Verdict = Literal["failed", "refused", "full", "answered", "nothing"]
 FULL = frozenset({429, 503})  # too busy for now: not broken

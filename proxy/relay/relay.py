@@ -14,13 +14,15 @@ from typing import Any, Literal, TypeVar
 import aiohttp
 from aiohttp import web
 
-from forebay.proxy import errors
 from forebay.proxy.backends import AnswerTooLarge, Backends, Upstream, read_all
 from forebay.proxy.config import Config
 from forebay.proxy.driver import Grant, Rejected
-from forebay.proxy.errors import ApiError
 from forebay.proxy.estimate import TokenEstimate
-from forebay.proxy.headers import to_backend, to_client
+from forebay.proxy.http1 import errors
+from forebay.proxy.http1.client import Answer, ConnectFault, LocalShortage, LostConnection
+from forebay.proxy.http1.errors import ApiError
+from forebay.proxy.http1.headers import to_backend, to_client
+from forebay.proxy.http1.sse import EventTooLarge
 from forebay.proxy.metrics import ProxyMetrics
 from forebay.proxy.prompt import Asked
 from forebay.proxy.prompt_pieces import piece_of
@@ -29,9 +31,7 @@ from forebay.proxy.relay.failures import Failure, check_head, check_status, chec
 from forebay.proxy.relay.retries import RetryBudget, Tries
 from forebay.proxy.relay.stream import UPSTREAM_ERRORS, Stream, Told
 from forebay.proxy.relay.timeouts import Limit, Watchdog
-from forebay.proxy.sse import EventTooLarge
 from forebay.proxy.translate import Translator
-from forebay.proxy.upstream import Answer, ConnectFault, LocalShortage, LostConnection
 
 T = TypeVar("T")
 ENGINELESS = ("/tokenize", "/detokenize")  # as GETs: the API server answers, its engine dead or not

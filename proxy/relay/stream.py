@@ -10,19 +10,19 @@ import orjson
 from aiohttp import web
 
 from forebay.proxy.backends import Upstream
-from forebay.proxy.errors import stream_error_event, upstream_error
-from forebay.proxy.headers import to_client
-from forebay.proxy.relay.failures import FULL, Failure, full
-from forebay.proxy.relay.timeouts import Watch, Watchdog
-from forebay.proxy.relay.token_chunks import TokenChunks
-from forebay.proxy.sse import (
+from forebay.proxy.http1.client import Answer, BrokenAnswer, UpstreamFault
+from forebay.proxy.http1.errors import stream_error_event, upstream_error
+from forebay.proxy.http1.headers import to_client
+from forebay.proxy.http1.sse import (
     MAX_EVENT_BYTES,
     EventScanner,
     MalformedStream,
     StreamEvent,
     parse_event,
 )
-from forebay.proxy.upstream import Answer, BrokenAnswer, UpstreamFault
+from forebay.proxy.relay.failures import FULL, Failure, full
+from forebay.proxy.relay.timeouts import Watch, Watchdog
+from forebay.proxy.relay.token_chunks import TokenChunks
 
 UPSTREAM_ERRORS = (UpstreamFault, MalformedStream)
 UNTAKEN_BYTES = 64 << 10  # written and not taken by the client: then it is waited for

@@ -9,7 +9,7 @@ from types import TracebackType
 
 from aiohttp import web
 
-from forebay.proxy.upstream import Answer, UpstreamFault
+from forebay.proxy.http1.client import Answer, UpstreamFault
 
 TICK_S = 0.25
 

@@ -7,7 +7,7 @@ an unusual way too, is left to the parser and the scanner.
 
 import re
 
-from forebay.proxy.sse import EventScanner, means_nothing
+from forebay.proxy.http1.sse import EventScanner, means_nothing
 
 CHUNK_BYTES = 4096  # of a chunk with its framing; longer ones are the parser's
 # Of at most 64 bytes, which bounds what is remembered.

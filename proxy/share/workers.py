@@ -21,7 +21,7 @@ import orjson
 
 from forebay.proxy import notify
 from forebay.proxy.config import Config
-from forebay.proxy.http_server import HttpServer, listen
+from forebay.proxy.http1.server import HttpServer, listen
 from forebay.proxy.share.hub import Hub
 from forebay.proxy.share.worker import worker_environment
 from forebay.traces.errors import InputError

@@ -18,10 +18,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from forebay.proxy import cross_site
 from forebay.proxy.admin import asked_for
-from forebay.proxy.errors import SERVER, error_body
-from forebay.proxy.http_server import no_such_path
+from forebay.proxy.http1 import cross_site
+from forebay.proxy.http1.errors import SERVER, error_body
+from forebay.proxy.http1.server import no_such_path
 
 if TYPE_CHECKING:
     from forebay.proxy.share.workers import Worker, Workers

@@ -5,7 +5,9 @@ import sys
 
 import atheris
 
-with atheris.instrument_imports(include=["forebay.proxy.client_body", "forebay.proxy.prompt"]):
+with atheris.instrument_imports(
+    include=["forebay.proxy.http1.client_body", "forebay.proxy.prompt"]
+):
     from fuzz.invariants import check_body, check_prompt, cut
 
 HEADERS = ("content-encoding", "expect", "content-type")

@@ -6,9 +6,9 @@ looked at is set by browsers and by no page; curl and scripts send none of it.
 
 from aiohttp import web
 
-from forebay.proxy import errors
-from forebay.proxy.headers import request_id
-from forebay.proxy.http_server import error_response
+from forebay.proxy.http1 import errors
+from forebay.proxy.http1.headers import request_id
+from forebay.proxy.http1.server import error_response
 
 OWN = ("same-origin", "none")  # none: typed or bookmarked
 

@@ -20,8 +20,8 @@ from typing import cast
 
 from aiohttp import web
 
-from forebay.proxy.http_server import HttpServer
-from forebay.proxy.tls import HANDSHAKE_S
+from forebay.proxy.http1.server import HttpServer
+from forebay.proxy.http1.tls import HANDSHAKE_S
 
 TCP_HANDSHAKE_S = 0.005  # what was begun before the filter; a few round trips of a data centre
 SO_ATTACH_FILTER = 26  # Linux on x86 and ARM; Python has no name for it

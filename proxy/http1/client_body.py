@@ -8,8 +8,8 @@ import asyncio
 
 from aiohttp import HttpVersion10, web
 
-from forebay.proxy import errors
-from forebay.proxy.errors import ApiError
+from forebay.proxy.http1 import errors
+from forebay.proxy.http1.errors import ApiError
 
 LEAST_BYTES_PER_S = 100_000  # a slower body is a slow loris
 AHEAD_BYTES = 64 << 10  # of a stated length, held before they come

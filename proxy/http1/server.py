@@ -17,11 +17,11 @@ from aiohttp.http import RawRequestMessage
 from aiohttp.http_exceptions import LineTooLong
 from aiohttp.streams import StreamReader
 
-from forebay.proxy import errors
-from forebay.proxy.errors import SERVER, ApiError
-from forebay.proxy.headers import REQUEST_ID, request_id, unforwardable
-from forebay.proxy.headers import SERVER as SERVER_NAME
-from forebay.proxy.tls import HANDSHAKE_S
+from forebay.proxy.http1 import errors
+from forebay.proxy.http1.errors import SERVER, ApiError
+from forebay.proxy.http1.headers import REQUEST_ID, request_id, unforwardable
+from forebay.proxy.http1.headers import SERVER as SERVER_NAME
+from forebay.proxy.http1.tls import HANDSHAKE_S
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 KEEPALIVE_S = 75.0
