@@ -14,12 +14,12 @@ from urllib.parse import parse_qs
 import orjson
 from aiohttp import web
 
+from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.app import App
 from forebay.proxy.capture import Capture
 from forebay.proxy.core.explain.recorder import ExplainedShaper
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.driver import Driver
-from forebay.proxy.estimate import TokenEstimate
 from forebay.proxy.http1 import cross_site
 from forebay.proxy.http1.errors import CLIENT, error_body
 from forebay.proxy.http1.server import no_such_path

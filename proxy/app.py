@@ -8,10 +8,11 @@ from functools import partial
 
 from aiohttp import web
 
+from forebay.proxy.api.body import parse_any, read_fields, salted
+from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.backends import Backends
 from forebay.proxy.config import Config
 from forebay.proxy.driver import Driver, Rejected
-from forebay.proxy.estimate import TokenEstimate
 from forebay.proxy.http1 import errors
 from forebay.proxy.http1.client_body import ByteBudget, Hold, read_client_body
 from forebay.proxy.http1.cross_origin import Cors
@@ -19,7 +20,6 @@ from forebay.proxy.http1.errors import ApiError
 from forebay.proxy.http1.headers import REQUEST_ID, SERVER, request_id
 from forebay.proxy.http1.server import cannot_go_on, error_response
 from forebay.proxy.metrics import ProxyMetrics
-from forebay.proxy.prompt import parse_any, read_fields, salted
 from forebay.proxy.protection import Protection
 from forebay.proxy.record import CLIENT_GONE, Record
 from forebay.proxy.relay.relay import Exchange, Relay

@@ -84,7 +84,7 @@ def _load(path: Path | None, overrides: dict[str, Any], worker: str | None) -> C
 def _serve_with_workers(
     config: Config, load: Callable[[], Config], count: int, context: typer.Context
 ) -> int:
-    from forebay.proxy.cache_salt import share_cache_secret
+    from forebay.proxy.api.cache_salt import share_cache_secret
     from forebay.proxy.logs import configure_logs, say
     from forebay.proxy.share.worker import words_of
     from forebay.proxy.share.workers import serve_with_workers

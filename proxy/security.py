@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from forebay.proxy.api.cache_salt import CacheSalts, cache_secret
 from forebay.proxy.auth import Authenticator
-from forebay.proxy.cache_salt import CacheSalts, cache_secret
 from forebay.proxy.config import Config, UpstreamTls
 from forebay.proxy.http1.tls import ServerTls, client_context, server_context
 from forebay.proxy.keys import ENVIRONMENT, SHORT_KEY, KeyRing, read_keys

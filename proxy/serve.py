@@ -14,6 +14,7 @@ from aiohttp import web
 from aiohttp.http_parser import HttpRequestParser, HttpRequestParserPy
 
 from forebay.proxy.admin import Admin
+from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.app import App
 from forebay.proxy.backends import Backends
 from forebay.proxy.capture import capturing
@@ -21,7 +22,6 @@ from forebay.proxy.config import Config
 from forebay.proxy.core.explain.recorder import ExplainedShaper
 from forebay.proxy.decision_metrics import DecisionMetrics
 from forebay.proxy.driver import Driver
-from forebay.proxy.estimate import TokenEstimate
 from forebay.proxy.hlog import HlogWriter, IntervalLog
 from forebay.proxy.http1.handover import stop_listening
 from forebay.proxy.http1.server import HttpServer, listen

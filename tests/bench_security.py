@@ -17,11 +17,11 @@ from time import thread_time
 from aiohttp.test_utils import make_mocked_request
 from cache_spy import KEYS, Spy, ks_p
 
+from forebay.proxy.api.body import parse, read_fields
+from forebay.proxy.api.cache_salt import CacheSalts
+from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.auth import Authenticator
-from forebay.proxy.cache_salt import CacheSalts
-from forebay.proxy.estimate import TokenEstimate
 from forebay.proxy.keys import parse_keys
-from forebay.proxy.prompt import parse, read_fields
 from forebay.replay.sim.clock import run
 
 SAMPLES = 200

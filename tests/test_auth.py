@@ -12,8 +12,8 @@ import pytest
 import yaml
 from proxy_stage import RawBackend, Stage, answer, settle, stage, whole
 
+from forebay.proxy.api.cache_salt import CacheSalts
 from forebay.proxy.auth import Failures
-from forebay.proxy.cache_salt import CacheSalts
 from forebay.proxy.cli import main
 from forebay.proxy.config import Config
 from forebay.proxy.config_sources import config_yaml, load_config

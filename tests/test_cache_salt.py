@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from proxy_stage import RawBackend, stage
 from pydantic import BaseModel, ConfigDict
 
-from forebay.proxy.cache_salt import CacheSalts, cache_secret, share_cache_secret, with_salt
-from forebay.proxy.estimate import TokenEstimate
+from forebay.proxy.api.body import Asked, parse, read_fields, salted
+from forebay.proxy.api.cache_salt import CacheSalts, cache_secret, share_cache_secret, with_salt
+from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.http1.errors import ApiError
-from forebay.proxy.prompt import Asked, parse, read_fields, salted
 from forebay.replay.sim.clock import run
 
 SECRET = b"a secret of the tests"

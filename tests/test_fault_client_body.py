@@ -16,7 +16,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from proxy_stage import Stage
 from raw_client import Oracle, ask, before_oracle, post
 
-from forebay.proxy.estimate import MAX_TENANTS, TokenEstimate
+from forebay.proxy.api.token_estimate import MAX_TENANTS, TokenEstimate
 from forebay.proxy.http1.headers import request_id, to_backend, to_client, unforwardable
 
 DEEP = b"[" * 100_000 + b"]" * 100_000

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from forebay.proxy import large_json
-from forebay.proxy.large_json import loads_in_steps
+from forebay.proxy.api import large_json
+from forebay.proxy.api.large_json import loads_in_steps
 
 AWKWARD = st.text(st.sampled_from(list('ab \\"/\n\t\u0000é你😀:{}[],u')), max_size=120)
 VALUES = st.recursive(

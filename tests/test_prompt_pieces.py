@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.proxy.estimate import TokenEstimate
-from forebay.proxy.prompt import Asked, read_fields
-from forebay.proxy.prompt_pieces import piece_of
-from forebay.proxy.prompt_text import chat_text
+from forebay.proxy.api.body import Asked, read_fields
+from forebay.proxy.api.prefix_request import piece_of
+from forebay.proxy.api.prompt_text import chat_text
+from forebay.proxy.api.token_estimate import TokenEstimate
 
 TEXT = st.text(alphabet="aä€😀 \n", max_size=40)
 MESSAGES = st.lists(

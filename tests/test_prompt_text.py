@@ -8,11 +8,12 @@ from typing import Any
 import orjson
 import pytest
 
-from forebay.proxy import large_json, media
-from forebay.proxy.estimate import TokenEstimate
+from forebay.proxy.api import large_json
+from forebay.proxy.api import media_tokens as media
+from forebay.proxy.api.body import Asked, parse_any, read_fields
+from forebay.proxy.api.prompt_text import MOST_ITEMS, chat_text
+from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.http1.errors import ApiError
-from forebay.proxy.prompt import Asked, parse_any, read_fields
-from forebay.proxy.prompt_text import MOST_ITEMS, chat_text
 
 BLOCK_BYTES = 64
 RECORDED = ["21aaf4d6cc6f26dc", "902a97e1957a81f3", "8cc3fafc2cdff0a7"]

@@ -14,18 +14,18 @@ from typing import Any, Literal, TypeVar
 import aiohttp
 from aiohttp import web
 
+from forebay.proxy.api.body import Asked
+from forebay.proxy.api.prefix_request import piece_of
+from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.backends import AnswerTooLarge, Backends, Upstream, read_all
 from forebay.proxy.config import Config
 from forebay.proxy.driver import Grant, Rejected
-from forebay.proxy.estimate import TokenEstimate
 from forebay.proxy.http1 import errors
 from forebay.proxy.http1.client import Answer, ConnectFault, LocalShortage, LostConnection
 from forebay.proxy.http1.errors import ApiError
 from forebay.proxy.http1.headers import to_backend, to_client
 from forebay.proxy.http1.sse import EventTooLarge
 from forebay.proxy.metrics import ProxyMetrics
-from forebay.proxy.prompt import Asked
-from forebay.proxy.prompt_pieces import piece_of
 from forebay.proxy.record import Record
 from forebay.proxy.relay.failures import Failure, check_head, check_status, check_type, check_whole
 from forebay.proxy.relay.retries import RetryBudget, Tries

@@ -9,12 +9,12 @@ import orjson
 from aiohttp import HttpVersion11, web
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from forebay.proxy.estimate import TokenEstimate
+from forebay.proxy.api.body import parse, read_fields
+from forebay.proxy.api.media_tokens import VIDEO_TOKENS
+from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.http1.client_body import ByteBudget, Hold, read_client_body
 from forebay.proxy.http1.errors import ApiError
 from forebay.proxy.http1.sse import EventScanner, MalformedStream, parse_event
-from forebay.proxy.media import VIDEO_TOKENS
-from forebay.proxy.prompt import parse, read_fields
 
 EVENT_LIMIT = 256
 BODY_LIMIT, BUDGET = 200, 300

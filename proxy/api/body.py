@@ -12,12 +12,12 @@ from typing import Any
 import orjson
 from xxhash import xxh3_64_intdigest
 
-from forebay.proxy.cache_salt import FIELD, CacheSalts, with_salt
+from forebay.proxy.api.cache_salt import FIELD, CacheSalts, with_salt
+from forebay.proxy.api.large_json import TooMuchJson, is_dense, loads_in_steps
+from forebay.proxy.api.prompt_text import chat_text, completion_text
+from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.core.model import Request, ServiceClass
-from forebay.proxy.estimate import TokenEstimate
 from forebay.proxy.http1.errors import ApiError, invalid_type
-from forebay.proxy.large_json import TooMuchJson, is_dense, loads_in_steps
-from forebay.proxy.prompt_text import chat_text, completion_text
 
 DEFAULT_OUTPUT_TOKENS = 512  # reserved for an answer to a request that states no limit
 MOST_OUTPUT_TOKENS = 1 << 20  # reserved for all answers to one request

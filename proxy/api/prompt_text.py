@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import orjson
 from xxhash import xxh3_128_digest
 
+from forebay.proxy.api.media_tokens import hidden_media_tokens, media_tokens
 from forebay.proxy.http1.errors import ApiError, invalid_type
-from forebay.proxy.media import hidden_media_tokens, media_tokens
 
 MOST_ITEMS = 16_384  # messages, their parts and tool calls together; prompts of a batch
 REASONING = ("reasoning", "reasoning_content")  # of an assistant's message: now and formerly

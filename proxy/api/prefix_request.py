@@ -9,8 +9,8 @@ from typing import Any
 
 import orjson
 
-from forebay.proxy.prompt import BYTES_PER_TOKEN_ID, parse_any
-from forebay.proxy.prompt_text import chat_text
+from forebay.proxy.api.body import BYTES_PER_TOKEN_ID, parse_any
+from forebay.proxy.api.prompt_text import chat_text
 
 DROPPED = ("stream_options", "max_completion_tokens", "min_tokens", "best_of", "n")
 
