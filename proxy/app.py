@@ -11,7 +11,7 @@ from aiohttp import web
 from forebay.proxy.api.body import parse_any, read_fields, salted
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.backends import Backends
-from forebay.proxy.config import Config
+from forebay.proxy.config.schema import Config
 from forebay.proxy.driver import Driver, Rejected
 from forebay.proxy.http1 import errors
 from forebay.proxy.http1.client_body import ByteBudget, Hold, read_client_body

@@ -12,7 +12,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from math import inf
 
-from forebay.proxy.config import BackendConfig, Config
+from forebay.proxy.config.schema import BackendConfig, Config
 from forebay.proxy.core.health import ANY, NONE, Health, Intake
 from forebay.proxy.core.model import Send
 from forebay.proxy.driver import Driver

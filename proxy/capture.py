@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
 from forebay.proxy.api.body import BYTES_PER_TOKEN_ID
-from forebay.proxy.config import CaptureConfig, Config
+from forebay.proxy.config.schema import CaptureConfig, Config
 from forebay.proxy.core.model import Request
 from forebay.proxy.record import Record
 from forebay.traces.errors import InputError

@@ -16,7 +16,7 @@ from typing import Any
 from xxhash import xxh3_64_intdigest
 
 from forebay.proxy.backends import Backends
-from forebay.proxy.config import BackendConfig, Config
+from forebay.proxy.config.schema import BackendConfig, Config
 from forebay.proxy.core.learn.engine_blocks import HeldPrefixes, Translations
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.driver import Driver

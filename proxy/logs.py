@@ -12,7 +12,7 @@ from zlib import crc32
 
 import orjson
 
-from forebay.proxy.config import Logs
+from forebay.proxy.config.schema import Logs
 from forebay.proxy.record import Record
 
 LOGGER = logging.getLogger("forebay.proxy")

@@ -13,8 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from forebay.proxy.command import new_app
-from forebay.proxy.config import Config
-from forebay.proxy.config_sources import config_yaml, load_config
+from forebay.proxy.config.schema import Config
+from forebay.proxy.config.sources import config_yaml, load_config
 from forebay.proxy.event_loop import fast_runner, short_collections
 
 EXAMPLE = """The load-shaping proxy in front of OpenAI-compatible vLLM servers.

@@ -15,8 +15,8 @@ from typing import Any, Literal
 from forebay.proxy import notify
 from forebay.proxy.app import App
 from forebay.proxy.backends import Backends
-from forebay.proxy.config import BackendConfig, Config
-from forebay.proxy.config_changes import Changes, changes
+from forebay.proxy.config.diff import Changes, changes
+from forebay.proxy.config.schema import BackendConfig, Config
 from forebay.proxy.core.model import BackendSpec
 from forebay.proxy.driver import Driver
 from forebay.proxy.http1.server import HttpServer

@@ -18,7 +18,7 @@ from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.app import App
 from forebay.proxy.backends import Backends
 from forebay.proxy.capture import capturing
-from forebay.proxy.config import Config
+from forebay.proxy.config.schema import Config
 from forebay.proxy.core.explain.recorder import ExplainedShaper
 from forebay.proxy.decision_metrics import DecisionMetrics
 from forebay.proxy.driver import Driver

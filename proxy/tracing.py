@@ -7,7 +7,7 @@ backend gets the span's own `traceparent`, so a vLLM that traces hangs its spans
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from forebay.proxy.config import Tracing
+from forebay.proxy.config.schema import Tracing
 from forebay.proxy.record import Record
 from forebay.traces.errors import InputError
 

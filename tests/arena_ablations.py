@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 from arena_score import Played, quantile
 
-from forebay.proxy.config import BackendConfig, BucketConfig, Config
+from forebay.proxy.config.schema import BackendConfig, BucketConfig, Config
 from forebay.proxy.core.learn.cost import CostModel
 from forebay.proxy.core.model import Action, Request
 from forebay.proxy.core.policy.admission import refuse

@@ -45,7 +45,7 @@ from arena_score import (
 )
 from arena_workloads import ENGINE, ENGINES, LOADS, Load, rows_of
 
-from forebay.proxy.config import Config
+from forebay.proxy.config.schema import Config
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.fleet import Fleet, Policy
 from forebay.replay.sim.peers import PEERS
@@ -67,7 +67,7 @@ SIMULATOR = (
     "tests/overload.py",
     "tests/arena_workloads.py",
 )
-CORE = ("proxy/core", "proxy/config.py")
+CORE = ("proxy/core", "proxy/config/schema.py")
 
 
 @dataclass(frozen=True, slots=True)

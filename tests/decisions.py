@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from arena_workloads import ENGINE, ENGINES, LOADS, rows_of
 
-from forebay.proxy.config import Config
+from forebay.proxy.config.schema import Config
 from forebay.proxy.core.explain.recorder import ExplainedShaper
 from forebay.proxy.core.model import CLASSES, Action, BackendSpec, Bucket, Request, Send, Tenant
 from forebay.proxy.core.policy.routing import Affinity, warm_or_least_work

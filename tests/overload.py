@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, cast
 
-from forebay.proxy.config import Config
+from forebay.proxy.config.schema import Config
 from forebay.proxy.core.model import ServiceClass, Tenant
 from forebay.proxy.core.shaper import Shaper
 from forebay.replay.engine.config import EngineConfig

@@ -11,8 +11,8 @@ from typing import Any
 
 import aiohttp
 
-from forebay.proxy.config import Config
-from forebay.proxy.config_sources import load_config
+from forebay.proxy.config.schema import Config
+from forebay.proxy.config.sources import load_config
 from forebay.proxy.serve import Proxy, start_proxy
 from forebay.proxy.tracing import Tracer
 

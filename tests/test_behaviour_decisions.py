@@ -6,7 +6,7 @@ import pytest
 from behaviour_decisions import FILES, MADE, judged, rows
 from behaviour_scenes import about
 
-from forebay.proxy.config import Config
+from forebay.proxy.config.schema import Config
 from forebay.proxy.core.model import BackendSpec, Bucket, Reject, Request, Send
 from forebay.proxy.core.shaper import Shaper
 from forebay.replay.sim.hindsight import Judged, Targets, judge

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from proxy_stage import RawBackend, by_request, settle, silent, stage
 
 from forebay.proxy.capture import MOST_PENDING, SALT, Capture, Rows, capturing
-from forebay.proxy.config import Config
-from forebay.proxy.config_sources import load_config
+from forebay.proxy.config.schema import Config
+from forebay.proxy.config.sources import load_config
 from forebay.proxy.core.model import Request
 from forebay.proxy.record import Record
 from forebay.replay.sim.clock import run

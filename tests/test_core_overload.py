@@ -26,7 +26,7 @@ from overload import (
     step,
 )
 
-from forebay.proxy.config import BackendConfig, Config
+from forebay.proxy.config.schema import BackendConfig, Config
 from forebay.replay.engine.config import EngineConfig
 
 SECONDS = 30.0

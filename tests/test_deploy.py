@@ -9,8 +9,8 @@ import typer
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from forebay.proxy.config import BackendConfig, Config
-from forebay.proxy.config_sources import load_config
+from forebay.proxy.config.schema import BackendConfig, Config
+from forebay.proxy.config.sources import load_config
 from forebay.proxy.core.explain.recorder import ExplainedShaper
 from forebay.proxy.core.model import BackendSpec, Bucket
 from forebay.proxy.decision_metrics import DecisionMetrics

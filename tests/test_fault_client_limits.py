@@ -23,7 +23,7 @@ from raw_client import (
     responses,
 )
 
-from forebay.proxy.config import Config
+from forebay.proxy.config.schema import Config
 from forebay.proxy.http1.client_body import AHEAD_BYTES
 from forebay.replay.sim.clock import run
 

@@ -19,7 +19,7 @@ from raw_client import (
     responses,
 )
 
-from forebay.proxy.config_sources import load_config
+from forebay.proxy.config.sources import load_config
 from forebay.replay.sim.clock import run
 from forebay.traces.errors import InputError
 

@@ -9,7 +9,7 @@ from fake_vllm import install
 from vllm_server import ModelSize, write_model
 
 from forebay.proxy.cli import main
-from forebay.proxy.config_sources import load_config
+from forebay.proxy.config.sources import load_config
 from forebay.replay.engine.models import H200_SXM, LLAMA_3_8B, PHI_3_MINI, QWEN_2_5_14B, ModelSpec
 from forebay.replay.engine.step_time import StepTimeModel, StepWork
 from forebay.replay.fleet.flags import names_in

@@ -21,8 +21,8 @@ from aiohttp import web
 from proxy_stage import SHARED_LOOP, Stage, stage
 
 from forebay.proxy.backends import Upstream
-from forebay.proxy.config import BackendConfig, Config
-from forebay.proxy.config_sources import load_config
+from forebay.proxy.config.schema import BackendConfig, Config
+from forebay.proxy.config.sources import load_config
 from forebay.proxy.core.learn.engine_blocks import Translations
 from forebay.proxy.core.model import BackendSpec, Bucket, Request
 from forebay.proxy.core.shaper import Shaper

@@ -24,7 +24,7 @@ from proxy_stage import (
     stage,
 )
 
-from forebay.proxy.config import Tracing
+from forebay.proxy.config.schema import Tracing
 from forebay.proxy.logs import LOGGER, ConsoleLines, JsonLines
 from forebay.proxy.tracing import Tracer
 from forebay.replay.sim.clock import run

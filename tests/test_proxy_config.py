@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from forebay.analysis.processes import proxy_config
-from forebay.proxy.config import Config
-from forebay.proxy.config_sources import config_yaml, load_config
+from forebay.proxy.config.schema import Config
+from forebay.proxy.config.sources import config_yaml, load_config
 from forebay.traces.errors import InputError
 
 ONE = {"backends": [{"url": "http://127.0.0.1:8001"}]}

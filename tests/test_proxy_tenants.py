@@ -5,7 +5,7 @@ from pathlib import Path
 
 from proxy_stage import RawBackend, stage
 
-from forebay.proxy.config_sources import load_config
+from forebay.proxy.config.sources import load_config
 from forebay.replay.sim.clock import run
 
 KEYS = "acme: key-of-acme-0123456789\nzeta: key-of-zeta-0123456789\n"

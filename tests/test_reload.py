@@ -24,14 +24,14 @@ from proxy_stage import (
 from test_fault_upstream import busy
 
 from forebay.proxy.backends import Upstream
-from forebay.proxy.config import Config
-from forebay.proxy.config_changes import (
+from forebay.proxy.config.diff import (
     IN_PLACE,
     NEEDS_RESTART,
     NEEDS_RESTART_IN_CAPTURE,
     changes,
 )
-from forebay.proxy.config_sources import load_config
+from forebay.proxy.config.schema import Config
+from forebay.proxy.config.sources import load_config
 from forebay.proxy.core.health import ANY
 from forebay.proxy.http1.errors import upstream_error
 from forebay.proxy.relay.failures import Failure

@@ -18,8 +18,8 @@ import aiohttp
 import pytest
 from proxy_stage import Call, RawBackend, by_request, settle
 
-from forebay.proxy.config import Config
-from forebay.proxy.config_sources import config_yaml, load_config
+from forebay.proxy.config.schema import Config
+from forebay.proxy.config.sources import config_yaml, load_config
 from forebay.proxy.core.model import BackendSpec, Bucket, Request
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.driver import Driver

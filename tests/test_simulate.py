@@ -14,7 +14,7 @@ import pytest
 from forebay.analysis.figures import figures
 from forebay.analysis.run import RunData, load_run
 from forebay.proxy.cli import main
-from forebay.proxy.config import Config
+from forebay.proxy.config.schema import Config
 from forebay.proxy.hlog import read_hlog
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.output import HLOG, TABLE

@@ -24,7 +24,7 @@ from forebay.analysis.sizing.targets import DEFAULT_SLO, default_targets, parse_
 from forebay.analysis.sizing.workers import Workers
 from forebay.analysis.sizing.workload import Users, class_of
 from forebay.proxy.cli import main
-from forebay.proxy.config import Config
+from forebay.proxy.config.schema import Config
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.models import LLAMA_3_8B, find_model
 from forebay.replay.sim.scenario import Scenario, simulate

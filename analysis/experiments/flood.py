@@ -15,7 +15,7 @@ from forebay.analysis.experiments.target import SIM, StudyFailed, sim_config
 from forebay.analysis.experiments.ways import IN_TURN, PROXY, Load, SimWay, Way
 from forebay.analysis.experiments.ways_of import TARGET, ways_of
 from forebay.analysis.units import duration
-from forebay.proxy.config import BucketConfig, Config
+from forebay.proxy.config.schema import BucketConfig, Config
 from forebay.replay.sim.capacity import capacity_per_s
 from forebay.replay.sim.scenario import DIRECT, Scenario
 from forebay.replay.slo import Slo, default_slos, parse_slos

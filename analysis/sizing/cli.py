@@ -106,8 +106,8 @@ def size_command(
         from forebay.analysis.sizing.report import cost, print_answer, provenance
         from forebay.analysis.sizing.targets import default_targets, parse_targets
         from forebay.analysis.sizing.workload import Users
-        from forebay.proxy.config import Config
-        from forebay.proxy.config_sources import load_config
+        from forebay.proxy.config.schema import Config
+        from forebay.proxy.config.sources import load_config
         from forebay.replay.engine.config import EngineConfig
         from forebay.replay.sim.scenario import Scenario
         from forebay.traces.lengths import Fixed, parse_length

@@ -12,7 +12,7 @@ from forebay.analysis.sizing.search import Found, Question, Window, ask, search
 from forebay.analysis.sizing.targets import NotMet, Target
 from forebay.analysis.sizing.workers import Workers
 from forebay.analysis.sizing.workload import DOCUMENT, Users
-from forebay.proxy.config import BackendConfig
+from forebay.proxy.config.schema import BackendConfig
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.scenario import Scenario
 from forebay.traces.errors import InputError

@@ -18,7 +18,7 @@ from forebay.proxy.api.body import Asked
 from forebay.proxy.api.prefix_request import piece_of
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.backends import AnswerTooLarge, Backends, Upstream, read_all
-from forebay.proxy.config import Config
+from forebay.proxy.config.schema import Config
 from forebay.proxy.driver import Grant, Rejected
 from forebay.proxy.http1 import errors
 from forebay.proxy.http1.client import Answer, ConnectFault, LocalShortage, LostConnection

@@ -8,7 +8,7 @@ from pathlib import Path
 import orjson
 import typer
 
-from forebay.proxy.config import Config
+from forebay.proxy.config.schema import Config
 from forebay.proxy.share.hub import HubLink
 from forebay.traces.errors import InputError
 

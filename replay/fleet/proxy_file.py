@@ -5,8 +5,8 @@ from typing import Any
 
 import yaml
 
-from forebay.proxy.config import Config
-from forebay.proxy.config_sources import load_config
+from forebay.proxy.config.schema import Config
+from forebay.proxy.config.sources import load_config
 from forebay.replay.fleet.plan import FleetPlan
 from forebay.replay.fleet.sizes import CHAT_TOKENS
 from forebay.traces.errors import InputError

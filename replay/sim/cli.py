@@ -10,7 +10,7 @@ from forebay.proxy.command import new_app
 from forebay.traces.errors import InputError
 
 if TYPE_CHECKING:
-    from forebay.proxy.config import Config
+    from forebay.proxy.config.schema import Config
     from forebay.replay.sim.sweep import Case
 
 EXAMPLE = """A fleet in virtual time: the proxy's own decisions in front of simulated engines.
@@ -170,8 +170,8 @@ def _explain(case: "Case", request_id: str, *, as_json: bool) -> None:
 
 
 def _proxy_config(path: Path | None) -> "Config":
-    from forebay.proxy.config import Config
-    from forebay.proxy.config_sources import load_config
+    from forebay.proxy.config.schema import Config
+    from forebay.proxy.config.sources import load_config
 
     if path is None:
         return Config()

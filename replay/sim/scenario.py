@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 
-from forebay.proxy.config import MAX_CONCURRENCY, Config
+from forebay.proxy.config.schema import MAX_CONCURRENCY, Config
 from forebay.proxy.core.explain.receipt import Receipts
 from forebay.proxy.core.explain.recorder import ExplainedShaper
 from forebay.proxy.core.model import BackendSpec, Tenant

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from forebay.proxy.config import BackendConfig, Config, Tls
+from forebay.proxy.config.schema import BackendConfig, Config, Tls
 
 # Whole sections or single keys; everything else changes in place.
 NEEDS_RESTART = frozenset(
