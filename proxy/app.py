@@ -23,7 +23,7 @@ from forebay.proxy.metrics import ProxyMetrics
 from forebay.proxy.protection import Protection
 from forebay.proxy.record import CLIENT_GONE, Record
 from forebay.proxy.relay.relay import Exchange, Relay
-from forebay.proxy.security import Security
+from forebay.proxy.security.guards import Security
 from forebay.proxy.telemetry import Telemetry
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -56,7 +56,7 @@ def proxy(
         overrides["backends"] = [{"url": url} for url in backend]
     loaded = load_config(config, overrides, os.environ, to_serve=check_config or not print_config)
     if check_config:
-        from forebay.proxy.security import Security
+        from forebay.proxy.security.guards import Security
 
         Security(loaded, os.environ)  # reads the files that the configuration names
     if print_config:

@@ -26,7 +26,7 @@ from forebay.proxy.metrics import ProxyMetrics
 from forebay.proxy.protection import Protection
 from forebay.proxy.relay.relay import Relay
 from forebay.proxy.relay.timeouts import Watchdog
-from forebay.proxy.security import Found, Security
+from forebay.proxy.security.guards import Found, Security
 from forebay.traces.errors import InputError
 
 Result = Literal["applied", "partly", "unchanged", "failed"]

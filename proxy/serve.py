@@ -32,7 +32,7 @@ from forebay.proxy.protection import Protection
 from forebay.proxy.relay.relay import Relay
 from forebay.proxy.relay.timeouts import Watchdog
 from forebay.proxy.reload import Parts, Reloader
-from forebay.proxy.security import Security
+from forebay.proxy.security.guards import Security
 from forebay.proxy.share.exchange import Exchange, Link, exchanging
 from forebay.proxy.share.redis_link import RedisLink
 from forebay.proxy.telemetry import Telemetry

@@ -20,8 +20,8 @@ from cache_spy import KEYS, Spy, ks_p
 from forebay.proxy.api.body import parse, read_fields
 from forebay.proxy.api.cache_salt import CacheSalts
 from forebay.proxy.api.token_estimate import TokenEstimate
-from forebay.proxy.auth import Authenticator
-from forebay.proxy.keys import parse_keys
+from forebay.proxy.security.auth import Authenticator
+from forebay.proxy.security.keys import parse_keys
 from forebay.replay.sim.clock import run
 
 SAMPLES = 200

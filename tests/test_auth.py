@@ -13,13 +13,13 @@ import yaml
 from proxy_stage import RawBackend, Stage, answer, settle, stage, whole
 
 from forebay.proxy.api.cache_salt import CacheSalts
-from forebay.proxy.auth import Failures
 from forebay.proxy.cli import main
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import config_yaml, load_config
 from forebay.proxy.core.model import Request, Tenant
-from forebay.proxy.keys import KeyRing, parse_keys, read_keys
-from forebay.proxy.security import WATCH_S, Security
+from forebay.proxy.security.auth import Failures
+from forebay.proxy.security.guards import WATCH_S, Security
+from forebay.proxy.security.keys import KeyRing, parse_keys, read_keys
 from forebay.proxy.tenant_labels import TenantLabels
 from forebay.replay.sim.clock import run
 from forebay.traces.errors import InputError

@@ -12,7 +12,7 @@ from math import ceil
 from aiohttp import web
 
 from forebay.proxy.http1.errors import LOAD, ApiError, retry_headers
-from forebay.proxy.keys import KeyRing
+from forebay.proxy.security.keys import KeyRing
 
 FAILURES_AT_ONCE = 20.0
 FAILURES_PER_S = 1.0
