@@ -16,18 +16,18 @@ from aiohttp import web
 
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.app import App
-from forebay.proxy.capture import Capture
 from forebay.proxy.core.explain.recorder import ExplainedShaper
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.driver import Driver
 from forebay.proxy.http1 import cross_site
 from forebay.proxy.http1.errors import CLIENT, error_body
 from forebay.proxy.http1.server import no_such_path
-from forebay.proxy.metrics import ProxyMetrics
 from forebay.proxy.protection import Protection
-from forebay.proxy.receipt_text import told
 from forebay.proxy.reload import Reloader
 from forebay.proxy.share.exchange import Exchange
+from forebay.proxy.telemetry.capture import Capture
+from forebay.proxy.telemetry.metrics import ProxyMetrics
+from forebay.proxy.telemetry.receipt_text import told
 
 VERSIONS = {
     "forebay": version("forebay"),

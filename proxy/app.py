@@ -19,12 +19,12 @@ from forebay.proxy.http1.cross_origin import Cors
 from forebay.proxy.http1.errors import ApiError
 from forebay.proxy.http1.headers import REQUEST_ID, SERVER, request_id
 from forebay.proxy.http1.server import cannot_go_on, error_response
-from forebay.proxy.metrics import ProxyMetrics
 from forebay.proxy.protection import Protection
-from forebay.proxy.record import CLIENT_GONE, Record
 from forebay.proxy.relay.relay import Exchange, Relay
 from forebay.proxy.security.guards import Security
-from forebay.proxy.telemetry import Telemetry
+from forebay.proxy.telemetry.metrics import ProxyMetrics
+from forebay.proxy.telemetry.observers import Telemetry
+from forebay.proxy.telemetry.record import CLIENT_GONE, Record
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 UNCACHED = ("/tokenize", "/detokenize")  # no prefix cache behind them, so no salt

@@ -11,7 +11,10 @@ from importlib import import_module
 COMMANDS = {
     "demo": ("forebay.analysis.demo:app", "engines, proxy, replay and report with no GPU"),
     "proxy": ("forebay.proxy.proxy_cli:app", "the load-shaping proxy in front of vLLM servers"),
-    "explain": ("forebay.proxy.explain_cli:app", "why a request went there, waited or was refused"),
+    "explain": (
+        "forebay.proxy.telemetry.explain_cli:app",
+        "why a request went there, waited or was refused",
+    ),
     "engine": ("forebay.replay.engine.cli:app", "one simulated vLLM server"),
     "fleet": ("forebay.replay.fleet.cli:app", "real vLLM servers, one on each GPU"),
     "replay": ("forebay.replay.cli:app", "replay a trace at a set arrival rate"),

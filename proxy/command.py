@@ -7,7 +7,7 @@ from typing import Any
 import typer
 from typer._click.exceptions import ClickException  # Typer bundles Click; it exports no base class
 
-from forebay.proxy.masked import without_user_info
+from forebay.proxy.telemetry.redaction import without_user_info
 from forebay.traces.errors import InputError
 
 

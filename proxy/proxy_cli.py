@@ -85,9 +85,9 @@ def _serve_with_workers(
     config: Config, load: Callable[[], Config], count: int, context: typer.Context
 ) -> int:
     from forebay.proxy.api.cache_salt import share_cache_secret
-    from forebay.proxy.logs import configure_logs, say
     from forebay.proxy.share.worker import words_of
     from forebay.proxy.share.workers import serve_with_workers
+    from forebay.proxy.telemetry.access_log import configure_logs, say
 
     configure_logs(config.logs)
     share_cache_secret(os.environ)  # else the workers would salt one tenant's prompts differently
@@ -107,8 +107,8 @@ async def serve(
         worker: which of `--workers` we are, and our end of the hub.
     """
     from forebay.proxy import notify
-    from forebay.proxy.logs import configure_logs, say
     from forebay.proxy.serve import start_proxy
+    from forebay.proxy.telemetry.access_log import configure_logs, say
 
     configure_logs(config.logs)
     link = None

@@ -21,12 +21,12 @@ from forebay.proxy.core.model import BackendSpec
 from forebay.proxy.driver import Driver
 from forebay.proxy.http1.server import HttpServer
 from forebay.proxy.kv_events import Followers
-from forebay.proxy.logs import AccessLog
-from forebay.proxy.metrics import ProxyMetrics
 from forebay.proxy.protection import Protection
 from forebay.proxy.relay.relay import Relay
 from forebay.proxy.relay.timeouts import Watchdog
 from forebay.proxy.security.guards import Found, Security
+from forebay.proxy.telemetry.access_log import AccessLog
+from forebay.proxy.telemetry.metrics import ProxyMetrics
 from forebay.traces.errors import InputError
 
 Result = Literal["applied", "partly", "unchanged", "failed"]

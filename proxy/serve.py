@@ -17,17 +17,12 @@ from forebay.proxy.admin import Admin
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.app import App
 from forebay.proxy.backends import Backends
-from forebay.proxy.capture import capturing
 from forebay.proxy.config.schema import Config
 from forebay.proxy.core.explain.recorder import ExplainedShaper
-from forebay.proxy.decision_metrics import DecisionMetrics
 from forebay.proxy.driver import Driver
-from forebay.proxy.hlog import HlogWriter, IntervalLog
 from forebay.proxy.http1.handover import stop_listening
 from forebay.proxy.http1.server import HttpServer, listen
 from forebay.proxy.kv_events import Followers
-from forebay.proxy.logs import AccessLog
-from forebay.proxy.metrics import ProxyMetrics
 from forebay.proxy.protection import Protection
 from forebay.proxy.relay.relay import Relay
 from forebay.proxy.relay.timeouts import Watchdog
@@ -35,8 +30,13 @@ from forebay.proxy.reload import Parts, Reloader
 from forebay.proxy.security.guards import Security
 from forebay.proxy.share.exchange import Exchange, Link, exchanging
 from forebay.proxy.share.redis_link import RedisLink
-from forebay.proxy.telemetry import Telemetry
-from forebay.proxy.tracing import Tracer
+from forebay.proxy.telemetry.access_log import AccessLog
+from forebay.proxy.telemetry.capture import capturing
+from forebay.proxy.telemetry.decision_metrics import DecisionMetrics
+from forebay.proxy.telemetry.hlog import HlogWriter, IntervalLog
+from forebay.proxy.telemetry.metrics import ProxyMetrics
+from forebay.proxy.telemetry.observers import Telemetry
+from forebay.proxy.telemetry.tracing import Tracer
 from forebay.traces.errors import InputError
 
 HLOG_INTERVAL_S = 1.0

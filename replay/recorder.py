@@ -10,7 +10,7 @@ from typing import Any
 
 from hdrh.histogram import HdrHistogram
 
-from forebay.proxy.hlog import HIGHEST_US, IntervalLog, to_us
+from forebay.proxy.telemetry.hlog import HIGHEST_US, IntervalLog, to_us
 from forebay.replay.client import Exchange
 from forebay.replay.measure import Latency, measure
 from forebay.replay.output import TableWriter

@@ -15,7 +15,7 @@ from secrets import token_hex
 from typing import Any
 
 from forebay.proxy.event_loop import short_collections
-from forebay.proxy.hlog import HlogWriter, IntervalLog
+from forebay.proxy.telemetry.hlog import HlogWriter, IntervalLog
 from forebay.replay.bodies import PATHS, Window, body_slices, render
 from forebay.replay.client import Client, Exchange
 from forebay.replay.clock import Clock

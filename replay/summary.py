@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from forebay.proxy.hlog import Total, add_into, new_histogram, to_us
+from forebay.proxy.telemetry.hlog import Total, add_into, new_histogram, to_us
 from forebay.replay.record import Row
 from forebay.replay.slo import Slo, meets
 from forebay.replay.verdict import Lateness, lag_limit_s

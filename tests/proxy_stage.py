@@ -14,7 +14,7 @@ import aiohttp
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.serve import Proxy, start_proxy
-from forebay.proxy.tracing import Tracer
+from forebay.proxy.telemetry.tracing import Tracer
 
 Serve = Callable[["Call"], Awaitable[None]]
 

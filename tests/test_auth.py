@@ -20,7 +20,7 @@ from forebay.proxy.core.model import Request, Tenant
 from forebay.proxy.security.auth import Failures
 from forebay.proxy.security.guards import WATCH_S, Security
 from forebay.proxy.security.keys import KeyRing, parse_keys, read_keys
-from forebay.proxy.tenant_labels import TenantLabels
+from forebay.proxy.telemetry.tenant_labels import TenantLabels
 from forebay.replay.sim.clock import run
 from forebay.traces.errors import InputError
 

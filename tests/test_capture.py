@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from proxy_stage import RawBackend, by_request, settle, silent, stage
 
-from forebay.proxy.capture import MOST_PENDING, SALT, Capture, Rows, capturing
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.core.model import Request
-from forebay.proxy.record import Record
+from forebay.proxy.telemetry.capture import MOST_PENDING, SALT, Capture, Rows, capturing
+from forebay.proxy.telemetry.record import Record
 from forebay.replay.sim.clock import run
 from forebay.replay.sim.scenario import Scenario, simulate
 from forebay.traces.errors import InputError
@@ -185,7 +185,9 @@ def test_what_waited_for_a_long_request_is_hashed_off_the_loop_and_none_is_left_
         return hashed(self, data)
 
     monkeypatch.setattr(Rows, "_hash", recorded)
-    monkeypatch.setattr("forebay.proxy.capture.CLOSE_S", 60.0)  # other tests keep the machine busy
+    monkeypatch.setattr(
+        "forebay.proxy.telemetry.capture.CLOSE_S", 60.0
+    )  # other tests keep the machine busy
     capture = Capture(rows(), Path("x.jsonl"), file, 1e9, said.append)
     writer = capture._thread.ident
 

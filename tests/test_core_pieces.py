@@ -12,7 +12,7 @@ from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Reques
 from forebay.proxy.core.policy.split_prefill import LONGER, beginning
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.queue import Waiting
-from forebay.proxy.receipt_text import verdict
+from forebay.proxy.telemetry.receipt_text import verdict
 
 CHAT = Bucket("chat", 5_000, max_queue=100, max_wait_s=2.0)
 DOCUMENT = Bucket("document", 200_000, 100, 30.0, prefills_per_backend=1)

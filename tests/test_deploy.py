@@ -13,9 +13,9 @@ from forebay.proxy.config.schema import BackendConfig, Config
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.core.explain.recorder import ExplainedShaper
 from forebay.proxy.core.model import BackendSpec, Bucket
-from forebay.proxy.decision_metrics import DecisionMetrics
-from forebay.proxy.metrics import ProxyMetrics
 from forebay.proxy.proxy_cli import app
+from forebay.proxy.telemetry.decision_metrics import DecisionMetrics
+from forebay.proxy.telemetry.metrics import ProxyMetrics
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"

@@ -19,7 +19,7 @@ from forebay.proxy.core.model import (
     Tenant,
 )
 from forebay.proxy.core.policy.routing import Affinity, Option, warm_or_least_work
-from forebay.proxy.receipt_text import HINDSIGHT, WAITS, told, verdict
+from forebay.proxy.telemetry.receipt_text import HINDSIGHT, WAITS, told, verdict
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.fleet import Fleet, Journal
 from forebay.replay.sim.skipping import SkippingEngine

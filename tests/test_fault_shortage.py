@@ -22,8 +22,8 @@ from test_rolling_restart import proxies, ready, write
 
 from forebay.proxy import protection
 from forebay.proxy.event_loop import fast_runner
-from forebay.proxy.hlog import read_hlog
 from forebay.proxy.http1.client import ConnectFault, LocalShortage, Origin
+from forebay.proxy.telemetry.hlog import read_hlog
 from forebay.replay.sim.clock import run
 
 resource = pytest.importorskip("resource")

@@ -1,4 +1,4 @@
-"""proxy/hlog.py: the text of an interval log, what is recorded in it, and reading it back."""
+"""proxy/telemetry/hlog.py: the text of an interval log, what is recorded in it, and reading it back."""
 
 import io
 import sys
@@ -11,8 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.proxy import hlog
-from forebay.proxy.hlog import HIGHEST_US, HlogWriter, IntervalLog, new_histogram, read_hlog
+from forebay.proxy.telemetry.hlog import (
+    HIGHEST_US,
+    HlogWriter,
+    IntervalLog,
+    new_histogram,
+    read_hlog,
+)
+from forebay.proxy.telemetry.observers import hlog
 from forebay.traces.errors import InputError
 
 GOLDEN = Path(__file__).parent / "data" / "latency.hlog"

@@ -12,7 +12,7 @@ import pytest
 from proxy_stage import EVENT, STREAM_HEAD, Call, RawBackend, by_request, chunk, stage
 
 from forebay.proxy.config.schema import Logs
-from forebay.proxy.logs import LOGGER, configure_logs, say
+from forebay.proxy.telemetry.access_log import LOGGER, configure_logs, say
 from forebay.replay.sim.clock import run
 
 SECRET = "the-secret-prompt"
@@ -89,7 +89,7 @@ def test_requests_are_logged_only_when_asked_for() -> None:
 
 
 def test_a_sample_is_a_share() -> None:
-    from forebay.proxy.logs import AccessLog
+    from forebay.proxy.telemetry.access_log import AccessLog
 
     access = AccessLog(Logs(sample=0.1))
     assert 800 < sum(access._sampled(f"{n:x}") for n in range(10_000)) < 1_200

@@ -25,8 +25,8 @@ from proxy_stage import (
 )
 
 from forebay.proxy.config.schema import Tracing
-from forebay.proxy.logs import LOGGER, ConsoleLines, JsonLines
-from forebay.proxy.tracing import Tracer
+from forebay.proxy.telemetry.access_log import LOGGER, ConsoleLines, JsonLines
+from forebay.proxy.telemetry.tracing import Tracer
 from forebay.replay.sim.clock import run
 
 CANARY = "zz9-plural-z-alpha"

@@ -28,7 +28,7 @@ from proxy_stage import (
     whole,
 )
 
-from forebay.proxy.hlog import read_hlog
+from forebay.proxy.telemetry.hlog import read_hlog
 from forebay.replay.sim.clock import run
 
 ONE_SLOT = {

@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 from replay_server import Server, serve, text
 
-from forebay.proxy.hlog import read_hlog
+from forebay.proxy.telemetry.hlog import read_hlog
 from forebay.replay.clock import Clock
 from forebay.replay.options import ReplayOptions
 from forebay.replay.pacer import Pacer

@@ -11,7 +11,7 @@ from aiohttp import web
 from replay_server import DONE, Behaviour, Server, answer, event, serve, stream, text, usage
 from test_replay_end_to_end import rows, run_one, table
 
-from forebay.proxy.hlog import read_hlog
+from forebay.proxy.telemetry.hlog import read_hlog
 from forebay.replay.options import ReplayOptions
 from forebay.replay.output import HLOG, RUN
 from forebay.replay.runner import replay

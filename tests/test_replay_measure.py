@@ -5,7 +5,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from forebay.proxy.hlog import new_histogram
+from forebay.proxy.telemetry.hlog import new_histogram
 from forebay.replay.measure import Latency, OutputEvents, measure
 from forebay.replay.outcome import of_status, of_stream_error, seconds_header, token_count
 from forebay.replay.slo import Slo, default_slos, meets, parse_slos

@@ -12,7 +12,7 @@ from aiohttp import web
 from replay_server import Server, answer
 from test_replay_end_to_end import rows, run_one, table
 
-from forebay.proxy.hlog import HlogWriter, IntervalLog, read_hlog
+from forebay.proxy.telemetry.hlog import HlogWriter, IntervalLog, read_hlog
 from forebay.replay import output
 from forebay.replay.client import Exchange
 from forebay.replay.output import RunFolder

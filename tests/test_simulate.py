@@ -15,7 +15,7 @@ from forebay.analysis.figures import figures
 from forebay.analysis.run import RunData, load_run
 from forebay.proxy.cli import main
 from forebay.proxy.config.schema import Config
-from forebay.proxy.hlog import read_hlog
+from forebay.proxy.telemetry.hlog import read_hlog
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.output import HLOG, TABLE
 from forebay.replay.sim.run_folder import keep

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
-from forebay.proxy.tally import Counter, Histogram
+from forebay.proxy.telemetry.counters import Counter, Histogram
 
 EDGES = (0.001, 0.25, 1.0, 4.0, 1e6)
 

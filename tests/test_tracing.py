@@ -8,7 +8,7 @@ import pytest
 from proxy_stage import Call, RawBackend, by_request, stage
 
 from forebay.proxy.config.schema import Tracing
-from forebay.proxy.tracing import Tracer
+from forebay.proxy.telemetry.tracing import Tracer
 from forebay.replay.sim.clock import run
 
 pytest.importorskip("opentelemetry.sdk", reason="the extra forebay[otel] is not installed")

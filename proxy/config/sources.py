@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from forebay.proxy.config.schema import Config
-from forebay.proxy.masked import STANDS_FOR, without_user_info
+from forebay.proxy.telemetry.redaction import STANDS_FOR, without_user_info
 from forebay.traces.errors import InputError
 
 PREFIX = "FOREBAY_"

@@ -156,8 +156,8 @@ def _kept(case: "Case", folder: Path, *, force: bool) -> dict[str, Any]:
 
 
 def _explain(case: "Case", request_id: str, *, as_json: bool) -> None:
-    from forebay.proxy.explain_cli import show as show_receipt
-    from forebay.proxy.receipt_text import told
+    from forebay.proxy.telemetry.explain_cli import show as show_receipt
+    from forebay.proxy.telemetry.receipt_text import told
     from forebay.replay.sim.sweep import simulate_case
 
     simulated, _ = simulate_case(case)

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from forebay.proxy.hlog import HlogWriter, IntervalLog
+from forebay.proxy.telemetry.hlog import HlogWriter, IntervalLog
 from forebay.replay.measure import DEFINITIONS
 from forebay.replay.output import RunFolder
 from forebay.replay.record import Row

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from forebay.proxy.config.schema import Tracing
-from forebay.proxy.record import Record
+from forebay.proxy.telemetry.record import Record
 from forebay.traces.errors import InputError
 
 if TYPE_CHECKING:

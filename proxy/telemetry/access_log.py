@@ -13,7 +13,7 @@ from zlib import crc32
 import orjson
 
 from forebay.proxy.config.schema import Logs
-from forebay.proxy.record import Record
+from forebay.proxy.telemetry.record import Record
 
 LOGGER = logging.getLogger("forebay.proxy")
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 
-from forebay.proxy.capture import Capture
 from forebay.proxy.core.explain.receipt import Receipts
-from forebay.proxy.logs import AccessLog
-from forebay.proxy.metrics import ProxyMetrics
-from forebay.proxy.record import Record
-from forebay.proxy.tracing import Tracer
+from forebay.proxy.telemetry.access_log import AccessLog
+from forebay.proxy.telemetry.capture import Capture
+from forebay.proxy.telemetry.metrics import ProxyMetrics
+from forebay.proxy.telemetry.record import Record
+from forebay.proxy.telemetry.tracing import Tracer
 
 
 class Telemetry:

@@ -23,10 +23,10 @@ from forebay.proxy.core.learn.prefix_error import PrefixError
 from forebay.proxy.core.model import Action, Reject, Send
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
-from forebay.proxy.hlog import IntervalLog
-from forebay.proxy.record import CLIENT_GONE, Record
-from forebay.proxy.tally import Counter, Histogram
-from forebay.proxy.tenant_labels import TenantLabels
+from forebay.proxy.telemetry.counters import Counter, Histogram
+from forebay.proxy.telemetry.hlog import IntervalLog
+from forebay.proxy.telemetry.record import CLIENT_GONE, Record
+from forebay.proxy.telemetry.tenant_labels import TenantLabels
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0)
 RATIOS = (0.25, 0.5, 0.8, 0.9, 1.1, 1.25, 2.0, 4.0, 8.0)

@@ -145,7 +145,7 @@ def _candidates(told: dict[str, Any]) -> "Table":
 
 
 def _timeline(told: dict[str, Any]) -> "Table":
-    from forebay.proxy.receipt_text import WAITS
+    from forebay.proxy.telemetry.receipt_text import WAITS
 
     table = _table("What happened", "", "", show_header=False)
     table.columns[0].justify, table.columns[1].justify = "right", "left"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from forebay.proxy.core.model import Request, Send
 
 if TYPE_CHECKING:
-    from forebay.proxy.tracing import RequestSpan
+    from forebay.proxy.telemetry.tracing import RequestSpan
 
 CLIENT_GONE = 499  # the status logs give to a request whose client left first, as nginx does
 

@@ -23,7 +23,7 @@ from typing import BinaryIO, Final, NamedTuple
 from forebay.proxy.api.body import BYTES_PER_TOKEN_ID
 from forebay.proxy.config.schema import CaptureConfig, Config
 from forebay.proxy.core.model import Request
-from forebay.proxy.record import Record
+from forebay.proxy.telemetry.record import Record
 from forebay.traces.errors import InputError
 from forebay.traces.jsonl import row_bytes
 from forebay.traces.schema import TraceRequest
