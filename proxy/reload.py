@@ -20,7 +20,7 @@ from forebay.proxy.config.schema import BackendConfig, Config
 from forebay.proxy.core.model import BackendSpec
 from forebay.proxy.driver import Driver
 from forebay.proxy.http1.server import HttpServer
-from forebay.proxy.kv_events import Followers
+from forebay.proxy.kv_events.follower import Followers
 from forebay.proxy.protection import Protection
 from forebay.proxy.relay.relay import Relay
 from forebay.proxy.relay.timeouts import Watchdog

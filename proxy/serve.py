@@ -22,7 +22,7 @@ from forebay.proxy.core.explain.recorder import ExplainedShaper
 from forebay.proxy.driver import Driver
 from forebay.proxy.http1.handover import stop_listening
 from forebay.proxy.http1.server import HttpServer, listen
-from forebay.proxy.kv_events import Followers
+from forebay.proxy.kv_events.follower import Followers
 from forebay.proxy.protection import Protection
 from forebay.proxy.relay.relay import Relay
 from forebay.proxy.relay.timeouts import Watchdog

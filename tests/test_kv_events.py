@@ -28,9 +28,9 @@ from forebay.proxy.core.model import BackendSpec, Bucket, Request
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.http1.client import Origin
-from forebay.proxy.kv_blocks import chain_keys
-from forebay.proxy.kv_events import Follower
-from forebay.proxy.translate import Translator
+from forebay.proxy.kv_events.decode import chain_keys
+from forebay.proxy.kv_events.follower import Follower
+from forebay.proxy.kv_events.tokenize import Translator
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.kv_events import KvEvents, KvEventsConfig
 from forebay.replay.engine.kv_publisher import KvPublisher
@@ -362,7 +362,7 @@ def test_a_restart_while_nobody_listened_is_known_by_the_last_batch(
     heard_live: bool, more: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All that was known was replayed, or the new engine's numbers have passed the old one's."""
-    monkeypatch.setattr("forebay.proxy.kv_events.QUIET_S", 0.1)
+    monkeypatch.setattr("forebay.proxy.kv_events.follower.QUIET_S", 0.1)
 
     async def main() -> None:
         async with following(before=range(6)) as scene:
@@ -658,7 +658,7 @@ def short_of_descriptors(monkeypatch: pytest.MonkeyPatch, kind: int) -> list[int
 def test_a_replay_for_which_no_descriptor_is_left_is_one_that_failed(
     monkeypatch: pytest.MonkeyPatch, from_the_start: bool
 ) -> None:
-    monkeypatch.setattr("forebay.proxy.kv_events.QUIET_S", 0.1)
+    monkeypatch.setattr("forebay.proxy.kv_events.follower.QUIET_S", 0.1)
     short = short_of_descriptors(monkeypatch, zmq.DEALER)
 
     async def main() -> None:
@@ -680,7 +680,7 @@ def test_a_replay_for_which_no_descriptor_is_left_is_one_that_failed(
 def test_an_error_nobody_thought_of_ends_exactness_and_not_the_follower(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("forebay.proxy.kv_events.AGAIN_S", 0.0)
+    monkeypatch.setattr("forebay.proxy.kv_events.follower.AGAIN_S", 0.0)
     live, failed = Follower._live, list[int]()
 
     async def failing(self: Follower, number: int, payload: bytes) -> None:
@@ -726,7 +726,7 @@ def test_no_descriptor_to_listen_with_is_named(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_without_tokenize_the_belief_stands(monkeypatch: pytest.MonkeyPatch) -> None:
-    from forebay.proxy import translate
+    from forebay.proxy.kv_events.follower import tokenize as translate
     from forebay.replay.engine import pages
 
     async def refuse(self: Any, request: Any) -> Any:

@@ -15,7 +15,7 @@ from forebay.proxy.core.learn.prefix_index import PrefixIndex, Touch
 from forebay.proxy.core.model import BackendSpec, Bucket, Request, Send
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
-from forebay.proxy.kv_blocks import BadEvent, KvBlocks, SaltUntold, chain_keys
+from forebay.proxy.kv_events.decode import BadEvent, KvBlocks, SaltUntold, chain_keys
 from forebay.replay.engine.tokenizer import Prompt, encode_ids
 
 BLOCK = 100.0  # tokens of text

@@ -25,13 +25,13 @@ from forebay.proxy.http1.client import Answer, ConnectFault, LocalShortage, Lost
 from forebay.proxy.http1.errors import ApiError
 from forebay.proxy.http1.headers import to_backend, to_client
 from forebay.proxy.http1.sse import EventTooLarge
+from forebay.proxy.kv_events.tokenize import Translator
 from forebay.proxy.relay.failures import Failure, check_head, check_status, check_type, check_whole
 from forebay.proxy.relay.retries import RetryBudget, Tries
 from forebay.proxy.relay.stream import UPSTREAM_ERRORS, Stream, Told
 from forebay.proxy.relay.timeouts import Limit, Watchdog
 from forebay.proxy.telemetry.metrics import ProxyMetrics
 from forebay.proxy.telemetry.record import Record
-from forebay.proxy.translate import Translator
 
 T = TypeVar("T")
 ENGINELESS = ("/tokenize", "/detokenize")  # as GETs: the API server answers, its engine dead or not

@@ -20,8 +20,8 @@ from forebay.proxy.config.schema import BackendConfig, Config
 from forebay.proxy.core.learn.engine_blocks import HeldPrefixes, Translations
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.driver import Driver
-from forebay.proxy.kv_blocks import BadEvent, KvBlocks, SaltUntold
-from forebay.proxy.translate import Translator
+from forebay.proxy.kv_events.decode import BadEvent, KvBlocks, SaltUntold
+from forebay.proxy.kv_events.tokenize import Translator
 from forebay.traces.errors import InputError
 
 END = (-1).to_bytes(8, "big", signed=True)  # number of the end of a replay

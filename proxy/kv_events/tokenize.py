@@ -18,7 +18,7 @@ from forebay.proxy.api.body import BYTES_PER_TOKEN_ID, Asked
 from forebay.proxy.backends import Backends, Upstream, read_all
 from forebay.proxy.core.learn.engine_blocks import Translations
 from forebay.proxy.http1.client import UpstreamFault
-from forebay.proxy.kv_blocks import chain_keys
+from forebay.proxy.kv_events.decode import chain_keys
 
 WAITING_PROMPTS = 16
 REST = 4.0  # times as long as the last took
