@@ -22,8 +22,8 @@ from forebay.proxy.driver import Driver
 from forebay.proxy.http1 import cross_site
 from forebay.proxy.http1.errors import CLIENT, error_body
 from forebay.proxy.http1.server import no_such_path
-from forebay.proxy.protection import Protection
 from forebay.proxy.reload import Reloader
+from forebay.proxy.runtime.load_shedding import Protection
 from forebay.proxy.share.exchange import Exchange
 from forebay.proxy.telemetry.capture import Capture
 from forebay.proxy.telemetry.metrics import ProxyMetrics

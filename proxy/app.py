@@ -19,8 +19,8 @@ from forebay.proxy.http1.cross_origin import Cors
 from forebay.proxy.http1.errors import ApiError
 from forebay.proxy.http1.headers import REQUEST_ID, SERVER, request_id
 from forebay.proxy.http1.server import cannot_go_on, error_response
-from forebay.proxy.protection import Protection
 from forebay.proxy.relay.relay import Exchange, Relay
+from forebay.proxy.runtime.load_shedding import Protection
 from forebay.proxy.security.guards import Security
 from forebay.proxy.telemetry.metrics import ProxyMetrics
 from forebay.proxy.telemetry.observers import Telemetry

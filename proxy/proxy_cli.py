@@ -15,7 +15,7 @@ import typer
 from forebay.proxy.command import new_app
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import config_yaml, load_config
-from forebay.proxy.event_loop import fast_runner, short_collections
+from forebay.proxy.runtime.event_loop import fast_runner, short_collections
 
 EXAMPLE = """The load-shaping proxy in front of OpenAI-compatible vLLM servers.
 
@@ -106,7 +106,7 @@ async def serve(
     Args:
         worker: which of `--workers` we are, and our end of the hub.
     """
-    from forebay.proxy import notify
+    from forebay.proxy.runtime import systemd as notify
     from forebay.proxy.serve import start_proxy
     from forebay.proxy.telemetry.access_log import configure_logs, say
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from forebay.proxy import notify
 from forebay.proxy.app import App
 from forebay.proxy.backends import Backends
 from forebay.proxy.config.diff import Changes, changes
@@ -21,9 +20,10 @@ from forebay.proxy.core.model import BackendSpec
 from forebay.proxy.driver import Driver
 from forebay.proxy.http1.server import HttpServer
 from forebay.proxy.kv_events.follower import Followers
-from forebay.proxy.protection import Protection
 from forebay.proxy.relay.relay import Relay
 from forebay.proxy.relay.timeouts import Watchdog
+from forebay.proxy.runtime import systemd as notify
+from forebay.proxy.runtime.load_shedding import Protection
 from forebay.proxy.security.guards import Found, Security
 from forebay.proxy.telemetry.access_log import AccessLog
 from forebay.proxy.telemetry.metrics import ProxyMetrics

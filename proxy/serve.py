@@ -23,10 +23,10 @@ from forebay.proxy.driver import Driver
 from forebay.proxy.http1.handover import stop_listening
 from forebay.proxy.http1.server import HttpServer, listen
 from forebay.proxy.kv_events.follower import Followers
-from forebay.proxy.protection import Protection
 from forebay.proxy.relay.relay import Relay
 from forebay.proxy.relay.timeouts import Watchdog
 from forebay.proxy.reload import Parts, Reloader
+from forebay.proxy.runtime.load_shedding import Protection
 from forebay.proxy.security.guards import Security
 from forebay.proxy.share.exchange import Exchange, Link, exchanging
 from forebay.proxy.share.redis_link import RedisLink

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from forebay.proxy.event_loop import fast_runner
+from forebay.proxy.runtime.event_loop import fast_runner
 from forebay.replay.runner import Stop
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from forebay.proxy.event_loop import short_collections
+from forebay.proxy.runtime.event_loop import short_collections
 from forebay.proxy.telemetry.hlog import HlogWriter, IntervalLog
 from forebay.replay.bodies import PATHS, Window, body_slices, render
 from forebay.replay.client import Client, Exchange

@@ -20,9 +20,9 @@ from proxy_stage import WHOLE, RawBackend, Stage, answer, by_request, stage
 from test_proxy_http import STREAMED, error_of, on_stage
 from test_rolling_restart import proxies, ready, write
 
-from forebay.proxy import protection
-from forebay.proxy.event_loop import fast_runner
 from forebay.proxy.http1.client import ConnectFault, LocalShortage, Origin
+from forebay.proxy.runtime import load_shedding as protection
+from forebay.proxy.runtime.event_loop import fast_runner
 from forebay.proxy.telemetry.hlog import read_hlog
 from forebay.replay.sim.clock import run
 

@@ -10,7 +10,7 @@ from proxy_stage import RawBackend, stage
 from forebay.proxy.config.schema import Limits
 from forebay.proxy.core.model import ServiceClass
 from forebay.proxy.core.overload import Reading, next_shed, refused
-from forebay.proxy.protection import Protection, memory_limit, resident_bytes
+from forebay.proxy.runtime.load_shedding import Protection, memory_limit, resident_bytes
 from forebay.replay.sim.clock import run
 
 

@@ -19,7 +19,7 @@ import typer
 
 from forebay.analysis.experiments.result import Result, check_out, finish
 from forebay.analysis.experiments.target import StudyFailed, Target, open_target
-from forebay.proxy.event_loop import fast_runner
+from forebay.proxy.runtime.event_loop import fast_runner
 from forebay.traces.errors import InputError
 
 Work = Coroutine[Any, Any, Result]

@@ -19,9 +19,9 @@ from typing import Any
 
 import orjson
 
-from forebay.proxy import notify
 from forebay.proxy.config.schema import Config
 from forebay.proxy.http1.server import HttpServer, listen
+from forebay.proxy.runtime import systemd as notify
 from forebay.proxy.share.hub import Hub
 from forebay.proxy.share.worker import worker_environment
 from forebay.traces.errors import InputError

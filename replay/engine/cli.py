@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from forebay.proxy.command import new_app
-from forebay.proxy.event_loop import fast_runner, short_collections
+from forebay.proxy.runtime.event_loop import fast_runner, short_collections
 from forebay.replay.engine.calibrate_cli import HELP as CALIBRATE_HELP
 from forebay.replay.engine.calibrate_cli import calibrate_command, print_shipped
 from forebay.replay.engine.config import EngineConfig

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import orjson
 
-from forebay.proxy import notify
+from forebay.proxy.runtime import systemd as notify
 from forebay.replay.fleet.plan import FleetPlan
 from forebay.replay.fleet.restarts import RestartPolicy
 from forebay.replay.fleet.state import (
