@@ -9,7 +9,7 @@ from typing import Any
 from proxy_stage import settle, stage
 
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.server import start_engine
+from forebay.replay.engine.server.server import start_engine
 
 KEYS = "victim: key-of-victim, spy: key-of-spy"  # the environment variable KEYS
 

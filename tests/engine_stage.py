@@ -12,9 +12,9 @@ from forebay.replay.engine.engine import EngineCore
 from forebay.replay.engine.faults import parse_fault
 from forebay.replay.engine.kv_events import KvEvents
 from forebay.replay.engine.request import Request
-from forebay.replay.engine.server import RunningEngine, start_engine
-from forebay.replay.engine.server_options import ServerOptions
-from forebay.replay.engine.tokenizer import Generation, OutputBlocks, Prompt
+from forebay.replay.engine.server.options import ServerOptions
+from forebay.replay.engine.server.server import RunningEngine, start_engine
+from forebay.replay.engine.server.tokenizer import Generation, OutputBlocks, Prompt
 from forebay.replay.sim.clock import run
 
 Client = aiohttp.ClientSession

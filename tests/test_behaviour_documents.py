@@ -13,7 +13,7 @@ from forebay.proxy.core.model import BackendSpec, Bucket, Request, Send
 from forebay.proxy.core.policy.routing import Affinity, Option, warm_or_least_work
 from forebay.proxy.core.shaper import Shaper
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.server import start_engine
+from forebay.replay.engine.server.server import start_engine
 from forebay.replay.sim.clock import run
 
 

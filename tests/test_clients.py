@@ -7,7 +7,7 @@ import pytest
 from proxy_stage import stage
 
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.server import start_engine
+from forebay.replay.engine.server.server import start_engine
 
 HERE = Path(__file__).parent
 PYTHON = HERE.parent / ".clients/bin/python"

@@ -23,7 +23,7 @@ from forebay.replay.engine.calibration import (
 )
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.engine import EngineCore
-from forebay.replay.engine.models import (
+from forebay.replay.engine.hardware.models import (
     H200_NVL,
     H200_SXM,
     LLAMA_3_8B,
@@ -31,9 +31,9 @@ from forebay.replay.engine.models import (
     find_gpu,
     find_model,
 )
+from forebay.replay.engine.hardware.roofline import bound_by, least
 from forebay.replay.engine.points import Point, Points, read_points
-from forebay.replay.engine.roofline import bound_by, least
-from forebay.replay.engine.server import start_engine
+from forebay.replay.engine.server.server import start_engine
 from forebay.replay.engine.workloads import predicted_s, workload
 from forebay.replay.options import ReplayOptions
 from forebay.replay.runner import replay

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.engine import EngineCore
 from forebay.replay.engine.request import Request
-from forebay.replay.engine.tokenizer import (
+from forebay.replay.engine.server.tokenizer import (
     MESSAGE_TOKENS,
     WORDS,
     Generation,

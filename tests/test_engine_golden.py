@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # when run as a script
 import wire
 from engine_stage import HELLO, Client, chat, completion, get, on_server, post
 
-from forebay.replay.engine.server import RunningEngine
-from forebay.replay.engine.server_options import ServerOptions
+from forebay.replay.engine.server.options import ServerOptions
+from forebay.replay.engine.server.server import RunningEngine
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -15,8 +15,8 @@ from test_engine_command import COMMAND
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.faults import FAULTS, fault_help
-from forebay.replay.engine.server import KEEP_ALIVE_S, RunningEngine, start_engine
-from forebay.replay.engine.server_options import ServerOptions
+from forebay.replay.engine.server.options import ServerOptions
+from forebay.replay.engine.server.server import KEEP_ALIVE_S, RunningEngine, start_engine
 from forebay.replay.sim.clock import run
 from forebay.traces.errors import InputError
 

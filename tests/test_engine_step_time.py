@@ -4,7 +4,13 @@ import pytest
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.engine import EngineCore
-from forebay.replay.engine.models import H200_NVL, H200_SXM, LLAMA_3_8B, find_gpu, find_model
+from forebay.replay.engine.hardware.models import (
+    H200_NVL,
+    H200_SXM,
+    LLAMA_3_8B,
+    find_gpu,
+    find_model,
+)
 from forebay.replay.engine.request import Request
 from forebay.replay.engine.step_time import StepTimeModel, StepWork
 from forebay.traces.errors import InputError

@@ -19,9 +19,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.kv_events import KvEventsConfig
-from forebay.replay.engine.server import RunningEngine, start_engine
-from forebay.replay.engine.server_options import ServerOptions
-from forebay.replay.engine.tokenizer import encode_ids
+from forebay.replay.engine.server.options import ServerOptions
+from forebay.replay.engine.server.server import RunningEngine, start_engine
+from forebay.replay.engine.server.tokenizer import encode_ids
 from forebay.replay.sim.clock import run
 
 SAMPLES = Path(__file__).parents[2] / "shared" / "vllm_cpu" / "samples"

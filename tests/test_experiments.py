@@ -16,7 +16,7 @@ from forebay.analysis.experiments.study import integers
 from forebay.analysis.experiments.target import Ask, SimTarget, open_target, sim_config
 from forebay.proxy.cli import main
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.server import start_engine
+from forebay.replay.engine.server.server import start_engine
 from forebay.replay.sim.clock import run
 from forebay.traces.errors import InputError
 

@@ -10,7 +10,13 @@ from vllm_server import ModelSize, write_model
 
 from forebay.proxy.cli import main
 from forebay.proxy.config.sources import load_config
-from forebay.replay.engine.models import H200_SXM, LLAMA_3_8B, PHI_3_MINI, QWEN_2_5_14B, ModelSpec
+from forebay.replay.engine.hardware.models import (
+    H200_SXM,
+    LLAMA_3_8B,
+    PHI_3_MINI,
+    QWEN_2_5_14B,
+    ModelSpec,
+)
 from forebay.replay.engine.step_time import StepTimeModel, StepWork
 from forebay.replay.fleet.flags import names_in
 from forebay.replay.fleet.gpus import Gpu, check_free, choose_gpus, parse_gpus

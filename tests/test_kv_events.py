@@ -33,9 +33,9 @@ from forebay.proxy.kv_events.follower import Follower
 from forebay.proxy.kv_events.tokenize import Translator
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.kv_events import KvEvents, KvEventsConfig
-from forebay.replay.engine.kv_publisher import KvPublisher
-from forebay.replay.engine.server import RunningEngine, start_engine
-from forebay.replay.engine.server_options import ServerOptions
+from forebay.replay.engine.server.kv_publisher import KvPublisher
+from forebay.replay.engine.server.options import ServerOptions
+from forebay.replay.engine.server.server import RunningEngine, start_engine
 from forebay.traces.errors import InputError
 
 WAIT_S = 120
@@ -727,7 +727,7 @@ def test_no_descriptor_to_listen_with_is_named(monkeypatch: pytest.MonkeyPatch) 
 
 def test_without_tokenize_the_belief_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     from forebay.proxy.kv_events.follower import tokenize as translate
-    from forebay.replay.engine import pages
+    from forebay.replay.engine.server.server import pages
 
     async def refuse(self: Any, request: Any) -> Any:
         return web.Response(status=404)

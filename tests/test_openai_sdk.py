@@ -10,7 +10,7 @@ import pytest
 from proxy_stage import RawBackend, answer, silent, stage
 
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.server import start_engine
+from forebay.replay.engine.server.server import start_engine
 
 MESSAGES: Any = [{"role": "user", "content": "Say something."}]
 NO_LIST: Any = "hello"

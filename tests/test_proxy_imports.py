@@ -12,7 +12,7 @@ HEAVY = {"numpy", "pyarrow", "rich", "tiktoken", "matplotlib", "vllm", "ray"}
     ("statement", "never"),
     [
         ("import forebay.proxy.serve", HEAVY | {"typer"}),
-        ("import forebay.replay.engine.server", HEAVY),
+        ("import forebay.replay.engine.server.server", HEAVY),
         ("import forebay.proxy.cli as c; c.main(['--help'])", HEAVY | {"typer", "aiohttp"}),
     ],
 )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from forebay.replay import warm
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.server import start_engine
+from forebay.replay.engine.server.server import start_engine
 from forebay.replay.options import ReplayOptions
 from forebay.replay.runner import Summary, replay
 from forebay.replay.sim.clock import run

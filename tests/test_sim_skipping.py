@@ -11,8 +11,8 @@ from forebay.replay.engine import engine
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.engine import EngineCore
 from forebay.replay.engine.request import Request
+from forebay.replay.engine.server.tokenizer import hashes_of_ids
 from forebay.replay.engine.step_time import StepWork
-from forebay.replay.engine.tokenizer import hashes_of_ids
 from forebay.replay.sim import skipping
 from forebay.replay.sim.skipping import SimRequest, SkippingEngine
 

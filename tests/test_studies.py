@@ -30,7 +30,7 @@ from forebay.analysis.experiments.ways import IN_TURN, PROXY, Load, Seen, SimWay
 from forebay.analysis.kv.plan import Choices
 from forebay.proxy.cli import main
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.server import start_engine
+from forebay.replay.engine.server.server import start_engine
 from forebay.replay.sim.clock import run
 from forebay.replay.sim.closed_loop import closed_loop
 from forebay.replay.sim.scenario import DIRECT, Scenario

@@ -17,7 +17,7 @@ from forebay.replay.client import Client, Exchange, Watch
 from forebay.replay.clock import Clock
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.engine import EngineCore
-from forebay.replay.engine.models import GpuSpec, ModelSpec, find_gpu, find_model
+from forebay.replay.engine.hardware.models import GpuSpec, ModelSpec, find_gpu, find_model
 from forebay.replay.engine.request import Request
 from forebay.replay.measure import Latency, OutputEvents, measure
 from forebay.replay.target import Served, ask_served, parse_targets

@@ -18,9 +18,9 @@ from forebay.replay.engine.calibration import (
     calibration_file_of,
 )
 from forebay.replay.engine.fit import Fit, fit
-from forebay.replay.engine.models import GpuSpec, ModelSpec
+from forebay.replay.engine.hardware.models import GpuSpec, ModelSpec
+from forebay.replay.engine.hardware.roofline import least
 from forebay.replay.engine.points import Point, Points
-from forebay.replay.engine.roofline import least
 from forebay.replay.engine.workloads import Workload, predicted_s, workload
 from forebay.traces.errors import InputError
 

@@ -15,7 +15,7 @@ from forebay.replay.engine.calibration import (
     shipped,
 )
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.models import find_gpu, find_model
+from forebay.replay.engine.hardware.models import find_gpu, find_model
 from forebay.replay.engine.points import DEFAULT_BATCHED_TOKENS, read_points
 from forebay.traces.errors import InputError
 

@@ -15,8 +15,8 @@ from forebay.replay.engine.calibrate_cli import calibrate_command, print_shipped
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.faults import Fault, fault_help, parse_fault
 from forebay.replay.engine.kv_events import parse_kv_events
-from forebay.replay.engine.server import RunningEngine, start_engine
-from forebay.replay.engine.server_options import ServerOptions
+from forebay.replay.engine.server.options import ServerOptions
+from forebay.replay.engine.server.server import RunningEngine, start_engine
 from forebay.traces.errors import InputError
 
 HELP = f"""One simulated vLLM server: batching, chunked prefill, prefix cache and step times of a

@@ -9,8 +9,8 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from forebay.replay.engine.api_errors import BACKLOG_FULL, overloaded
-from forebay.replay.engine.streams import TokenStream
+from forebay.replay.engine.server.api_errors import BACKLOG_FULL, overloaded
+from forebay.replay.engine.server.streams import TokenStream
 from forebay.traces.errors import InputError
 
 

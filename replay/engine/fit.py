@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forebay.replay.engine.calibration import CONSTANTS, Calibration
-from forebay.replay.engine.models import GpuSpec, ModelSpec
+from forebay.replay.engine.hardware.models import GpuSpec, ModelSpec
 from forebay.replay.engine.workloads import Workload, predicted_s
 
 CANDIDATES = {

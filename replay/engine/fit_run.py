@@ -20,8 +20,8 @@ from forebay.replay.engine.fit import CANDIDATES, Fit, fit_times
 from forebay.replay.engine.play import play
 from forebay.replay.engine.points import LEAST_DECODED
 from forebay.replay.engine.request import Request
+from forebay.replay.engine.server.tokenizer import hashes_of_ids
 from forebay.replay.engine.step_time import StepTimeModel
-from forebay.replay.engine.tokenizer import hashes_of_ids
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 

@@ -11,7 +11,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-from forebay.replay.engine.api_errors import (
+from forebay.replay.engine.engine import EngineCore, StepResult
+from forebay.replay.engine.metrics import EngineMetrics
+from forebay.replay.engine.request import Request
+from forebay.replay.engine.server.api_errors import (
     BACKLOG_FULL,
     ENGINE_DEAD,
     QUEUE_FULL,
@@ -20,9 +23,6 @@ from forebay.replay.engine.api_errors import (
     overloaded,
     server_error,
 )
-from forebay.replay.engine.engine import EngineCore, StepResult
-from forebay.replay.engine.metrics import EngineMetrics
-from forebay.replay.engine.request import Request
 
 
 class Sink(Protocol):

@@ -14,7 +14,7 @@ from functools import lru_cache
 from math import fsum
 
 from forebay.replay.engine.calibration import Calibration, calibration_of
-from forebay.replay.engine.models import GpuSpec, ModelSpec
+from forebay.replay.engine.hardware.models import GpuSpec, ModelSpec
 
 ROWS_PER_MULTIPROCESSOR = 96
 """Query rows times heads that keep one SM busy in prefill attention: chosen so that chunks of 256

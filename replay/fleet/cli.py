@@ -260,7 +260,7 @@ def _path(text: str | None) -> Path | None:
 
 
 def _assumed(name: str, indexes: list[int] | None) -> Any:
-    from forebay.replay.engine.gpu_memory import find_gpu_memory
+    from forebay.replay.engine.hardware.gpu_memory import find_gpu_memory
     from forebay.replay.fleet.gpus import Gpu
 
     try:

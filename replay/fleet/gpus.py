@@ -4,7 +4,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from forebay.replay.engine.gpu_memory import GpuMemory
+from forebay.replay.engine.hardware.gpu_memory import GpuMemory
 from forebay.traces.errors import InputError
 
 QUERY = (

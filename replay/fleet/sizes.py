@@ -3,8 +3,8 @@
 import re
 from collections.abc import Sequence
 
-from forebay.replay.engine.kv_layout import KvOptions, kv_layout
-from forebay.replay.engine.memory import MemoryOptions, memory_budget
+from forebay.replay.engine.hardware.kv_layout import KvOptions, kv_layout
+from forebay.replay.engine.hardware.memory import MemoryOptions, memory_budget
 from forebay.replay.fleet.gpus import Gpu
 from forebay.replay.fleet.profiles import Profile
 from forebay.traces.errors import InputError

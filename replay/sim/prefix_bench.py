@@ -28,7 +28,7 @@ from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import UNLIMITED
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.request import Request
-from forebay.replay.engine.tokenizer import hashes_of_ids
+from forebay.replay.engine.server.tokenizer import hashes_of_ids
 from forebay.replay.sim.fleet import Fleet, Outcome
 from forebay.replay.sim.scenario import Scenario
 from forebay.replay.sim.stepping import SteppingEngine

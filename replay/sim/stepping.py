@@ -9,7 +9,7 @@ from math import inf
 from forebay.replay.engine.async_engine import new_core
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.request import Request
-from forebay.replay.engine.tokenizer import hashes_of_ids
+from forebay.replay.engine.server.tokenizer import hashes_of_ids
 from forebay.replay.sim.request import SimRequest
 
 

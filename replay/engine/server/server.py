@@ -14,13 +14,13 @@ from forebay.replay.engine.async_engine import new_core
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.engine import EngineCore
 from forebay.replay.engine.faults import Fault
-from forebay.replay.engine.generation import Generator
 from forebay.replay.engine.kv_events import KvEvents, KvEventsConfig
-from forebay.replay.engine.kv_publisher import open_publisher
 from forebay.replay.engine.loop import EngineLoop
 from forebay.replay.engine.metrics import EngineMetrics
-from forebay.replay.engine.pages import make_app
-from forebay.replay.engine.server_options import ServerOptions
+from forebay.replay.engine.server.generation import Generator
+from forebay.replay.engine.server.kv_publisher import open_publisher
+from forebay.replay.engine.server.options import ServerOptions
+from forebay.replay.engine.server.pages import make_app
 
 KEEP_ALIVE_S = 5.0  # wall time; uvicorn's, VLLM_HTTP_TIMEOUT_KEEP_ALIVE
 SHUTDOWN_S = 1.0  # for handlers to write their last chunks

@@ -8,15 +8,15 @@ from random import Random
 import orjson
 from aiohttp import web
 
-from forebay.replay.engine.api_errors import ApiError, bad_value, invalid
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.exposition import Exposition
-from forebay.replay.engine.generation import HEADERS, JSON, Generator
 from forebay.replay.engine.loop import EngineLoop
 from forebay.replay.engine.metrics import EngineMetrics
-from forebay.replay.engine.protocol import check_model, read_json, read_tokenize
-from forebay.replay.engine.server_options import ServerOptions
-from forebay.replay.engine.tokenizer import decode_ids
+from forebay.replay.engine.server.api_errors import ApiError, bad_value, invalid
+from forebay.replay.engine.server.exposition import Exposition
+from forebay.replay.engine.server.generation import HEADERS, JSON, Generator
+from forebay.replay.engine.server.options import ServerOptions
+from forebay.replay.engine.server.protocol import check_model, read_json, read_tokenize
+from forebay.replay.engine.server.tokenizer import decode_ids
 
 MAX_BODY_BYTES = 64 << 20
 VERSION = "0.32.0"  # of the vLLM whose behaviour is imitated

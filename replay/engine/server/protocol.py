@@ -11,8 +11,8 @@ from typing import Any
 
 import orjson
 
-from forebay.replay.engine.api_errors import ApiError, bad_request, bad_value, invalid, shown
-from forebay.replay.engine.tokenizer import (
+from forebay.replay.engine.server.api_errors import ApiError, bad_request, bad_value, invalid, shown
+from forebay.replay.engine.server.tokenizer import (
     BYTES_PER_TOKEN,
     Prompt,
     encode_chat,

@@ -7,22 +7,22 @@ from random import Random
 
 from aiohttp import HttpVersion11, web
 
-from forebay.replay.engine.answers import DONE, AnswerText, Chunks, whole_answer
-from forebay.replay.engine.api_errors import (
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.faults import Fault
+from forebay.replay.engine.loop import EngineLoop, Sink
+from forebay.replay.engine.request import Request
+from forebay.replay.engine.server.answers import DONE, AnswerText, Chunks, whole_answer
+from forebay.replay.engine.server.api_errors import (
     ENGINE_DEAD,
     QUEUE_FULL,
     ApiError,
     overloaded,
     server_error,
 )
-from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.faults import Fault
-from forebay.replay.engine.loop import EngineLoop, Sink
-from forebay.replay.engine.protocol import Call, check_length, read_call, read_json
-from forebay.replay.engine.request import Request
-from forebay.replay.engine.server_options import ServerOptions
-from forebay.replay.engine.streams import Collected, TokenStream
-from forebay.replay.engine.tokenizer import Generation, OutputBlocks
+from forebay.replay.engine.server.options import ServerOptions
+from forebay.replay.engine.server.protocol import Call, check_length, read_call, read_json
+from forebay.replay.engine.server.streams import Collected, TokenStream
+from forebay.replay.engine.server.tokenizer import Generation, OutputBlocks
 
 HEADERS = {"Server": "uvicorn", "Vary": "Origin"}
 JSON = {**HEADERS, "Content-Type": "application/json"}

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from forebay.replay.engine.kv_layout import ModelShape, layer_bytes
+from forebay.replay.engine.hardware.kv_layout import ModelShape, layer_bytes
 from forebay.traces.errors import InputError
 
 GIB = float(1 << 30)
@@ -125,7 +125,10 @@ def find_model(name: str) -> ModelSpec:
     spec = _MODELS.get(re.sub(r"(instruct|chat|hf)$", "", _plain(name.rsplit("/", 1)[-1])))
     if spec is not None:
         return spec
-    from forebay.replay.engine.hf_model import is_config, read_model  # which needs ModelSpec
+    from forebay.replay.engine.hardware.hf_model import (  # which needs ModelSpec
+        is_config,
+        read_model,
+    )
 
     if is_config(name):
         return read_model(name)
@@ -139,7 +142,7 @@ def find_model(name: str) -> ModelSpec:
 def find_gpu(name: str) -> GpuSpec:
     """The GPU called `name`, or of that JSON file; raises InputError."""
     if name.endswith(".json"):
-        from forebay.replay.engine.gpu_sheet import read_gpu
+        from forebay.replay.engine.hardware.gpu_sheet import read_gpu
 
         return read_gpu(Path(name))
     spec = _GPUS.get(re.sub(r"^(nvidia|tesla)", "", _plain(name)))

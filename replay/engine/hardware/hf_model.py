@@ -3,8 +3,8 @@
 from functools import lru_cache
 from pathlib import Path
 
-from forebay.replay.engine.hf_config import read_shape
-from forebay.replay.engine.models import ModelSpec
+from forebay.replay.engine.hardware.hf_config import read_shape
+from forebay.replay.engine.hardware.models import ModelSpec
 from forebay.traces.errors import InputError
 
 _NEAR = 0.05

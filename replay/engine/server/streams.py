@@ -11,9 +11,9 @@ from typing import Any
 
 from aiohttp.base_protocol import BaseProtocol
 
-from forebay.replay.engine.answers import DONE, AnswerText, Chunks
-from forebay.replay.engine.api_errors import ApiError
 from forebay.replay.engine.request import Request
+from forebay.replay.engine.server.answers import DONE, AnswerText, Chunks
+from forebay.replay.engine.server.api_errors import ApiError
 
 NEVER = 1 << 62
 COMMENT = b": keep-alive\n\n"

@@ -8,8 +8,8 @@ from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
 
-from forebay.replay.engine.hf_fields import read_object
-from forebay.replay.engine.models import GpuSpec
+from forebay.replay.engine.hardware.hf_fields import read_object
+from forebay.replay.engine.hardware.models import GpuSpec
 from forebay.traces.errors import InputError
 
 

@@ -6,7 +6,7 @@ Mixtral, DeepSeek and what is built like them); small tensors of rarer families 
 
 from dataclasses import dataclass
 
-from forebay.replay.engine.hf_fields import Fields, read_object
+from forebay.replay.engine.hardware.hf_fields import Fields, read_object
 from forebay.traces.errors import InputError
 
 INDEX = "model.safetensors.index.json"

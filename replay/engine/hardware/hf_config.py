@@ -3,15 +3,15 @@
 import math
 from pathlib import Path
 
-from forebay.replay.engine.hf_fields import Fields, read_object
-from forebay.replay.engine.hf_weights import (
+from forebay.replay.engine.hardware.hf_fields import Fields, read_object
+from forebay.replay.engine.hardware.hf_weights import (
     expert_width,
     shared_width,
     sparse_layers,
     weight_bytes,
 )
-from forebay.replay.engine.kv_layout import ModelShape
-from forebay.replay.engine.models import GIB
+from forebay.replay.engine.hardware.kv_layout import ModelShape
+from forebay.replay.engine.hardware.models import GIB
 from forebay.traces.errors import InputError
 
 _PATTERNS = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6}
