@@ -24,8 +24,8 @@ from typing import Any
 
 from vllm_server import MISSING, ModelSize, vllm_python, vllm_server, write_model
 
+from forebay.replay.engine.calibration.fit_run import Line, compared, hit_ratio, predict, read_runs
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.fit_run import Line, compared, hit_ratio, predict, read_runs
 from forebay.traces.formats import open_trace
 
 SIZE = ModelSize(hidden=128, layers=4, heads=4, kv_heads=2, ffn=256)

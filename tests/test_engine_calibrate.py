@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from made_runs import SCHEMA, answered
 
-from forebay.replay.engine.calibrate import Outcome, calibrate, kernel_table
-from forebay.replay.engine.calibration import (
+from forebay.replay.engine.calibration.calibrate import Outcome, calibrate, kernel_table
+from forebay.replay.engine.calibration.constants import (
     CONSTANTS,
     Calibration,
     calibration_file_of,
@@ -21,6 +21,8 @@ from forebay.replay.engine.calibration import (
     read_calibration,
     shipped,
 )
+from forebay.replay.engine.calibration.points import Point, Points, read_points
+from forebay.replay.engine.calibration.workloads import predicted_s, workload
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.engine import EngineCore
 from forebay.replay.engine.hardware.models import (
@@ -32,9 +34,7 @@ from forebay.replay.engine.hardware.models import (
     find_model,
 )
 from forebay.replay.engine.hardware.roofline import bound_by, least
-from forebay.replay.engine.points import Point, Points, read_points
 from forebay.replay.engine.server.server import start_engine
-from forebay.replay.engine.workloads import predicted_s, workload
 from forebay.replay.options import ReplayOptions
 from forebay.replay.runner import replay
 from forebay.replay.schedule import parse_arrivals

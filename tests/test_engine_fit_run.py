@@ -11,12 +11,19 @@ from typing import Any
 import pytest
 from made_runs import SCHEMA
 
-from forebay.replay.engine.calibrate import kernel_table
-from forebay.replay.engine.calibration import read_calibration
+from forebay.replay.engine.calibration.calibrate import kernel_table
+from forebay.replay.engine.calibration.constants import read_calibration
+from forebay.replay.engine.calibration.fit_run import (
+    Timed,
+    compared,
+    fit_run,
+    hit_ratio,
+    predict,
+    read_runs,
+)
+from forebay.replay.engine.calibration.play import play
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.fit_run import Timed, compared, fit_run, hit_ratio, predict, read_runs
 from forebay.replay.engine.hardware.models import find_gpu, find_model
-from forebay.replay.engine.play import play
 from forebay.replay.engine.server.server import start_engine
 from forebay.replay.options import ReplayOptions
 from forebay.replay.runner import replay

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forebay.proxy.telemetry import hlog
 from forebay.proxy.telemetry.hlog import (
     HIGHEST_US,
     HlogWriter,
@@ -18,7 +19,6 @@ from forebay.proxy.telemetry.hlog import (
     new_histogram,
     read_hlog,
 )
-from forebay.proxy.telemetry.observers import hlog
 from forebay.traces.errors import InputError
 
 GOLDEN = Path(__file__).parent / "data" / "latency.hlog"

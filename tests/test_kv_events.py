@@ -726,8 +726,8 @@ def test_no_descriptor_to_listen_with_is_named(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_without_tokenize_the_belief_stands(monkeypatch: pytest.MonkeyPatch) -> None:
-    from forebay.proxy.kv_events.follower import tokenize as translate
-    from forebay.replay.engine.server.server import pages
+    from forebay.proxy.kv_events import tokenize as translate
+    from forebay.replay.engine.server import pages
 
     async def refuse(self: Any, request: Any) -> Any:
         return web.Response(status=404)

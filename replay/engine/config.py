@@ -4,7 +4,12 @@ import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from forebay.replay.engine.calibration import ANY, Calibration, calibration_of, read_calibration
+from forebay.replay.engine.calibration.constants import (
+    ANY,
+    Calibration,
+    calibration_of,
+    read_calibration,
+)
 from forebay.replay.engine.hardware.memory import pool_blocks
 from forebay.replay.engine.hardware.models import GpuSpec, ModelSpec, find_gpu, find_model
 from forebay.replay.engine.scheduler import POLICIES, SchedulerLimits

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import fsum
 
-from forebay.replay.engine.calibration import Calibration, calibration_of
+from forebay.replay.engine.calibration.constants import Calibration, calibration_of
 from forebay.replay.engine.hardware.models import GpuSpec, ModelSpec
 
 ROWS_PER_MULTIPROCESSOR = 96

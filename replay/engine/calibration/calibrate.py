@@ -10,18 +10,18 @@ from datetime import date
 from statistics import median
 from typing import Any
 
-from forebay.replay.engine.calibration import (
+from forebay.replay.engine.calibration.constants import (
     ANY,
     FALLBACK_GPU,
     Calibration,
     CalibrationFile,
     calibration_file_of,
 )
-from forebay.replay.engine.fit import Fit, fit
+from forebay.replay.engine.calibration.fit import Fit, fit
+from forebay.replay.engine.calibration.points import Point, Points
+from forebay.replay.engine.calibration.workloads import Workload, predicted_s, workload
 from forebay.replay.engine.hardware.models import GpuSpec, ModelSpec
 from forebay.replay.engine.hardware.roofline import least
-from forebay.replay.engine.points import Point, Points
-from forebay.replay.engine.workloads import Workload, predicted_s, workload
 from forebay.traces.errors import InputError
 
 KERNEL_SHARE = 0.82

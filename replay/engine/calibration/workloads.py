@@ -6,11 +6,11 @@ only the price of a step is left open, because that is what a fit looks for.
 
 from dataclasses import dataclass, replace
 
-from forebay.replay.engine.calibration import Calibration
+from forebay.replay.engine.calibration.constants import Calibration
+from forebay.replay.engine.calibration.points import Point
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.engine import EngineCore
 from forebay.replay.engine.hardware.models import GpuSpec, ModelSpec
-from forebay.replay.engine.points import Point
 from forebay.replay.engine.request import Request
 from forebay.replay.engine.step_time import StepTimeModel, StepWork
 from forebay.traces.errors import InputError

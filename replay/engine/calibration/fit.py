@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from forebay.replay.engine.calibration import CONSTANTS, Calibration
+from forebay.replay.engine.calibration.constants import CONSTANTS, Calibration
+from forebay.replay.engine.calibration.workloads import Workload, predicted_s
 from forebay.replay.engine.hardware.models import GpuSpec, ModelSpec
-from forebay.replay.engine.workloads import Workload, predicted_s
 
 CANDIDATES = {
     "gemm_compute": 0.2,

@@ -10,11 +10,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from forebay.replay.engine.calibrate import kernel_table
-from forebay.replay.engine.calibrate_cli import constants_table, write_calibration
-from forebay.replay.engine.calibration import read_calibration
+from forebay.replay.engine.calibration.calibrate import kernel_table
+from forebay.replay.engine.calibration.calibrate_cli import constants_table, write_calibration
+from forebay.replay.engine.calibration.constants import read_calibration
+from forebay.replay.engine.calibration.fit_run import (
+    RunFit,
+    compared,
+    fit_run,
+    hit_ratio,
+    read_runs,
+)
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.fit_run import RunFit, compared, fit_run, hit_ratio, read_runs
 from forebay.traces.formats import open_trace
 
 

@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forebay.replay.engine.calibration import (
+from forebay.replay.engine.calibration.constants import (
     CONSTANTS,
     Calibration,
     CalibrationFile,
     read_calibration,
     shipped,
 )
+from forebay.replay.engine.calibration.points import DEFAULT_BATCHED_TOKENS, read_points
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.hardware.models import find_gpu, find_model
-from forebay.replay.engine.points import DEFAULT_BATCHED_TOKENS, read_points
 from forebay.traces.errors import InputError
 
 if TYPE_CHECKING:
-    from forebay.replay.engine.calibrate import Outcome
-    from forebay.replay.engine.fit import Fit
+    from forebay.replay.engine.calibration.calibrate import Outcome
+    from forebay.replay.engine.calibration.fit import Fit
 
 HELP = """Fit the step-time constants of a model on a GPU to measured points.
 
@@ -78,14 +78,14 @@ def calibrate_command(
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print data instead of a table.")] = False,
 ) -> None:
-    from forebay.replay.engine.calibrate import calibrate
+    from forebay.replay.engine.calibration.calibrate import calibrate
 
     if out is not None and out.exists() and not force:
         raise InputError(f"--out {out}: exists; give another name, or --force to overwrite it")
     if not 0 < peak_share <= 1:
         raise InputError(f"--peak-share {peak_share}: give a share in (0, 1]")
     if trace is not None:
-        from forebay.replay.engine.fit_run_cli import calibrate_runs
+        from forebay.replay.engine.calibration.fit_run_cli import calibrate_runs
 
         if hold_out:
             raise InputError(f"--hold-out {hold_out}: names lines of POINTS; leave out --trace")
@@ -168,7 +168,7 @@ def _print(done: "Outcome") -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from forebay.replay.engine.calibrate import error_text
+    from forebay.replay.engine.calibration.calibrate import error_text
 
     console = Console(highlight=False)
     console.print(Text(f"{done.file.model} on {done.file.gpu}: {done.used}"))

@@ -13,12 +13,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from forebay.replay.engine.calibration import Calibration, CalibrationFile
+from forebay.replay.engine.calibration.constants import Calibration, CalibrationFile
+from forebay.replay.engine.calibration.fit import CANDIDATES, Fit, fit_times
+from forebay.replay.engine.calibration.play import play
+from forebay.replay.engine.calibration.points import LEAST_DECODED
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.engine import EngineCore
-from forebay.replay.engine.fit import CANDIDATES, Fit, fit_times
-from forebay.replay.engine.play import play
-from forebay.replay.engine.points import LEAST_DECODED
 from forebay.replay.engine.request import Request
 from forebay.replay.engine.server.tokenizer import hashes_of_ids
 from forebay.replay.engine.step_time import StepTimeModel

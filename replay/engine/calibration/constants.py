@@ -1,7 +1,7 @@
 """The constants of the step-time model as data: files that say where the numbers come from.
 
 A calibration names what it was fitted to and how far it was checked. The shipped ones lie in
-`calibrations/`; `forebay engine calibrate` writes more and `--calibration` reads them. Nothing
+`data/`; `forebay engine calibrate` writes more and `--calibration` reads them. Nothing
 here knows how a step is priced.
 """
 
@@ -190,7 +190,7 @@ def _shown(value: Any) -> str:
 @lru_cache(1)
 def shipped() -> tuple[CalibrationFile, ...]:
     """The calibrations of this package, those of a named model first."""
-    folder = files("forebay.replay.engine") / "calibrations"
+    folder = files("forebay.replay.engine.calibration") / "data"
     found = [
         parse_calibration(entry.read_bytes(), entry.name)
         for entry in folder.iterdir()
