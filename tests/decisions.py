@@ -1,6 +1,6 @@
 """Hash every decision of the policy, so that a change of its code can be shown to change none.
 
-    python tests/decisions.py            compare with tests/data/decisions.json; exit 1 if they differ
+    python tests/decisions.py            compare with those in tests/data; exit 1 if any differs
     python tests/decisions.py --write    keep the hashes of today
 
 A hash covers each action of a run: its time, kind, request and all values, to the last bit. The

@@ -1,4 +1,4 @@
-"""proxy/telemetry/hlog.py: the text of an interval log, what is recorded in it, and reading it back."""
+"""telemetry/hlog.py: the text of an interval log, what is recorded in it, and reading it back."""
 
 import io
 import sys
