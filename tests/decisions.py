@@ -91,6 +91,7 @@ class Scramble:
     def __init__(self, seed: int) -> None:
         self.dice = dice = random.Random(f"scramble {seed}")
         self.digest = Digest()
+        self.explained = Digest()
         self.now = 0.0
         self.events: list[tuple[float, int, str, str]] = []
         self.entered = 0
@@ -193,7 +194,7 @@ class Scramble:
             told = [record.id, record.rule, record.value, record.limit, record.state]
             told += [record.predicted_s, record.matched_tokens, record.hindsight, record.tries]
             steps = [(step.at, step.kind, step.backend, step.why) for step in record.steps]
-            self.digest.text(repr((told, steps, sorted(record.waits.items()))))
+            self.explained.text(repr((told, steps, sorted(record.waits.items()))))
 
     def event(self, kind: str, of: str) -> None:
         shaper, dice, now = self.shaper, self.dice, self.now
@@ -294,7 +295,7 @@ class Scramble:
 def scrambled(seed: int) -> str:
     run = Scramble(seed)
     run.run(120.0)
-    return str(run.digest)
+    return f"{run.digest}; explained {run.explained}"
 
 
 def cases(*, data: bool) -> list[tuple[str, ...]]:
