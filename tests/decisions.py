@@ -39,7 +39,7 @@ from forebay.replay.sim.scenario import Scenario
 from forebay.replay.sim.skipping import SkippingEngine
 
 KEPT = Path(__file__).parent / "data" / "decisions.json"
-DATA = Path(__file__).parent.parent.parent / "shared" / "data"
+DATA = Path(os.environ.get("FOREBAY_DATA", Path(__file__).parent.parent.parent / "shared/data"))
 MODES = {"whole": (0, 0.0), "split": (0, 1.2), "flag": (2_048, 0.0)}
 SEEDS = range(3)
 SCRAMBLED = range(40)
