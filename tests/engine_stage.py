@@ -1,6 +1,7 @@
 """A simulated server or engine core to put questions to."""
 
 import json
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -81,3 +82,6 @@ def chat(text: str, **more: Any) -> wire.Question:
 
 def get(path: str) -> wire.Question:
     return wire.Question("GET", path, {}, None)
+
+
+COMMAND = [sys.executable, "-m", "forebay.proxy", "engine"]

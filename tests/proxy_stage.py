@@ -15,6 +15,7 @@ from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.serve import Proxy, start_proxy
 from forebay.proxy.telemetry.tracing import Tracer
+from forebay.replay.sim.clock import run
 
 Serve = Callable[["Call"], Awaitable[None]]
 
@@ -240,3 +241,49 @@ async def settle() -> None:
     for _ in range(30):
         await asyncio.sleep(0)
     await asyncio.sleep(0.05)
+
+
+ONE_SLOT = {
+    "slots": 1,
+    "buckets": [{"name": "chat", "up_to": 5000, "max_queue": 2, "max_wait": "30s"}],
+}
+
+
+STREAMED = {"prompt": "hello", "max_tokens": 3, "stream": True}
+
+
+def on_stage(
+    scene: Callable[[Stage, list[RawBackend]], Awaitable[None]],
+    *serves: Serve | None,
+    **keys: Any,
+) -> None:
+    """Play `scene` with one backend for each of `serves`; afterwards nothing may be held."""
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            backends = [RawBackend() if serve is None else RawBackend(serve) for serve in serves]
+            for backend in backends:
+                await stack.enter_async_context(backend.running())
+            on = await stack.enter_async_context(stage([b.url for b in backends], **keys))
+            await scene(on, backends)
+            await settle()
+            on.assert_nothing_held()
+
+    run(main())
+
+
+async def error_of(response: aiohttp.ClientResponse) -> dict[str, Any]:
+    """The error object, checked for its shape and the headers every answer has."""
+    body = await response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert response.headers["x-request-id"]
+    assert "127.0.0.1" not in body["error"]["message"]
+    return dict(body["error"])
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Wait for it in virtual time, for a minute of it."""
+    async with asyncio.timeout(60):
+        while not true():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)

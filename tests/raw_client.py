@@ -3,12 +3,14 @@
 import asyncio
 import json
 import re
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from proxy_stage import DONE, EVENT, STREAM_HEAD, WHOLE, Stage, answer, chunk, settle, stage
+from test_proxy_http import STREAMED
 
 from forebay.replay.sim.clock import run
 
@@ -239,3 +241,46 @@ def post(*headers: bytes, body: bytes = BODY, path: bytes = b"/v1/completions") 
     lines = b"".join(header + b"\r\n" for header in headers)
     length = b"Content-Length: %d\r\n" % len(body)
     return b"POST " + path + b" HTTP/1.1\r\n" + HOST + CLOSE + length + lines + b"\r\n" + body
+
+
+class Raw:
+    """A client on a bare socket."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def connect(cls, on: Stage, receives: int | None = None) -> "Raw":
+        """`receives`: the size of its socket's buffer, for a client that will not read."""
+        host, port = on.url.removeprefix("http://").split(":")
+        sock = socket.socket()
+        if receives:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receives)
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, (host, int(port)))
+        return cls(*await asyncio.open_connection(sock=sock))
+
+    def post(self, body: Any = STREAMED, *headers: str, sent: int | None = None) -> None:
+        data = json.dumps(body).encode()
+        lines = ["POST /v1/completions HTTP/1.1", "host: x", f"content-length: {len(data)}"]
+        head = "\r\n".join([*lines, *headers, "", ""]).encode()
+        self.writer.write(head + data[:sent])
+
+    def leave(self, how: str) -> None:
+        if how == "reset":
+            self.writer.transport.abort()
+        elif how == "half":
+            self.writer.write_eof()  # it could still read: taken for gone all the same
+            asyncio.get_running_loop().call_later(0.06, self.writer.close)  # after `settle`
+        else:
+            self.writer.close()
+
+
+async def little_room(on: Stage) -> None:
+    """The kernel holds next to nothing for the connections that are open: it stays with us."""
+    await settle()
+    for connection in on.proxy.listeners[0][1].connections:
+        assert connection.transport is not None
+        wire = connection.transport.get_extra_info("socket")
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)

@@ -4,10 +4,17 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import orjson
+import pyarrow.parquet
 from aiohttp import web
+
+from forebay.replay.options import ReplayOptions
+from forebay.replay.runner import Stop, Summary, replay
+from forebay.replay.sim.clock import run
+from forebay.traces.schema import TraceRequest
 
 MODEL = "tiny"
 Behaviour = Callable[["Server", web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
@@ -107,3 +114,34 @@ async def serve(server: Server | None = None, **settings: Any) -> AsyncIterator[
         yield server
     finally:
         await runner.cleanup()
+
+
+def rows(count: int, gap_s: float = 0.01, **more: Any) -> list[TraceRequest]:
+    wanted = {"input_tokens": 32, "output_tokens": 4, **more}
+    return [TraceRequest(f"r{at}", at * gap_s, **wanted) for at in range(count)]
+
+
+def table(folder: Path) -> list[dict[str, Any]]:
+    read: list[dict[str, Any]] = pyarrow.parquet.read_table(folder / "requests.parquet").to_pylist()
+    return sorted(read, key=lambda row: int(row["id"][1:]))
+
+
+def run_one(
+    out: Path,
+    trace: list[TraceRequest] | Path,
+    server: Server | None = None,
+    stop_at_s: tuple[float, ...] = (),
+    **options: Any,
+) -> tuple[Summary, Server]:
+    """One replay against one server in virtual time; `stop_at_s`: when Ctrl-C is pressed."""
+
+    async def main() -> tuple[Summary, Server]:
+        stop = Stop()
+        loop = asyncio.get_running_loop()
+        async with serve(server) as up:
+            for when in stop_at_s:
+                loop.call_later(when, stop.request)
+            asked = ReplayOptions(trace, [up.url], out, quiet=True, **options)
+            return await replay(asked, stop), up
+
+    return run(main())

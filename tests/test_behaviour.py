@@ -13,6 +13,7 @@ from proxy_stage import (
     DONE,
     EVENT,
     STREAM_HEAD,
+    STREAMED,
     USAGE,
     WHOLE,
     Call,
@@ -21,10 +22,10 @@ from proxy_stage import (
     answer,
     by_request,
     chunk,
+    on_stage,
     settle,
     silent,
 )
-from test_proxy_http import STREAMED, on_stage
 
 SERVES_S = 5.0
 PLAIN = {key: value for key, value in STREAMED.items() if key != "stream"}

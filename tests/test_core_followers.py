@@ -1,6 +1,6 @@
 """Who asks about a document that is being computed, and when it is."""
 
-from test_core_pieces import document
+from core_requests import document
 
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Send
 from forebay.proxy.core.shaper import Shaper

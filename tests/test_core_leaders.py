@@ -1,6 +1,6 @@
 """Who asks about a document that waits to be computed joins its leader, and what comes of both."""
 
-from test_core_pieces import document
+from core_requests import document
 
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Send
 from forebay.proxy.core.shaper import Shaper

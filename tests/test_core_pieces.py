@@ -3,6 +3,7 @@
 from math import inf
 
 import pytest
+from core_requests import BLOCK, document
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,12 +17,6 @@ from forebay.proxy.telemetry.receipt_text import verdict
 
 CHAT = Bucket("chat", 5_000, max_queue=100, max_wait_s=2.0)
 DOCUMENT = Bucket("document", 200_000, 100, 30.0, prefills_per_backend=1)
-BLOCK = 512
-
-
-def document(name: str, tokens: int = 120_000, first: int = 0, **more: object) -> Request:
-    blocks = tuple(range(first, first + tokens // BLOCK))
-    return Request(name, tokens, 100, blocks, float(BLOCK), **more)  # type: ignore[arg-type]
 
 
 class TestBeginning:

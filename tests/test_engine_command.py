@@ -4,12 +4,10 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 from urllib.request import urlopen
 
 import pytest
-
-COMMAND = [sys.executable, "-m", "forebay.proxy", "engine"]
+from engine_stage import COMMAND
 
 
 def test_it_serves_until_sigterm_and_exits_0() -> None:

@@ -10,8 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 import wire
-from engine_stage import HELLO, Client, chat, completion, get, on_server
-from test_engine_command import COMMAND
+from engine_stage import COMMAND, HELLO, Client, chat, completion, get, on_server
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.faults import FAULTS, fault_help

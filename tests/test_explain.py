@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import inf
 
 import pytest
-from test_parity import NAMES, a_shaper, a_trace
+from parity_scene import NAMES, a_shaper, a_trace
 
 from forebay.proxy.core.explain.receipt import ERROR_S, MOST_STEPS, Receipt, Receipts, Tally
 from forebay.proxy.core.explain.recorder import ExplainedShaper

@@ -9,8 +9,8 @@ from typing import Any
 
 import aiohttp
 import pytest
+from proxy_processes import proxy_process
 from proxy_stage import Call, RawBackend, Stage, by_request, stage
-from test_share_processes import proxy_process
 
 from forebay.proxy.cli import main
 from forebay.replay.sim.clock import run

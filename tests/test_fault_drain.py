@@ -11,10 +11,22 @@ from typing import Any
 
 import orjson
 import pytest
-from proxy_stage import WHOLE, Call, RawBackend, Stage, answer, settle, silent
-from test_fault_upstream_clients import Raw, little_room, until
-from test_proxy_http import ONE_SLOT, STREAMED, error_of, on_stage
-from test_tls import on_tls, trusting
+from certificates import on_tls, trusting
+from proxy_stage import (
+    ONE_SLOT,
+    STREAMED,
+    WHOLE,
+    Call,
+    RawBackend,
+    Stage,
+    answer,
+    error_of,
+    on_stage,
+    settle,
+    silent,
+    until,
+)
+from raw_client import Raw, little_room
 
 from forebay.proxy.http1 import handover
 

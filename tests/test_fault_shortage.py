@@ -16,9 +16,18 @@ from typing import Any
 
 import aiohttp
 import pytest
-from proxy_stage import WHOLE, RawBackend, Stage, answer, by_request, stage
-from test_proxy_http import STREAMED, error_of, on_stage
-from test_rolling_restart import proxies, ready, write
+from proxy_processes import proxies, ready, write
+from proxy_stage import (
+    STREAMED,
+    WHOLE,
+    RawBackend,
+    Stage,
+    answer,
+    by_request,
+    error_of,
+    on_stage,
+    stage,
+)
 
 from forebay.proxy.http1.client import ConnectFault, LocalShortage, Origin
 from forebay.proxy.runtime import load_shedding as protection

@@ -8,10 +8,12 @@ from typing import Any
 import aiohttp
 import orjson
 import pytest
+from faulty_backends import busy, fails, malformed, malformed_whole
 from proxy_stage import (
     DONE,
     EVENT,
     STREAM_HEAD,
+    STREAMED,
     USAGE,
     WHOLE,
     Call,
@@ -21,14 +23,15 @@ from proxy_stage import (
     answer,
     by_request,
     chunk,
+    error_of,
+    on_stage,
     settle,
     silent,
     stage,
     stream,
+    until,
     whole,
 )
-from test_fault_upstream_clients import until
-from test_proxy_http import STREAMED, error_of, on_stage
 
 from forebay.proxy.backends import read_all
 from forebay.proxy.http1.client import Answer, ConnectFault, Origin
@@ -50,14 +53,6 @@ def at_once(on: Stage, count: int, body: Any = STREAMED) -> "list[asyncio.Task[t
 
 def now() -> float:
     return asyncio.get_running_loop().time()
-
-
-async def fails(call: Call) -> None:
-    await call.send(answer(500, b'{"error":"cannot schedule new futures after shutdown"}'))
-
-
-async def busy(call: Call) -> None:
-    await call.send(answer(503, b'{"error":"busy"}'))
 
 
 def with_dead(
@@ -418,81 +413,6 @@ class TestServerErrors:
             assert on.proxy.backends.health.state("b0") == "up"
 
         on_stage(scene, slow, quick, admission={"dispatch_ahead": "60s"})
-
-
-def malformed() -> dict[str, Serve]:
-    """Answers that are no HTTP, or none that may be passed on."""
-    ok = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
-    framed = chunk(EVENT) + chunk(DONE) + b"0\r\n\r\n"
-
-    def sends(data: bytes) -> Serve:
-        async def serve(call: Call) -> None:
-            await call.send(data)
-            await call.hung_up()
-
-        return serve
-
-    async def endless_field(call: Call) -> None:
-        await call.send(STREAM_HEAD + chunk(b"event: "))
-        for _ in range(100):
-            await call.send(chunk(b"x" * (64 << 10)))
-
-    async def endless_comments(call: Call) -> None:
-        await call.send(STREAM_HEAD)
-        for _ in range(100):
-            await call.send(chunk(b": " + b"x" * (64 << 10) + b"\n\n"))
-
-    return {
-        "no status line": sends(b"SSH-2.0-OpenSSH\r\n\r\n"),
-        "no status": sends(b"HTTP/1.1 banana\r\n\r\n"),
-        "status 999999": sends(b"HTTP/1.1 999999 X\r\n\r\n"),
-        "old": sends(b"HTTP/0.9 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + EVENT),
-        "header of 128 KiB": sends(f"{ok}x: {'y' * (128 << 10)}\r\n\r\n".encode() + framed),
-        "CL and TE": sends(
-            f"{ok}content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n".encode() + framed
-        ),
-        "two CL": sends(f"{ok}content-length: 5\r\ncontent-length: 6\r\n\r\nhello".encode()),
-        "NUL in a header": sends(f"{ok}x: a\0b\r\ntransfer-encoding: chunked\r\n\r\n".encode()),
-        "CR in a header": sends(f"{ok}x: a\rb: c\r\ntransfer-encoding: chunked\r\n\r\n".encode()),
-        "gzip": sends(
-            f"{ok}content-encoding: gzip\r\ntransfer-encoding: chunked\r\n\r\n".encode() + framed
-        ),
-        "upgrade": sends(b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\n\r\n"),
-        "redirect": sends(answer(307, b"", "location: http://127.0.0.1:9/")),
-        "html": sends(answer(200, b"<html>").replace(b"application/json", b"text/html")),
-        "whole for a stream": sends(answer(200, WHOLE)),
-        "bad first chunk": sends(f"{ok}transfer-encoding: chunked\r\n\r\nzz\r\n".encode()),
-        "field without end": endless_field,
-        "comments without end": endless_comments,
-        "first event no object": sends(STREAM_HEAD + chunk(b"data: [1]\n\n")),
-        "error as a text": sends(STREAM_HEAD + chunk(b'data: {"error":"oh"}\n\n')),
-    }
-
-
-def malformed_whole() -> dict[str, Serve]:
-    def sends(data: bytes, close: bool = False) -> Serve:
-        async def serve(call: Call) -> None:
-            await call.send(data)
-            if close:
-                call.writer.close()
-            else:
-                await call.hung_up()
-
-        return serve
-
-    stalled = answer(200, WHOLE)[:-5]
-    return {
-        "short body": sends(stalled, close=True),
-        "stalled body": sends(stalled),
-        "not JSON": sends(answer(200, b"{oops")),
-        "no object": sends(answer(200, b"[]")),
-        "stream for a whole": sends(STREAM_HEAD + chunk(EVENT) + chunk(DONE) + b"0\r\n\r\n"),
-        "bad chunk": sends(
-            b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
-            b"transfer-encoding: chunked\r\n\r\n5\r\nhello\r\nzz\r\n"
-        ),
-        "gzip": sends(answer(200, WHOLE, "content-encoding: gzip")),
-    }
 
 
 class TestMalformed:

@@ -1,82 +1,32 @@
 """Clients that leave, read slowly or not at all: what happens to the backend's side of it."""
 
 import asyncio
-import json
-import socket
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from proxy_stage import (
     DONE,
     EVENT,
+    ONE_SLOT,
     STREAM_HEAD,
+    STREAMED,
     USAGE,
     Call,
     RawBackend,
     Stage,
     answer,
     chunk,
+    on_stage,
     settle,
     silent,
     whole,
 )
-from test_proxy_http import ONE_SLOT, STREAMED, on_stage
+from raw_client import Raw, little_room
 
 from forebay.proxy.http1.client import Origin
 
 CHUNKS = 500
 GOOD = EVENT + EVENT + USAGE + DONE
-
-
-class Raw:
-    """A client on a bare socket."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader = reader
-        self.writer = writer
-
-    @classmethod
-    async def connect(cls, on: Stage, receives: int | None = None) -> "Raw":
-        """`receives`: the size of its socket's buffer, for a client that will not read."""
-        host, port = on.url.removeprefix("http://").split(":")
-        sock = socket.socket()
-        if receives:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receives)
-        sock.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(sock, (host, int(port)))
-        return cls(*await asyncio.open_connection(sock=sock))
-
-    def post(self, body: Any = STREAMED, *headers: str, sent: int | None = None) -> None:
-        data = json.dumps(body).encode()
-        lines = ["POST /v1/completions HTTP/1.1", "host: x", f"content-length: {len(data)}"]
-        head = "\r\n".join([*lines, *headers, "", ""]).encode()
-        self.writer.write(head + data[:sent])
-
-    def leave(self, how: str) -> None:
-        if how == "reset":
-            self.writer.transport.abort()
-        elif how == "half":
-            self.writer.write_eof()  # it could still read: taken for gone all the same
-            asyncio.get_running_loop().call_later(0.06, self.writer.close)  # after `settle`
-        else:
-            self.writer.close()
-
-
-async def until(true: Callable[[], bool]) -> None:
-    """Wait for it in virtual time, for a minute of it."""
-    async with asyncio.timeout(60):
-        while not true():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
-
-async def little_room(on: Stage) -> None:
-    """The kernel holds next to nothing for the connections that are open: it stays with us."""
-    await settle()
-    for connection in on.proxy.listeners[0][1].connections:
-        assert connection.transport is not None
-        wire = connection.transport.get_extra_info("socket")
-        wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
 
 
 LEAVES = pytest.mark.parametrize("how", ["close", "reset", "half"])

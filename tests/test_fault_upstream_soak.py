@@ -8,9 +8,8 @@ from contextlib import AsyncExitStack
 
 import aiohttp
 import pytest
+from faulty_backends import busy, cuts, fails, faults, malformed, malformed_whole
 from proxy_stage import DONE, EVENT, Call, RawBackend, Stage, settle, silent, stage, stream, whole
-from test_fault_upstream import busy, fails, malformed, malformed_whole
-from test_proxy_http import cuts, faults
 
 from forebay.replay.sim.clock import run
 

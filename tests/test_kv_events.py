@@ -18,6 +18,7 @@ import yaml
 import zmq
 import zmq.asyncio
 from aiohttp import web
+from ports import free_ports
 from proxy_stage import SHARED_LOOP, Stage, stage
 
 from forebay.proxy.backends import Upstream
@@ -40,28 +41,6 @@ from forebay.traces.errors import InputError
 
 WAIT_S = 120
 POOL = 300  # blocks of 16 tokens: three documents of 1,500
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on."""
-    with AsyncExitStackOfSockets() as taken:
-        return [taken.port() for _ in range(count)]
-
-
-class AsyncExitStackOfSockets:
-    def __init__(self) -> None:
-        self._sockets: list[socket.socket] = []
-
-    def __enter__(self) -> "AsyncExitStackOfSockets":
-        return self
-
-    def port(self) -> int:
-        self._sockets.append(one := socket.create_server(("127.0.0.1", 0)))
-        return int(one.getsockname()[1])
-
-    def __exit__(self, *_: object) -> None:
-        for one in self._sockets:
-            one.close()
 
 
 @dataclass(slots=True)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from ports import free_ports
 from proxy_stage import Stage, stage
-from test_kv_events import free_ports
 from vllm_server import ModelSize, needed_vllm_python, vllm_server, write_model
 
 from forebay.traces.schema import TraceRequest

@@ -2,25 +2,28 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from faulty_backends import cuts, faults
 from proxy_stage import (
     DONE,
     EVENT,
+    ONE_SLOT,
     STREAM_HEAD,
+    STREAMED,
     USAGE,
     WHOLE,
     Call,
     RawBackend,
-    Serve,
     Stage,
     answer,
     chunk,
+    error_of,
+    on_stage,
     settle,
     silent,
     stage,
@@ -30,42 +33,6 @@ from proxy_stage import (
 
 from forebay.proxy.telemetry.hlog import read_hlog
 from forebay.replay.sim.clock import run
-
-ONE_SLOT = {
-    "slots": 1,
-    "buckets": [{"name": "chat", "up_to": 5000, "max_queue": 2, "max_wait": "30s"}],
-}
-STREAMED = {"prompt": "hello", "max_tokens": 3, "stream": True}
-
-
-def on_stage(
-    scene: Callable[[Stage, list[RawBackend]], Awaitable[None]],
-    *serves: Serve | None,
-    **keys: Any,
-) -> None:
-    """Play `scene` with one backend for each of `serves`; afterwards nothing may be held."""
-
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            backends = [RawBackend() if serve is None else RawBackend(serve) for serve in serves]
-            for backend in backends:
-                await stack.enter_async_context(backend.running())
-            on = await stack.enter_async_context(stage([b.url for b in backends], **keys))
-            await scene(on, backends)
-            await settle()
-            on.assert_nothing_held()
-
-    run(main())
-
-
-async def error_of(response: aiohttp.ClientResponse) -> dict[str, Any]:
-    """The error object, checked for its shape and the headers every answer has."""
-    body = await response.json()
-    assert set(body) == {"error"}
-    assert set(body["error"]) == {"message", "type", "param", "code"}
-    assert response.headers["x-request-id"]
-    assert "127.0.0.1" not in body["error"]["message"]
-    return dict(body["error"])
 
 
 def tells_its_way(response: aiohttp.ClientResponse) -> None:
@@ -334,54 +301,6 @@ class TestBadRequests:
         on_stage(scene, None)
 
 
-def faults() -> dict[str, Serve]:
-    """Ways to fail before the client has been sent a byte."""
-
-    async def reset(call: Call) -> None:
-        call.reset()
-
-    async def close(call: Call) -> None:
-        call.writer.close()
-
-    async def busy(call: Call) -> None:
-        await call.send(answer(503, b'{"error":"busy"}'))
-
-    async def limited(call: Call) -> None:
-        await call.send(answer(429, b'{"error":"slow"}', "retry-after: 7"))
-
-    async def broken(call: Call) -> None:
-        await call.send(answer(500, b"oops"))
-
-    async def busy_in_stream(call: Call) -> None:
-        event = b'data: {"error":{"message":"busy","type":"x","param":null,"code":503}}\n\n'
-        await call.send(STREAM_HEAD + chunk(event) + chunk(DONE) + b"0\r\n\r\n")
-
-    async def no_event(call: Call) -> None:
-        await call.send(STREAM_HEAD + b"0\r\n\r\n")
-
-    async def half(call: Call) -> None:
-        await call.send(STREAM_HEAD + chunk(EVENT[:10]))
-        call.writer.close()
-
-    async def nonsense(call: Call) -> None:
-        await call.send(b"HTTP/1.1 banana\r\n\r\n")
-
-    async def short(call: Call) -> None:
-        await call.send(answer(200, WHOLE)[:-5])
-        call.writer.close()
-
-    async def not_json(call: Call) -> None:
-        await call.send(STREAM_HEAD + chunk(b"data: {oops\n\n"))
-        await call.hung_up()
-
-    async def aborted(call: Call) -> None:
-        event = b'data: {"choices":[{"text":"","finish_reason":"abort"}]}\n\n'
-        await call.send(STREAM_HEAD + chunk(event) + chunk(DONE) + b"0\r\n\r\n")
-
-    return {f.__name__: f for f in (reset, close, busy, limited, broken, busy_in_stream, no_event,
-                                    half, nonsense, short, not_json, aborted)}  # fmt: skip
-
-
 class TestBeforeTheFirstByte:
     @pytest.mark.parametrize("fault", faults())
     def test_another_backend_answers(self, fault: str) -> None:
@@ -482,50 +401,6 @@ class TestBeforeTheFirstByte:
                 on.assert_nothing_held()
 
         run(main())
-
-
-def cuts() -> dict[str, Serve]:
-    """Ways to fail after the first event."""
-    begin = STREAM_HEAD + chunk(EVENT)
-
-    async def reset(call: Call) -> None:
-        await call.send(begin)
-        await asyncio.sleep(0.1)
-        call.reset()
-
-    async def close(call: Call) -> None:
-        await call.send(begin)
-        await asyncio.sleep(0.1)
-        call.writer.close()
-
-    async def stall(call: Call) -> None:
-        await call.send(begin)
-        await call.hung_up()
-
-    async def no_done(call: Call) -> None:
-        await call.send(begin + b"0\r\n\r\n")
-
-    async def bad_chunk(call: Call) -> None:
-        await call.send(begin)
-        await asyncio.sleep(0.1)
-        await call.send(b"zz\r\nwhat\r\n")
-        await call.hung_up()
-
-    async def error_event(call: Call) -> None:
-        event = b'data: {"error": {"message": "EngineCore died", "code": 500}}\n\n'
-        await call.send(begin + chunk(event) + chunk(DONE) + b"0\r\n\r\n")
-
-    async def abort(call: Call) -> None:
-        event = b'data: {"choices":[{"text":"","finish_reason":"abort"}]}\n\n'
-        await call.send(begin + chunk(event) + chunk(USAGE) + chunk(DONE) + b"0\r\n\r\n")
-
-    async def half_event(call: Call) -> None:
-        await call.send(begin + chunk(b"data: {") + chunk(b'"choi'))
-        await asyncio.sleep(0.1)
-        call.writer.close()
-
-    return {f.__name__: f for f in (reset, close, stall, no_done, bad_chunk, error_event, abort,
-                                    half_event)}  # fmt: skip
 
 
 class TestMidStream:

@@ -6,9 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from proxy_stage import DONE, WHOLE, Call, RawBackend, Stage, answer, by_request, settle
-from test_fault_upstream_clients import until
-from test_proxy_http import error_of, on_stage
+from proxy_stage import (
+    DONE,
+    WHOLE,
+    Call,
+    RawBackend,
+    Stage,
+    answer,
+    by_request,
+    error_of,
+    on_stage,
+    settle,
+    until,
+)
 
 from forebay.proxy.core.state.backend import UNLIMITED
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from faulty_backends import busy
 from proxy_stage import (
     DONE,
     EVENT,
@@ -21,7 +22,6 @@ from proxy_stage import (
     settle,
     stage,
 )
-from test_fault_upstream import busy
 
 from forebay.proxy.backends import Upstream
 from forebay.proxy.config.diff import (

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_replay_end_to_end import rows, run_one, table
+from replay_server import rows, run_one, table
 from yarl import URL
 
 from forebay.replay import runner

@@ -8,8 +8,20 @@ from typing import Any
 import orjson
 import pytest
 from aiohttp import web
-from replay_server import DONE, Behaviour, Server, answer, event, serve, stream, text, usage
-from test_replay_end_to_end import rows, run_one, table
+from replay_server import (
+    DONE,
+    Behaviour,
+    Server,
+    answer,
+    event,
+    rows,
+    run_one,
+    serve,
+    stream,
+    table,
+    text,
+    usage,
+)
 
 from forebay.proxy.telemetry.hlog import read_hlog
 from forebay.replay.options import ReplayOptions

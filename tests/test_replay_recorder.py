@@ -9,8 +9,7 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 from aiohttp import web
-from replay_server import Server, answer
-from test_replay_end_to_end import rows, run_one, table
+from replay_server import Server, answer, rows, run_one, table
 
 from forebay.proxy.telemetry.hlog import HlogWriter, IntervalLog, read_hlog
 from forebay.replay import output

@@ -16,6 +16,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from proxy_processes import PATIENCE_S, proxy_process
 from proxy_stage import Call, RawBackend, by_request, settle
 
 from forebay.proxy.config.schema import Config
@@ -32,7 +33,6 @@ from forebay.proxy.share.workers import patience_s
 from forebay.replay.sim.clock import run
 from forebay.traces.errors import InputError
 
-PATIENCE_S = 60.0
 SERVER = shutil.which("valkey-server") or shutil.which("redis-server")
 
 
@@ -49,34 +49,6 @@ async def until_now(there: Callable[[], object]) -> None:
         return there()
 
     await until(check)
-
-
-@asynccontextmanager
-async def proxy_process(*words: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str, str]]:
-    """`forebay proxy` with `words`, once it listens: the process, its URL and its admin URL."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "forebay.proxy", "proxy", "--port", "0", "--admin-port", "0", *words,
-        # The test, which is the backend, may be late: other tests keep the machine busy.
-        stdout=asyncio.subprocess.PIPE, env={**os.environ, "FOREBAY_HEALTH__TIMEOUT": "30s"},
-    )  # fmt: skip
-    assert process.stdout is not None
-    reading = None
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            line = ""
-            while "listening on" not in line:
-                line = (await process.stdout.readline()).decode()
-                assert line, "it ended before it listened"
-        parts = line.split()
-        reading = asyncio.create_task(process.stdout.read())  # so that it never blocks on us
-        yield process, parts[4].rstrip(","), parts[7].rstrip(",")
-    finally:
-        if process.returncode is None:
-            process.terminate()
-            async with asyncio.timeout(PATIENCE_S):
-                await process.wait()
-        if reading is not None:
-            await reading
 
 
 @pytest.mark.skipif(not hasattr(socket, "SO_REUSEPORT"), reason="no SO_REUSEPORT here")
