@@ -20,6 +20,7 @@ from forebay.proxy.core.model import (
 from forebay.proxy.core.policy.routes import ROUTES
 from forebay.proxy.core.shaper import Shaper
 
+ROUNDING_S = 1e-6
 RATE, BURST = 1_000.0, 6_000.0  # tokens, of the limited tenant
 
 
@@ -33,7 +34,7 @@ class ShaperMachine(RuleBasedStateMachine):
         slots=st.lists(st.integers(1, 3), min_size=1, max_size=3),
         kv_tokens=st.sampled_from([inf, 150_000.0]),
         prefills=st.sampled_from([1, inf]),
-        max_queue=st.integers(0, 3),
+        max_queue=st.sampled_from([0, 1, 3, 6]),
         route=st.sampled_from(sorted(ROUTES)),
         tenants=st.sampled_from([("",), ("a",), ("a", "b", "c"), ("", "a", "limited")]),
         itl_slo_s=st.sampled_from([inf, 0.05]),
@@ -59,7 +60,9 @@ class ShaperMachine(RuleBasedStateMachine):
         self.up = set(self.slots)
         self.prefills_per_backend = prefills
         self.waiting: dict[str, Request] = {}
-        self.since: dict[str, float] = {}
+        self.came: dict[str, float] = {}
+        self.since: dict[str, float] = {}  # when its present wait began
+        self.patience_s: dict[str, tuple[float, float]] = {}  # of that wait: shortest, longest
         self.running: dict[str, tuple[Request, str, str]] = {}
         self.no_token: set[str] = set()
         self.pieces: set[str] = set()  # of those that run, whose prompt was sent in part
@@ -88,7 +91,28 @@ class ShaperMachine(RuleBasedStateMachine):
     def idle(self, backend: str) -> bool:
         return all(b != backend for _, b, _ in self.running.values())
 
+    def begin_to_wait(self, request: Request) -> None:
+        self.waiting[request.id] = request
+        self.since[request.id] = self.now
+
+    def note_patience(self, request: Request) -> None:
+        """How long the request may have to wait before it is rejected.
+
+        The longest: what its bucket allows, or what is left of the client's timeout. The
+        shortest: the same, if the whole prompt has to be computed within that timeout. A
+        reconfiguration changes neither.
+        """
+        allowed_s = 2.0 if self.bucket(request) == "chat" else 30.0
+        left_s = request.timeout_s - (self.now - self.came[request.id])
+        backends = self.shaper.backends.values()
+        prefill_s = max((b.prefill_s(request, 0) for b in backends), default=0.0)
+        least_s, most_s = min(allowed_s, left_s - prefill_s), max(0.0, min(allowed_s, left_s))
+        self.patience_s[request.id] = least_s, most_s
+
     def apply(self, actions: list[Action], newcomer: str | None = None) -> None:
+        """Check what the shaper decided; `newcomer` is the request that it was asked about."""
+        if newcomer is not None:
+            self.note_patience(self.waiting[newcomer])
         for action in actions:
             request = self.waiting.pop(action.request.id)
             assert request == action.request
@@ -139,9 +163,9 @@ class ShaperMachine(RuleBasedStateMachine):
             # An idle backend never refuses work, however wrong the estimate.
             assert not any(self.idle(name) for name in self.up) or self.waiting
         elif reject.reason == "deadline_unattainable":
-            patience_s = 2.0 if reject.bucket == "chat" else 30.0
-            patience_s = min(patience_s, reject.request.timeout_s)
-            assert self.now - self.since[reject.request.id] >= min(patience_s, 0.0)
+            waited_s = self.now - self.since[reject.request.id]
+            least_s, most_s = self.patience_s[reject.request.id]
+            assert least_s - ROUNDING_S <= waited_s <= most_s + ROUNDING_S
 
     @rule(
         tokens=st.sampled_from([10, 500, 5_000, 5_001, 40_000, 131_072, 131_073]),
@@ -173,9 +197,23 @@ class ShaperMachine(RuleBasedStateMachine):
             service_class,
         )
         self.arrived += 1
-        self.waiting[request.id] = request
-        self.since[request.id] = self.now
+        self.came[request.id] = self.now
+        self.begin_to_wait(request)
         self.apply(self.shaper.arrive(request, self.now), newcomer=request.id)
+
+    @rule(
+        many=st.integers(2, 8),
+        tokens=st.sampled_from([500, 5_000, 40_000]),
+        document=st.sampled_from([None, 0, 1]),
+        timeout_s=st.sampled_from([1.0, inf]),
+        tenant=st.integers(0, 2),
+    )
+    def crowd(
+        self, many: int, tokens: int, document: int | None, timeout_s: float, tenant: int
+    ) -> None:
+        """Several requests arrive at once, so that queues form."""
+        for _ in range(many):
+            self.arrive(tokens, document, timeout_s, True, tenant, "standard")
 
     @precondition(lambda self: self.no_token)
     @rule(data=st.data())
@@ -189,8 +227,7 @@ class ShaperMachine(RuleBasedStateMachine):
 
     def computed(self, request_id: str, cached_tokens: int | None) -> None:
         request, _, _ = self.running.pop(request_id)
-        self.waiting[request_id] = request
-        self.since[request_id] = self.now
+        self.begin_to_wait(request)
         self.retried.add(request_id)
         if cached_tokens == -1:
             actions = self.shaper.not_in_pieces(request_id, self.now)
@@ -216,8 +253,7 @@ class ShaperMachine(RuleBasedStateMachine):
         request_id = data.draw(st.sampled_from(sorted(self.no_token)))
         request, failed, _ = self.running.pop(request_id)
         self.no_token.remove(request_id)
-        self.waiting[request_id] = request
-        self.since[request_id] = self.now
+        self.begin_to_wait(request)
         self.retried.add(request_id)
         actions = self.shaper.retry(request_id, self.now)
         assert not any(
@@ -248,7 +284,7 @@ class ShaperMachine(RuleBasedStateMachine):
         self.up.add(name)
         self.apply(self.shaper.backend_up(name, self.now))
 
-    @rule(step=st.sampled_from([0.0, 0.01, 0.3, 5.0]))
+    @rule(step=st.sampled_from([0.0, 0.01, 0.3, 5.0, 35.0]))
     def time_passes(self, step: float) -> None:
         end, wakes = self.now + step, 0
         while (at := self.shaper.wake_at()) <= end:
@@ -354,6 +390,9 @@ class ShaperMachine(RuleBasedStateMachine):
     @invariant()
     def nobody_waits_past_the_deadline(self) -> None:
         assert all(w.deadline >= self.now for w in self.shaper.waiting())
+        for request_id in self.waiting:
+            _, most_s = self.patience_s[request_id]
+            assert self.now - self.since[request_id] <= most_s + ROUNDING_S
 
     def teardown(self) -> None:
         """Everyone finishes: nothing is left anywhere."""
