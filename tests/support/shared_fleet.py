@@ -96,8 +96,8 @@ class Several:
         actions: list[Action] = []
         for other, shaper in enumerate(self.shapers):
             if other != index:
-                actions += self._note(shaper.others(heard.sender, heard.books, now), now)
-                actions += self._note(shaper.forget_silent(now), now)
+                actions += self._note(shaper.peering.reported(heard.sender, heard.books, now), now)
+                actions += self._note(shaper.peering.forget_silent(now), now)
         return actions
 
     def _note(self, actions: list[Action], now: float) -> list[Action]:
