@@ -88,7 +88,7 @@ class Several:
         return actions
 
     def _publish(self, index: int, now: float) -> list[Action]:
-        books = self.shapers[index].books(now)
+        books = self.shapers[index].peering.report(now)
         data = encode(Message(str(index), self.messages, books))
         self.messages += 1
         self.message_bytes += len(data)
