@@ -22,7 +22,7 @@ from forebay.replay.engine.kv_events import KvEventsConfig, parse_kv_events
 from forebay.replay.engine.server.kv_publisher import END
 from forebay.replay.engine.server.options import ServerOptions
 from forebay.replay.engine.server.server import RunningEngine, start_engine
-from forebay.replay.engine.server.tokenizer import Generation, Prompt, encode_ids
+from forebay.replay.engine.tokenizer import Generation, Prompt, encode_ids
 from forebay.traces.errors import InputError
 
 WAIT_S = 120  # more than any of this takes, on a busy machine too

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.replay.engine.server.tokenizer import ROLE_MARKS
+from forebay.replay.engine.tokenizer import ROLE_MARKS
 from forebay.traces.text import WORDS
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -9,21 +9,21 @@ Follows vllm/v1/core/sched/async_scheduler.py and EngineCore.step_with_batch_que
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.engine import EngineCore, StepResult
-from forebay.replay.engine.request import Request
+from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.scheduler import Scheduled, Scheduler
 
 
 class AsyncScheduler(Scheduler):
     """The scheduler when tokens arrive only after the next step is planned."""
 
-    def arrived(self, request: Request) -> None:
+    def arrived(self, request: EngineRequest) -> None:
         """The oldest unknown token of `request` is known now."""
         request.tokens += 1
         if request.placeholders:  # else it was preempted meanwhile, and starts over with it
             request.placeholders -= 1
             self._register(request, (request.computed - request.placeholders) // self._block_size)
 
-    def finish(self, requests: list[Request]) -> None:
+    def finish(self, requests: list[EngineRequest]) -> None:
         for request in requests:
             if not request.blocks:  # preempted while its last token was being sampled
                 self.waiting.remove(request)

@@ -11,7 +11,8 @@ import typer
 from forebay.proxy.command import new_app
 from forebay.proxy.runtime.event_loop import fast_runner, short_collections
 from forebay.replay.engine.calibration.calibrate_cli import HELP as CALIBRATE_HELP
-from forebay.replay.engine.calibration.calibrate_cli import calibrate_command, print_shipped
+from forebay.replay.engine.calibration.calibrate_cli import calibrate_command
+from forebay.replay.engine.calibration.output import print_shipped
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.faults import Fault, fault_help, parse_fault
 from forebay.replay.engine.kv_events import parse_kv_events

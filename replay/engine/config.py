@@ -4,15 +4,16 @@ import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from forebay.replay.engine.calibration.constants import (
+from forebay.replay.engine.hardware.find import find_gpu, find_model
+from forebay.replay.engine.hardware.memory import pool_blocks
+from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
+from forebay.replay.engine.scheduler import POLICIES, SchedulerLimits
+from forebay.replay.engine.step_constants import (
     ANY,
     Calibration,
     calibration_of,
     read_calibration,
 )
-from forebay.replay.engine.hardware.memory import pool_blocks
-from forebay.replay.engine.hardware.models import GpuSpec, ModelSpec, find_gpu, find_model
-from forebay.replay.engine.scheduler import POLICIES, SchedulerLimits
 from forebay.replay.engine.vllm_versions import SINCE, VllmRelease, find_release
 from forebay.traces.errors import InputError
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.kv_cache import BlockPool
-from forebay.replay.engine.request import Request
+from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.scheduler import Scheduled, Scheduler
 from forebay.replay.engine.step_time import step_time_model
 
@@ -29,9 +29,9 @@ class StepResult:
 
     duration_s: float
     tokens: int
-    outputs: list[Request]
-    finished: list[Request]
-    aborted: list[Request]
+    outputs: list[EngineRequest]
+    finished: list[EngineRequest]
+    aborted: list[EngineRequest]
 
 
 class EngineCore:
@@ -50,10 +50,10 @@ class EngineCore:
         self.generation_tokens = 0
         self.steps = 0
         self.busy_s = 0.0
-        self._requests: dict[str, Request] = {}
+        self._requests: dict[str, EngineRequest] = {}
         self._step: Scheduled | None = None
         self._duration_s = 0.0
-        self._aborted: list[Request] = []
+        self._aborted: list[EngineRequest] = []
 
     def __repr__(self) -> str:
         return (
@@ -102,11 +102,11 @@ class EngineCore:
     def preemptions(self) -> int:
         return self.scheduler.preemptions
 
-    def unfinished(self) -> list[Request]:
+    def unfinished(self) -> list[EngineRequest]:
         """The requests in the engine, oldest first."""
         return list(self._requests.values())
 
-    def add(self, request: Request) -> None:
+    def add(self, request: EngineRequest) -> None:
         """Queue a request; ValueError when it can never run (callers check first)."""
         if not 0 < request.prompt_tokens < self.limits.max_model_len:
             raise ValueError(f"{request!r}: the context holds {self.limits.max_model_len} tokens")
@@ -165,7 +165,7 @@ class EngineCore:
         return self._ended(step, outputs, finished)
 
     def _ended(
-        self, step: Scheduled, outputs: list[Request], finished: list[Request]
+        self, step: Scheduled, outputs: list[EngineRequest], finished: list[EngineRequest]
     ) -> StepResult:
         """Take out who is done, count, and say what the step gave."""
         self.scheduler.finish(finished)

@@ -4,14 +4,30 @@ A fault is a name and a number of tokens after which a stream fails. Each row of
 what happens then; a server has at most one fault, and a test may change it between requests.
 """
 
+import asyncio
 import socket
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
-from forebay.replay.engine.server.api_errors import BACKLOG_FULL, overloaded
-from forebay.replay.engine.server.streams import TokenStream
+from forebay.replay.engine.loop import Unavailable
 from forebay.traces.errors import InputError
+
+
+class BreakableStream(Protocol):
+    """The parts of the API server's token stream that faults use."""
+
+    dead: bool
+    done: asyncio.Future[None]
+
+    @property
+    def produced(self) -> int: ...
+    def end(self, produced: int, reason: str) -> None: ...
+    def fail(self, why: Unavailable) -> None: ...
+    def next_event(self) -> bytes: ...
+    def transport(self) -> Any: ...
+    def write(self, data: bytes) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +47,7 @@ class Fault:
     name: str
     says: str
     tokens: int = 0
-    on_stream: Callable[[TokenStream], None] | None = None
+    on_stream: Callable[[BreakableStream], None] | None = None
     health: int | None = None
     reject: bool = False
     kills_engine: bool = False
@@ -61,19 +77,19 @@ def fault_help() -> str:
     )
 
 
-def _stop(stream: TokenStream) -> None:
+def _stop(stream: BreakableStream) -> None:
     """The handler returns and ends the response properly."""
     stream.dead = True
     if not stream.done.done():
         stream.done.set_result(None)
 
 
-def _error_event(stream: TokenStream) -> None:
+def _error_event(stream: BreakableStream) -> None:
     """vLLM's second admission check fails: an error inside a 200, then [DONE]."""
-    stream.fail(overloaded(BACKLOG_FULL))
+    stream.fail(Unavailable.BACKLOG_FULL)
 
 
-def _reset(stream: TokenStream) -> None:
+def _reset(stream: BreakableStream) -> None:
     """The connection is reset: what a crashed process or a cut network looks like."""
     stream.dead = True
     transport = stream.transport()
@@ -84,17 +100,17 @@ def _reset(stream: TokenStream) -> None:
     transport.abort()
 
 
-def _stall(stream: TokenStream) -> None:
+def _stall(stream: BreakableStream) -> None:
     """Silence on an open connection until the client gives up."""
     stream.dead = True
 
 
-def _truncate(stream: TokenStream) -> None:
+def _truncate(stream: BreakableStream) -> None:
     """A clean end of the response without [DONE]."""
     _stop(stream)
 
 
-def _half_chunk(stream: TokenStream) -> None:
+def _half_chunk(stream: BreakableStream) -> None:
     """Half an event, then the connection is closed."""
     event = stream.next_event()
     stream.write(event[: len(event) // 2])
@@ -103,7 +119,7 @@ def _half_chunk(stream: TokenStream) -> None:
         transport.close()
 
 
-def _abort(stream: TokenStream) -> None:
+def _abort(stream: BreakableStream) -> None:
     """What SIGTERM does to vLLM: finish_reason "abort", usage and [DONE] as if all were well."""
     stream.end(stream.produced, "abort")
     stream.dead = True

@@ -9,13 +9,13 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from forebay.replay.engine.request import Request
+from forebay.replay.engine.request import EngineRequest
 
 
 class CacheObserver(Protocol):
     """Told what the prefix cache holds, in the order in which it changes."""
 
-    def stored(self, request: Request, first: int, stop: int) -> None:
+    def stored(self, request: EngineRequest, first: int, stop: int) -> None:
         """Blocks `first`..`stop` of `request` can be hit from now on."""
 
     def removed(self, block_hash: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from forebay.replay.engine.request import Request
+from forebay.replay.engine.request import EngineRequest
 from forebay.traces.errors import InputError
 
 FLAG = "--kv-events-config"
@@ -101,7 +101,7 @@ class KvEvents:
         events, self._events = self._events, []
         return events
 
-    def stored(self, request: Request, first: int, stop: int) -> None:
+    def stored(self, request: EngineRequest, first: int, stop: int) -> None:
         content, size = request.content, self._block_size
         if content is None:
             raise ValueError(f"{request!r}: KV events need its tokens")

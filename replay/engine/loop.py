@@ -9,20 +9,21 @@ import asyncio
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from enum import Enum
 from typing import Protocol
 
 from forebay.replay.engine.engine import EngineCore, StepResult
 from forebay.replay.engine.metrics import EngineMetrics
-from forebay.replay.engine.request import Request
-from forebay.replay.engine.server.api_errors import (
-    BACKLOG_FULL,
-    ENGINE_DEAD,
-    QUEUE_FULL,
-    SHUTTING_DOWN,
-    ApiError,
-    overloaded,
-    server_error,
-)
+from forebay.replay.engine.request import EngineRequest
+
+
+class Unavailable(Enum):
+    """Why the engine serves no request: over a queue limit, shutting down or dead."""
+
+    QUEUE_FULL = "max_num_queued_reqs"
+    BACKLOG_FULL = "max_num_queued_tokens"
+    SHUTTING_DOWN = "shutting down"
+    ENGINE_DEAD = "engine dead"
 
 
 class Sink(Protocol):
@@ -34,8 +35,8 @@ class Sink(Protocol):
     def end(self, produced: int, reason: str) -> None:
         """So many were all, for `reason`."""
 
-    def fail(self, error: ApiError) -> None:
-        """There will be no more: the engine is gone."""
+    def fail(self, why: Unavailable) -> None:
+        """End without further tokens: the engine is gone."""
 
 
 class EngineLoop:
@@ -67,30 +68,28 @@ class EngineLoop:
     def wall_s(self, simulated_s: float) -> float:
         return simulated_s / self._scale
 
-    def refusal(self) -> ApiError | None:
-        """Why the API server would turn a request away now; counted if for its queue limits."""
+    def unavailable(self) -> Unavailable | None:
+        """Return why a request would be rejected now; count it if a queue limit is the reason."""
         if self.died.is_set():
-            return server_error(ENGINE_DEAD)
+            return Unavailable.ENGINE_DEAD
         if self._draining:
-            return server_error(SHUTTING_DOWN)
+            return Unavailable.SHUTTING_DOWN
         config = self.core.config
         limit = config.max_num_queued_reqs
         if limit is not None and self.core.running + self.core.waiting >= limit:
-            self.metrics.rejections["max_num_queued_reqs"] += 1
-            return overloaded(QUEUE_FULL)
+            return self._over_limit(Unavailable.QUEUE_FULL)
         limit = config.max_num_queued_tokens
         if limit is not None and self._untouched_tokens >= limit:
-            self.metrics.rejections["max_num_queued_tokens"] += 1
-            return overloaded(BACKLOG_FULL)
+            return self._over_limit(Unavailable.BACKLOG_FULL)
         return None
 
-    def add(self, request: Request) -> None:
+    def add(self, request: EngineRequest) -> None:
         """Queue a request whose `sink` is a Sink; it takes part from the next step on."""
         self.core.add(request)
         self._untouched_tokens += request.prompt_tokens
         self._wake.set()
 
-    def abort(self, request: Request) -> None:
+    def abort(self, request: EngineRequest) -> None:
         """Its client is gone; nothing when it is finished already."""
         if self.core.abort(request.id):
             self._touch(request)
@@ -116,7 +115,7 @@ class EngineLoop:
         self._wake.set()
         for request in self.core.unfinished():
             self.abort(request)
-            request.sink.fail(server_error(ENGINE_DEAD))
+            request.sink.fail(Unavailable.ENGINE_DEAD)
 
     async def run(self) -> None:
         """Step while there is work, sleep while there is none; until cancelled or dead."""
@@ -138,6 +137,10 @@ class EngineLoop:
             if self.after_step is not None:
                 self.after_step()
             self._deliver(result, end_s)
+
+    def _over_limit(self, limit: Unavailable) -> Unavailable:
+        self.metrics.rejections[limit.value] += 1
+        return limit
 
     def _note_lag(self, due_s: float) -> None:
         lag_s = max(0.0, self.now() - due_s)
@@ -170,7 +173,7 @@ class EngineLoop:
             self.metrics.finished(request, now)
             request.sink.end(request.output_tokens, request.finish_reason)
 
-    def _touch(self, request: Request) -> None:
+    def _touch(self, request: EngineRequest) -> None:
         """Its prompt no longer counts as backlog."""
         if request.first_token_s < 0:
             self._untouched_tokens -= request.prompt_tokens

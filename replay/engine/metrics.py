@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from forebay.replay.engine.engine import EngineCore
-from forebay.replay.engine.request import Request
+from forebay.replay.engine.request import EngineRequest
 
 # vLLM's buckets, seconds.
 TTFT_BUCKETS = (
@@ -33,7 +33,7 @@ FINISHED_REASONS = ("stop", "length", "abort", "error", "repetition")
 REJECTION_REASONS = ("max_num_queued_reqs", "max_num_queued_tokens")
 
 
-class Histogram:
+class EngineHistogram:
     """Counts per bucket, cumulative only when read."""
 
     __slots__ = ("_counts", "bounds", "total")
@@ -66,34 +66,34 @@ class EngineMetrics:
     def __init__(self, core: EngineCore, served_name: str) -> None:
         self.core = core
         self.served_name = served_name
-        self.ttft = Histogram(TTFT_BUCKETS)
-        self.inter_token = Histogram(TOKEN_BUCKETS)
-        self.per_output_token = Histogram(TOKEN_BUCKETS)
-        self.e2e = Histogram(REQUEST_BUCKETS)
-        self.queue_time = Histogram(REQUEST_BUCKETS)
-        self.prefill_time = Histogram(REQUEST_BUCKETS)
-        self.decode_time = Histogram(REQUEST_BUCKETS)
-        self.inference_time = Histogram(REQUEST_BUCKETS)
-        self.step_tokens = Histogram(STEP_BUCKETS)
-        self.prompt_length = Histogram(LENGTH_BUCKETS)
-        self.output_length = Histogram(LENGTH_BUCKETS)
-        self.computed_prompt = Histogram(LENGTH_BUCKETS)
-        self.choices = Histogram(COUNT_BUCKETS)
-        self.preempted = Histogram(PREEMPTION_BUCKETS)
+        self.ttft = EngineHistogram(TTFT_BUCKETS)
+        self.inter_token = EngineHistogram(TOKEN_BUCKETS)
+        self.per_output_token = EngineHistogram(TOKEN_BUCKETS)
+        self.e2e = EngineHistogram(REQUEST_BUCKETS)
+        self.queue_time = EngineHistogram(REQUEST_BUCKETS)
+        self.prefill_time = EngineHistogram(REQUEST_BUCKETS)
+        self.decode_time = EngineHistogram(REQUEST_BUCKETS)
+        self.inference_time = EngineHistogram(REQUEST_BUCKETS)
+        self.step_tokens = EngineHistogram(STEP_BUCKETS)
+        self.prompt_length = EngineHistogram(LENGTH_BUCKETS)
+        self.output_length = EngineHistogram(LENGTH_BUCKETS)
+        self.computed_prompt = EngineHistogram(LENGTH_BUCKETS)
+        self.choices = EngineHistogram(COUNT_BUCKETS)
+        self.preempted = EngineHistogram(PREEMPTION_BUCKETS)
         self.cached_tokens = 0  # of the prompts in `core.prompt_tokens`
         self.success = dict.fromkeys(FINISHED_REASONS, 0)
         self.rejections = dict.fromkeys(REJECTION_REASONS, 0)
         self.lag_s = 0.0  # how far the server is behind its own clock, simulated seconds
         self.max_lag_s = 0.0
-        self.step_lag = Histogram(LAG_BUCKETS)  # the same, of every step
+        self.step_lag = EngineHistogram(LAG_BUCKETS)  # the same, of every step
 
-    def first_token(self, request: Request, now: float) -> None:
+    def first_token(self, request: EngineRequest, now: float) -> None:
         self.cached_tokens += max(0, request.cached_tokens)
         self.ttft.observe(now - request.arrival_s)
         self.queue_time.observe(request.admitted_s - request.arrival_s)
         self.prefill_time.observe(now - request.admitted_s)
 
-    def finished(self, request: Request, now: float) -> None:
+    def finished(self, request: EngineRequest, now: float) -> None:
         self.success[request.finish_reason] += 1
         self.e2e.observe(now - request.arrival_s)
         self.inference_time.observe(now - request.admitted_s)

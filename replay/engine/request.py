@@ -18,7 +18,7 @@ class Content(Protocol):
         """Tokens `start`..`stop` of prompt and output."""
 
 
-class Request:
+class EngineRequest:
     """A request and how far it is; the scheduler owns every field below the line.
 
     Attributes:

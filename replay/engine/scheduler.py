@@ -16,7 +16,7 @@ No clock, no randomness, no text. A request that arrives during a step waits for
 from dataclasses import dataclass, field
 
 from forebay.replay.engine.kv_cache import BlockPool
-from forebay.replay.engine.request import Request
+from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.step_time import StepWork
 from forebay.replay.engine.waiting import WaitingQueue
 
@@ -56,10 +56,10 @@ class Scheduled:
         work: the same in sums, for the step-time model.
     """
 
-    tokens: dict[Request, int] = field(default_factory=dict)
-    sampled: list[Request] = field(default_factory=list)
-    admitted: list[Request] = field(default_factory=list)
-    preempted: list[Request] = field(default_factory=list)
+    tokens: dict[EngineRequest, int] = field(default_factory=dict)
+    sampled: list[EngineRequest] = field(default_factory=list)
+    admitted: list[EngineRequest] = field(default_factory=list)
+    preempted: list[EngineRequest] = field(default_factory=list)
     work: StepWork = field(default_factory=StepWork)
 
 
@@ -70,7 +70,7 @@ class Scheduler:
         self.limits = limits
         self.pool = pool
         self.waiting = WaitingQueue(limits.scheduling_policy)
-        self.running: list[Request] = []
+        self.running: list[EngineRequest] = []
         self.prefix_queries = 0  # tokens looked up for requests never preempted ...
         self.prefix_hits = 0  # ... and the ones found
         self.preemptions = 0
@@ -79,10 +79,10 @@ class Scheduler:
         self._seats = limits.max_num_active_seqs or limits.max_num_seqs
         self._fcfs = limits.scheduling_policy == "fcfs"
 
-    def add(self, request: Request) -> None:
+    def add(self, request: EngineRequest) -> None:
         self.waiting.append(request)
 
-    def remove(self, request: Request) -> None:
+    def remove(self, request: EngineRequest) -> None:
         """Take a request out wherever it is and free its blocks."""
         if request.blocks or request in self.running:
             self.running.remove(request)
@@ -90,7 +90,7 @@ class Scheduler:
         else:
             self.waiting.remove(request)
 
-    def finish(self, requests: list[Request]) -> None:
+    def finish(self, requests: list[EngineRequest]) -> None:
         """Take requests that produced their last token out; their blocks serve the next step."""
         if len(requests) == 1:
             self.running.remove(requests[0])
@@ -191,12 +191,12 @@ class Scheduler:
         for request in reversed(overtaken):
             waiting.put_back(request)
 
-    def _count_lookup(self, request: Request, hits: int) -> None:
+    def _count_lookup(self, request: EngineRequest, hits: int) -> None:
         if self.limits.enable_prefix_caching and not request.preemptions:
             self.prefix_queries += request.tokens
             self.prefix_hits += hits
 
-    def _hits(self, request: Request) -> list[int]:
+    def _hits(self, request: EngineRequest) -> list[int]:
         """Leading cached blocks; the last token is always computed again."""
         if not self.limits.enable_prefix_caching:
             return []
@@ -208,7 +208,7 @@ class Scheduler:
             request.lookup_at = self.pool.changes
         return request.lookup
 
-    def _admissible(self, request: Request, hits: list[int], end: int) -> bool:
+    def _admissible(self, request: EngineRequest, hits: list[int], end: int) -> bool:
         """Blocks for all of its tokens are free now, hits in the free list counted as needed.
 
         Without scheduler_reserve_full_isl: for those up to `end`.
@@ -219,7 +219,7 @@ class Scheduler:
         spare = self.pool.free_blocks - (self._watermark_blocks if self.running else 0)
         return needed <= spare and needed + self.pool.count_free(hits) <= spare
 
-    def _extend(self, request: Request, end: int) -> bool:
+    def _extend(self, request: EngineRequest, end: int) -> bool:
         """Give `request` blocks up to token `end` and register the full ones; False: too few."""
         blocks, block_size, pool = request.blocks, self._block_size, self.pool
         missing = -(-end // block_size) - len(blocks)
@@ -230,7 +230,7 @@ class Scheduler:
         self._register(request, min(end, request.tokens) // block_size)
         return True
 
-    def _register(self, request: Request, full: int) -> None:
+    def _register(self, request: EngineRequest, full: int) -> None:
         """Enter its first `full` blocks in the prefix cache."""
         if self.limits.enable_prefix_caching and full > request.registered:
             for index in range(request.registered, full):
@@ -239,7 +239,7 @@ class Scheduler:
                 self.pool.observer.stored(request, request.registered, full)
             request.registered = full
 
-    def _preempt(self, victim: Request, step: Scheduled) -> None:
+    def _preempt(self, victim: EngineRequest, step: Scheduled) -> None:
         if self.running[-1] is victim:
             self.running.pop()
         else:
@@ -250,7 +250,7 @@ class Scheduler:
         self.waiting.put_back(victim)
         step.preempted.append(victim)
 
-    def _release(self, request: Request) -> None:
+    def _release(self, request: EngineRequest) -> None:
         self.pool.release(request.blocks)
         request.blocks = []
         request.registered = request.computed = request.placeholders = 0
@@ -277,5 +277,5 @@ class Scheduler:
         work.sampled = len(sampled)
 
 
-def _worst_first(request: Request) -> tuple[int, float]:
+def _worst_first(request: EngineRequest) -> tuple[int, float]:
     return request.priority, request.arrival_s

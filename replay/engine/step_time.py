@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import fsum
 
-from forebay.replay.engine.calibration.constants import Calibration, calibration_of
-from forebay.replay.engine.hardware.models import GpuSpec, ModelSpec
+from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
+from forebay.replay.engine.step_constants import Calibration, calibration_of
 
 ROWS_PER_MULTIPROCESSOR = 96
 """Query rows times heads that keep one SM busy in prefill attention: chosen so that chunks of 256

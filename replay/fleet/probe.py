@@ -10,7 +10,7 @@ _LINE = re.compile(r"^(?:vllm:)?(\w+)(?:\{[^}]*\})? ([0-9.eE+-]+|NaN)$", re.MULT
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ServerLoad:
     """What a server does now; sums over its engines. Shares are 0 to 1."""
 
     running: int
@@ -30,7 +30,7 @@ async def healthy(session: aiohttp.ClientSession, url: str, timeout_s: float = A
         return False
 
 
-async def load(session: aiohttp.ClientSession, url: str) -> Load | None:
+async def load(session: aiohttp.ClientSession, url: str) -> ServerLoad | None:
     """What /metrics say; None when they cannot be had."""
     timeout = aiohttp.ClientTimeout(total=ASK_S)
     try:
@@ -40,13 +40,13 @@ async def load(session: aiohttp.ClientSession, url: str) -> Load | None:
         return None
 
 
-def read_load(text: str) -> Load:
+def read_load(text: str) -> ServerLoad:
     """From the text of vLLM's /metrics; what is missing counts as 0."""
     sums: dict[str, float] = {}
     for name, value in _LINE.findall(text):
         sums[name] = sums.get(name, 0.0) + float(value)
     queries = sums.get("prefix_cache_queries_total", 0.0)
-    return Load(
+    return ServerLoad(
         running=int(sums.get("num_requests_running", 0)),
         waiting=int(sums.get("num_requests_waiting", 0)),
         kv_usage=sums.get("kv_cache_usage_perc", 0.0),

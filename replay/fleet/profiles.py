@@ -9,7 +9,7 @@ from pathlib import Path
 
 from forebay.replay.engine.hardware.hf_config import read_shape
 from forebay.replay.engine.hardware.kv_layout import ModelShape
-from forebay.replay.engine.hardware.models import LLAMA_3_8B, PHI_3_MINI, QWEN_2_5_14B, ModelSpec
+from forebay.replay.engine.hardware.specs import LLAMA_3_8B, PHI_3_MINI, QWEN_2_5_14B, ModelSpec
 from forebay.traces.errors import InputError
 
 STEP_TARGET_S = 0.25

@@ -7,7 +7,7 @@ few whose speed is known.
 import re
 from dataclasses import dataclass
 
-from forebay.replay.engine.hardware.models import GIB, H200_NVL, H200_SXM
+from forebay.replay.engine.hardware.specs import GIB, H200_NVL, H200_SXM
 from forebay.traces.errors import InputError
 
 

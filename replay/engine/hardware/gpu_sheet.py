@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from forebay.replay.engine.hardware.hf_fields import read_object
-from forebay.replay.engine.hardware.models import GpuSpec
+from forebay.replay.engine.hardware.specs import GpuSpec
 from forebay.traces.errors import InputError
 
 

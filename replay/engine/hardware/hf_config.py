@@ -11,7 +11,7 @@ from forebay.replay.engine.hardware.hf_weights import (
     weight_bytes,
 )
 from forebay.replay.engine.hardware.kv_layout import ModelShape
-from forebay.replay.engine.hardware.models import GIB
+from forebay.replay.engine.hardware.specs import GIB
 from forebay.traces.errors import InputError
 
 _PATTERNS = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6}

@@ -4,7 +4,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from forebay.replay.engine.hardware.hf_config import read_shape
-from forebay.replay.engine.hardware.models import ModelSpec
+from forebay.replay.engine.hardware.specs import ModelSpec
 from forebay.traces.errors import InputError
 
 _NEAR = 0.05

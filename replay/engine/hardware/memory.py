@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 
 from forebay.replay.engine.hardware.kv_layout import KvLayout, KvOptions, ModelShape, kv_layout
-from forebay.replay.engine.hardware.models import GIB, GpuSpec, ModelSpec
+from forebay.replay.engine.hardware.specs import GIB, GpuSpec, ModelSpec
 
 NON_TORCH_GIB = 0.13
 """Memory the driver and libraries take outside the allocator on one GPU (vLLM start-up logs)."""

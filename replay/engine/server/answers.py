@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import orjson
 
 from forebay.replay.engine.server.protocol import Call
-from forebay.replay.engine.server.tokenizer import Generation
+from forebay.replay.engine.tokenizer import Generation
 
 FINGERPRINT = b'"system_fingerprint":"vllm-0.32.0-simulated"'
 DONE = b"data: [DONE]\n\n"

@@ -9,20 +9,14 @@ from aiohttp import HttpVersion11, web
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.faults import Fault
-from forebay.replay.engine.loop import EngineLoop, Sink
-from forebay.replay.engine.request import Request
+from forebay.replay.engine.loop import EngineLoop, Sink, Unavailable
+from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.server.answers import DONE, AnswerText, Chunks, whole_answer
-from forebay.replay.engine.server.api_errors import (
-    ENGINE_DEAD,
-    QUEUE_FULL,
-    ApiError,
-    overloaded,
-    server_error,
-)
+from forebay.replay.engine.server.api_errors import EngineApiError, unavailable
 from forebay.replay.engine.server.options import ServerOptions
 from forebay.replay.engine.server.protocol import Call, check_length, read_call, read_json
 from forebay.replay.engine.server.streams import Collected, TokenStream
-from forebay.replay.engine.server.tokenizer import Generation, OutputBlocks
+from forebay.replay.engine.tokenizer import Generation, OutputBlocks
 
 HEADERS = {"Server": "uvicorn", "Vary": "Origin"}
 JSON = {**HEADERS, "Content-Type": "application/json"}
@@ -59,7 +53,7 @@ class Generator:
         self.load += 1
         try:
             if self.fault is not None and self.fault.reject:
-                raise overloaded(QUEUE_FULL)
+                raise unavailable(Unavailable.QUEUE_FULL)
             return await self._generate(http, chat=chat)
         finally:
             self.load -= 1
@@ -70,8 +64,8 @@ class Generator:
         body = read_json(await http.read(), http.content_type)
         call = read_call(body, chat=chat, served_name=config.served_name)
         check_length(call.prompt, config.context)
-        if refusal := loop.refusal():
-            raise refusal
+        if why := loop.unavailable():
+            raise unavailable(why)
         generation = Generation(call.prompt, config.seed or 0)
         sink: Collected | TokenStream
         answer_id = self._answer_id(http, call)
@@ -86,11 +80,11 @@ class Generator:
         request = self._request(call, generation, arrival_s, sink)
         try:
             await self._run(request, sink)
-        except ApiError as refusal:
+        except EngineApiError as error:
             if not call.stream:
                 raise
             # The second admission check comes after the status line: an error inside a 200.
-            await response.write(refusal.event())
+            await response.write(error.event())
             await response.write(DONE)
             await response.write_eof()
             return response
@@ -119,12 +113,12 @@ class Generator:
         )
         return web.Response(body=answer, headers=self.with_request_id(http, JSON))
 
-    async def _run(self, request: Request, sink: Collected | TokenStream) -> None:
+    async def _run(self, request: EngineRequest, sink: Collected | TokenStream) -> None:
         """Wait out HTTP and tokenisation, enter the engine, wait for the end."""
         loop = self._loop
         await asyncio.sleep(loop.wall_s(loop.core.request_s))
-        if refusal := loop.refusal():
-            raise refusal
+        if why := loop.unavailable():
+            raise unavailable(why)
         loop.add(request)
         interval_s = self._options.sse_keep_alive_interval
         if not (interval_s and isinstance(sink, TokenStream)):
@@ -138,7 +132,9 @@ class Generator:
             with suppress(asyncio.CancelledError):
                 await commenting
 
-    async def _comment(self, request: Request, stream: TokenStream, interval_s: float) -> None:
+    async def _comment(
+        self, request: EngineRequest, stream: TokenStream, interval_s: float
+    ) -> None:
         """A comment whenever nothing was sent for `interval_s` simulated seconds."""
         loop = self._loop
         last_s = loop.now()
@@ -155,14 +151,16 @@ class Generator:
         size = self._config.block_size
         return call.prompt.tokens // size * size if self._config.enable_prefix_caching else 0
 
-    def _request(self, call: Call, generation: Generation, arrival_s: float, sink: Sink) -> Request:
+    def _request(
+        self, call: Call, generation: Generation, arrival_s: float, sink: Sink
+    ) -> EngineRequest:
         config, prompt = self._config, call.prompt
         room = config.context - prompt.tokens
         most = min(room, call.max_tokens or room)
         wanted = most if call.ignore_eos else generation.length(most, min(call.min_tokens, most))
         content = OutputBlocks(prompt, generation, config.block_size, call.cache_salt)
         self._engine_ids += 1  # clients may use one id twice at a time
-        request = Request(
+        request = EngineRequest(
             str(self._engine_ids),
             prompt.tokens,
             wanted,
@@ -198,7 +196,7 @@ class Generator:
     def _kill(self, stream: TokenStream) -> None:
         """The engine dies with `stream`, which may be out of its books by now."""
         self._loop.die()
-        stream.fail(server_error(ENGINE_DEAD))
+        stream.fail(Unavailable.ENGINE_DEAD)
 
     def _answer_id(self, http: web.Request, call: Call) -> str:
         kind = "chatcmpl" if call.chat else "cmpl"

@@ -11,12 +11,12 @@ from aiohttp import web
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.loop import EngineLoop
 from forebay.replay.engine.metrics import EngineMetrics
-from forebay.replay.engine.server.api_errors import ApiError, bad_value, invalid
+from forebay.replay.engine.server.api_errors import EngineApiError, bad_value, invalid
 from forebay.replay.engine.server.exposition import Exposition
 from forebay.replay.engine.server.generation import HEADERS, JSON, Generator
 from forebay.replay.engine.server.options import ServerOptions
 from forebay.replay.engine.server.protocol import check_model, read_json, read_tokenize
-from forebay.replay.engine.server.tokenizer import decode_ids
+from forebay.replay.engine.tokenizer import decode_ids
 
 MAX_BODY_BYTES = 64 << 20
 VERSION = "0.32.0"  # of the vLLM whose behaviour is imitated
@@ -43,7 +43,7 @@ def make_app(
             return web.Response(body=refusal, status=401, headers=UNAUTHORIZED)
         try:
             return await handler(request)
-        except ApiError as error:
+        except EngineApiError as error:
             headers = generator.with_request_id(request, JSON)
             return web.Response(body=error.body(), status=error.status, headers=headers)
         except web.HTTPException as error:

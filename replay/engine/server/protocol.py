@@ -11,8 +11,14 @@ from typing import Any
 
 import orjson
 
-from forebay.replay.engine.server.api_errors import ApiError, bad_request, bad_value, invalid, shown
-from forebay.replay.engine.server.tokenizer import (
+from forebay.replay.engine.server.api_errors import (
+    EngineApiError,
+    bad_request,
+    bad_value,
+    invalid,
+    shown,
+)
+from forebay.replay.engine.tokenizer import (
     BYTES_PER_TOKEN,
     Prompt,
     encode_chat,
@@ -48,7 +54,7 @@ class Call:
 
 
 def read_json(data: bytes, content_type: str) -> dict[str, Any]:
-    """The body as an object; ApiError 400 as vLLM words it."""
+    """The body as an object; EngineApiError 400 as vLLM words it."""
     if content_type != "application/json":
         raise bad_request(
             "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
@@ -67,7 +73,7 @@ def read_json(data: bytes, content_type: str) -> dict[str, Any]:
 
 
 def read_call(body: dict[str, Any], *, chat: bool, served_name: str) -> Call:
-    """Read a chat completion (`chat`) or completion body; ApiError 400 or 404."""
+    """Read a chat completion (`chat`) or completion body; EngineApiError 400 or 404."""
     prompt = _truncated(_chat_prompt(body) if chat else _completion_prompt(body), body)
     check_model(body, served_name)
     stream = _boolean(body, "stream")
@@ -115,7 +121,7 @@ def check_model(body: dict[str, Any], served_name: str) -> None:
     """A missing `model` means the one there is; another one is a 404."""
     model = _string(body, "model")
     if model is not None and model != served_name:
-        raise ApiError(
+        raise EngineApiError(
             404,
             f"The model `{model}` does not exist. Valid aliases: {served_name}.",
             "NotFoundError",
@@ -124,7 +130,7 @@ def check_model(body: dict[str, Any], served_name: str) -> None:
 
 
 def check_length(prompt: Prompt, max_model_len: int) -> None:
-    """ApiError 400 when the prompt leaves no room for a token of output."""
+    """EngineApiError 400 when the prompt leaves no room for a token of output."""
     if prompt.tokens < max_model_len:
         return
     # vLLM stops tokenising one past the limit, so that is all it can say of the length.
@@ -144,7 +150,7 @@ def read_tokenize(body: dict[str, Any], served_name: str) -> Prompt:
     return _chat_prompt(body) if "messages" in body else _completion_prompt(body)
 
 
-def _json_error(data: bytes) -> ApiError:
+def _json_error(data: bytes) -> EngineApiError:
     try:
         json.loads(data)
         where, why = 0, "not UTF-8 or beyond what JSON allows"

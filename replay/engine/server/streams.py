@@ -11,9 +11,10 @@ from typing import Any
 
 from aiohttp.base_protocol import BaseProtocol
 
-from forebay.replay.engine.request import Request
+from forebay.replay.engine.loop import Unavailable
+from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.server.answers import DONE, AnswerText, Chunks
-from forebay.replay.engine.server.api_errors import ApiError
+from forebay.replay.engine.server.api_errors import EngineApiError, unavailable
 
 NEVER = 1 << 62
 COMMENT = b": keep-alive\n\n"
@@ -28,7 +29,7 @@ class Collected:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.produced = 0
         self.reason = ""
-        self.error: ApiError | None = None
+        self.error: EngineApiError | None = None
 
     def push(self, produced: int) -> None:
         pass
@@ -38,9 +39,9 @@ class Collected:
             self.produced, self.reason = produced, reason
             self.done.set_result(None)
 
-    def fail(self, error: ApiError) -> None:
+    def fail(self, why: Unavailable) -> None:
         if not self.done.done():
-            self.error = error
+            self.error = unavailable(why)
             self.done.set_result(None)
 
 
@@ -85,7 +86,7 @@ class TokenStream:
     ) -> None:
         """`plain`: no usage in each chunk; `framed`: HTTP/1.1 chunked transfer coding."""
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.request: Request | None = None
+        self.request: EngineRequest | None = None
         self.fault: Callable[[TokenStream], None] | None = None
         self.fault_after = NEVER
         self.closing_events = b""
@@ -134,12 +135,12 @@ class TokenStream:
         if not self.done.done():
             self.done.set_result(None)
 
-    def fail(self, error: ApiError) -> None:
+    def fail(self, why: Unavailable) -> None:
         """End with an error inside the 200, then [DONE]."""
         if self.dead or self.done.done():
             return
         self.dead = True
-        self.closing_events = self.frame(error.event()) + self.frame(DONE)
+        self.closing_events = self.frame(unavailable(why).event()) + self.frame(DONE)
         self.done.set_result(None)
 
     def comment(self) -> None:

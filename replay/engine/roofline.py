@@ -7,7 +7,7 @@ turn away measurements that no GPU can have made, and to say what a time is boun
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from forebay.replay.engine.hardware.models import GpuSpec, ModelSpec
+from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
 from forebay.replay.engine.step_time import StepWork
 
 

@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from forebay.replay.engine.hardware.models import GpuSpec, ModelSpec
+from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
 from forebay.traces.errors import InputError
 
 FORMAT = 1
