@@ -1,4 +1,4 @@
-"""Ask a server whether it is well, and what its /metrics say."""
+"""Read the health and the load of a vLLM server."""
 
 import re
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ _LINE = re.compile(r"^(?:vllm:)?(\w+)(?:\{[^}]*\})? ([0-9.eE+-]+|NaN)$", re.MULT
 
 @dataclass(frozen=True, slots=True)
 class ServerLoad:
-    """What a server does now; sums over its engines. Shares are 0 to 1."""
+    """Requests and KV cache of a server, summed over its engines. Shares are 0 to 1."""
 
     running: int
     waiting: int
@@ -21,7 +21,7 @@ class ServerLoad:
 
 
 async def healthy(session: aiohttp.ClientSession, url: str, timeout_s: float = ASK_S) -> bool:
-    """Whether /health says 200 in time."""
+    """Return True if /health answers 200 in time."""
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     try:
         async with session.get(f"{url}/health", timeout=timeout) as answer:
@@ -31,7 +31,7 @@ async def healthy(session: aiohttp.ClientSession, url: str, timeout_s: float = A
 
 
 async def load(session: aiohttp.ClientSession, url: str) -> ServerLoad | None:
-    """What /metrics say; None when they cannot be had."""
+    """Read /metrics; None when they cannot be read."""
     timeout = aiohttp.ClientTimeout(total=ASK_S)
     try:
         async with session.get(f"{url}/metrics", timeout=timeout) as answer:
@@ -41,7 +41,7 @@ async def load(session: aiohttp.ClientSession, url: str) -> ServerLoad | None:
 
 
 def read_load(text: str) -> ServerLoad:
-    """From the text of vLLM's /metrics; what is missing counts as 0."""
+    """Read the text of vLLM's /metrics; a missing metric counts as 0."""
     sums: dict[str, float] = {}
     for name, value in _LINE.findall(text):
         sums[name] = sums.get(name, 0.0) + float(value)
