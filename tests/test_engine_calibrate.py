@@ -314,7 +314,7 @@ GOOD = calibration_file_of("phi-3-mini-128k", "h200-nvl").as_json()
         ({"constants": {**GOOD["constants"], "step": 1}}, "constants.step: unknown key; did you"),
         ({"constants": {k: v for k, v in GOOD["constants"].items() if k != "step_s"}},
          "constants.step_s is missing"),
-        ({"points": [1]}, "points is no list"),
+        ({"points": [1]}, "points is not a list"),
     ],
 )  # fmt: skip
 def test_a_bad_file_is_named_by_its_key(change: dict[str, Any], says: str) -> None:

@@ -37,7 +37,7 @@ _GPUS = {"h200": H200_SXM, "h200sxm": H200_SXM, "h200sxm5": H200_SXM, "h200nvl":
 
 
 def find_model(name: str) -> ModelSpec:
-    """The model called `name`, or in a config.json; raises InputError that lists the known ones."""
+    """Find a model by name or config.json; raises InputError that lists the known ones."""
     spec = _MODELS.get(re.sub(r"(instruct|chat|hf)$", "", _plain(name.rsplit("/", 1)[-1])))
     if spec is not None:
         return spec
@@ -51,7 +51,7 @@ def find_model(name: str) -> ModelSpec:
 
 
 def find_gpu(name: str) -> GpuSpec:
-    """The GPU called `name`, or of that JSON file; raises InputError."""
+    """Find a GPU by name or JSON data sheet; raises InputError that lists the known ones."""
     if name.endswith(".json"):
         return read_gpu(Path(name))
     spec = _GPUS.get(re.sub(r"^(nvidia|tesla)", "", _plain(name)))

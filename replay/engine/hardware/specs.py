@@ -35,12 +35,12 @@ class ModelSpec:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Keys and values of one token in all layers."""
+        """Return the bytes of keys and values of one token in all layers."""
         return self.layers * layer_bytes(self.shape)
 
     @property
     def shape(self) -> ModelShape:
-        """What its memory depends on."""
+        """Return the sizes that its memory depends on."""
         return ModelShape(
             name=self.name,
             layers=self.layers,
@@ -56,7 +56,7 @@ class ModelSpec:
 
     @property
     def linear_shapes(self) -> tuple[tuple[int, int], ...]:
-        """(outputs, inputs) of the four matrix products of a layer: qkv, o, gate_up, down."""
+        """Return (outputs, inputs) of a layer's four matrix products: qkv, o, gate_up, down."""
         attention = self.heads * self.head_dim
         return (
             (attention + 2 * self.kv_heads * self.head_dim, self.hidden),
@@ -73,8 +73,8 @@ class GpuSpec:
     Attributes:
         peak_flops: dense bf16 FLOP/s of the data sheet.
         bandwidth: bytes/s of the data sheet.
-        memory_gib: what the runtime reports as total memory.
-        multiprocessors: SMs, for how many attention tiles run at once.
+        memory_gib: total memory as the runtime reports it.
+        multiprocessors: number of SMs; attention tiles run on so many at once.
     """
 
     name: str
