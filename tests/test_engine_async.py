@@ -99,7 +99,7 @@ def test_a_step_must_be_finished_before_the_next_and_cannot_be_finished_twice() 
     engine = core()
     engine.add(EngineRequest("r", 10, 5))
     engine.start_step(0.0)
-    with pytest.raises(RuntimeError, match="under way"):
+    with pytest.raises(RuntimeError, match="a step is running"):
         engine.start_step(0.0)
     engine.finish_step()
     with pytest.raises(RuntimeError, match="no step"):

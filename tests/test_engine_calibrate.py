@@ -359,7 +359,7 @@ def test_calibrate_writes_what_the_engine_reads(tmp_path: Path) -> None:
     core = EngineCore(EngineConfig("phi-3-mini", "h200-nvl", calibration=out))
     assert core.request_s == data["constants"]["request_s"] == pytest.approx(8.26e-3, rel=0.005)
     assert read_calibration(out).fitted == tuple(data["fitted"])
-    with pytest.raises(InputError, match="is of phi-3-mini-128k on h200-nvl, not of llama-3-8b"):
+    with pytest.raises(InputError, match="is for phi-3-mini-128k on h200-nvl, not for llama-3-8b"):
         EngineConfig("llama-3-8b", "h200-nvl", calibration=out)
     again = forebay(*words, "--out", str(out))
     assert (again.returncode, again.stdout) == (2, "")

@@ -106,7 +106,7 @@ class TestConfig:
             ({"time_scale": 0.0}, "--time-scale 0.0"),
             ({"time_scale": float("nan")}, "--time-scale nan"),
             ({"max_num_seqs": 0}, "--max-num-seqs 0"),
-            ({"max_model_len": 200_000}, "--max-model-len 200000: llama-3-8b holds 131072"),
+            ({"max_model_len": 200_000}, "200000: llama-3-8b has a context of 131072"),
             ({"block_size": 5}, "--block-size 5"),
             ({"gpu_memory_utilization": 1.5}, "--gpu-memory-utilization 1.5"),
             ({"gpu_memory_utilization": 0.1}, "the KV cache holds 0 tokens"),

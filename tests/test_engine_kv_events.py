@@ -295,9 +295,9 @@ def test_off_is_off() -> None:
     [
         ("{", "not JSON"),
         ("[]", "give a JSON object"),
-        ('{"endpiont": "x"}', "no such key 'endpiont'; there are enable_kv_cache_events, "),
-        ('{"enable_kv_cache_events": 1}', "enable_kv_cache_events: 1 is no bool"),
-        ('{"hwm": true}', "hwm: True is no int"),
+        ('{"endpiont": "x"}', "no such key 'endpiont'; known are enable_kv_cache_events, "),
+        ('{"enable_kv_cache_events": 1}', "enable_kv_cache_events: 1 is not of type bool"),
+        ('{"hwm": true}', "hwm: True is not of type int"),
         ('{"buffer_steps": 0}', "buffer_steps: 0 is not 1 or more"),
         ('{"publisher": "kafka"}', "publisher: 'kafka' is not zmq or null"),
     ],

@@ -1,4 +1,4 @@
-"""The line of requests that are not running, in the order they will be looked at."""
+"""The queue of waiting requests, in the order of admission."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from forebay.replay.engine.request import EngineRequest
 
 
 class WaitingQueue:
-    """Requests not running, in admission order: first come (fcfs) or (priority, arrival, id)."""
+    """Waiting requests in the order of admission: fcfs, or (priority, arrival, id)."""
 
     def __init__(self, policy: str) -> None:
         self._by_priority = policy == "priority"
@@ -37,7 +37,7 @@ class WaitingQueue:
             self._line.append(request)
 
     def put_back(self, request: EngineRequest) -> None:
-        """Return a preempted request: to the front (fcfs) or by its priority."""
+        """Return a preempted request to the front (fcfs) or to the place of its priority."""
         if self._by_priority:
             self.append(request)
         else:

@@ -1,4 +1,4 @@
-"""Errors of the OpenAI-compatible API in the words recorded from vLLM 0.32."""
+"""Errors of the OpenAI-compatible API, with the messages recorded from vLLM 0.32."""
 
 import json
 from typing import Any
@@ -28,7 +28,7 @@ _KINDS = {500: "InternalServerError", 503: "Service Unavailable"}
 
 
 class EngineApiError(Exception):
-    """An answer that is an error: status and the body's four keys."""
+    """An error answer: status and the body's four keys."""
 
     def __init__(self, status: int, message: str, kind: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -49,7 +49,7 @@ class EngineApiError(Exception):
         return orjson.dumps(self.payload())
 
     def event(self) -> bytes:
-        """The same inside a stream, where vLLM's JSON has spaces."""
+        """Return the error as an event of a stream, where vLLM's JSON has spaces."""
         return b"data: " + json.dumps(self.payload()).encode() + b"\n\n"
 
 
@@ -67,7 +67,7 @@ def unavailable(why: Unavailable) -> EngineApiError:
 
 
 def invalid(kind: str, where: str, message: str, given: str, context: str = "") -> EngineApiError:
-    """A validation error in the words of vLLM's schema library."""
+    """Return a validation error with the message of vLLM's schema library."""
     place = f"body.{where}" if where else "body"
     entry = (
         f"{{'type': '{kind}', 'loc': '{place}', 'msg': '{message}', 'input': '{given}'{context}}}"
@@ -76,7 +76,7 @@ def invalid(kind: str, where: str, message: str, given: str, context: str = "") 
 
 
 def shown(value: Any) -> str:
-    """A rejected input in a message: its kind and size, never its text."""
+    """Describe a rejected input by kind and size; strings and containers show no text."""
     if isinstance(value, dict):
         return f"<dict of {len(value)} items>"
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""The two generation endpoints: from a body to a request in the engine and back to an answer."""
+"""The two generation endpoints: read a body, run a request in the engine, write the answer."""
 
 import asyncio
 import time
@@ -21,7 +21,7 @@ from forebay.replay.engine.tokenizer import Generation, OutputBlocks
 HEADERS = {"Server": "uvicorn", "Vary": "Origin"}
 JSON = {**HEADERS, "Content-Type": "application/json"}
 EVENTS = {**HEADERS, "Content-Type": "text/event-stream; charset=utf-8"}
-MAX_ID_BYTES = 512  # of a client's X-Request-Id; a longer one is replaced
+MAX_ID_BYTES = 512  # longest X-Request-Id of a client; a longer one is cut
 
 
 class Generator:
@@ -29,7 +29,7 @@ class Generator:
 
     Attributes:
         fault: how streams fail; None serves properly. Tests may change it at any time.
-        load: requests being served now, for /load.
+        load: number of requests being served now, for /load.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Generator:
         return web.Response(body=answer, headers=self.with_request_id(http, JSON))
 
     async def _run(self, request: EngineRequest, sink: Collected | TokenStream) -> None:
-        """Wait out HTTP and tokenisation, enter the engine, wait for the end."""
+        """Wait for HTTP and tokenisation, add the request to the engine, wait for its end."""
         loop = self._loop
         await asyncio.sleep(loop.wall_s(loop.core.request_s))
         if why := loop.unavailable():
@@ -135,7 +135,7 @@ class Generator:
     async def _comment(
         self, request: EngineRequest, stream: TokenStream, interval_s: float
     ) -> None:
-        """A comment whenever nothing was sent for `interval_s` simulated seconds."""
+        """Send a comment whenever the stream was silent for `interval_s` simulated seconds."""
         loop = self._loop
         last_s = loop.now()
         while True:
@@ -159,7 +159,7 @@ class Generator:
         most = min(room, call.max_tokens or room)
         wanted = most if call.ignore_eos else generation.length(most, min(call.min_tokens, most))
         content = OutputBlocks(prompt, generation, config.block_size, call.cache_salt)
-        self._engine_ids += 1  # clients may use one id twice at a time
+        self._engine_ids += 1  # two concurrent requests may have the same client id
         request = EngineRequest(
             str(self._engine_ids),
             prompt.tokens,
@@ -194,7 +194,7 @@ class Generator:
         return stream
 
     def _kill(self, stream: TokenStream) -> None:
-        """The engine dies with `stream`, which may be out of its books by now."""
+        """Kill the engine and fail `stream`, which the engine may have finished already."""
         self._loop.die()
         stream.fail(Unavailable.ENGINE_DEAD)
 
@@ -204,7 +204,7 @@ class Generator:
         return f"{kind}-{name or f'{self._random.getrandbits(64):016x}'}"
 
     def with_request_id(self, http: web.Request, headers: dict[str, str]) -> dict[str, str]:
-        """`headers`, and the request's id when the server was asked to name it."""
+        """Return `headers`, with the request's id if --enable-request-id-headers is set."""
         if not self._config.enable_request_id_headers:
             return headers
         name = http.headers.get("X-Request-Id", "")[:MAX_ID_BYTES]
