@@ -103,7 +103,7 @@ class EngineConfig:
         self.step_constants()
 
     def step_constants(self) -> Calibration:
-        """Return the constants of the step-time model; raises InputError for --calibration."""
+        """Return the constants of the step-time model; raises InputError for a bad file."""
         model, gpu = self.model_spec, self.gpu_spec
         if self.calibration is None:
             return calibration_of(model, gpu)

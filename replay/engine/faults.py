@@ -54,7 +54,7 @@ class Fault:
 
     @property
     def breaks_streams(self) -> bool:
-        """True if the fault happens after a number of tokens."""
+        """Return True if the fault happens after a number of tokens."""
         return self.on_stream is not None or self.kills_engine
 
 

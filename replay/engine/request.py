@@ -87,7 +87,7 @@ class EngineRequest:
         self.content = content
         self.sink = sink
         self._extend = extend
-        # Only the scheduler and the engine core change the fields below.
+        # The scheduler and the engine core change these fields; the driver sets token times.
         self.tokens = prompt_tokens  # prompt and output so far
         self.computed = 0  # tokens whose keys and values are in the KV cache
         self.placeholders = 0  # tokens that are being sampled; async scheduling only

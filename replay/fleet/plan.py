@@ -28,8 +28,8 @@ from forebay.traces.errors import InputError
 GPU_BATCHED_TOKENS, CPU_BATCHED_TOKENS = 8192, 2048
 CPU_KV_MEMORY = "1G"
 SOCKET_PATH = 107  # longest path of a Unix socket, bytes
-EVENTS_PORT, REPLAY_PORT = 1_000, 2_000  # added to the server's port where Unix sockets do not do
-OURS = {  # flags that the proxy's configuration depends on, and the option that sets each
+EVENTS_PORT, REPLAY_PORT = 1_000, 2_000  # added to the server's port; used without Unix sockets
+FIXED = {  # flags that the proxy's configuration depends on, and the option that sets each
     "--model": "--model",
     "--host": "--host",
     "--port": "--port",
@@ -241,9 +241,9 @@ def _check_options(options: FleetOptions) -> None:
     for flag in sorted(names_in(long)):
         if flag in NOT_HERE:
             raise InputError(f"{flag}: a fleet has one server on each GPU; leave it out")
-        if flag in OURS:
+        if flag in FIXED:
             raise InputError(
-                f"{flag} after `--`: the proxy's configuration depends on it; give {OURS[flag]} "
+                f"{flag} after `--`: the proxy's configuration depends on it; give {FIXED[flag]} "
                 "before the `--`"
             )
 

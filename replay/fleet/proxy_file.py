@@ -43,12 +43,12 @@ def proxy_yaml(plan: FleetPlan, base: Path | None, *, kv_events: bool) -> str:
         if kv_events and server.kv_events:
             backend |= {"kv_events": server.kv_events, "kv_replay": server.kv_replay}
         backends.append(backend)
-    ours: dict[str, Any] = {"backends": backends, "affinity": {"kv_tokens": "auto"}}
+    written: dict[str, Any] = {"backends": backends, "affinity": {"kv_tokens": "auto"}}
     kept = _read(base, backends) if base else {}
     if "buckets" not in kept:
-        ours["buckets"] = _buckets(plan.setting.context)
-    affinity = {**ours["affinity"], **(kept.get("affinity") or {})}
-    merged = {**ours, **kept, "affinity": affinity}
+        written["buckets"] = _buckets(plan.setting.context)
+    affinity = {**written["affinity"], **(kept.get("affinity") or {})}
+    merged = {**written, **kept, "affinity": affinity}
     return HEADER + yaml.safe_dump(merged, sort_keys=False, allow_unicode=True, width=120)
 
 

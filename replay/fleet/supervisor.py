@@ -108,7 +108,7 @@ class Supervisor:
             except InputError as error:
                 if not was_up:
                     raise
-                # Its log or its command has gone meanwhile: keep the other servers.
+                # Its log or its command was removed while it ran: keep the other servers.
                 life = _Life("could not be started", str(error), None)
             if stopping.done():
                 self._change(server, "stopped")

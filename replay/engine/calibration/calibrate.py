@@ -168,7 +168,7 @@ class _Gate:
 def _fits(
     gate: _Gate, fitting: list[int], prior: Calibration, cross_validate: bool
 ) -> tuple[Fit, dict[int, float]]:
-    """Fit all points of `fitting`; predict each in seconds by a fit without it, if asked to."""
+    """Fit all points of `fitting`; with `cross_validate` predict each from a fit without it."""
 
     def fit_of(indices: list[int]) -> Fit:
         chosen = [gate.steps[i] for i in indices]

@@ -43,8 +43,8 @@ GPUS = (
     GpuMemory(H200_SXM.name, H200_SXM.memory_gib),
     GpuMemory(H200_NVL.name, H200_NVL.memory_gib),
     GpuMemory("b200", 178.35),  # torch's out-of-memory messages; 182,631 MiB in its properties
-    GpuMemory("h100-80gb", 79.18),  # llm-d-benchmark's start-up logs; others say 79.10 to 79.33
-    GpuMemory("a100-80gb", 79.15),  # torch's out-of-memory messages say 79.14 to 79.35
+    GpuMemory("h100-80gb", 79.18),  # llm-d-benchmark's start-up logs; other logs: 79.10 to 79.33
+    GpuMemory("a100-80gb", 79.15),  # torch's out-of-memory messages: 79.14 to 79.35
     GpuMemory("a100-40gb", 39.5),  # start-up log in vllm-project/vllm#12330
     GpuMemory("l40s", 45_589 / 1024),  # MiB from torch's device properties
     GpuMemory("rtx-pro-6000", 101_976_440_832 / GIB),  # LLMServingSim, meta.json of Llama-3.1-8B

@@ -1,6 +1,6 @@
-"""Sizes of the models and GPUs that the simulated engine knows.
+"""Sizes and data-sheet rates of the models and GPUs that the simulated engine knows.
 
-How fast a GPU runs a model is not known here: the constants of `step_constants` say that.
+`step_constants` has the shares of these rates that kernels reach.
 """
 
 from dataclasses import dataclass
