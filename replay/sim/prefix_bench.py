@@ -27,8 +27,8 @@ from forebay.proxy.core.model import Request as Asked
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import UNLIMITED
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.request import Request
-from forebay.replay.engine.server.tokenizer import hashes_of_ids
+from forebay.replay.engine.request import EngineRequest
+from forebay.replay.engine.tokenizer import hashes_of_ids
 from forebay.replay.sim.fleet import Fleet, Outcome
 from forebay.replay.sim.scenario import Scenario
 from forebay.replay.sim.stepping import SteppingEngine
@@ -48,7 +48,7 @@ class Listener:
     def __init__(self, held: EngineBlocks) -> None:
         self._held = held
 
-    def stored(self, request: Request, first: int, stop: int) -> None:
+    def stored(self, request: EngineRequest, first: int, stop: int) -> None:
         self._held.stored([request.hash_at(index) for index in range(first, stop)])
 
     def removed(self, block_hash: int) -> None:

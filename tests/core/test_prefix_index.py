@@ -16,7 +16,7 @@ from forebay.proxy.core.model import BackendSpec, Bucket, Request, Send
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.kv_events.decode import BadEvent, KvBlocks, SaltUntold, chain_keys
-from forebay.replay.engine.server.tokenizer import Prompt, encode_ids
+from forebay.replay.engine.tokenizer import Prompt, encode_ids
 
 BLOCK = 100.0  # tokens of text
 
