@@ -58,7 +58,7 @@ def _prompt_slices(request: TraceRequest, blocks: tuple[int, ...], salt: str) ->
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedRequest:
     """A request ready to send; `index` is its place in the schedule."""
 
     index: int
@@ -66,11 +66,11 @@ class Prepared:
     body: bytes
 
 
-class Window:
+class PreparedQueue:
     """Prepared requests between the renderer and the sender, bounded by number and bytes."""
 
     def __init__(self, most: int = MAX_AHEAD, most_bytes: int = MAX_AHEAD_BYTES) -> None:
-        self._items: deque[Prepared] = deque()
+        self._items: deque[PreparedRequest] = deque()
         self._most = most
         self._most_bytes = most_bytes
         self._bytes = 0
@@ -78,7 +78,7 @@ class Window:
         self._changed = asyncio.Event()
         self._filled = asyncio.Event()
 
-    async def put(self, item: Prepared) -> None:
+    async def put(self, item: PreparedRequest) -> None:
         """Add `item`; waits while the window is full (one item always fits)."""
         while self._items and (
             len(self._items) >= self._most or self._bytes + len(item.body) > self._most_bytes
@@ -95,7 +95,7 @@ class Window:
         self._filled.set()
         self._changed.set()
 
-    async def get(self) -> Prepared | None:
+    async def get(self) -> PreparedRequest | None:
         """The next one, None after the last."""
         while not self._items:
             if self._closed:
@@ -118,7 +118,7 @@ class Window:
 async def render(
     requests: Iterator[TraceRequest],
     count: int,
-    window: Window,
+    window: PreparedQueue,
     *,
     model: str,
     endpoint: str,
@@ -135,7 +135,7 @@ async def render(
                 pieces.append(piece)
                 if len(piece) > SLICE_TOKENS:
                     await asyncio.sleep(0)
-            await window.put(Prepared(index, request, b"".join(pieces)))
+            await window.put(PreparedRequest(index, request, b"".join(pieces)))
             await asyncio.sleep(0)
     finally:
         window.close()

@@ -1,8 +1,8 @@
 """Send one prepared request and read its stream, noting when each event came.
 
-It decides nothing: no retry, no redirect, no rate. Whatever happens to a request ends as an
-outcome in its `Exchange`, never as an exception. A network read gets one time stamp, taken before
-anything in it is parsed.
+The client decides nothing: no retry, no redirect, no rate. Every request ends as an outcome in its
+`ClientExchange`, never as an exception. A network read gets one time stamp, taken before its bytes
+are parsed.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class Body(aiohttp.Payload):
 
 
 @dataclass(slots=True)
-class Exchange:
+class ClientExchange:
     """One request under way and what came of it; times in seconds of the run."""
 
     request_id: str
@@ -69,7 +69,7 @@ class Exchange:
         self.outcome, self.reason = "failed", reason
 
 
-class Watch:
+class ProgressWatch:
     """Ends a request that makes no progress, or that the run gives up.
 
     One timer that looks, when it fires, whether there was progress: none is set per token.
@@ -172,11 +172,13 @@ class Client:
     ) -> None:
         await self.session.close()
 
-    def watch(self) -> Watch:
+    def watch(self) -> ProgressWatch:
         """The watch `send` runs under; the caller may `end` it."""
-        return Watch(self._clock, self._first_token_s, self._stall_s)
+        return ProgressWatch(self._clock, self._first_token_s, self._stall_s)
 
-    async def send(self, url: URL, body: bytes, exchange: Exchange, watch: Watch) -> None:
+    async def send(
+        self, url: URL, body: bytes, exchange: ClientExchange, watch: ProgressWatch
+    ) -> None:
         """Send `body` and fill in `exchange`; raises nothing but cancellation."""
         try:
             async with watch:
@@ -192,7 +194,9 @@ class Client:
             exchange.fail("malformed")
         exchange.done_s = self._clock.now()
 
-    async def _send(self, url: URL, body: bytes, exchange: Exchange, watch: Watch) -> None:
+    async def _send(
+        self, url: URL, body: bytes, exchange: ClientExchange, watch: ProgressWatch
+    ) -> None:
         payload = Body(body)
         exchange.sent_s = self._clock.now()
         async with self.session.post(
@@ -211,7 +215,7 @@ class Client:
             else:
                 await self._read(response.content, exchange, watch)
 
-    def _headers(self, response: aiohttp.ClientResponse, exchange: Exchange) -> None:
+    def _headers(self, response: aiohttp.ClientResponse, exchange: ClientExchange) -> None:
         headers, scale = response.headers, self._clock.scale
         exchange.status = response.status
         exchange.backend = headers.get("x-forebay-backend", exchange.backend)
@@ -220,7 +224,9 @@ class Client:
         if exchange.retry_after_s is None:
             exchange.retry_after_s = outcome.seconds_header(headers.get("retry-after"), scale)
 
-    async def _read(self, content: aiohttp.StreamReader, exchange: Exchange, watch: Watch) -> None:
+    async def _read(
+        self, content: aiohttp.StreamReader, exchange: ClientExchange, watch: ProgressWatch
+    ) -> None:
         scanner = EventScanner()
         while chunk := await content.readany():
             at_s = self._clock.now()
@@ -264,7 +270,7 @@ def _is_plain_token(payload: bytes) -> bool:
         return False
 
 
-def _usage(usage: dict[str, Any], exchange: Exchange) -> int | None:
+def _usage(usage: dict[str, Any], exchange: ClientExchange) -> int | None:
     """Take the counts of a usage object; the running number of output tokens."""
     counted = outcome.token_count(usage.get("completion_tokens"))
     if counted is not None:
@@ -288,7 +294,7 @@ async def _read_error(content: aiohttp.StreamReader) -> bytes:
     return raw
 
 
-def _failure(error: Exception, exchange: Exchange) -> str:
+def _failure(error: Exception, exchange: ClientExchange) -> str:
     if isinstance(error, aiohttp.ClientSSLError):
         return "tls"
     if isinstance(error, aiohttp.ClientResponseError):

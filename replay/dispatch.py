@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from yarl import URL
 
-from forebay.replay.bodies import Prepared, Window
-from forebay.replay.client import Client, Exchange, Watch
+from forebay.replay.bodies import PreparedQueue, PreparedRequest
+from forebay.replay.client import Client, ClientExchange, ProgressWatch
 from forebay.replay.clock import Clock
 from forebay.replay.pacer import Pacer
 from forebay.replay.recorder import Recorder
@@ -31,7 +31,7 @@ class Dispatch:
         clock: Clock,
         client: Client,
         recorder: Recorder,
-        window: Window,
+        window: PreparedQueue,
         targets: Sequence[Target],
         *,
         path: str,
@@ -51,7 +51,7 @@ class Dispatch:
         self._freed_s: deque[float] = deque(maxlen=max_in_flight)  # when free slots became so
         self._run_id = run_id
         self._tasks = tasks
-        self._watches: set[Watch] = set()
+        self._watches: set[ProgressWatch] = set()
 
     async def open_loop(self, times_s: Sequence[float]) -> None:
         """Send every request at its time."""
@@ -91,9 +91,9 @@ class Dispatch:
         for watch in self._watches:
             watch.end("cancelled")
 
-    def _start(self, job: Prepared, intended_s: float, cap_wait_s: float) -> None:
+    def _start(self, job: PreparedRequest, intended_s: float, cap_wait_s: float) -> None:
         name, url = self._targets[self.sent % len(self._targets)]
-        exchange = Exchange(
+        exchange = ClientExchange(
             f"{self._run_id}-{job.index}", intended_s, cap_wait_s, self._clock.now(), backend=name
         )
         watch = self._client.watch()
@@ -103,7 +103,9 @@ class Dispatch:
         self._recorder.live.sent += 1
         self._tasks.create_task(self._go(job, url, exchange, watch))
 
-    async def _go(self, job: Prepared, url: URL, exchange: Exchange, watch: Watch) -> None:
+    async def _go(
+        self, job: PreparedRequest, url: URL, exchange: ClientExchange, watch: ProgressWatch
+    ) -> None:
         try:
             await self._client.send(url, job.body, exchange, watch)
         finally:

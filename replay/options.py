@@ -8,7 +8,7 @@ from pathlib import Path
 from forebay.replay.bodies import PATHS
 from forebay.replay.schedule import TRACE_ARRIVALS, Arrivals
 from forebay.replay.slo import Slo, default_slos
-from forebay.traces.buckets import DEFAULT_BUCKETS, Bucket
+from forebay.traces.buckets import DEFAULT_BUCKETS, LengthBucket
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 
@@ -42,7 +42,7 @@ class ReplayOptions:
     endpoint: str = "completions"
     time_scale: float = 1.0
     max_in_flight: int = 10_000
-    buckets: tuple[Bucket, ...] = DEFAULT_BUCKETS
+    buckets: tuple[LengthBucket, ...] = DEFAULT_BUCKETS
     slos: tuple[Slo, ...] | None = None
     salt: str = ""
     max_model_len: int | None = None

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from forebay.replay.client import Exchange
+from forebay.replay.client import ClientExchange
 from forebay.replay.measure import Latency
 from forebay.traces.schema import TraceRequest
 
@@ -44,7 +44,7 @@ class Row:
     tokens_estimated: bool | None
 
 
-def row_of(request: TraceRequest, bucket: str, exchange: Exchange, latency: Latency) -> Row:
+def row_of(request: TraceRequest, bucket: str, exchange: ClientExchange, latency: Latency) -> Row:
     """The row of a request that was sent."""
     return Row(
         id=request.id,

@@ -11,12 +11,12 @@ from typing import Any
 from hdrh.histogram import HdrHistogram
 
 from forebay.proxy.telemetry.hlog import HIGHEST_US, IntervalLog, to_us
-from forebay.replay.client import Exchange
+from forebay.replay.client import ClientExchange
 from forebay.replay.measure import Latency, measure
 from forebay.replay.output import TableWriter
 from forebay.replay.record import Row, never_sent_row, row_of
-from forebay.replay.summary import Tally
-from forebay.traces.buckets import Bucket, bucket_of
+from forebay.replay.summary import RunTotals
+from forebay.traces.buckets import LengthBucket, bucket_of
 from forebay.traces.schema import TraceRequest
 
 BEYOND = "other"  # class of a request longer than every bucket
@@ -41,7 +41,11 @@ class Recorder:
     """Keeps the books of one run."""
 
     def __init__(
-        self, log: IntervalLog, table: TableWriter, tally: Tally, buckets: Sequence[Bucket]
+        self,
+        log: IntervalLog,
+        table: TableWriter,
+        tally: RunTotals,
+        buckets: Sequence[LengthBucket],
     ) -> None:
         self.live = Live()
         self.tally = tally
@@ -49,7 +53,7 @@ class Recorder:
         self._table = table
         self._buckets = tuple(buckets)
 
-    def finished(self, request: TraceRequest, exchange: Exchange) -> Row:
+    def finished(self, request: TraceRequest, exchange: ClientExchange) -> Row:
         """Take one request that was sent, whatever became of it."""
         latency = measure(
             exchange.intended_s,

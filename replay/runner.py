@@ -16,8 +16,8 @@ from typing import Any
 
 from forebay.proxy.runtime.event_loop import short_collections
 from forebay.proxy.telemetry.hlog import HlogWriter, IntervalLog
-from forebay.replay.bodies import PATHS, Window, body_slices, render
-from forebay.replay.client import Client, Exchange
+from forebay.replay.bodies import PATHS, PreparedQueue, body_slices, render
+from forebay.replay.client import Client, ClientExchange
 from forebay.replay.clock import Clock
 from forebay.replay.dispatch import Dispatch
 from forebay.replay.options import ReplayOptions
@@ -27,7 +27,7 @@ from forebay.replay.recorder import Live, Recorder
 from forebay.replay.schedule import Schedule, make_schedule
 from forebay.replay.slo import Slo
 from forebay.replay.source import Scan, TraceSource
-from forebay.replay.summary import Tally
+from forebay.replay.summary import RunTotals
 from forebay.replay.target import Served, Target, ask_served, parse_targets
 from forebay.replay.warm import cache_warnings
 from forebay.traces.errors import InputError
@@ -144,8 +144,8 @@ def _schedule(options: ReplayOptions, scan: Scan) -> Schedule:
 
 async def _run(plan: _Plan, client: Client, clock: Clock, folder: RunFolder, stop: Stop) -> Summary:
     options, schedule = plan.options, plan.schedule
-    tally = Tally([bucket.name for bucket in options.buckets], plan.slos)
-    window = Window()
+    tally = RunTotals([bucket.name for bucket in options.buckets], plan.slos)
+    window = PreparedQueue()
     watch_progress = _progress() if not options.quiet and sys.stderr.isatty() else None
     async with asyncio.TaskGroup() as tasks:
         rendering = render(
@@ -295,7 +295,7 @@ async def _warm_up(client: Client, plan: _Plan) -> None:
             body_slices(request, plan.served.model, options.endpoint, f"warm-up {plan.run_id}")
         )
         for target in dict.fromkeys(plan.targets):
-            exchange = Exchange(f"{plan.run_id}-warmup-{number}", 0.0)
+            exchange = ClientExchange(f"{plan.run_id}-warmup-{number}", 0.0)
             url = target.url(PATHS[options.endpoint])
             await client.send(url, body, exchange, client.watch())
             failed += exchange.outcome != "ok"

@@ -83,7 +83,7 @@ class _Rejects:
     with_retry_after: int = 0
 
 
-class Tally:
+class RunTotals:
     """The running totals of one run."""
 
     def __init__(self, buckets: Sequence[str], slos: Sequence[Slo]) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from forebay.traces.errors import InputError
 from forebay.traces.tokens import ByteEstimate
-from forebay.traces.zeroscrolls import TASKS, Sample, by_document, read_task
+from forebay.traces.zeroscrolls import TASKS, ZeroScrollsSample, by_document, read_task
 from forebay.traces.zeroscrolls_prompts import NO_EXPLANATION, prompt_form, truncated_prompt
 from forebay.traces.zeroscrolls_trace import ORDERS, ordered, to_trace
 
@@ -157,9 +157,11 @@ def test_a_damaged_zip_is_one_clear_line(tmp_path: Path) -> None:
         read_task(path)
 
 
-def sample(task: str = "qasper", document: str = "Text", inner: tuple[int, ...] = ()) -> Sample:
+def sample(
+    task: str = "qasper", document: str = "Text", inner: tuple[int, ...] = ()
+) -> ZeroScrollsSample:
     one = row(1, document)
-    return Sample(
+    return ZeroScrollsSample(
         task,
         one["id"],
         one["input"],
@@ -247,7 +249,7 @@ def test_cutting_keeps_documents_shared() -> None:
     assert prompts[0] == prompts[1]
 
 
-def samples() -> list[Sample]:
+def samples() -> list[ZeroScrollsSample]:
     return [replace(sample(document=f"Text {number % 3}"), id=str(number)) for number in range(12)]
 
 

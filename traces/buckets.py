@@ -14,17 +14,17 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
+class LengthBucket:
     """Requests of at most `up_to` prompt tokens that no smaller bucket took."""
 
     name: str
     up_to: int
 
 
-DEFAULT_BUCKETS = (Bucket("chat", 5_000), Bucket("document", 131_072))
+DEFAULT_BUCKETS = (LengthBucket("chat", 5_000), LengthBucket("document", 131_072))
 
 
-def bucket_of(tokens: int, buckets: Sequence[Bucket] = DEFAULT_BUCKETS) -> str | None:
+def bucket_of(tokens: int, buckets: Sequence[LengthBucket] = DEFAULT_BUCKETS) -> str | None:
     """The name of the first bucket that holds `tokens`; None when beyond every bucket.
 
     `buckets` stand in ascending order of `up_to`, as `parse_buckets` makes sure.
@@ -35,13 +35,13 @@ def bucket_of(tokens: int, buckets: Sequence[Bucket] = DEFAULT_BUCKETS) -> str |
     return None
 
 
-def parse_buckets(text: str, option: str = "--buckets") -> tuple[Bucket, ...]:
+def parse_buckets(text: str, option: str = "--buckets") -> tuple[LengthBucket, ...]:
     """Buckets from `chat:5000,document:131072`.
 
     Raises:
         InputError: a part is not NAME:TOKENS, a name comes twice, or the limits do not ascend.
     """
-    buckets: list[Bucket] = []
+    buckets: list[LengthBucket] = []
     for part in text.split(","):
         name, colon, limit = part.strip().partition(":")
         if not colon or not _NAME.fullmatch(name) or not re.fullmatch(r"[0-9]{1,12}", limit):
@@ -49,7 +49,7 @@ def parse_buckets(text: str, option: str = "--buckets") -> tuple[Bucket, ...]:
                 f"{option}: {part.strip()!r} is not NAME:TOKENS; "
                 "write e.g. chat:5000,document:131072"
             )
-        bucket = Bucket(name, int(limit))
+        bucket = LengthBucket(name, int(limit))
         if bucket.up_to < 1:
             raise InputError(f"{option}: {part.strip()!r} holds no request; give 1 token or more")
         if any(name == other.name for other in buckets):

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from forebay.traces.describe import Description, Lengths
+from forebay.traces.describe import Description, LengthSummary
 from forebay.traces.output import json_bytes, write_meta
 from forebay.traces.schema import TraceRequest
 from forebay.traces.sharing import IdealCache
@@ -103,6 +103,6 @@ def print_description(trace: str, result: Description) -> None:
     console.print(lengths)
 
 
-def _length_cells(lengths: Lengths) -> list[str]:
+def _length_cells(lengths: LengthSummary) -> list[str]:
     values = (lengths.p50, lengths.p90, lengths.p99, lengths.max)
     return [f"{lengths.mean:,.0f}", *(f"{value:,}" for value in values)]

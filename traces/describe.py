@@ -15,7 +15,7 @@ from forebay.traces.sharing import IdealCache
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class LengthSummary:
     """Tokens a request; a quantile is a value that occurred (nearest rank)."""
 
     mean: float
@@ -48,8 +48,8 @@ class Description:
     peak_rate_1s: float
     peak_rate_60s: float | None
     dispersion_60s: float | None
-    input_tokens: Lengths
-    output_tokens: Lengths
+    input_tokens: LengthSummary
+    output_tokens: LengthSummary
     ideal_hit_ratio: float
     reuse_share: float
     sessions: int
@@ -112,7 +112,7 @@ def describe(requests: Iterable[TraceRequest]) -> Description:
     )
 
 
-def _lengths(counts: Counter[int]) -> Lengths:
+def _lengths(counts: Counter[int]) -> LengthSummary:
     count = counts.total()
     ordered = sorted(counts)
     wanted = [ceil(quantile * count) for quantile in (0.5, 0.9, 0.99)]
@@ -123,7 +123,7 @@ def _lengths(counts: Counter[int]) -> Lengths:
         while len(found) < len(wanted) and below >= wanted[len(found)]:
             found.append(tokens)
     mean = sum(tokens * times for tokens, times in counts.items()) / count
-    return Lengths(mean, found[0], found[1], found[2], ordered[-1])
+    return LengthSummary(mean, found[0], found[1], found[2], ordered[-1])
 
 
 class _Gaps:

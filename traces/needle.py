@@ -41,7 +41,7 @@ _QUESTIONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class NeedleAnswer:
     """What a right answer to request `id` contains, and where its needle stood."""
 
     id: str
@@ -105,7 +105,7 @@ def needle_requests(
     arrivals: str = "constant",
     rate_per_s: float = 1.0,
     seed: int = 0,
-) -> Iterator[tuple[TraceRequest, Answer]]:
+) -> Iterator[tuple[TraceRequest, NeedleAnswer]]:
     """Requests and their answers: for each length, each depth, each question, in that order.
 
     Args:
@@ -148,7 +148,7 @@ def _requests(
     output_tokens: int,
     times: Iterator[float],
     seed: int,
-) -> Iterator[tuple[TraceRequest, Answer]]:
+) -> Iterator[tuple[TraceRequest, NeedleAnswer]]:
     for length in lengths:
         dice = Random(f"{seed}:needle:{length}")  # depths of one length hide the same needle
         place, number = dice.choice(_PLACES), str(dice.randrange(1_000_000, 10_000_000))
@@ -170,7 +170,7 @@ def _requests(
                     text=text + end,
                     document=f"haystack-{length}-{depth:g}",
                 )
-                yield request, Answer(name, number, question, length, depth)
+                yield request, NeedleAnswer(name, number, question, length, depth)
 
 
 def _question(index: int, place: str) -> str:
@@ -188,18 +188,18 @@ def _hidden(body: str, needle: str, depth: float) -> str:
     return body[:at] + needle + body[at:]
 
 
-def answer_line(answer: Answer) -> bytes:
+def answer_line(answer: NeedleAnswer) -> bytes:
     return orjson.dumps(asdict(answer), option=orjson.OPT_APPEND_NEWLINE)
 
 
-def read_answers(path: str | Path) -> dict[str, Answer]:
+def read_answers(path: str | Path) -> dict[str, NeedleAnswer]:
     """The answers that stand beside a needle trace, by request id."""
-    answers: dict[str, Answer] = {}
+    answers: dict[str, NeedleAnswer] = {}
     try:
         with open(path, "rb") as file:
             for number, line in enumerate(file, start=1):
                 try:
-                    answer = Answer(**parse_object(line))
+                    answer = NeedleAnswer(**parse_object(line))
                 except (RowError, TypeError) as error:
                     raise InputError(
                         f"{path}:{number}: not an expected answer ({error})"

@@ -19,7 +19,7 @@ counts, as an engine shares full blocks only."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sharing:
+class IdealHit:
     """What one prompt found in the cache."""
 
     hit_tokens: float
@@ -38,7 +38,7 @@ class IdealCache:
         self._root: Sequence[int] | None = None
         self.root_blocks = 0
 
-    def look_up(self, request: TraceRequest) -> Sharing:
+    def look_up(self, request: TraceRequest) -> IdealHit:
         """What `request` shares with those before it; then its blocks are cached too."""
         if request.text is not None:
             data = request.text.encode()
@@ -55,7 +55,7 @@ class IdealCache:
             hits += 1
         seen.update(keys[hits:])
         self._shrink_root(keys)
-        return Sharing(min(hits * tokens_per_block, float(request.input_tokens)), hits)
+        return IdealHit(min(hits * tokens_per_block, float(request.input_tokens)), hits)
 
     def _shrink_root(self, keys: Sequence[int]) -> None:
         if self._root is None:

@@ -56,7 +56,7 @@ TASKS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ZeroScrollsSample:
     """One prompt. Indices are offsets in characters (code points) of `input`.
 
     Attributes:
@@ -101,7 +101,7 @@ class TaskFile:
     sha256: str
     rows: int
     skipped: int
-    samples: tuple[Sample, ...]
+    samples: tuple[ZeroScrollsSample, ...]
     warnings: tuple[str, ...]
 
 
@@ -171,7 +171,7 @@ def _read(
             f"{path}: cannot tell which task this is{f' ({task!r} is none)' if task else ''}; "
             f"give --task, one of: {', '.join(TASKS)}"
         )
-    samples: dict[str, Sample] = {}
+    samples: dict[str, ZeroScrollsSample] = {}
     warnings: list[str] = []
     rows = skipped = 0
     label = str(path) if inner.as_posix() == path.as_posix() else f"{path}({inner})"
@@ -218,7 +218,7 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
             yield number, line
 
 
-def _sample(task: str, line: bytes) -> Sample:
+def _sample(task: str, line: bytes) -> ZeroScrollsSample:
     row = parse_object(line)
     separator = row.get("truncation_seperator", row.get("truncation_separator"))
     inner = row.get("inner_docs_start_indices") or []
@@ -232,7 +232,7 @@ def _sample(task: str, line: bytes) -> Sample:
         raise RowError("inner_docs_start_indices is not a list of whole numbers")
     if output is not None and type(output) is not str:
         raise RowError("output is neither a string nor null")
-    return Sample(
+    return ZeroScrollsSample(
         task,
         identity,
         row["input"],
@@ -253,7 +253,7 @@ def _index(row: dict[str, Any], key: str) -> int:
     return value
 
 
-def _index_problem(sample: Sample) -> str | None:
+def _index_problem(sample: ZeroScrollsSample) -> str | None:
     order = (
         0,
         sample.document_start,
@@ -275,9 +275,9 @@ def _index_problem(sample: Sample) -> str | None:
     return f"inner document starts outside the document: {outside[0]}" if outside else None
 
 
-def by_document(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
+def by_document(samples: Sequence[ZeroScrollsSample]) -> dict[str, list[ZeroScrollsSample]]:
     """Samples under the sha256 of their document, both in order of first appearance."""
-    groups: dict[str, list[Sample]] = {}
+    groups: dict[str, list[ZeroScrollsSample]] = {}
     for sample in samples:
         groups.setdefault(sample.document_sha256(), []).append(sample)
     return groups

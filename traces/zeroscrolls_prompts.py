@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from forebay.traces.errors import InputError
 from forebay.traces.tokens import TokenCounter
-from forebay.traces.zeroscrolls import TASKS, Sample
+from forebay.traces.zeroscrolls import TASKS, ZeroScrollsSample
 
 NO_EXPLANATION = " Do not provide any explanation."
 FORMS = ("completions", "chat")
 
 
-def prompt_form(sample: Sample, form: str) -> Sample:
+def prompt_form(sample: ZeroScrollsSample, form: str) -> ZeroScrollsSample:
     """`sample` with the input as the endpoint wants it, its indices still true.
 
     Completions: unchanged. Chat: up to the end of the query, since the response header ("Answer:")
@@ -29,7 +29,7 @@ def prompt_form(sample: Sample, form: str) -> Sample:
     return replace(sample, input=sample.input[: sample.query_end])
 
 
-def _without_explanation(sample: Sample) -> Sample:
+def _without_explanation(sample: ZeroScrollsSample) -> ZeroScrollsSample:
     at = sample.input.find("\n\n")
     if at < 0:
         at = sample.document_start
@@ -51,7 +51,7 @@ def _without_explanation(sample: Sample) -> Sample:
 
 
 def truncated_prompt(
-    sample: Sample, counter: TokenCounter, context_tokens: int, max_new_tokens: int
+    sample: ZeroScrollsSample, counter: TokenCounter, context_tokens: int, max_new_tokens: int
 ) -> str:
     """The input of `sample`, cut so that it and `max_new_tokens` fit in `context_tokens`.
 

@@ -12,15 +12,15 @@ from forebay.traces.arrivals import arrival_times
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 from forebay.traces.tokens import TokenCounter
-from forebay.traces.zeroscrolls import TASKS, Sample, by_document
+from forebay.traces.zeroscrolls import TASKS, ZeroScrollsSample, by_document
 from forebay.traces.zeroscrolls_prompts import prompt_form, truncated_prompt
 
 ORDERS = ("file", "grouped", "shuffled", "zipf")
 
 
 def ordered(
-    samples: Sequence[Sample], order: str, *, seed: int, zipf_s: float = 0.8
-) -> list[Sample]:
+    samples: Sequence[ZeroScrollsSample], order: str, *, seed: int, zipf_s: float = 0.8
+) -> list[ZeroScrollsSample]:
     """Each sample once, in one of four orders.
 
     `file`: as read. `grouped`: those of a document together, documents by first appearance.
@@ -41,7 +41,7 @@ def ordered(
         raise InputError(f"--zipf {zipf_s:g}: give an exponent from 0 (even) to 10")
     dice.shuffle(groups)
     left = [(list(reversed(group)), (rank + 1) ** -zipf_s) for rank, group in enumerate(groups)]
-    result: list[Sample] = []
+    result: list[ZeroScrollsSample] = []
     while left:  # quadratic in documents, of which a task has at most 500
         sums = list(accumulate(weight for _, weight in left))
         place = min(bisect_right(sums, dice.random() * sums[-1]), len(sums) - 1)
@@ -53,7 +53,7 @@ def ordered(
 
 
 def to_trace(
-    samples: Sequence[Sample],
+    samples: Sequence[ZeroScrollsSample],
     counter: TokenCounter,
     *,
     form: str = "completions",
@@ -71,7 +71,7 @@ def to_trace(
 
 
 def _rows(
-    samples: Sequence[Sample],
+    samples: Sequence[ZeroScrollsSample],
     counter: TokenCounter,
     form: str,
     context_tokens: int | None,

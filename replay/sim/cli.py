@@ -11,7 +11,7 @@ from forebay.traces.errors import InputError
 
 if TYPE_CHECKING:
     from forebay.proxy.config.schema import Config
-    from forebay.replay.sim.sweep import Case
+    from forebay.replay.sim.sweep import SweepCase
 
 EXAMPLE = """A fleet in virtual time: the proxy's own decisions in front of simulated engines.
 
@@ -82,7 +82,7 @@ def simulate_command(
     from forebay.replay.schedule import parse_arrivals
     from forebay.replay.sim.scenario import Scenario
     from forebay.replay.sim.sweep import cases, parse_axes, run_all, run_on_ray
-    from forebay.replay.sim.workload import Workload
+    from forebay.replay.sim.workload import SimWorkload
     from forebay.replay.slo import default_slos, parse_slos
 
     axes = parse_axes(sweep or ())
@@ -107,7 +107,7 @@ def simulate_command(
     )
     names = [bucket.name for bucket in scenario.buckets()]
     slos = default_slos(names) if slo is None else parse_slos(slo, names)
-    workload = Workload(
+    workload = SimWorkload(
         trace=trace,
         format_name=trace_format,
         skip_bad=skip_bad,
@@ -145,7 +145,7 @@ def show(results: list[dict[str, Any]], *, as_json: bool) -> None:
     Console().print(results_table(results))
 
 
-def _kept(case: "Case", folder: Path, *, force: bool) -> dict[str, Any]:
+def _kept(case: "SweepCase", folder: Path, *, force: bool) -> dict[str, Any]:
     from forebay.replay.sim.run_folder import keep
     from forebay.replay.sim.sweep import describe, simulate_case
 
@@ -155,7 +155,7 @@ def _kept(case: "Case", folder: Path, *, force: bool) -> dict[str, Any]:
     return summary
 
 
-def _explain(case: "Case", request_id: str, *, as_json: bool) -> None:
+def _explain(case: "SweepCase", request_id: str, *, as_json: bool) -> None:
     from forebay.proxy.telemetry.explain_cli import show as show_receipt
     from forebay.proxy.telemetry.receipt_text import told
     from forebay.replay.sim.sweep import simulate_case

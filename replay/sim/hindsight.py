@@ -22,7 +22,7 @@ from random import Random
 from forebay.proxy.core.model import Bucket, RejectReason, Request
 from forebay.proxy.core.policy.admission import Admit, refuse
 from forebay.proxy.core.policy.routing import Option
-from forebay.replay.sim.fleet import Fleet, Outcome
+from forebay.replay.sim.fleet import Fleet, SimOutcome
 from forebay.replay.sim.scenario import Scenario
 from forebay.traces.buckets import bucket_of
 from forebay.traces.schema import TraceRequest
@@ -31,7 +31,7 @@ AFTER_S = 60.0  # later arrivals than this do not matter to one request any more
 
 
 @dataclass(frozen=True, slots=True)
-class Targets:
+class TtftTargets:
     """By when a first token is wanted, by bucket, in seconds; what is not named has none.
 
     The policy is told: it is the client's timeout.
@@ -43,12 +43,12 @@ class Targets:
     def of(self, row: TraceRequest) -> float:
         return self.ttft_s.get(bucket_of(row.input_tokens, self.scenario.buckets()) or "", inf)
 
-    def met(self, outcome: Outcome) -> bool:
+    def met(self, outcome: SimOutcome) -> bool:
         return outcome.ttft_s is not None and outcome.ttft_s <= self.of(outcome.request)
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class RejectionHindsight:
     """How right the decisions about a trace were.
 
     Attributes:
@@ -62,8 +62,8 @@ class Judged:
 
     requests: int
     met: int
-    missed: Sequence[Outcome]
-    refused: Sequence[Outcome]
+    missed: Sequence[SimOutcome]
+    refused: Sequence[SimOutcome]
     tried: Mapping[str, bool]
     otherwise: Mapping[str, int]
 
@@ -84,8 +84,8 @@ class Judged:
 
 
 def judge(
-    trace: Sequence[TraceRequest], targets: Targets, sample: int = 100, seed: int = 0
-) -> Judged:
+    trace: Sequence[TraceRequest], targets: TtftTargets, sample: int = 100, seed: int = 0
+) -> RejectionHindsight:
     """Play the trace by the rule and by others, and try up to `sample` refusals alone."""
     outcomes = _play(trace, targets, refuse)
     refused = [o for o in outcomes if o.reject and not o.reject.queued_s]
@@ -100,10 +100,10 @@ def judge(
     otherwise = {
         name: sum(map(targets.met, _play(trace, targets, rule))) for name, rule in OTHERS.items()
     }
-    return Judged(len(trace), met, missed, refused, tried, otherwise)
+    return RejectionHindsight(len(trace), met, missed, refused, tried, otherwise)
 
 
-def _false(row: TraceRequest, trace: Sequence[TraceRequest], targets: Targets) -> bool:
+def _false(row: TraceRequest, trace: Sequence[TraceRequest], targets: TtftTargets) -> bool:
     """Whether the request meets its target when it is taken in."""
     until = row.arrival_s + AFTER_S
     after = _play([r for r in trace if r.arrival_s < until], targets, _but(row.id))
@@ -139,7 +139,7 @@ def _but(request_id: str) -> Admit:
     return admit
 
 
-def _play(trace: Sequence[TraceRequest], targets: Targets, admit: Admit) -> list[Outcome]:
+def _play(trace: Sequence[TraceRequest], targets: TtftTargets, admit: Admit) -> list[SimOutcome]:
     scenario = targets.scenario
     engines = {f"gpu{number}": scenario.new_engine() for number in range(scenario.gpus)}
     policy = scenario.new_policy(list(engines), admit)

@@ -29,10 +29,10 @@ from forebay.proxy.core.state.backend import UNLIMITED
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.request import Request
 from forebay.replay.engine.server.tokenizer import hashes_of_ids
-from forebay.replay.sim.fleet import Fleet, Outcome
+from forebay.replay.sim.fleet import Fleet, SimOutcome
 from forebay.replay.sim.scenario import Scenario
 from forebay.replay.sim.stepping import SteppingEngine
-from forebay.replay.sim.workload import Workload as Source
+from forebay.replay.sim.workload import SimWorkload as Source
 from forebay.traces.lengths import Lognormal
 from forebay.traces.schema import TraceRequest
 from forebay.traces.synth import Workload, workload
@@ -42,7 +42,7 @@ ENGINES = 2
 OTHERS = "other-"  # names of requests that do not come through the proxy
 
 
-class Listener:
+class CacheListener:
     """Tells an index what happens to an engine's cache, at once."""
 
     def __init__(self, held: HeldPrefixes) -> None:
@@ -58,10 +58,10 @@ class Listener:
         self._held.cleared()
 
 
-class Misled(Shaper):
+class MisinformedShaper(Shaper):
     """A shaper that knows less than it would like, in front of engines that others use too."""
 
-    def __init__(self, case: "Case", *args: Any, **options: Any) -> None:
+    def __init__(self, case: "PrefixCase", *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._case = case
         self._names = list(self.backends)
@@ -91,17 +91,17 @@ class Misled(Shaper):
         return [] if request_id.startswith(OTHERS) else super().finish(request_id, now)
 
 
-class Played:
+class PrefixRun:
     """One run: its outcomes and how far the predictions were off."""
 
     def __init__(
-        self, trace: Sequence[TraceRequest], config: EngineConfig, mode: str, case: "Case"
+        self, trace: Sequence[TraceRequest], config: EngineConfig, mode: str, case: "PrefixCase"
     ) -> None:
         if case.others:
             trace = with_others(trace, case.others)
         scenario = Scenario(config, ENGINES)
         engines = {f"gpu{number}": SteppingEngine(config) for number in range(ENGINES)}
-        shaper = Misled(
+        shaper = MisinformedShaper(
             case,
             [BackendSpec(name, 64) for name in engines],
             scenario.proxy.core_buckets(),
@@ -117,7 +117,7 @@ class Played:
                 held = HeldPrefixes(self._translations)
                 held.cleared()  # it has just started
                 shaper.backends[name].held = held
-                engine.core.pool.observer = Listener(held)
+                engine.core.pool.observer = CacheListener(held)
         fleet = Fleet(shaper, engines, self._decided, tells_cached=mode != "believed")
         self.outcomes = fleet.run(trace)
         self.error = PrefixError()
@@ -141,7 +141,7 @@ class Played:
             )
             self._translations.learn(request.blocks, keys, row.block_tokens)
 
-    def ours(self) -> list[Outcome]:
+    def ours(self) -> list[SimOutcome]:
         """Those that the proxy sent."""
         return [o for o in self.outcomes if o.request.id in self._predicted]
 
@@ -158,7 +158,7 @@ class Played:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class PrefixCase:
     """What the proxy is not told.
 
     Attributes:
@@ -174,10 +174,10 @@ class Case:
 
 
 CASES = (
-    Case("all known"),
-    Case("max_tokens x8", most_output=8.0),
-    Case("pool unknown", pool_unknown=True),
-    Case("others' traffic", others=1.5),
+    PrefixCase("all known"),
+    PrefixCase("max_tokens x8", most_output=8.0),
+    PrefixCase("pool unknown", pool_unknown=True),
+    PrefixCase("others' traffic", others=1.5),
 )
 
 
@@ -242,10 +242,10 @@ def main() -> None:
                     continue
                 for mode in MODES:
                     title = f"{name}, {case.name}"
-                    row([Played(trace, config, mode, case) for trace in runs], title, mode)
+                    row([PrefixRun(trace, config, mode, case) for trace in runs], title, mode)
 
 
-def row(played: Sequence[Played], name: str, mode: str) -> None:
+def row(played: Sequence[PrefixRun], name: str, mode: str) -> None:
     def mean(values: Iterator[float]) -> float:
         return statistics.fmean(values)
 

@@ -14,9 +14,9 @@ from forebay.proxy.telemetry.hlog import HlogWriter, IntervalLog
 from forebay.replay.measure import DEFINITIONS
 from forebay.replay.output import RunFolder
 from forebay.replay.record import Row
-from forebay.replay.sim.fleet import Outcome
+from forebay.replay.sim.fleet import SimOutcome
 from forebay.replay.sim.scenario import Simulated
-from forebay.replay.sim.sweep import Case
+from forebay.replay.sim.sweep import SweepCase
 from forebay.replay.source import TraceSource
 from forebay.traces.buckets import bucket_of
 from forebay.traces.schema import TraceRequest
@@ -25,7 +25,7 @@ LINES = 3_600  # of each tag in the .hlog, at most: writing one takes 0.4 ms
 
 
 def keep(
-    folder: Path, case: Case, simulated: Simulated, summary: dict[str, Any], *, force: bool
+    folder: Path, case: SweepCase, simulated: Simulated, summary: dict[str, Any], *, force: bool
 ) -> None:
     """Write the four files of a run; raises InputError when the folder cannot take it."""
     with RunFolder(folder, force=force) as run:
@@ -54,7 +54,7 @@ def keep(
         run.commit(_record(case, simulated, summary), summary)
 
 
-def row_of(outcome: Outcome, bucket: str) -> Row:
+def row_of(outcome: SimOutcome, bucket: str) -> Row:
     """The row of one simulated request; it is sent the moment it is due."""
     request, reject = outcome.request, outcome.reject
     due, first, last = request.arrival_s, outcome.first_token_s, outcome.finished_s
@@ -121,7 +121,7 @@ def _log(log: IntervalLog, row: Row) -> None:
             log.record(f"{metric}.{row.bucket}", value)
 
 
-def _record(case: Case, simulated: Simulated, summary: dict[str, Any]) -> dict[str, Any]:
+def _record(case: SweepCase, simulated: Simulated, summary: dict[str, Any]) -> dict[str, Any]:
     scenario, workload = case.scenario, case.workload
     engine = {name: str(value) for name, value in asdict(scenario.engine).items()}
     return {

@@ -18,12 +18,12 @@ from forebay.proxy.core.shaper import Shaper
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.scheduler import SchedulerLimits
 from forebay.replay.sim.all_knowing import AllKnowing
-from forebay.replay.sim.fleet import Engine, Fleet, Outcome, Policy
+from forebay.replay.sim.fleet import Engine, Fleet, Policy, SimOutcome
 from forebay.replay.sim.in_turn import InTurn
-from forebay.replay.sim.peers import PEERS
+from forebay.replay.sim.router_models import ROUTER_MODELS
 from forebay.replay.sim.skipping import SkippingEngine
 from forebay.replay.sim.stepping import SteppingEngine
-from forebay.traces.buckets import Bucket
+from forebay.traces.buckets import LengthBucket
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 
@@ -31,7 +31,7 @@ DIRECT = "direct"
 """Policy name: no proxy; requests go straight to the engines in turn."""
 ALL_KNOWING = "all_knowing"
 """Policy name: a reference that looks into the engines' caches."""
-POLICIES = (*ROUTES, DIRECT, *PEERS, ALL_KNOWING)
+POLICIES = (*ROUTES, DIRECT, *ROUTER_MODELS, ALL_KNOWING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,8 @@ class Scenario:
                     "any size, so leave `backends` out"
                 )
 
-    def buckets(self) -> tuple[Bucket, ...]:
-        return tuple(Bucket(b.name, b.up_to) for b in self.proxy.buckets)
+    def buckets(self) -> tuple[LengthBucket, ...]:
+        return tuple(LengthBucket(b.name, b.up_to) for b in self.proxy.buckets)
 
     @property
     def slots(self) -> int:
@@ -90,8 +90,8 @@ class Scenario:
             return InTurn()
         if self.policy == ALL_KNOWING:
             return AllKnowing()
-        if self.policy in PEERS:
-            return PEERS[self.policy][0]()
+        if self.policy in ROUTER_MODELS:
+            return ROUTER_MODELS[self.policy][0]()
         options = self.proxy.shaper_options()
         options["route"] = ROUTES[self.policy]
         options["tenants"] = self.tenants or options["tenants"]
@@ -134,7 +134,7 @@ class Simulated:
     """
 
     scenario: Scenario
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[SimOutcome]
     busy: Sequence[float]
     preemptions: int
     cpu_s: float
@@ -167,7 +167,7 @@ def simulate(trace: Sequence[TraceRequest], scenario: Scenario) -> Simulated:
     return Simulated(scenario, outcomes, busy, preemptions, cpu_s, receipts)
 
 
-def _receipts(policy: ExplainedShaper, outcomes: Sequence[Outcome]) -> Receipts:
+def _receipts(policy: ExplainedShaper, outcomes: Sequence[SimOutcome]) -> Receipts:
     policy.settle(inf)
     for outcome in outcomes:  # the fleet tells the policy only what it did not expect
         receipt = policy.receipts.find(outcome.request.id)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forebay.replay.sim.fleet import Outcome
+from forebay.replay.sim.fleet import SimOutcome
 from forebay.replay.sim.scenario import Simulated
 from forebay.replay.slo import Slo
 from forebay.replay.summary import INFINITE, PERCENTILES, rank_of
@@ -159,5 +159,5 @@ def distribution_ms(values_s: Floats, failures: int = 0) -> dict[str, float | st
     return told
 
 
-def _times(outcomes: Sequence[Outcome], name: str) -> Floats:
+def _times(outcomes: Sequence[SimOutcome], name: str) -> Floats:
     return np.array([getattr(o, name) for o in outcomes], dtype=float)

@@ -17,7 +17,7 @@ from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.capacity import capacity_per_s
 from forebay.replay.sim.scenario import POLICIES, Scenario, Simulated, simulate
 from forebay.replay.sim.summary import summarise
-from forebay.replay.sim.workload import Workload
+from forebay.replay.sim.workload import SimWorkload
 from forebay.replay.slo import Slo
 from forebay.traces.errors import InputError
 
@@ -29,12 +29,12 @@ KEYS = ("gpus", "policy", *WORKLOAD_KEYS, *ENGINE_KEYS)
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class SweepCase:
     """One combination: the values that differ between cases, and what they make."""
 
     values: Mapping[str, Value]
     scenario: Scenario
-    workload: Workload
+    workload: SimWorkload
     slos: tuple[Slo, ...]
 
 
@@ -62,15 +62,18 @@ def parse_axes(texts: Sequence[str]) -> dict[str, list[Value]]:
 
 
 def cases(
-    axes: Mapping[str, Sequence[Value]], base: Scenario, workload: Workload, slos: tuple[Slo, ...]
-) -> Iterator[Case]:
+    axes: Mapping[str, Sequence[Value]],
+    base: Scenario,
+    workload: SimWorkload,
+    slos: tuple[Slo, ...],
+) -> Iterator[SweepCase]:
     """Every combination of the axes, the last varying fastest; raises InputError."""
     for combination in product(*axes.values()):
         values = dict(zip(axes, combination, strict=True))
         engine = {key: value for key, value in values.items() if key in ENGINE_KEYS}
         outer = {key: value for key, value in values.items() if key in ("gpus", "policy")}
         paced = {key: value for key, value in values.items() if key in WORKLOAD_KEYS}
-        yield Case(
+        yield SweepCase(
             values,
             replace(base, engine=replace(base.engine, **engine), **outer),  # type: ignore[arg-type]
             replace(workload, **paced),  # type: ignore[arg-type]
@@ -78,12 +81,12 @@ def cases(
         )
 
 
-def run_case(case: Case) -> dict[str, Any]:
+def run_case(case: SweepCase) -> dict[str, Any]:
     """Simulate one case; its summary, with the case's values under "case"."""
     return describe(case, *simulate_case(case))
 
 
-def simulate_case(case: Case) -> tuple[Simulated, float]:
+def simulate_case(case: SweepCase) -> tuple[Simulated, float]:
     """The simulation and how long arrivals went on, seconds."""
     scenario = case.scenario
 
@@ -95,12 +98,12 @@ def simulate_case(case: Case) -> tuple[Simulated, float]:
     return simulate(trace, scenario), window_s
 
 
-def describe(case: Case, simulated: Simulated, window_s: float) -> dict[str, Any]:
+def describe(case: SweepCase, simulated: Simulated, window_s: float) -> dict[str, Any]:
     told = summarise(simulated, case.slos, window_s)
     return {"case": dict(case.values), **told, "cpu_s": round(simulated.cpu_s, 3)}
 
 
-def run_all(listed: Sequence[Case], jobs: int | None = None) -> Iterator[dict[str, Any]]:
+def run_all(listed: Sequence[SweepCase], jobs: int | None = None) -> Iterator[dict[str, Any]]:
     """The summaries, in the order of the cases, on `jobs` processes (default: all cores)."""
     jobs = min(jobs or len(os.sched_getaffinity(0)), len(listed))
     if jobs <= 1:
@@ -110,7 +113,7 @@ def run_all(listed: Sequence[Case], jobs: int | None = None) -> Iterator[dict[st
         yield from pool.map(run_case, listed)
 
 
-def run_on_ray(listed: Sequence[Case], address: str) -> Iterator[dict[str, Any]]:
+def run_on_ray(listed: Sequence[SweepCase], address: str) -> Iterator[dict[str, Any]]:
     """The same on a Ray cluster; raises InputError where Ray is missing or out of reach."""
     try:
         import ray

@@ -15,7 +15,7 @@ BYTES_PER_TOKEN = 4  # of prompt text, where only its blocks' equality matters
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class SimWorkload:
     """Where requests come from and how they are paced; the options of `forebay replay`.
 
     Attributes:

@@ -22,7 +22,7 @@ TREE_CHARS: Final = 33_554_432  # of a worker's tree in vllm-router; sglang-rout
 VIRTUAL_NODES: Final = 160  # of each engine on a hash ring
 
 
-class Place:
+class EngineView:
     """One engine as a router sees it: what it was sent and has not finished."""
 
     def __init__(self, name: str, number: int, kv_tokens: float) -> None:
@@ -40,40 +40,40 @@ class Place:
         return min(int(blocks * request.block_tokens), request.prompt_tokens)
 
 
-class Sent:
-    def __init__(self, request: Request, place: Place, uncached: int) -> None:
+class RoutedRequest:
+    def __init__(self, request: Request, place: EngineView, uncached: int) -> None:
         self.request = request
         self.place = place
         self.uncached = uncached  # tokens of the prompt
         self.answered = False
 
 
-class Peer:
+class RouterModel:
     """Sends everything at once to the engine that `choose` names, and refuses nothing."""
 
     wants_usage = False
 
     def __init__(self) -> None:
-        self.places: list[Place] = []
-        self.sent: dict[str, Sent] = {}
+        self.places: list[EngineView] = []
+        self.sent: dict[str, RoutedRequest] = {}
 
-    def choose(self, request: Request) -> Place:
+    def choose(self, request: Request) -> EngineView:
         raise NotImplementedError
 
     def backend_up(self, name: str, now: float, kv_tokens: float | None = None) -> list[Action]:
-        self.places.append(Place(name, len(self.places), kv_tokens or inf))
+        self.places.append(EngineView(name, len(self.places), kv_tokens or inf))
         return []
 
     def arrive(self, request: Request, now: float) -> list[Action]:
         return [self.send(request, self.choose(request), now)]
 
-    def send(self, request: Request, place: Place, now: float, queued_s: float = 0.0) -> Send:
+    def send(self, request: Request, place: EngineView, now: float, queued_s: float = 0.0) -> Send:
         uncached = request.prompt_tokens - place.matched(request)
         place.index.touch(request.blocks)
         place.running += 1
         place.tokens += request.prompt_tokens
         place.prefill_tokens += uncached
-        self.sent[request.id] = Sent(request, place, uncached)
+        self.sent[request.id] = RoutedRequest(request, place, uncached)
         return Send(request, place.name, "", queued_s, 0.0, 0)
 
     def first_token(self, request_id: str, now: float) -> list[Action]:
@@ -106,11 +106,11 @@ class Peer:
     def wake(self, now: float) -> list[Action]:
         return []
 
-    def least_running(self) -> Place:
+    def least_running(self) -> EngineView:
         return min(self.places, key=lambda p: p.running)
 
 
-class LeastConnections(Peer):
+class LeastConnections(RouterModel):
     """nginx least_conn, HAProxy leastconn, Envoy LEAST_REQUEST over all: fewest in flight.
 
     Ties go round, as in nginx.
@@ -120,21 +120,21 @@ class LeastConnections(Peer):
         super().__init__()
         self._turn = 0
 
-    def choose(self, request: Request) -> Place:
+    def choose(self, request: Request) -> EngineView:
         self._turn += 1
         count = len(self.places)
         turns = [self.places[(self._turn + at) % count] for at in range(count)]
         return min(turns, key=lambda p: p.running)
 
 
-class PowerOfTwo(Peer):
+class PowerOfTwo(RouterModel):
     """Envoy's default, vllm-router power_of_two: the less busy of two at random."""
 
     def __init__(self) -> None:
         super().__init__()
         self._dice = Random(0)
 
-    def choose(self, request: Request) -> Place:
+    def choose(self, request: Request) -> EngineView:
         if len(self.places) < 2:
             return self.places[0]
         one, other = self._dice.sample(self.places, 2)
@@ -180,7 +180,7 @@ class LeastConnectionsQueue(LeastConnections):
         return actions
 
 
-class Ring(Peer):
+class Ring(RouterModel):
     """A hash ring; the key is the beginning of the prompt: its first block."""
 
     def __init__(self) -> None:
@@ -194,7 +194,7 @@ class Ring(Peer):
         self._ring.sort()
         return super().backend_up(name, now, kv_tokens)
 
-    def around(self, request: Request) -> list[Place]:
+    def around(self, request: Request) -> list[EngineView]:
         """All engines, in the order in which the ring offers them to this prompt."""
         key = str(request.blocks[0]) if request.blocks else request.id
         at, low, high = crc32(key.encode()), 0, len(self._ring)
@@ -204,7 +204,7 @@ class Ring(Peer):
                 low = middle + 1
             else:
                 high = middle
-        found: list[Place] = []
+        found: list[EngineView] = []
         for step in range(len(self._ring)):
             place = self.places[self._ring[(low + step) % len(self._ring)][1]]
             if place not in found:
@@ -221,14 +221,14 @@ class Ring(Peer):
 class ConsistentHash(Ring):
     """nginx `hash $prompt_prefix consistent`; load counts for nothing."""
 
-    def choose(self, request: Request) -> Place:
+    def choose(self, request: Request) -> EngineView:
         return self.around(request)[0]
 
 
 class BoundedHash(Ring):
     """KubeAI's CHWBL: on round the ring from an engine beyond 1.25 times the mean in flight."""
 
-    def choose(self, request: Request) -> Place:
+    def choose(self, request: Request) -> EngineView:
         around, most = self.around(request), self.fair_load(1.25)
         for place in around:
             if place.running <= most:
@@ -240,7 +240,7 @@ class SmgPrefixHash(Ring):
     """SMG 1.13 prefix_hash: bounded at 1.25, but only if more than 10 above the mean; else the
     least loaded."""
 
-    def choose(self, request: Request) -> Place:
+    def choose(self, request: Request) -> EngineView:
         place = self.around(request)[0]
         mean = sum(p.running for p in self.places) / len(self.places)
         if place.running > self.fair_load(1.25) and place.running > mean + 10:
@@ -248,7 +248,7 @@ class SmgPrefixHash(Ring):
         return place
 
 
-class CacheAware(Peer):
+class CacheAware(RouterModel):
     """sglang-router 0.3.2 and vllm-router 0.1.17 cache_aware (on /v1/completions).
 
     A match of more than 0.3 of the prompt goes to where it matched, anything else to the least
@@ -259,11 +259,11 @@ class CacheAware(Peer):
     ABSOLUTE: Final = 64
     RELATIVE: Final = 1.5
 
-    def send(self, request: Request, place: Place, now: float, queued_s: float = 0.0) -> Send:
+    def send(self, request: Request, place: EngineView, now: float, queued_s: float = 0.0) -> Send:
         place.index.capacity_blocks = int(TREE_CHARS / (CHARS_PER_TOKEN * request.block_tokens))
         return super().send(request, place, now, queued_s)
 
-    def best_match(self, request: Request) -> Place | None:
+    def best_match(self, request: Request) -> EngineView | None:
         """Where more of the prompt than THRESHOLD matched, the longest match."""
         best, most = None, self.THRESHOLD * request.prompt_tokens
         for place in self.places:
@@ -272,7 +272,7 @@ class CacheAware(Peer):
                 best, most = place, float(matched)
         return best
 
-    def choose(self, request: Request) -> Place:
+    def choose(self, request: Request) -> EngineView:
         least = self.least_running()
         most = max(p.running for p in self.places)
         if most - least.running > self.ABSOLUTE and most > self.RELATIVE * least.running:
@@ -288,7 +288,7 @@ class SmgCacheAware(CacheAware):
     8, as was measured (68 to 28 of 96).
     """
 
-    def choose(self, request: Request) -> Place:
+    def choose(self, request: Request) -> EngineView:
         best = self.best_match(request)
         if best is None:
             return self.least_running()
@@ -299,7 +299,7 @@ class SmgCacheAware(CacheAware):
         return best
 
 
-class LlmD(Peer):
+class LlmD(RouterModel):
     """llm-d-router: keep the engines that hold 0.80 of the prompt unless their first token is
     18 s later; of those kept, the fewest prompt tokens in flight."""
 
@@ -307,11 +307,11 @@ class LlmD(Peer):
     STICKY_S: Final = 18.0
     TOKENS_PER_S: Final = 15_928.0
 
-    def send(self, request: Request, place: Place, now: float, queued_s: float = 0.0) -> Send:
+    def send(self, request: Request, place: EngineView, now: float, queued_s: float = 0.0) -> Send:
         _bound_by_pool(place, request)
         return super().send(request, place, now, queued_s)
 
-    def choose(self, request: Request) -> Place:
+    def choose(self, request: Request) -> EngineView:
         least = min(self.places, key=lambda p: p.tokens)
         enough = self.AFFINITY * request.prompt_tokens
         holders = [p for p in self.places if p.matched(request) >= enough]
@@ -322,15 +322,15 @@ class LlmD(Peer):
         return least if later_s > self.STICKY_S else best
 
 
-class Dynamo(Peer):
+class Dynamo(RouterModel):
     """NVIDIA Dynamo's KV router with events: least of prefill that is left to do, this prompt's
     part that is not held included, plus what is in use by those in flight; all in tokens."""
 
-    def send(self, request: Request, place: Place, now: float, queued_s: float = 0.0) -> Send:
+    def send(self, request: Request, place: EngineView, now: float, queued_s: float = 0.0) -> Send:
         _bound_by_pool(place, request)
         return super().send(request, place, now, queued_s)
 
-    def choose(self, request: Request) -> Place:
+    def choose(self, request: Request) -> EngineView:
         best, least = self.places[0], inf
         for place in self.places:
             prefill = place.prefill_tokens + request.prompt_tokens - place.matched(request)
@@ -340,21 +340,21 @@ class Dynamo(Peer):
         return best
 
 
-def _bound_by_pool(place: Place, request: Request) -> None:
+def _bound_by_pool(place: EngineView, request: Request) -> None:
     """The router knows how much the engine's KV pool holds."""
     if place.kv_tokens < inf:
         place.index.capacity_blocks = int(place.kv_tokens / request.block_tokens)
 
 
-def _queue_8() -> Peer:
+def _queue_8() -> RouterModel:
     return LeastConnectionsQueue(8)
 
 
-def _queue_64() -> Peer:
+def _queue_64() -> RouterModel:
     return LeastConnectionsQueue(64)
 
 
-PEERS: dict[str, tuple[Callable[[], Peer], str]] = {
+ROUTER_MODELS: dict[str, tuple[Callable[[], RouterModel], str]] = {
     "least_connections": (LeastConnections, "model of nginx least_conn, HAProxy leastconn"),
     "power_of_two": (PowerOfTwo, "model of Envoy, vllm-router power_of_two"),
     "leastconn_8": (_queue_8, "model of HAProxy leastconn, maxconn 8, queue"),
