@@ -92,7 +92,7 @@ def test_what_is_odd_is_a_warning(tmp_path: Path) -> None:
     warnings = [warning.removeprefix(f"{tmp_path}/t.jsonl") for warning in found.warnings]
     assert warnings[0].startswith(":1: indices out of order: document 35:9999, query")
     assert warnings[1] == ":2: inner document starts outside the document: 0"
-    assert warnings[2] == ":3: id 'q2' again with another input; kept one"
+    assert warnings[2] == ":3: id 'q2' again with another input; kept the first"
     assert warnings[3] == ": 3 rows, the paper's Table 1 has 500"
 
 

@@ -338,6 +338,4 @@ def _numbers(text: str, option: str, kind: type[Any]) -> list[Any]:
     try:
         return [kind(part) for part in text.split(",")]
     except ValueError:
-        raise InputError(
-            f"{option}: {text!r} is not a list of numbers separated by commas"
-        ) from None
+        raise InputError(f"{option}: {text!r} is not numbers separated by commas") from None
