@@ -49,9 +49,9 @@ class ReplayArguments:
     speed: Annotated[float | None, typer.Option(help="pace as a multiple of the trace's own")] = (
         None
     )
-    duration: Annotated[
-        float | None, typer.Option(help="send only what is due in the first so many seconds")
-    ] = None
+    duration: Annotated[float | None, typer.Option(help="stop sending after this many seconds")] = (
+        None
+    )
     model: Annotated[
         str | None, typer.Option(help="model to ask for; default: the one the target lists")
     ] = None

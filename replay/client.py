@@ -1,4 +1,4 @@
-"""Send one prepared request and read its stream, noting when each event came.
+"""Send one prepared request and read its stream, recording when each event arrived.
 
 The client decides nothing: no retry, no redirect, no rate. Every request ends as an outcome in its
 `ClientExchange`, never as an exception. A network read gets one time stamp, taken before its bytes
@@ -26,7 +26,7 @@ MAX_ERROR_BYTES = 64 << 10
 
 
 class Body(aiohttp.Payload):
-    """Bytes handed to the connection as they are (aiohttp's own payload warns above 1 MiB)."""
+    """Bytes that are written to the connection unchanged; aiohttp's payload warns above 1 MiB."""
 
     _default_content_type = "application/json"
 
@@ -43,7 +43,7 @@ class Body(aiohttp.Payload):
 
 @dataclass(slots=True)
 class ClientExchange:
-    """One request under way and what came of it; times in seconds of the run."""
+    """One request and its answer so far; times in seconds of the run."""
 
     request_id: str
     intended_s: float
@@ -70,9 +70,9 @@ class ClientExchange:
 
 
 class ProgressWatch:
-    """Ends a request that makes no progress, or that the run gives up.
+    """Ends a request that makes no progress, or that the run cancels.
 
-    One timer that looks, when it fires, whether there was progress: none is set per token.
+    One timer checks, when it fires, whether there was progress. So no timer is set for each token.
     """
 
     def __init__(self, clock: Clock, first_token_s: float, stall_s: float) -> None:
@@ -90,7 +90,7 @@ class ProgressWatch:
         self._entered = True
         if self.reason is None:
             self._arm()
-        else:  # given up before its task first ran
+        else:  # cancelled before its task first ran
             self._scope.reschedule(asyncio.get_running_loop().time())
         return self
 
@@ -105,9 +105,9 @@ class ProgressWatch:
         await self._scope.__aexit__(kind, error, trace)
 
     def progress(self, at_s: float) -> None:
-        """Output came at `at_s`: from here on a gap is a stall."""
+        """Record output at `at_s`; from now on a gap without output is a stall."""
         self._due_s = at_s + self._stall_s
-        if not self._flowing:  # the timer still stands at the first-token limit, usually later
+        if not self._flowing:  # the timer is still set to the first-token limit, usually later
             self._flowing = True
             self._arm()
 
@@ -132,7 +132,7 @@ class ProgressWatch:
 
 
 class Client:
-    """One session for a whole run: connections are reused, nothing else is kept."""
+    """One session for a whole run; it keeps connections, and nothing else."""
 
     def __init__(
         self,
@@ -173,18 +173,18 @@ class Client:
         await self.session.close()
 
     def watch(self) -> ProgressWatch:
-        """The watch `send` runs under; the caller may `end` it."""
+        """Make the watch for one `send`; the caller may `end` it."""
         return ProgressWatch(self._clock, self._first_token_s, self._stall_s)
 
     async def send(
         self, url: URL, body: bytes, exchange: ClientExchange, watch: ProgressWatch
     ) -> None:
-        """Send `body` and fill in `exchange`; raises nothing but cancellation."""
+        """Send `body` and fill in `exchange`; raises only cancellation."""
         try:
             async with watch:
                 await self._send(url, body, exchange, watch)
         except TimeoutError as error:
-            # Without a reason of ours it is the connection's own timeout.
+            # Without a reason from the watch, the connection timed out.
             if exchange.outcome != "ok":
                 exchange.fail(watch.reason or _failure(error, exchange))
         except (aiohttp.ClientError, OSError) as error:
@@ -231,7 +231,7 @@ class Client:
         while chunk := await content.readany():
             at_s = self._clock.now()
             if exchange.outcome == "ok":
-                continue  # after [DONE] only the end of the framing is left
+                continue  # after [DONE] only the end of the HTTP framing follows
             for payload in scanner.feed(chunk):
                 if _is_plain_token(payload):
                     exchange.events.add(at_s)
@@ -256,9 +256,9 @@ class Client:
 
 
 def _is_plain_token(payload: bytes) -> bool:
-    """Whether `payload` is what nearly every event is: one choice with text and nothing else.
+    """Tell whether `payload` has one choice with text and nothing else, as nearly every event has.
 
-    A short cut of half the cost; anything unusual is for `parse_event` to judge.
+    This shortcut halves the cost of an event; `parse_event` handles all others.
     """
     try:
         body = orjson.loads(payload)
@@ -271,7 +271,7 @@ def _is_plain_token(payload: bytes) -> bool:
 
 
 def _usage(usage: dict[str, Any], exchange: ClientExchange) -> int | None:
-    """Take the counts of a usage object; the running number of output tokens."""
+    """Store the counts of a usage object; returns the number of output tokens so far."""
     counted = outcome.token_count(usage.get("completion_tokens"))
     if counted is not None:
         exchange.output_tokens = counted
@@ -287,10 +287,10 @@ def _usage(usage: dict[str, Any], exchange: ClientExchange) -> int | None:
 
 
 async def _read_error(content: aiohttp.StreamReader) -> bytes:
-    """An error body to its end, or as much of it as an error needs."""
+    """Read an error body to its end, or up to MAX_ERROR_BYTES."""
     raw = b""
-    while len(raw) < MAX_ERROR_BYTES and (piece := await content.read(MAX_ERROR_BYTES)):
-        raw += piece
+    while len(raw) < MAX_ERROR_BYTES and (chunk := await content.read(MAX_ERROR_BYTES)):
+        raw += chunk
     return raw
 
 
@@ -298,5 +298,5 @@ def _failure(error: Exception, exchange: ClientExchange) -> str:
     if isinstance(error, aiohttp.ClientSSLError):
         return "tls"
     if isinstance(error, aiohttp.ClientResponseError):
-        return "malformed"  # what came is no HTTP
+        return "malformed"  # the answer is not HTTP
     return "connect" if exchange.status is None else "truncated"

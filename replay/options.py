@@ -1,4 +1,4 @@
-"""Everything a replay can be told, with its defaults; opens no file and no socket."""
+"""Define all options of a replay with their defaults, and check them; no I/O."""
 
 import math
 from collections.abc import Sequence
@@ -15,19 +15,19 @@ from forebay.traces.schema import TraceRequest
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """One replay.
+    """The options of one replay.
 
     Times are seconds of the run (`time_scale` of them pass in one wall second).
 
     Attributes:
         trace: a file, or the requests themselves (in order of arrival).
-        targets: base URLs; several are used in turn, in order of arrival.
+        targets: base URLs; several get requests in turn.
         out: folder of the run.
-        slos: None takes the defaults for the buckets at hand.
-        ask_models: ask targets what they serve; False takes `model` on trust, for routers that
-            list it under another name.
+        slos: None takes the defaults for these buckets.
+        ask_models: ask targets which models they serve; False accepts `model` unchecked, for
+            routers that list it under another name.
         warmup: small unmeasured requests to each target beforehand.
-        drain_timeout_s: how long answers may go on after the last arrival.
+        drain_timeout_s: time after the last arrival in which running answers may end.
     """
 
     trace: Path | Sequence[TraceRequest]

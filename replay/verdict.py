@@ -1,8 +1,8 @@
-"""Whether a run can be believed: did requests leave when they were due? Pure.
+"""Judge whether a run is valid: did requests leave when they were due? Pure.
 
-A client that is late, or holds requests back under its own limit, measures itself. One arrival in
-a hundred may be late by more than the limit, which is 10 ms or 1 % of the tightest TTFT target,
-whichever is more: an error that small cannot decide whether a target was met.
+A client that is late, or that delays requests by its own in-flight limit, measures itself. One
+arrival in a hundred may be later than the limit, which is 10 ms or 1 % of the tightest TTFT target,
+whichever is more. An error that small cannot decide whether a target was met.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,10 @@ def lag_limit_s(slos: Sequence[Slo]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class RunVerdict:
-    """`word` is valid, client-limited or cap-limited; `at_s` the second it went wrong."""
+    """The verdict on a run: `word` is valid, client-limited or cap-limited.
+
+    `at_s` is the second of the run from which on it is not valid.
+    """
 
     word: str
     reason: str
@@ -50,7 +53,7 @@ class Lateness:
             self.cap_from_s = _earlier(self.cap_from_s, intended_s)
 
     def judge(self, *, closed: bool = False) -> RunVerdict:
-        """The verdict; in a `closed` loop a request is due when its slot is free."""
+        """Make the verdict; in a `closed` loop a request is due when its slot is free."""
         if not self.arrivals:
             return RunVerdict("client-limited", "nothing was sent", 0.0)
         allowed = max(1.0, LATE_SHARE * self.arrivals)

@@ -33,7 +33,7 @@ class TestTheJudge:
 
     def test_what_would_have_been_in_time_was_refused_falsely(self) -> None:
         found = self.two(target_s=5.0)
-        assert (found.met, len(found.refused), found.missed) == (1, 1, [])
+        assert (found.met, len(found.rejected), found.missed) == (1, 1, [])
         assert found.tried == {"1": True}
         assert found.false_alone == 1.0
         assert found.otherwise == {"never": 2, "without margin": 1}

@@ -33,7 +33,7 @@ def test_buckets_from_the_command_line() -> None:
         ("a b:5", "'a b:5' is not NAME:TOKENS"),
         ("chat:-5", "'chat:-5' is not NAME:TOKENS"),
         ("chat:0", "holds no request"),
-        ("chat:5,chat:9", "comes twice"),
+        ("chat:5,chat:9", "is given twice"),
         ("chat:5,document:5", "ascending"),
     ],
 )

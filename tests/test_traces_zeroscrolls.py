@@ -126,9 +126,9 @@ def test_what_cannot_be_read_is_one_clear_line(tmp_path: Path) -> None:
         archive.writestr("qmsum/test.jsonl", "{}\n")
     for path, task, split, says in (
         ("none.zip", None, "test", "no such file"),
-        ("empty.jsonl", None, "test", "cannot tell which task this is; give --task"),
+        ("empty.jsonl", None, "test", "unknown task; give --task"),
         ("empty.jsonl", "qasper", "test", "no rows in this file"),
-        ("empty.jsonl", "quasper", "test", "'quasper' is none"),
+        ("empty.jsonl", "quasper", "test", "'quasper' is not one"),
         ("qasper", None, "train", "--split train: not a split"),
         ("qasper", None, "validation", "holds no validation.jsonl"),
         (

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from forebay.traces.cli_output import Totals, print_description, report, say
+from forebay.traces.cli_output import Totals, print_description, print_message, report
 from forebay.traces.command_options import (
     Arrivals,
     AsJson,
@@ -117,8 +117,8 @@ def fetch(
     if as_json:
         sys.stdout.buffer.write(json_bytes(facts))
     else:
-        say(f"{facts['bytes']:,} bytes, licence {facts['licence']} -> {target}")
-        say(f"next:  {wanted.then.format(target).replace(' T', ' trace.jsonl')}")
+        print_message(f"{facts['bytes']:,} bytes, licence {facts['licence']} -> {target}")
+        print_message(f"next:  {wanted.then.format(target).replace(' T', ' trace.jsonl')}")
 
 
 @app.command()
@@ -145,7 +145,7 @@ def describe(
     else:
         print_description(trace, result)
     if reader.skipped:
-        say(f"{reader.skipped} bad rows skipped")
+        print_message(f"{reader.skipped} bad rows skipped")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +167,9 @@ class ZeroScrollsArguments:
     zipf: Annotated[float, typer.Option("--zipf", help="exponent of --order zipf")] = 0.8
     context: Annotated[
         int | None,
-        typer.Option("--context", help="cut prompts so that they and answers fit so many tokens"),
+        typer.Option(
+            "--context", help="context in tokens; prompts are cut to fit it with their answers"
+        ),
     ] = None
     limit: Annotated[
         int | None, typer.Option("--limit", help="most requests, counted in that order")
@@ -203,7 +205,7 @@ def zeroscrolls(given: ZeroScrollsArguments) -> None:
         for path in given.paths
     ]
     for warning in (warning for file in files for warning in file.warnings):
-        say(f"warning: {warning}")
+        print_message(f"warning: {warning}")
     count = counter(given.tokens)
     everything = [sample for file in files for sample in file.samples]
     samples = ordered(everything, given.order, seed=given.seed, zipf_s=given.zipf)[: given.limit]
@@ -242,7 +244,7 @@ def zeroscrolls(given: ZeroScrollsArguments) -> None:
         "rate_per_s": given.rate,
         "seed": given.seed,
     }
-    say(f"tokens counted by {count.name}")
+    print_message(f"tokens counted by {count.name}")
     report(totals, given.output, facts, given.as_json)
 
 
@@ -330,7 +332,7 @@ def needle(
         "rate_per_s": rate,
         "seed": seed,
     }
-    say(f"tokens counted by {count.name}; expected answers in {beside}")
+    print_message(f"tokens counted by {count.name}; expected answers in {beside}")
     report(totals, output, facts, as_json)
 
 

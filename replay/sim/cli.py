@@ -60,7 +60,7 @@ class SimulateArguments:
     )
     arrivals: Annotated[str, typer.Option(help="trace, constant, poisson or gamma:CV")] = "trace"
     duration: Annotated[
-        float | None, typer.Option(help="simulate only arrivals of the first so many seconds")
+        float | None, typer.Option(help="stop arrivals after this many seconds")
     ] = None
     seed: Annotated[int, typer.Option(help="seed of random arrival gaps")] = 0
     slo: Annotated[

@@ -1,9 +1,9 @@
-"""What people put in front of engines instead, as models in virtual time.
+"""Model other routers in virtual time, for comparison with the proxy's policy.
 
-Each chooses as the named router does by its documentation and source (constants are its defaults)
-and knows what that router knows: nothing of lengths unless it counts tokens, nothing of the
-engines unless it asks them. They stand in for the routers in simulations only; real ones are
-measured by `tests/routers`. Prompts are compared in the blocks of the trace.
+Each model chooses an engine as the documentation and source of its router say; constants are the
+router's defaults. A model knows only what that router knows: prompt lengths only if it counts
+tokens, the state of engines only if it asks them. Models replace routers in simulations only;
+`tests/routers` measures the real ones. Prompts are compared in the blocks of the trace.
 """
 
 from collections import deque
@@ -18,12 +18,12 @@ from forebay.proxy.core.model import Action, Reject, Request, Send
 from forebay.proxy.core.state.backend import DEFAULT_INDEX_BLOCKS
 
 CHARS_PER_TOKEN: Final = 4
-TREE_CHARS: Final = 33_554_432  # of a worker's tree in vllm-router; sglang-router has twice this
+TREE_CHARS: Final = 33_554_432  # size of a worker's tree in vllm-router; sglang-router: twice this
 VIRTUAL_NODES: Final = 160  # of each engine on a hash ring
 
 
 class EngineView:
-    """One engine as a router sees it: what it was sent and has not finished."""
+    """One engine as a router sees it: the requests in flight there, and the prompts sent so far."""
 
     def __init__(self, name: str, number: int, kv_tokens: float) -> None:
         self.name = name
@@ -31,16 +31,18 @@ class EngineView:
         self.kv_tokens = kv_tokens
         self.running = 0  # requests
         self.tokens = 0  # of their prompts
-        self.prefill_tokens = 0  # of their prompts, not cached and before the first token
+        self.prefill_tokens = 0  # uncached prompt tokens of requests before their first token
         self.index = PrefixIndex(DEFAULT_INDEX_BLOCKS)
 
     def matched(self, request: Request) -> int:
-        """Prompt tokens that it was sent before, as the router remembers."""
+        """Return the prompt tokens that the router has sent to this engine before."""
         blocks = self.index.match(request.blocks)
         return min(int(blocks * request.block_tokens), request.prompt_tokens)
 
 
 class RoutedRequest:
+    """A request in flight, and the engine it was sent to."""
+
     def __init__(self, request: Request, place: EngineView, uncached: int) -> None:
         self.request = request
         self.place = place
@@ -49,7 +51,7 @@ class RoutedRequest:
 
 
 class RouterModel:
-    """Sends everything at once to the engine that `choose` names, and refuses nothing."""
+    """A router that sends each request at once to the engine of `choose`, and rejects none."""
 
     wants_usage = False
 
@@ -113,7 +115,7 @@ class RouterModel:
 class LeastConnections(RouterModel):
     """nginx least_conn, HAProxy leastconn, Envoy LEAST_REQUEST over all: fewest in flight.
 
-    Ties go round, as in nginx.
+    Ties are broken in turn, as in nginx.
     """
 
     def __init__(self) -> None:
@@ -128,7 +130,7 @@ class LeastConnections(RouterModel):
 
 
 class PowerOfTwo(RouterModel):
-    """Envoy's default, vllm-router power_of_two: the less busy of two at random."""
+    """Envoy's default, vllm-router power_of_two: the less busy of two random engines."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,9 +144,9 @@ class PowerOfTwo(RouterModel):
 
 
 class LeastConnectionsQueue(LeastConnections):
-    """HAProxy leastconn with `maxconn` per server: the rest wait in one queue, first come first.
+    """HAProxy leastconn with `maxconn` for each server, and one queue in order of arrival.
 
-    Who waited `timeout queue` is refused.
+    A request that has waited for `timeout queue` is rejected.
     """
 
     QUEUE_S: Final = 30.0
@@ -181,11 +183,11 @@ class LeastConnectionsQueue(LeastConnections):
 
 
 class Ring(RouterModel):
-    """A hash ring; the key is the beginning of the prompt: its first block."""
+    """A router with a hash ring; the key is the first block of the prompt."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._ring: list[tuple[int, int]] = []  # where on the ring, whose
+        self._ring: list[tuple[int, int]] = []  # position on the ring, number of the engine
 
     def backend_up(self, name: str, now: float, kv_tokens: float | None = None) -> list[Action]:
         number = len(self.places)
@@ -195,7 +197,7 @@ class Ring(RouterModel):
         return super().backend_up(name, now, kv_tokens)
 
     def around(self, request: Request) -> list[EngineView]:
-        """All engines, in the order in which the ring offers them to this prompt."""
+        """List all engines, in the order of the ring from the position of this prompt."""
         key = str(request.blocks[0]) if request.blocks else request.id
         at, low, high = crc32(key.encode()), 0, len(self._ring)
         while low < high:
@@ -214,19 +216,19 @@ class Ring(RouterModel):
         return found
 
     def fair_load(self, share: float) -> float:
-        """`share` times the mean number in flight, this one counted."""
+        """Return `share` times the mean number in flight, including this request."""
         return share * (sum(p.running for p in self.places) + 1) / len(self.places)
 
 
 class ConsistentHash(Ring):
-    """nginx `hash $prompt_prefix consistent`; load counts for nothing."""
+    """nginx `hash $prompt_prefix consistent`, which ignores load."""
 
     def choose(self, request: Request) -> EngineView:
         return self.around(request)[0]
 
 
 class BoundedHash(Ring):
-    """KubeAI's CHWBL: on round the ring from an engine beyond 1.25 times the mean in flight."""
+    """KubeAI's CHWBL: the next engine on the ring with at most 1.25 times the mean in flight."""
 
     def choose(self, request: Request) -> EngineView:
         around, most = self.around(request), self.fair_load(1.25)
@@ -237,8 +239,11 @@ class BoundedHash(Ring):
 
 
 class SmgPrefixHash(Ring):
-    """SMG 1.13 prefix_hash: bounded at 1.25, but only if more than 10 above the mean; else the
-    least loaded."""
+    """SMG 1.13 prefix_hash: the engine of the ring, or else the least loaded one.
+
+    The engine of the ring is skipped when it has more than 1.25 times the mean in flight and more
+    than 10 requests above the mean.
+    """
 
     def choose(self, request: Request) -> EngineView:
         place = self.around(request)[0]
@@ -251,8 +256,9 @@ class SmgPrefixHash(Ring):
 class CacheAware(RouterModel):
     """sglang-router 0.3.2 and vllm-router 0.1.17 cache_aware (on /v1/completions).
 
-    A match of more than 0.3 of the prompt goes to where it matched, anything else to the least
-    loaded; everything does while loads differ by more than 64 and by a factor of 1.5.
+    A request goes to the engine that matches more than 0.3 of its prompt, else to the least loaded
+    one. All requests go to the least loaded engine while loads differ by more than 64 and by a
+    factor of 1.5.
     """
 
     THRESHOLD: Final = 0.3
@@ -264,7 +270,7 @@ class CacheAware(RouterModel):
         return super().send(request, place, now, queued_s)
 
     def best_match(self, request: Request) -> EngineView | None:
-        """Where more of the prompt than THRESHOLD matched, the longest match."""
+        """Return the engine with the longest match, if that is more than THRESHOLD."""
         best, most = None, self.THRESHOLD * request.prompt_tokens
         for place in self.places:
             matched = place.matched(request)
@@ -281,11 +287,11 @@ class CacheAware(RouterModel):
 
 
 class SmgCacheAware(CacheAware):
-    """SMG 1.13 cache_aware: the engine that matched is left when it alone is too busy.
+    """SMG 1.13 cache_aware: the engine with the match, unless that engine is too busy.
 
-    That is above the mean in flight by min(64, max(4, 2 sigma)) and by a factor of 1.5, sigma being
-    that of arrivals at random, the root of the mean: 32 requests for one document then part 24 to
-    8, as was measured (68 to 28 of 96).
+    Too busy: above the mean in flight by min(64, max(4, 2 sigma)) and by a factor of 1.5. Sigma is
+    that of random arrivals, the root of the mean. With it, 32 requests for one document divide
+    24 to 8, as was measured (68 to 28 of 96).
     """
 
     def choose(self, request: Request) -> EngineView:
@@ -300,8 +306,11 @@ class SmgCacheAware(CacheAware):
 
 
 class LlmD(RouterModel):
-    """llm-d-router: keep the engines that hold 0.80 of the prompt unless their first token is
-    18 s later; of those kept, the fewest prompt tokens in flight."""
+    """llm-d-router: of the engines that match 0.80 of the prompt, the least loaded one.
+
+    Load is prompt tokens in flight. If its first token would come 18 s later than that of the least
+    loaded engine of all, the request goes there.
+    """
 
     AFFINITY: Final = 0.80
     STICKY_S: Final = 18.0
@@ -323,8 +332,11 @@ class LlmD(RouterModel):
 
 
 class Dynamo(RouterModel):
-    """NVIDIA Dynamo's KV router with events: least of prefill that is left to do, this prompt's
-    part that is not held included, plus what is in use by those in flight; all in tokens."""
+    """NVIDIA Dynamo's KV router with events: the lowest cost, in tokens.
+
+    The cost is the prefill left to do, including the uncached part of this prompt, plus the prompt
+    tokens of requests in flight.
+    """
 
     def send(self, request: Request, place: EngineView, now: float, queued_s: float = 0.0) -> Send:
         _bound_by_pool(place, request)
@@ -341,7 +353,7 @@ class Dynamo(RouterModel):
 
 
 def _bound_by_pool(place: EngineView, request: Request) -> None:
-    """The router knows how much the engine's KV pool holds."""
+    """Limit the index to the size of the engine's KV pool, which the router knows."""
     if place.kv_tokens < inf:
         place.index.capacity_blocks = int(place.kv_tokens / request.block_tokens)
 
@@ -367,4 +379,4 @@ ROUTER_MODELS: dict[str, tuple[Callable[[], RouterModel], str]] = {
     "llm_d": (LlmD, "model of llm-d-router affinity 0.80, token load"),
     "dynamo": (Dynamo, "model of Dynamo's KV router"),
 }
-"""By policy name: what makes one, and what it is a model of."""
+"""For each policy name: the function that makes the model, and the routers it is a model of."""

@@ -1,6 +1,6 @@
-"""Many scenarios over one trace: every combination of the values given, on all cores or on Ray.
+"""Simulate every combination of the given values over one trace, on all cores or on Ray.
 
-Each combination is simulated on its own from equal input, so where it runs changes nothing.
+Each combination starts from equal input, so its result does not depend on where it runs.
 """
 
 import os
@@ -30,7 +30,7 @@ KEYS = ("gpus", "policy", *WORKLOAD_KEYS, *ENGINE_KEYS)
 
 @dataclass(frozen=True, slots=True)
 class SweepCase:
-    """One combination: the values that differ between cases, and what they make."""
+    """One combination: the values that differ between cases, and the settings they result in."""
 
     values: Mapping[str, Value]
     scenario: Scenario
@@ -50,7 +50,7 @@ def parse_axis(text: str) -> tuple[str, list[Value]]:
 
 
 def parse_axes(texts: Sequence[str]) -> dict[str, list[Value]]:
-    """Each `--sweep` by its name; raises InputError, also for a name given twice."""
+    """Read each `--sweep` under its name; raises InputError, also for a name given twice."""
     axes: dict[str, list[Value]] = {}
     for text in texts:
         name, values = parse_axis(text)
@@ -67,7 +67,7 @@ def cases(
     workload: SimWorkload,
     slos: tuple[Slo, ...],
 ) -> Iterator[SweepCase]:
-    """Every combination of the axes, the last varying fastest; raises InputError."""
+    """Make every combination of the axes, the last varying fastest; raises InputError."""
     for combination in product(*axes.values()):
         values = dict(zip(axes, combination, strict=True))
         engine = {key: value for key, value in values.items() if key in ENGINE_KEYS}
@@ -82,12 +82,12 @@ def cases(
 
 
 def run_case(case: SweepCase) -> dict[str, Any]:
-    """Simulate one case; its summary, with the case's values under "case"."""
+    """Simulate one case; returns its summary, with the case's values under "case"."""
     return describe(case, *simulate_case(case))
 
 
 def simulate_case(case: SweepCase) -> tuple[Simulated, float]:
-    """The simulation and how long arrivals went on, seconds."""
+    """Simulate one case; returns the simulation, and how many seconds arrivals went on."""
     scenario = case.scenario
 
     def capacity() -> float:
@@ -99,12 +99,12 @@ def simulate_case(case: SweepCase) -> tuple[Simulated, float]:
 
 
 def describe(case: SweepCase, simulated: Simulated, window_s: float) -> dict[str, Any]:
-    told = summarise(simulated, case.slos, window_s)
-    return {"case": dict(case.values), **told, "cpu_s": round(simulated.cpu_s, 3)}
+    summary = summarise(simulated, case.slos, window_s)
+    return {"case": dict(case.values), **summary, "cpu_s": round(simulated.cpu_s, 3)}
 
 
 def run_all(listed: Sequence[SweepCase], jobs: int | None = None) -> Iterator[dict[str, Any]]:
-    """The summaries, in the order of the cases, on `jobs` processes (default: all cores)."""
+    """Simulate the cases on `jobs` processes (default: all cores); summaries in their order."""
     jobs = min(jobs or len(os.sched_getaffinity(0)), len(listed))
     if jobs <= 1:
         yield from map(run_case, listed)
@@ -114,13 +114,13 @@ def run_all(listed: Sequence[SweepCase], jobs: int | None = None) -> Iterator[di
 
 
 def run_on_ray(listed: Sequence[SweepCase], address: str) -> Iterator[dict[str, Any]]:
-    """The same on a Ray cluster; raises InputError where Ray is missing or out of reach."""
+    """Simulate the cases on a Ray cluster; raises InputError if Ray is missing or unreachable."""
     try:
         import ray
     except ImportError:
         raise InputError("--ray: Ray is not installed; pip install 'forebay[ray]'") from None
     try:
-        if address == "local":  # a cluster of this machine alone, reachable from nowhere else
+        if address == "local":  # a cluster of this machine alone, which no other can reach
             ray.init(log_to_driver=False, include_dashboard=False, _node_ip_address="127.0.0.1")
         else:
             ray.init(address=address, log_to_driver=False)
@@ -128,7 +128,7 @@ def run_on_ray(listed: Sequence[SweepCase], address: str) -> Iterator[dict[str, 
         raise InputError(f"--ray {address}: {str(error).splitlines()[0]}") from None
     try:
         remote = ray.remote(run_case)
-        # All are submitted; results are small and come back in the order of the cases.
+        # All are submitted at once; results are small and come back in the order of the cases.
         for pending in [remote.remote(case) for case in listed]:
             yield ray.get(pending)
     finally:
