@@ -49,9 +49,9 @@ def parse_targets(urls: Sequence[str]) -> tuple[Target, ...]:
             port = parts.port
             URL(base)
         except ValueError as error:
-            raise InputError(f"--target: {url!r} is no URL ({error})") from error
+            raise InputError(f"--target: {url!r} is not a URL ({error})") from error
         if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-            raise InputError(f"--target: {url!r} is no URL; write e.g. http://127.0.0.1:8080")
+            raise InputError(f"--target: {url!r} is not a URL; write e.g. http://127.0.0.1:8080")
         if parts.query or parts.fragment or parts.username is not None:
             raise InputError(f"--target: {url!r}: only scheme, host, port and path belong there")
         bases.append(base)

@@ -138,7 +138,7 @@ def test_what_cannot_be_read_is_one_clear_line(tmp_path: Path) -> None:
             "holds no test.jsonl; name one of its tasks with --task: qmsum, qasper",
         ),
         ("cut.zip", "qasper", "test", "not JSON"),
-        ("qmsum.zip", None, "validation", "wants one validation.jsonl inside, has none"),
+        ("qmsum.zip", None, "validation", "needs one validation.jsonl inside, has none"),
         ("qmsum.zip", None, "test", "qmsum.zip(qmsum/test.jsonl):1: id and input"),
     ):
         with pytest.raises(InputError) as error:

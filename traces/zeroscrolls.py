@@ -157,7 +157,7 @@ def _member(archive: zipfile.ZipFile, path: Path, task: str | None, split: str) 
         members = [name for name in members if PurePosixPath(name).parent.name in (task, "")]
     if len(members) != 1:
         found = ", ".join(members) or "none"
-        raise InputError(f"{path}: wants one {split}.jsonl inside, has {found}; give --task")
+        raise InputError(f"{path}: needs one {split}.jsonl inside, has {found}; give --task")
     return members[0]
 
 

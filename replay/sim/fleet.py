@@ -239,7 +239,7 @@ class Fleet:
                 self._advance(timer, now)
 
     def _deliver(self, delivery: Delivery, now: float) -> None:
-        """Hand the next request on its way to its engine."""
+        """Add the next request on its way to its engine."""
         self._delivered += 1
         if self._delivered == DELIVERED_KEPT:
             del self._deliveries[:DELIVERED_KEPT]

@@ -58,7 +58,7 @@ class Planner:
         self._freed_too_late = 0
 
     def add(self, request: SimRequest) -> None:
-        """Queue a request; ValueError when it can never run."""
+        """Queue a request; raises ValueError when it can never run."""
         prompt, longest = request.prompt_tokens, self._longest
         if not 0 < prompt < longest:
             raise ValueError(f"{request!r}: the context holds {longest} tokens")
@@ -229,8 +229,8 @@ class Planner:
                 chunks.append((request, count))
             free = self.pool.free
             if blocks <= free:
-                # Uncached blocks are allocated first. Not those of a victim that was itself the
-                # request without blocks: all others had got theirs before it freed its own.
+                # Uncached blocks are allocated first, except those of a victim that itself found
+                # no free block: by the time it freed them, all others had got their blocks.
                 self._freed_too_late = sum(
                     uncached for before, uncached in victims if blocks <= before
                 )

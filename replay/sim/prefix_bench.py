@@ -59,7 +59,7 @@ class CacheListener:
 
 
 class MisinformedShaper(Shaper):
-    """A shaper with missing or wrong information, or engines that get other traffic, too."""
+    """A shaper with missing or wrong information, or beside traffic that bypasses it."""
 
     def __init__(self, case: "PrefixCase", *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
