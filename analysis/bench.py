@@ -248,14 +248,14 @@ def _simulated(
     from forebay.replay.sim import sweep
     from forebay.replay.sim.run_folder import keep
     from forebay.replay.sim.scenario import DIRECT, Scenario
-    from forebay.replay.sim.workload import Workload
+    from forebay.replay.sim.workload import SimWorkload
     from forebay.replay.slo import default_slos
 
     shown = {}
     for side, policy in ((IN_TURN, DIRECT), (PROXIED, "warm_or_least_work")):
         scenario = Scenario(EngineConfig(model=model, gpu=gpu), policy=policy)
         slos = default_slos([bucket.name for bucket in scenario.buckets()])
-        planned = sweep.Case({}, scenario, Workload(trace, too_long="truncate"), slos)
+        planned = sweep.SweepCase({}, scenario, SimWorkload(trace, too_long="truncate"), slos)
         done, window_s = sweep.simulate_case(planned)
         name = f"{side} simulated"
         keep(folder / name, planned, done, sweep.describe(planned, done, window_s), force=force)

@@ -12,7 +12,7 @@ from forebay.analysis.run import at_path
 from forebay.analysis.units import printable
 from forebay.replay.options import ReplayOptions
 from forebay.replay.slo import Slo, default_slos
-from forebay.traces.buckets import DEFAULT_BUCKETS, Bucket
+from forebay.traces.buckets import DEFAULT_BUCKETS, LengthBucket
 
 _Made = TypeVar("_Made")
 _DEFAULTS = {one.name: one.default for one in fields(ReplayOptions)}
@@ -59,8 +59,8 @@ def _listed(info: Mapping[str, Any], key: str, make: Callable[[Any], _Made]) -> 
         return ()
 
 
-def _bucket(one: Any) -> Bucket:
-    return Bucket(str(one["name"]), int(one["up_to"]))
+def _bucket(one: Any) -> LengthBucket:
+    return LengthBucket(str(one["name"]), int(one["up_to"]))
 
 
 def _slo(one: Any) -> Slo:

@@ -24,7 +24,7 @@ from forebay.replay.sim.scenario import Scenario
 from forebay.replay.sim.workload import with_blocks
 from forebay.replay.target import ask_served, parse_targets
 from forebay.traces.errors import InputError
-from forebay.traces.needle import Answer, generated_haystack, load_haystack, needle_requests
+from forebay.traces.needle import NeedleAnswer, generated_haystack, load_haystack, needle_requests
 from forebay.traces.schema import TraceRequest
 from forebay.traces.tokens import ByteEstimate, TokenCounter, counter
 
@@ -55,7 +55,7 @@ COLUMNS = (
 class Answered:
     """One question: `right` is None on a simulated engine, `whole` where nobody can tell."""
 
-    answer: Answer
+    answer: NeedleAnswer
     right: bool | None
     whole: bool | None
     prompt_tokens: int | None
@@ -84,7 +84,7 @@ def command(
     if endpoint not in PATHS:
         raise InputError(f"--endpoint {endpoint}: give {' or '.join(PATHS)}")
 
-    def prompts(room: int | None, count: TokenCounter) -> list[tuple[TraceRequest, Answer]]:
+    def prompts(room: int | None, count: TokenCounter) -> list[tuple[TraceRequest, NeedleAnswer]]:
         fitting = [n for n in wanted if room is None or n + output_tokens + TEMPLATE_TOKENS <= room]
         if not fitting:
             raise InputError(f"--lengths {lengths}: none fits in the {room} tokens of the target")
@@ -131,7 +131,7 @@ def shares(text: str, option: str) -> list[float]:
 
 
 async def in_virtual_time(
-    way: SimWay, made: Sequence[tuple[TraceRequest, Answer]]
+    way: SimWay, made: Sequence[tuple[TraceRequest, NeedleAnswer]]
 ) -> list[Answered]:
     """Whether each prompt gets through the proxy to an engine with all its tokens."""
     (load,) = await way.play("needle", [with_blocks(row) for row, _ in made])
@@ -161,7 +161,7 @@ async def by_url(asked: Study, prompts: Any, count: TokenCounter, endpoint: str)
     return answers
 
 
-def judged(answer: Answer, told: Told, tokens: int | None) -> Answered:
+def judged(answer: NeedleAnswer, told: Told, tokens: int | None) -> Answered:
     """Whether it is right, and whether the server counted at least the prompt's `tokens`."""
     if told.error is not None:
         return Answered(answer, False, None, None, told.error)

@@ -13,7 +13,7 @@ from secrets import token_hex
 from typing import Protocol
 
 from forebay.replay.bodies import PATHS, body_slices
-from forebay.replay.client import Client, Exchange, Watch
+from forebay.replay.client import Client, ClientExchange, ProgressWatch
 from forebay.replay.clock import Clock
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.engine import EngineCore
@@ -133,7 +133,9 @@ class HttpTarget:
 
     async def run(self, asks: Sequence[Ask], until: str | None = None) -> list[Answer]:
         bodies = [self._body(ask) for ask in asks]
-        exchanges = [Exchange(f"study-{self._sent}-{i}", ask.at_s) for i, ask in enumerate(asks)]
+        exchanges = [
+            ClientExchange(f"study-{self._sent}-{i}", ask.at_s) for i, ask in enumerate(asks)
+        ]
         self._clock.restart()
         watches = [self._client.watch() for _ in asks]
         async with asyncio.TaskGroup() as tasks:
@@ -156,7 +158,12 @@ class HttpTarget:
         return b"".join(body_slices(row, self._served.model, "completions", self._salt))
 
     async def _send(
-        self, ask: Ask, body: bytes, exchange: Exchange, watch: Watch, others: list[Watch]
+        self,
+        ask: Ask,
+        body: bytes,
+        exchange: ClientExchange,
+        watch: ProgressWatch,
+        others: list[ProgressWatch],
     ) -> None:
         await self._clock.sleep(ask.at_s - self._clock.now())
         await self._client.send(self._address.url(PATHS["completions"]), body, exchange, watch)

@@ -12,7 +12,7 @@ from typing import Protocol
 from forebay.analysis.experiments.gauges import Pool, Sample
 from forebay.analysis.experiments.target import About, StudyFailed
 from forebay.replay.sim.closed_loop import closed_loop
-from forebay.replay.sim.fleet import Fleet, Outcome
+from forebay.replay.sim.fleet import Fleet, SimOutcome
 from forebay.replay.sim.request import SimRequest
 from forebay.replay.sim.scenario import DIRECT, Scenario, can_skip, check_lengths
 from forebay.replay.sim.skipping import SkippingEngine
@@ -163,7 +163,7 @@ def sim_ways(target: str, scenario: Scenario, *, watched: bool = False) -> list[
     ]
 
 
-def seen_of(outcome: Outcome, start_s: float) -> Seen:
+def seen_of(outcome: SimOutcome, start_s: float) -> Seen:
     """What the simulation knows of a request whose phase began at `start_s`."""
     row, first, last = outcome.request, outcome.first_token_s, outcome.finished_s
     many = row.output_tokens > 1

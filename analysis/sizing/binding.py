@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from forebay.analysis.sizing.floor import alone
-from forebay.replay.sim.fleet import Outcome
+from forebay.replay.sim.fleet import SimOutcome
 from forebay.replay.sim.scenario import Simulated
 
 _ROUND = 512  # prompts are priced in steps of so many tokens, so that few differ
@@ -48,7 +48,7 @@ def usage(simulated: Simulated, until_s: float) -> Usage:
     request_s = config.step_constants().request_s
     longest = config.context - 1
     pool = (config.num_blocks() - 1) * config.block_size
-    changes: list[tuple[float, int, Outcome]] = []
+    changes: list[tuple[float, int, SimOutcome]] = []
     prefill_s = ended_s = 0.0
     for one in simulated.outcomes:
         if one.sent_s is None or one.finished_s is None:

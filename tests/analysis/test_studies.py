@@ -39,7 +39,7 @@ from forebay.replay.sim.skipping import SkippingEngine
 from forebay.replay.sim.stepping import SteppingEngine
 from forebay.replay.slo import default_slos
 from forebay.traces.errors import InputError
-from forebay.traces.needle import Answer, generated_haystack, needle_requests
+from forebay.traces.needle import NeedleAnswer, generated_haystack, needle_requests
 from forebay.traces.schema import TraceRequest
 from forebay.traces.tokens import ByteEstimate
 
@@ -370,7 +370,7 @@ def test_a_simulated_engine_is_not_judged_by_its_answers(tmp_path: Path) -> None
     assert any("1 lengths do not fit" in note for note in found["notes"])
 
 
-def needles(_room: int | None, count: Any) -> list[tuple[TraceRequest, Answer]]:
+def needles(_room: int | None, count: Any) -> list[tuple[TraceRequest, NeedleAnswer]]:
     text = generated_haystack(3000, 0)
     return list(needle_requests(text, count, lengths=[512, 1024], depths=[0.0, 1.0]))
 
