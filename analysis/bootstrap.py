@@ -21,7 +21,7 @@ WORK = 20_000_000  # samples drawn per run at most: long runs get fewer resample
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class ConfidenceInterval:
     """The middle 95 % of the resampled ratios."""
 
     low: float
@@ -35,7 +35,7 @@ class Interval:
 
 def ratio_interval(
     a: Floats, b: Floats, share: float, seed: int = SEED, resamples: int = RESAMPLES
-) -> Interval | None:
+) -> ConfidenceInterval | None:
     """95 % interval of the ratio of the `share` quantiles of `a` and `b`.
 
     Both are samples in the order in which the requests were due. None when either has fewer than
@@ -55,7 +55,7 @@ def ratio_interval(
         return None
     low = ratios[rank_of(0.025, len(ratios)) - 1]
     high = ratios[rank_of(0.975, len(ratios)) - 1]
-    return Interval(float(low), float(high))
+    return ConfidenceInterval(float(low), float(high))
 
 
 def _resampled(values: Floats, share: float, count: int, generator: np.random.Generator) -> Floats:

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from forebay.analysis.bootstrap import Interval, ratio_interval
+from forebay.analysis.bootstrap import ConfidenceInterval, ratio_interval
 from forebay.analysis.figures import Figures, figures, imbalance, observation_s
-from forebay.analysis.provenance import Verdict, verdict, warnings
+from forebay.analysis.provenance import RunVerdict, verdict, warnings
 from forebay.analysis.quantiles import MIN_BEYOND, SHARES
 from forebay.analysis.run import RunData
 from forebay.analysis.shares import share_ratio_interval
@@ -38,7 +38,7 @@ LATENCY_LINES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ComparisonRow:
     """One figure of both runs in base units (seconds, shares, a second); None: not measurable."""
 
     section: str
@@ -49,7 +49,7 @@ class Line:
     b: float | None
     ratio: float | None
     better: Better | None
-    interval: Interval | None = None
+    interval: ConfidenceInterval | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +58,16 @@ class Comparison:
 
     a: RunData
     b: RunData
-    verdicts: tuple[Verdict, Verdict]
+    verdicts: tuple[RunVerdict, RunVerdict]
     slos: tuple[Slo, ...]
     buckets: tuple[str, ...]
     figures: dict[str | None, tuple[Figures, Figures]]
     headline_percentile: dict[str, str | None]
-    lines: tuple[Line, ...]
+    lines: tuple[ComparisonRow, ...]
     warnings: tuple[str, ...]
     min_beyond: int
 
-    def line(self, section: str, key: str) -> Line | None:
+    def line(self, section: str, key: str) -> ComparisonRow | None:
         for line in self.lines:
             if (line.section, line.key) == (section, key):
                 return line
@@ -142,7 +142,9 @@ def _headline_percentile(a: Figures, b: Figures) -> str | None:
     return None
 
 
-def _interval(a: RunData, b: RunData, bucket: str, percentile: str | None) -> Interval | None:
+def _interval(
+    a: RunData, b: RunData, bucket: str, percentile: str | None
+) -> ConfidenceInterval | None:
     if percentile is None:
         return None
     of_a, of_b = (_ttft_in_order(run, bucket) for run in (a, b))
@@ -163,14 +165,14 @@ def line_of(
     a: float | None,
     b: float | None,
     wanted: Literal["lower", "higher", ""],
-    interval: Interval | None = None,
-) -> Line:
+    interval: ConfidenceInterval | None = None,
+) -> ComparisonRow:
     """A line with its ratio A/B and judgement; `wanted` empty: neither direction is better."""
     ratio = _ratio(a, b)
     better = _better(a, b, wanted)
     if better in ("a", "b") and interval is not None and not interval.clear:
         better = "unclear"
-    return Line(section, key, label, unit, a, b, ratio, better, interval)
+    return ComparisonRow(section, key, label, unit, a, b, ratio, better, interval)
 
 
 def _ratio(a: float | None, b: float | None) -> float | None:
@@ -193,7 +195,9 @@ def _close(a: float, b: float) -> bool:
     return abs(a - b) <= EQUAL_WITHIN * max(abs(a), abs(b))
 
 
-def _run_lines(a: Figures, b: Figures, seconds: tuple[float | None, float | None]) -> list[Line]:
+def _run_lines(
+    a: Figures, b: Figures, seconds: tuple[float | None, float | None]
+) -> list[ComparisonRow]:
     lines = _shares(WHOLE_RUN, a, b, seconds)
     lines.append(_counted("intended", "requests due", a.intended, b.intended, ""))
     lines.append(_counted("answered", "answered in full", a.answered, b.answered, "higher"))
@@ -202,19 +206,21 @@ def _run_lines(a: Figures, b: Figures, seconds: tuple[float | None, float | None
     return lines
 
 
-def _counted(key: str, label: str, a: int, b: int, wanted: Literal["lower", "higher", ""]) -> Line:
+def _counted(
+    key: str, label: str, a: int, b: int, wanted: Literal["lower", "higher", ""]
+) -> ComparisonRow:
     return line_of(WHOLE_RUN, key, label, "count", a, b, wanted)
 
 
 def _shares(
     section: str, a: Figures, b: Figures, seconds: tuple[float | None, float | None]
-) -> list[Line]:
+) -> list[ComparisonRow]:
     met = share_ratio_interval(a.attainment, a.intended, b.attainment, b.intended)
     good = None
     if met is not None and seconds[0] and seconds[1]:
         # Goodput is the share that met the targets of what was due a second.
         due = (a.intended / seconds[0]) / (b.intended / seconds[1])
-        good = Interval(met.low * due, met.high * due)
+        good = ConfidenceInterval(met.low * due, met.high * due)
     lines = [
         line_of(section, "goodput", "goodput", "per_s", a.goodput_per_s, b.goodput_per_s, "higher",
                 good),
@@ -227,8 +233,8 @@ def _shares(
 
 
 def _bucket_lines(
-    bucket: str, a: Figures, b: Figures, headline: str | None, interval: Interval | None
-) -> list[Line]:
+    bucket: str, a: Figures, b: Figures, headline: str | None, interval: ConfidenceInterval | None
+) -> list[ComparisonRow]:
     lines = []
     for key, label, names in LATENCY_LINES:
         if key == "ttft_failures" and a.answered == a.intended and b.answered == b.intended:

@@ -49,7 +49,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Backend:
+class BackendRow:
     """What one backend was sent."""
 
     name: str
@@ -159,7 +159,7 @@ def _hit_ratio(numbers: Mapping[str, Floats], rows: np.ndarray) -> float | None:
     return float(np.nansum(numbers["cached_tokens"][rows])) / prompt if prompt > 0 else None
 
 
-def backends(run: RunData) -> list[Backend]:
+def backends(run: RunData) -> list[BackendRow]:
     """The backends that worked, or that the summary lists, with the prompt tokens each was given.
 
     A refusal bears the name of the proxy that spoke it: that is no backend, it took no tokens.
@@ -172,7 +172,7 @@ def backends(run: RunData) -> list[Backend]:
     for name in sorted((worked | idle) - {""}):
         rows = names == name
         tokens = float(finite(run.numbers["prompt_tokens"][rows]).sum())
-        found.append(Backend(name, int(rows.sum()), tokens, _hit_ratio(run.numbers, rows)))
+        found.append(BackendRow(name, int(rows.sum()), tokens, _hit_ratio(run.numbers, rows)))
     return found
 
 

@@ -8,7 +8,7 @@ not known, the share of answered requests stands for it.
 from dataclasses import dataclass
 from typing import Literal
 
-from forebay.analysis.compare import WHOLE_RUN, Better, Comparison, Line, line_of
+from forebay.analysis.compare import WHOLE_RUN, Better, Comparison, ComparisonRow, line_of
 from forebay.analysis.figures import Figures
 from forebay.analysis.provenance import differences
 from forebay.analysis.shares import share_ratio_interval
@@ -51,7 +51,7 @@ def headline(comparison: Comparison) -> Headline:
     return Headline(mood, summary, tuple(points))
 
 
-def _sure(line: Line) -> Better | None:
+def _sure(line: ComparisonRow) -> Better | None:
     """Which is better; a difference without an interval may be noise."""
     return "unclear" if line.better in ("a", "b") and line.interval is None else line.better
 
@@ -84,7 +84,7 @@ def _sum_up(comparison: Comparison, judged: list[tuple[str, Better | None]]) -> 
     return mood, text + "."
 
 
-def _ttft(comparison: Comparison, bucket: str, percentile: str, line: Line) -> str:
+def _ttft(comparison: Comparison, bucket: str, percentile: str, line: ComparisonRow) -> str:
     a, b = comparison.a.name, comparison.b.name
     of_a, of_b = durations([line.a, line.b])
     text = f"{bucket}: {percentile} time to first token {of_b} with {b}, {of_a} with {a}"
@@ -151,7 +151,7 @@ def _service(comparison: Comparison) -> list[str]:
     return points
 
 
-def _change(line: Line, more: str, less: str) -> str:
+def _change(line: ComparisonRow, more: str, less: str) -> str:
     """`: 1.9× higher`, or that they are equal."""
     if line.better == "equal" or line.ratio is None:
         return "" if line.ratio is None else ": equal within 5 %"
@@ -179,7 +179,7 @@ def _unanswered(comparison: Comparison) -> list[str]:
     return [f"{'; '.join(texts)}. Latencies are of the answered ones."]
 
 
-def _answered(comparison: Comparison) -> Line:
+def _answered(comparison: Comparison) -> ComparisonRow:
     of_a, of_b = comparison.figures[None]
     a, b = (one.answered / one.intended if one.intended else None for one in (of_a, of_b))
     interval = share_ratio_interval(a, of_a.intended, b, of_b.intended)

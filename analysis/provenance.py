@@ -63,7 +63,7 @@ COMPLETE = "complete"
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RunVerdict:
     """Whether the run measured the servers or the client; `reason` may be empty."""
 
     word: str
@@ -132,12 +132,12 @@ def text_of(value: Any) -> str:
     return printable(str(value))
 
 
-def verdict(run: RunData) -> Verdict:
+def verdict(run: RunData) -> RunVerdict:
     value = run.summary.get("verdict")
     reason = text_of(run.summary.get("verdict_reason"))
     if (at_s := run.number("verdict_at_s")) is not None:
         reason += f"{', ' if reason else ''}first at {at_s:.1f} s"
-    return Verdict(text_of(value) or "unknown", reason)
+    return RunVerdict(text_of(value) or "unknown", reason)
 
 
 def differences(a: RunData, b: RunData, judged_anew: bool = False) -> list[str]:

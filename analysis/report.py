@@ -31,7 +31,7 @@ _TOGETHER = "\N{NO-BREAK SPACE}"  # a line never ends between a number and its u
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class ReportPage:
     """A finished page and the words that stand at its top."""
 
     html: str
@@ -44,7 +44,7 @@ def build_report(
     slos: Sequence[Slo] = (),
     min_beyond: int = MIN_BEYOND,
     title: str | None = None,
-) -> Page:
+) -> ReportPage:
     """The report of `runs`.
 
     Raises:
@@ -76,10 +76,10 @@ def build_report(
         tables.definitions(min_beyond, slos),
     ]  # fmt: skip
     summary = " ".join([one.summary for one in headlines] or alone)
-    return Page(html_page(f"{title} · Forebay", "\n".join(body)), summary, warnings)
+    return ReportPage(html_page(f"{title} · Forebay", "\n".join(body)), summary, warnings)
 
 
-def write_report(page: Page, out: Path, force: bool = False) -> None:
+def write_report(page: ReportPage, out: Path, force: bool = False) -> None:
     """Write the page whole or not at all.
 
     Raises:

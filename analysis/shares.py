@@ -5,7 +5,7 @@ Requests are taken as independent; those of one burst are not, so the truth is s
 
 from math import inf, sqrt
 
-from forebay.analysis.bootstrap import Interval
+from forebay.analysis.bootstrap import ConfidenceInterval
 
 Z_95 = 1.96  # of the normal distribution, for intervals of 95 %
 
@@ -22,7 +22,7 @@ def wilson(good: float, count: int) -> tuple[float, float]:
 
 def share_ratio_interval(
     a: float | None, count_a: int, b: float | None, count_b: int
-) -> Interval | None:
+) -> ConfidenceInterval | None:
     """95 % interval of the ratio of share `a` of `count_a` and share `b` of `count_b` requests.
 
     It leaves out 1 just where the hybrid-score interval of their difference (R. G. Newcombe,
@@ -33,7 +33,7 @@ def share_ratio_interval(
     if a is None or b is None or not (0 <= a <= 1 and 0 <= b <= 1 and count_a and count_b):
         return None
     most = _lowest_ratio(b, count_b, a, count_a)
-    return Interval(_lowest_ratio(a, count_a, b, count_b), 1 / most if most else inf)
+    return ConfidenceInterval(_lowest_ratio(a, count_a, b, count_b), 1 / most if most else inf)
 
 
 def _lowest_ratio(a: float, count_a: int, b: float, count_b: int) -> float:

@@ -5,7 +5,7 @@ from html import escape
 
 import orjson
 
-from forebay.analysis.compare import WHOLE_RUN, Comparison, Line, Unit
+from forebay.analysis.compare import WHOLE_RUN, Comparison, ComparisonRow, Unit
 from forebay.analysis.figures import Refusal, backends, imbalance, refusals
 from forebay.analysis.plots import legend_mark
 from forebay.analysis.provenance import setting, settings, verdict
@@ -58,7 +58,7 @@ def cards(runs: Sequence[RunData], comparisons: Sequence[Comparison]) -> str:
     return f'<div class="cards">{"".join(drawn)}</div>' if drawn else ""
 
 
-def _card(runs: Sequence[RunData], label: str, lines: Sequence[Line]) -> str:
+def _card(runs: Sequence[RunData], label: str, lines: Sequence[ComparisonRow]) -> str:
     values = [lines[0].a, *(line.b for line in lines)][: len(runs)]
     rows = "".join(
         f'<div><span class="name">{escape(run.name)}</span><span class="value">{value}</span></div>'
@@ -68,7 +68,7 @@ def _card(runs: Sequence[RunData], label: str, lines: Sequence[Line]) -> str:
     return f'<section class="card"><h3>{escape(label)}</h3>{rows}{change}</section>'
 
 
-def _change(line: Line) -> str:
+def _change(line: ComparisonRow) -> str:
     """How the second run changed the figure, coloured only where that is clearly good or bad."""
     if line.better is None or line.ratio is None:
         return ""
@@ -122,7 +122,7 @@ def figures_table(runs: Sequence[RunData], comparisons: Sequence[Comparison]) ->
     return f"<section><h2>All figures</h2>{_table(f'<th></th>{heads}', body, note)}</section>"
 
 
-def _judgement(comparison: Comparison, line: Line | None) -> str:
+def _judgement(comparison: Comparison, line: ComparisonRow | None) -> str:
     if line is None:
         return _cell("") + "<td></td>"
     names = {"a": comparison.a.name, "b": comparison.b.name,

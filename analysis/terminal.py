@@ -6,7 +6,7 @@ Texts from files go in as Text, never as Rich markup. Nothing is computed here.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from forebay.analysis.compare import WHOLE_RUN, Comparison, Line
+from forebay.analysis.compare import WHOLE_RUN, Comparison, ComparisonRow
 from forebay.analysis.figures import Figures
 from forebay.analysis.headline import Headline
 from forebay.analysis.units import NONE, counts, durations, rates, ratio, ratios, shares
@@ -50,7 +50,7 @@ def notes(comparison: Comparison) -> str:
     return text
 
 
-def better_name(comparison: Comparison, line: Line) -> str:
+def better_name(comparison: Comparison, line: ComparisonRow) -> str:
     """The better run's name, `=`, `~` or nothing."""
     names = {"a": comparison.a.name, "b": comparison.b.name, "equal": "=", "unclear": "~"}
     return names[line.better] if line.better else ""
@@ -84,12 +84,12 @@ def _table(comparison: Comparison) -> "Table":
     return table
 
 
-def _cells(comparison: Comparison, line: Line) -> list[str]:
+def _cells(comparison: Comparison, line: ComparisonRow) -> list[str]:
     a, b = FORMATS[line.unit]([line.a, line.b])
     return [f"  {line.label}", a, b, ratio(line.ratio), better_name(comparison, line)]
 
 
-def _last_of(comparison: Comparison, line: Line) -> bool:
+def _last_of(comparison: Comparison, line: ComparisonRow) -> bool:
     at = comparison.lines.index(line) + 1
     return at == len(comparison.lines) or comparison.lines[at].section != line.section
 

@@ -10,7 +10,7 @@ import pytest
 from made_runs import SLOS, Row, answered, realistic_rows, refused, write_pair, write_run
 
 from forebay.analysis.cli import compare_app
-from forebay.analysis.compare import Comparison, Line, compare
+from forebay.analysis.compare import Comparison, ComparisonRow, compare
 from forebay.analysis.figures import backends, figures, imbalance, refusals
 from forebay.analysis.headline import headline
 from forebay.analysis.provenance import repeat_command, verdict
@@ -37,7 +37,7 @@ def compared(tmp_path: Path, a: list[Row], b: list[Row], **summary: Any) -> Comp
     return compare(runs[0], runs[1])
 
 
-def line(comparison: Comparison, section: str, key: str) -> Line:
+def line(comparison: Comparison, section: str, key: str) -> ComparisonRow:
     found = comparison.line(section, key)
     assert found is not None
     return found

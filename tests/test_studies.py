@@ -16,8 +16,8 @@ from aiohttp import web
 from replay_server import MODEL, Server, serve
 
 from forebay.analysis.experiments import flood, kv, needle, one_load, saturation, shared_document
-from forebay.analysis.experiments.asking import Told, is_simulated
-from forebay.analysis.experiments.gauges import Pool, Sample, read_page
+from forebay.analysis.experiments.asking import ModelReply, is_simulated
+from forebay.analysis.experiments.gauges import GaugeSample, Pool, read_page
 from forebay.analysis.experiments.heat_map import heat_map
 from forebay.analysis.experiments.hol_fleet import THEIRS
 from forebay.analysis.experiments.hol_fleet import _result as hol_result
@@ -26,7 +26,7 @@ from forebay.analysis.experiments.knee import gain_of_last_doubling, kneedle, la
 from forebay.analysis.experiments.load_stats import doubted, percentile
 from forebay.analysis.experiments.study import Study, numbers
 from forebay.analysis.experiments.target import StudyFailed, sim_config
-from forebay.analysis.experiments.ways import IN_TURN, PROXY, Load, Seen, SimWay, sim_ways
+from forebay.analysis.experiments.ways import IN_TURN, PROXY, PlayedLoad, Seen, SimWay, sim_ways
 from forebay.analysis.kv.plan import Choices
 from forebay.proxy.cli import main
 from forebay.replay.engine.config import EngineConfig
@@ -211,7 +211,7 @@ def test_seats_are_inferred_where_nobody_tells_them() -> None:
 
 
 def test_seats_are_not_what_ran_while_nobody_waited() -> None:
-    busy = [Sample("gpu0", at, 8, 0, 0.2, 0) for at in range(9)]
+    busy = [GaugeSample("gpu0", at, 8, 0, 0.2, 0) for at in range(9)]
     assert one_load.seats_seen(busy) is None
     assert one_load.seats_seen([replace(one, waiting=3) for one in busy]) == 8
     assert one_load.seats_seen([replace(one, waiting=3, kv_share=0.98) for one in busy]) is None
@@ -306,7 +306,7 @@ def test_a_flood_of_a_url_alone_says_what_it_cannot_tell(tmp_path: Path) -> None
 def test_what_was_refused_or_failed_is_missed() -> None:
     ok = Seen(rows(1)[0], "ok", None, 0.0, 1.0, 0.5, 1.0, 0.01, 0.01, 1000, 0, "gpu0")
     late, refused = replace(ok, ttft_s=2.5, due_s=1.0), replace(ok, outcome="rejected", due_s=2.0)
-    told = flood.told(PROXY, 1.0, Load([ok, late, refused]), default_slos(["chat"]))
+    told = flood.told(PROXY, 1.0, PlayedLoad([ok, late, refused]), default_slos(["chat"]))
     assert (told["attainment"], told["rejected_share"]) == pytest.approx((1 / 3, 1 / 3))
     assert told["ttft_p99_s"] is None  # two answers are no p99
     assert percentile([float(i) for i in range(1000)], 99) == 989
@@ -339,9 +339,9 @@ def test_the_kv_cache_is_full_where_it_was_predicted(tmp_path: Path) -> None:
 def test_a_cache_that_fills_early_is_not_called_as_predicted() -> None:
     pool, trace = Pool(1001, 16), rows(4, 2000, 10)
 
-    def load(running: int, share: float) -> Load:
+    def load(running: int, share: float) -> PlayedLoad:
         ok = Seen(trace[0], "ok", None, 0.0, 1.0, 0.5, 1.0, 0.01, 0.01, 2000, 0, "gpu0")
-        return Load([ok] * 4, [Sample("gpu0", 0.0, running, 4 - running, share, 7)])
+        return PlayedLoad([ok] * 4, [GaugeSample("gpu0", 0.0, running, 4 - running, share, 7)])
 
     way = one_engine()
     for running, share, words in (
@@ -426,7 +426,7 @@ def test_an_answer_that_could_be_a_models_is_judged() -> None:
     assert is_simulated("ban din tor mit")
     assert not is_simulated("The special number is 4711.")
     assert not is_simulated("ten")
-    refused = needle.judged(needles(None, ByteEstimate())[0][1], Told(error="400 4xx"), 512)
+    refused = needle.judged(needles(None, ByteEstimate())[0][1], ModelReply(error="400 4xx"), 512)
     assert (refused.right, refused.whole) == (False, None)
 
 
@@ -463,7 +463,7 @@ def test_saturation_by_url_is_what_virtual_time_says(tmp_path: Path) -> None:
 def test_a_shared_document_by_url(tmp_path: Path) -> None:
     phases = shared_document.requests(6, 20_000, 64, 32, 0)
 
-    async def live() -> tuple[HttpWay, list[Load]]:
+    async def live() -> tuple[HttpWay, list[PlayedLoad]]:
         async with start_engine(config()) as server:
             (way,) = await http_ways(asked(tmp_path), [("target", [server.url])], ())
             return way, await way.play("shared", *phases)
@@ -495,7 +495,7 @@ def test_a_server_that_refuses_everything_fails_the_study(tmp_path: Path) -> Non
 def test_a_server_that_does_not_say_what_was_cached_is_bad_input() -> None:
     ok = Seen(rows(1)[0], "ok", None, 0.0, 1.0, 0.5, 1.0, 0.01, 0.01, 1000, None, "gpu0")
     with pytest.raises(InputError, match="--enable-prompt-tokens-details"):
-        shared_document.told(one_engine(), "first", Load([ok]), 1000)
+        shared_document.told(one_engine(), "first", PlayedLoad([ok]), 1000)
 
 
 def test_metrics_are_read_by_vllms_names() -> None:
@@ -508,7 +508,7 @@ def test_metrics_are_read_by_vllms_names() -> None:
         'vllm:cache_config_info{block_size="16",num_gpu_blocks="1001"} 1.0\n'
         "process_start_time_seconds 1.7e9\n"
     )
-    assert page.sample("gpu0", 1.5) == Sample("gpu0", 1.5, 3, 2, 0.25, 5)
+    assert page.sample("gpu0", 1.5) == GaugeSample("gpu0", 1.5, 3, 2, 0.25, 5)
     assert page.pool == Pool(1001, 16)
     assert page.pool.tokens == 16_016
     assert page.lag_s is None
@@ -616,7 +616,7 @@ def test_hol_of_a_fleet_says_what_shorter_stalls_cost(refused: int, words: str |
     ]
     request = TraceRequest("c", 0.0, 10, 10)
     seen = Seen(request, "ok", None, 0.0, 2.0, 1.0, 2.0, 0.1, 0.1, 10, 0, None)
-    loads = {name: Load([seen, seen]) for name in (IN_TURN, PROXY)}
+    loads = {name: PlayedLoad([seen, seen]) for name in (IN_TURN, PROXY)}
     found = hol_result(asked(Path("out")), told, loads, 60_000, {})
     assert "the proxy shortens a chat's worst stall" in found.sentence
     assert ("refusing" in found.sentence) == (words is not None)

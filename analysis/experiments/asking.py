@@ -18,7 +18,7 @@ LEAST_WORDS = 4  # fewer of them could be an answer
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ModelReply:
     """An answer: its text, the prompt tokens the server counted, and what went wrong instead."""
 
     text: str = ""
@@ -33,7 +33,7 @@ async def ask(
     prompt: str,
     output_tokens: int,
     endpoint: str,
-) -> Told:
+) -> ModelReply:
     """The most likely answer to `prompt`; raises StudyFailed when nobody answers any more."""
     body: dict[str, Any] = {"model": model, "max_tokens": output_tokens, "temperature": 0}
     if endpoint == "chat":
@@ -43,14 +43,14 @@ async def ask(
     status, raw = await _post(session, address, PATHS[endpoint], body)
     if status != 200:
         kind, reason = outcome.of_status(status, raw)
-        return Told(error=f"{status} {reason or kind}")
+        return ModelReply(error=f"{status} {reason or kind}")
     try:
         told = orjson.loads(raw)
         choice, usage = told["choices"][0], told.get("usage") or {}
         text = choice["message"]["content"] if endpoint == "chat" else choice["text"]
-        return Told(text or "", outcome.token_count(usage.get("prompt_tokens")))
+        return ModelReply(text or "", outcome.token_count(usage.get("prompt_tokens")))
     except (orjson.JSONDecodeError, KeyError, IndexError, TypeError):
-        return Told(error="malformed answer")
+        return ModelReply(error="malformed answer")
 
 
 async def count_tokens(

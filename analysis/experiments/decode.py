@@ -11,7 +11,7 @@ from forebay.analysis.experiments.fitting import fit_terms
 from forebay.analysis.experiments.plot import Series, xy_plot
 from forebay.analysis.experiments.result import Column, Result
 from forebay.analysis.experiments.study import Batched, Study, integers, study
-from forebay.analysis.experiments.target import About, Answer, Ask, StudyFailed, Target
+from forebay.analysis.experiments.target import About, Ask, MeasuredAnswer, StudyFailed, StudyTarget
 from forebay.analysis.units import duration
 from forebay.replay.engine.hardware.roofline import bound_by, least
 from forebay.replay.engine.step_time import StepWork
@@ -63,7 +63,7 @@ def command(
 
 
 async def decode(
-    server: Target,
+    server: StudyTarget,
     loads: Sequence[tuple[int, int]],
     prompt_tokens: int,
     batch_output: int,
@@ -89,7 +89,7 @@ async def decode(
     return _result(server.about, rows, batch_output, settings)
 
 
-def _measured(answers: list[Answer]) -> dict[str, float | None]:
+def _measured(answers: list[MeasuredAnswer]) -> dict[str, float | None]:
     """Medians over a load's requests; the ITL counts only while all of them decode."""
     tpots, e2es, gaps = [], [], list[float]()
     for answer in answers:

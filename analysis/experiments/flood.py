@@ -12,7 +12,7 @@ from forebay.analysis.experiments.plot import Axis, Panel, Series, count_label, 
 from forebay.analysis.experiments.result import Column, Result
 from forebay.analysis.experiments.study import Batched, Engines, Gpus, Seed, Study, numbers, study
 from forebay.analysis.experiments.target import SIM, StudyFailed, sim_config
-from forebay.analysis.experiments.ways import IN_TURN, PROXY, Load, SimWay, Way
+from forebay.analysis.experiments.ways import IN_TURN, PROXY, PlayedLoad, SimWay, Way
 from forebay.analysis.experiments.ways_of import TARGET, ways_of
 from forebay.analysis.units import duration
 from forebay.proxy.config.schema import BucketConfig, Config
@@ -167,7 +167,7 @@ def requests(rate_per_s: float, seconds: float, seed: int) -> list[TraceRequest]
     return [replace(row, arrival_s=row.arrival_s * pace) for row in rows]
 
 
-def told(way: str, factor: float, load: Load, slos: Sequence[Slo]) -> dict[str, Any]:
+def told(way: str, factor: float, load: PlayedLoad, slos: Sequence[Slo]) -> dict[str, Any]:
     seen, length = load.seen, window_s(load.seen)
     met = good(seen, slos)
     row = {

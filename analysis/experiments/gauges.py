@@ -23,7 +23,7 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class GaugeSample:
     """One engine at one moment of a load.
 
     Attributes:
@@ -55,7 +55,7 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class MetricsPage:
     """What one /metrics page said; None where it does not say it."""
 
     running: float | None
@@ -65,11 +65,11 @@ class Page:
     pool: Pool | None
     lag_s: float | None  # None: not one of our simulated engines
 
-    def sample(self, engine: str, at_s: float) -> Sample | None:
+    def sample(self, engine: str, at_s: float) -> GaugeSample | None:
         if self.running is None or self.waiting is None or self.kv_share is None:
             return None
         running, waiting = round(self.running), round(self.waiting)
-        return Sample(
+        return GaugeSample(
             engine,
             at_s,
             running,
@@ -80,7 +80,7 @@ class Page:
         )
 
 
-def read_page(text: str) -> Page:
+def read_page(text: str) -> MetricsPage:
     """Read Prometheus text; several engine cores behind one page are added up, shares averaged."""
     values: dict[str, list[float]] = {}
     pool: Pool | None = None
@@ -96,7 +96,7 @@ def read_page(text: str) -> Page:
             values.setdefault(name, []).append(float(number.split()[0]))
     shares = next((values[name] for name in KV_SHARE if name in values), None)
     preempted = next((values[name] for name in PREEMPTIONS if name in values), [0.0])
-    return Page(
+    return MetricsPage(
         sum(values[RUNNING]) if RUNNING in values else None,
         sum(values[WAITING]) if WAITING in values else None,
         sum(shares) / len(shares) if shares else None,
@@ -113,7 +113,7 @@ def _pool(labels: dict[str, str]) -> Pool | None:
         return None
 
 
-async def look(session: aiohttp.ClientSession, engine: Address) -> Page | None:
+async def look(session: aiohttp.ClientSession, engine: Address) -> MetricsPage | None:
     """The engine's /metrics now; None when it shows none."""
     try:
         async with session.get(
@@ -127,9 +127,9 @@ async def look(session: aiohttp.ClientSession, engine: Address) -> Page | None:
 
 
 @asynccontextmanager
-async def watching(engines: Sequence[Address], clock: Clock) -> AsyncIterator[list[Sample]]:
+async def watching(engines: Sequence[Address], clock: Clock) -> AsyncIterator[list[GaugeSample]]:
     """Samples of all `engines` for the time of the block; empty when they show no gauges."""
-    samples: list[Sample] = []
+    samples: list[GaugeSample] = []
 
     async def watch(session: aiohttp.ClientSession, engine: Address) -> None:
         while True:

@@ -12,7 +12,7 @@ from forebay.analysis.experiments.hol_fleet import fleet_study, requests
 from forebay.analysis.experiments.plot import Series, xy_plot
 from forebay.analysis.experiments.result import Column, Result
 from forebay.analysis.experiments.study import Engines, Gpus, Seed, Study, Work, integers, study
-from forebay.analysis.experiments.target import SIM, Ask, StudyFailed, Target
+from forebay.analysis.experiments.target import SIM, Ask, StudyFailed, StudyTarget
 from forebay.analysis.units import duration
 from forebay.traces.errors import InputError
 
@@ -103,7 +103,7 @@ def with_fleet(found: Result, fleet: Result, what: str) -> Result:
     )
 
 
-async def beside_a_chat(server: Target, prompt_tokens: int) -> dict[str, Any]:
+async def beside_a_chat(server: StudyTarget, prompt_tokens: int) -> dict[str, Any]:
     """Start a chat, upload a prompt of `prompt_tokens` a second later; what both saw."""
     context = server.about.context
     if context is not None and prompt_tokens + UPLOAD_OUTPUT > context:

@@ -12,7 +12,7 @@ from forebay.analysis.experiments.plot import document as drawn
 from forebay.analysis.experiments.result import Column, Result
 from forebay.analysis.experiments.study import Study
 from forebay.analysis.experiments.target import SIM, StudyFailed, sim_config
-from forebay.analysis.experiments.ways import IN_TURN, PROXY, Load, SimWay, Way
+from forebay.analysis.experiments.ways import IN_TURN, PROXY, PlayedLoad, SimWay, Way
 from forebay.analysis.units import duration
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.scenario import DIRECT, Scenario
@@ -103,7 +103,7 @@ def whole_prompts(config: EngineConfig) -> EngineConfig:
     return replace(config, enable_chunked_prefill=False, max_num_batched_tokens=config.context)
 
 
-def _told(way: Way, prefill: str, load: Load) -> dict[str, Any]:
+def _told(way: Way, prefill: str, load: PlayedLoad) -> dict[str, Any]:
     chats = [one for one in load.seen if one.request.document is None]
     documents = [one for one in load.seen if one.request.document is not None]
     stalls = [one.stall_s for one in chats if one.ok and one.stall_s is not None]
@@ -128,7 +128,7 @@ def _told(way: Way, prefill: str, load: Load) -> dict[str, Any]:
 
 
 def _result(
-    asked: Study, rows: list[dict[str, Any]], loads: dict[str, Load], prompt_tokens: int,
+    asked: Study, rows: list[dict[str, Any]], loads: dict[str, PlayedLoad], prompt_tokens: int,
     settings: dict[str, Any],
 ) -> Result:  # fmt: skip
     several = len({row["prefill"] for row in rows}) > 1
@@ -186,7 +186,7 @@ def _verb(mine_s: float, theirs_s: float) -> str:
     return "shortens" if less > ALIKE else "lengthens" if less < -ALIKE else "does not change"
 
 
-def _plot(loads: dict[str, Load]) -> str:
+def _plot(loads: dict[str, PlayedLoad]) -> str:
     """What share of chats has a stall, and a TTFT, of at least so long."""
     panels: list[Panel] = []
     for title, key in (("worst gap between two tokens", "stall_s"), ("TTFT", "ttft_s")):

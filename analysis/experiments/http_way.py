@@ -9,11 +9,11 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from forebay.analysis.experiments.gauges import Page, Pool, look, watching
+from forebay.analysis.experiments.gauges import MetricsPage, Pool, look, watching
 from forebay.analysis.experiments.result import RUNS
 from forebay.analysis.experiments.study import Study
 from forebay.analysis.experiments.target import About, known_model
-from forebay.analysis.experiments.ways import Load, Seen
+from forebay.analysis.experiments.ways import PlayedLoad, Seen
 from forebay.replay.client import Client
 from forebay.replay.clock import Clock
 from forebay.replay.engine.hardware.models import find_gpu
@@ -41,26 +41,26 @@ class HttpWay:
         addresses: Sequence[Address],
         engines: Sequence[Address],
         about: About,
-        pages: Sequence[Page],
+        pages: Sequence[MetricsPage],
     ) -> None:
         self.name, self.about = name, about
         self.max_num_seqs: int | None = None  # no server tells it
         self.pools: Sequence[Pool] = [page.pool for page in pages if page.pool is not None]
         self._asked, self._addresses, self._engines = asked, addresses, engines
 
-    async def play(self, label: str, *phases: Sequence[TraceRequest]) -> list[Load]:
+    async def play(self, label: str, *phases: Sequence[TraceRequest]) -> list[PlayedLoad]:
         salt = token_hex(8)
         return [
             await self._replay(f"{label}-{number}", phase, salt, TRACE_ARRIVALS)
             for number, phase in enumerate(phases)
         ]
 
-    async def closed(self, label: str, rows: Sequence[TraceRequest], at_once: int) -> Load:
+    async def closed(self, label: str, rows: Sequence[TraceRequest], at_once: int) -> PlayedLoad:
         return await self._replay(label, rows, token_hex(8), Arrivals("closed", at_once))
 
     async def _replay(
         self, label: str, rows: Sequence[TraceRequest], salt: str, arrivals: Arrivals
-    ) -> Load:
+    ) -> PlayedLoad:
         asked = self._asked
         folder = asked.out / RUNS / f"{self.name} {label}".replace(" ", "-").replace("/", "_")
         options = ReplayOptions(
@@ -88,7 +88,7 @@ class HttpWay:
             reason = (
                 f"a simulated engine was {lag_s:.2f} s behind its clock for a tenth of the time"
             )
-        return Load(seen, samples, verdict, reason).checked(self.name)
+        return PlayedLoad(seen, samples, verdict, reason).checked(self.name)
 
 
 def seen_in(folder: Path, rows: Sequence[TraceRequest]) -> list[Seen]:

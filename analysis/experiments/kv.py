@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from forebay.analysis.experiments.gauges import Pool, Sample
+from forebay.analysis.experiments.gauges import GaugeSample, Pool
 from forebay.analysis.experiments.http_way import http_ways
 from forebay.analysis.experiments.plot import (
     Axis,
@@ -21,7 +21,7 @@ from forebay.analysis.experiments.plot import (
 from forebay.analysis.experiments.result import Column, Result
 from forebay.analysis.experiments.study import Study, study
 from forebay.analysis.experiments.target import SIM, StudyFailed, sim_config
-from forebay.analysis.experiments.ways import IN_TURN, Load, SimWay, Way
+from forebay.analysis.experiments.ways import IN_TURN, PlayedLoad, SimWay, Way
 from forebay.analysis.kv.plan import Choices, Plan, choose_gpu, make_plan
 from forebay.replay.sim.scenario import DIRECT, Scenario
 from forebay.traces.errors import InputError
@@ -133,7 +133,7 @@ def counts(fit: int) -> list[int]:
     return sorted(steps | {fit + extra for extra in range(1, BEYOND + 1)})
 
 
-def told(load: Load, pool: Pool, prompt_tokens: int, length: int) -> dict[str, Any]:
+def told(load: PlayedLoad, pool: Pool, prompt_tokens: int, length: int) -> dict[str, Any]:
     if not load.samples:
         raise StudyFailed("the engine's /metrics stopped to show vllm:kv_cache_usage_perc")
     usable, count = pool.blocks - 1, len(load.seen)
@@ -154,7 +154,7 @@ def told(load: Load, pool: Pool, prompt_tokens: int, length: int) -> dict[str, A
     }
 
 
-def settled(load: Load) -> Sequence[Sample]:
+def settled(load: PlayedLoad) -> Sequence[GaugeSample]:
     """The samples from when as many ran as ever did: before, requests wait for their prefill."""
     most = max(one.running for one in load.samples)
     first = next(one.at_s for one in load.samples if one.running == most)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from forebay.analysis.experiments.asking import Told, ask, count_tokens, is_simulated
+from forebay.analysis.experiments.asking import ModelReply, ask, count_tokens, is_simulated
 from forebay.analysis.experiments.heat_map import heat_map
 from forebay.analysis.experiments.result import Column, Result
 from forebay.analysis.experiments.study import Gpus, Seed, Study, integers, study
@@ -161,7 +161,7 @@ async def by_url(asked: Study, prompts: Any, count: TokenCounter, endpoint: str)
     return answers
 
 
-def judged(answer: Answer, told: Told, tokens: int | None) -> Answered:
+def judged(answer: Answer, told: ModelReply, tokens: int | None) -> Answered:
     """Whether it is right, and whether the server counted at least the prompt's `tokens`."""
     if told.error is not None:
         return Answered(answer, False, None, None, told.error)

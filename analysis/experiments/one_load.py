@@ -6,9 +6,9 @@ from random import Random
 from statistics import median
 from typing import Any
 
-from forebay.analysis.experiments.gauges import Sample
+from forebay.analysis.experiments.gauges import GaugeSample
 from forebay.analysis.experiments.load_stats import percentile, ttfts
-from forebay.analysis.experiments.ways import Load, Way
+from forebay.analysis.experiments.ways import PlayedLoad, Way
 from forebay.traces.arrivals import arrival_times
 from forebay.traces.schema import TraceRequest
 
@@ -87,7 +87,7 @@ def middle_rate(times_s: Sequence[float]) -> float:
     return (last - first) / span if span > 0 else 0.0
 
 
-def _row(load: Load, level: float, per_s: float, tokens_per_s: float) -> dict[str, Any]:
+def _row(load: PlayedLoad, level: float, per_s: float, tokens_per_s: float) -> dict[str, Any]:
     samples = load.samples
     times = ttfts(load.seen)
     return {
@@ -107,7 +107,7 @@ def _row(load: Load, level: float, per_s: float, tokens_per_s: float) -> dict[st
     }
 
 
-def seats_seen(samples: Sequence[Sample]) -> int | None:
+def seats_seen(samples: Sequence[GaugeSample]) -> int | None:
     """Most running at once while others waited though the KV cache had room; None if never.
 
     Then nothing but max_num_seqs kept them out. Prefills, too, keep requests waiting: the number

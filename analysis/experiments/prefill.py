@@ -11,7 +11,7 @@ from forebay.analysis.experiments.fitting import fit_terms
 from forebay.analysis.experiments.plot import Series, xy_plot
 from forebay.analysis.experiments.result import Column, Result
 from forebay.analysis.experiments.study import Batched, Study, integers, study
-from forebay.analysis.experiments.target import About, Ask, Target
+from forebay.analysis.experiments.target import About, Ask, StudyTarget
 from forebay.analysis.units import duration
 from forebay.replay.engine.hardware.roofline import bound_by, least
 from forebay.replay.engine.step_time import StepWork
@@ -55,7 +55,7 @@ def command(
 
 
 async def prefill(
-    server: Target, lengths: Sequence[int], repeats: int, settings: dict[str, Any]
+    server: StudyTarget, lengths: Sequence[int], repeats: int, settings: dict[str, Any]
 ) -> Result:
     """Ask every length `repeats` times, one request at a time."""
     about = server.about

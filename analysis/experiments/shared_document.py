@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from forebay.analysis.experiments.gauges import Sample
+from forebay.analysis.experiments.gauges import GaugeSample
 from forebay.analysis.experiments.load_stats import doubted, hit_ratio, ttfts
 from forebay.analysis.experiments.plot import Axis, Panel, Series, count_label, document
 from forebay.analysis.experiments.result import Column, Result
 from forebay.analysis.experiments.study import Batched, Engines, Gpus, Seed, Study, study
-from forebay.analysis.experiments.ways import PROXY, Load, Way
+from forebay.analysis.experiments.ways import PROXY, PlayedLoad, Way
 from forebay.analysis.experiments.ways_of import ways_of
 from forebay.analysis.units import duration, ratio
 from forebay.traces.errors import InputError
@@ -110,7 +110,7 @@ def requests(
     return [rows[:1], rows[1:users], rows[users:], others]
 
 
-def told(way: Way, phase: str, load: Load, document_tokens: int) -> dict[str, Any]:
+def told(way: Way, phase: str, load: PlayedLoad, document_tokens: int) -> dict[str, Any]:
     """A row; cold is whose document was, for the most part, computed anew."""
     answered = [one for one in load.seen if one.ok]
     if any(one.cached_tokens is None for one in answered):
@@ -133,7 +133,7 @@ def told(way: Way, phase: str, load: Load, document_tokens: int) -> dict[str, An
     }
 
 
-def held_tokens(way: Way, samples: Sequence[Sample]) -> list[tuple[int, float]]:
+def held_tokens(way: Way, samples: Sequence[GaugeSample]) -> list[tuple[int, float]]:
     """(requests running, KV tokens they hold) over all engines, sample by sample."""
     names = list(dict.fromkeys(one.engine for one in samples))
     if len(way.pools) < len(names) or not names:
@@ -142,7 +142,7 @@ def held_tokens(way: Way, samples: Sequence[Sample]) -> list[tuple[int, float]]:
         name: (pool.blocks - 1) * pool.block_tokens
         for name, pool in zip(names, way.pools, strict=False)
     }
-    latest: dict[str, Sample] = {}
+    latest: dict[str, GaugeSample] = {}
     found = []
     for one in sorted(samples, key=lambda one: one.at_s):
         latest[one.engine] = one
@@ -154,7 +154,7 @@ def held_tokens(way: Way, samples: Sequence[Sample]) -> list[tuple[int, float]]:
 def result(
     ways: Sequence[Way],
     rows: list[dict[str, Any]],
-    loads: dict[str, list[Load]],
+    loads: dict[str, list[PlayedLoad]],
     settings: dict[str, Any],
 ) -> Result:
     way = next((one for one in ways if one.name == PROXY), ways[-1])
@@ -220,7 +220,7 @@ def _sentence(way: str, facts: dict[str, Any], users: int) -> str:
     return f"{words}. When all asked at once, {at_once} paid."
 
 
-def _plot(ways: Sequence[Way], loads: dict[str, list[Load]]) -> str:
+def _plot(ways: Sequence[Way], loads: dict[str, list[PlayedLoad]]) -> str:
     waits, held, most = [], [], 1
     for way in ways:
         first, others, _, at_once = loads[way.name]

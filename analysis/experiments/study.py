@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from forebay.analysis.experiments.result import Result, check_out, finish
-from forebay.analysis.experiments.target import StudyFailed, Target, open_target
+from forebay.analysis.experiments.target import StudyFailed, StudyTarget, open_target
 from forebay.proxy.runtime.event_loop import fast_runner
 from forebay.traces.errors import InputError
 
@@ -88,7 +88,7 @@ class Study:
 
     def open(
         self, text: str | None = None, batched: int | None = None
-    ) -> AbstractAsyncContextManager[Target]:
+    ) -> AbstractAsyncContextManager[StudyTarget]:
         """The target `text` (default: the first), `batched` its step budget where simulated."""
         return open_target(
             text or self.targets[0],
@@ -99,7 +99,7 @@ class Study:
             batched_tokens=batched,
         )
 
-    def settings(self, server: Target | None = None, **more: Any) -> dict[str, Any]:
+    def settings(self, server: StudyTarget | None = None, **more: Any) -> dict[str, Any]:
         """What a result needs to be repeated."""
         told: dict[str, Any] = {"command": self.line, **more}
         if server is not None:

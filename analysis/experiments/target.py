@@ -45,7 +45,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class MeasuredAnswer:
     """What came of it; `events_s` are the times of its output events from the load's start."""
 
     ask: Ask
@@ -78,13 +78,13 @@ class About:
     salt: str | None = None
 
 
-class Target(Protocol):
+class StudyTarget(Protocol):
     """A server that can be asked."""
 
     @property
     def about(self) -> About: ...
 
-    async def run(self, asks: Sequence[Ask], until: str | None = None) -> list[Answer]:
+    async def run(self, asks: Sequence[Ask], until: str | None = None) -> list[MeasuredAnswer]:
         """Answers in the order of `asks`; once `until` is answered the others are given up."""
         ...
 
@@ -96,7 +96,7 @@ class SimTarget:
         self.config = config
         self.about = About(name, config.model_spec, config.gpu_spec, config.context)
 
-    async def run(self, asks: Sequence[Ask], until: str | None = None) -> list[Answer]:
+    async def run(self, asks: Sequence[Ask], until: str | None = None) -> list[MeasuredAnswer]:
         core = EngineCore(self.config)
         waiting = sorted(range(len(asks)), key=lambda i: asks[i].at_s, reverse=True)
         events = [OutputEvents() for _ in asks]
@@ -130,7 +130,7 @@ class HttpTarget:
             address.base, known_model(served.model), gpu, served.max_model_len, self._salt
         )
 
-    async def run(self, asks: Sequence[Ask], until: str | None = None) -> list[Answer]:
+    async def run(self, asks: Sequence[Ask], until: str | None = None) -> list[MeasuredAnswer]:
         bodies = [self._body(ask) for ask in asks]
         exchanges = [Exchange(f"study-{self._sent}-{i}", ask.at_s) for i, ask in enumerate(asks)]
         self._clock.restart()
@@ -164,9 +164,11 @@ class HttpTarget:
 
 
 def _answer(ask: Ask, events: OutputEvents, sent_s: float, output: int | None, cached: int,
-            outcome: str, prompt: int | None = None) -> Answer:  # fmt: skip
+            outcome: str, prompt: int | None = None) -> MeasuredAnswer:  # fmt: skip
     latency = measure(ask.at_s, sent_s, 0.0, events, output)
-    return Answer(ask, latency, tuple(events.at_s), prompt or ask.prompt_tokens, cached, outcome)
+    return MeasuredAnswer(
+        ask, latency, tuple(events.at_s), prompt or ask.prompt_tokens, cached, outcome
+    )
 
 
 def known_model(name: str) -> ModelSpec | None:
@@ -202,7 +204,7 @@ async def open_target(
     api_key: str | None = None,
     time_scale: float = 1.0,
     batched_tokens: int | None = None,
-) -> AsyncIterator[Target]:
+) -> AsyncIterator[StudyTarget]:
     """The target that `text` names; raises InputError when there is no such thing."""
     if text.startswith(SIM):
         yield SimTarget(sim_config(text, gpu, batched_tokens), text)

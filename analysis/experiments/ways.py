@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from forebay.analysis.experiments.gauges import Pool, Sample
+from forebay.analysis.experiments.gauges import GaugeSample, Pool
 from forebay.analysis.experiments.target import About, StudyFailed
 from forebay.replay.sim.closed_loop import closed_loop
 from forebay.replay.sim.fleet import Fleet, Outcome
@@ -50,15 +50,15 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class PlayedLoad:
     """One phase, played; `verdict` as of a replay, with its reason."""
 
     seen: Sequence[Seen]
-    samples: Sequence[Sample] = ()
+    samples: Sequence[GaugeSample] = ()
     verdict: str = "valid"
     reason: str = "simulated: every arrival is at its time"
 
-    def checked(self, way: str) -> "Load":
+    def checked(self, way: str) -> "PlayedLoad":
         """Itself; raises StudyFailed when nothing at all was answered."""
         if not any(one.ok for one in self.seen):
             why = ", ".join(sorted({one.reason or one.outcome for one in self.seen}))
@@ -78,11 +78,11 @@ class Way(Protocol):
     @property
     def pools(self) -> Sequence[Pool]: ...
 
-    async def play(self, label: str, *phases: Sequence[TraceRequest]) -> list[Load]:
+    async def play(self, label: str, *phases: Sequence[TraceRequest]) -> list[PlayedLoad]:
         """Send each request when it is due in its phase; raises StudyFailed."""
         ...
 
-    async def closed(self, label: str, rows: Sequence[TraceRequest], at_once: int) -> Load:
+    async def closed(self, label: str, rows: Sequence[TraceRequest], at_once: int) -> PlayedLoad:
         """Send all, `at_once` in flight; raises StudyFailed."""
         ...
 
@@ -90,7 +90,7 @@ class Way(Protocol):
 class WatchedEngine(SteppingEngine):
     """An engine that notes its gauges after every step."""
 
-    def __init__(self, scenario: Scenario, name: str, samples: list[Sample]) -> None:
+    def __init__(self, scenario: Scenario, name: str, samples: list[GaugeSample]) -> None:
         super().__init__(scenario.engine)
         self._name, self._samples = name, samples
 
@@ -98,7 +98,9 @@ class WatchedEngine(SteppingEngine):
         told = super().advance(now)
         core = self.core
         self._samples.append(
-            Sample(self._name, now, core.running, core.waiting, core.kv_usage, core.preemptions)
+            GaugeSample(
+                self._name, now, core.running, core.waiting, core.kv_usage, core.preemptions
+            )
         )
         return told
 
@@ -116,13 +118,13 @@ class SimWay:
         self.max_num_seqs: int | None = engine.seqs
         self.pools: Sequence[Pool] = [Pool(engine.num_blocks(), engine.block_size)] * scenario.gpus
 
-    async def play(self, label: str, *phases: Sequence[TraceRequest]) -> list[Load]:
+    async def play(self, label: str, *phases: Sequence[TraceRequest]) -> list[PlayedLoad]:
         starts = [number * APART_S for number in range(len(phases))]
         rows: list[TraceRequest] = []
         for start, phase in zip(starts, phases, strict=True):
             rows += [replace(row, arrival_s=start + row.arrival_s) for row in phase]
         check_lengths(rows, self._scenario.engine.context)
-        samples: list[Sample] = []
+        samples: list[GaugeSample] = []
         names = [f"gpu{number}" for number in range(self._scenario.gpus)]
         engines = {name: self._engine(name, samples) for name in names}
         outcomes = iter(Fleet(self._scenario.new_policy(names), engines).run(rows))
@@ -137,16 +139,16 @@ class SimWay:
                 for one in samples
                 if start <= one.at_s < start + APART_S or start == starts[-1] <= one.at_s
             ]
-            loads.append(Load([seen_of(one, start) for one in of_phase], within))
+            loads.append(PlayedLoad([seen_of(one, start) for one in of_phase], within))
         return [load.checked(self.name) for load in loads]
 
-    async def closed(self, label: str, rows: Sequence[TraceRequest], at_once: int) -> Load:
+    async def closed(self, label: str, rows: Sequence[TraceRequest], at_once: int) -> PlayedLoad:
         check_lengths(rows, self._scenario.engine.context)
-        samples: list[Sample] = []
+        samples: list[GaugeSample] = []
         outcomes = closed_loop(rows, self._engine("gpu0", samples), "gpu0", at_once)
-        return Load([seen_of(one, 0.0) for one in outcomes], samples).checked(self.name)
+        return PlayedLoad([seen_of(one, 0.0) for one in outcomes], samples).checked(self.name)
 
-    def _engine(self, name: str, samples: list[Sample]) -> SkippingEngine | SteppingEngine:
+    def _engine(self, name: str, samples: list[GaugeSample]) -> SkippingEngine | SteppingEngine:
         if self._watched:
             return WatchedEngine(self._scenario, name, samples)
         if can_skip(self._scenario.engine):

@@ -11,7 +11,7 @@ from forebay.proxy.command import new_app
 from forebay.traces.errors import InputError
 
 if TYPE_CHECKING:
-    from forebay.analysis.kv.verify import Verdict
+    from forebay.analysis.kv.verify import CacheCheck
 
 HELP = """How many tokens of KV cache fit beside a model on a GPU, how many requests of a length
 that is, and where memory ends. Option names and defaults are those of `vllm serve`.
@@ -178,7 +178,7 @@ def verify(
         raise typer.Exit(1)
 
 
-def _print_verdict(verdict: "Verdict", tolerance: float, near: bool) -> None:
+def _print_verdict(verdict: "CacheCheck", tolerance: float, near: bool) -> None:
     from rich.console import Console
 
     from forebay.analysis.kv.verify_table import print_verdict

@@ -17,7 +17,7 @@ _OLD_WHOLE_PROMPTS = 32_768
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CacheCheck:
     """A log beside the arithmetic.
 
     Attributes:
@@ -83,7 +83,7 @@ class Verdict:
         }
 
 
-def parts(verdict: Verdict) -> list[tuple[str, float, float | None]]:
+def parts(verdict: CacheCheck) -> list[tuple[str, float, float | None]]:
     """(name, predicted bytes, logged GiB) of each line of the budget."""
     budget, log = verdict.plan.budget, verdict.log
     return [
@@ -104,7 +104,7 @@ def verify_log(
     weights_gib: float | None = None,
     gpu: str | None = None,
     gpu_memory_gib: float | None = None,
-) -> Verdict:
+) -> CacheCheck:
     """Judge the log `text` from `where`; `choices` (fields of Choices) win over what it says.
 
     Raises InputError where the log lacks the cache's size, or neither it nor the options tell the
@@ -140,7 +140,7 @@ def verify_log(
     if blocks < 1:
         raise InputError(f"{where}: the KV cache has no blocks: there is nothing to compare with")
     actual = replace(plan.budget, blocks=blocks)
-    return Verdict(
+    return CacheCheck(
         plan=plan,
         log=log,
         predicted_tokens=plan.budget.pool_tokens(plan.max_model_len),

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from forebay.analysis.kv.verify import Verdict, parts
+from forebay.analysis.kv.verify import CacheCheck, parts
 from forebay.analysis.units import NONE, printable
 from forebay.replay.engine.hardware.models import GIB
 
@@ -18,7 +18,7 @@ _LABELS = {
 }
 
 
-def print_verdict(verdict: Verdict, tolerance: float, near: bool, console: "Console") -> None:
+def print_verdict(verdict: CacheCheck, tolerance: float, near: bool, console: "Console") -> None:
     """The parts side by side, the cache, and whether it is near enough."""
     from rich import box
     from rich.table import Table

@@ -11,7 +11,7 @@ from math import inf
 from typing import Any
 
 from forebay.analysis.kv.plan import Choices, check_fits, choose_gpu, make_plan
-from forebay.analysis.sizing.targets import NotMet, Target
+from forebay.analysis.sizing.targets import LatencyTarget, NotMet
 from forebay.analysis.sizing.workload import DOCUMENT, Users
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.hardware.models import find_gpu, find_model
@@ -89,7 +89,7 @@ def check_memory(
             raise InputError(f"{error} (here an engine is one GPU, KV cache 16 bits)") from error
 
 
-def check_floor(config: EngineConfig, users: Users, targets: Sequence[Target]) -> None:
+def check_floor(config: EngineConfig, users: Users, targets: Sequence[LatencyTarget]) -> None:
     """Raise NotMet that names the physics where an idle GPU misses a target already."""
     for target in targets:
         for kind, rate in users.rates_per_s().items():
@@ -110,7 +110,7 @@ def check_floor(config: EngineConfig, users: Users, targets: Sequence[Target]) -
                 _check_decode(config, target, kind, users.prompt_tokens(kind, 0.0))
 
 
-def _check_prefill(config: EngineConfig, target: Target, kind: str, prompt: int) -> None:
+def _check_prefill(config: EngineConfig, target: LatencyTarget, kind: str, prompt: int) -> None:
     took = alone(config, prompt)
     if took.ttft_s <= target.limit_s:
         return
@@ -133,7 +133,7 @@ def _check_prefill(config: EngineConfig, target: Target, kind: str, prompt: int)
     )
 
 
-def _check_decode(config: EngineConfig, target: Target, kind: str, prompt: int) -> None:
+def _check_decode(config: EngineConfig, target: LatencyTarget, kind: str, prompt: int) -> None:
     step_s = decode_step_s(config, 1, prompt)
     if step_s <= target.limit_s:
         return

@@ -6,11 +6,11 @@ from math import ceil
 
 from forebay.analysis.sizing.binding import Binding, binding
 from forebay.analysis.sizing.floor import alone, check_floor
-from forebay.analysis.sizing.judge import Judged
+from forebay.analysis.sizing.judge import FleetJudgement
 from forebay.analysis.sizing.naive import Naive, demands, erlangs, formulas
-from forebay.analysis.sizing.search import Found, Question, Window, ask, search
-from forebay.analysis.sizing.targets import NotMet, Target
-from forebay.analysis.sizing.workers import Workers
+from forebay.analysis.sizing.search import JudgedWindow, LeastCount, Question, ask, search
+from forebay.analysis.sizing.targets import LatencyTarget, NotMet
+from forebay.analysis.sizing.workers import JobRunner
 from forebay.analysis.sizing.workload import DOCUMENT, Users
 from forebay.proxy.config.schema import BackendConfig
 from forebay.replay.engine.config import EngineConfig
@@ -33,7 +33,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Answer:
+class SizingAnswer:
     """What `size` found.
 
     Attributes:
@@ -48,7 +48,7 @@ class Answer:
     seeds: tuple[int, ...]
     gpus: int
     range: tuple[int, int]
-    around: dict[int, list[Judged]]
+    around: dict[int, list[FleetJudgement]]
     binding: Binding | None
     naive: list[Naive]
     base: int
@@ -57,11 +57,11 @@ class Answer:
 
 def window_for(
     users: Users,
-    targets: Sequence[Target],
+    targets: Sequence[LatencyTarget],
     config: EngineConfig,
     guess: int,
     judged_s: float | None,
-) -> Window:
+) -> JudgedWindow:
     """Long enough for BEYOND requests beyond every percentile, after the caches are warm."""
     rates = users.rates_per_s()
     needed_s = [60.0]
@@ -75,11 +75,15 @@ def window_for(
         warmup_s = max(warmup_s, 5 * prefill_s)
         if users.shared:
             warmup_s += users.documents * prefill_s / guess
-    return Window(warmup_s, judged_s or float(ceil(max(needed_s))))
+    return JudgedWindow(warmup_s, judged_s or float(ceil(max(needed_s))))
 
 
 def question_of(
-    users: Users, scenario: Scenario, targets: tuple[Target, ...], window_s: float | None, seed: int
+    users: Users,
+    scenario: Scenario,
+    targets: tuple[LatencyTarget, ...],
+    window_s: float | None,
+    seed: int,
 ) -> tuple[Question, int, int]:
     """A job for `search`; raises InputError for what physics forbids or nobody asks.
 
@@ -95,7 +99,9 @@ def question_of(
     return question, guess, max(16, ceil(4 * offered) + 8)
 
 
-def _check_judgeable(users: Users, targets: Sequence[Target], judged_s: float | None) -> None:
+def _check_judgeable(
+    users: Users, targets: Sequence[LatencyTarget], judged_s: float | None
+) -> None:
     """Raise InputError for a target that no request, or hardly any, would be judged by.
 
     A percentile with less than one request expected beyond it is a maximum: it says how lucky a
@@ -121,13 +127,13 @@ def _check_judgeable(users: Users, targets: Sequence[Target], judged_s: float | 
 def size(
     users: Users,
     scenario: Scenario,
-    targets: tuple[Target, ...],
-    run: Workers,
+    targets: tuple[LatencyTarget, ...],
+    run: JobRunner,
     *,
     seeds: Sequence[int],
     window_s: float | None = None,
     sensitivity: bool = True,
-) -> Answer:
+) -> SizingAnswer:
     """Find the least count; raises InputError for what does not fit or cannot be met."""
     question, guess, most = question_of(users, scenario, targets, window_s, seeds[0])
     found = run.all(search, [(replace(question, seed=seed), guess, most) for seed in seeds[:2]])
@@ -138,7 +144,7 @@ def size(
     found += [one.result() for one in later]
     gpus, around = _around(run, question, found)
     bound = _binding(run, around, gpus, question)
-    return Answer(
+    return SizingAnswer(
         question=question,
         seeds=tuple(seeds),
         gpus=gpus,
@@ -154,8 +160,8 @@ def size(
 
 
 def _around(
-    run: Workers, question: Question, found: Sequence[Found]
-) -> tuple[int, dict[int, list[Judged]]]:
+    run: JobRunner, question: Question, found: Sequence[LeastCount]
+) -> tuple[int, dict[int, list[FleetJudgement]]]:
     """One GPU fewer and one more than the least count that all seeds agree on."""
     known = {(one.question.seed, gpus): j for one in found for gpus, j in one.asked.items()}
     seeds = [one.question.seed for one in found]
@@ -174,7 +180,7 @@ def _around(
 
 
 def _binding(
-    run: Workers, around: dict[int, list[Judged]], gpus: int, question: Question
+    run: JobRunner, around: dict[int, list[FleetJudgement]], gpus: int, question: Question
 ) -> Binding | None:
     failed = [one for one in around.get(gpus - 1, []) if not one.met]
     if not failed:
@@ -231,7 +237,7 @@ def _variants(question: Question) -> list[tuple[str, Question]]:
     return listed
 
 
-def _vary(job: tuple[Question, Found]) -> int | None:
+def _vary(job: tuple[Question, LeastCount]) -> int | None:
     changed, base = job
     users, config = changed.users, changed.scenario.engine
     offered = erlangs(demands(config, users))
@@ -249,12 +255,12 @@ def _vary(job: tuple[Question, Found]) -> int | None:
 class Validation:
     """Fresh seeds, a longer window: judgements at one GPU fewer (empty if there is none) and N."""
 
-    window: Window
-    fewer: list[Judged]
-    recommended: list[Judged]
+    window: JudgedWindow
+    fewer: list[FleetJudgement]
+    recommended: list[FleetJudgement]
 
 
-def validate(answer: Answer, run: Workers) -> Validation:
+def validate(answer: SizingAnswer, run: JobRunner) -> Validation:
     """Replay what the search never saw, `LONGER` times as long."""
     asked = answer.question
     window = replace(asked.window, judged_s=LONGER * asked.window.judged_s)

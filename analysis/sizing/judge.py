@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from forebay.analysis.quantiles import order_statistic
 from forebay.analysis.sizing.binding import Usage, usage
-from forebay.analysis.sizing.targets import Target
+from forebay.analysis.sizing.targets import LatencyTarget
 from forebay.analysis.sizing.workload import CLASSES, class_of
 from forebay.analysis.units import NONE
 from forebay.replay.sim.scenario import Simulated
@@ -25,7 +25,7 @@ from forebay.replay.sim.summary import Table
 class Attained:
     """One target: how many of `count` requests met it, and the percentile in seconds."""
 
-    target: Target
+    target: LatencyTarget
     good: int
     count: int
     value_s: float
@@ -57,7 +57,7 @@ class ClassTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class FleetJudgement:
     """What one simulation came to, within the judged window.
 
     Attributes:
@@ -91,13 +91,13 @@ class Judged:
 
 def judge(
     simulated: Simulated,
-    targets: Sequence[Target],
+    targets: Sequence[LatencyTarget],
     *,
     seed: int,
     from_s: float,
     to_s: float,
     until_s: float,
-) -> Judged:
+) -> FleetJudgement:
     """Judge arrivals from `from_s` to `to_s`; arrivals went on until `until_s`."""
     table = Table(simulated)
     inside = (table.arrival_s >= from_s) & (table.arrival_s < to_s)
@@ -112,7 +112,7 @@ def judge(
             marks = [order_statistic(ttft, share) for share in (0.5, 0.95, 0.99)]
             refused = int((chosen & ~table.done).sum())
             classes[kind] = ClassTimes(int(chosen.sum()), refused, *marks)
-    return Judged(
+    return FleetJudgement(
         gpus=simulated.scenario.gpus,
         seed=seed,
         attained=tuple(
@@ -138,13 +138,13 @@ def _quantile(ordered: NDArray[np.float64], share: float) -> float:
     return order_statistic(ordered, share) if len(ordered) else 0.0
 
 
-def _attained(table: Table, target: Target, chosen: NDArray[np.bool_]) -> Attained:
+def _attained(table: Table, target: LatencyTarget, chosen: NDArray[np.bool_]) -> Attained:
     values = _samples(table, target.metric, chosen)
     good = int((values <= target.limit_s).sum())
     return Attained(target, good, len(values), _quantile(values, target.share))
 
 
-def pooled(judged: Sequence[Judged], which: int) -> tuple[int, int]:
+def pooled(judged: Sequence[FleetJudgement], which: int) -> tuple[int, int]:
     """Good requests and all of them, over several seeds, of target number `which`."""
     return (
         sum(one.attained[which].good for one in judged),

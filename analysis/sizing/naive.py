@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import ceil, exp
 
 from forebay.analysis.sizing.floor import Alone, alone, decode_step_s
-from forebay.analysis.sizing.targets import Target
+from forebay.analysis.sizing.targets import LatencyTarget
 from forebay.analysis.sizing.workload import DOCUMENT, Users
 from forebay.proxy.config.schema import MAX_CONCURRENCY
 from forebay.replay.engine.config import EngineConfig
@@ -81,7 +81,7 @@ def erlangs(classes: Sequence[Demand]) -> float:
 
 
 def formulas(
-    config: EngineConfig, users: Users, targets: Sequence[Target], simulated: int
+    config: EngineConfig, users: Users, targets: Sequence[LatencyTarget], simulated: int
 ) -> list[Naive]:
     """KV cache only, utilisation at 100 % and 70 %, and M/M/c."""
     classes = demands(config, users)
@@ -139,7 +139,7 @@ def erlang_c(servers: int, offered: float) -> float:
     return blocked / (1 - offered / servers * (1 - blocked))
 
 
-def _mmc(classes: Sequence[Demand], targets: Sequence[Target]) -> int | None:
+def _mmc(classes: Sequence[Demand], targets: Sequence[LatencyTarget]) -> int | None:
     """The least c with P(wait > limit - TTFT alone) <= 1 - share for every TTFT target.
 
     P(wait > t) = C(c, a) exp(-(c - a) t / s), s the mean service time, a the offered load.

@@ -7,9 +7,9 @@ from html import escape
 
 from forebay.analysis import svg
 from forebay.analysis.sizing.guide import question_of
-from forebay.analysis.sizing.search import Found, search
-from forebay.analysis.sizing.targets import Target
-from forebay.analysis.sizing.workers import Workers
+from forebay.analysis.sizing.search import LeastCount, search
+from forebay.analysis.sizing.targets import LatencyTarget
+from forebay.analysis.sizing.workers import JobRunner
 from forebay.analysis.sizing.workload import Users
 from forebay.replay.sim.scenario import Scenario
 from forebay.traces.errors import InputError
@@ -35,8 +35,8 @@ class Curve:
 def curves(
     users: Users,
     scenario: Scenario,
-    targets: tuple[Target, ...],
-    run: Workers,
+    targets: tuple[LatencyTarget, ...],
+    run: JobRunner,
     *,
     sizes: Sequence[int],
     seed: int,
@@ -45,7 +45,7 @@ def curves(
     counts = sorted({max(1, round(users.users * share)) for share in SHARES})
     started = []
     for tokens in sizes:
-        found: list[Future[Found]] = []
+        found: list[Future[LeastCount]] = []
         why = ""
         try:
             jobs = []
@@ -60,7 +60,9 @@ def curves(
     return [_curve(tokens, counts, found, why) for tokens, found, why in started]
 
 
-def _curve(tokens: int, counts: Sequence[int], found: Sequence[Future[Found]], why: str) -> Curve:
+def _curve(
+    tokens: int, counts: Sequence[int], found: Sequence[Future[LeastCount]], why: str
+) -> Curve:
     """What was found up to the first refusal: the answer beside it is worth more than the plot."""
     points = []
     try:

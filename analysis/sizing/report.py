@@ -8,8 +8,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from forebay.analysis.shares import wilson
-from forebay.analysis.sizing.guide import Answer, Validation
-from forebay.analysis.sizing.judge import Judged, pooled
+from forebay.analysis.sizing.guide import SizingAnswer, Validation
+from forebay.analysis.sizing.judge import FleetJudgement, pooled
 from forebay.replay.engine.calibration.constants import calibration_file_of, read_calibration
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 HOURS_A_MONTH = 730.0
 
 
-def provenance(answer: Answer, command: str) -> dict[str, Any]:
+def provenance(answer: SizingAnswer, command: str) -> dict[str, Any]:
     """What it takes to repeat the answer, and what its step times rest on."""
     engine = answer.question.scenario.engine
     model, gpu = engine.model_spec.name, engine.gpu_spec.name
@@ -44,7 +44,7 @@ def provenance(answer: Answer, command: str) -> dict[str, Any]:
     }
 
 
-def cost(answer: Answer, price_per_gpu_hour: float | None) -> dict[str, float] | None:
+def cost(answer: SizingAnswer, price_per_gpu_hour: float | None) -> dict[str, float] | None:
     """Money a month of the GPUs to buy, the spare included."""
     if price_per_gpu_hour is None:
         return None
@@ -57,7 +57,10 @@ def cost(answer: Answer, price_per_gpu_hour: float | None) -> dict[str, float] |
 
 
 def as_json(
-    answer: Answer, told: dict[str, Any], price: dict[str, float] | None, check: Validation | None
+    answer: SizingAnswer,
+    told: dict[str, Any],
+    price: dict[str, float] | None,
+    check: Validation | None,
 ) -> dict[str, Any]:
     """Everything on the terminal, seconds and shares; null stands for 'never'."""
     return {
@@ -89,7 +92,7 @@ def as_json(
     }
 
 
-def _judged(one: Judged) -> dict[str, Any]:
+def _judged(one: FleetJudgement) -> dict[str, Any]:
     return {
         "seed": one.seed,
         "met": one.met,
@@ -123,7 +126,7 @@ def _finite(value: float) -> float | None:
 
 
 def print_answer(
-    answer: Answer,
+    answer: SizingAnswer,
     told: dict[str, Any],
     price: dict[str, float] | None,
     check: Validation | None,
@@ -177,7 +180,7 @@ def print_answer(
         console.print(Text(line, style="dim"))
 
 
-def _around_table(answer: Answer) -> "Table":
+def _around_table(answer: SizingAnswer) -> "Table":
     from rich import box
     from rich.table import Table
 
@@ -191,10 +194,10 @@ def _around_table(answer: Answer) -> "Table":
     return table
 
 
-def _around_rows(answer: Answer) -> Iterator[list[str]]:
+def _around_rows(answer: SizingAnswer) -> Iterator[list[str]]:
     columns = list(answer.around.values())
 
-    def row(label: str, cell: Callable[[list[Judged]], str]) -> list[str]:
+    def row(label: str, cell: Callable[[list[FleetJudgement]], str]) -> list[str]:
         return [label, *(cell(judged) for judged in columns)]
 
     yield row("seeds that met all", lambda js: f"{sum(j.met for j in js)} of {len(js)}")
@@ -226,7 +229,7 @@ def _shown(value: float) -> str:
     return f"{value:.3g}" if isfinite(value) else "never"
 
 
-def _certainty(answer: Answer) -> list[str]:
+def _certainty(answer: SizingAnswer) -> list[str]:
     judged = answer.around[answer.gpus]
     said = []
     for which, target in enumerate(answer.question.targets):
@@ -241,7 +244,7 @@ def _certainty(answer: Answer) -> list[str]:
     ]
 
 
-def _naive_table(answer: Answer) -> "Table":
+def _naive_table(answer: SizingAnswer) -> "Table":
     from rich import box
     from rich.table import Table
 
@@ -254,7 +257,7 @@ def _naive_table(answer: Answer) -> "Table":
     return table
 
 
-def _variants_table(answer: Answer) -> "Table":
+def _variants_table(answer: SizingAnswer) -> "Table":
     from rich import box
     from rich.table import Table
 

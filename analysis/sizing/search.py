@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from forebay.analysis.sizing.judge import Judged, judge
-from forebay.analysis.sizing.targets import NotMet, Target
+from forebay.analysis.sizing.judge import FleetJudgement, judge
+from forebay.analysis.sizing.targets import LatencyTarget, NotMet
 from forebay.analysis.sizing.workload import Users
 from forebay.replay.sim.scenario import Scenario, simulate
 from forebay.traces.errors import InputError
@@ -18,7 +18,7 @@ from forebay.traces.schema import TraceRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class JudgedWindow:
     """Seconds of arrivals: not judged, judged, and not judged again so that the load stays on."""
 
     warmup_s: float
@@ -36,11 +36,11 @@ class Question:
 
     users: Users
     scenario: Scenario
-    targets: tuple[Target, ...]
-    window: Window
+    targets: tuple[LatencyTarget, ...]
+    window: JudgedWindow
     seed: int
 
-    def ask(self, gpus: int) -> Judged:
+    def ask(self, gpus: int) -> FleetJudgement:
         """Simulate so many GPUs; raises InputError where a target has no request to judge."""
         window = self.window
         simulated = simulate(
@@ -70,17 +70,17 @@ def _trace(users: Users, seed: int, duration_s: float) -> Sequence[TraceRequest]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LeastCount:
     """The least count that met the targets, the one below which did not (or was 0)."""
 
     question: Question
     gpus: int
-    asked: dict[int, Judged] = field(repr=False)
+    asked: dict[int, FleetJudgement] = field(repr=False)
 
 
-def least_gpus(question: Question, guess: int, most: int) -> Found:
+def least_gpus(question: Question, guess: int, most: int) -> LeastCount:
     """Search from `guess`; raises NotMet when `most` GPUs do not meet the targets."""
-    asked: dict[int, Judged] = {}
+    asked: dict[int, FleetJudgement] = {}
 
     def meets(gpus: int) -> bool:
         asked[gpus] = question.ask(gpus)
@@ -112,10 +112,10 @@ def least_gpus(question: Question, guess: int, most: int) -> Found:
             high = at
         else:
             low = at
-    return Found(question, high, asked)
+    return LeastCount(question, high, asked)
 
 
-def _unmet(judged: Judged) -> str:
+def _unmet(judged: FleetJudgement) -> str:
     missed = [one for one in judged.attained if not one.met]
     said = ", ".join(f"{one.target}: {one.shown} within it" for one in missed)
     return (
@@ -125,9 +125,9 @@ def _unmet(judged: Judged) -> str:
     )
 
 
-def ask(job: tuple[Question, int]) -> Judged:
+def ask(job: tuple[Question, int]) -> FleetJudgement:
     return job[0].ask(job[1])
 
 
-def search(job: tuple[Question, int, int]) -> Found:
+def search(job: tuple[Question, int, int]) -> LeastCount:
     return least_gpus(*job)

@@ -16,7 +16,7 @@ class NotMet(InputError):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class LatencyTarget:
     """`share` of the requests of `kind` (None: of all) have `metric` within `limit_s` seconds."""
 
     kind: str | None
@@ -36,13 +36,13 @@ class Target:
         return self.kind in (None, kind)
 
 
-def default_targets(users: Users) -> tuple[Target, ...]:
+def default_targets(users: Users) -> tuple[LatencyTarget, ...]:
     """Those of `DEFAULT_SLO` that some request of `users` is about."""
     rates = users.rates_per_s()
     return tuple(one for one in parse_targets(DEFAULT_SLO) if one.kind is None or one.kind in rates)
 
 
-def parse_targets(text: str) -> tuple[Target, ...]:
+def parse_targets(text: str) -> tuple[LatencyTarget, ...]:
     """Read `chat.ttft_p95=2s,tpot_p95=100ms`; raises InputError.
 
     `itl` is judged as `stall`, the longest gap of an answer: stricter than over all gaps.
@@ -60,5 +60,5 @@ def parse_targets(text: str) -> tuple[Target, ...]:
             raise InputError(f"--slo: no metric {metric!r}; one of: {', '.join(METRICS)}, itl")
         bucket = f"{kind}." if kind else ""
         (slo,) = parse_slos(f"{bucket}{metric}={value}", CLASSES)
-        targets.append(Target(kind, metric, float(found[3]) / 100, slo.limit_s))
+        targets.append(LatencyTarget(kind, metric, float(found[3]) / 100, slo.limit_s))
     return tuple(targets)

@@ -10,7 +10,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-class Workers:
+class JobRunner:
     """Where jobs run; results are the same wherever that is."""
 
     def __init__(self, pool: ProcessPoolExecutor | None) -> None:
@@ -28,16 +28,16 @@ class Workers:
 
 
 @contextmanager
-def workers(jobs: int, needed: str) -> Iterator[Workers]:
+def workers(jobs: int, needed: str) -> Iterator[JobRunner]:
     """`jobs` processes, which load the module `needed` while the caller does so too."""
     if jobs <= 1:
-        yield Workers(None)
+        yield JobRunner(None)
         return
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         for _ in range(jobs):
             pool.submit(import_module, needed).add_done_callback(Future.exception)
         try:
-            yield Workers(pool)
+            yield JobRunner(pool)
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
