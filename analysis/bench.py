@@ -100,12 +100,12 @@ def _tails(run: "RunData") -> dict[str, float | None]:
 
 
 def _ttfts(run: "RunData") -> dict[str, float | None]:
-    told: dict[str, float | None] = {
+    figures: dict[str, float | None] = {
         f"{name} TTFT {percentile} s": _seconds(run, "ttft_ms", name, percentile)
         for name in ("all", "chat", "document")
         for percentile in ("p50", "p99")
     }
-    return {**told, "hit ratio": run.number("hit_ratio"), "rejected": _rejected(run)}
+    return {**figures, "hit ratio": run.number("hit_ratio"), "rejected": _rejected(run)}
 
 
 def _overload(run: "RunData") -> dict[str, float | None]:

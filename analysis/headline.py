@@ -196,12 +196,12 @@ def single(of: dict[str | None, Figures]) -> list[str]:
     for bucket, one in of.items():
         if bucket is None:
             continue
-        told = [
+        percentiles = [
             f"{percentile} {durations([value])[0]}"
             for percentile, value in one.latency["ttft"].values.items()
             if value is not None
         ]
-        ttft = ", ".join(told) or (f"{NONE} (too few samples)" if one.answered else NONE)
+        ttft = ", ".join(percentiles) or (f"{NONE} (too few samples)" if one.answered else NONE)
         points.append(
             f"{bucket}: time to first token {ttft}; {one.answered:,} of {one.intended:,} answered."
         )

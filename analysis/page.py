@@ -123,13 +123,13 @@ for (const plot of document.querySelectorAll("svg.percentile")) {
     const at = (event.clientX - box.left) / box.width * plot.viewBox.baseVal.width;
     const x = Math.min(right, Math.max(left, at));
     const percent = 100 * (1 - Math.exp(-(x - left) / (right - left) * most));
-    const told = curves.map(curve => {
+    const values = curves.map(curve => {
       let value = null;
       for (const [place, v] of curve.steps) { if (place > x) break; value = v; }
       return curve.name + " " + (value === null ? "–" : duration(value));
     });
     const digits = percent < 99 ? 1 : percent < 99.9 ? 2 : 3;
-    out.textContent = percent.toFixed(digits) + " %:  " + told.join("  ·  ");
+    out.textContent = percent.toFixed(digits) + " %:  " + values.join("  ·  ");
     for (const [key, value] of [["x1", x], ["x2", x], ["y1", 12], ["y2", 254]])
       cursor.setAttribute(key, value);
     cursor.setAttribute("visibility", "visible");

@@ -53,16 +53,16 @@ async def _copy(
     process: asyncio.subprocess.Process, log: Path, url: asyncio.Future[str], backends: int
 ) -> None:
     assert process.stdout is not None
-    last, said = "", None
+    last, url_line = "", None
     with log.open("a", encoding="utf-8") as out:
         async for line in process.stdout:
             last = line.decode(errors="replace").rstrip() or last
             out.write(last + "\n")
             out.flush()
             backends -= " is up" in last
-            said = said or _URL.search(last)
-            if said and backends <= 0 and not url.done():
-                url.set_result(said.group())
+            url_line = url_line or _URL.search(last)
+            if url_line and backends <= 0 and not url.done():
+                url.set_result(url_line.group())
     if not url.done():
         url.set_exception(ServerFailed(f"the server ended before it was up: {last} (see {log})"))
 

@@ -107,15 +107,15 @@ def _title(names: Sequence[str]) -> str:
 
 def _top(title: str, runs: Sequence[RunData]) -> str:
     first = runs[0]
-    told = [f"{first.requests:,} requests"]
+    facts = [f"{first.requests:,} requests"]
     for what, say in (("trace", "trace {}"), ("rate", "{} requests a second"), ("model", "{}")):
         if value := text_of(setting(first, what)):
-            told.append(say.format(Path(value).name if what == "trace" else value))
+            facts.append(say.format(Path(value).name if what == "trace" else value))
     scale = text_of(setting(first, "time scale"))
     if scale not in ("", "1"):
-        told.append(f"simulated time, {scale} times as fast as the clock")
+        facts.append(f"simulated time, {scale} times as fast as the clock")
     return (
-        f'<header><h1>{escape(title)}</h1><p class="soft">{escape(" · ".join(told))}</p></header>'
+        f'<header><h1>{escape(title)}</h1><p class="soft">{escape(" · ".join(facts))}</p></header>'
     )
 
 

@@ -88,11 +88,11 @@ def latency_label(value_s: float) -> str:
 
 def element(name: str, content: str = "", **attributes: object) -> str:
     """One element; attribute values are escaped, `content` must be already. `_` becomes `-`."""
-    told = "".join(
+    written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(_number(value))}"'
         for key, value in attributes.items()
     )
-    return f"<{name}{told}>{content}</{name}>"
+    return f"<{name}{written}>{content}</{name}>"
 
 
 def text(x: float, y: float, content: str, kind: str = "", anchor: str = "middle") -> str:

@@ -143,8 +143,8 @@ def refusals_table(runs: Sequence[RunData]) -> str:
             body.append(_refusal_row(number, run, one))
     if not body:
         answered = "None: every request was answered in full."
-        told = answered if any(run.requests for run in runs) else "There were no requests."
-        return f"<section><h2>Refused and failed requests</h2><p>{told}</p></section>"
+        text = answered if any(run.requests for run in runs) else "There were no requests."
+        return f"<section><h2>Refused and failed requests</h2><p>{text}</p></section>"
     heads = (
         '<th scope="col">run</th><th scope="col">outcome</th><th scope="col">reason</th>'
         '<th class="n" scope="col">HTTP status</th><th class="n" scope="col">requests</th>'
@@ -163,12 +163,12 @@ def _refusal_row(number: int, run: RunData, one: Refusal) -> str:
     usual, longest = (
         None if value is None else value / scale for value in (one.answer_p50_s, one.answer_max_s)
     )
-    told = durations([usual, longest])
+    delays = durations([usual, longest])
     retry = NONE if one.retry_after_s is None else f"{one.retry_after_s:.1f} s"
     return (
         f"<tr>{_run_cell(number, run)}<td>{escape(one.outcome)}</td><td>{escape(one.reason)}</td>"
         f"{_cell(one.status or NONE)}{_cell(counts([one.count])[0])}"
-        f"{_cell(shares([one.count / run.requests])[0])}{_cell(told[0])}{_cell(told[1])}"
+        f"{_cell(shares([one.count / run.requests])[0])}{_cell(delays[0])}{_cell(delays[1])}"
         f"{_cell(retry)}</tr>"
     )
 
@@ -196,14 +196,14 @@ def backends_table(runs: Sequence[RunData]) -> str:
             )
     if not body:
         return ""
-    told = "; ".join(f"{run.name} {ratio(imbalance(run))}" for run in runs)
+    balance = "; ".join(f"{run.name} {ratio(imbalance(run))}" for run in runs)
     heads = (
         '<th scope="col">run</th><th scope="col">backend</th><th class="n" scope="col">requests'
         '</th><th class="n" scope="col">prompt tokens</th><th class="n" scope="col">share</th>'
         "<td></td>"
         '<th class="n" scope="col">hit ratio</th>'
     )
-    note = f"Busiest over idlest backend by prompt tokens: {told}."
+    note = f"Busiest over idlest backend by prompt tokens: {balance}."
     return f"<section><h2>Balance of the backends</h2>{_table(heads, body, note)}</section>"
 
 
@@ -214,12 +214,12 @@ def provenance_section(runs: Sequence[RunData]) -> str:
         rows = {"verdict": str(verdict(run)), **settings(run)}
         lag = run.summary.get("schedule_lag_ms")
         if isinstance(lag, dict):
-            told = [
+            lags = [
                 f"{name} {lag_ms:g} ms"
                 for name in ("p50", "p99", "max")
                 if (lag_ms := run.shown("schedule_lag_ms", name)) is not None
             ]
-            rows["schedule lag"] = ", ".join(told)
+            rows["schedule lag"] = ", ".join(lags)
         body = [
             f'<tr><th scope="row">{escape(what)}</th><td>'
             + (f"<code>{escape(text)}</code>" if what in _CODE else escape(text))

@@ -77,8 +77,8 @@ def _table(comparison: Comparison) -> "Table":
         table.add_row(*(Text(cell) for cell in _cells(comparison, line)))
         if line.interval is not None:
             low, high = f"{ratio(line.interval.low)} to", ratio(line.interval.high)
-            told = ("    95 % interval of A/B", low, high, "", "")
-            table.add_row(*(Text(cell, style="dim") for cell in told))
+            interval_row = ("    95 % interval of A/B", low, high, "", "")
+            table.add_row(*(Text(cell, style="dim") for cell in interval_row))
         if _last_of(comparison, line):
             table.add_section()
     return table
@@ -116,8 +116,8 @@ def print_run(name: str, of: dict[str | None, Figures], console: "Console") -> N
         if bucket is None and len(of) > 1:
             continue
         for key in ("ttft", "e2e", "tpot", "stall"):
-            told = one.latency[key]
-            values: Sequence[float | None] = [*told.values.values(), told.max]
+            latency = one.latency[key]
+            values: Sequence[float | None] = [*latency.values.values(), latency.max]
             label = f"{bucket or 'all'} {key.upper() if key != 'stall' else 'worst stall'}"
-            table.add_row(Text(label), f"{told.count:,}", *durations(values))
+            table.add_row(Text(label), f"{latency.count:,}", *durations(values))
     console.print(table)

@@ -1,8 +1,8 @@
-"""What a study asks and gets back, and the two kinds of servers it can ask.
+"""The servers that a study can measure: the simulated engine, or an OpenAI-compatible server.
 
-A target runs a handful of requests at set offsets and returns when each token came. Prompts are
-never repeated, so nothing is found in a prefix cache. The simulated target runs the engine's own
-scheduler in virtual time: no socket, no sleep, the same answer every time.
+A target runs a few requests at set offsets and returns the time of each token. Prompts are never
+repeated, so none is found in a prefix cache. The simulated target runs the engine's own scheduler
+in virtual time: no socket, no sleep, the same result every time.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ MOST_SEQUENCES = 256
 
 
 class StudyFailed(Exception):
-    """The target did not answer what the study needs; the message says what it said."""
+    """The target's answers are not enough for the study; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredAnswer:
-    """What came of it; `events_s` are the times of its output events from the load's start."""
+    """The measured answer to one request; `events_s` are output times since the load began."""
 
     ask: Ask
     latency: Latency
@@ -57,7 +57,7 @@ class MeasuredAnswer:
 
     @property
     def ttft_s(self) -> float:
-        """Service TTFT; raises StudyFailed when there was no token."""
+        """TTFT since the request was sent; raises StudyFailed if no token came."""
         if self.latency.ttft_service_s is None or self.outcome != "ok":
             raise StudyFailed(f"{self.ask.name}: {self.outcome}")
         return self.latency.ttft_service_s
@@ -65,10 +65,13 @@ class MeasuredAnswer:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What is known of a target; model and gpu are None when no data sheet is known.
+    """Facts about a target.
 
-    `salt` makes its prompts: random, as equal prompts would be found in the cache the second
-    time. None where no prompt has a text.
+    Attributes:
+        model, gpu: None without a data sheet.
+        context: longest request in tokens, None if unknown.
+        salt: seeds the text of its prompts. It is random, because a second run with equal prompts
+            would find them in the cache. None where prompts have no text.
     """
 
     name: str
@@ -79,18 +82,18 @@ class About:
 
 
 class StudyTarget(Protocol):
-    """A server that can be asked."""
+    """A server that runs the requests of a study."""
 
     @property
     def about(self) -> About: ...
 
     async def run(self, asks: Sequence[Ask], until: str | None = None) -> list[MeasuredAnswer]:
-        """Answers in the order of `asks`; once `until` is answered the others are given up."""
+        """Answers in the order of `asks`; the answer to `until` ends all other requests."""
         ...
 
 
 class SimTarget:
-    """The simulated engine in virtual time; every load finds it empty."""
+    """The simulated engine in virtual time; every load starts with an empty engine."""
 
     def __init__(self, config: EngineConfig, name: str) -> None:
         self.config = config
@@ -172,7 +175,7 @@ def _answer(ask: Ask, events: OutputEvents, sent_s: float, output: int | None, c
 
 
 def known_model(name: str) -> ModelSpec | None:
-    """The data of a model by the name a server gives it; None when it is not one we know."""
+    """The model that a server lists under `name`; None if it is not built in."""
     try:
         return find_model(name)
     except InputError:
@@ -182,7 +185,7 @@ def known_model(name: str) -> ModelSpec | None:
 def sim_config(
     text: str, gpu: str | None, batched_tokens: int | None, seats: int | None = None
 ) -> EngineConfig:
-    """The engine of `sim:MODEL@GPU`; raises InputError."""
+    """The engine that `sim:MODEL@GPU` names; raises InputError."""
     model, _, named = text.removeprefix(SIM).partition("@")
     if not model:
         raise InputError(f"--target {text}: name a model, e.g. sim:phi-3-mini@h200-nvl")
@@ -205,7 +208,7 @@ async def open_target(
     time_scale: float = 1.0,
     batched_tokens: int | None = None,
 ) -> AsyncIterator[StudyTarget]:
-    """The target that `text` names; raises InputError when there is no such thing."""
+    """Open the target that `text` names; raises InputError if it names none."""
     if text.startswith(SIM):
         yield SimTarget(sim_config(text, gpu, batched_tokens), text)
         return

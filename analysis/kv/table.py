@@ -139,12 +139,12 @@ def _lines(plan: Plan) -> list[tuple[str, float, str]]:
 def _limits(plan: Plan) -> list[str]:
     longest = plan.budget.longest(plan.max_model_len)
     if longest < plan.max_model_len:
-        told = (
+        text = (
             f"One request of the model's {plan.max_model_len:,} tokens does not fit: vLLM starts "
             f"with --max-model-len {longest} or less"
         )
         share = _share(plan, plan.max_model_len)
-        return [told + (f", or with utilisation {share:.2f}." if share else ".")]
+        return [text + (f", or with utilisation {share:.2f}." if share else ".")]
     share = plan.budget.least_utilization(plan.max_model_len)
     return [
         f"Out of memory below utilisation {share:.2f} for one request of {longest:,} tokens, the "

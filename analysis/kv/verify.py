@@ -125,8 +125,8 @@ def verify_log(
     if gpu is None and gpu_memory_gib is None:
         raise InputError(f"{where}: does not tell the GPU's memory; give --gpu")
     chosen_gpu = choose_gpu(gpu, gpu_memory_gib)
-    said, notes = _said(log)
-    plan = make_plan(shape, chosen_gpu, replace(Choices(), **{**said, **choices}))
+    logged, notes = _logged_choices(log)
+    plan = make_plan(shape, chosen_gpu, replace(Choices(), **{**logged, **choices}))
     low = high = None
     if log.set_bytes is not None:
         low = high = plan.budget.layout.blocks_in(log.set_bytes)
@@ -174,9 +174,9 @@ def _actual_blocks(log: StartLog, plan: Plan) -> int:
     return layout.blocks_in(log.available_gib * GIB)
 
 
-def _said(log: StartLog) -> tuple[dict[str, Any], list[str]]:
+def _logged_choices(log: StartLog) -> tuple[dict[str, Any], list[str]]:
     """Choices the log tells, and notes on those that are no configuration."""
-    said: dict[str, Any] = {
+    logged: dict[str, Any] = {
         "tp": log.tensor_parallel_size,
         "kv_cache_dtype": log.kv_cache_dtype,
         "gpu_memory_utilization": log.gpu_memory_utilization,
@@ -188,12 +188,12 @@ def _said(log: StartLog) -> tuple[dict[str, Any], list[str]]:
     }
     notes = []
     if log.old_engine:
-        said["max_num_seqs"] = log.max_num_seqs or _OLD_SEQUENCES
+        logged["max_num_seqs"] = log.max_num_seqs or _OLD_SEQUENCES
         if log.max_num_batched_tokens is None and log.max_model_len is not None:
             whole = log.max_model_len <= _OLD_WHOLE_PROMPTS
-            said["max_num_batched_tokens"] = log.max_model_len if whole else 512
+            logged["max_num_batched_tokens"] = log.max_model_len if whole else 512
         if log.non_torch_gib is not None:
-            said["non_torch_gib"] = log.non_torch_gib
+            logged["non_torch_gib"] = log.non_torch_gib
             notes.append(
                 f"vLLM's V0 engine: its {log.non_torch_gib:g} GiB outside torch are taken from the "
                 "log (they ranged from 0.1 to 1.8)"
@@ -203,7 +203,7 @@ def _said(log: StartLog) -> tuple[dict[str, Any], list[str]]:
             f"the log sets {log.cuda_graph_gib:g} GiB aside for CUDA graphs; if your version takes "
             "that from the cache, add --cuda-graph-gib"
         )
-    return {name: value for name, value in said.items() if value is not None}, notes
+    return {name: value for name, value in logged.items() if value is not None}, notes
 
 
 def read_source(log: Path | None, metrics: str | None) -> tuple[str, str]:

@@ -34,8 +34,8 @@ def print_verdict(verdict: CacheCheck, tolerance: float, near: bool, console: "C
     for name, predicted, logged in parts(verdict):
         size = predicted / GIB
         error = NONE if not logged or logged < 0.5 else f"{(size / logged - 1) * 100:+.1f} %"
-        told = NONE if logged is None else f"{logged:.2f}"
-        table.add_row(_LABELS[name], f"{size:.2f}", told, error)
+        text = NONE if logged is None else f"{logged:.2f}"
+        table.add_row(_LABELS[name], f"{size:.2f}", text, error)
     table.add_row(
         "tokens, from the configuration",
         f"{verdict.predicted_tokens:,}",

@@ -159,9 +159,9 @@ def size_command(
         )
         checked = replay(answer, run) if validate else None
         drawn = curves(people, scenario, targets, run, sizes=sizes, seed=seed) if plot else []
-    told = provenance(answer, shlex.join(["forebay", "size", *_words()]))
+    origin = provenance(answer, shlex.join(["forebay", "size", *_words()]))
     price = cost(answer, price_per_gpu_hour)
-    data = answer_json(answer, told, price, checked)
+    data = answer_json(answer, origin, price, checked)
     if drawn:
         data["plot"] = [
             {"document_tokens": c.document_tokens, "points": c.points, "refused": c.refused}
@@ -178,7 +178,7 @@ def size_command(
         return
     from rich.console import Console
 
-    print_answer(answer, told, price, checked, Console(highlight=False))
+    print_answer(answer, origin, price, checked, Console(highlight=False))
 
 
 def _words() -> list[str]:

@@ -58,7 +58,7 @@ def cost(answer: SizingAnswer, price_per_gpu_hour: float | None) -> dict[str, fl
 
 def as_json(
     answer: SizingAnswer,
-    told: dict[str, Any],
+    origin: dict[str, Any],
     price: dict[str, float] | None,
     check: Validation | None,
 ) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def as_json(
             "one_fewer": [_judged(one) for one in check.fewer],
             "recommended": [_judged(one) for one in check.recommended],
         },
-        **told,
+        **origin,
     }
 
 
@@ -127,7 +127,7 @@ def _finite(value: float) -> float | None:
 
 def print_answer(
     answer: SizingAnswer,
-    told: dict[str, Any],
+    origin: dict[str, Any],
     price: dict[str, float] | None,
     check: Validation | None,
     console: "Console",
@@ -170,12 +170,13 @@ def print_answer(
     if check:
         for line in validation_lines(check):
             console.print(Text(line))
-    calibration = told["calibration"]
+    calibration = origin["calibration"]
     for line in (
         f"step times: {calibration['model']}@{calibration['gpu']} for {calibration['for']}; "
         f"checked: {calibration['checked']}",
-        f"{told['command']}   seeds {', '.join(map(str, answer.seeds))}; forebay "
-        f"{told['versions']['forebay']}, Python {told['versions']['python']}, {told['engine']}",
+        f"{origin['command']}   seeds {', '.join(map(str, answer.seeds))}; "
+        f"forebay {origin['versions']['forebay']}, Python {origin['versions']['python']}, "
+        f"{origin['engine']}",
     ):
         console.print(Text(line, style="dim"))
 
@@ -231,15 +232,15 @@ def _shown(value: float) -> str:
 
 def _certainty(answer: SizingAnswer) -> list[str]:
     judged = answer.around[answer.gpus]
-    said = []
+    intervals = []
     for which, target in enumerate(answer.question.targets):
         good, count = pooled(judged, which)
         low, high = wilson(good, count)
-        said.append(f"{target.name} {count:,} requests, {low:.1%} to {high:.1%}")
+        intervals.append(f"{target.name} {count:,} requests, {low:.1%} to {high:.1%}")
     window = answer.question.window
     return [
         f"at {answer.gpus}, all seeds together, share within the target, 95 % interval (Wilson): "
-        f"{'; '.join(said)}",
+        f"{'; '.join(intervals)}",
         f"each seed: {window.judged_s:,.0f} s judged after {window.warmup_s:,.0f} s of warm-up",
     ]
 

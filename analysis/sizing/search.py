@@ -117,11 +117,11 @@ def least_gpus(question: Question, guess: int, most: int) -> LeastCount:
 
 def _unmet(judged: FleetJudgement) -> str:
     missed = [one for one in judged.attained if not one.met]
-    said = ", ".join(f"{one.target}: {one.shown} within it" for one in missed)
+    shares = ", ".join(f"{one.target}: met by {one.shown}" for one in missed)
     return (
-        f"--slo: not met with {judged.gpus} GPUs either ({said}, GPUs {judged.busy:.0%} busy): more"
-        " GPUs do not help; smaller chunks (--max-num-batched-tokens) shorten the gaps that a"
-        " prefill makes, else relax the target"
+        f"--slo: not met with {judged.gpus} GPUs either ({shares}, GPUs {judged.busy:.0%} busy):"
+        " more GPUs do not help; smaller chunks (--max-num-batched-tokens) shorten the stalls that"
+        " prefills cause, else relax the target"
     )
 
 
