@@ -1,4 +1,4 @@
-"""Users against GPUs, one curve a document size: a search a point. Returns SVG; writes nothing."""
+"""Plot users against GPUs, one curve per document size; every point is one search."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -15,7 +15,7 @@ from forebay.replay.sim.scenario import Scenario
 from forebay.traces.errors import InputError
 from forebay.traces.lengths import Fixed
 
-SHARES = (0.25, 0.5, 1.0, 1.5)  # of the users asked for
+SHARES = (0.25, 0.5, 1.0, 1.5)  # points of a curve, as multiples of --users
 COLOURS = ("#2a6f97", "#c8553d", "#588157", "#7b5ea7", "#b08900", "#444444")
 STYLE = (
     "text{font:12px system-ui,sans-serif;fill:#333}.grid{stroke:#ddd}.base{stroke:#333}"
@@ -25,7 +25,7 @@ STYLE = (
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Least GPUs of one seed by users; `refused` says why where points are missing."""
+    """Least GPUs of one seed by number of users; `refused` states why points are missing."""
 
     document_tokens: int
     points: tuple[tuple[int, int], ...]
@@ -41,7 +41,7 @@ def curves(
     sizes: Sequence[int],
     seed: int,
 ) -> list[Curve]:
-    """One search a point: minutes where fleets are large."""
+    """Run one search per point, which takes minutes for large fleets."""
     counts = sorted({max(1, round(users.users * share)) for share in SHARES})
     started = []
     for tokens in sizes:
@@ -63,7 +63,7 @@ def curves(
 def _curve(
     tokens: int, counts: Sequence[int], found: Sequence[Future[LeastCount]], why: str
 ) -> Curve:
-    """What was found up to the first refusal: the answer beside it is worth more than the plot."""
+    """The points up to the first failed search: a partial plot must not cost the answer."""
     points = []
     try:
         for count, one in zip(counts, found, strict=False):
@@ -74,7 +74,7 @@ def _curve(
 
 
 def draw(drawn: Sequence[Curve], label: str) -> str:
-    """The plot as one SVG that stands alone; a mark a search."""
+    """Draw the plot as a standalone SVG with one mark per search."""
     points = [point for curve in drawn for point in curve.points]
     most_users = max((n for n, _ in points), default=1)
     most_gpus = max((gpus for _, gpus in points), default=1)

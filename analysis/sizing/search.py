@@ -1,8 +1,8 @@
-"""The least number of GPUs that meets the targets, by simulating one count after the other.
+"""Find the least number of GPUs that meets the targets, by simulating one count after another.
 
-A search belongs to one seed: it starts at a guess, doubles its stride until it has a count that
-fails below one that meets, and halves the distance between them. Searches run side by side in
-processes; each is deterministic, so where it runs changes nothing.
+A search belongs to one seed. It starts at a guess, doubles its stride until one count fails and a
+larger one meets the targets, and then halves the distance between them. Searches run in parallel
+processes; each is deterministic, so its result does not depend on the process.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from forebay.traces.schema import TraceRequest
 
 @dataclass(frozen=True, slots=True)
 class JudgedWindow:
-    """Seconds of arrivals: not judged, judged, and not judged again so that the load stays on."""
+    """Seconds of arrivals; only requests of `judged_s` count, and load continues after them."""
 
     warmup_s: float
     judged_s: float
@@ -32,7 +32,7 @@ class JudgedWindow:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One simulation but for the number of GPUs."""
+    """A simulation with everything set but the number of GPUs."""
 
     users: Users
     scenario: Scenario
@@ -41,7 +41,7 @@ class Question:
     seed: int
 
     def ask(self, gpus: int) -> FleetJudgement:
-        """Simulate so many GPUs; raises InputError where a target has no request to judge."""
+        """Simulate `gpus` GPUs; raises InputError if a target has no request to judge."""
         window = self.window
         simulated = simulate(
             _trace(self.users, self.seed, window.total_s), replace(self.scenario, gpus=gpus)
@@ -59,7 +59,7 @@ class Question:
                 raise InputError(
                     f"--slo {one.target}: not one request of seed {self.seed} to judge it by in"
                     f" {window.judged_s:g} s; give a longer --window (an answer of one token has"
-                    " no tpot), or leave the target out"
+                    " no tpot), or omit the target"
                 )
         return judged
 
@@ -71,7 +71,7 @@ def _trace(users: Users, seed: int, duration_s: float) -> Sequence[TraceRequest]
 
 @dataclass(frozen=True, slots=True)
 class LeastCount:
-    """The least count that met the targets, the one below which did not (or was 0)."""
+    """The least count that met the targets, and the judgements of all counts tried."""
 
     question: Question
     gpus: int
@@ -79,7 +79,7 @@ class LeastCount:
 
 
 def least_gpus(question: Question, guess: int, most: int) -> LeastCount:
-    """Search from `guess`; raises NotMet when `most` GPUs do not meet the targets."""
+    """Search from `guess`; raises NotMet if `most` GPUs do not meet the targets."""
     asked: dict[int, FleetJudgement] = {}
 
     def meets(gpus: int) -> bool:

@@ -1,4 +1,4 @@
-"""Jobs side by side in processes, or at once in this one."""
+"""Run jobs in parallel processes, or directly in this one."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class JobRunner:
-    """Where jobs run; results are the same wherever that is."""
+    """Runs jobs in a pool, or in this process without one; the results are equal."""
 
     def __init__(self, pool: ProcessPoolExecutor | None) -> None:
         self._pool = pool
@@ -29,7 +29,7 @@ class JobRunner:
 
 @contextmanager
 def workers(jobs: int, needed: str) -> Iterator[JobRunner]:
-    """`jobs` processes, which load the module `needed` while the caller does so too."""
+    """Open `jobs` processes, which import the module `needed` while the caller does the same."""
     if jobs <= 1:
         yield JobRunner(None)
         return
