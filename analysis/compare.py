@@ -1,8 +1,8 @@
-"""Two runs side by side: each figure of both, their ratio, and which is better, if that is clear.
+"""Compare two runs: each figure of both, their ratio, and which is better, if that is clear.
 
-A is the one compared with, B the one of interest. Which is better is only said where the figures
-differ by more than `EQUAL_WITHIN`; for the headline TTFT percentile of each bucket, attainment and
-goodput a 95 % interval must leave out equality as well. Nothing is printed here.
+A is the baseline, B the run of interest. One is called better only if the figures differ by more
+than `EQUAL_WITHIN`. For the headline TTFT percentile of each bucket, attainment and goodput, the
+95 % interval must also exclude equality. Nothing is printed here.
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from forebay.analysis.bootstrap import ConfidenceInterval, ratio_interval
 from forebay.analysis.figures import Figures, figures, imbalance, observation_s
-from forebay.analysis.provenance import RunVerdict, verdict, warnings
+from forebay.analysis.provenance import RecordedVerdict, verdict, warnings
 from forebay.analysis.quantiles import MIN_BEYOND, SHARES
 from forebay.analysis.run import RunData
 from forebay.analysis.shares import share_ratio_interval
@@ -21,11 +21,11 @@ from forebay.replay.slo import Slo
 Unit = Literal["s", "per_s", "share", "ratio", "count"]
 Better = Literal["a", "b", "equal", "unclear"]
 
-EQUAL_WITHIN = 0.05  # a difference below 5 % is not called one
+EQUAL_WITHIN = 0.05  # figures within 5 % are called equal
 WHOLE_RUN = "run"
-HEADLINE_ORDER = ("p99", "p90", "p50")  # the first that both runs have samples enough for
+HEADLINE_ORDER = ("p99", "p90", "p50")  # the first with enough samples in both runs
 
-# key of a latency, what it is called, the percentiles shown
+# key of a latency, its name, the percentiles shown
 LATENCY_LINES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("ttft", "TTFT", ("p50", "p90", "p99", "p99.9", "max")),
     ("ttft_failures", "TTFT, failures = ∞,", ("p50", "p90", "p99")),
@@ -39,7 +39,10 @@ LATENCY_LINES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class ComparisonRow:
-    """One figure of both runs in base units (seconds, shares, a second); None: not measurable."""
+    """One figure of both runs in base units; None: not measurable.
+
+    `ratio` and `interval` are A over B, as in JSON. Tables print `change`, which is B over A.
+    """
 
     section: str
     key: str
@@ -51,14 +54,24 @@ class ComparisonRow:
     better: Better | None
     interval: ConfidenceInterval | None = None
 
+    @property
+    def change(self) -> float | None:
+        return None if self.ratio is None else _inverse(self.ratio)
+
+    @property
+    def change_interval(self) -> ConfidenceInterval | None:
+        if self.interval is None:
+            return None
+        return ConfidenceInterval(_inverse(self.interval.high), _inverse(self.interval.low))
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Everything two runs differ in."""
+    """All figures of two runs, with ratios, verdicts and warnings."""
 
     a: RunData
     b: RunData
-    verdicts: tuple[RunVerdict, RunVerdict]
+    verdicts: tuple[RecordedVerdict, RecordedVerdict]
     slos: tuple[Slo, ...]
     buckets: tuple[str, ...]
     figures: dict[str | None, tuple[Figures, Figures]]
@@ -99,6 +112,10 @@ class Comparison:
         }
 
 
+def _inverse(ratio: float) -> float:
+    return 1 / ratio if ratio else math.inf
+
+
 def _plain(value: float | None) -> float | str | None:
     return "inf" if value is not None and math.isinf(value) else value
 
@@ -106,7 +123,7 @@ def _plain(value: float | None) -> float | str | None:
 def compare(
     a: RunData, b: RunData, slos: Sequence[Slo] = (), min_beyond: int = MIN_BEYOND
 ) -> Comparison:
-    """Compare run B with run A; `slos` judge both anew, else each run's own goodput counts."""
+    """Compare run B with run A; `slos` judge both anew, else each run's own goodput is used."""
     buckets = tuple(dict.fromkeys(a.buckets() + b.buckets()))
     found: dict[str | None, tuple[Figures, Figures]] = {
         bucket: (figures(a, bucket, slos, min_beyond), figures(b, bucket, slos, min_beyond))
@@ -167,7 +184,7 @@ def line_of(
     wanted: Literal["lower", "higher", ""],
     interval: ConfidenceInterval | None = None,
 ) -> ComparisonRow:
-    """A line with its ratio A/B and judgement; `wanted` empty: neither direction is better."""
+    """A row with its ratio A/B and the better run; with `wanted` empty, neither is better."""
     ratio = _ratio(a, b)
     better = _better(a, b, wanted)
     if better in ("a", "b") and interval is not None and not interval.clear:
@@ -201,7 +218,7 @@ def _run_lines(
     lines = _shares(WHOLE_RUN, a, b, seconds)
     lines.append(_counted("intended", "requests due", a.intended, b.intended, ""))
     lines.append(_counted("answered", "answered in full", a.answered, b.answered, "higher"))
-    lines.append(_counted("rejected", "refused", a.rejected, b.rejected, ""))
+    lines.append(_counted("rejected", "rejected", a.rejected, b.rejected, ""))
     lines.append(_counted("failed", "failed", a.failed, b.failed, "lower"))
     return lines
 
@@ -218,7 +235,7 @@ def _shares(
     met = share_ratio_interval(a.attainment, a.intended, b.attainment, b.intended)
     good = None
     if met is not None and seconds[0] and seconds[1]:
-        # Goodput is the share that met the targets of what was due a second.
+        # Goodput is attainment times the requests due per second.
         due = (a.intended / seconds[0]) / (b.intended / seconds[1])
         good = ConfidenceInterval(met.low * due, met.high * due)
     lines = [
