@@ -58,7 +58,7 @@ class BackendRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class UnansweredRow:
     """One kind of unanswered request; `outcome` is rejected or failed."""
 
     outcome: str
@@ -183,7 +183,7 @@ def imbalance(run: RunData) -> float | None:
     return max(tokens) / min(tokens) if min(tokens) else math.inf
 
 
-def refusals(run: RunData) -> list[Refusal]:
+def unanswered(run: RunData) -> list[UnansweredRow]:
     """Every kind of unanswered request: rejected before failed, most frequent first."""
     found = []
     for outcome in ("rejected", "failed"):
@@ -194,7 +194,7 @@ def refusals(run: RunData) -> list[Refusal]:
             retry = finite(run.numbers["retry_after_s"][rows])
             statuses = sorted(set(finite(run.numbers["status"][rows]).astype(int).tolist()))
             found.append(
-                Refusal(
+                UnansweredRow(
                     outcome=outcome,
                     reason=reason or "unknown",
                     count=int(rows.sum()),

@@ -6,7 +6,7 @@ from html import escape
 import orjson
 
 from forebay.analysis.compare import WHOLE_RUN, Comparison, ComparisonRow, Unit
-from forebay.analysis.figures import Refusal, backends, imbalance, refusals
+from forebay.analysis.figures import UnansweredRow, backends, imbalance, unanswered
 from forebay.analysis.plots import legend_mark
 from forebay.analysis.provenance import setting, settings, verdict
 from forebay.analysis.run import RunData
@@ -141,7 +141,7 @@ def rejections_table(runs: Sequence[RunData]) -> str:
     """Rejected and failed requests by reason, with the wall-clock time to the error answer."""
     body = []
     for number, run in enumerate(runs):
-        for one in refusals(run):
+        for one in unanswered(run):
             body.append(_rejection_row(number, run, one))
     if not body:
         answered = "None: every request was answered in full."
@@ -160,7 +160,7 @@ def rejections_table(runs: Sequence[RunData]) -> str:
     return f"<section><h2>Rejected and failed requests</h2>{_table(heads, body, note)}</section>"
 
 
-def _rejection_row(number: int, run: RunData, one: Refusal) -> str:
+def _rejection_row(number: int, run: RunData, one: UnansweredRow) -> str:
     scale = time_scale(run)
     usual, longest = (
         None if value is None else value / scale for value in (one.answer_p50_s, one.answer_max_s)

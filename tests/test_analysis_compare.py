@@ -11,7 +11,7 @@ from made_runs import SLOS, Row, answered, realistic_rows, refused, write_pair, 
 
 from forebay.analysis.cli import compare_app
 from forebay.analysis.compare import Comparison, ComparisonRow, compare
-from forebay.analysis.figures import backends, figures, imbalance, refusals
+from forebay.analysis.figures import backends, figures, imbalance, unanswered
 from forebay.analysis.headline import headline
 from forebay.analysis.provenance import repeat_command, verdict
 from forebay.analysis.run import load_run, load_runs
@@ -172,7 +172,7 @@ class TestFigures:
         rows = [refused(i, "chat", float(i)) for i in range(3)]
         rows += [refused(i, "chat", float(i), reason="tenant_quota") for i in range(5)]
         rows += [refused(9, "chat", 9.0, outcome="failed", reason="connect", status=None)]
-        found = refusals(load_run(write_run(tmp_path / "r", rows)))
+        found = unanswered(load_run(write_run(tmp_path / "r", rows)))
         assert [(one.outcome, one.reason, one.count, one.status) for one in found] == [
             ("rejected", "tenant_quota", 5, "429"),
             ("rejected", "queue_full", 3, "429"),

@@ -183,7 +183,7 @@ def test_a_refused_request_took_forever_and_the_ends_are_not_judged() -> None:
     targets = parse_targets("document.ttft_p50=1m,document.ttft_p99=1m,tpot_p99=10s")
     judged = judge(simulated, targets, seed=0, from_s=0.0, to_s=50.0, until_s=100.0)
     assert "chat" not in judged.classes
-    assert judged.classes["document"].refused == judged.refused == refused
+    assert judged.classes["document"].rejected == judged.rejected == refused
     assert judged.classes["document"].p99_s == inf
     for one in judged.attained:
         assert (one.good, one.count) == (8 - refused, 8)
@@ -418,7 +418,7 @@ def test_a_refused_point_of_the_plot_costs_no_answer(answered: int, later: bool)
         users, Scenario(LLAMA, 1), TARGETS, Refusing(answered, later), sizes=[8_000], seed=0
     )
     assert curve.points == ((10, 3), (20, 3))[:answered]
-    assert "not met with 64 GPUs" in curve.refused
+    assert "not met with 64 GPUs" in curve.error
 
 
 def test_more_users_never_draw_a_plot_that_is_not_xml() -> None:

@@ -55,8 +55,8 @@ def is_flat(throughputs: Sequence[float]) -> bool:
 def last_followed(offered: Sequence[float], achieved: Sequence[float]) -> int | None:
     """Index of the last rate that was followed; None if the first was not."""
     last = None
-    for index, (rate, came) in enumerate(zip(offered, achieved, strict=True)):
-        if came < FOLLOWED * rate:
+    for index, (rate, completed) in enumerate(zip(offered, achieved, strict=True)):
+        if completed < FOLLOWED * rate:
             break
         last = index
     return last

@@ -240,7 +240,9 @@ def _sentence(
         return f"{words}, nor with {last['requests']:,}."
     agrees = "as predicted" if full == predicted else f"against {predicted:,} predicted"
     preempted = rows[-1]["preempted"]
-    then = f"{preempted:,} were preempted" if preempted else "the rest waited"
+    then = "the rest waited"
+    if preempted:
+        then = f"{preempted:,} {'was' if preempted == 1 else 'were'} preempted"
     words += f"; it was full with {full:,} requests of {length:,} tokens, {agrees}; "
     if rows[-1]["failed"]:
         return f"{words}then {rows[-1]['failed']:,} requests failed."

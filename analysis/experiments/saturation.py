@@ -203,12 +203,12 @@ def _no_knee(rows: list[dict[str, Any]], gain: float, paced: bool) -> str:
 def _plot(rows: list[dict[str, Any]], facts: dict[str, Any], paced: bool) -> str:
     x = Axis("requests per second offered" if paced else "requests in flight", count_label)
     note = (facts["knee_load"], "knee") if facts["knee_load"] else None
-    came = [(row["load"], row["requests_per_s"]) for row in rows]
+    completed = [(row["load"], row["requests_per_s"]) for row in rows]
     first = [(row["load"], row["ttft_s"]) for row in rows]
     each = [(row["load"], row["tpot_s"]) for row in rows if row["tpot_s"]]
     per_s = Axis("completed requests per second", count_label, log=False)
     return document(
-        Panel([Series("throughput", came, came)], x, per_s, note),
+        Panel([Series("throughput", completed, completed)], x, per_s, note),
         Panel(
             [Series("TTFT p50", first, first), Series("time per output token p50", each, each)],
             x, Axis("time"), note,

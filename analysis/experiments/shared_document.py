@@ -227,8 +227,8 @@ def _sentence(way: str, facts: dict[str, Any], users: int) -> str:
         flat = "stayed flat" if grown < 0.05 * facts["prompt_tokens"] else "did not stay flat"
         words += f"; KV use {flat}: {grown:,.0f} tokens per added user, where a copy would take "
         words += f"{facts['prompt_tokens']:,}"
-    at_once = facts["cold_at_once"]
-    return f"{words}. When all asked at once, the document was computed {at_once} times."
+    at_once = "once" if facts["cold_at_once"] == 1 else f"{facts['cold_at_once']} times"
+    return f"{words}. When all asked at once, the document was computed {at_once}."
 
 
 def _plot(ways: Sequence[Way], loads: dict[str, list[PlayedLoad]]) -> str:

@@ -60,7 +60,7 @@ def size_command(asked: SizeArguments) -> None:
     data = as_json(answer, origin, price, checked)
     if drawn:
         data["plot"] = [
-            {"document_tokens": c.document_tokens, "points": c.points, "refused": c.refused}
+            {"document_tokens": c.document_tokens, "points": c.points, "refused": c.error}
             for c in drawn
         ]
     if asked.out is not None:

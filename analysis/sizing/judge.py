@@ -50,7 +50,7 @@ class ClassTimes:
     """TTFT percentiles of one class in seconds; inf if that share was rejected."""
 
     count: int
-    refused: int
+    rejected: int
     p50_s: float
     p95_s: float
     p99_s: float
@@ -85,8 +85,8 @@ class FleetJudgement:
         return min(1.0, self.usage.work_s)
 
     @property
-    def refused(self) -> int:
-        return sum(one.refused for one in self.classes.values())
+    def rejected(self) -> int:
+        return sum(one.rejected for one in self.classes.values())
 
 
 def judge(
@@ -110,8 +110,8 @@ def judge(
         if chosen.any():
             ttft = _samples(table, "ttft", chosen)
             marks = [order_statistic(ttft, share) for share in (0.5, 0.95, 0.99)]
-            refused = int((chosen & ~table.done).sum())
-            classes[kind] = ClassTimes(int(chosen.sum()), refused, *marks)
+            rejected = int((chosen & ~table.done).sum())
+            classes[kind] = ClassTimes(int(chosen.sum()), rejected, *marks)
     return FleetJudgement(
         gpus=simulated.scenario.gpus,
         seed=seed,

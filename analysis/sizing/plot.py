@@ -25,11 +25,11 @@ STYLE = (
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Least GPUs of one seed by number of users; `refused` states why points are missing."""
+    """Least GPUs of one seed by number of users; `error` states why points are missing."""
 
     document_tokens: int
     points: tuple[tuple[int, int], ...]
-    refused: str = ""
+    error: str = ""
 
 
 def curves(

@@ -103,7 +103,7 @@ def _judged(one: FleetJudgement) -> dict[str, Any]:
         "classes": {
             kind: {
                 "count": c.count,
-                "refused": c.refused,
+                "refused": c.rejected,
                 "ttft_p50_s": _finite(c.p50_s),
                 "ttft_p95_s": _finite(c.p95_s),
                 "ttft_p99_s": _finite(c.p99_s),
@@ -220,7 +220,7 @@ def _around_rows(answer: SizingAnswer) -> Iterator[list[str]]:
                 ),
             )
     yield row("TPOT p95, ms", lambda js: _shown(max(j.tpot_p95_s for j in js) * 1e3))
-    yield row("rejected, all seeds", lambda js: f"{sum(j.refused for j in js):,}")
+    yield row("rejected, all seeds", lambda js: f"{sum(j.rejected for j in js):,}")
     yield row("busy, mean", lambda js: f"{fmean(j.busy for j in js):.0%}")
     yield row("KV cache in use, mean", lambda js: f"{fmean(j.usage.kv_mean for j in js):.0%}")
     yield row("prompt tokens cached", lambda js: f"{fmean(j.hit_ratio for j in js):.0%}")
