@@ -2,11 +2,11 @@
 
 import configparser
 import re
-from pathlib import Path
 
 import pytest
 import typer
 import yaml
+from paths import ROOT
 from prometheus_client.parser import text_string_to_metric_families
 
 from forebay.proxy.config.schema import BackendConfig, Config
@@ -17,7 +17,6 @@ from forebay.proxy.proxy_cli import app
 from forebay.proxy.telemetry.decision_metrics import DecisionMetrics
 from forebay.proxy.telemetry.metrics import ProxyMetrics
 
-ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
 EXAMPLE = DEPLOY / "forebay.yaml"
 

