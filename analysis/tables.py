@@ -119,7 +119,8 @@ def figures_table(runs: Sequence[RunData], comparisons: Sequence[Comparison]) ->
         )
     note = (
         "Latencies are of answered requests. A dash: not measured, or fewer than "
-        f"{comparisons[0].min_beyond} samples beyond the percentile."
+        f"{comparisons[0].min_beyond} samples beyond the percentile (p99 needs "
+        f"{comparisons[0].min_beyond * 100:,} requests)."
     )
     return f"<section><h2>All figures</h2>{_table(f'<th></th>{heads}', body, note)}</section>"
 
