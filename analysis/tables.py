@@ -133,7 +133,7 @@ def _judgement(comparison: Comparison, line: ComparisonRow | None) -> str:
     words = escape(names[line.better]) if line.better else ""
     kind = {"b": "better-text", "a": "worse-text"}.get(line.better or "", "soft")
     if (interval := line.change_interval) is not None:
-        low, high = ratio(interval.low), ratio(interval.high)
+        low, high = escape(ratio(interval.low)), escape(ratio(interval.high))
         words += f' <span class="soft small">(95 %: {low} to {high})</span>'
     return f'{_cell(ratio(line.change))}<td class="why {kind}">{words}</td>'
 

@@ -68,7 +68,7 @@ def ratio(value: float | None) -> str:
     if value >= 100:
         return f"{value:,.0f}×"
     if 0 < value < 0.1:
-        return f"{value:.3f}×"
+        return f"{value:.3f}×" if value >= 0.0005 else "<0.001×"
     return f"{value:.1f}×" if value >= 10 else f"{value:.2f}×"
 
 
