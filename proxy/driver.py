@@ -48,12 +48,12 @@ class Grant:
         """
         shaper = self._driver.shaper
         return await self._again(
-            partial(shaper.computed, cached_tokens=cached_tokens, prompt_tokens=prompt_tokens)
+            partial(shaper.piece_computed, cached_tokens=cached_tokens, prompt_tokens=prompt_tokens)
         )
 
     async def not_in_pieces(self) -> Send:
         """No piece of it can be computed: wait for a turn of the whole; raises Rejected."""
-        return await self._again(self._driver.shaper.not_in_pieces)
+        return await self._again(self._driver.shaper.not_split)
 
     async def retry(self) -> Send:
         """Give the slot back and wait for one on another backend; raises Rejected if none is."""

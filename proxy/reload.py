@@ -169,7 +169,7 @@ class Reloader:
         for name in resized:
             self._change(specs[name])
         parts.driver.change(
-            lambda core, now: core.reconfigure(
+            lambda core, now: core.changes.reconfigure(
                 config.core_buckets(), now, **config.shaper_options()
             )
         )
@@ -181,7 +181,7 @@ class Reloader:
             self._say(self._parts.security.renewed())
 
     async def _join(self, backend: BackendConfig, spec: BackendSpec) -> None:
-        self._parts.driver.change(lambda core, now: core.add_backend(spec, now))
+        self._parts.driver.change(lambda core, now: core.changes.add_backend(spec, now))
         await self._follow(backend)
         await self._parts.backends.join(backend)
 
@@ -199,11 +199,13 @@ class Reloader:
             self._say(f"{error}; what {backend.name} holds is believed instead")
 
     def _change(self, spec: BackendSpec, moved: bool = False) -> None:
-        self._parts.driver.change(lambda core, now: core.change_backend(spec, now, moved=moved))
+        self._parts.driver.change(
+            lambda core, now: core.changes.change_backend(spec, now, moved=moved)
+        )
 
     def _leave(self, name: str) -> None:
         self._parts.backends.leave(name)
-        self._parts.driver.change(lambda core, now: core.drain_backend(name, now))
+        self._parts.driver.change(lambda core, now: core.changes.drain_backend(name, now))
         self._keep(asyncio.create_task(self._see_off(name)))
 
     async def _see_off(self, name: str) -> None:
@@ -212,7 +214,7 @@ class Reloader:
         while (backend := driver.shaper.backends.get(name)) and backend.draining:
             if backend.empty:  # other proxies see their own off
                 self._parts.backends.forget(name)
-                driver.change(lambda core, now: core.remove_backend(name, now))
+                driver.change(lambda core, now: core.changes.remove_backend(name, now))
                 self._say(f"{name} is gone")
                 return
             await asyncio.sleep(SEE_OFF_S)

@@ -24,8 +24,7 @@ from pydantic import (
 from forebay.proxy.config.quantities import seconds, size_bytes
 from forebay.proxy.core.model import BackendSpec, Tenant
 from forebay.proxy.core.model import Bucket as CoreBucket
-from forebay.proxy.core.policy.routes import ROUTES
-from forebay.proxy.core.policy.routing import Affinity, Route
+from forebay.proxy.core.policy.routing import ROUTES, Affinity, Route
 from forebay.proxy.share.redis_link import check_url
 
 Seconds = Annotated[float, BeforeValidator(seconds), Field(gt=0)]

@@ -10,7 +10,7 @@ from typing import Any
 
 from xxhash import xxh3_64_intdigest
 
-from forebay.proxy.core.learn.engine_blocks import HeldPrefixes
+from forebay.proxy.core.learn.engine_blocks import EngineBlocks
 
 ROOT = 0  # what the first block is chained to
 MOST_BLOCKS = 1 << 22  # of one engine: no GPU holds so many
@@ -58,7 +58,7 @@ class KvBlocks:
         salted: every prompt is sent with a salt, so events that cannot tell it are of no use.
     """
 
-    def __init__(self, held: HeldPrefixes, *, salted: bool = False) -> None:
+    def __init__(self, held: EngineBlocks, *, salted: bool = False) -> None:
         self.held = held
         self.salted = salted
         self._keys: dict[Any, list[int]] = {}  # engine's hash: key, copies

@@ -16,7 +16,7 @@ import orjson
 
 from forebay.proxy.api.body import BYTES_PER_TOKEN_ID, Asked
 from forebay.proxy.backends import Backends, Upstream, read_all
-from forebay.proxy.core.learn.engine_blocks import Translations
+from forebay.proxy.core.learn.engine_blocks import BlockTranslations
 from forebay.proxy.http1.client import UpstreamFault
 from forebay.proxy.kv_events.decode import chain_keys
 
@@ -48,7 +48,7 @@ class Translator:
     def __init__(
         self,
         backends: Backends,
-        translations: Translations,
+        translations: BlockTranslations,
         block_bytes: int,
         say: Callable[[str], None],
     ) -> None:

@@ -19,7 +19,7 @@ from prometheus_client import (
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from forebay.proxy.core.learn.prefix_error import PrefixError
+from forebay.proxy.core.learn.prefix_cache import PrefixError
 from forebay.proxy.core.model import Action, Reject, Send
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
@@ -233,12 +233,12 @@ class _Books:
     def collect(self) -> Iterable[Metric]:
         per_backend: dict[str, tuple[str, Callable[[Backend], float]]] = {
             "backend_up": ("1 if the backend takes work", lambda b: b.up),
-            "in_flight_requests": ("Requests sent and not finished", lambda b: len(b.flights)),
+            "in_flight_requests": ("Requests sent and not finished", lambda b: len(b.in_flight)),
             "prefilling_requests": ("Of those, without a first token", lambda b: len(b.prefills)),
             "queued_requests": ("Requests waiting for the backend", lambda b: b.queued),
             "prefix_index_blocks": (
                 "Prompt blocks it is believed to hold",
-                lambda b: len(b.prefixes),
+                lambda b: len(b.cache.prefixes),
             ),
         }
         for name, (text, read) in per_backend.items():
@@ -255,7 +255,7 @@ class _Books:
         for name, (text, amount) in sums.items():
             counted = CounterMetricFamily(f"forebay_{name}", text, labels=["backend"])
             for backend in self._shaper.backends.values():
-                counted.add_metric([backend.name], amount(backend.prefix_error))
+                counted.add_metric([backend.name], amount(backend.cache.error))
             yield counted
         family = GaugeMetricFamily("forebay_queue_depth", "Requests waiting", labels=["bucket"])
         for bucket in self._shaper.buckets:

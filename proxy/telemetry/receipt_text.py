@@ -17,7 +17,6 @@ WAITS = {
     "leader": "another request was computing the same document there",
     "kv": "the KV cache had no room for it",
     "partition": "it is long, and this was the last engine clear of long prefills",
-    "policy": "another rule of the policy held it back",
 }
 HINDSIGHT = {
     "right": "In hindsight that was right: it would have been late.",

@@ -13,9 +13,9 @@ from random import Random
 from typing import Final
 from zlib import crc32
 
+from forebay.proxy.core.learn.prefix_cache import DEFAULT_INDEX_BLOCKS
 from forebay.proxy.core.learn.prefix_index import PrefixIndex
 from forebay.proxy.core.model import Action, Reject, Request, Send
-from forebay.proxy.core.state.backend import DEFAULT_INDEX_BLOCKS
 
 CHARS_PER_TOKEN: Final = 4
 TREE_CHARS: Final = 33_554_432  # of a worker's tree in vllm-router; sglang-router has twice this

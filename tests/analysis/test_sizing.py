@@ -26,7 +26,8 @@ from forebay.analysis.sizing.workload import Users, class_of
 from forebay.proxy.cli import main
 from forebay.proxy.config.schema import Config
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.hardware.models import LLAMA_3_8B, find_model
+from forebay.replay.engine.hardware.find import find_model
+from forebay.replay.engine.hardware.specs import LLAMA_3_8B
 from forebay.replay.sim.scenario import Scenario, simulate
 from forebay.traces.errors import InputError
 from forebay.traces.lengths import Fixed

@@ -312,8 +312,8 @@ def test_hub_brings_books_and_its_end_leaves_everybody_alone() -> None:
             assert one.status()["alone_since"] is None
             hub.close()
             await until_now(lambda: one.alone_since and other.alone_since)
-            await until_now(lambda: not drivers[0].shaper.peers.names)
-            assert drivers[0].shaper.backends["a"].others is None
+            await until_now(lambda: not drivers[0].shaper.peering.peers.names)
+            assert drivers[0].shaper.backends["a"].elsewhere is None
             assert "alone" in said[-1]
         for driver, link in zip(drivers, links, strict=True):
             driver.close()
@@ -423,13 +423,14 @@ def test_proxies_meet_on_redis_go_on_alone_without_it_and_meet_again() -> None:
 
             async def met() -> bool:
                 return all(
-                    len(p.driver.shaper.peers) == 1 and p.exchange.alone_since is None
+                    len(p.driver.shaper.peering.peers) == 1 and p.exchange.alone_since is None
                     for p in proxies
                 )
 
             async def alone() -> bool:
                 return all(
-                    not p.driver.shaper.peers.names and p.exchange.alone_since for p in proxies
+                    not p.driver.shaper.peering.peers.names and p.exchange.alone_since
+                    for p in proxies
                 )
 
             async def share(proxy: Proxy) -> dict[str, Any]:

@@ -95,9 +95,9 @@ def test_a_proxy_that_joins_and_leaves_is_as_if_it_had_never_been() -> None:
     rows = a_trace(2, seconds=30.0)
     for row in rows[:20]:
         other.arrive(asked(row), 0.0)
-    shaper.others("other", other.books(0.0), 0.0)
-    assert shaper.backends["gpu0"].backlog_s(0.0) > 0
-    shaper.peer_gone("other", 0.5)
+    shaper.peering.reported("other", other.peering.report(0.0), 0.0)
+    assert shaper.backends["gpu0"].prefill_queue.backlog_s(0.0) > 0
+    shaper.peering.gone("other", 0.5)
     for row in rows:
         at = 1.0 + row.arrival_s
         assert shaper.arrive(asked(row), at) == fresh.arrive(asked(row), at)
