@@ -15,7 +15,7 @@ from forebay.replay.runner import Summary, replay
 from forebay.replay.schedule import parse_arrivals
 from forebay.replay.slo import parse_slos
 from forebay.traces.buckets import parse_buckets
-from forebay.traces.command_options import takes
+from forebay.traces.command_options import takes_options
 
 EXAMPLE = """Replay a trace at a set arrival rate and measure every answer.
 
@@ -135,7 +135,7 @@ class ReplayArguments:
 
 
 @app.command(help=EXAMPLE)
-@takes(ReplayArguments)
+@takes_options
 def replay_command(given: ReplayArguments) -> None:
     summary = run_on_fast_loop(partial(replay, given.options()))
     show(summary, as_json=given.as_json)

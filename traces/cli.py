@@ -19,7 +19,7 @@ from forebay.traces.command_options import (
     Rate,
     Seed,
     SkipBad,
-    takes,
+    takes_options,
 )
 from forebay.traces.errors import InputError
 from forebay.traces.output import answers_path, json_bytes, meta_path, refuse_existing
@@ -184,7 +184,7 @@ class ZeroScrollsArguments:
 
 
 @app.command()
-@takes(ZeroScrollsArguments)
+@takes_options
 def zeroscrolls(given: ZeroScrollsArguments) -> None:
     """Make a trace from ZeroSCROLLS tasks: real documents, several questions about each.
 

@@ -1,14 +1,14 @@
-"""Define options that several commands share, and commands that take all options as one object."""
+"""Define options that several commands share, and commands that take their options as one object."""
 
+import inspect
 from collections.abc import Callable
-from dataclasses import MISSING, fields
+from dataclasses import fields, is_dataclass
 from functools import wraps
-from inspect import Parameter, Signature
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar
 
 import typer
 
-T = TypeVar("T")
+Result = TypeVar("Result")
 
 Output = Annotated[str, typer.Option("--output", "-o", help="file for the trace; - is stdout")]
 Force = Annotated[bool, typer.Option("--force", help="overwrite existing files")]
@@ -21,32 +21,29 @@ Arrivals = Annotated[str, typer.Option("--arrivals", help="poisson, constant or 
 Rate = Annotated[float, typer.Option("--rate", help="requests a second")]
 
 
-def takes(options: type[T]) -> Callable[[Callable[[T], None]], Callable[..., None]]:
-    """Make a command whose options are the fields of the dataclass `options`.
+def takes_options(command: Callable[..., Result]) -> Callable[..., Result]:
+    """Give `command` one option for each field of every dataclass among its parameters.
 
-    Typer reads options from the parameters of a function, so it is shown one parameter for each
-    field. The command itself gets one object. Each field is an `Annotated[TYPE, typer.Option(...)]`
-    with its default.
+    A field is annotated as Typer wants a parameter: `Annotated[int, typer.Option(help="...")]`.
     """
+    signature = inspect.signature(command, eval_str=True)
+    kinds: dict[str, Any] = {
+        name: one.annotation
+        for name, one in signature.parameters.items()
+        if is_dataclass(one.annotation)
+    }
 
-    def shown_to_typer(command: Callable[[T], None]) -> Callable[..., None]:
-        @wraps(command)
-        def called(**given: Any) -> None:
-            command(options(**given))
+    @wraps(command)
+    def called(**given: Any) -> Result:
+        for name, kind in kinds.items():
+            given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
+        return command(**given)
 
-        kinds = get_type_hints(options, include_extras=True)
-        called.__annotations__ = kinds
-        called.__signature__ = Signature(  # type: ignore[attr-defined]
-            [
-                Parameter(
-                    field.name,
-                    Parameter.KEYWORD_ONLY,
-                    annotation=kinds[field.name],
-                    default=Parameter.empty if field.default is MISSING else field.default,
-                )
-                for field in fields(options)  # type: ignore[arg-type]
-            ]
-        )
-        return called
-
-    return shown_to_typer
+    shown: list[inspect.Parameter] = []
+    for name, one in signature.parameters.items():
+        kind = kinds.get(name)
+        group = inspect.signature(kind, eval_str=True).parameters.values() if kind else [one]
+        shown += [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in group]
+    called.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    called.__annotations__ = {one.name: one.annotation for one in shown}
+    return called

@@ -7,7 +7,15 @@ from typing import Annotated, Any
 import typer
 
 from forebay.traces.cli_output import Totals, report
-from forebay.traces.command_options import Arrivals, AsJson, Force, Output, Rate, Seed, takes
+from forebay.traces.command_options import (
+    Arrivals,
+    AsJson,
+    Force,
+    Output,
+    Rate,
+    Seed,
+    takes_options,
+)
 from forebay.traces.errors import InputError
 from forebay.traces.lengths import parse_length
 from forebay.traces.output import meta_path, refuse_existing
@@ -73,7 +81,7 @@ class DocumentsArguments:
 
 
 @app.command()
-@takes(DocumentsArguments)
+@takes_options
 def documents(given: DocumentsArguments) -> None:
     """Users ask about documents of Zipf popularity.
 
@@ -175,7 +183,7 @@ class ChatBesideDocumentsArguments:
 
 
 @app.command("chat-beside-documents")
-@takes(ChatBesideDocumentsArguments)
+@takes_options
 def chat_and_documents(given: ChatBesideDocumentsArguments) -> None:
     """Chat with prompt lengths of Azure's trace, beside long documents with several questions each.
 

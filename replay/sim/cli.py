@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forebay.proxy.command import new_app
-from forebay.traces.command_options import takes
+from forebay.traces.command_options import takes_options
 from forebay.traces.errors import InputError
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class SimulateArguments:
 
 
 @app.command(help=EXAMPLE)
-@takes(SimulateArguments)
+@takes_options
 def simulate_command(given: SimulateArguments) -> None:
     from forebay.replay.sim.sweep import cases, parse_axes, run_all, run_on_ray
     from forebay.replay.slo import default_slos, parse_slos
