@@ -1,4 +1,4 @@
-"""Define options that several commands share, and commands that take their options as one object."""
+"""Options that several commands share, and commands that take their options as one object."""
 
 import inspect
 from collections.abc import Callable
