@@ -24,7 +24,7 @@ from forebay.proxy.http1.errors import CLIENT, error_body
 from forebay.proxy.http1.server import no_such_path
 from forebay.proxy.reload import Reloader
 from forebay.proxy.runtime.load_shedding import Protection
-from forebay.proxy.share.exchange import Exchange
+from forebay.proxy.share.exchange import PeerExchange
 from forebay.proxy.telemetry.capture import Capture
 from forebay.proxy.telemetry.metrics import ProxyMetrics
 from forebay.proxy.telemetry.receipt_text import told
@@ -46,7 +46,7 @@ class Admin:
         driver: Driver,
         metrics: ProxyMetrics,
         estimate: TokenEstimate,
-        exchange: Exchange,
+        exchange: PeerExchange,
         drain: Callable[[], None],
         reloader: Reloader,
         protection: Protection,

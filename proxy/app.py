@@ -19,12 +19,12 @@ from forebay.proxy.http1.cross_origin import Cors
 from forebay.proxy.http1.errors import ApiError
 from forebay.proxy.http1.headers import REQUEST_ID, SERVER, request_id
 from forebay.proxy.http1.server import cannot_go_on, error_response
-from forebay.proxy.relay.relay import Exchange, Relay
+from forebay.proxy.relay.relay import Relay, ShapedRequest
 from forebay.proxy.runtime.load_shedding import Protection
 from forebay.proxy.security.guards import Security
 from forebay.proxy.telemetry.metrics import ProxyMetrics
 from forebay.proxy.telemetry.observers import Telemetry
-from forebay.proxy.telemetry.record import CLIENT_GONE, Record
+from forebay.proxy.telemetry.record import CLIENT_GONE, RequestRecord
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 UNCACHED = ("/tokenize", "/detokenize")  # no prefix cache behind them, so no salt
@@ -100,7 +100,7 @@ class App:
     async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
         """The answer, sent; errors become OpenAI-shaped here."""
         id_ = request_id(request.headers)
-        record = Record(id_, self._driver.now)
+        record = RequestRecord(id_, self._driver.now)
         status = 500
         try:
             response = await self._route(request, id_, record)
@@ -128,7 +128,7 @@ class App:
         return response
 
     async def _route(
-        self, request: web.BaseRequest, id_: str, record: Record
+        self, request: web.BaseRequest, id_: str, record: RequestRecord
     ) -> web.StreamResponse:
         raw = request.raw_path
         path = raw.partition("?")[0]
@@ -163,7 +163,7 @@ class App:
         with Hold(self._budget) as hold:
             return await self._passed_on(request, raw, id_, record, hold)
 
-    def _authenticate(self, request: web.BaseRequest, record: Record) -> None:
+    def _authenticate(self, request: web.BaseRequest, record: RequestRecord) -> None:
         """Whose request it is, before anything of its body is read; raises ApiError 401 or 429."""
         record.tenant = self._security.auth.tenant(request, record.arrived_at)
 
@@ -172,7 +172,7 @@ class App:
         return await read_client_body(request, self._config.limits.body, patience_s, hold)
 
     async def _shaped(
-        self, request: web.BaseRequest, path: str, id_: str, record: Record, hold: Hold
+        self, request: web.BaseRequest, path: str, id_: str, record: RequestRecord, hold: Hold
     ) -> web.StreamResponse:
         """A chat or completion: estimated, queued or refused, relayed."""
         operation = "chat" if path == CHAT else "text_completion"
@@ -206,14 +206,14 @@ class App:
             async with self._driver.slot(asked.request) as grant:
                 record.sent(grant.send, self._driver.now)
                 reply_headers = partial(self._headers, id_, cors, record)
-                exchange = Exchange(request, path, body, asked, id_, record, reply_headers)
+                exchange = ShapedRequest(request, path, body, asked, id_, record, reply_headers)
                 return await self._relay.serve(exchange, grant)
         except Rejected as refused:
             record.bucket = refused.action.bucket or "none"
             record.queued_s = refused.action.queued_s
             raise errors.rejected(refused.action, self._config.reject_status) from None
 
-    def _way(self, record: Record) -> dict[str, str]:
+    def _way(self, record: RequestRecord) -> dict[str, str]:
         """What an answer or an error says about its request's way, as far as it went."""
         headers = {}
         if record.bucket != "none":
@@ -225,7 +225,7 @@ class App:
             headers["x-forebay-predicted-ms"] = f"{record.predicted_ttft_s * 1e3:.1f}"
         return headers
 
-    def _headers(self, id_: str, cors: dict[str, str], record: Record) -> dict[str, str]:
+    def _headers(self, id_: str, cors: dict[str, str], record: RequestRecord) -> dict[str, str]:
         """What every answer to a shaped request says about its way."""
         return {**self._stream_headers(id_, cors), **self._way(record)}
 
@@ -237,7 +237,7 @@ class App:
         return headers
 
     async def _passed_on(
-        self, request: web.BaseRequest, raw: str, id_: str, record: Record, hold: Hold
+        self, request: web.BaseRequest, raw: str, id_: str, record: RequestRecord, hold: Hold
     ) -> web.StreamResponse:
         """A path that is not shaped: to any backend that is up; past admission and queues."""
         self._authenticate(request, record)

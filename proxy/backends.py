@@ -17,12 +17,12 @@ from forebay.proxy.core.health import ANY, NONE, Health, Intake
 from forebay.proxy.core.model import Send
 from forebay.proxy.driver import Driver
 from forebay.proxy.http1.client import (
-    Answer,
     LocalShortage,
     LostConnection,
     Origin,
     TlsFault,
     UpstreamFault,
+    UpstreamResponse,
 )
 from forebay.proxy.relay.failures import Failure
 
@@ -176,7 +176,7 @@ class Backends:
 
     async def open(
         self, method: str, upstream: Upstream, target: str, body: bytes, headers: dict[str, str]
-    ) -> Answer:
+    ) -> UpstreamResponse:
         """Send one request, and wait for the head of its answer; raises UpstreamFault.
 
         Redirects are not followed: they could lead anywhere. A backend may close a connection that
@@ -404,7 +404,9 @@ class AnswerTooLarge(UpstreamFault):
         self.limit = limit
 
 
-async def read_all(answer: Answer, limit: int, heard: Callable[[], None] = lambda: None) -> bytes:
+async def read_all(
+    answer: UpstreamResponse, limit: int, heard: Callable[[], None] = lambda: None
+) -> bytes:
     """The whole body; raises AnswerTooLarge. `heard` is called for every part that comes."""
     if int(answer.headers.get("content-length", 0)) > limit:
         raise AnswerTooLarge(limit)

@@ -24,7 +24,7 @@ from forebay.proxy.relay.relay import Relay
 from forebay.proxy.relay.timeouts import Watchdog
 from forebay.proxy.runtime import systemd as notify
 from forebay.proxy.runtime.load_shedding import Protection
-from forebay.proxy.security.guards import Found, Security
+from forebay.proxy.security.guards import LoadedSecurity, Security
 from forebay.proxy.telemetry.access_log import AccessLog
 from forebay.proxy.telemetry.metrics import ProxyMetrics
 from forebay.traces.errors import InputError
@@ -143,7 +143,7 @@ class Reloader:
         self.said = f"reloaded ({', '.join(found.keys)}){later}"
         return "partly" if found.restart else "applied"
 
-    async def _apply(self, found: Changes, guards: Found) -> None:
+    async def _apply(self, found: Changes, guards: LoadedSecurity) -> None:
         parts, config = self._parts, found.config
         specs = {spec.name: spec for spec in config.core_backends()}
         parts.backends.reconfigure(config)
@@ -176,7 +176,7 @@ class Reloader:
         for name in found.removed:
             self._leave(name)
 
-    def _guard(self, guards: Found) -> None:
+    def _guard(self, guards: LoadedSecurity) -> None:
         if self._parts.security.take(guards):
             self._say(self._parts.security.renewed())
 

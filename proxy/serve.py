@@ -28,7 +28,7 @@ from forebay.proxy.relay.timeouts import Watchdog
 from forebay.proxy.reload import Parts, Reloader
 from forebay.proxy.runtime.load_shedding import Protection
 from forebay.proxy.security.guards import Security
-from forebay.proxy.share.exchange import Exchange, Link, exchanging
+from forebay.proxy.share.exchange import Link, PeerExchange, exchanging
 from forebay.proxy.share.redis_link import RedisLink
 from forebay.proxy.telemetry.access_log import AccessLog
 from forebay.proxy.telemetry.capture import capturing
@@ -58,7 +58,7 @@ class Proxy:
     reloader: Reloader
     protection: Protection
     security: Security
-    exchange: Exchange
+    exchange: PeerExchange
     stop: asyncio.Event
     url: str
     admin_url: str

@@ -15,7 +15,7 @@ from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.core.model import Request
 from forebay.proxy.telemetry.capture import MOST_PENDING, SALT, Capture, Rows, capturing
-from forebay.proxy.telemetry.record import Record
+from forebay.proxy.telemetry.record import RequestRecord
 from forebay.replay.sim.clock import run
 from forebay.replay.sim.scenario import Scenario, simulate
 from forebay.traces.errors import InputError
@@ -30,8 +30,8 @@ def rows(salt: str = SECRET) -> Rows:
     return Rows(salt.encode(), block_bytes=2048, bytes_per_token=4.0)
 
 
-def record(number: int, **fields: Any) -> Record:
-    made = Record(f"r{number}", 100.0 + number, **fields)
+def record(number: int, **fields: Any) -> RequestRecord:
+    made = RequestRecord(f"r{number}", 100.0 + number, **fields)
     made.request = made.request or Request(f"r{number}", 600, 30, (7,))
     return made
 
@@ -191,7 +191,7 @@ def test_what_waited_for_a_long_request_is_hashed_off_the_loop_and_none_is_left_
     capture = Capture(rows(), Path("x.jsonl"), file, 1e9, said.append)
     writer = capture._thread.ident
 
-    def ended(*records: Record) -> None:
+    def ended(*records: RequestRecord) -> None:
         for one in records:
             capture.finished(one)
 

@@ -9,7 +9,7 @@ import pytest
 from proxy_stage import RawBackend, Stage, stage
 
 from forebay.proxy.http1.server import HttpServer, listen
-from forebay.proxy.share.workers import Workers
+from forebay.proxy.share.workers import WorkerPool
 from forebay.proxy.share.workers_admin import WorkersAdmin
 
 WAIT_S = 20
@@ -100,7 +100,7 @@ class TestOneProxy:
 
 def test_workers_are_not_drained_by_a_page() -> None:
     async def main() -> None:
-        workers = Workers([], 2, lambda _: None)
+        workers = WorkerPool([], 2, lambda _: None)
         async with (
             asyncio.timeout(WAIT_S),
             WorkersAdmin(workers) as pages,

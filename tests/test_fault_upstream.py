@@ -31,9 +31,9 @@ from test_fault_upstream_clients import until
 from test_proxy_http import STREAMED, error_of, on_stage
 
 from forebay.proxy.backends import read_all
-from forebay.proxy.http1.client import Answer, ConnectFault, Origin
+from forebay.proxy.http1.client import ConnectFault, Origin, UpstreamResponse
 from forebay.proxy.http1.sse import MAX_EVENT_BYTES
-from forebay.proxy.relay.timeouts import Stalled
+from forebay.proxy.relay.timeouts import StalledUpstream
 from forebay.replay.sim.clock import run
 
 GOOD = EVENT + EVENT + USAGE + DONE
@@ -229,7 +229,7 @@ class TestHangs:
         async def scene(on: Stage, backends: list[RawBackend]) -> None:
             real = on.proxy.backends.open
 
-            async def opened(method: str, upstream: Any, *rest: Any) -> Answer:
+            async def opened(method: str, upstream: Any, *rest: Any) -> UpstreamResponse:
                 if upstream.name == "b0":
                     await asyncio.sleep(2)
                     raise ConnectFault
@@ -1065,7 +1065,7 @@ def test_an_answer_that_has_ended_cannot_be_failed() -> None:
             given_on.clear()
             second = await origin.ask("POST", "/v1/completions", {}, b"{}")
             assert backend.connections == 1
-            first.fail(Stalled("the proxy is shutting down"))
+            first.fail(StalledUpstream("the proxy is shutting down"))
             given_on.set()
             assert await read_all(second, 1 << 20) == WHOLE
             origin.close()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.proxy.api.body import Asked, read_fields
+from forebay.proxy.api.body import ParsedBody, read_fields
 from forebay.proxy.api.prefix_request import piece_of
 from forebay.proxy.api.prompt_text import chat_text
 from forebay.proxy.api.token_estimate import TokenEstimate
@@ -29,7 +29,7 @@ def piece(fields: dict[str, Any], length: int) -> dict[str, Any] | None:
     return None if body is None else json.loads(body)
 
 
-def asked(fields: dict[str, Any]) -> Asked:
+def asked(fields: dict[str, Any]) -> ParsedBody:
     body = json.dumps(fields).encode()
     chat = "messages" in fields
     estimate = TokenEstimate(4.0)

@@ -16,7 +16,7 @@ import orjson
 import pytest
 
 from forebay.proxy.share.hub import HELLO, Hub
-from forebay.proxy.share.workers import BAD_INPUT, Workers, again_in_s
+from forebay.proxy.share.workers import BAD_INPUT, WorkerPool, again_in_s
 from forebay.replay.sim.clock import run
 
 
@@ -61,7 +61,7 @@ class Parent:
         self.trouble: OSError | None = None
         self.said: list[str] = []
         self._news = asyncio.Event()
-        self.workers = Workers(["worker"], count, self._say)
+        self.workers = WorkerPool(["worker"], count, self._say)
 
     def _say(self, line: str) -> None:
         self.said.append(line)

@@ -31,7 +31,7 @@ CLASSES: tuple[ServiceClass, ...] = ("interactive", "standard", "batch")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ParsedBody:
     """A request body, understood.
 
     Attributes:
@@ -63,7 +63,7 @@ def read_fields(
     block_bytes: int,
     tenant: str = "",
     salts: CacheSalts | None = None,
-) -> Asked:
+) -> ParsedBody:
     """Understand a chat (or completion) request; raises ApiError 400 naming the parameter.
 
     Args:
@@ -99,7 +99,7 @@ def read_fields(
         whole=bool(text.media_tokens) or _only_whole(fields, chat),
     )
     teaches = not (text.token_ids or text.media_tokens)
-    return Asked(
+    return ParsedBody(
         request, body, len(prompt) if teaches else 0, text.token_ids, streams, chat, block_bytes
     )
 

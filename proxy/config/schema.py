@@ -198,7 +198,7 @@ class Limits(_Section):
     answer: Bytes = 64 << 20
 
 
-class Health(_Section):
+class HealthConfig(_Section):
     interval: Seconds = 1.0
     timeout: Seconds = 1.0
 
@@ -325,7 +325,7 @@ class Config(_Section):
     admission: Admission = Admission()
     timeouts: Timeouts = Timeouts()
     limits: Limits = Limits()
-    health: Health = Health()
+    health: HealthConfig = HealthConfig()
     tokens: Tokens = Tokens()
     metrics: MetricsConfig = MetricsConfig()
     logs: Logs = Logs()

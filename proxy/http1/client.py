@@ -75,7 +75,7 @@ class Connection(asyncio.Protocol):
         self._given_back = given_back
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
-        self._answer: Answer | None = None
+        self._answer: UpstreamResponse | None = None
         self._unsent = memoryview(b"")
         self._writable = True
         self._head_bytes = 0  # since the last byte of a body
@@ -91,9 +91,9 @@ class Connection(asyncio.Protocol):
     def usable(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
-    def send(self, head: bytes, body: bytes) -> "Answer":
+    def send(self, head: bytes, body: bytes) -> "UpstreamResponse":
         assert self._transport is not None
-        self._answer = answer = Answer(self)
+        self._answer = answer = UpstreamResponse(self)
         self._head_bytes, self._header_bytes = 0, 0
         self._silent, self._can_keep, self._at_chunk = True, False, False
         if len(body) > PIECE_BYTES:
@@ -237,7 +237,7 @@ class Connection(asyncio.Protocol):
             answer.end(fault)
 
 
-class Answer:
+class UpstreamResponse:
     """One answer: its head, then its body. Close it when you are done with it.
 
     Attributes:
@@ -432,7 +432,7 @@ class Origin:
         body: bytes = b"",
         *,
         fresh: bool = False,
-    ) -> Answer:
+    ) -> UpstreamResponse:
         """Send a request and wait for the head of its answer; close the result when done.
 
         Args:

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from forebay.proxy.api.body import BYTES_PER_TOKEN_ID, Asked
+from forebay.proxy.api.body import BYTES_PER_TOKEN_ID, ParsedBody
 from forebay.proxy.backends import Backends, Upstream, read_all
 from forebay.proxy.core.learn.engine_blocks import Translations
 from forebay.proxy.http1.client import UpstreamFault
@@ -40,7 +40,7 @@ class Untold(Exception):
 @dataclass(frozen=True, slots=True)
 class _Offer:
     body: bytes
-    asked: Asked
+    asked: ParsedBody
     upstream: Upstream
 
 
@@ -72,7 +72,7 @@ class Translator:
             self._block_bytes = block_bytes
             self._translations.clear()
 
-    def offer(self, body: bytes, asked: Asked, upstream: Upstream) -> None:
+    def offer(self, body: bytes, asked: ParsedBody, upstream: Upstream) -> None:
         """A prompt that `upstream` has computed; it is looked at when there is time.
 
         `body` is what was sent to it, salt and all; the blocks of `asked` must be chained to the

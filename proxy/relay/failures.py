@@ -12,7 +12,7 @@ from typing import Any, Literal
 import orjson
 from aiohttp import web
 
-from forebay.proxy.http1.client import Answer
+from forebay.proxy.http1.client import UpstreamResponse
 from forebay.proxy.http1.errors import ApiError, retry_headers, upstream_error
 from forebay.proxy.relay.retries import Retry
 
@@ -44,7 +44,7 @@ class Failure(Exception):
         return self.kind in ("full", "5xx")
 
 
-def check_head(response: Answer) -> None:
+def check_head(response: UpstreamResponse) -> None:
     """Raise Failure unless status line and headers are those of an answer to be passed on."""
     headers, status = response.headers, response.status
     if 300 <= status < 400:  # it could lead anywhere
@@ -55,14 +55,14 @@ def check_head(response: Answer) -> None:
         raise Failure("encoding", upstream_error())  # none was offered
 
 
-def check_type(response: Answer, streams: bool) -> None:
+def check_type(response: UpstreamResponse, streams: bool) -> None:
     """Raise Failure if a success is not of the kind that was asked for."""
     wanted = "text/event-stream" if streams else "application/json"
     if response.status == 200 and response.content_type != wanted:
         raise Failure("content_type", upstream_error())
 
 
-def check_status(response: Answer, answer: web.Response) -> None:
+def check_status(response: UpstreamResponse, answer: web.Response) -> None:
     """Raise Failure if the status, read with its body, is one that another backend may not give."""
     status = response.status
     if status in FULL:

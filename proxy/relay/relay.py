@@ -14,39 +14,39 @@ from typing import Any, Literal, TypeVar
 import aiohttp
 from aiohttp import web
 
-from forebay.proxy.api.body import Asked
+from forebay.proxy.api.body import ParsedBody
 from forebay.proxy.api.prefix_request import piece_of
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.backends import AnswerTooLarge, Backends, Upstream, read_all
 from forebay.proxy.config.schema import Config
 from forebay.proxy.driver import Grant, Rejected
 from forebay.proxy.http1 import errors
-from forebay.proxy.http1.client import Answer, ConnectFault, LocalShortage, LostConnection
+from forebay.proxy.http1.client import ConnectFault, LocalShortage, LostConnection, UpstreamResponse
 from forebay.proxy.http1.errors import ApiError
 from forebay.proxy.http1.headers import to_backend, to_client
 from forebay.proxy.http1.sse import EventTooLarge
 from forebay.proxy.kv_events.tokenize import Translator
 from forebay.proxy.relay.failures import Failure, check_head, check_status, check_type, check_whole
 from forebay.proxy.relay.retries import RetryBudget, Tries
-from forebay.proxy.relay.stream import UPSTREAM_ERRORS, Stream, Told
+from forebay.proxy.relay.stream import UPSTREAM_ERRORS, Stream, StreamCallbacks
 from forebay.proxy.relay.timeouts import Limit, Watchdog
 from forebay.proxy.telemetry.metrics import ProxyMetrics
-from forebay.proxy.telemetry.record import Record
+from forebay.proxy.telemetry.record import RequestRecord
 
 T = TypeVar("T")
 ENGINELESS = ("/tokenize", "/detokenize")  # as GETs: the API server answers, its engine dead or not
 
 
 @dataclass(slots=True)
-class Exchange:
+class ShapedRequest:
     """One request on its way: what came from the client and what is to be told."""
 
     incoming: web.BaseRequest
     path: str
     body: bytes
-    asked: Asked
+    asked: ParsedBody
     id: str
-    record: Record
+    record: RequestRecord
     reply_headers: Callable[[], dict[str, str]]
 
 
@@ -127,7 +127,7 @@ class Relay:
         """Requests that are sent from now on find this configuration."""
         self._config = config
 
-    async def serve(self, exchange: Exchange, grant: Grant) -> web.StreamResponse:
+    async def serve(self, exchange: ShapedRequest, grant: Grant) -> web.StreamResponse:
         """The answer, sent or ready to be sent; raises ApiError."""
         with Tries(self.budget) as tries:
             while True:
@@ -212,7 +212,7 @@ class Relay:
                 attempt.end("hang")
 
     async def _attempt(
-        self, exchange: Exchange, grant: Grant, upstream: Upstream, tries: Tries
+        self, exchange: ShapedRequest, grant: Grant, upstream: Upstream, tries: Tries
     ) -> web.StreamResponse:
         """Ask one backend; raises Failure while nothing has been sent to the client."""
         with self._trying(grant, upstream, tries, seen=exchange.asked.streams) as attempt:
@@ -220,7 +220,7 @@ class Relay:
         return await answer.relay() if isinstance(answer, Stream) else answer
 
     async def _compute(
-        self, exchange: Exchange, grant: Grant, upstream: Upstream, tries: Tries
+        self, exchange: ShapedRequest, grant: Grant, upstream: Upstream, tries: Tries
     ) -> tuple[int | None, int] | None:
         """Have a backend compute a piece of the prompt; raises Failure.
 
@@ -266,7 +266,7 @@ class Relay:
             raise self._fault(error) from error
 
     async def _ask_for_piece(
-        self, exchange: Exchange, upstream: Upstream, body: bytes
+        self, exchange: ShapedRequest, upstream: Upstream, body: bytes
     ) -> web.Response:
         response = await self._backends.open(
             "POST", upstream, exchange.path, body, self._to_backend(exchange)
@@ -278,7 +278,7 @@ class Relay:
         finally:
             response.close()
 
-    def _to_backend(self, exchange: Exchange) -> dict[str, str]:
+    def _to_backend(self, exchange: ShapedRequest) -> dict[str, str]:
         """Headers of what is sent for the request."""
         headers = to_backend(
             exchange.incoming.headers, exchange.id, authorization=not exchange.record.tenant
@@ -288,7 +288,7 @@ class Relay:
         return headers
 
     async def _begin(
-        self, exchange: Exchange, grant: Grant, attempt: Attempt
+        self, exchange: ShapedRequest, grant: Grant, attempt: Attempt
     ) -> Stream | web.Response:
         """The first event of a stream, or the whole of another answer; raises Failure."""
         upstream = attempt.upstream
@@ -306,7 +306,7 @@ class Relay:
         return answer
 
     async def _ask(
-        self, exchange: Exchange, grant: Grant, upstream: Upstream
+        self, exchange: ShapedRequest, grant: Grant, upstream: Upstream
     ) -> Stream | web.Response:
         streams = exchange.asked.streams
         response = await self._backends.open(
@@ -318,7 +318,7 @@ class Relay:
             check_type(response, streams)
             reply = exchange.reply_headers()
             if streams and response.status == 200:
-                told = Told(
+                told = StreamCallbacks(
                     self._first_event(exchange, grant, upstream),
                     lambda usage: self._used(exchange, grant, upstream, usage),
                     lambda: self._cut(exchange, upstream),
@@ -336,7 +336,7 @@ class Relay:
         self,
         incoming: web.BaseRequest,
         upstream: Upstream,
-        response: Answer,
+        response: UpstreamResponse,
         headers: dict[str, str],
     ) -> web.Response:
         """An answer that is no stream: read whole, then given on."""
@@ -442,7 +442,7 @@ class Relay:
             check_head(response)
             streams = response.content_type == "text/event-stream"
             if streams and response.status == 200 and method == "POST":
-                told = Told(lambda: None, lambda _: None, lambda: self._lost(upstream))
+                told = StreamCallbacks(lambda: None, lambda _: None, lambda: self._lost(upstream))
                 stream = Stream(
                     incoming, upstream, response, reply, told, self._watchdog,
                     until_done=False,  # /v1/responses ends without it
@@ -456,7 +456,7 @@ class Relay:
                 response.close()
 
     def _used(
-        self, exchange: Exchange, grant: Grant, upstream: Upstream, usage: dict[str, Any]
+        self, exchange: ShapedRequest, grant: Grant, upstream: Upstream, usage: dict[str, Any]
     ) -> None:
         """Learn from the usage of an answer; what makes no sense teaches nothing."""
         prompt_tokens, known, output_tokens = _counted(usage)
@@ -468,13 +468,13 @@ class Relay:
         asked = exchange.asked
         self._estimate.learn(asked.prompt_bytes, prompt_tokens, asked.request.tenant)
 
-    def _computed(self, exchange: Exchange, upstream: Upstream) -> None:
+    def _computed(self, exchange: ShapedRequest, upstream: Upstream) -> None:
         """Its engine holds the prompt now: the body that was really sent says which."""
         if self.translator is not None:
             self.translator.offer(exchange.body, exchange.asked, upstream)
 
     def _first_event(
-        self, exchange: Exchange, grant: Grant, upstream: Upstream
+        self, exchange: ShapedRequest, grant: Grant, upstream: Upstream
     ) -> Callable[[], None]:
         """The backend has given its first output: the core and the metrics hear of it."""
         clock = self._clock
@@ -490,7 +490,7 @@ class Relay:
 
         return told
 
-    def _cut(self, exchange: Exchange, upstream: Upstream) -> None:
+    def _cut(self, exchange: ShapedRequest, upstream: Upstream) -> None:
         exchange.record.reason = "upstream_stream_error"
         self._lost(upstream)
 

@@ -10,7 +10,7 @@ import orjson
 from aiohttp import web
 
 from forebay.proxy.backends import Upstream
-from forebay.proxy.http1.client import Answer, BrokenAnswer, UpstreamFault
+from forebay.proxy.http1.client import BrokenAnswer, UpstreamFault, UpstreamResponse
 from forebay.proxy.http1.errors import stream_error_event, upstream_error
 from forebay.proxy.http1.headers import to_client
 from forebay.proxy.http1.sse import (
@@ -21,7 +21,7 @@ from forebay.proxy.http1.sse import (
     parse_event,
 )
 from forebay.proxy.relay.failures import FULL, Failure, full
-from forebay.proxy.relay.timeouts import Watch, Watchdog
+from forebay.proxy.relay.timeouts import TimeoutWatch, Watchdog
 from forebay.proxy.relay.token_chunks import TokenChunks
 
 UPSTREAM_ERRORS = (UpstreamFault, MalformedStream)
@@ -34,7 +34,7 @@ class ClientGone(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class StreamCallbacks:
     """Who is told what of a stream: `first` of its first event, `used` of its usage, `cut`."""
 
     first: Callable[[], None]
@@ -52,9 +52,9 @@ class Stream:
         self,
         incoming: web.BaseRequest,
         upstream: Upstream,
-        answer: Answer,
+        answer: UpstreamResponse,
         headers: dict[str, str],
-        told: Told,
+        told: StreamCallbacks,
         watchdog: Watchdog,
         *,
         until_done: bool = True,
@@ -137,7 +137,7 @@ class Stream:
                 self._answer.close()
         return outgoing
 
-    async def _to_the_end(self, outgoing: web.StreamResponse, watch: Watch) -> bool:
+    async def _to_the_end(self, outgoing: web.StreamResponse, watch: TimeoutWatch) -> bool:
         """Give events on until the stream ends; whether it ended as it should."""
         await self._give_on(outgoing, watch)
         transport = self._incoming.transport
@@ -226,12 +226,12 @@ class Stream:
                 self._usage = event.usage or {}
         self._ready += raw
 
-    async def _give_on(self, outgoing: web.StreamResponse, watch: Watch) -> None:
+    async def _give_on(self, outgoing: web.StreamResponse, watch: TimeoutWatch) -> None:
         if self._ready:
             data, self._ready = bytes(self._ready), bytearray()
             await self._write(outgoing.write(data), watch)
 
-    async def _write(self, writing: Awaitable[object], watch: Watch) -> None:
+    async def _write(self, writing: Awaitable[object], watch: TimeoutWatch) -> None:
         watch.writing_since = self._clock()
         try:
             await writing

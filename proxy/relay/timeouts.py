@@ -9,12 +9,12 @@ from types import TracebackType
 
 from aiohttp import web
 
-from forebay.proxy.http1.client import Answer, UpstreamFault
+from forebay.proxy.http1.client import UpstreamFault, UpstreamResponse
 
 TICK_S = 0.25
 
 
-class Stalled(UpstreamFault):
+class StalledUpstream(UpstreamFault):
     """The backend sent nothing for too long, or its answer is not waited for any more."""
 
 
@@ -64,7 +64,7 @@ class Limit:
             self._task.cancel()
 
 
-class Watch:
+class TimeoutWatch:
     """What is watched of one answer: what it now waits for, and since when.
 
     Attributes:
@@ -75,7 +75,10 @@ class Watch:
     __slots__ = ("_watches", "answer", "heard", "reading_since", "request", "writing_since")
 
     def __init__(
-        self, request: web.BaseRequest, answer: Answer | None, watches: "set[Watch]"
+        self,
+        request: web.BaseRequest,
+        answer: UpstreamResponse | None,
+        watches: "set[TimeoutWatch]",
     ) -> None:
         self._watches = watches
         self.request = request
@@ -84,7 +87,7 @@ class Watch:
         self.reading_since: float | None = None
         self.writing_since: float | None = None
 
-    def __enter__(self) -> "Watch":
+    def __enter__(self) -> "TimeoutWatch":
         self._watches.add(self)
         return self
 
@@ -102,7 +105,7 @@ class Watchdog:
     def __init__(self, idle_s: float, client_write_s: float) -> None:
         self._idle_s = idle_s
         self._client_write_s = client_write_s
-        self._watches: set[Watch] = set()
+        self._watches: set[TimeoutWatch] = set()
         self._task: asyncio.Task[None] | None = None
         self.on_tick: Callable[[float], None] = lambda now: None
 
@@ -118,15 +121,15 @@ class Watchdog:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
-    def watching(self, request: web.BaseRequest, answer: Answer | None) -> Watch:
-        """Watch an exchange for the time of a `with` block."""
-        return Watch(request, answer, self._watches)
+    def watching(self, request: web.BaseRequest, answer: UpstreamResponse | None) -> TimeoutWatch:
+        """Watch a request for the time of a `with` block."""
+        return TimeoutWatch(request, answer, self._watches)
 
     def end_all(self, why: str) -> None:
         """Fail every answer that is being read from a backend."""
         for watch in list(self._watches):
             if watch.answer is not None:
-                watch.answer.fail(Stalled(why))
+                watch.answer.fail(StalledUpstream(why))
 
     async def _run(self) -> None:
         clock = asyncio.get_running_loop().time
@@ -136,7 +139,7 @@ class Watchdog:
             for watch in list(self._watches):
                 self._look(watch, clock())
 
-    def _look(self, watch: Watch, now: float) -> None:
+    def _look(self, watch: TimeoutWatch, now: float) -> None:
         if watch.heard:
             watch.heard = False
             if watch.reading_since is not None:
@@ -149,4 +152,4 @@ class Watchdog:
             and watch.reading_since is not None
             and now - watch.reading_since > self._idle_s
         ):
-            watch.answer.fail(Stalled("nothing came"))
+            watch.answer.fail(StalledUpstream("nothing came"))

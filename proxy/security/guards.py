@@ -20,7 +20,7 @@ WATCH_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LoadedSecurity:
     """What a configuration and its files came to, checked."""
 
     config: Config
@@ -54,18 +54,18 @@ class Security:
         """
         self.take(self.read(config))
 
-    def read(self, config: Config) -> Found:
+    def read(self, config: Config) -> LoadedSecurity:
         """Read the files that `config` names; raises InputError."""
         if bool(config.tls.files) != bool(self.tls):
             raise InputError("tls: cannot be switched on or off without a restart")
-        return Found(
+        return LoadedSecurity(
             config=config,
             seen=_stamps(config),  # before they are read
             ring=_ring(config, self._environ),
             certificate=server_context(*config.tls.files) if config.tls.files else None,
         )
 
-    def take(self, found: Found) -> bool:
+    def take(self, found: LoadedSecurity) -> bool:
         """Put it in force; whether the files are others than before."""
         renewed = found.seen != self._seen
         self._config = found.config

@@ -41,7 +41,7 @@ class Link(Protocol):
 
 
 @dataclass(slots=True)
-class Exchange:
+class PeerExchange:
     """Our side of the exchange; `run` it in a task."""
 
     driver: Driver
@@ -142,9 +142,9 @@ def new_sender() -> str:
 @asynccontextmanager
 async def exchanging(
     driver: Driver, links: Sequence[Link], say: Callable[[str], None]
-) -> AsyncIterator[Exchange]:
+) -> AsyncIterator[PeerExchange]:
     """An exchange that runs while the block does; without links it only has a status."""
-    exchange = Exchange(driver, links, say)
+    exchange = PeerExchange(driver, links, say)
     if not links:
         exchange.alone_since = None
         yield exchange

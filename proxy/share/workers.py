@@ -60,7 +60,7 @@ class Worker:
 
 
 @dataclass(slots=True)
-class Workers:
+class WorkerPool:
     """All of them; `run` until `stop` is set."""
 
     command: Sequence[str]  # what starts one, without its own index and socket
@@ -203,7 +203,7 @@ async def serve_with_workers(
         holder = stack.enter_context(_hold(host, config.listen.port))
         port = holder.getsockname()[1]
         # fmt: off
-        workers = Workers(
+        workers = WorkerPool(
             [
                 sys.executable, "-m", "forebay.proxy", "proxy", *words,
                 "--host", host, "--port", str(port), "--admin-port", "0",

@@ -24,7 +24,7 @@ from forebay.proxy.http1.errors import SERVER, error_body
 from forebay.proxy.http1.server import no_such_path
 
 if TYPE_CHECKING:
-    from forebay.proxy.share.workers import Worker, Workers
+    from forebay.proxy.share.workers import Worker, WorkerPool
 
 ANSWER_S = 2.0
 
@@ -32,7 +32,7 @@ ANSWER_S = 2.0
 class WorkersAdmin:
     """Use as a context: it holds a client session."""
 
-    def __init__(self, workers: "Workers") -> None:
+    def __init__(self, workers: "WorkerPool") -> None:
         self._workers = workers
         self._started_at = time.monotonic()
         self._session: aiohttp.ClientSession

@@ -13,7 +13,7 @@ from zlib import crc32
 import orjson
 
 from forebay.proxy.config.schema import Logs
-from forebay.proxy.telemetry.record import Record
+from forebay.proxy.telemetry.record import RequestRecord
 
 LOGGER = logging.getLogger("forebay.proxy")
 
@@ -79,7 +79,7 @@ class AccessLog:
         self._sample = logs.sample
         set_level(logs)
 
-    def finished(self, record: Record, status: int, now: float) -> None:
+    def finished(self, record: RequestRecord, status: int, now: float) -> None:
         """The request was answered with `status`; CLIENT_GONE if its client left first."""
         debug = LOGGER.isEnabledFor(logging.DEBUG)
         if not debug and not self._sampled(record.id):

@@ -23,7 +23,7 @@ from typing import BinaryIO, Final, NamedTuple
 from forebay.proxy.api.body import BYTES_PER_TOKEN_ID
 from forebay.proxy.config.schema import CaptureConfig, Config
 from forebay.proxy.core.model import Request
-from forebay.proxy.telemetry.record import Record
+from forebay.proxy.telemetry.record import RequestRecord
 from forebay.traces.errors import InputError
 from forebay.traces.jsonl import row_bytes
 from forebay.traces.schema import TraceRequest
@@ -64,15 +64,15 @@ class Rows:
         self._id_tokens = max(1, block_bytes // BYTES_PER_TOKEN_ID)
         self._first_at = inf
         # In order of arrival. A plain dict finds its first key in time linear in those taken out.
-        self._pending: OrderedDict[int, Record] = OrderedDict()
+        self._pending: OrderedDict[int, RequestRecord] = OrderedDict()
         self._ended: set[int] = set()
         self._due = 0
 
-    def began(self, record: Record) -> None:
+    def began(self, record: RequestRecord) -> None:
         """A request has come; `finished` must be told of it too."""
         self._pending[id(record)] = record
 
-    def finished(self, record: Record) -> list[Due]:
+    def finished(self, record: RequestRecord) -> list[Due]:
         """It has ended: those that wait for nothing now."""
         if id(record) in self._pending:
             self._ended.add(id(record))
@@ -151,11 +151,11 @@ class Capture:
         self._thread = threading.Thread(target=self._write, name="capture", daemon=True)
         self._thread.start()
 
-    def began(self, record: Record) -> None:
+    def began(self, record: RequestRecord) -> None:
         if not self.stopped:
             self._rows.began(record)
 
-    def finished(self, record: Record) -> None:
+    def finished(self, record: RequestRecord) -> None:
         for due in self._rows.finished(record):
             self._put(due)
 

@@ -47,7 +47,7 @@ class Counter:
         yield family
 
 
-class Histogram:
+class BucketHistogram:
     """As prometheus_client.Histogram."""
 
     def __init__(
@@ -64,15 +64,15 @@ class Histogram:
         self._edges = tuple(buckets)
         self._counts = [0] * (len(self._edges) + 1)
         self._sum = 0.0
-        self._children: dict[tuple[str, ...], Histogram] = {} if labels else {(): self}
+        self._children: dict[tuple[str, ...], BucketHistogram] = {} if labels else {(): self}
         if registry is not None:
             registry.register(self)
 
-    def labels(self, *values: str) -> "Histogram":
+    def labels(self, *values: str) -> "BucketHistogram":
         """The child with these values, in the order of the label names."""
         assert len(values) == len(self._labels)
         if values not in self._children:
-            self._children[values] = Histogram(self._name, self._text, buckets=self._edges)
+            self._children[values] = BucketHistogram(self._name, self._text, buckets=self._edges)
         return self._children[values]
 
     def observe(self, amount: float) -> None:

@@ -228,7 +228,7 @@ class IntervalLog:
         return total
 
 
-class Interval(NamedTuple):
+class LogInterval(NamedTuple):
     """One line of a log; `start_s` counts from the log's StartTime."""
 
     start_s: float
@@ -236,14 +236,14 @@ class Interval(NamedTuple):
     histogram: Any
 
 
-def read_hlog(path: Path | str) -> dict[str, list[Interval]]:
+def read_hlog(path: Path | str) -> dict[str, list[LogInterval]]:
     """The intervals of a log by tag ("" for untagged lines), in file order.
 
     Nothing is skipped in silence: a line that is neither comment nor interval raises InputError
     with its number. Stamps follow the Java reader: with a BaseTime they count from it; without
     one they count from the StartTime when they lie more than a year before it, else from 1970.
     """
-    logs: dict[str, list[Interval]] = {}
+    logs: dict[str, list[LogInterval]] = {}
     base: float | None = None
     start: float | None = None
     try:
@@ -262,7 +262,7 @@ def read_hlog(path: Path | str) -> dict[str, list[Interval]]:
                         stamp += base - start
                     elif stamp >= start - YEAR_S:
                         stamp -= start
-                    logs.setdefault(tag, []).append(Interval(stamp, length, histogram))
+                    logs.setdefault(tag, []).append(LogInterval(stamp, length, histogram))
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -23,9 +23,9 @@ from forebay.proxy.core.learn.prefix_error import PrefixError
 from forebay.proxy.core.model import Action, Reject, Send
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
-from forebay.proxy.telemetry.counters import Counter, Histogram
+from forebay.proxy.telemetry.counters import BucketHistogram, Counter
 from forebay.proxy.telemetry.hlog import IntervalLog
-from forebay.proxy.telemetry.record import CLIENT_GONE, Record
+from forebay.proxy.telemetry.record import CLIENT_GONE, RequestRecord
 from forebay.proxy.telemetry.tenant_labels import TenantLabels
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0)
@@ -51,7 +51,7 @@ KINDS = frozenset(  # of failures.Failure
 )
 
 
-Family = TypeVar("Family", Counter, Histogram)
+Family = TypeVar("Family", Counter, BucketHistogram)
 
 
 class ProxyMetrics:
@@ -65,7 +65,9 @@ class ProxyMetrics:
     ) -> None:
         """`tenants`: those that surely have a label of their own."""
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a series for each series, which nobody reads
-        self._children: dict[tuple[Counter | Histogram, tuple[str, ...]], Counter | Histogram] = {}
+        self._children: dict[
+            tuple[Counter | BucketHistogram, tuple[str, ...]], Counter | BucketHistogram
+        ] = {}
         self.log: IntervalLog | None = None  # where each TTFT goes as well
         self.tenant_labels = TenantLabels(tenants)
         self.registry = registry = CollectorRegistry()
@@ -75,8 +77,10 @@ class ProxyMetrics:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"forebay_{name}", text, labels, registry=registry)
 
-        def histogram(name: str, text: str, buckets: Iterable[float], *labels: str) -> Histogram:
-            return Histogram(name, text, labels, registry=registry, buckets=tuple(buckets))
+        def histogram(
+            name: str, text: str, buckets: Iterable[float], *labels: str
+        ) -> BucketHistogram:
+            return BucketHistogram(name, text, labels, registry=registry, buckets=tuple(buckets))
 
         self.answers = counter(
             "responses", "Answers, by bucket and status; 499: the client left first",
@@ -198,7 +202,7 @@ class ProxyMetrics:
         self._child(self._reloads, result).inc()
         self._generation.set(generation)
 
-    def finished(self, record: Record, status: int, now: float) -> None:
+    def finished(self, record: RequestRecord, status: int, now: float) -> None:
         """A request has been answered, or its client has gone."""
         known = str(status) if status in STATUSES else f"{status // 100}xx"
         self._child(self.answers, record.bucket, known).inc()

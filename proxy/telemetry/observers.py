@@ -6,7 +6,7 @@ from forebay.proxy.core.explain.receipt import Receipts
 from forebay.proxy.telemetry.access_log import AccessLog
 from forebay.proxy.telemetry.capture import Capture
 from forebay.proxy.telemetry.metrics import ProxyMetrics
-from forebay.proxy.telemetry.record import Record
+from forebay.proxy.telemetry.record import RequestRecord
 from forebay.proxy.telemetry.tracing import Tracer
 
 
@@ -25,7 +25,7 @@ class Telemetry:
         self._capture = capture
         self._receipts = receipts
 
-    def began(self, record: Record, operation: str, headers: Mapping[str, str]) -> None:
+    def began(self, record: RequestRecord, operation: str, headers: Mapping[str, str]) -> None:
         """A shaped request has come, with these headers."""
         record.operation = operation
         if self._capture is not None:
@@ -33,7 +33,7 @@ class Telemetry:
         if self._tracer is not None:
             record.span = self._tracer.begin(headers, operation)
 
-    def finished(self, record: Record, status: int, now: float) -> None:
+    def finished(self, record: RequestRecord, status: int, now: float) -> None:
         """It was answered with `status`, or its client has gone (record.CLIENT_GONE)."""
         self._metrics.finished(record, status, now)
         if record.request is not None:

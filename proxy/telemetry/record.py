@@ -15,7 +15,7 @@ CLIENT_GONE = 499  # the status logs give to a request whose client left first, 
 
 
 @dataclass(slots=True)
-class Record:
+class RequestRecord:
     """Times are of the event loop's clock; None: it did not get so far.
 
     Attributes:

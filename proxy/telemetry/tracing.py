@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from forebay.proxy.config.schema import Tracing
-from forebay.proxy.telemetry.record import Record
+from forebay.proxy.telemetry.record import RequestRecord
 from forebay.traces.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class RequestSpan:
         TraceContextTextMapPropagator().inject(carrier, set_span_in_context(self._span))
         return carrier
 
-    def sent(self, record: Record) -> None:
+    def sent(self, record: RequestRecord) -> None:
         """It has left the queue: the prefill begins."""
         queued_ms = round((record.queued_s or 0.0) * 1e3, 1)
         self._span.add_event(
@@ -43,7 +43,7 @@ class RequestSpan:
     def first_token(self) -> None:
         self._span.add_event("stream")
 
-    def finished(self, record: Record, status: int) -> None:
+    def finished(self, record: RequestRecord, status: int) -> None:
         from opentelemetry.trace import Status, StatusCode
 
         span = self._span
