@@ -42,7 +42,7 @@ def test_rows_come_in_order_of_arrival_however_requests_end(
 ) -> None:
     made, to_rows = [record(n) for n in range(8)], rows()
     for one in made:
-        to_rows.began(one)
+        to_rows.started(one)
     for n in unreadable:
         made[n].request = None
     got: list[TraceRequest] = []
@@ -59,7 +59,7 @@ def test_rows_come_in_order_of_arrival_however_requests_end(
 def test_what_a_row_says() -> None:
     def row(salt: str = SECRET, **fields: Any) -> TraceRequest:
         to_rows, one = rows(salt), record(3, **fields)
-        to_rows.began(one)
+        to_rows.started(one)
         [due] = to_rows.finished(one)
         return to_rows.row(due)
 
@@ -142,7 +142,7 @@ def test_no_start_loses_what_another_took(tmp_path: Path) -> None:
         async with capturing(config, environ, lambda _: None) as capture:
             assert capture is not None
             one = record(1)
-            capture.began(one)
+            capture.started(one)
             capture.finished(one)
             return capture.path
 
@@ -197,7 +197,7 @@ def test_what_waited_for_a_long_request_is_hashed_off_the_loop_and_none_is_left_
 
     first, second, *others = [record(number) for number in range(MOST_PENDING + 2)]
     for one in (first, second, *others):
-        capture.began(one)
+        capture.started(one)
     ended(first)
     assert file.asked.wait(30)
     ended(second)
@@ -213,7 +213,7 @@ def test_what_waited_for_a_long_request_is_hashed_off_the_loop_and_none_is_left_
 def test_a_row_is_as_its_request_stood_when_it_came_due() -> None:
     """One that has not ended when it must be let go may still change: the row does not."""
     to_rows, one = rows(), record(1, output_tokens=5)
-    to_rows.began(one)
+    to_rows.started(one)
     [due] = to_rows.rest()
     one.used(2_000, 0, 9)
     assert (to_rows.row(due).input_tokens, to_rows.row(due).output_tokens) == (600, 5)
@@ -237,7 +237,7 @@ def test_a_capture_that_cannot_go_on_says_so_and_the_proxy_does(
         capture = Capture(rows(), Path("x.jsonl"), file, most_bytes, said.append)
         for number in range(3):
             one = record(number)
-            capture.began(one)
+            capture.started(one)
             capture.finished(one)
         capture.close()
         return capture
@@ -266,7 +266,7 @@ def test_the_thread_of_a_capture_does_not_die_unheard(
     said: list[str] = []
     capture = Capture(rows(), Path("x.jsonl"), file, 1e9, said.append)
     one = record(1, output_tokens=output_tokens)
-    capture.began(one)
+    capture.started(one)
     capture.finished(one)
     capture.close()
     [line] = said

@@ -19,7 +19,7 @@ from forebay.proxy.core.model import (
     Tenant,
 )
 from forebay.proxy.core.policy.routing import Affinity, Option, warm_or_least_work
-from forebay.proxy.telemetry.receipt_text import HINDSIGHT, WAITS, told, verdict
+from forebay.proxy.telemetry.receipt_text import HINDSIGHT, WAITS, receipt_fields, verdict
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.fleet import Fleet, Journal
 from forebay.replay.sim.skipping import SkippingEngine
@@ -296,7 +296,7 @@ class TestWays:
         made.used("a", 40, 2.0, 1_024, 1_100)
         made.finish("a", 2.0)
         made.receipts.answered("a", 200, "")
-        said = told(receipt_of(made, "a"), 9.0, 100)
+        said = receipt_fields(receipt_of(made, "a"), 9.0, 100)
         assert said["state"] == "ended"
         assert said["age_s"] == 8.0
         assert [c["chosen"] for c in said["candidates"]] == [True, False]
@@ -349,8 +349,8 @@ class TestWays:
         made = explained(slots=1)
         fill(made, 100, "a", "b")
         assert verdict(receipt_of(made, "b"), 1.5).startswith("Waiting for 1.50 s because every")
-        assert told(receipt_of(made, "b"), 1.5, 1)["waited"] == {"slots": 1.5}
-        assert told(receipt_of(made, "a"), 1.5, 1)["state"] == "prefilling"
+        assert receipt_fields(receipt_of(made, "b"), 1.5, 1)["waited"] == {"slots": 1.5}
+        assert receipt_fields(receipt_of(made, "a"), 1.5, 1)["state"] == "prefilling"
 
 
 class TestTargets:

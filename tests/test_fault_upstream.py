@@ -30,8 +30,9 @@ from proxy_stage import (
 from test_fault_upstream_clients import until
 from test_proxy_http import STREAMED, error_of, on_stage
 
-from forebay.proxy.backends import read_all
-from forebay.proxy.http1.client import ConnectFault, Origin, UpstreamResponse
+from forebay.proxy.http1.client import Origin
+from forebay.proxy.http1.connection import UpstreamResponse, read_all
+from forebay.proxy.http1.faults import ConnectFault
 from forebay.proxy.http1.sse import MAX_EVENT_BYTES
 from forebay.proxy.relay.timeouts import StalledUpstream
 from forebay.replay.sim.clock import run
@@ -1089,7 +1090,7 @@ class TestDrain:
             (entire,) = at_once(on, 1, {"prompt": "x"})
             await asyncio.sleep(0.2)
             assert backends[0].open == 3
-            drained = asyncio.create_task(on.proxy.drained(2))
+            drained = asyncio.create_task(on.proxy.drain(2))
             got = b""
             with pytest.raises(aiohttp.ClientPayloadError):  # noqa: PT012
                 while part := await streaming.content.readany():

@@ -20,7 +20,6 @@ import zmq.asyncio
 from aiohttp import web
 from proxy_stage import SHARED_LOOP, Stage, stage
 
-from forebay.proxy.backends import Upstream
 from forebay.proxy.config.schema import BackendConfig, Config
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.core.learn.engine_blocks import Translations
@@ -31,6 +30,7 @@ from forebay.proxy.http1.client import Origin
 from forebay.proxy.kv_events.decode import chain_keys
 from forebay.proxy.kv_events.follower import Follower
 from forebay.proxy.kv_events.tokenize import Translator
+from forebay.proxy.probes import Upstream
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.kv_events import KvEvents, KvEventsConfig
 from forebay.replay.engine.server.kv_publisher import KvPublisher

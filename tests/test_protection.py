@@ -7,7 +7,7 @@ import time
 import pytest
 from proxy_stage import RawBackend, stage
 
-from forebay.proxy.config.schema import Limits
+from forebay.proxy.config.sections import Limits
 from forebay.proxy.core.model import ServiceClass
 from forebay.proxy.core.overload import Reading, next_shed, refused
 from forebay.proxy.runtime.load_shedding import Protection, memory_limit, resident_bytes

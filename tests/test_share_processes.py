@@ -27,8 +27,8 @@ from forebay.proxy.serve import Proxy, start_proxy
 from forebay.proxy.share.exchange import exchanging
 from forebay.proxy.share.hub import Hub, HubLink
 from forebay.proxy.share.redis_link import RedisLink
+from forebay.proxy.share.serve_workers import patience_s
 from forebay.proxy.share.worker import worker_environment
-from forebay.proxy.share.workers import patience_s
 from forebay.replay.sim.clock import run
 from forebay.traces.errors import InputError
 

@@ -15,7 +15,7 @@ from forebay.proxy.api.prompt_text import chat_text
 DROPPED = ("stream_options", "max_completion_tokens", "min_tokens", "best_of", "n")
 
 
-async def piece_of(body: bytes, length: int, *, chat: bool) -> bytes | None:
+async def prefix_body(body: bytes, length: int, *, chat: bool) -> bytes | None:
     """A body that asks for one token behind the first `length` bytes of the prompt.
 
     None where the prompt cannot be cut there: before the first message, or at its very end.

@@ -53,7 +53,7 @@ class EventScanner:
             chunk[:6] == b"data: "
             and chunk[-2:] == b"\n\n"
             and not self.held
-            and means_nothing(chunk)
+            and output_only(chunk)
         )
 
     def events(self, chunk: bytes) -> list[tuple[bytes, bytes]]:
@@ -91,7 +91,7 @@ class EventScanner:
         return [payload for _, payload in self.events(chunk) if payload]
 
 
-def means_nothing(events: bytes) -> bool:
+def output_only(events: bytes) -> bool:
     """Whole `data` events have none of the words that could mean something for the request."""
     find = events.find  # `in` makes and drops an exception (Python 3.11): twice the time
     return (

@@ -26,7 +26,7 @@ class BadEvent(Exception):
     """An event that cannot be understood, or that does not fit what was told before."""
 
 
-class SaltUntold(BadEvent):
+class NoSalt(BadEvent):
     """A prompt's first block comes without its salt: it is not known whose prompts hit it."""
 
 
@@ -94,7 +94,7 @@ class KvBlocks:
         parent = fields["parent_block_hash"]
         # [None, ...] is a word: somebody else's prompt, without a salt.
         if parent is None and self.salted and not fields.get("extra_keys"):
-            raise SaltUntold("its KV events do not tell cache salts (vLLM 0.20 and newer do)")
+            raise NoSalt("its KV events do not tell cache salts (vLLM 0.20 and newer do)")
         if not isinstance(size, int) or size < 1:
             raise BadEvent(f"blocks of {size!r} tokens")
         if len(self._keys) > MOST_BLOCKS:

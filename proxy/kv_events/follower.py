@@ -20,7 +20,7 @@ from forebay.proxy.config.schema import BackendConfig, Config
 from forebay.proxy.core.learn.engine_blocks import HeldPrefixes, Translations
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.driver import Driver
-from forebay.proxy.kv_events.decode import BadEvent, KvBlocks, SaltUntold
+from forebay.proxy.kv_events.decode import BadEvent, KvBlocks, NoSalt
 from forebay.proxy.kv_events.tokenize import Translator
 from forebay.traces.errors import InputError
 
@@ -30,6 +30,7 @@ REPLAY_S = 5.0  # longest wait for one answer of a replay
 AGAIN_S = 5.0  # after an error that nobody thought of
 WAITING_BATCHES = 10_000  # that ZeroMQ keeps for us; beyond it drops, and we ask again
 BIND_TRIES, BIND_AGAIN_S = 10, 0.05
+FALLBACK = "its prefix index is corrected by its answers instead"
 POOL_SHARE = 0.95  # of the pool known to be held: the rest is blocks in use
 
 
@@ -144,7 +145,7 @@ class Follower:
         self._next = 0  # number of the batch that goes on where the index is
         self._last = 0  # digest of the batch before it: a restarted engine has another, or none
         self._last_live = -1
-        self._said_untold = False
+        self._logged_no_salt = False
 
     def salted(self, salted: bool) -> None:
         """Whether prompts are sent with salts from now on."""
@@ -197,8 +198,8 @@ class Follower:
                 # Nobody waits for this task: were it to end, what it knew would pass for exact
                 # for ever. The text of the error may quote tokens.
                 self._say(
-                    f"{self._config.name}: KV events: internal error: {type(error).__name__}; its "
-                    "prefix index is corrected by its answers instead"
+                    f"{self._config.name}: KV events: internal error: {type(error).__name__}; "
+                    f"{FALLBACK}"
                 )
                 self._blocks.clear(complete=False)
                 await asyncio.sleep(AGAIN_S)
@@ -226,17 +227,10 @@ class Follower:
         self._take(number, payload)
 
     def _take(self, number: int, payload: bytes) -> None:
-        held, name = self._blocks.held, self._config.name
+        """Apply one batch to the index, unless it was replayed before."""
         if number < self._next:
-            return  # replayed before
-        if number == 0:
-            self._blocks.clear(complete=True)
-        elif number > self._next:
-            if held.complete or self._next:
-                self._say(f"{name}: KV events {self._next} to {number - 1} are lost")
-            self._blocks.clear(complete=False)
-        else:
-            held.confirm()
+            return
+        self._follow_on(number)
         self._next = number + 1
         self._last = xxh3_64_intdigest(payload)
         try:
@@ -244,20 +238,38 @@ class Follower:
             if not isinstance(batch, list) or len(batch) < 2 or not isinstance(batch[1], list):
                 raise BadEvent("no batch of KV events")
             self._blocks.apply(batch[1])
-        except (BadEvent, ValueError) as error:  # what does not decode is a ValueError
-            # Every prompt tells as little: once is enough.
-            if not (isinstance(error, SaltUntold) and self._said_untold):
-                self._say(f"{name}: {error}; its prefix index is corrected by its answers instead")
-            self._said_untold |= isinstance(error, SaltUntold)
-            self._blocks.clear(complete=False)
+        except (BadEvent, ValueError) as error:  # msgspec raises ValueError
+            self._give_up(error)
+        held = self._blocks.held
         if not held.complete and self._backend is not None and self._backend.kv_tokens < inf:
             size = held.translations.block_size or 1
             held.pool_blocks = int(POOL_SHARE * self._backend.kv_tokens / size)
 
+    def _follow_on(self, number: int) -> None:
+        """Clear the index if the batch is the engine's first, or does not follow the last one."""
+        held = self._blocks.held
+        if number == 0:
+            self._blocks.clear(complete=True)
+        elif number > self._next:
+            if held.complete or self._next:
+                lost = f"KV events {self._next} to {number - 1} are lost"
+                self._say(f"{self._config.name}: {lost}")
+            self._blocks.clear(complete=False)
+        else:
+            held.confirm()
+
+    def _give_up(self, error: Exception) -> None:
+        """Clear the index after a batch that cannot be applied."""
+        no_salt = isinstance(error, NoSalt)
+        if not (no_salt and self._logged_no_salt):  # every prompt raises NoSalt
+            self._say(f"{self._config.name}: {error}; {FALLBACK}")
+        self._logged_no_salt |= no_salt
+        self._blocks.clear(complete=False)
+
     def _restarted(self) -> None:
         self._say(f"{self._config.name} has restarted: its prefix index starts anew")
         self._next, self._last_live = 0, -1
-        self._said_untold = False  # it may be of another version now
+        self._logged_no_salt = False  # it may be of another version now
 
     async def _replay(self) -> int:
         """Take what the engine still has from where the index is; how many batches, -1: no end.

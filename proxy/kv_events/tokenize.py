@@ -15,10 +15,12 @@ from typing import Any
 import orjson
 
 from forebay.proxy.api.body import BYTES_PER_TOKEN_ID, ParsedBody
-from forebay.proxy.backends import Backends, Upstream, read_all
+from forebay.proxy.backends import Backends
 from forebay.proxy.core.learn.engine_blocks import Translations
-from forebay.proxy.http1.client import UpstreamFault
+from forebay.proxy.http1.connection import read_all
+from forebay.proxy.http1.faults import UpstreamFault
 from forebay.proxy.kv_events.decode import chain_keys
+from forebay.proxy.probes import Upstream
 
 WAITING_PROMPTS = 16
 REST = 4.0  # times as long as the last took
@@ -33,7 +35,7 @@ TEXT_FIELDS = ("model", "prompt", "add_special_tokens")
 UNTRANSLATABLE = ("truncate_prompt_tokens", "documents", "prompt_embeds")
 
 
-class Untold(Exception):
+class NotTokenised(Exception):
     """The engine did not tokenise the prompt; the text says why."""
 
 
@@ -96,7 +98,7 @@ class Translator:
             started, self._busy = clock(), True
             try:
                 await self._translate(offer)
-            except Untold as why:
+            except NotTokenised as why:
                 if not self._said:
                     self._say(
                         f"{offer.upstream.name} does not tokenise ({why}): what it holds of a "
@@ -115,7 +117,7 @@ class Translator:
             await asyncio.sleep(REST * (clock() - started))
 
     async def _translate(self, offer: _Offer) -> None:
-        """Tokenise and learn; raises Untold."""
+        """Tokenise and learn; raises NotTokenised."""
         fields = await asyncio.to_thread(orjson.loads, offer.body)
         question = _question(fields)
         if question is None:
@@ -126,7 +128,7 @@ class Translator:
             try:
                 body = orjson.dumps(question)
             except orjson.JSONEncodeError:  # it reads 1024 levels and writes 254
-                return  # not Untold: one client's prompt must not stop the others' for GIVE_UP_S
+                return  # no NotTokenised: one prompt must not stop the others
             data = await self._ask(offer.upstream, body)
             ids, text_bytes = await asyncio.to_thread(_tokens, data), offer.asked.prompt_bytes
         size = self._translations.block_size
@@ -138,7 +140,7 @@ class Translator:
         try:
             keys = await asyncio.to_thread(chain_keys, ids[:whole], size, extra_keys=extra)
         except (OverflowError, TypeError) as error:
-            raise Untold("an answer without token ids") from error
+            raise NotTokenised("an answer without token ids") from error
         if text_bytes and size == self._translations.block_size:
             tokens_per_block = len(ids) * self._block_bytes / text_bytes
             blocks = offer.asked.request.blocks
@@ -152,10 +154,10 @@ class Translator:
                 with closing(answer):
                     data = await read_all(answer, ANSWER_BYTES)
             if answer.status != 200:
-                raise Untold(f"/tokenize says {answer.status}")
+                raise NotTokenised(f"/tokenize says {answer.status}")
             return data
         except (TimeoutError, UpstreamFault) as error:
-            raise Untold(type(error).__name__) from error
+            raise NotTokenised(type(error).__name__) from error
 
 
 def _question(fields: dict[str, Any]) -> dict[str, Any] | list[int] | None:
@@ -183,11 +185,11 @@ def _is_text(content: Any) -> bool:
 
 
 def _tokens(data: bytes) -> list[int]:
-    """The token ids in an answer of /tokenize; raises Untold."""
+    """The token ids in an answer of /tokenize; raises NotTokenised."""
     try:
         tokens = orjson.loads(data)["tokens"]
     except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-        raise Untold("an answer without tokens") from error
+        raise NotTokenised("an answer without tokens") from error
     if not isinstance(tokens, list) or not tokens:
-        raise Untold("an answer without tokens")
+        raise NotTokenised("an answer without tokens")
     return tokens

@@ -15,7 +15,7 @@ from math import inf
 from pathlib import Path
 from time import process_time
 
-from forebay.proxy.config.schema import Limits
+from forebay.proxy.config.sections import Limits
 from forebay.proxy.core.model import ServiceClass
 from forebay.proxy.core.overload import Reading, next_shed, refused
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forebay.proxy.api.cache_salt import CacheSalts, cache_secret
-from forebay.proxy.config.schema import Config, UpstreamTls
+from forebay.proxy.config.schema import Config
+from forebay.proxy.config.sections import UpstreamTls
 from forebay.proxy.http1.tls import ServerTls, client_context, server_context
 from forebay.proxy.security.auth import Authenticator
 from forebay.proxy.security.keys import ENVIRONMENT, SHORT_KEY, KeyRing, read_keys

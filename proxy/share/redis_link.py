@@ -20,19 +20,6 @@ if TYPE_CHECKING:
 WAIT_S = 1.0  # for any one thing the server does
 SILENT_S = 2.0  # without hearing even ourselves: the subscription is dead
 RETRY_S, RETRY_MOST_S = 0.1, 5.0
-SCHEMES = ("redis", "rediss", "unix")
-
-
-def check_url(url: str) -> str:
-    """The URL, if it is one; raises ValueError."""
-    try:
-        parts = urlsplit(url)
-        known = parts.scheme in SCHEMES and bool(parts.hostname or parts.path) and parts.port != 0
-    except ValueError:
-        known = False
-    if not known:
-        raise ValueError("give a URL such as redis://host:6379/0?prefix=forebay")
-    return url
 
 
 class RedisLink:

@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import aiohttp
@@ -18,13 +18,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from forebay.proxy.admin import asked_for
-from forebay.proxy.http1 import cross_site
+from forebay.proxy.admin import requested_id
+from forebay.proxy.http1.cross_origin import cross_site_refusal
 from forebay.proxy.http1.errors import SERVER, error_body
 from forebay.proxy.http1.server import no_such_path
-
-if TYPE_CHECKING:
-    from forebay.proxy.share.workers import Worker, WorkerPool
+from forebay.proxy.share.workers import Worker, WorkerPool
 
 ANSWER_S = 2.0
 
@@ -32,7 +30,7 @@ ANSWER_S = 2.0
 class WorkersAdmin:
     """Use as a context: it holds a client session."""
 
-    def __init__(self, workers: "WorkerPool") -> None:
+    def __init__(self, workers: WorkerPool) -> None:
         self._workers = workers
         self._started_at = time.monotonic()
         self._session: aiohttp.ClientSession
@@ -50,7 +48,7 @@ class WorkersAdmin:
         await self._session.close()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        if (refusal := cross_site.refused(request)) is not None:
+        if (refusal := cross_site_refusal(request)) is not None:
             return refusal
         match request.method, request.raw_path.partition("?")[0]:
             case "GET" | "HEAD", "/healthz":
@@ -68,8 +66,8 @@ class WorkersAdmin:
                 return web.Response(
                     body=text, headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"}
                 )
-            case "GET", "/status" if (asked := asked_for(request)) is not None:
-                return await self._explain(asked)
+            case "GET", "/status" if (id_ := requested_id(request)) is not None:
+                return await self._explain(id_)
             case "GET", "/status":
                 return web.Response(
                     body=orjson.dumps(await self._status()), content_type="application/json"
@@ -99,7 +97,7 @@ class WorkersAdmin:
     async def _ask(self, path: str) -> dict[int, tuple[int, bytes]]:
         """Status and body of every worker that answers."""
 
-        async def one(worker: "Worker") -> tuple[int, bytes] | None:
+        async def one(worker: Worker) -> tuple[int, bytes] | None:
             if worker.admin_url is None:
                 return None
             try:

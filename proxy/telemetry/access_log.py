@@ -12,7 +12,7 @@ from zlib import crc32
 
 import orjson
 
-from forebay.proxy.config.schema import Logs
+from forebay.proxy.config.sections import Logs
 from forebay.proxy.telemetry.record import RequestRecord
 
 LOGGER = logging.getLogger("forebay.proxy")

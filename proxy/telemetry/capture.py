@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
 from forebay.proxy.api.body import BYTES_PER_TOKEN_ID
-from forebay.proxy.config.schema import CaptureConfig, Config
+from forebay.proxy.config.schema import Config
+from forebay.proxy.config.sections import CaptureConfig
 from forebay.proxy.core.model import Request
 from forebay.proxy.telemetry.record import RequestRecord
 from forebay.traces.errors import InputError
@@ -68,7 +69,7 @@ class Rows:
         self._ended: set[int] = set()
         self._due = 0
 
-    def began(self, record: RequestRecord) -> None:
+    def started(self, record: RequestRecord) -> None:
         """A request has come; `finished` must be told of it too."""
         self._pending[id(record)] = record
 
@@ -151,9 +152,9 @@ class Capture:
         self._thread = threading.Thread(target=self._write, name="capture", daemon=True)
         self._thread.start()
 
-    def began(self, record: RequestRecord) -> None:
+    def started(self, record: RequestRecord) -> None:
         if not self.stopped:
-            self._rows.began(record)
+            self._rows.started(record)
 
     def finished(self, record: RequestRecord) -> None:
         for due in self._rows.finished(record):

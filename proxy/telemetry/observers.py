@@ -1,4 +1,4 @@
-"""Who wants to hear of requests: metrics, access log, trace and capture, told in one place."""
+"""Report the start and end of each request to metrics, access log, trace and capture."""
 
 from collections.abc import Mapping
 
@@ -25,16 +25,16 @@ class Telemetry:
         self._capture = capture
         self._receipts = receipts
 
-    def began(self, record: RequestRecord, operation: str, headers: Mapping[str, str]) -> None:
-        """A shaped request has come, with these headers."""
+    def started(self, record: RequestRecord, operation: str, headers: Mapping[str, str]) -> None:
+        """A shaped request has arrived, with these headers."""
         record.operation = operation
         if self._capture is not None:
-            self._capture.began(record)
+            self._capture.started(record)
         if self._tracer is not None:
-            record.span = self._tracer.begin(headers, operation)
+            record.span = self._tracer.start(headers, operation)
 
     def finished(self, record: RequestRecord, status: int, now: float) -> None:
-        """It was answered with `status`, or its client has gone (record.CLIENT_GONE)."""
+        """A request was answered with `status`, or its client has left (record.CLIENT_GONE)."""
         self._metrics.finished(record, status, now)
         if record.request is not None:
             self._receipts.answered(record.request.id, status, record.reason)

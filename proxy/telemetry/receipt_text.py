@@ -33,12 +33,15 @@ STATES = {
 }
 
 
-def told(receipt: Receipt, now: float, keep: int, same_id: Sequence[str] = ()) -> dict[str, Any]:
-    """What `/status?request=` says; `same_id`: other requests whose client gave the same id."""
-    chosen = receipt.chosen
-    waits = dict(receipt.waits)
-    if receipt.waiting_for:
-        waits[receipt.waiting_for] = waits.get(receipt.waiting_for, 0.0) + now - receipt.wait_since
+def receipt_fields(
+    receipt: Receipt, now: float, keep: int, same_id: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return the JSON of `/status?request=`.
+
+    Args:
+        keep: number of ended requests that are remembered.
+        same_id: other requests whose client sent the same id.
+    """
     return {
         "request": receipt.id,
         "same_id": list(same_id),
@@ -64,31 +67,49 @@ def told(receipt: Receipt, now: float, keep: int, same_id: Sequence[str] = ()) -
         },
         "candidates": [_candidate(option, receipt) for option in receipt.options],
         "timeline": [_step(step, receipt) for step in receipt.steps],
-        "waited": {why: _s(seconds) for why, seconds in waits.items() if seconds > 0.0},
-        "predicted": {
-            "queue_s": _s(chosen.wait_s) if chosen else None,
-            "ttft_s": _s(chosen.ttft_s) if chosen else None,
-            "ttft_after_dispatch_s": _s(receipt.predicted_s) if receipt.tries else None,
-            "cached_tokens": _cached_guess(receipt),
+        "waited": {
+            why: _s(seconds) for why, seconds in _waits(receipt, now).items() if seconds > 0.0
         },
-        "actual": {
-            "backend": receipt.backend or None,
-            "tries": receipt.tries,
-            "queue_s": _since(receipt, receipt.sent_at),
-            "ttft_s": _since(receipt, receipt.first_token_at),
-            "ttft_after_dispatch_s": (
-                _s(receipt.first_token_at - receipt.sent_at)
-                if receipt.first_token_at >= 0.0
-                else None
-            ),
-            "cached_tokens": receipt.cached_tokens if receipt.cached_tokens >= 0 else None,
-            "prompt_tokens": receipt.engine_tokens or None,
-            "output_tokens": receipt.output_tokens or None,
-            "total_s": _since(receipt, receipt.ended_at),
-            "status": receipt.status or None,
-            "error": receipt.reason or None,
-        },
+        "predicted": _predicted(receipt),
+        "actual": _actual(receipt),
         "hindsight": receipt.hindsight or None,
+    }
+
+
+def _waits(receipt: Receipt, now: float) -> dict[str, float]:
+    """Return the seconds in the queue by reason, those until now included."""
+    waits = dict(receipt.waits)
+    if why := receipt.waiting_for:
+        waits[why] = waits.get(why, 0.0) + now - receipt.wait_since
+    return waits
+
+
+def _predicted(receipt: Receipt) -> dict[str, Any]:
+    chosen = receipt.chosen
+    return {
+        "queue_s": _s(chosen.wait_s) if chosen else None,
+        "ttft_s": _s(chosen.ttft_s) if chosen else None,
+        "ttft_after_dispatch_s": _s(receipt.predicted_s) if receipt.tries else None,
+        "cached_tokens": _predicted_cached_tokens(receipt),
+    }
+
+
+def _actual(receipt: Receipt) -> dict[str, Any]:
+    after_dispatch_s = None
+    if receipt.first_token_at >= 0.0:
+        after_dispatch_s = _s(receipt.first_token_at - receipt.sent_at)
+    return {
+        "backend": receipt.backend or None,
+        "tries": receipt.tries,
+        "queue_s": _since(receipt, receipt.sent_at),
+        "ttft_s": _since(receipt, receipt.first_token_at),
+        "ttft_after_dispatch_s": after_dispatch_s,
+        "cached_tokens": receipt.cached_tokens if receipt.cached_tokens >= 0 else None,
+        "prompt_tokens": receipt.engine_tokens or None,
+        "output_tokens": receipt.output_tokens or None,
+        "total_s": _since(receipt, receipt.ended_at),
+        "status": receipt.status or None,
+        "error": receipt.reason or None,
     }
 
 
@@ -146,9 +167,7 @@ def _why_there(receipt: Receipt) -> str:
 
 
 def _because(receipt: Receipt, now: float) -> str:
-    waits = dict(receipt.waits)
-    if why := receipt.waiting_for:
-        waits[why] = waits.get(why, 0.0) + now - receipt.wait_since
+    waits = _waits(receipt, now)
     if not waits:
         return ""
     longest = max(waits, key=lambda why: waits[why])
@@ -236,7 +255,7 @@ def _step(step: Step, receipt: Receipt) -> dict[str, Any]:
     return {"at_s": at_s, "event": step.kind, "backend": step.backend or None, "why": step.why}
 
 
-def _cached_guess(receipt: Receipt) -> int | None:
+def _predicted_cached_tokens(receipt: Receipt) -> int | None:
     if receipt.tries:
         return receipt.matched_tokens
     return receipt.chosen.matched_tokens if receipt.chosen else None
