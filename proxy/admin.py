@@ -180,7 +180,7 @@ def _backend(backend: Backend, now: float) -> dict[str, Any]:
 
 
 def _prefix_index(backend: Backend) -> dict[str, Any]:
-    """Return the source of what is known of the cache, and its error in tokens per request."""
+    """Return how the cached prefixes are known, and the error of that in tokens per request."""
     error = backend.prefix_error
     return {
         "mode": backend.prefix_mode,

@@ -1,4 +1,4 @@
-"""The public port: which paths exist, and the way of each request through the proxy.
+"""The public port: which paths exist, and the steps of each request through the proxy.
 
 Raw paths are compared with an allow-list. Nothing else of a backend can be reached, however the
 path is spelled.
@@ -119,7 +119,7 @@ class App:
             status = response.status
         except ApiError as error:
             record.reason = error.code
-            response = error_response(error, id_, self._trace_headers(record))
+            response = error_response(error, id_, self._decision_headers(record))
             status = response.status
         except asyncio.CancelledError:
             status = CLIENT_GONE
@@ -131,7 +131,7 @@ class App:
             response.headers[REQUEST_ID] = id_
             response.headers["Server"] = SERVER
             response.headers.update(self._cors.answer(request.headers))
-        # A stream that has begun with keep-alive lets its client send one more request.
+        # Its headers have promised keep-alive otherwise: the client may send one more request.
         may_close = whole or response.headers.get("Connection") == "close"
         if self.draining or (self.leaving and may_close) or cannot_go_on(request):
             response.force_close()
@@ -213,7 +213,7 @@ class App:
         body = parsed.body  # so that the received bytes are not kept too
         record.request, record.token_ids = parsed.request, parsed.token_ids
         record.service_class = parsed.request.service_class
-        if self._protection.refuses(parsed.request.service_class):
+        if self._protection.rejects(parsed.request.service_class):
             self._metrics.shed(parsed.request.service_class)
             raise errors.overloaded()
         cors = self._cors.answer(request.headers)
@@ -228,8 +228,8 @@ class App:
             record.queued_s = rejected.action.queued_s
             raise errors.rejected(rejected.action, self._config.reject_status) from None
 
-    def _trace_headers(self, record: RequestRecord) -> dict[str, str]:
-        """Return headers about the way of a request, as far as it got."""
+    def _decision_headers(self, record: RequestRecord) -> dict[str, str]:
+        """Return headers about the decisions on a request, as far as it got."""
         headers = {}
         if record.bucket != "none":
             headers["x-forebay-bucket"] = record.bucket
@@ -242,7 +242,7 @@ class App:
 
     def _headers(self, id_: str, cors: dict[str, str], record: RequestRecord) -> dict[str, str]:
         """Return our headers of a response to a shaped request."""
-        return {**self._stream_headers(id_, cors), **self._trace_headers(record)}
+        return {**self._stream_headers(id_, cors), **self._decision_headers(record)}
 
     def _stream_headers(self, id_: str, cors: dict[str, str]) -> dict[str, str]:
         """Return our headers of a response that may be a stream."""

@@ -56,7 +56,7 @@ class Upstream:
 
 @dataclass(slots=True)
 class _Logged:
-    """What was logged about the probes of one backend, so that it is logged once."""
+    """Problems of one backend that were logged, so that each is logged once."""
 
     problem: bool = False
     short: bool = False

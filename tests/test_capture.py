@@ -245,7 +245,7 @@ def test_a_capture_that_cannot_go_on_says_so_and_the_proxy_does(
     capture = asyncio.run(main())
     assert (capture.written, capture.written + capture.dropped) == (written, 3)
     [line] = said
-    assert line.startswith("capture: x.jsonl ends here: ")
+    assert line.startswith("capture: x.jsonl stopped: ")
     assert why in line
 
 
@@ -270,6 +270,6 @@ def test_the_thread_of_a_capture_does_not_die_unheard(
     capture.finished(one)
     capture.close()
     [line] = said
-    assert line.startswith("capture: x.jsonl ends here: ")
+    assert line.startswith("capture: x.jsonl stopped: ")
     assert why in line
     assert capture.status()["stopped"]

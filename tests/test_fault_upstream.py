@@ -561,7 +561,9 @@ class TestMalformed:
             async with on.post() as response:
                 assert response.status == 502
                 error = await error_of(response)
-                assert error["message"] == "The backend's answer is larger than 100000 bytes."
+                assert (
+                    error["message"] == "The response of the backend is larger than 100000 bytes."
+                )
             await settle()
             assert [b.open for b in backends] == [0, 0]
             assert len(backends[1].calls) == 0  # it would be as large there
@@ -618,7 +620,7 @@ class TestMalformed:
                 async with on.post(STREAMED, path) as response:
                     assert response.status == 502
                     message = (await error_of(response))["message"]
-                    assert message == "The backend's answer is larger than 4194304 bytes."
+                    assert message == "The response of the backend is larger than 4194304 bytes."
                 await settle()
                 assert [b.open for b in backends] == [0, 0]
                 assert sum(len(b.calls) for b in backends) == asked

@@ -533,7 +533,7 @@ CHAT = b'{"messages":[{"role":"user","content":"x"}]'
         (CHAT + b',"chat_template_kwargs":' + DEEP + b"}", []),
         (b'{"prompt":"x","messages":5}', []),
         (b'{"prompt":"x","messages":["y"]}', []),
-        (b'"no object"', ["a prompt was not translated: internal error: AttributeError"]),
+        (b'"no object"', ["a prompt was not tokenised: internal error: AttributeError"]),
     ],
 )
 def test_a_prompt_that_cannot_be_translated_holds_up_no_other(body: bytes, says: list[str]) -> None:
@@ -621,8 +621,8 @@ def test_an_engine_that_tells_no_salts_is_not_exact_and_that_is_said_once(
             await scene.heard()
             assert scene.mode == "corrected"
             assert [line for line in scene.proxy.said if "salt" in line] == [
-                "b0: its KV events do not tell cache salts (vLLM 0.20 and newer do); its prefix "
-                "index is corrected by its answers instead"
+                "b0: its KV events have no cache salts (those of vLLM 0.20 and newer do); "
+                "its prefix index is corrected by its responses instead"
             ]
 
     play(main)
@@ -701,7 +701,7 @@ def test_an_error_nobody_thought_of_ends_exactness_and_not_the_follower(
             assert scene.mode == "corrected"
             assert [line for line in scene.proxy.said if "error" in line] == [
                 "b0: KV events: internal error: RuntimeError; its prefix index is corrected by its "
-                "answers instead"
+                "responses instead"
             ]
             async with scene.proxy.client.post(scene.engine.url + "/reset_prefix_cache"):
                 pass

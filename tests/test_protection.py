@@ -103,7 +103,7 @@ def test_the_task_samples_lag_and_decides_once_a_second() -> None:
         assert shed == [1, 2, 1, 0]
         assert len(asked) == 4
         assert len(lags) >= 80
-        assert said[0] == "overloaded (memory): refusing 1 of 3 service classes"
+        assert said[0] == "overloaded (memory): rejecting 1 of 3 service classes"
 
     run(main())
 

@@ -334,7 +334,7 @@ def test_keys_come_with_the_configuration_or_it_does_not_come(tmp_path: Path) ->
             assert on.proxy.reloader.message == "reloaded (tenants.keys, reject_status)"
             assert await reload("acme first-key-of-tests", keys=source) == ("failed", one)
             assert await reload(both, keys=source) == ("unchanged", [200, 200, 401])
-            assert "took the new keys and certificate; 2 API keys of 2 tenants" in on.said
+            assert "using the new keys and certificate; 2 API keys of 2 tenants" in on.said
             old = on.proxy.security.salts
             known = {"acme": {"trust_group": "rag"}, "bolt": {"trust_group": "rag"}}
             assert await reload(both, keys=source, known=known) == ("applied", [200, 200, 401])

@@ -13,7 +13,7 @@ from xxhash import xxh3_128_digest
 from forebay.proxy.api.media_tokens import hidden_media_tokens, media_tokens
 from forebay.proxy.http1.errors import ApiError, invalid_type
 
-MOST_ITEMS = 16_384  # messages, their parts and tool calls together; prompts of a batch
+MOST_ITEMS = 16_384  # bound of messages, parts and tool calls together, and of prompts in a batch
 REASONING = (
     "reasoning",
     "reasoning_content",

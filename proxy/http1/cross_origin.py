@@ -56,7 +56,7 @@ class Cors:
 
 
 def cross_site_refusal(request: web.BaseRequest) -> web.Response | None:
-    """Return a 403 for a POST that a page of another site made a browser send; else None.
+    """Return a 403 for a POST that a page of another site made a browser send, else None.
 
     Browsers set the headers that are checked here, and pages cannot change them. curl and scripts
     send neither.

@@ -1,4 +1,4 @@
-"""What can go wrong between this proxy and a backend."""
+"""The faults that can happen between this proxy and a backend."""
 
 
 class UpstreamFault(Exception):

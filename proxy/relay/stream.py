@@ -125,7 +125,7 @@ class Stream:
         return Failure("5xx_event", answer)
 
     async def relay(self) -> web.StreamResponse:
-        """Send on what has come and what comes."""
+        """Send the stream on to the client, from its first event to its end."""
         headers = {**self._headers, **to_client(self._response.headers)}
         outgoing = web.StreamResponse(status=self._response.status, headers=headers)
         with self._watchdog.watching(self._incoming, self._response) as watch:

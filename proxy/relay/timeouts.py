@@ -53,7 +53,8 @@ class Limit:
         if (
             self.expired
             and task is not None
-            and task.uncancel() <= self._cancelling  # otherwise somebody else cancelled it too
+            and task.uncancel()
+            <= self._cancelling  # otherwise the task was cancelled by another caller too
             and kind is asyncio.CancelledError
         ):
             raise TimeoutError from error

@@ -1,11 +1,11 @@
-"""The message in which one proxy tells the others what it has under way: small, versioned JSON.
+"""The message in which a proxy publishes its state: small, versioned JSON.
 
     {"v": 2, "id": "host-pid-boot", "n": 17,
      "backends": {"gpu0": [backlog_s, running, kv_tokens, longest_s, load, fresh_tokens,
                            short_s, [work, work, work], {"chat": [prefills, queued_s, worked]}]},
      "tenants": {"a": [prefill_s, prompt_tokens]}}
 
-What comes in was written by somebody else: everything is checked before the core sees it.
+Messages come from outside: everything is checked before the core sees it.
 """
 
 from math import isfinite
@@ -19,15 +19,15 @@ VERSION = 2
 MOST_BYTES = 1 << 16
 MOST_NAMES = 1024  # backends, buckets or tenants in one message
 MOST_NAME = 128  # characters
-MOST = 1e15  # any number: beyond all reason
+MOST = 1e15  # bound of any number
 
 
 class BadMessage(Exception):
-    """Not a message of this version; it is ignored and counted."""
+    """The data is no message of this version; it is ignored and counted."""
 
 
 class Message:
-    """Who says what. `number` grows with every message of a sender."""
+    """The state of one sender. `number` grows with every message of a sender."""
 
     __slots__ = ("books", "number", "sender")
 
@@ -38,7 +38,7 @@ class Message:
 
 
 def encode(message: Message) -> bytes:
-    """As bytes for the wire."""
+    """Encode a message for the wire."""
     books = message.books
     return orjson.dumps(
         {
@@ -56,7 +56,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """What somebody sent; raises BadMessage."""
+    """Decode a message from the wire; raises BadMessage."""
     if len(data) > MOST_BYTES:
         raise BadMessage(f"{len(data)} bytes")
     try:
@@ -130,7 +130,7 @@ def _table(value: object) -> dict[str, object]:
 
 
 def _numbers(value: object, count: int, least: float = 0.0) -> list[float]:
-    """So many numbers, none of them below `least` or beyond all reason."""
+    """Return `value` as `count` numbers from `least` to MOST; raises BadMessage."""
     if not isinstance(value, list) or len(value) != count:
         raise BadMessage(f"not {count} numbers")
     numbers: list[float] = []

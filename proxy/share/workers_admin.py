@@ -1,7 +1,7 @@
-"""The admin port of a proxy with several workers: asks each worker's own, and puts together.
+"""The admin port of a proxy with several workers: combines the workers' own admin ports.
 
-`/metrics` has every worker's series with a label `worker`; what is a sum to Prometheus it can sum
-itself. A worker that does not answer in time is left out and told as down.
+`/metrics` has the series of all workers, with a label `worker`; Prometheus can sum them. A worker
+that does not answer in time is left out and reported as down.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ ANSWER_S = 2.0
 
 
 class WorkersAdmin:
-    """Use as a context: it holds a client session."""
+    """Handles the requests of the admin port; use as a context."""
 
     def __init__(self, workers: WorkerPool) -> None:
         self._workers = workers
@@ -80,22 +80,22 @@ class WorkersAdmin:
         return no_such_path(request)
 
     async def _explain(self, request_id: str) -> web.Response:
-        """What the worker says that had the request; the latest of several."""
+        """Answer with the decisions of the worker that had the request; of several, the latest."""
         answers = await self._ask(f"/status?request={quote(request_id, safe='')}")
-        told = {i: orjson.loads(body) for i, (status, body) in answers.items() if status == 200}
-        if not told:  # every worker says why, in the same words
+        found = {i: orjson.loads(body) for i, (status, body) in answers.items() if status == 200}
+        if not found:  # all workers give the same reason
             for status, body in answers.values():
                 return web.Response(status=status, body=body, content_type="application/json")
-            message = "No worker answers."
+            message = "No worker responds."
             body = error_body(message, SERVER, "no_worker")
             return web.Response(status=503, body=body, content_type="application/json")
-        latest = min(told, key=lambda index: told[index]["age_s"])
-        same_id = [told[i]["request"] for i in told if i != latest] + told[latest]["same_id"]
-        body = orjson.dumps({**told[latest], "same_id": same_id, "worker": latest})
+        latest = min(found, key=lambda index: found[index]["age_s"])
+        same_id = [found[i]["request"] for i in found if i != latest] + found[latest]["same_id"]
+        body = orjson.dumps({**found[latest], "same_id": same_id, "worker": latest})
         return web.Response(body=body, content_type="application/json")
 
     async def _ask(self, path: str) -> dict[int, tuple[int, bytes]]:
-        """Status and body of every worker that answers."""
+        """Return status and body of each worker that responds."""
 
         async def one(worker: Worker) -> tuple[int, bytes] | None:
             if worker.admin_url is None:
@@ -114,10 +114,10 @@ class WorkersAdmin:
 
     async def _status(self) -> dict[str, Any]:
         answers = await self._ask("/status")
-        told = {i: orjson.loads(body) for i, (status, body) in answers.items() if status == 200}
+        statuses = {i: orjson.loads(body) for i, (status, body) in answers.items() if status == 200}
         hub = self._workers.hub
         return {
-            "ready": any(status["ready"] for status in told.values()),
+            "ready": any(status["ready"] for status in statuses.values()),
             "draining": self._workers.stopping,
             "uptime_s": round(time.monotonic() - self._started_at, 1),
             "hub": {
@@ -131,7 +131,7 @@ class WorkersAdmin:
                     "pid": worker.pid,
                     "admin_url": worker.admin_url,
                     "restarts": max(0, worker.starts - 1),
-                    "status": told.get(worker.index),
+                    "status": statuses.get(worker.index),
                 }
                 for worker in self._workers.workers
             ],
@@ -140,9 +140,9 @@ class WorkersAdmin:
     async def _registry(self) -> CollectorRegistry:
         answers = await self._ask("/metrics")
         texts = {i: body.decode() for i, (status, body) in answers.items() if status == 200}
-        up = GaugeMetricFamily("forebay_worker_up", "The worker answers", labels=["worker"])
+        up = GaugeMetricFamily("forebay_worker_up", "1 if the worker responds", labels=["worker"])
         restarts = CounterMetricFamily(
-            "forebay_worker_restarts", "Times the worker died", labels=["worker"]
+            "forebay_worker_restarts", "Number of times the worker died", labels=["worker"]
         )
         for worker in self._workers.workers:
             up.add_metric([str(worker.index)], float(worker.index in texts))
@@ -172,14 +172,14 @@ class _Collected:
 
 
 def merged(texts: dict[int, str]) -> list[Metric]:
-    """Expositions of several workers as one, each sample with the label `worker`."""
+    """Merge the expositions of several workers; each sample gets the label `worker`."""
     families: dict[str, Metric] = {}
     for index, text in texts.items():
-        for told in text_string_to_metric_families(text):
+        for part in text_string_to_metric_families(text):
             family = families.setdefault(
-                told.name, Metric(told.name, told.documentation, told.type)
+                part.name, Metric(part.name, part.documentation, part.type)
             )
-            for sample in told.samples:
+            for sample in part.samples:
                 labels = {**sample.labels, "worker": str(index)}
                 family.add_sample(sample.name, labels, sample.value)
     return list(families.values())

@@ -11,6 +11,8 @@ from forebay.proxy.telemetry.tracing import Tracer
 
 
 class Telemetry:
+    """Passes the events of requests to all observers."""
+
     def __init__(
         self,
         metrics: ProxyMetrics,
