@@ -131,7 +131,7 @@ class App:
             response.headers[REQUEST_ID] = id_
             response.headers["Server"] = SERVER
             response.headers.update(self._cors.answer(request.headers))
-        # Its headers have promised keep-alive otherwise: the client may send one more request.
+        # After a stream that promised keep-alive, the client may send one more request.
         may_close = whole or response.headers.get("Connection") == "close"
         if self.draining or (self.leaving and may_close) or cannot_go_on(request):
             response.force_close()

@@ -141,4 +141,4 @@ async def serve(
         systemd.stopping(draining)
         await running.lame_duck()
         if left := await running.drain(timeouts.drain):
-            say(f"gave up on {left} requests")
+            say(f"ended {left} requests that took too long")

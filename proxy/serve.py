@@ -21,7 +21,7 @@ from forebay.proxy.config.schema import Config
 from forebay.proxy.core.explain.recorder import ExplainedShaper
 from forebay.proxy.driver import Driver
 from forebay.proxy.http1.handover import stop_listening
-from forebay.proxy.http1.server import HttpServer, listen
+from forebay.proxy.http1.server import HttpServer, listen, url_host
 from forebay.proxy.kv_events.follower import Followers
 from forebay.proxy.relay.attempts import Attempts
 from forebay.proxy.relay.relay import Relay
@@ -162,6 +162,7 @@ async def start_proxy(
         relay = Relay(attempts, backends, watchdog, metrics, estimate, followers.translator)
         unshaped = UnshapedRelay(attempts, backends, watchdog, metrics)
         protection = await stack.enter_async_context(Protection(config.limits, say, metrics.lagged))
+        metrics.read_shedding(lambda: protection.shed)
         if tracer is None and config.tracing.enabled:
             tracer = Tracer(config.tracing)
         if tracer is not None:
@@ -245,8 +246,8 @@ async def start_proxy(
             security,
             exchange,
             stop,
-            f"{'https' if tls else 'http'}://{_bracketed(at.host)}:{port}",
-            f"http://{_bracketed(admin_host)}:{admin_port}",
+            f"{'https' if tls else 'http'}://{url_host(at.host)}:{port}",
+            f"http://{url_host(admin_host)}:{admin_port}",
             ((runner, public), (admin_runner, admin_server)),
         )
 
@@ -274,10 +275,6 @@ async def _listen(
 async def _cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 @asynccontextmanager

@@ -148,6 +148,7 @@ def test_a_refused_class_gets_503_and_the_next_is_served() -> None:
             assert not backend.calls
             text = on.proxy.metrics.text().decode()
             assert 'forebay_shed_total{class="standard"} 1.0' in text
+            assert "forebay_shedding_classes 2.0" in text
             on.proxy.protection.shed = 1
             async with on.post() as answer:
                 assert answer.status == 200

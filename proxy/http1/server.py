@@ -224,7 +224,7 @@ class _Protocol(web.RequestHandler):
             server = self._manager
             if isinstance(server, HttpServer):
                 server.failed(exc)
-            error = ApiError(500, "internal_error", "The proxy failed; this is its fault.", SERVER)
+            error = ApiError(500, "internal_error", "Internal error of the proxy.", SERVER)
             error.close = True
         else:
             error = _parse_error(exc)
@@ -343,3 +343,8 @@ async def listen(
         await runner.cleanup()
         raise
     return runner, int(runner.addresses[0][1])
+
+
+def url_host(host: str) -> str:
+    """Return a host as part of a URL: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 
 from forebay.proxy.config.schema import Config
-from forebay.proxy.http1.server import HttpServer, listen
+from forebay.proxy.http1.server import HttpServer, listen, url_host
 from forebay.proxy.runtime import systemd
 from forebay.proxy.share.workers import WorkerPool
 from forebay.proxy.share.workers_admin import WorkersAdmin
@@ -71,18 +71,14 @@ async def serve_with_workers(
 
         def listening() -> None:
             where = (
-                f"listening on http://{_bracketed(host)}:{port}, "
-                f"admin on http://{_bracketed(admin_host)}:{admin_port}, "
+                f"listening on http://{url_host(host)}:{port}, "
+                f"admin on http://{url_host(admin_host)}:{admin_port}, "
                 f"{count} workers"
             )
             say(where)
             systemd.ready(where)
 
         return await workers.run(listening, lambda: patience_s(config, load))
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def patience_s(config: Config, load: Callable[[], Config]) -> float:

@@ -119,7 +119,7 @@ class WorkerPool:
                 systemd.stopping(draining)
                 _, late = await asyncio.wait(keepers, timeout=wait_s)
                 if late:
-                    self.say(f"gave up on {len(late)} workers")
+                    self.say(f"killed {len(late)} workers that took too long")
                     self.signal(signal.SIGKILL)
         finally:
             self.hub.close()

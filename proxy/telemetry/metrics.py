@@ -202,8 +202,9 @@ class ProxyMetrics:
         """The event loop was late by `seconds`."""
         self._lag.observe(seconds)
 
-    def shedding(self, classes: int) -> None:
-        self._shedding.set(classes)
+    def read_shedding(self, classes: Callable[[], int]) -> None:
+        """Read the number of shed classes from `classes` at each scrape."""
+        self._shedding.set_function(classes)
 
     def reloaded(self, result: str, generation: int) -> None:
         """A reload ended; `result` is applied, partly, unchanged or failed."""

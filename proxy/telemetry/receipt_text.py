@@ -26,11 +26,6 @@ HINDSIGHT = {
     "pending": "Not checked yet whether that was right.",
     "unjudged": "Not checked whether that was right: only a sample of the rejections is.",
 }
-STATES = {
-    "queued": "waiting",
-    "prefilling": "sent, no first token yet",
-    "streaming": "streaming",
-}
 
 
 def receipt_fields(
