@@ -224,7 +224,7 @@ async def start_proxy(
         admin_server = HttpServer(admin.handle)
         share_port = share_port or config.listen.reuse_port
         if share_port:
-            await backends.wait_probed()  # connections come at once, not all to the other proxy
+            await backends.wait_probed()  # once it listens, connections come
         at = config.listen
         admin_host = at.effective_admin_host
         tls = security.tls.context if security.tls else None
