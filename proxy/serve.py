@@ -18,7 +18,8 @@ from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.app import App
 from forebay.proxy.backends import Backends
 from forebay.proxy.config.schema import Config
-from forebay.proxy.core.explain.recorder import ExplainedShaper
+from forebay.proxy.core.explain.recorder import Recorder
+from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.driver import Driver
 from forebay.proxy.http1.handover import stop_listening
 from forebay.proxy.http1.server import HttpServer, listen, url_host
@@ -137,14 +138,17 @@ async def start_proxy(
     security = Security(config, environ)
     for note in security.notes():
         say(note)
-    shaper = ExplainedShaper(
+    recorder = Recorder(config.metrics.receipts)
+    shaper = Shaper(
         config.core_backends(),
         config.core_buckets(),
         **config.shaper_options(),
-        keep=config.metrics.receipts,
+        recorder=recorder,
     )
     metrics = ProxyMetrics(shaper, lambda: len(public.connections), config.tenants.known)
-    metrics.registry.register(DecisionMetrics(shaper, asyncio.get_running_loop().time))
+    metrics.registry.register(
+        DecisionMetrics(shaper, recorder.receipts, asyncio.get_running_loop().time)
+    )
     estimate = TokenEstimate(config.tokens.bytes_per_token)
     stop = asyncio.Event()
     async with AsyncExitStack() as stack:
@@ -169,7 +173,7 @@ async def start_proxy(
             stack.callback(tracer.close)
         access = AccessLog(config.logs)
         capture = await stack.enter_async_context(capturing(config, environ, say))
-        telemetry = Telemetry(metrics, access, tracer, capture, shaper.receipts)
+        telemetry = Telemetry(metrics, access, tracer, capture, recorder.receipts)
         app = App(
             config,
             driver,
@@ -219,7 +223,7 @@ async def start_proxy(
             reloader,
             protection,
             capture,
-            shaper,
+            recorder.receipts,
         )
         admin_server = HttpServer(admin.handle)
         share_port = share_port or config.listen.reuse_port

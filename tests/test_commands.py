@@ -12,7 +12,6 @@ import pytest
 from forebay.analysis.processes import ServerFailed
 from forebay.proxy.cli import COMMANDS, main
 
-ROOT = Path(__file__).parent.parent
 NO_PACE = ("0", "-1", "nan", "inf")
 
 

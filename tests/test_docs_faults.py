@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
+from paths import ROOT, TESTS
 
-ROOT = Path(__file__).parent.parent
 TABLES = sorted((ROOT / "docs").glob("faults*.md"))
 NAME = re.compile(r"`((?:Test\w+::)?test_\w+|Test\w+)`")
 
@@ -30,7 +30,7 @@ def rows(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda path: path.name)
 def test_every_row_names_tests_that_exist(table: Path) -> None:
-    known = {name for path in Path(__file__).parent.glob("test_*.py") for name in names_in(path)}
+    known = {name for path in TESTS.rglob("test_*.py") for name in names_in(path)}
     assert rows(table)
     for row in rows(table):
         cells = row.strip("| ").split(" | ")

@@ -3,15 +3,14 @@
 import re
 import shlex
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from paths import ROOT
 
 from forebay.proxy.cli import COMMANDS
 
-ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = "\n".join(re.findall(r"```\w*\n(.*?)```", TEXT, re.DOTALL))
 LINES = sorted(set(re.findall(r"^(forebay [a-z].*?)(?:\s+#.*)?$", BLOCKS, re.MULTILINE)))

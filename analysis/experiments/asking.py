@@ -9,7 +9,7 @@ import orjson
 from forebay.analysis.experiments.target import StudyFailed
 from forebay.replay import outcome
 from forebay.replay.bodies import PATHS
-from forebay.replay.engine.server.tokenizer import WORDS
+from forebay.replay.engine.tokenizer import WORDS
 from forebay.replay.target import Target as Address
 
 TIMEOUT_S = 600.0

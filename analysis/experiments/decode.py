@@ -13,7 +13,7 @@ from forebay.analysis.experiments.result import Column, Result
 from forebay.analysis.experiments.study import Batched, Study, integers, study
 from forebay.analysis.experiments.target import About, Answer, Ask, StudyFailed, Target
 from forebay.analysis.units import duration
-from forebay.replay.engine.hardware.roofline import bound_by, least
+from forebay.replay.engine.roofline import bound_by, least
 from forebay.replay.engine.step_time import StepWork
 
 HELP = """Time per output token against output length (alone) and against batch size.

@@ -16,7 +16,7 @@ from forebay.analysis.experiments.target import About, known_model
 from forebay.analysis.experiments.ways import Load, Seen
 from forebay.replay.client import Client
 from forebay.replay.clock import Clock
-from forebay.replay.engine.hardware.models import find_gpu
+from forebay.replay.engine.hardware.find import find_gpu
 from forebay.replay.options import ReplayOptions
 from forebay.replay.output import TABLE
 from forebay.replay.runner import replay

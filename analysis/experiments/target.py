@@ -17,8 +17,9 @@ from forebay.replay.client import Client, Exchange, Watch
 from forebay.replay.clock import Clock
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.engine import EngineCore
-from forebay.replay.engine.hardware.models import GpuSpec, ModelSpec, find_gpu, find_model
-from forebay.replay.engine.request import Request
+from forebay.replay.engine.hardware.find import find_gpu, find_model
+from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
+from forebay.replay.engine.request import EngineRequest
 from forebay.replay.measure import Latency, OutputEvents, measure
 from forebay.replay.target import Served, ask_served, parse_targets
 from forebay.replay.target import Target as Address
@@ -106,7 +107,7 @@ class SimTarget:
                 now_s = max(now_s, asks[waiting[-1]].at_s + core.request_s)
             while waiting and asks[waiting[-1]].at_s + core.request_s <= now_s:
                 i = waiting.pop()
-                core.add(Request(str(i), asks[i].prompt_tokens, asks[i].output_tokens))
+                core.add(EngineRequest(str(i), asks[i].prompt_tokens, asks[i].output_tokens))
             now_s += core.start_step(now_s)
             step = core.finish_step()
             for request in step.outputs:

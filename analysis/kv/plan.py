@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 from math import inf, isfinite
 from pathlib import Path
 
+from forebay.replay.engine.hardware.find import find_model
 from forebay.replay.engine.hardware.gpu_memory import GpuMemory, find_gpu_memory
 from forebay.replay.engine.hardware.hf_config import read_shape
 from forebay.replay.engine.hardware.kv_layout import KvOptions, ModelShape
 from forebay.replay.engine.hardware.memory import MemoryBudget, MemoryOptions, memory_budget
-from forebay.replay.engine.hardware.models import GIB, find_model
+from forebay.replay.engine.hardware.specs import GIB
 from forebay.traces.errors import InputError
 
 VALUE_BYTES = {

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from forebay.analysis.kv.plan import Plan
-from forebay.replay.engine.hardware.models import GIB
+from forebay.replay.engine.hardware.specs import GIB
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -6,7 +6,7 @@ from typing import Any
 
 from forebay.analysis.kv.plan import Choices, Plan, choose_gpu, choose_model, make_plan
 from forebay.analysis.kv.start_log import StartLog, parse_start_log
-from forebay.replay.engine.hardware.models import GIB
+from forebay.replay.engine.hardware.specs import GIB
 from forebay.traces.errors import InputError
 
 _ROUNDING_GIB = 0.005

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from forebay.analysis.kv.verify import Verdict, parts
 from forebay.analysis.units import NONE, printable
-from forebay.replay.engine.hardware.models import GIB
+from forebay.replay.engine.hardware.specs import GIB
 
 if TYPE_CHECKING:
     from rich.console import Console

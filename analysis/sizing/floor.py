@@ -14,8 +14,8 @@ from forebay.analysis.kv.plan import Choices, check_fits, choose_gpu, make_plan
 from forebay.analysis.sizing.targets import NotMet, Target
 from forebay.analysis.sizing.workload import DOCUMENT, Users
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.hardware.models import find_gpu, find_model
-from forebay.replay.engine.hardware.roofline import bound_by, least
+from forebay.replay.engine.hardware.find import find_gpu, find_model
+from forebay.replay.engine.roofline import bound_by, least
 from forebay.replay.engine.step_time import StepTimeModel, StepWork
 from forebay.replay.sim.request import SimRequest
 from forebay.replay.sim.scenario import Scenario

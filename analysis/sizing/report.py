@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from forebay.analysis.shares import wilson
 from forebay.analysis.sizing.guide import Answer, Validation
 from forebay.analysis.sizing.judge import Judged, pooled
-from forebay.replay.engine.calibration.constants import calibration_file_of, read_calibration
+from forebay.replay.engine.step_constants import calibration_file_of, read_calibration
 
 if TYPE_CHECKING:
     from rich.console import Console

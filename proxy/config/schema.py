@@ -41,8 +41,7 @@ from forebay.proxy.config.sections import (
 )
 from forebay.proxy.core.model import BackendSpec, Tenant
 from forebay.proxy.core.model import Bucket as CoreBucket
-from forebay.proxy.core.policy.routes import ROUTES
-from forebay.proxy.core.policy.routing import Affinity, Route
+from forebay.proxy.core.policy.routing import ROUTES, Affinity, Route
 
 ROUTED = (
     "/v1/models", "/v1/embeddings", "/v1/responses", "/tokenize", "/detokenize", "/version",

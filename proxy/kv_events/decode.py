@@ -10,7 +10,7 @@ from typing import Any
 
 from xxhash import xxh3_64_intdigest
 
-from forebay.proxy.core.learn.engine_blocks import HeldPrefixes
+from forebay.proxy.core.learn.engine_blocks import EngineBlocks
 
 ROOT = 0  # parent of the first block
 MOST_BLOCKS = 1 << 22  # bound for one engine: no GPU holds so many
@@ -61,7 +61,7 @@ class KvBlocks:
         salted: every prompt is sent with a salt, so events without salts are useless.
     """
 
-    def __init__(self, held: HeldPrefixes, *, salted: bool = False) -> None:
+    def __init__(self, held: EngineBlocks, *, salted: bool = False) -> None:
         self.held = held
         self.salted = salted
         self._keys: dict[Any, list[int]] = {}  # engine's hash: [key, number of copies]

@@ -16,7 +16,7 @@ from xxhash import xxh3_64_intdigest
 
 from forebay.proxy.backends import Backends
 from forebay.proxy.config.schema import BackendConfig, Config
-from forebay.proxy.core.learn.engine_blocks import HeldPrefixes, Translations
+from forebay.proxy.core.learn.engine_blocks import BlockTranslations, EngineBlocks
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.driver import Driver
 from forebay.proxy.kv_events.decode import BadEvent, KvBlocks, NoSalt
@@ -47,7 +47,7 @@ class Followers:
         self._salted = config.tenants.isolates
         self._driver = driver
         self._say = say
-        self._translations = Translations(0)  # the first event has the size of a block
+        self._translations = BlockTranslations(0)  # the first event has the size of a block
         self.translator = Translator(backends, self._translations, config.affinity.block_bytes, say)
         self._followers: dict[str, Follower] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -133,14 +133,14 @@ class Follower:
     def __init__(
         self,
         config: BackendConfig,
-        translations: Translations,
+        translations: BlockTranslations,
         say: Callable[[str], None],
     ) -> None:
         self._config = config
         self.endpoints = config.kv_events, config.kv_replay
         self._backend: Backend | None = None
         self._say = say
-        self._blocks = KvBlocks(HeldPrefixes(translations))
+        self._blocks = KvBlocks(EngineBlocks(translations))
         self._next = 0  # number of the next batch for the index
         self._last = 0  # digest of the last batch: a restarted engine has another, or none
         self._last_live = -1
@@ -153,12 +153,12 @@ class Follower:
     def attach(self, backend: Backend) -> None:
         """Let this backend use the index."""
         self._backend = backend
-        backend.held = self._blocks.held
+        backend.cache.engine_blocks = self._blocks.held
 
     def close(self) -> None:
         """Detach the index and close the socket, after `run` was cancelled."""
-        if self._backend is not None and self._backend.held is self._blocks.held:
-            self._backend.held = None
+        if self._backend is not None and self._backend.cache.engine_blocks is self._blocks.held:
+            self._backend.cache.engine_blocks = None
         self._sub.close(linger=0)
 
     async def open(self, zmq: Any, context: Any, decode: Callable[[bytes], Any]) -> None:

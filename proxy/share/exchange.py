@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from forebay.proxy.core.state.elsewhere import NEWS_S
+from forebay.proxy.core.state.elsewhere import SILENT_S
 from forebay.proxy.driver import Driver
 from forebay.proxy.share.wire import MOST_NAME, BadMessage, Message, decode, encode
 
@@ -74,11 +74,12 @@ class PeerExchange:
     def turn(self) -> None:
         """Publish our state once, and forget proxies that are silent."""
         driver = self.driver
-        driver.apply(driver.shaper.forget_silent(driver.now))
-        for sender in [s for s in self._numbers if s not in driver.shaper.peers.names]:
+        driver.apply(driver.shaper.peering.forget_silent(driver.now))
+        for sender in [s for s in self._numbers if s not in driver.shaper.peering.peers.names]:
             del self._numbers[sender]
         self._log_links()
-        data = encode(Message(self.sender, self.published, driver.shaper.books(driver.now)))
+        report = driver.shaper.peering.report(driver.now)
+        data = encode(Message(self.sender, self.published, report))
         self.published += 1
         for link in self.links:
             if link.connected:
@@ -98,11 +99,11 @@ class PeerExchange:
         self._numbers[message.sender] = message.number
         self.received += 1
         driver = self.driver
-        driver.apply(driver.shaper.others(message.sender, message.books, driver.now))
+        driver.apply(driver.shaper.peering.reported(message.sender, message.books, driver.now))
 
     def status(self) -> dict[str, Any]:
         """Return the JSON of `/status`."""
-        peers, now = self.driver.shaper.peers, self.driver.now
+        peers, now = self.driver.shaper.peering.peers, self.driver.now
         since = self.alone_since
         return {
             "mode": "+".join(link.name for link in self.links) or "off",
@@ -164,4 +165,4 @@ def _utc(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
 
 
-assert PERIOD_S * 5 < NEWS_S  # a few lost messages do not make a proxy silent
+assert PERIOD_S * 5 < SILENT_S  # a few lost messages do not make a proxy silent

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from forebay.proxy.core.state.elsewhere import BackendBooks, Books, TenantUse
+from forebay.proxy.core.state.elsewhere import BackendReport, ProxyReport, TenantUse
 
 VERSION = 2
 MOST_BYTES = 1 << 16
@@ -31,7 +31,7 @@ class Message:
 
     __slots__ = ("books", "number", "sender")
 
-    def __init__(self, sender: str, number: int, books: Books) -> None:
+    def __init__(self, sender: str, number: int, books: ProxyReport) -> None:
         self.sender = sender
         self.number = number
         self.books = books
@@ -75,10 +75,10 @@ def decode(data: bytes) -> Message:
         name: TenantUse(*_numbers(row, 2, least=-MOST))
         for name, row in _table(fields.get("tenants")).items()
     }
-    return Message(sender, number, Books(backends, tenants))
+    return Message(sender, number, ProxyReport(backends, tenants))
 
 
-def _row(books: BackendBooks) -> list[Any]:
+def _row(books: BackendReport) -> list[Any]:
     buckets = dict.fromkeys([*books.prefills, *books.queued_s, *books.worked])
     return [
         round(books.backlog_s, 4),
@@ -100,13 +100,13 @@ def _row(books: BackendBooks) -> list[Any]:
     ]
 
 
-def _backend(row: object) -> BackendBooks:
+def _backend(row: object) -> BackendReport:
     if not isinstance(row, list) or len(row) != 9:
         raise BadMessage("a backend is a list of 9")
     backlog_s, running, kv_tokens, longest_s, load, fresh_tokens, short_s = _numbers(row[:7], 7)
     work = _numbers(row[7], 3)
     buckets = {name: _numbers(values, 3) for name, values in _table(row[8]).items()}
-    return BackendBooks(
+    return BackendReport(
         backlog_s,
         int(running),
         kv_tokens,

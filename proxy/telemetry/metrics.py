@@ -19,7 +19,7 @@ from prometheus_client import (
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from forebay.proxy.core.learn.prefix_error import PrefixError
+from forebay.proxy.core.learn.prefix_cache import PrefixError
 from forebay.proxy.core.model import Action, Reject, Send
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
@@ -248,7 +248,7 @@ class _ShaperMetrics:
             "backend_up": ("1 if the backend takes work", lambda b: b.up),
             "in_flight_requests": (
                 "Requests sent to the backend and not finished",
-                lambda b: len(b.flights),
+                lambda b: len(b.in_flight),
             ),
             "prefilling_requests": (
                 "Requests sent to the backend that have no first token yet",
@@ -257,7 +257,7 @@ class _ShaperMetrics:
             "queued_requests": ("Requests waiting for the backend", lambda b: b.queued),
             "prefix_index_blocks": (
                 "Prompt blocks that the backend is assumed to have cached",
-                lambda b: len(b.prefixes),
+                lambda b: len(b.cache.prefixes),
             ),
         }
         for name, (text, read) in per_backend.items():
@@ -283,7 +283,7 @@ class _ShaperMetrics:
         for name, (text, amount) in sums.items():
             counted = CounterMetricFamily(f"forebay_{name}", text, labels=["backend"])
             for backend in self._shaper.backends.values():
-                counted.add_metric([backend.name], amount(backend.prefix_error))
+                counted.add_metric([backend.name], amount(backend.cache.error))
             yield counted
         family = GaugeMetricFamily("forebay_queue_depth", "Waiting requests", labels=["bucket"])
         for bucket in self._shaper.buckets:

@@ -17,7 +17,6 @@ WAITS = {
     "leader": "another request was computing the same document there",
     "kv": "the KV cache had no room for it",
     "partition": "it is long, and its backend was reserved for short prompts",
-    "policy": "another rule of the policy delayed it",
 }
 HINDSIGHT = {
     "right": "Checked afterwards: right, the request would have been late.",

@@ -235,7 +235,9 @@ class Fleet:
                 if served is self._outcomes[served.id].piece:
                     assert isinstance(policy, Shaper)
                     cached = served.cached_tokens if self._tells_cached else None
-                    self._do(policy.computed(served.id, now, cached, served.prompt_tokens), now)
+                    self._do(
+                        policy.piece_computed(served.id, now, cached, served.prompt_tokens), now
+                    )
                     continue
                 # Told where it changes decisions. Lengths of answers are known here anyway, and a
                 # match that was right corrects nothing.

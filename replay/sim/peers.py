@@ -3,7 +3,7 @@
 Each chooses as the named router does by its documentation and source (constants are its defaults)
 and knows what that router knows: nothing of lengths unless it counts tokens, nothing of the
 engines unless it asks them. They stand in for the routers in simulations only; real ones are
-measured by `tests/routers`. Prompts are compared in the blocks of the trace.
+measured by `tests/bench/routers`. Prompts are compared in the blocks of the trace.
 """
 
 from collections import deque
@@ -13,9 +13,9 @@ from random import Random
 from typing import Final
 from zlib import crc32
 
+from forebay.proxy.core.learn.prefix_cache import DEFAULT_INDEX_BLOCKS
 from forebay.proxy.core.learn.prefix_index import PrefixIndex
 from forebay.proxy.core.model import Action, Reject, Request, Send
-from forebay.proxy.core.state.backend import DEFAULT_INDEX_BLOCKS
 
 CHARS_PER_TOKEN: Final = 4
 TREE_CHARS: Final = 33_554_432  # of a worker's tree in vllm-router; sglang-router has twice this

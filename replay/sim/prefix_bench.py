@@ -20,15 +20,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from forebay.proxy.core.learn.engine_blocks import HeldPrefixes, Translations
-from forebay.proxy.core.learn.prefix_error import PrefixError
+from forebay.proxy.core.learn.engine_blocks import BlockTranslations, EngineBlocks
+from forebay.proxy.core.learn.prefix_cache import PrefixError
 from forebay.proxy.core.model import Action, BackendSpec, Send
 from forebay.proxy.core.model import Request as Asked
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import UNLIMITED
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.request import Request
-from forebay.replay.engine.server.tokenizer import hashes_of_ids
+from forebay.replay.engine.request import EngineRequest
+from forebay.replay.engine.tokenizer import hashes_of_ids
 from forebay.replay.sim.fleet import Fleet, Outcome
 from forebay.replay.sim.scenario import Scenario
 from forebay.replay.sim.stepping import SteppingEngine
@@ -45,10 +45,10 @@ OTHERS = "other-"  # names of requests that do not come through the proxy
 class Listener:
     """Tells an index what happens to an engine's cache, at once."""
 
-    def __init__(self, held: HeldPrefixes) -> None:
+    def __init__(self, held: EngineBlocks) -> None:
         self._held = held
 
-    def stored(self, request: Request, first: int, stop: int) -> None:
+    def stored(self, request: EngineRequest, first: int, stop: int) -> None:
         self._held.stored([request.hash_at(index) for index in range(first, stop)])
 
     def removed(self, block_hash: int) -> None:
@@ -108,15 +108,15 @@ class Played:
             affinity=scenario.proxy.core_affinity(),
         )
         self._block_size = config.limits().block_size
-        self._translations = Translations(self._block_size)
+        self._translations = BlockTranslations(self._block_size)
         self._rows = {row.id: row for row in trace}
         self._predicted: dict[str, int] = {}
         self._exact = mode == "exact"
         if self._exact:
             for name, engine in engines.items():
-                held = HeldPrefixes(self._translations)
+                held = EngineBlocks(self._translations)
                 held.cleared()  # it has just started
-                shaper.backends[name].held = held
+                shaper.backends[name].cache.engine_blocks = held
                 engine.core.pool.observer = Listener(held)
         fleet = Fleet(shaper, engines, self._decided, tells_cached=mode != "believed")
         self.outcomes = fleet.run(trace)

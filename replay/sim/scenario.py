@@ -3,17 +3,16 @@
 import gc
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from math import inf
 
 from forebay.proxy.config.schema import MAX_CONCURRENCY, Config
 from forebay.proxy.core.explain.receipt import Receipts
-from forebay.proxy.core.explain.recorder import ExplainedShaper
+from forebay.proxy.core.explain.recorder import Recorder
 from forebay.proxy.core.model import BackendSpec, Tenant
 from forebay.proxy.core.policy.admission import Admit, refuse
-from forebay.proxy.core.policy.routes import ROUTES
+from forebay.proxy.core.policy.routing import ROUTES
 from forebay.proxy.core.shaper import Shaper
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.scheduler import SchedulerLimits
@@ -99,10 +98,9 @@ class Scenario:
         first = self.proxy.backends[0] if self.proxy.backends else None
         piece_s = (first.prefill_piece if first else None) or inf
         backends = [BackendSpec(name, self.slots, inf, chunk_tokens, piece_s) for name in names]
-        new: Callable[..., Shaper] = Shaper
-        if self.explained:
-            new = partial(ExplainedShaper, keep=sys.maxsize)
-        return new(backends, self.proxy.core_buckets(), **options, admit=admit)
+        recorder = Recorder(sys.maxsize) if self.explained else None
+        buckets = self.proxy.core_buckets()
+        return Shaper(backends, buckets, **options, admit=admit, recorder=recorder)
 
 
 def can_skip(config: EngineConfig) -> bool:
@@ -163,18 +161,21 @@ def simulate(trace: Sequence[TraceRequest], scenario: Scenario) -> Simulated:
     end_s = max((o.finished_s or 0.0 for o in outcomes), default=0.0)
     busy = [engine.busy_s / end_s if end_s else 0.0 for engine in engines.values()]
     preemptions = sum(engine.preemptions for engine in engines.values())
-    receipts = _receipts(policy, outcomes) if isinstance(policy, ExplainedShaper) else None
+    receipts = _receipts(policy, outcomes) if isinstance(policy, Shaper) else None
     return Simulated(scenario, outcomes, busy, preemptions, cpu_s, receipts)
 
 
-def _receipts(policy: ExplainedShaper, outcomes: Sequence[Outcome]) -> Receipts:
+def _receipts(policy: Shaper, outcomes: Sequence[Outcome]) -> Receipts | None:
+    if policy.recorder is None:
+        return None
     policy.settle(inf)
+    receipts = policy.recorder.receipts
     for outcome in outcomes:  # the fleet tells the policy only what it did not expect
-        receipt = policy.receipts.find(outcome.request.id)
+        receipt = receipts.find(outcome.request.id)
         if receipt is not None and outcome.served is not None:
             receipt.cached_tokens = outcome.cached_tokens
             receipt.output_tokens = outcome.request.output_tokens
-    return policy.receipts
+    return receipts
 
 
 def check_lengths(trace: Sequence[TraceRequest], context: int) -> None:

@@ -8,8 +8,8 @@ from math import inf
 
 from forebay.replay.engine.async_engine import new_core
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.request import Request
-from forebay.replay.engine.server.tokenizer import hashes_of_ids
+from forebay.replay.engine.request import EngineRequest
+from forebay.replay.engine.tokenizer import hashes_of_ids
 from forebay.replay.sim.request import SimRequest
 
 
@@ -68,14 +68,14 @@ class SteppingEngine:
         return firsts, finished
 
 
-def engine_request(request: SimRequest, arrival_s: float, block_size: int) -> Request:
+def engine_request(request: SimRequest, arrival_s: float, block_size: int) -> EngineRequest:
     """The same request in the books of `EngineCore`; its sink is `request`."""
     hashes = (
         hashes_of_ids(request.ids, request.block_tokens, request.prompt_tokens, block_size)
         if request.ids
         else []
     )
-    return Request(
+    return EngineRequest(
         request.id,
         request.prompt_tokens,
         request.output_target,

@@ -12,7 +12,7 @@ fi
 for target in sse body; do
   mkdir -p ".fuzz/$target"
   echo "fuzz_$target: $seconds s"
-  PYTHONPATH="tests${PYTHONPATH:+:$PYTHONPATH}" "$python" "tests/fuzz/fuzz_$target.py" -max_total_time="$seconds" \
+  "$python" "tests/fuzz/fuzz_$target.py" -max_total_time="$seconds" \
     -artifact_prefix=.fuzz/ -dict="tests/fuzz/$target.dict" -print_final_stats=1 -verbosity=1 \
     -max_len=4096 ".fuzz/$target" 2>&1 | grep -v "^#\|INFO\|NEW_FUNC" || exit 1
 done

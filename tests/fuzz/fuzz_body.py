@@ -8,7 +8,7 @@ import atheris
 with atheris.instrument_imports(
     include=["forebay.proxy.http1.client_body", "forebay.proxy.api.body"]
 ):
-    from fuzz.invariants import check_body, check_prompt, cut
+    from invariants import check_body, check_prompt, cut
 
 HEADERS = ("content-encoding", "expect", "content-type")
 

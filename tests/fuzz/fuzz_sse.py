@@ -5,7 +5,7 @@ import sys
 import atheris
 
 with atheris.instrument_imports(include=["forebay.proxy.http1.sse"]):
-    from fuzz.invariants import check_sse
+    from invariants import check_sse
 
 
 def one(data: bytes) -> None:

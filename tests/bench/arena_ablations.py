@@ -1,0 +1,223 @@
+"""Forebay with one part of its policy switched off each, from outside: the core has no switches.
+
+A part is switched off by another configuration or by replacing the function that decides it while
+a run is played; so this needs the plain Python source, not the compiled one.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from math import exp, inf, isnan, log
+from typing import Any
+from unittest.mock import patch
+
+from arena_score import Played, quantile
+
+from forebay.proxy.config.schema import BackendConfig, BucketConfig, Config
+from forebay.proxy.core.dispatcher import Dispatcher
+from forebay.proxy.core.learn.cost import CostModel
+from forebay.proxy.core.model import Action, Request
+from forebay.proxy.core.policy.admission import refuse
+from forebay.proxy.core.policy.long_prefills import LongPrefills
+from forebay.proxy.core.state.backend import Backend
+from forebay.proxy.core.state.coalescing import Leaders
+from forebay.proxy.core.state.queue import QueuedRequest
+from forebay.proxy.core.state.shares import Turns
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.sim.fleet import Policy
+from forebay.replay.sim.scenario import Scenario
+
+CORE = "forebay.proxy.core"
+FOLLOWING = ("dispatcher", "policy.coalesce", "policy.forecast")  # import `must_follow`
+CHAT = BucketConfig(name="chat", up_to=5_000, max_wait=2.0)
+DOCUMENT = BucketConfig(name="document", up_to=131_072, max_wait=30.0)
+_due = Dispatcher._due  # as it is without a patch
+CAP_S = 120.0  # what a refused request counts as in a ratio of percentiles
+
+
+def _settled_only(self: Backend, request: Request) -> int:
+    """What it holds without what is being prefilled now."""
+    blocks = self.cache.prefixes.match(request.blocks)
+    for flight in self.prefills.values():
+        theirs = flight.request.blocks
+        known = round(
+            (flight.request.prompt_tokens - flight.uncached_tokens) / request.block_tokens
+        )
+        if known < min(blocks, len(theirs)) and theirs[known] == request.blocks[known]:
+            blocks = known
+    return max(0, min(int(blocks * request.block_tokens), request.prompt_tokens - 1))
+
+
+def _no_deadline(self: Dispatcher) -> float:
+    queues = self.queues
+    return self.forecast.next_moment(queues.heads(), self.now) if queues.waiting else inf
+
+
+def _only_dispatch(self: Dispatcher, now: float) -> list[Action]:
+    return self.dispatch_all(now)
+
+
+def _earliest(self: Turns, ready: Sequence[QueuedRequest], now: float) -> QueuedRequest:
+    return min(ready, key=lambda w: (w.deadline, w.order))
+
+
+def _first_come(self: Turns, ready: Sequence[QueuedRequest], now: float) -> QueuedRequest:
+    return min(ready, key=lambda w: w.order)
+
+
+def _nothing(self: Dispatcher, backend: Backend, now: float) -> list[Action]:
+    return []
+
+
+def _due_alone(self: Dispatcher, waiting: QueuedRequest, worth_s: float) -> float:
+    return _due(self, waiting, worth_s * (1 + waiting.followed))
+
+
+def _returns(value: Any) -> Any:
+    return lambda *_, **__: value
+
+
+KNOWING = "knowing the flag (with --chunk)"
+Patches = Sequence[tuple[Any, str, Any]]
+# By part: another configuration, and what is replaced where.
+WITHOUT: dict[str, tuple[Config, str, Patches]] = {
+    "affinity": (Config(), "least_work", ()),
+    "min_match (any match counts)": (
+        Config.model_validate({"affinity": {"min_match": 0}}), "warm_or_least_work", (),
+    ),
+    "max_imbalance (collapse guard)": (
+        Config.model_validate({"affinity": {"max_imbalance": 1e9}}), "warm_or_least_work", (),
+    ),
+    "WORK_WEIGHT 2 (1)": (
+        Config(), "warm_or_least_work", ((f"{CORE}.policy.routing", "WORK_WEIGHT", 1.0),),
+    ),
+    "single-flight (follow a prefill)": (
+        Config(), "warm_or_least_work", ((Backend, "matched_tokens", _settled_only),),
+    ),
+    "partition": (Config(), "warm_or_least_work", ((LongPrefills, "long_s", _returns(inf)),)),
+    "late binding": (
+        Config.model_validate({"admission": {"dispatch_ahead": 1e6}}), "warm_or_least_work", (),
+    ),
+    "one document prefill at a time": (
+        Config(buckets=(CHAT, DOCUMENT)), "warm_or_least_work", (),
+    ),
+    "STEP_TOKENS (hits count as prefills)": (
+        Config(), "warm_or_least_work",
+        ((f"{CORE}.state.in_flight", "STEP_TOKENS", 0), (f"{CORE}.policy.start", "STEP_TOKENS", 0)),
+    ),
+    "followers wait for their leader": (
+        Config(), "warm_or_least_work",
+        tuple((f"{CORE}.{where}", "must_follow", _returns(False)) for where in FOLLOWING),
+    ),
+    "followers are hits at last": (
+        Config(), "warm_or_least_work", ((Dispatcher, "_review", _nothing),),
+    ),
+    "joining who waits for an engine": (
+        Config(), "warm_or_least_work", ((Leaders, "add", _returns(None)),),
+    ),
+    "who is followed goes first": (
+        Config(), "warm_or_least_work", ((Dispatcher, "_due", _due_alone),),
+    ),
+    "going where it is computed by now": (
+        Config(), "warm_or_least_work", ((Dispatcher, "_gather", _returns(False)),),
+    ),
+    "deciding anew when a leader is lost": (
+        Config(), "warm_or_least_work", ((f"{CORE}.policy.coalesce", "LOST", 0.0),),
+    ),
+    "shares of buckets (EDF alone)": (
+        Config(), "warm_or_least_work", ((Turns, "first", _earliest),),
+    ),
+    "shortest first (EDF in a bucket)": (
+        Config(), "warm_or_least_work", ((f"{CORE}.state.queue", "STRETCH", inf),),
+    ),
+    KNOWING: (Config(), "warm_or_least_work", ()),
+    "deadlines (first come)": (Config(), "warm_or_least_work", ((Turns, "first", _first_come),)),
+    "admission": (
+        Config(), "warm_or_least_work",
+        (
+            (Dispatcher, "wake", _only_dispatch),
+            (Dispatcher, "wake_at", _no_deadline),
+        ),
+    ),
+    "margins of predictions": (
+        Config(), "warm_or_least_work",
+        ((f"{CORE}.policy.forecast", "error_margin_s", _returns(0.0)),),
+    ),
+    "learned costs": (Config(), "warm_or_least_work", ((CostModel, "observe", _returns(None)),)),
+    "work stealing": (
+        Config(), "warm_or_least_work", ((Dispatcher, "_better_here", _returns(None)),),
+    ),
+    "KV reckoning": (
+        Config(), "warm_or_least_work",
+        (
+            (f"{CORE}.policy.start", "kv_fits", _returns(True)),
+            (f"{CORE}.policy.forecast", "kv_wait_s", _returns(0.0)),
+        ),
+    ),
+    "max_concurrency 256 (64)": (
+        Config(backends=(BackendConfig(url="http://h:1", max_concurrency=64),)),
+        "warm_or_least_work", (),
+    ),
+}  # fmt: skip
+
+
+@contextmanager
+def switched_off(part: str, engine: EngineConfig, names: Sequence[str]) -> Iterator[Policy]:
+    """Forebay without the part, while the context lasts."""
+    config, policy, patches = WITHOUT[part]
+    with ExitStack() as stack:
+        for where, name, instead in patches:
+            if isinstance(where, str):
+                stack.enter_context(patch(f"{where}.{name}", instead))
+            else:
+                stack.enter_context(patch.object(where, name, instead))
+        if part == KNOWING:
+            engine = replace(engine, long_prefill_token_threshold=0)
+        admit = _returns(None) if part == "admission" else refuse
+        yield Scenario(engine=engine, policy=policy, proxy=config).new_policy(names, admit)
+
+
+GROUPS = {
+    "mooncake": ("mooncake",),
+    "azure code": ("azure code",),
+    "azure conv": ("azure conv",),
+    "agents": ("agent",),
+    "questions": ("squality", "qmsum"),
+    "popular": ("popular",),
+    "120k shared": ("120k, shared",),
+    "120k unshared": ("120k, unshared",),
+    "0.5-1x": ("overload 0.", "overload 1x"),
+    "1.5-3x": ("overload 1.5", "overload 2", "overload 3"),
+}
+
+
+def show(results: Mapping[str, Mapping[str, Played]], whole: str) -> Iterator[str]:
+    """What each part is worth: how much is lost without it.
+
+    Points of requests in time, and how many times longer the p99 TTFT of chats and documents is
+    (geometric means over the workloads of a group, refused ones taken as CAP_S).
+    """
+    yield "| without | " + " | ".join(GROUPS) + " | all |"
+    yield "| --- |" + " --- |" * (len(GROUPS) + 1)
+    for part in WITHOUT:
+        cells = [
+            _cell([r for name, r in results.items() if any(t in name for t in told)], part, whole)
+            for told in (*GROUPS.values(), ("",))
+        ]
+        yield f"| {part} | " + " | ".join(cells) + " |"
+
+
+def _cell(results: Sequence[Mapping[str, Played]], part: str, whole: str) -> str:
+    if not results:
+        return "-"
+    points, logs = [], dict[bool, list[float]]({True: [], False: []})
+    for by_policy in results:
+        base, without = by_policy[whole], by_policy[part]
+        points.append(100 * (without.good.mean() - base.good.mean()))
+        for chat in (True, False):
+            chosen = base.chat == chat
+            a, b = (quantile(p.ttft_s[chosen], 0.99) for p in (without, base))
+            if not isnan(a):
+                logs[chat].append(log(min(a, CAP_S) / min(b, CAP_S)))
+    ratios = [f"{exp(sum(ls) / len(ls)):.2f}" if ls else "-" for ls in logs.values()]
+    return f"{sum(points) / len(points):+.1f}; {ratios[0]}, {ratios[1]}"

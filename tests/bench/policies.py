@@ -1,0 +1,339 @@
+"""Forebay's policy beside models of other routers' (python tests/bench/policies.py).
+
+Virtual time: two simulated engines (Llama-3-8B, H200), the same requests for everybody. The models
+(`replay/sim/peers.py`) choose as the named routers do by their documentation and source; they are
+not these routers. Nobody but Forebay and the model with a queue refuses anything, so a refused
+request counts as an infinite TTFT and as a missed target.
+
+    python tests/bench/policies.py                          # all workloads and policies, 5 seeds
+    python tests/bench/policies.py "chat beside" --seeds 2  # those whose name has this in it
+
+What was played is kept in --out by the source that played it; a second run plays only what is
+missing. Workloads of public traces need --data (see CONTRIBUTING.md).
+"""
+
+import argparse
+import ast
+import hashlib
+import math
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+
+import numpy as np
+from arena_ablations import WITHOUT, show, switched_off
+from arena_floor import floor_s, prefill_on
+from arena_score import (
+    SLO_S,
+    Played,
+    Ratio,
+    goodput_ratio,
+    joined,
+    of_floor,
+    of_outcomes,
+    quantile,
+    ttft_ratio,
+)
+from arena_workloads import ENGINE, ENGINES, LOADS, Load, rows_of
+from paths import ROOT, SHARED
+
+from forebay.proxy.config.schema import Config
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.sim.fleet import Fleet, Policy
+from forebay.replay.sim.peers import PEERS
+from forebay.replay.sim.scenario import ALL_KNOWING, DIRECT, POLICIES, Scenario
+from forebay.replay.sim.skipping import SkippingEngine
+
+FOREBAY = "forebay"
+MODELS = {DIRECT: "model of round-robin (nginx, plain)"} | {
+    n: what for n, (_, what) in PEERS.items()
+}
+FLOOR = "an engine for every request"  # no router, but what none can undercut
+STANDARD = (FOREBAY, *MODELS, ALL_KNOWING, FLOOR)
+# Whose source decides what a policy does, besides the engines'.
+SIMULATOR = (
+    "replay/sim",
+    "replay/engine",
+    "traces",
+    "tests/support/overload.py",
+    "tests/bench/arena_workloads.py",
+)
+CORE = ("proxy/core", "proxy/config/schema.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    load: str
+    policy: str
+    seed: int
+    chunk: int
+    piece: float
+    data: Path
+    file: Path
+
+
+@contextmanager
+def new_policy(
+    name: str, engine: EngineConfig, names: Sequence[str], piece_s: float
+) -> Iterator[Policy]:
+    if name in WITHOUT:
+        with switched_off(name, engine, names) as policy:
+            yield policy
+    elif name == FOREBAY:
+        backends = [{"url": "http://127.0.0.1", "prefill_piece": piece_s}] if piece_s else []
+        proxy = Config.model_validate({"backends": backends})
+        yield Scenario(engine=engine, proxy=proxy).new_policy(names)
+    else:
+        yield Scenario(engine=engine, policy=name).new_policy(names)
+
+
+def play(cells: Sequence[Cell]) -> None:
+    """One workload of one seed under each of several policies."""
+    load = next(one for one in LOADS if one.name == cells[0].load)
+    rows = rows_of(load, cells[0].seed, cells[0].data)
+    for cell in cells:
+        engine = replace(ENGINE, long_prefill_token_threshold=cell.chunk)
+        if cell.policy == FLOOR:
+            part = of_floor(floor_s(rows, prefill_on(engine)), rows, cell.seed)
+        else:
+            names = [f"gpu{number}" for number in range(ENGINES)]
+            engines = {name: SkippingEngine(engine) for name in names}
+            with new_policy(cell.policy, engine, names, cell.piece) as policy:
+                part = of_outcomes(Fleet(policy, engines).run(rows), cell.seed)
+        unfinished = cell.file.with_suffix(f".{os.getpid()}.npz")
+        np.savez(unfinished, **{name: getattr(part, name) for name in Played.__slots__})
+        unfinished.rename(cell.file)
+
+
+def source_hash(parts: Sequence[str]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        path = ROOT / part
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            digest.update(ast.dump(ast.parse(file.read_text())).encode())  # not its layout
+    return digest.hexdigest()[:12]
+
+
+def cells(
+    loads: Sequence[Load],
+    policies: Sequence[str],
+    seeds: int,
+    chunk: int,
+    piece: float,
+    data: Path,
+    out: Path,
+) -> dict[tuple[str, str], list[Cell]]:
+    simulator, core = source_hash(SIMULATOR), source_hash((*SIMULATOR, *CORE))
+    made_by = dict.fromkeys((*MODELS, ALL_KNOWING), simulator)
+    made_by[FLOOR] = source_hash(
+        (*SIMULATOR, "analysis/sizing/floor.py", "tests/bench/arena_floor.py")
+    )
+    found = {}
+    for load in loads:
+        for policy in policies:
+            by = made_by.get(policy, core)
+            name = re.sub(r"[^a-z0-9.]+", "_", f"{load.name}-{policy}".lower())
+            name += f"-{chunk}" if chunk else ""
+            own = piece if policy == FOREBAY else 0.0
+            name += f"-{own:g}s" if own else ""
+            found[load.name, policy] = [
+                Cell(load.name, policy, seed, chunk, own, data, out / f"{name}-{seed}-{by}.npz")
+                for seed in range(seeds)
+            ]
+    return found
+
+
+def read(listed: Sequence[Cell]) -> Played:
+    parts = []
+    for cell in listed:
+        with np.load(cell.file) as kept:
+            parts.append(Played(*(kept[name] for name in Played.__slots__)))
+    return joined(parts)
+
+
+# What is shown.
+
+
+def ms(seconds: float) -> str:
+    if math.isnan(seconds):
+        return "-"
+    if math.isinf(seconds):
+        return "refused"
+    return f"{seconds:.2f}" if seconds < 100 else f"{seconds:.0f}"
+
+
+def table(load: Load, played: dict[str, Played]) -> Iterator[str]:
+    one = next(iter(played.values()))
+    floor = played.get(FLOOR)
+    yield ""
+    yield (
+        f"## {load.name}: load {load.share:g}, {int(one.chat.sum())} chats, "
+        f"{int((~one.chat).sum())} documents"
+    )
+    yield ""
+    yield (
+        "| policy | chat TTFT p50 / p99 s | document p50 / p99 s | worst stall s | in time % "
+        "(chat / document) | hit ratio | of all-knowing | imbalance | refused % |"
+    )
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+    known = played[ALL_KNOWING].hit_ratio() if ALL_KNOWING in played else 0.0
+    for name, p in played.items():
+        if p is floor:
+            continue
+        chat, document = p.ttft_s[p.chat], p.ttft_s[~p.chat]
+        good = p.good
+
+        def share(of: np.ndarray, good: np.ndarray = good) -> str:
+            return f"{100 * good[of].mean():.1f}" if of.any() else "-"
+
+        hits = p.hit_ratio()
+        yield (
+            f"| {name} | {ms(quantile(chat, 0.5))} / {ms(quantile(chat, 0.99))} "
+            f"| {ms(quantile(document, 0.5))} / {ms(quantile(document, 0.99))} "
+            f"| {p.stall_s.max():.2f} "
+            f"| {100 * good.mean():.1f} ({share(p.chat)} / {share(~p.chat)}) "
+            f"| {hits:.3f} | {f'{hits / known:.0%}' if known else '-'} "
+            f"| {p.imbalance():.2f} | {100 * p.refused.mean():.1f} |"
+        )
+    if floor is not None:
+        least = ", ".join(
+            f"{name} {ms(quantile(floor.ttft_s[floor.chat == chat], 0.99))} s"
+            for chat, name in ((True, "chat"), (False, "document"))
+            if (floor.chat == chat).any()
+        )
+        yield ""
+        yield f"No router can have less (p99 with {FLOOR}): {least}"
+
+
+class Verdicts:
+    """Must show 2, line by line."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self.missed = 0
+        self.beyond = 0  # of those missed, what no router can meet
+
+    def line(self, what: str, wanted: str, got: str, met: bool) -> None:
+        self.missed += not met
+        self._say(f"{'met ' if met else 'MISS'}  {what:<62} {wanted:<12} {got}")
+
+    def judge(self, load: Load, played: dict[str, Played]) -> None:
+        ours = played[FOREBAY]
+        peers = {name: p for name, p in played.items() if name in MODELS}
+        beaten = load.kind != "overload"
+        for chat, name in ((True, "chat"), (False, "document")):
+            if not (ours.chat == chat).any() or not beaten:
+                continue
+            ratios = {n: ttft_ratio(p, ours, chat, 0.99) for n, p in peers.items()}
+            best, ratio = _worst(ratios)
+            wanted = 3.0 if chat and load.kind == "chat" else 1 / 1.05
+            if not chat and load.kind == "shared":
+                wanted = 1.5
+            got, met = str(ratio), ratio.value >= wanted
+            if not met and FLOOR in played:
+                most = ttft_ratio(peers[best], played[FLOOR], chat, 0.99).value
+                got += f"; no router has more than {most:.2f}"
+                self.beyond += most < wanted
+            self.line(
+                f"{load.name}: {name} p99 TTFT, best peer's ({best}) of ours",
+                f">= {wanted:.2f}", got, met,
+            )  # fmt: skip
+        goods = {n: goodput_ratio(ours, p) for n, p in peers.items()}
+        best, ratio = _worst(goods)
+        wanted = 2.0 if load.kind == "overload" and load.share >= 1.5 else 1 / 1.05
+        self.line(
+            f"{load.name}: goodput, ours of the best peer's ({best})",
+            f">= {wanted:.2f}", str(ratio), ratio.value >= wanted,
+        )  # fmt: skip
+        if ALL_KNOWING in played and (known := played[ALL_KNOWING].hit_ratio()) > 0.02:
+            share = ours.hit_ratio() / known
+            self.line(
+                f"{load.name}: hit ratio, of the all-knowing router's", ">= 0.95",
+                f"{share:.2f}", share >= 0.95,
+            )  # fmt: skip
+        imbalance = ours.imbalance()
+        self.line(f"{load.name}: imbalance", "< 1.30", f"{imbalance:.2f}", imbalance < 1.3)
+
+
+def _worst(ratios: dict[str, Ratio]) -> tuple[str, Ratio]:
+    name = min(ratios, key=lambda n: ratios[n].value)
+    return name, ratios[name]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("loads", nargs="*", help="workloads whose name has this in it")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--policy", action="append", help="only these [default: all]")
+    parser.add_argument("--chunk", type=int, default=0, metavar="TOKENS",
+        help="of the engines: --long-prefill-token-threshold [default: 0, off]")  # fmt: skip
+    parser.add_argument("--piece", type=float, default=0.0, metavar="SECONDS",
+        help="Forebay's prefill_piece [default: 0, off]")  # fmt: skip
+    parser.add_argument("--ablation", action="store_true", help="Forebay without one part each")
+    parser.add_argument("--data", type=Path, default=SHARED / "data")
+    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "policies")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    options = parser.parse_args()
+    started = time.monotonic()
+    chosen = [x for x in LOADS if not options.loads or any(o in x.name for o in options.loads)]
+    if not chosen:
+        parser.error(f"no workload has that in its name; {', '.join(x.name for x in LOADS)}")
+    known = (FOREBAY, FLOOR, *POLICIES)
+    if unknown := set(options.policy or ()) - {*known, *WITHOUT}:
+        parser.error(f"--policy {min(unknown)}: none of {', '.join(known)}")
+    missing = [x.name for x in chosen if x.data and not (options.data / "traces").is_dir()]
+    loads = [x for x in chosen if x.name not in missing]
+    policies = options.policy or list(STANDARD)
+    if options.ablation:
+        policies = [FOREBAY, *WITHOUT]
+    options.out.mkdir(parents=True, exist_ok=True)
+    played = cells(
+        loads, policies, options.seeds, options.chunk, options.piece, options.data, options.out
+    )
+    todo = [cell for listed in played.values() for cell in listed if not cell.file.exists()]
+    together: dict[tuple[str, int], list[Cell]] = {}
+    for cell in todo:
+        together.setdefault((cell.load, cell.seed), []).append(cell)
+    if options.jobs > 1 and len(together) > 1:
+        with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
+            list(pool.map(play, together.values()))
+    else:
+        for group in together.values():
+            play(group)
+    count = sum(map(len, played.values()))
+    print(
+        f"{len(loads)} workloads, {len(policies)} policies, seeds 0 to {options.seeds - 1}; in "
+        f"time: TTFT at most {SLO_S[0]:g} s (chat, up to 5,000 tokens) or {SLO_S[1]:g} s beyond "
+        "that on an idle engine with an empty cache"
+    )
+    if missing:
+        print(f"left out, there is no {options.data}: {', '.join(missing)}")
+    results = {x: {name: read(played[x.name, name]) for name in policies} for x in loads}
+    if options.ablation:
+        print("\n".join(show({x.name: results[x] for x in loads}, FOREBAY)))
+    else:
+        for load, by_policy in results.items():
+            print("\n".join(table(load, by_policy)))
+        print()
+        if FOREBAY in policies and any(name in MODELS for name in policies):
+            verdicts = Verdicts(print)
+            for load, by_policy in results.items():
+                verdicts.judge(load, by_policy)
+            print(f"{verdicts.missed} missed, {verdicts.beyond} of them out of any router's reach")
+    print(
+        f"{count} runs, {len(todo)} of them played now, {time.monotonic() - started:.0f} s; "
+        "valid: virtual time, exact for a seed whatever the machine"
+    )
+
+
+if __name__ == "__main__":
+    main()

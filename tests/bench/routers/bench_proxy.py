@@ -1,0 +1,340 @@
+"""What a router costs: Forebay and its peers in front of the same backends that cost nothing.
+
+    make bench-proxy                               (forebay, nginx, SMG: with all, 15 minutes)
+    python tests/bench/routers/bench_proxy.py --routers forebay nginx envoy --runs 3
+
+The router alone has one core; backends and client share the other. CPU is the router's process
+tree's own (user and system); what is added is the median against asking a backend directly, in
+the same run. Medians over the runs, least and most in brackets. Each router has `--seconds`; what
+is cut short says so in its column. What is measured is kept in `--out`, and a second call goes on
+from there. Wall-clock tails on a shared machine are noise below about 10 ms.
+"""
+
+import argparse
+import asyncio
+import os
+import platform
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import uvloop
+from bench_report import Figures, load, ratios, store, table, validity
+from load import Answer, Broken, Client, chat
+from peers import PEERS, Missing, Peer, Setting, environment
+
+from forebay.replay.sim.bench import reference_ms
+
+SMALL, DOCUMENT = 200, 400_000
+CLOCK = os.sysconf("SC_CLK_TCK")
+START_S = 60.0
+DEFAULT = ("forebay", "nginx", "smg")
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for s in sockets:
+        s.bind(("127.0.0.1", 0))
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+def tree(pid: int) -> Iterator[int]:
+    """A process and all below it."""
+    yield pid
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in task.read_text().split():
+            yield from tree(int(child))
+
+
+def cpu_s(pid: int) -> float:
+    """User and system time of a process and all below it, to the nanosecond where Linux says it."""
+    return sum(map(own_cpu_s, tree(pid)))
+
+
+def own_cpu_s(pid: int) -> float:
+    try:
+        tasks = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+    except OSError:  # a thread has just ended
+        tasks = []
+    if tasks:
+        return sum(int(task.split()[0]) for task in tasks) / 1e9
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / CLOCK
+
+
+def busy_s() -> float:
+    """CPU-seconds that all cores together have worked."""
+    user, nice, system, _, _, irq, soft = map(
+        int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:8]
+    )
+    return (user + nice + system + irq + soft) / CLOCK
+
+
+def rss_mib(pid: int) -> float:
+    pages = sum(int(Path(f"/proc/{one}/statm").read_text().split()[1]) for one in tree(pid))
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+@contextmanager
+def running(command: list[str], core: int | None, log: Path) -> Iterator[int]:
+    """A process on one core, ended with its whole group."""
+    pinned = ["taskset", "-c", str(core), *command] if core is not None else command
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            pinned, stdout=out, stderr=subprocess.STDOUT, env=environment(), start_new_session=True
+        )
+    try:
+        yield process.pid
+    finally:
+        for signal_ in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(process.pid, signal_)
+                process.wait(5)
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                continue
+
+
+async def serving(port: int, log: Path) -> None:
+    """Until it answers a chat; raises Missing with the end of its log."""
+    client, until = Client(port), time.monotonic() + START_S
+    while time.monotonic() < until:
+        try:
+            await client.ask(chat(SMALL), 5.0)
+        except (OSError, Broken, TimeoutError):
+            await asyncio.sleep(0.2)
+        else:
+            client.close()
+            return
+    raise Missing(f"did not answer in {START_S:.0f} s: {last_line(log)}")
+
+
+def last_line(log: Path) -> str:
+    return " ".join(log.read_text(errors="replace").strip().splitlines()[-1:])[:200]
+
+
+def p50_ms(answers: list[Answer]) -> float:
+    return median(a.whole_s for a in answers) * 1e3
+
+
+def p99_ms(answers: list[Answer]) -> float:
+    ordered = sorted(a.whole_s for a in answers)
+    return ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))] * 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """One router that serves."""
+
+    port: int
+    admin_port: int  # of Forebay; another's is not asked
+    backend: int
+    pid: int
+    scale: float
+    until: float  # of the monotonic clock: then the last phase ends
+
+    def many(self, count: int) -> int:
+        return max(10, round(count * self.scale))
+
+    async def figures(self) -> Figures:
+        found = {"reference_ms": reference_ms(), "rss_mib": rss_mib(self.pid)}
+        found |= await self.costs()
+        found |= await self.beside()
+        found |= await self._memory()
+        return found
+
+    async def costs(self) -> Figures:
+        """What small requests, prompts of 400 KB and tokens cost."""
+        found = await self.small()
+        found |= await self._latency("document_ms", "cpu_document_ms", DOCUMENT, self.many(150))
+        return found | await self._streams()
+
+    async def small(self) -> Figures:
+        """What small requests cost, one after another and 64 at once."""
+        found = await self._latency("added_ms", "cpu_small_ms", SMALL, self.many(2000))
+        return found | await self._at_once(self.many(8000))
+
+    async def _latency(self, added: str, cpu: str, size: int, count: int) -> Figures:
+        client, direct = Client(self.port), Client(self.backend)
+        await client.in_turn([chat(size) for _ in range(20)])
+        bare = p50_ms(await direct.in_turn([chat(size) for _ in range(count)]))
+        before = cpu_s(self.pid)
+        through = p50_ms(await client.in_turn([chat(size) for _ in range(count)]))
+        used = cpu_s(self.pid) - before
+        client.close()
+        direct.close()
+        return {added: through - bare, cpu: used / count * 1e3}
+
+    async def _at_once(self, count: int) -> Figures:
+        client, requests = Client(self.port), [chat(SMALL) for _ in range(count)]
+        await client.at_once(requests[:64], 64)
+        before, start = cpu_s(self.pid), time.perf_counter()
+        await client.at_once(requests, 64)
+        wall_s, used = time.perf_counter() - start, cpu_s(self.pid) - before
+        client.close()
+        return {"cpu_64_ms": used / count * 1e3, "rate_64": count / wall_s}
+
+    async def _streams(self) -> Figures:
+        """While 64 streams run: what their requests cost is measured elsewhere."""
+        client, tokens, interval_s = Client(self.port), 170, 0.02
+        requests = [chat(SMALL, stream=(tokens, 20)) for _ in range(64)]
+        answers = asyncio.ensure_future(client.at_once(requests, 64))
+        await asyncio.sleep(0.7)
+        before, start = cpu_s(self.pid), time.perf_counter()
+        await asyncio.sleep(2.0)
+        used, seconds = cpu_s(self.pid) - before, time.perf_counter() - start
+        if any(answer.tokens != tokens for answer in await answers):
+            raise Broken("tokens were lost")
+        client.close()
+        return {"cpu_1k_tokens_s": used / (64 * seconds / interval_s) * 1e3}
+
+    async def beside(self) -> Figures:
+        """Small chats at 50/s alone and beside big prompts; streams keep the engine slots short."""
+        found = {}
+        for name, size, per_s in (
+            ("chat_p99_ms", 0, 0.0),
+            ("chat_20_p99_ms", DOCUMENT, 20.0),
+            ("chat_60_p99_ms", DOCUMENT, 60.0),
+            ("chat_8mb_p99_ms", 8_000_000, 2.0),
+        ):
+            seconds = max(1.0, 6.0 * self.scale)
+            lags = self._lags()
+            small, big = Client(self.port), Client(self.port)
+            load = [chat(size, stream=(1, 0)) for _ in range(round(per_s * seconds))]
+            chats = [chat(SMALL, stream=(1, 0)) for _ in range(round(50 * seconds))]
+            answers, _ = await asyncio.gather(
+                small.paced(chats, 50.0), big.paced(load, per_s or 1.0)
+            )
+            found[name] = p99_ms(answers)
+            small.close()
+            big.close()
+        if lags:
+            found["lag_8mb_p99_ms"] = lag_p99_ms(lags, self._lags())
+        return found
+
+    def _lags(self) -> dict[float, float]:
+        """Forebay's own count of how late its event loop was: up to so many seconds."""
+        try:
+            url = f"http://127.0.0.1:{self.admin_port}/metrics"
+            with urllib.request.urlopen(url, timeout=5) as answer:
+                text = answer.read().decode()
+        except OSError:
+            return {}
+        found = re.findall(r'forebay_event_loop_lag_seconds_bucket\{le="([^"]+)"\} (\S+)', text)
+        return {float(most): float(count) for most, count in found}
+
+    async def _memory(self) -> Figures:
+        client = Client(self.port)
+        streams = asyncio.gather(
+            *(client.ask(chat(SMALL, stream=(3, 2000))) for _ in range(self.many(1000))),
+            return_exceptions=True,
+        )
+        await asyncio.sleep(3.5)
+        found = {"rss_streams_mib": rss_mib(self.pid)}
+        ended = await streams
+        failed = [answer for answer in ended if isinstance(answer, BaseException)]
+        if len(failed) > len(ended) // 100:
+            raise Broken(f"{len(failed)} of {len(ended)} streams failed: {failed[0]}")
+        client.close()
+        client, sent = Client(self.port), 0
+        while sent < self.many(10_000) and time.monotonic() < self.until:
+            await client.at_once([chat(DOCUMENT, stream=(1, 0)) for _ in range(10)], 4)
+            sent += 10
+        client.close()
+        return {**found, "rss_documents_mib": rss_mib(self.pid), "documents": sent}
+
+
+def lag_p99_ms(before: dict[float, float], after: dict[float, float]) -> float:
+    """The upper edge of the histogram's bucket that holds it."""
+    counts = {most: after[most] - before[most] for most in after}
+    total = max(counts.values())
+    return min(most for most, count in counts.items() if count >= 0.99 * total) * 1e3
+
+
+async def measure(peer: Peer, folder: Path, cores: bool, scale: float, seconds: float) -> Figures:
+    port, side_port, *backends = free_ports(4)
+    setting = Setting(port, side_port, tuple(backends), folder)
+    log, start = folder / "router.log", time.monotonic()
+    with mock(folder, backends, cores) as mock_pid:
+        await serving(backends[0], folder / "mock.log")
+        with running(list(peer.command(setting)), 1 if cores else None, log) as pid:
+            await serving(port, log)
+            admin_port = side_port if peer.name == "forebay" else 0
+            bench = Bench(port, admin_port, backends[0], pid, scale, start + seconds)
+            since, busy = time.monotonic(), busy_s()
+            ours = cpu_s(pid) + cpu_s(mock_pid) + time.process_time()
+            found = await bench.figures()
+            ours = cpu_s(pid) + cpu_s(mock_pid) + time.process_time() - ours
+            others = (busy_s() - busy - ours) / (time.monotonic() - since)
+            return {
+                **found, "others_cores": max(0.0, others), "seconds": time.monotonic() - start
+            }  # fmt: skip
+
+
+@contextmanager
+def mock(folder: Path, ports: list[int], cores: bool) -> Iterator[int]:
+    command = [sys.executable, str(Path(__file__).with_name("mock_backend.py")), *map(str, ports)]
+    with running(command, 0 if cores else None, folder / "mock.log") as pid:
+        yield pid
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--routers", nargs="+", choices=PEERS, default=list(DEFAULT))
+    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of requests")
+    parser.add_argument("--seconds", type=float, default=130.0, help="for each router and run")
+    parser.add_argument("--out", type=Path, default=Path("runs/bench-proxy.json"))
+    parser.add_argument("--fresh", action="store_true", help="forget what --out holds")
+    options = parser.parse_args()
+    cores = (os.cpu_count() or 1) > 1 and sys.platform == "linux"
+    if cores:
+        os.sched_setaffinity(0, {0})
+    versions: dict[str, str] = {}
+    results = {} if options.fresh else load(options.out)
+    failed: dict[str, str] = {}
+    for name in options.routers:
+        try:
+            versions[name] = PEERS[name].install()
+        except Missing as error:
+            failed[name] = str(error)
+    for run in range(options.runs):  # in turn: the machine's speed changes from minute to minute
+        for name in [n for n in versions if n not in failed and len(results.get(n, ())) <= run]:
+            with tempfile.TemporaryDirectory() as folder:
+                measuring = measure(
+                    PEERS[name], Path(folder), cores, options.scale, options.seconds
+                )
+                try:
+                    found = uvloop.run(measuring)
+                except (Missing, Broken, OSError, TimeoutError) as error:
+                    failed[name] = f"{type(error).__name__}: {error}"
+                    continue
+            results.setdefault(name, []).append(found)
+            store(options.out, results)
+            print(f"{name}: measured in {found['seconds']:.0f} s", file=sys.stderr, flush=True)
+    print(table(results), ratios(results), validity(results), sep="\n\n")
+    for name, why in failed.items():
+        print(f"{name}: not measured: {why}")
+    machine = f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}"
+    print(f"\n{time.strftime('%Y-%m-%d')}, {machine}, Python {platform.python_version()};", end=" ")
+    print(f"{options.runs} runs, scale {options.scale:g}; one core for the router: {cores};")
+    print("versions: " + ", ".join(f"{name} {version}" for name, version in versions.items()))
+    return 1 if "forebay" in failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

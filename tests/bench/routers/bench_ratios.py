@@ -1,0 +1,216 @@
+"""What a request costs beside other routers, all of them running at once and asked in turn.
+
+    python tests/bench/routers/bench_ratios.py                (make compiled first; five minutes)
+    python tests/bench/routers/bench_ratios.py --routers "bare aiohttp" nginx --rounds 20
+    python tests/bench/routers/bench_ratios.py --beside --routers nginx --rounds 8
+
+On a machine whose speed changes from minute to minute, figures measured minutes apart say little
+about each other. Here every router is asked a few hundred requests, then the next one, round after
+round; a ratio is taken within a round, and of the rounds the median. CPU is the router's process
+tree's own; all of them share one core, client and backends have the other. Beside each measurement
+is taken how much slower this machine just was than the one of the targets (`machine.py`).
+`--beside` measures the tails of small chats instead, alone and beside big prompts.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from statistics import median, quantiles
+
+import uvloop
+from bench_proxy import Bench, free_ports, mock, running, serving
+from bench_report import TARGETS, Figures, middle
+from machine import OPERATIONS, slower
+from peers import BARE, PEERS, YARDSTICKS, Missing, Setting
+
+from forebay.replay.sim.bench import reference_ms
+
+SCALE = 0.1  # of the numbers of requests in `bench_proxy.py`
+OURS = ("forebay", "forebay compiled")
+ALL = PEERS | YARDSTICKS
+DEFAULT = ("forebay compiled", BARE, "nginx", "smg", "vllm-router")
+BESIDE_SCALE = 0.5
+TAILS = {
+    "chat_p99_ms": "p99 alone",
+    "added_chat_20_p99_ms": "added by 20 x 400 KB/s",
+    "added_chat_60_p99_ms": "by 60 x 400 KB/s",
+    "added_chat_8mb_p99_ms": "by 2 x 8 MB/s",
+    "lag_8mb_p99_ms": "loop lag p99 there, at most",
+}
+SLOWER = "slower"  # a figure of every measurement: this machine over the targets', just before it
+
+
+async def costs(name: str, bench: Bench) -> Figures:
+    return await (bench.small() if name == BARE else bench.costs())
+
+
+async def tails(name: str, bench: Bench) -> Figures:
+    found = await replace(bench, scale=BESIDE_SCALE).beside()
+    for column in ("chat_20_p99_ms", "chat_60_p99_ms", "chat_8mb_p99_ms"):
+        found[f"added_{column}"] = found[column] - found["chat_p99_ms"]
+    return found
+
+
+async def rounds_of(
+    names: Sequence[str],
+    count: int,
+    cores: bool,
+    measure: Callable[[str, Bench], Awaitable[Figures]],
+) -> dict[str, list[Figures]]:
+    """Figures of each router that starts, round by round."""
+    found: dict[str, list[Figures]] = {name: [] for name in names}
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        backends = free_ports(2)
+        stack.enter_context(mock(Path(folder), backends, cores))
+        await serving(backends[0], Path(folder, "mock.log"))
+        benches = {}
+        for name in names:
+            home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            port, side_port = free_ports(2)
+            command = ALL[name].command(Setting(port, side_port, tuple(backends), home))
+            log = home / "router.log"
+            pid = stack.enter_context(running(list(command), 1 if cores else None, log))
+            try:
+                await serving(port, log)
+            except Missing as error:
+                print(f"{name}: not measured: {error}")
+                del found[name]
+                continue
+            admin_port = side_port if name in OURS else 0
+            benches[name] = Bench(port, admin_port, backends[0], pid, SCALE, time.monotonic())
+        if not (started := list(benches)):
+            return found
+        for number in range(count):
+            # Whoever comes first has another one's caches before it: each in its turn.
+            turn = number % len(started)
+            for name in (*started[turn:], *started[:turn]):
+                before = slower()
+                figures = await measure(name, benches[name])
+                found[name].append(figures | {SLOWER: (before + slower()) / 2})
+            print(f"round {number + 1} of {count}: {reference_ms():.0f} ms", file=sys.stderr)
+    return found
+
+
+def report(found: Mapping[str, list[Figures]]) -> str:
+    """Each router's medians, here and at the targets' speed, and Forebay over each of them."""
+    here = _table(
+        "here", {name: [_median(key, rounds) for key in TARGETS] for name, rounds in found.items()}
+    )
+    there = _table(
+        "at the targets' speed",
+        {
+            name: [_at_their_speed(key, name, rounds) for key in TARGETS]
+            for name, rounds in found.items()
+        },
+    )
+    pairs = [(ours, name) for ours in OURS if ours in found for name in found if name not in OURS]
+    ratios = _table(
+        "in the same round",
+        {
+            f"{ours} over {name}": [_beside(key, found[ours], name, found[name]) for key in TARGETS]
+            for ours, name in pairs
+        },
+    )
+    every = [figures[SLOWER] for rounds in found.values() for figures in rounds]
+    low, factor, high = quantiles(every, n=4)
+    told = (
+        f"This machine is {factor:.1f} ({low:.1f} to {high:.1f}) times slower than the one the "
+        f"targets are for, by {', '.join(OPERATIONS)}."
+    )
+    return "\n\n".join((here, told, there, ratios))
+
+
+def _table(title: str, rows: Mapping[str, Sequence[str]]) -> str:
+    heads = [title, *(target.title for target in TARGETS.values())]
+    lines = ["| " + " | ".join(heads) + " |", "| --- " * len(heads) + "|"]
+    lines += ["| " + " | ".join((name, *cells)) + " |" for name, cells in rows.items()]
+    return "\n".join(lines)
+
+
+def _median(key: str, rounds: list[Figures]) -> str:
+    return f"{middle(rounds, key):.3f}" if key in rounds[0] else "-"
+
+
+def _at_their_speed(key: str, name: str, rounds: list[Figures]) -> str:
+    values = [one[key] / one[SLOWER] for one in rounds if key in one]
+    if not values:
+        return "-"
+    low, middle_, high = quantiles(values, n=4)
+    target = TARGETS[key]
+    if name in OURS:
+        told = f"; wanted {target.most:g}"
+    else:
+        told = f"; there {target.peers[name]:g}" if name in target.peers else ""
+    return f"{middle_:.3f} ({low:.3f} to {high:.3f}{told})"
+
+
+def report_tails(found: Mapping[str, list[Figures]]) -> str:
+    """Each router's medians, and the middle half of the rounds."""
+    lines = ["| small chats at 50/s, ms | " + " | ".join(TAILS.values()) + " |"]
+    lines.append("| --- " * (len(TAILS) + 1) + "|")
+    for name, rounds in found.items():
+        cells = []
+        for key in TAILS:
+            values = [one[key] for one in rounds if key in one]
+            if not values:
+                cells.append("-")
+                continue
+            low, middle, high = quantiles(values, n=4)
+            cells.append(f"{middle:.1f} ({low:.1f} to {high:.1f})")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _beside(key: str, ours: list[Figures], name: str, theirs: list[Figures]) -> str:
+    ratios = [a[key] / b[key] for a, b in zip(ours, theirs, strict=True) if b.get(key, 0.0) > 0]
+    if not ratios:
+        return "-"
+    low, _, high = quantiles(ratios, n=4)
+    most = TARGETS[key].allowed(name)
+    allowed = f"; allowed {most:.2g}" if most else ""
+    return f"{median(ratios):.2f} ({low:.2f} to {high:.2f}{allowed})"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    peers = [name for name in ALL if name != "forebay"]
+    parser.add_argument("--routers", nargs="+", choices=peers, default=list(DEFAULT))
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--beside", action="store_true", help="small chats beside big prompts")
+    options = parser.parse_args()
+    if options.beside and BARE in options.routers:
+        options.routers.remove(BARE)  # answers by itself, and not in streams
+    if options.rounds < 2:
+        parser.error("--rounds: 2 or more")
+    cores = (os.cpu_count() or 1) > 1 and sys.platform == "linux"
+    if cores:
+        os.sched_setaffinity(0, {0})
+    versions = {}
+    for name in ("forebay", *options.routers):
+        try:
+            versions[name] = ALL[name].install()
+        except Missing as error:
+            print(f"{name}: not measured: {error}")
+    measure = tails if options.beside else costs
+    found = uvloop.run(rounds_of(list(versions), options.rounds, cores, measure))
+    if "forebay" not in found:
+        return 1
+    print(report_tails(found) if options.beside else report(found))
+    told = ", ".join(f"{name} {version}" for name, version in versions.items())
+    print(f"\n{time.strftime('%Y-%m-%d')}, {options.rounds} rounds, in brackets their middle half")
+    if not options.beside:
+        print("allowed: the target over the peer's figure on quiet hardware")
+    print(f"versions: {told}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,75 @@
+"""Damaged requests by the million, on the loop of production and in real time (goal 16).
+
+    python tests/bench/soak_framing.py --mutants 1000000 --seed 0
+
+Says how many were answered how, and fails on the first batch after which the backend has received
+anything dirty, or a request whose answer no client got.
+"""
+
+import argparse
+import asyncio
+import random
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+
+import uvloop
+from mutants import mutant
+from proxy_stage import settle, stage
+from raw_client import Oracle, raw, responses
+
+from forebay.proxy.http1 import server as http_server
+
+BATCH, AT_ONCE = 2000, 200
+PATIENCE_S = 60.0  # the proxy closes every connection long before
+
+
+async def soak(count: int, seed: int) -> None:
+    began, done, statuses = time.monotonic(), 0, Counter[int]()
+    http_server.KEEPALIVE_S = 0.3
+    timeouts = {"client_headers": "0.3s", "client_body": "0.3s"}
+    async with Oracle().running() as oracle, stage([oracle.url], timeouts=timeouts) as on:
+        limit = asyncio.Semaphore(AT_ONCE)
+
+        async def one(number: int) -> bytes:
+            async with limit:
+                parts = mutant(random.Random(f"{seed}/{number}").randrange)
+                return await raw(on, *parts, pause_s=0.001, patience_s=PATIENCE_S)
+
+        while done < count:
+            numbers = range(done, min(count, done + BATCH))
+            oracle.requests.clear()
+            answers = [
+                answer
+                for data in await asyncio.gather(*map(one, numbers))
+                for answer in responses(data)
+            ]
+            passed = Counter(r.headers["x-request-id"].lower() for r in oracle.requests)
+            answered = Counter(a.headers["x-request-id"] for a in answers if a.status == 200)
+            where = f"seed {seed}, mutants {numbers.start} to {numbers.stop - 1}"
+            assert not oracle.dirty, f"{where}: {oracle.dirty[0]!r}"
+            assert not passed - answered, f"{where}: {passed - answered}"
+            for answer in answers:
+                if answer.status >= 400:
+                    assert answer.error
+            statuses.update(answer.status for answer in answers)
+            done = numbers.stop
+        await settle()
+        on.assert_nothing_held()
+        assert not on.said[1:], on.said
+    print(
+        f"{done:,} mutants in {time.monotonic() - began:.0f} s: 0 dirty or extra requests; "
+        f"answers {dict(sorted(statuses.items()))}"
+    )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--mutants", type=int, default=20_000)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(soak(arguments.mutants, arguments.seed))

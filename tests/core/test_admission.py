@@ -1,0 +1,393 @@
+"""Tenants, classes, shares, quotas and limits of the core, each by literal values."""
+
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.proxy.core.model import (
+    RANKS,
+    Action,
+    BackendSpec,
+    Bucket,
+    Reject,
+    Request,
+    Send,
+    ServiceClass,
+    Tenant,
+)
+from forebay.proxy.core.shaper import Shaper
+from forebay.proxy.core.state.concurrency_limit import Concurrency
+from forebay.proxy.core.state.kv_budget import LOOK_EVERY, OUTPUTS_NEEDED, OutputLengths
+from forebay.proxy.core.state.queue import BucketQueue, DueQueue, QueuedRequest
+from forebay.proxy.core.state.shares import Shares
+from forebay.proxy.core.state.tenants import Fairness, Quotas
+
+CHAT = Bucket("chat", 5_000, max_queue=64, max_wait_s=2.0)
+DOCUMENT = Bucket("document", 131_072, max_queue=64, max_wait_s=30.0)
+
+
+class TestQuotas:
+    def test_a_burst_then_the_rate(self) -> None:
+        quotas = Quotas([Tenant("a", 1.0, tokens_per_s=100.0, burst_tokens=1_000.0)])
+        quotas.take("a", 1_000, 0.0)
+        assert quotas.wait_s("a", 500, 0.0) == 5.0
+        assert quotas.wait_s("a", 500, 4.0) == 1.0
+        assert quotas.wait_s("a", 500, 5.0) == 0.0
+        assert quotas.wait_s("anyone else", 10**9, 0.0) == 0.0
+
+    def test_a_prompt_larger_than_the_bucket_goes_when_it_is_full_and_is_paid_for(self) -> None:
+        quotas = Quotas([Tenant("a", 1.0, 100.0, 1_000.0)])
+        assert quotas.wait_s("a", 5_000, 0.0) == 0.0
+        quotas.take("a", 5_000, 0.0)
+        assert quotas.wait_s("a", 1, 39.0) == pytest.approx(1.01)
+
+    @given(st.lists(st.tuples(st.integers(1, 3_000), st.floats(0, 20)), max_size=50))
+    def test_whoever_comes_back_then_is_let_in_and_no_more_goes_than_may(
+        self, prompts: list[tuple[int, float]]
+    ) -> None:
+        quotas, now, taken = Quotas([Tenant("a", 1.0, 100.0, 1_000.0)]), 0.0, 0
+        for tokens, later in prompts:
+            now += later
+            now += quotas.wait_s("a", tokens, now) + 1e-6
+            assert quotas.wait_s("a", tokens, now) == 0.0
+            quotas.take("a", tokens, now)
+            taken += tokens
+            assert taken <= 1_000 + 100 * now + max(0, tokens - 1_000) + 1
+
+
+class TestShares:
+    def test_the_one_that_is_always_last_gets_its_share(self) -> None:
+        shares, got = Shares({"short": 0.3, "long": 0.3}), {"short": 0.0, "long": 0.0}
+        for _ in range(4_000):
+            name = "long" if shares.due("long", 2.0) else "short"
+            seconds = 2.0 if name == "long" else 0.05
+            shares.sent(name, seconds, ("short", "long"))
+            got[name] += seconds
+        assert got["long"] / sum(got.values()) == pytest.approx(0.3, abs=0.02)
+
+    def test_nothing_is_owed_to_one_who_did_not_wait(self) -> None:
+        shares = Shares({"short": 0.3, "long": 0.3})
+        for _ in range(100):
+            shares.sent("short", 1.0, ("short",))
+        assert not shares.due("long", 0.1)
+        shares.sent("short", 1.0, ("long",))
+        assert shares.due("long", 0.3)
+        shares.sent("short", 1.0, ())
+        assert shares.owed_s("long") == 0.0
+
+
+class TestFairness:
+    def two(self, weight: float = 1.0) -> Fairness:
+        return Fairness([Tenant("b", weight)], 1.0)
+
+    def test_a_newcomer_has_no_claim_on_the_past(self) -> None:
+        fair = self.two()
+        for _ in range(100):
+            fair.arrived("a", 0.0)
+            fair.charge("a", 1.0, 0.0)
+        fair.queued("a")
+        fair.arrived("b", 1.0)
+        assert (fair.counter("a"), fair.counter("b")) == (100.0, 99.0)
+
+    def test_weights_and_corrections(self) -> None:
+        fair = self.two(weight=4.0)
+        for name in ("a", "b"):
+            fair.arrived(name, 0.0)
+            fair.queued(name)
+        for name in ("a", "b"):
+            fair.charge(name, 2.0, 0.0)
+        assert (fair.counter("a"), fair.counter("b")) == (2.0, 0.5)
+        fair.correct("a", -1.0)
+        assert fair.counter("a") == 1.0
+
+    def test_another_weight_counts_from_now_on(self) -> None:
+        fair = Fairness([Tenant("a"), Tenant("b")], 1.0)
+        for _ in range(300):
+            for name in ("a", "b"):
+                fair.arrived(name, 0.0)
+                fair.charge(name, 1.0, 0.0)
+        fair.charge("a", 4.0, 0.0)
+        fair.reconfigure([Tenant("a", 2.0), Tenant("b")], 1.0)
+        # Not 152 against 300: `b` would wait for 150 seconds of the other's prefills.
+        assert (fair.counter("a"), fair.counter("b")) == (302.0, 300.0)
+
+    def test_a_light_tenant_does_not_wait_for_a_heavy_ones_queue(self) -> None:
+        fair = self.two()
+        fair.arrived("a", 0.0)
+        fair.queued("a")
+        for _ in range(10):
+            fair.charge("a", 1.0, 0.0)
+        fair.arrived("b", 0.0)
+        assert fair.seconds_before("b", "a", queued_s=60.0, engines=1) == 0.0
+        fair.charge("b", 4.0, 0.0)
+        assert fair.seconds_before("b", "a", queued_s=60.0, engines=1) == 3.0
+        assert fair.seconds_before("b", "a", queued_s=60.0, engines=2) == 1.5
+
+    def test_others_take_what_they_took_but_leave_a_fair_share(self) -> None:
+        fair = self.two()
+        for name, seconds in (("a", 9.0), ("b", 1.0)):
+            fair.arrived(name, 0.0)
+            fair.charge(name, seconds, 0.0)
+        assert fair.others_share("a", 1, 0.0) == pytest.approx(0.1)
+        assert fair.others_share("b", 1, 0.0) == 0.5
+
+    def test_idle_tenants_are_forgotten(self) -> None:
+        fair = self.two()
+        for number in range(1_000):
+            fair.arrived(str(number), 0.0)
+        fair.arrived("new", 400.0)
+        assert fair.shared(400.0) is False
+        assert set(fair.counters()) == {"new"}
+
+
+def waits(order: int, deadline: float, tenant: str = "", rank: int = 1) -> QueuedRequest:
+    request = Request(str(order), 1, tenant=tenant)
+    return QueuedRequest(request, "chat", 0.0, deadline, order, 1.0, rank)
+
+
+class TestLanes:
+    @given(st.lists(st.tuples(st.floats(0, 10), st.booleans()), max_size=60))
+    def test_one_tenant_and_one_class_leave_as_from_one_queue(
+        self, arrivals: list[tuple[float, bool]]
+    ) -> None:
+        lanes, queue = BucketQueue(Fairness((), 1.0)), DueQueue()
+        for order, (deadline, leaves) in enumerate(arrivals):
+            lanes.push(waiting := waits(order, deadline))
+            queue.push(waiting)
+            if leaves:
+                assert lanes.heads() == [queue.head()]
+                head = queue.head()
+                assert head is not None
+                assert lanes.earliest() is head
+                lanes.remove(head)
+                queue.remove(head.request.id)
+            assert lanes.everyone() == queue.everyone()
+            assert lanes.seconds_before(5.0) == queue.seconds_before(5.0)
+            assert len(lanes) == len(queue)
+
+    def test_classes_then_counters_then_deadlines(self) -> None:
+        fair = Fairness((), 1.0)
+        lanes = BucketQueue(fair)
+        fair.arrived("a", 0.0)
+        fair.charge("a", 5.0, 0.0)
+        fair.account("b")
+        for waiting in (
+            waits(1, 1.0, "a"),
+            waits(2, 3.0, "b"),
+            waits(3, 2.0, "b"),
+            waits(4, 9.0, "a", RANKS["interactive"]),
+            waits(5, 0.5, "a", RANKS["batch"]),
+        ):
+            lanes.push(waiting)
+        assert [head.order for head in lanes.heads()] == [4, 3, 5]
+        assert lanes.earliest() is not None
+        assert lanes.earliest().order == 5  # type: ignore[union-attr]
+        assert lanes.of_tenant("b") == (2, 2.0)
+
+
+class TestOutputs:
+    def test_reserves_what_nine_in_ten_answers_take(self) -> None:
+        outputs = OutputLengths()
+        for number in range(OUTPUTS_NEEDED + LOOK_EVERY):
+            assert number >= OUTPUTS_NEEDED or outputs.expected("a", "chat", 4_096) == 4_096
+            outputs.observe("a", "chat", 100 if number % 20 else 3_000)
+        assert 100 <= outputs.expected("a", "chat", 4_096) <= 120
+        assert outputs.expected("a", "chat", 50) == 50
+        assert outputs.expected("b", "chat", 4_096) == 4_096
+        assert outputs.expected("a", "document", 4_096) == 4_096
+
+    def test_follows_a_tenant_that_changes(self) -> None:
+        outputs = OutputLengths()
+        for tokens in (100, 2_000):
+            for _ in range(600):
+                outputs.observe("a", "chat", tokens)
+        assert 2_000 <= outputs.expected("a", "chat", 10**6) <= 2_400
+
+    def test_memory_is_bounded(self) -> None:
+        outputs = OutputLengths()
+        for number in range(5_000):
+            outputs.observe(str(number), "chat", 1)
+        assert len(outputs._lengths) == 4_096
+
+
+class TestConcurrency:
+    def ended(self, limit: Concurrency, gap_s: float, began: float, count: int = 20) -> None:
+        for i in range(count):
+            now = began + 100 * gap_s + i * 0.1
+            limit.finished(now - 100 * gap_s, 101, running=limit.limit, now=now)
+
+    def test_slow_tokens_lower_it_and_fast_ones_raise_it(self) -> None:
+        limit = Concurrency(64, slo_s=0.05)
+        self.ended(limit, 0.06, began=0.0)
+        assert limit.limit == 57
+        self.ended(limit, 0.04, began=100.0)
+        assert limit.limit == 58
+        for began in range(200, 20_000, 100):
+            self.ended(limit, 0.04, began=float(began))
+        assert limit.limit == 64
+        for began in range(20_000, 60_000, 100):
+            self.ended(limit, 0.5, began=float(began))
+        assert limit.limit == 1
+
+    def test_one_slow_batch_is_answered_once(self) -> None:
+        limit = Concurrency(64, slo_s=0.05)
+        for _ in range(5):
+            self.ended(limit, 0.06, began=0.0)
+        assert limit.limit == 57
+
+    def test_off_by_default(self) -> None:
+        assert not Concurrency(64, inf).on
+
+
+class Desk:
+    """One backend that prefills one request at a time; time passes by hand."""
+
+    def __init__(self, *tenants: Tenant, **options: float) -> None:
+        self.now, self.count = 0.0, 0
+        self.shaper = Shaper(
+            [BackendSpec("gpu0", 64)],
+            [CHAT, DOCUMENT],
+            tenants=tenants,
+            dispatch_ahead_s=0.01,
+            **options,  # type: ignore[arg-type]
+        )
+        self.shaper.backend_up("gpu0", 0.0)
+
+    def ask(
+        self, tenant: str = "", service_class: ServiceClass = "standard", tokens: int = 4_000
+    ) -> list[Action]:
+        self.count += 1
+        request = Request(
+            f"{tenant}{self.count}", tokens, 10, tenant=tenant, service_class=service_class
+        )
+        return self.shaper.arrive(request, self.now)
+
+    def serve(self, count: int) -> list[Request]:
+        """Answer so many, one after the other; who was answered."""
+        backend, answered = self.shaper.backends["gpu0"], []
+        for _ in range(count):
+            flight = next(iter(backend.prefills.values()))
+            self.now += flight.prefill_s
+            answered.append(flight.request)
+            self.shaper.first_token(flight.request.id, self.now)
+            self.shaper.finish(flight.request.id, self.now)
+        return answered
+
+
+def test_tenants_take_turns_by_seconds_and_weight() -> None:
+    desk = Desk(Tenant("b", weight=3.0), default_weight=1.0)
+    for tenant in "abababababab":
+        desk.ask(tenant)
+    answered = [request.tenant for request in desk.serve(8)]
+    assert answered.count("b") == 6
+
+
+def test_a_light_tenant_is_taken_in_beside_a_full_queue() -> None:
+    desk = Desk()
+    while not any(isinstance(action, Reject) for action in desk.ask("heavy")):
+        pass
+    assert desk.ask("light") == []
+    assert [request.tenant for request in desk.serve(2)] == ["heavy", "light"]
+
+
+def test_the_urgent_go_first_and_the_last_are_not_forgotten() -> None:
+    desk = Desk()
+    desk.ask()
+    for service_class in ("batch", "standard", "interactive"):
+        desk.ask("", service_class)
+    answered = desk.serve(4)
+    assert [r.service_class for r in answered[1:]] == ["interactive", "standard", "batch"]
+    desk.ask()
+    desk.ask("", "batch")
+    served = 0
+    while desk.shaper.queued("chat") and desk.now < 60:
+        if not any(w.rank == RANKS["batch"] for w in desk.shaper.waiting()):
+            break
+        desk.ask("", "interactive")
+        served += len(desk.serve(1))
+    assert served <= 25  # a twentieth of the seconds
+
+
+def test_a_full_queue_gives_way_to_the_more_urgent() -> None:
+    shaper = Shaper([BackendSpec("gpu0", 1)], [Bucket("chat", 5_000, max_queue=2)])
+    shaper.backend_up("gpu0", 0.0)
+    for number, service_class in enumerate(("standard", "batch", "standard")):
+        shaper.arrive(Request(str(number), 100, service_class=service_class), 0.0)  # type: ignore[arg-type]
+    refused = shaper.arrive(Request("late", 100, service_class="batch"), 0.0)
+    assert [(a.request.id, getattr(a, "reason", "")) for a in refused] == [("late", "queue_full")]
+    actions = shaper.arrive(Request("urgent", 100, service_class="interactive"), 0.0)
+    assert [(a.request.id, getattr(a, "reason", "")) for a in actions] == [("1", "queue_full")]
+    assert {w.request.id for w in shaper.waiting()} == {"2", "urgent"}
+
+
+def test_a_queue_that_one_tenant_has_filled_gives_way_to_another() -> None:
+    shaper = Shaper([BackendSpec("gpu0", 1)], [Bucket("chat", 5_000, max_queue=4)])
+    shaper.backend_up("gpu0", 0.0)
+    for number in range(6):
+        last = shaper.arrive(Request(str(number), 100, tenant="a"), 0.0)
+    assert [getattr(a, "reason", "") for a in last] == ["queue_full"]
+    for number in range(3):
+        shaper.arrive(Request(f"b{number}", 100, tenant="b"), 0.0)
+    tenants = [w.request.tenant for w in shaper.waiting()]
+    assert (tenants.count("a"), tenants.count("b")) == (2, 2)
+
+
+def test_an_empty_quota_refuses_with_the_time_it_takes_to_fill() -> None:
+    desk = Desk(Tenant("a", 1.0, tokens_per_s=1_000.0, burst_tokens=4_000.0))
+    assert isinstance(desk.ask("a")[0], Send)
+    (refused,) = desk.ask("a")
+    assert isinstance(refused, Reject)
+    assert (refused.reason, refused.retry_after_s) == ("tenant_quota", 4.0)
+    desk.now = 4.0
+    assert not any(isinstance(action, Reject) for action in desk.ask("a"))
+
+
+def test_what_the_engine_had_cached_is_not_charged() -> None:
+    desk = Desk()
+    for tenant in "ab":
+        desk.ask(tenant)
+    for request_id, cached in (("a1", 3_900), ("b2", 0)):
+        desk.shaper.used(request_id, 10, desk.now, cached)
+        desk.serve(1)
+    counters = desk.shaper._dispatcher.fairness.counters()
+    assert counters["a"] < counters["b"] / 2
+
+
+def test_kv_is_reserved_for_what_answers_turn_out_to_be() -> None:
+    shaper = Shaper([BackendSpec("gpu0", 64, 100_000)], [CHAT])
+    shaper.backend_up("gpu0", 0.0)
+    kv = shaper.backends["gpu0"].kv
+    for number in range(40):
+        now = float(number)
+        shaper.arrive(Request(str(number), 100, 4_096), now)
+        held = kv.tokens
+        shaper.first_token(str(number), now + 0.1)
+        shaper.used(str(number), 200, now + 0.2)
+        shaper.finish(str(number), now + 0.2)
+        assert kv.tokens == 0
+        assert held == 4_196 if number < 20 else held < 400
+
+
+@pytest.mark.parametrize(
+    ("tokens", "timeout_s", "hopeless"),
+    [
+        (100_000, 0.5, True),  # its prefill alone takes seconds
+        (100_000, inf, False),  # max_wait binds, and passes
+        (10, 0.5, False),  # the queue is too long, now
+    ],
+)
+def test_what_no_backend_could_do_in_time_is_said_to_be_hopeless(
+    tokens: int, timeout_s: float, hopeless: bool
+) -> None:
+    shaper = Shaper([BackendSpec("b", 8)], [Bucket("all", 131_072, max_wait_s=1.0)])
+    shaper.backend_up("b", 0.0)
+    late = Request("late", tokens, timeout_s=timeout_s)
+    (sent,) = shaper.arrive(Request("first", tokens, timeout_s=timeout_s), 0.0)
+    assert isinstance(sent, Send)  # an idle backend never refuses work
+    for number in range(8):
+        shaper.arrive(Request(f"more{number}", 100_000), 0.0)
+    (refused,) = shaper.arrive(late, 0.0)
+    assert isinstance(refused, Reject)
+    assert (refused.reason, refused.hopeless) == ("deadline_unattainable", hopeless)

@@ -1,0 +1,171 @@
+"""Engines with --long-prefill-token-threshold: shorter prefills pass longer ones."""
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from forebay.proxy.core.learn.cost import PRIOR_FIXED_S, CostModel, features
+from forebay.proxy.core.model import Action, BackendSpec, Bucket, Request, Send
+from forebay.proxy.core.shaper import Shaper
+from forebay.proxy.core.state.backend import Backend
+from forebay.proxy.core.state.in_flight import InFlight
+from forebay.proxy.core.state.prefill_queue import STEP_UNDER_WAY, passing
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.sim.fleet import Fleet, Outcome
+from forebay.replay.sim.scenario import Scenario
+from forebay.replay.sim.skipping import SkippingEngine
+from forebay.traces.synth_mix import ChatBesideDocuments, chat_beside_documents
+
+CHUNK = 2_048
+BUCKETS = [
+    Bucket("chat", 5_000, max_queue=64, max_wait_s=2.0),
+    Bucket("document", 131_072, max_queue=64, max_wait_s=30.0, prefills_per_backend=1),
+]
+
+
+def prefill(uncached_tokens: int, prefill_s: float) -> InFlight:
+    request = Request("r", uncached_tokens)
+    return InFlight(request, "chat", prefill_s, prefill_s, uncached_tokens, 0)
+
+
+class TestPassing:
+    LINE = (prefill(20_480, 10.0), prefill(1_000, 0.05), prefill(4_096, 0.2))
+
+    @pytest.mark.parametrize(
+        ("tokens", "equals_s", "steps"),
+        [
+            (500, 0.05, 1),
+            (2_048, 0.05, 1),
+            (2_049, 0.05, 2),  # shorter than the third, so it passes that one, too
+            (4_096, 0.25, 2),
+            (20_480, 10.25, 10),
+        ],
+    )
+    def test_waits_for_those_no_longer_and_shares_steps_with_the_others(
+        self, tokens: int, equals_s: float, steps: int
+    ) -> None:
+        got_s, chunks_s = passing(self.LINE, tokens, CHUNK)
+        assert got_s == pytest.approx(equals_s)
+        longer = [p for p in self.LINE if p.uncached_tokens > max(tokens, CHUNK)]
+        share = [min(1.0, (steps + STEP_UNDER_WAY) * CHUNK / p.uncached_tokens) for p in longer]
+        expected = sum(p.prefill_s * part for p, part in zip(longer, share, strict=True))
+        assert chunks_s == pytest.approx(expected)
+
+    def test_never_longer_than_the_whole_line(self) -> None:
+        line = (prefill(3_000, 0.1), prefill(2_500, 0.1))
+        assert sum(passing(line, 2_048, CHUNK)) <= 0.2
+
+
+class TestLine:
+    def backend(self, chunk: float = CHUNK) -> Backend:
+        backend = Backend(BackendSpec("a", 8, chunk_tokens=chunk), BUCKETS)
+        backend.up = True
+        return backend
+
+    def test_a_chat_waits_for_chunks_and_a_document_for_everything(self) -> None:
+        backend = self.backend()
+        flight = backend.send(Request("d", 120_000), "document", 0, now=0.0)
+        assert backend.prefill_queue.ahead_s(500, 0.0) < 0.05 * flight.prefill_s
+        assert backend.prefill_queue.drain_s(500, 0.0) == 0.0
+        assert (
+            backend.prefill_queue.ahead_s(120_000, 0.0)
+            == backend.prefill_queue.backlog_s(0.0)
+            == flight.prefill_s
+        )
+        assert not backend.prefill_queue.blocks_for(2.0)
+        assert self.backend(inf).prefill_queue.chunk_tokens == inf
+
+    def test_who_has_passed_took_its_part_of_the_time(self) -> None:
+        backend = self.backend()
+        document = backend.send(Request("d", 120_000), "document", 0, now=0.0)
+        chat = backend.send(Request("c", 2_000), "chat", 0, now=1.0)
+        before = backend.prefill_queue.backlog_s(1.5)
+        backend.first_token("c", 1.5)
+        assert backend.prefill_queue.backlog_s(1.5) == pytest.approx(before)
+        assert before == pytest.approx(document.prefill_s + chat.prefill_s - 1.5)
+
+    def test_chats_beside_a_document_do_not_teach_what_prefills_cost(self) -> None:
+        """Their steps are long because of the document's chunks."""
+        backend = self.backend()
+        backend.send(Request("d", 120_000), "document", 0, now=0.0)
+        for number in range(20):
+            backend.send(Request(str(number), 500), "chat", 0, now=0.2 * number)
+            backend.first_token(str(number), 0.2 * number + 0.2)
+        assert backend.cost.observations == 0
+        backend.first_token("d", 9.0)
+        assert backend.cost.observations == 1  # of all that was done in these nine seconds
+
+    def test_silent_answers_leave_the_line_when_they_should(self) -> None:
+        backend = self.backend()
+        backend.send(Request("d", 120_000), "document", 0, now=0.0)
+        flight = backend.send(Request("c", 500, streams=False), "chat", 0, now=0.0)
+        assert 0.0 < flight.ends_at < 1.0
+        assert not backend.end_silent_prefills(flight.ends_at - 1e-3)
+        assert backend.end_silent_prefills(flight.ends_at)
+        assert list(backend.prefills) == ["d"]
+
+    def test_total(self) -> None:
+        model = CostModel()
+        assert model.total_s(features(0, 0)) == PRIOR_FIXED_S
+        assert model.total_s(features(900, 1_000)) == pytest.approx(model.predict_s(900, 1_000))
+
+
+class TestShaper:
+    def shaper(self) -> Shaper:
+        specs = [BackendSpec(name, 64, 1e6, CHUNK) for name in "ab"]
+        made = Shaper(specs, BUCKETS)
+        for name in "ab":
+            made.backend_up(name, 0.0)
+        return made
+
+    @staticmethod
+    def sent(actions: list[Action]) -> list[str]:
+        return [a.backend for a in actions if isinstance(a, Send)]
+
+    def test_no_engine_is_kept_clear(self) -> None:
+        shaper = self.shaper()
+        shaper.arrive(Request("c0", 500), 0.0)
+        documents = [shaper.arrive(Request(f"d{i}", 120_000), 0.2) for i in range(3)]
+        assert {name for actions in documents[:2] for name in self.sent(actions)} == {"a", "b"}
+        assert documents[2] == []  # one at a time on each
+        assert self.sent(shaper.arrive(Request("c1", 500), 0.3))
+
+    def test_a_shared_instruction_is_not_waited_for(self) -> None:
+        shaper = self.shaper()
+        for name in "ab":  # both are reading a document that begins as everything does
+            blocks = (1, *(range(10, 70) if name == "a" else range(110, 170)))
+            assert self.sent(shaper.arrive(Request(name, 120_000, 10, blocks, 2_000.0), 0.0))
+        chat = Request("c", 4_500, 10, (1, 500), 2_000.0)
+        assert self.sent(shaper.arrive(chat, 0.1))
+
+    def test_a_follower_waits_for_its_document(self) -> None:
+        shaper = self.shaper()
+        blocks = tuple(range(60))
+        first, second = (Request(name, 120_000, 10, blocks, 2_000.0) for name in "de")
+        (where,) = self.sent(shaper.arrive(first, 0.0))
+        assert not self.sent(shaper.arrive(second, 0.1))
+        assert self.sent(shaper.first_token("d", 7.0)) == [where]
+
+
+@pytest.mark.parametrize("chunk", [0, CHUNK])
+def test_chats_beside_documents_that_no_engine_can_be_kept_clear_of(chunk: int) -> None:
+    """Nobody shares a document, and two engines have as much to do as they can."""
+    engine = replace(EngineConfig(), long_prefill_token_threshold=chunk)
+    names = ["a", "b"]
+    rows = list(chat_beside_documents(ChatBesideDocuments(
+        chat_rate_per_s=4.0, document_rate_per_s=0.18, questions=1, duration_s=120.0, seed=1
+    )))  # fmt: skip
+    engines = {name: SkippingEngine(engine) for name in names}
+    outcomes = Fleet(Scenario(engine=engine).new_policy(names), engines).run(rows)
+    chats = [o for o in outcomes if o.request.input_tokens <= 5_000]
+    late = sum(_ttft_s(one) > 2.0 for one in chats)
+    if chunk:
+        assert late == 0
+    else:
+        assert late > 0  # what the flag is good for
+
+
+def _ttft_s(outcome: Outcome) -> float:
+    first_s = outcome.first_token_s
+    return inf if first_s is None else first_s - outcome.request.arrival_s

@@ -1,0 +1,48 @@
+"""Who asks about a document that is being computed, and when it is."""
+
+from core_requests import document
+
+from forebay.proxy.core.model import Action, BackendSpec, Bucket, Send
+from forebay.proxy.core.shaper import Shaper
+
+DOCUMENT = Bucket("document", 200_000, 100, 30.0, prefills_per_backend=1)
+
+
+def names(actions: list[Action]) -> list[str]:
+    return [a.request.id for a in actions if isinstance(a, Send)]
+
+
+def one_engine() -> Shaper:
+    """It computes a long document; about that one more asks, and then one about a shorter one."""
+    shaper = Shaper([BackendSpec("b", 64)], [DOCUMENT])
+    shaper.backend_up("b", 0.0)
+    assert names(shaper.arrive(document("leader", 100_000), 0.0)) == ["leader"]
+    assert names(shaper.arrive(document("follower", 100_000), 0.1)) == []
+    assert names(shaper.arrive(document("shorter", 40_000, first=5_000), 0.2)) == []
+    return shaper
+
+
+def test_a_follower_is_a_hit_once_its_document_is_computed() -> None:
+    """It does not wait for another document, which is due earlier than the whole of its own."""
+    shaper = one_engine()
+    assert names(shaper.first_token("leader", 7.0)) == ["follower", "shorter"]
+
+
+def test_a_follower_is_as_long_as_its_document_if_that_is_not_computed() -> None:
+    shaper = one_engine()
+    (backend,) = shaper.backends.values()
+    assert names(shaper.finish("leader", 0.3)) == ["shorter"]
+    assert not backend.followers
+    (follower,) = shaper.waiting()
+    assert follower.work_s > 0.9 * backend.prefill_s(follower.request, 0)
+    assert names(shaper.first_token("shorter", 3.0)) == ["follower"]
+
+
+def test_who_follows_a_follower() -> None:
+    """One that left the engine without an answer is followed by the next, and the rest wait."""
+    shaper = one_engine()
+    shaper.arrive(document("third", 100_000), 0.3)
+    shaper.finish("leader", 0.4)
+    assert names(shaper.first_token("shorter", 3.0)) == ["follower"]
+    assert [w.request.id for w in shaper.waiting()] == ["third"]
+    assert names(shaper.first_token("follower", 9.0)) == ["third"]

@@ -1,0 +1,158 @@
+"""Who asks about a document that waits to be computed joins its leader, and what comes of both."""
+
+from core_requests import document
+
+from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Send
+from forebay.proxy.core.shaper import Shaper
+from forebay.proxy.core.state.coalescing import SplitPrompts
+from forebay.proxy.core.state.queue import QueuedRequest
+
+DOCUMENT = Bucket("document", 200_000, 100, 30.0, prefills_per_backend=1)
+
+
+def sent(actions: list[Action]) -> list[tuple[str, str]]:
+    return [(a.request.id, a.backend) for a in actions if isinstance(a, Send)]
+
+
+def asks(name: str, about: int, tokens: int = 60_000) -> Request:
+    """A question about one of many documents, which have nothing in common."""
+    return document(name, tokens, first=1_000 * about)
+
+
+def busy(count: int = 2) -> Shaper:
+    """Every engine computes a document, number 1 to `count`."""
+    shaper = Shaper([BackendSpec(f"b{i}", 64) for i in range(1, count + 1)], [DOCUMENT])
+    for i in range(1, count + 1):
+        shaper.backend_up(f"b{i}", 0.0)
+        assert sent(shaper.arrive(asks(f"first {i}", i, 120_000), 0.0)) == [(f"first {i}", f"b{i}")]
+    return shaper
+
+
+def waiting(shaper: Shaper, name: str) -> QueuedRequest:
+    (found,) = [w for w in shaper.waiting() if w.request.id == name]
+    return found
+
+
+def place(shaper: Shaper, name: str) -> str:
+    return waiting(shaper, name).backend
+
+
+def test_who_asks_about_a_waiting_document_waits_where_it_does() -> None:
+    shaper = busy()
+    shaper.arrive(asks("leader", 5), 0.1)
+    for i in range(5):
+        shaper.arrive(asks(f"follower {i}", 5), 0.2)
+    shaper.arrive(asks("other", 6), 0.3)
+    home = place(shaper, "leader")
+    assert {place(shaper, f"follower {i}") for i in range(5)} == {home}
+    assert place(shaper, "other") != home
+    backend = shaper.backends[home]
+    assert backend.queued_s < 1.3 * backend.prefill_s(asks("leader", 5), 0)
+    shaper.first_token(f"first {home[1]}", 8.0)
+    assert "leader" in backend.prefills
+    followers = [(f"follower {i}", home) for i in range(5)]
+    assert sent(shaper.first_token("leader", 12.0))[:5] == followers
+
+
+def test_who_is_asked_about_by_many_goes_before_who_came_earlier() -> None:
+    shaper = busy(1)
+    shaper.arrive(asks("alone", 5), 0.1)
+    shaper.arrive(asks("leader", 6), 0.2)
+    for i in range(3):
+        shaper.arrive(asks(f"follower {i}", 6), 0.3)
+    assert sent(shaper.first_token("first 1", 8.0)) == [("leader", "b1")]
+
+
+def test_who_alone_is_asked_about_keeps_its_turn() -> None:
+    shaper = busy(1)
+    shaper.arrive(asks("earlier", 5), 0.1)
+    shaper.arrive(asks("later", 6), 0.2)
+    assert sent(shaper.first_token("first 1", 8.0)) == [("earlier", "b1")]
+
+
+def test_a_follower_that_leaves_hastens_nobody() -> None:
+    shaper = busy(1)
+    shaper.arrive(asks("leader", 5), 0.1)
+    leader = waiting(shaper, "leader")
+    shaper.arrive(asks("follower", 5), 0.2)
+    assert leader.followed == 1
+    shaper.cancel("follower", 0.3)
+    assert leader.followed == 0
+
+
+def test_the_next_leads_when_the_leader_leaves() -> None:
+    """And is as long as the document again; who follows both is not asked to move."""
+    shaper = busy(1)
+    (backend,) = shaper.backends.values()
+    shaper.arrive(asks("leader", 5), 0.1)
+    shaper.arrive(asks("second", 5), 0.2)
+    shaper.arrive(asks("third", 5), 0.3)
+    assert [w.request.id for w in backend.leaders] == ["leader"]
+    shaper.cancel("leader", 0.4)
+    shaper.first_token("first 1", 8.0)
+    assert set(backend.prefills) == {"second"}
+    third = waiting(shaper, "third")
+    assert third.follows
+    assert third.work_s < 0.1 * backend.prefill_s(third.request, 0)
+    assert sent(shaper.first_token("second", 12.0)) == [("third", "b1")]
+
+
+def test_followers_go_where_their_leader_goes() -> None:
+    """It was the head of its queue, and the other engine had room first."""
+    shaper = busy()
+    shaper.arrive(asks("leader", 5), 0.1)
+    home, away = ("b1", "b2") if place(shaper, "leader") == "b1" else ("b2", "b1")
+    shaper.arrive(asks("follower", 5), 0.2)
+    assert place(shaper, "follower") == home
+    assert sent(shaper.first_token(f"first {away[1]}", 1.0)) == [("leader", away)]
+    assert place(shaper, "follower") == away
+    assert sent(shaper.first_token("leader", 4.0)) == [("follower", away)]
+
+
+def test_who_waits_elsewhere_comes_when_it_is_computed() -> None:
+    """The other engine would have had room long before; this one was done earlier than thought."""
+    shaper = Shaper([BackendSpec("b1", 64), BackendSpec("b2", 64)], [DOCUMENT])
+    for name in ("b1", "b2"):
+        shaper.backend_up(name, 0.0)
+    assert sent(shaper.arrive(asks("whole", 5, 120_000), 0.0)) == [("whole", "b1")]
+    assert sent(shaper.arrive(asks("other", 6, 30_000), 0.0)) == [("other", "b2")]
+    shaper.arrive(asks("beginning", 5, 40_000), 0.1)
+    assert place(shaper, "beginning") == "b2"
+    assert sent(shaper.first_token("whole", 0.5)) == [("beginning", "b1")]
+
+
+def test_a_head_awaits_nobody_behind_it() -> None:
+    """Two begun on two engines that go to one: the lane would wait for its own end."""
+    head = QueuedRequest(asks("head", 5), "document", 0.0, 30.0, order=1)
+    behind = QueuedRequest(asks("behind", 5), "document", 1.0, 31.0, order=2)
+    head.due, behind.due = 10.0, 11.0
+    head.backend = behind.backend = "b"
+    begun = SplitPrompts()
+    begun.add(behind)
+    assert begun.promised(head.request)
+    assert not begun.promised(head.request, head)
+    head.due = 12.0
+    assert begun.promised(head.request, head)
+    head.due, behind.backend = 10.0, ""  # a piece of it runs
+    assert begun.promised(head.request, head)
+
+
+def test_nobody_leads_with_a_short_prompt() -> None:
+    shaper = busy(1)
+    (backend,) = shaper.backends.values()
+    shaper.arrive(asks("short", 5, 2_000), 0.1)
+    shaper.arrive(asks("same", 5, 2_000), 0.2)
+    assert not list(backend.leaders)
+    assert not backend.followers
+
+
+def test_a_follower_is_refused_in_its_turn_when_its_leader_is() -> None:
+    shaper = busy(1)
+    shaper.arrive(asks("leader", 5), 0.1)
+    shaper.arrive(asks("follower", 5), 0.2)
+    actions: list[Action] = []
+    for _ in range(10):
+        if not shaper.waiting():
+            break
+        actions += shaper.wake(shaper.wake_at())
+    assert {a.request.id for a in actions if isinstance(a, Reject)} == {"leader", "follower"}

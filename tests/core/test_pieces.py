@@ -1,0 +1,350 @@
+"""Long prompts in pieces: how long a piece is, and who has a turn between two."""
+
+from math import inf
+
+import pytest
+from core_requests import BLOCK, document
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.proxy.core.explain.recorder import Recorder
+from forebay.proxy.core.learn.cost import CostModel
+from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Send
+from forebay.proxy.core.policy.long_prefills import LONGER, next_piece
+from forebay.proxy.core.shaper import Shaper
+from forebay.proxy.core.state.queue import QueuedRequest
+from forebay.proxy.telemetry.receipt_text import verdict
+
+CHAT = Bucket("chat", 5_000, max_queue=100, max_wait_s=2.0)
+DOCUMENT = Bucket("document", 200_000, 100, 30.0, prefills_per_backend=1)
+
+
+class TestBeginning:
+    @given(tokens=st.integers(1_000, 200_000), piece_s=st.floats(0.05, 5.0))
+    def test_pieces_grow_to_the_whole_prompt(self, tokens: int, piece_s: float) -> None:
+        """Each takes about `piece_s` or is one block; so does the rest."""
+        cost, request, before = CostModel(), document("r", tokens), 0
+        most_s = (1 + LONGER) * piece_s + cost.predict_s(0, 0)
+        while (piece := next_piece(request, before * BLOCK, before, cost, piece_s)) is not None:
+            blocks = len(piece.blocks)
+            assert before < blocks < len(request.blocks)
+            assert piece.blocks == request.blocks[:blocks]
+            assert piece.prompt_tokens == blocks * BLOCK
+            assert (piece.id, piece.output_tokens, piece.streams) == ("r", 1, True)
+            taken_s = cost.predict_s((blocks - before) * BLOCK, piece.prompt_tokens)
+            assert taken_s <= most_s or blocks == before + 1
+            before = blocks
+        left_s = cost.predict_s(tokens - before * BLOCK, tokens)
+        assert left_s <= most_s or before >= len(request.blocks) - 1
+
+    @pytest.mark.parametrize("piece_s", [0.8, 1.0, 1.2, 1.4])
+    def test_the_last_piece_is_as_long_as_the_others(self, piece_s: float) -> None:
+        cost, request, before, took_s = CostModel(), document("r"), 0, []
+        while (piece := next_piece(request, before * BLOCK, before, cost, piece_s)) is not None:
+            blocks = len(piece.blocks)
+            took_s.append(cost.predict_s((blocks - before) * BLOCK, piece.prompt_tokens))
+            before = blocks
+        took_s.append(cost.predict_s(120_000 - before * BLOCK, 120_000))
+        assert max(took_s) / min(took_s) < 1.25
+        whole_s = cost.predict_s(120_000, 120_000) / piece_s
+        assert whole_s - LONGER <= len(took_s) <= whole_s + 2
+
+    def test_what_goes_whole(self) -> None:
+        cost = CostModel()
+        assert next_piece(document("r"), 0, 0, cost, inf) is None
+        assert next_piece(document("r", whole=True), 0, 0, cost, 0.5) is None
+        assert next_piece(Request("r", 120_000), 0, 0, cost, 0.5) is None  # nobody shares it
+
+    def test_who_finds_less_cached_than_was_computed_goes_whole(self) -> None:
+        """The engine caches nothing, or drops it at once: every piece would be all of it again."""
+        cost = CostModel()
+        assert next_piece(document("r"), 19 * BLOCK, 20, cost, 0.5) is None
+        assert next_piece(document("r"), 20 * BLOCK, 20, cost, 0.5) is not None
+
+
+class Fleet:
+    """Backends that take pieces; actions carried out on nothing."""
+
+    def __init__(self, count: int = 1, piece_s: float = 0.8) -> None:
+        specs = [BackendSpec(f"b{i}", 64, piece_s=piece_s) for i in range(count)]
+        self.recorder = Recorder()
+        self.shaper = Shaper(specs, [CHAT, DOCUMENT], recorder=self.recorder)
+        for spec in specs:
+            self.shaper.backend_up(spec.name, 0.0)
+
+    def chat(self, now: float) -> list[Action]:
+        """One that is answered at once: chats flow."""
+        name = f"chat at {now}"
+        actions = self.shaper.arrive(Request(name, 500, 10), now)
+        if any(isinstance(a, Send) and a.request.id == name for a in actions):
+            self.shaper.first_token(name, now + 0.03)
+            self.shaper.finish(name, now + 0.03)
+        return actions
+
+    def chats_flow(self, now: float) -> None:
+        """One has just come in; nothing else of it."""
+        self.shaper._dispatcher.forecast.long_prefills.arrived("chat", now)
+
+
+def deep_in_a_document() -> tuple[Fleet, float]:
+    """When its seventh piece has just been sent."""
+    fleet, now = Fleet(), 0.1
+    fleet.chat(0.0)
+    fleet.shaper.arrive(document("d"), now)
+    for _ in range(6):
+        now += 0.8
+        fleet.chats_flow(now)
+        fleet.shaper.piece_computed("d", now)
+    return fleet, now
+
+
+def sends(actions: list[Action]) -> list[tuple[str, int]]:
+    return [(a.request.id, a.piece_blocks) for a in actions if isinstance(a, Send)]
+
+
+class TestShaper:
+    def test_a_document_goes_in_pieces_while_chats_come(self) -> None:
+        fleet, now, sent = Fleet(), 1.0, []
+        fleet.chat(0.0)
+        actions = fleet.shaper.arrive(document("d"), now)
+        while (last := sends(actions)[0])[1]:
+            sent.append(last[1])
+            now += 0.8
+            fleet.chats_flow(now)
+            actions = fleet.shaper.piece_computed("d", now)
+        assert sent == sorted(set(sent))
+        assert 8 <= len(sent) <= 16
+        assert sends(actions) == [("d", 0)]
+        fleet.shaper.first_token("d", now + 0.5)
+        fleet.shaper.finish("d", now + 1.0)
+        (backend,) = fleet.shaper.backends.values()
+        assert backend.idle
+        assert backend.kv.tokens == 0
+        assert backend.sent_prompt_tokens == 120_000 + 500
+
+    def test_it_goes_whole_while_nobody_is_held_up(self) -> None:
+        fleet = Fleet()
+        assert sends(fleet.shaper.arrive(document("d"), 0.0)) == [("d", 0)]
+
+    def test_what_is_left_goes_whole_once_nobody_is_held_up(self) -> None:
+        fleet = Fleet()
+        fleet.chat(0.0)
+        ((_, blocks),) = sends(fleet.shaper.arrive(document("d"), 9.0))
+        assert blocks
+        assert sends(fleet.shaper.piece_computed("d", 10.5)) == [("d", 0)]
+
+    def test_a_chat_has_its_turn_between_two_pieces(self) -> None:
+        fleet = Fleet()
+        fleet.chat(0.0)
+        assert sends(fleet.shaper.arrive(document("d"), 0.1))[0][1]
+        assert fleet.shaper.arrive(Request("c", 4_000, 10), 0.2) == []  # the engine is busy
+        assert sends(fleet.shaper.piece_computed("d", 0.9))[0] == ("c", 0)
+
+    def test_a_chat_is_sent_shortly_before_a_piece_ends(self) -> None:
+        """However long the whole of it would take: its beginning is known to be cached."""
+        fleet, now = deep_in_a_document()
+        (backend,) = fleet.shaper.backends.values()
+        (piece,) = backend.prefills.values()
+        assert piece.overdue_s < 0.3 < 0.1 * piece.cold_s
+        ends_at = now + piece.prefill_s
+        assert fleet.shaper.arrive(Request("c", 4_000, 10), ends_at - 0.5) == []
+        assert sends(fleet.shaper.wake(ends_at - 0.29)) == [("c", 0)]
+
+    @pytest.mark.parametrize("kept", [True, False])
+    def test_what_an_engine_did_not_keep_may_take_as_long_as_the_whole(self, kept: bool) -> None:
+        """Then nothing is sent behind it just because its predicted end is near."""
+        fleet, now = deep_in_a_document()
+        (backend,) = fleet.shaper.backends.values()
+        cached = backend.in_flight["d"].matched_tokens if kept else 0
+        tokens = backend.in_flight["d"].request.prompt_tokens
+        fleet.chats_flow(now + 0.8)
+        fleet.shaper.piece_computed("d", now + 0.8, cached, tokens)
+        flight = backend.in_flight["d"]
+        assert (flight.overdue_s < 0.3) == kept
+        assert flight.request.whole != kept
+
+    def test_one_whose_prompt_cannot_be_cut_has_had_nothing_computed(self) -> None:
+        fleet = Fleet()
+        fleet.chat(0.0)
+        assert sends(fleet.shaper.arrive(document("d"), 0.1))[0][1]
+        fleet.shaper.not_split("d", 0.2)
+        (backend,) = fleet.shaper.backends.values()
+        flight = backend.in_flight["d"]
+        assert flight.overdue_s == pytest.approx(0.1 * flight.cold_s)
+
+    def test_another_document_waits_for_the_first_one(self) -> None:
+        """Who came first goes on; else each would take as long as both."""
+        fleet = Fleet()
+        fleet.chat(0.0)
+        assert sends(fleet.shaper.arrive(document("d"), 0.1))[0][1]
+        assert fleet.shaper.arrive(document("e", first=10_000), 0.2) == []
+        assert sends(fleet.shaper.piece_computed("d", 0.9))[0][0] == "d"
+
+    def test_who_asks_about_it_waits_until_it_is_computed_whole(self) -> None:
+        """One prefill, though another engine has nothing to do; and then before other documents."""
+        fleet, now = Fleet(2), 0.1
+        fleet.chat(0.0)
+        (first,) = fleet.shaper.arrive(document("d"), now)
+        assert isinstance(first, Send)
+        assert fleet.shaper.arrive(document("again"), 0.2) == []
+        actions: list[Action] = [first]
+        while sends(actions) and sends(actions)[0][1]:
+            now += fleet.shaper.backends[first.backend].in_flight["d"].prefill_s
+            fleet.chats_flow(now)
+            actions = fleet.shaper.piece_computed("d", now)
+            assert [w.request.id for w in fleet.shaper.waiting()] == ["again"]
+        assert sends(actions) == [("d", 0)]
+        (hit,) = fleet.shaper.first_token("d", now + 0.8)
+        assert isinstance(hit, Send)
+        assert (hit.request.id, hit.backend) == ("again", first.backend)
+        assert hit.matched_tokens == 119_808  # its full blocks
+        assert not fleet.shaper.backends[first.backend].splits
+
+    def test_it_goes_on_where_it_began(self) -> None:
+        """However little was computed: the other engine has done less, and would begin anew."""
+        fleet = Fleet(2)
+        fleet.chat(0.0)
+        (first,) = fleet.shaper.arrive(document("d"), 0.1)
+        assert isinstance(first, Send)
+        assert first.piece_blocks * BLOCK < fleet.shaper._dispatcher.affinity.min_match * 120_000
+        fleet.chats_flow(0.9)
+        (second,) = fleet.shaper.piece_computed("d", 0.9)
+        assert isinstance(second, Send)
+        assert second.backend == first.backend
+
+    def test_who_shares_only_the_beginning_waits_only_for_that(self) -> None:
+        fleet = Fleet()
+        fleet.chat(0.0)
+        fleet.shaper.arrive(document("d"), 0.1)
+        other = Request("o", 20_000, 100, (*range(30), *range(1_000, 1_009)), float(BLOCK))
+        assert fleet.shaper.arrive(other, 0.2) == []
+        fleet.chats_flow(0.9)
+        actions = fleet.shaper.piece_computed("d", 0.9)
+        assert sends(actions)[0] == ("o", 0)
+
+    def test_who_waited_for_one_that_left_between_pieces_begins_itself(self) -> None:
+        fleet = Fleet()
+        fleet.chat(0.0)
+        fleet.shaper.arrive(document("d"), 0.1)
+        fleet.shaper.arrive(document("again"), 0.2)
+        (backend,) = fleet.shaper.backends.values()
+        assert list(backend.followers) == ["again"]
+        chats = [str(number) for number in range(4)]
+        for name in chats:
+            fleet.shaper.arrive(Request(name, 4_000, 10), 0.3)
+        fleet.shaper.piece_computed("d", 0.9)  # the chats go first
+        actions = fleet.shaper.cancel("d", 0.95)
+        for name in chats:
+            actions += fleet.shaper.finish(name, 1.0)
+        blocks = dict(sends(actions))["again"]
+        assert blocks > backend.in_flight["again"].matched_tokens / BLOCK > 0
+
+    @pytest.mark.parametrize("under_way", [True, False])
+    def test_what_is_left_of_a_prompt_counts_while_a_piece_of_it_runs(
+        self, under_way: bool
+    ) -> None:
+        fleet = Fleet()
+        fleet.chat(0.0)
+        if under_way:
+            fleet.shaper.arrive(document("d"), 0.1)
+        waiting = _waiting(document("e", first=10_000), 0.2)
+        (option,) = fleet.shaper._dispatcher.forecast.options(waiting, 0.2)
+        assert (option.wait_s > 8.0) == under_way
+
+    def test_pieces_take_both_engines(self) -> None:
+        """No engine need be kept clear of what lets others in between."""
+        fleet = Fleet(2)
+        fleet.chat(0.0)
+        first = sends(fleet.shaper.arrive(document("d"), 0.1))
+        second = sends(fleet.shaper.arrive(document("e", first=10_000), 0.2))
+        assert first[0][1]
+        assert second[0][1]
+
+    def test_an_engine_that_caches_nothing_is_sent_the_rest_whole(self) -> None:
+        fleet, now = Fleet(), 0.1
+        fleet.chat(0.0)
+        actions = fleet.shaper.arrive(document("d"), now)
+        for _ in range(3):
+            now += 0.8
+            fleet.chats_flow(now)
+            if not sends(actions)[0][1]:
+                break
+            actions = fleet.shaper.piece_computed("d", now, 0, 60_000)
+        assert sends(actions) == [("d", 0)]
+
+    def test_one_that_leaves_between_or_in_a_piece(self) -> None:
+        fleet = Fleet()
+        fleet.chat(0.0)
+        fleet.shaper.arrive(document("d"), 0.1)
+        chats = [str(number) for number in range(4)]
+        for name in chats:
+            fleet.shaper.arrive(Request(name, 4_000, 10), 0.2)
+        fleet.shaper.piece_computed("d", 0.9)  # the chats go first
+        assert "d" in [w.request.id for w in fleet.shaper.waiting()]
+        fleet.shaper.cancel("d", 0.95)
+        for name in chats:
+            fleet.shaper.finish(name, 1.0)
+        assert sends(fleet.shaper.arrive(document("e", first=10_000), 1.1))[0][1]
+        fleet.shaper.finish("e", 1.2)
+        (backend,) = fleet.shaper.backends.values()
+        assert backend.idle
+        assert not backend.prefills
+
+    def test_its_backend_fails_in_a_piece(self) -> None:
+        """Another one begins again, and knows nothing of what the first has computed."""
+        fleet = Fleet(2)
+        fleet.chat(0.0)
+        (send,) = fleet.shaper.arrive(document("d"), 0.1)
+        assert isinstance(send, Send)
+        (again,) = fleet.shaper.retry("d", 0.2)
+        assert isinstance(again, Send)
+        assert again.backend != send.backend
+        assert again.piece_blocks
+
+    def test_the_queue_time_ends_with_the_first_piece(self) -> None:
+        fleet = Fleet()
+        fleet.chat(0.0)
+        fleet.shaper.arrive(document("d"), 1.0)
+        (send,) = fleet.shaper.piece_computed("d", 1.8)
+        assert isinstance(send, Send)
+        assert send.queued_s == 0.0
+
+    def test_the_receipt_tells_of_each_piece(self) -> None:
+        fleet = Fleet()
+        fleet.chat(0.0)
+        fleet.shaper.arrive(document("d"), 1.0)
+        fleet.shaper.piece_computed("d", 1.8)
+        receipt = fleet.recorder.receipts.under_way["d"]
+        assert [step.kind for step in receipt.steps].count("computed") == 1
+        assert receipt.state == "prefilling"
+        assert (receipt.tries, receipt.sent_at) == (1, 1.0)
+        assert verdict(receipt, 2.0).startswith("Sent at once to b0, one part of its prompt first")
+
+    def test_every_backend_is_gone_between_two_pieces(self) -> None:
+        fleet = Fleet()
+        fleet.chat(0.0)
+        fleet.shaper.arrive(document("d"), 0.1)
+        fleet.shaper.backend_down("b0", 0.5)
+        (refused,) = fleet.shaper.piece_computed("d", 0.9)
+        assert isinstance(refused, Reject)
+        assert refused.reason == "no_backend_available"
+
+
+def test_engines_that_let_shorter_prefills_pass_get_whole_prompts() -> None:
+    shaper = Shaper([BackendSpec("a", 64, chunk_tokens=2_048.0, piece_s=0.8)], [CHAT, DOCUMENT])
+    shaper.backend_up("a", 0.0)
+    shaper.arrive(Request("c", 500, 10), 0.0)
+    shaper.first_token("c", 0.1)
+    assert sends(shaper.arrive(document("d"), 0.2)) == [("d", 0)]
+
+
+@pytest.mark.parametrize("piece_s", [inf, 0.8])
+def test_prefill_is_predicted_whole_either_way(piece_s: float) -> None:
+    shaper = Shaper([BackendSpec("a", 64, piece_s=piece_s)], [CHAT, DOCUMENT])
+    shaper.backend_up("a", 0.0)
+    (option,) = shaper._dispatcher.forecast.options(_waiting(document("d")), 0.0)
+    assert option.prefill_s > 8.0
+
+
+def _waiting(request: Request, arrived_at: float = 0.0) -> QueuedRequest:
+    return QueuedRequest(request, "document", arrived_at, inf, 0)

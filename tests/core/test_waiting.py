@@ -1,0 +1,257 @@
+"""Nobody waits for what is not to be had, and whoever leaves a queue lets the next one go."""
+
+from math import inf
+
+import pytest
+
+from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Send, Tenant
+from forebay.proxy.core.policy.admission import whole_s
+from forebay.proxy.core.policy.long_prefills import OVERLAP_SHARE
+from forebay.proxy.core.shaper import Shaper
+from forebay.proxy.core.state.backend import KV_FULL, UNLIMITED
+from forebay.proxy.core.state.queue import QueuedRequest
+
+CHAT = Bucket("chat", 5_000, max_queue=64, max_wait_s=2.0)
+DOCUMENT = Bucket("document", 131_072, max_queue=64, max_wait_s=30.0, prefills_per_backend=1)
+KV = 10_000.0
+
+
+def shaper(
+    *names: str,
+    kv_tokens: float = inf,
+    slots: int = 64,
+    buckets: tuple[Bucket, ...] = (CHAT, DOCUMENT),
+    tenants: tuple[Tenant, ...] = (),
+) -> Shaper:
+    made = Shaper([BackendSpec(name, slots, kv_tokens) for name in names], buckets, tenants=tenants)
+    for name in names:
+        made.backend_up(name, 0.0)
+    return made
+
+
+def sent(actions: list[Action]) -> dict[str, str]:
+    return {action.request.id: action.backend for action in actions if isinstance(action, Send)}
+
+
+def refused(actions: list[Action]) -> dict[str, str]:
+    return {action.request.id: action.reason for action in actions if isinstance(action, Reject)}
+
+
+def decoding(made: Shaper, request: Request, now: float) -> None:
+    """It runs, and has given its first token."""
+    assert sent(made.arrive(request, now))
+    made.first_token(request.id, now + 0.1)
+
+
+class TestKvCache:
+    """Requests that need much of it, while small ones take each piece that comes free."""
+
+    def full(self) -> Shaper:
+        """Nine tenths are held by three chats, and a document that needs six waits since 1.0."""
+        patient = Bucket("chat", 5_000, max_queue=64, max_wait_s=20.0)
+        made = shaper("a", kv_tokens=KV, buckets=(patient, DOCUMENT))
+        for name in ("x", "y", "z"):
+            decoding(made, Request(name, 1_000, 2_000), 0.0)
+        assert made.arrive(Request("long", 5_500, 500), 1.0) == []
+        return made
+
+    def test_those_that_need_little_pass_at_first(self) -> None:
+        made = self.full()
+        made.finish("x", 5.0)
+        assert sent(made.arrive(Request("small", 1_000, 2_000), 5.1)) == {"small": "a"}
+
+    def test_after_half_of_its_patience_room_is_kept(self) -> None:
+        made = self.full()
+        assert made.finish("x", 20.0) == []
+        backend = made.backends["a"]
+        assert backend.starving.waiting is not None
+        assert sent(made.arrive(Request("at once", 1_000, 500), 20.0)) == {"at once": "a"}
+        later = QueuedRequest(Request("later", 1_000, 2_000), "chat", 25.6, 27.6, 99)
+        assert backend.starving.kept_from(later, 23.0) == pytest.approx(6_000 * 3.0 / 5.5)
+        assert backend.starving.kept_from(later, 25.6) == 6_000
+        assert made.arrive(later.request, 25.6) == []
+        made.finish("at once", 25.7)
+        assert sent(made.finish("y", 25.8)) == {"long": "a"}
+        assert backend.starving.waiting is None
+
+    def test_once_it_has_gone_the_others_go_on(self) -> None:
+        made = self.full()
+        made.finish("x", 20.0)
+        assert made.arrive(Request("small", 1_000, 2_000), 30.0) == []
+        actions = made.cancel("long", 30.5)
+        assert sent(actions) == {"small": "a"}
+
+    def test_no_more_is_kept_than_there_is(self) -> None:
+        made = shaper("a", kv_tokens=KV)
+        decoding(made, Request("x", 1_000, 1_000), 0.0)
+        assert made.arrive(Request("more than all", 12_000, 500), 1.0) == []
+        made.wake(20.0)
+        small = QueuedRequest(Request("small", 10, 10), "chat", 29.0, 31.0, 99)
+        assert made.backends["a"].starving.kept_from(small, 29.0) == KV_FULL * KV
+
+
+def test_whose_deadline_is_over_makes_room_for_the_next() -> None:
+    made = shaper("a", kv_tokens=KV, buckets=(Bucket("all", 131_072, 64, 30.0),))
+    decoding(made, Request("runs", 4_000, 3_000), 0.0)
+    assert made.arrive(Request("head", 3_000, 1_000, timeout_s=5.0), 1.0) == []
+    assert made.arrive(Request("next", 100, 50), 3.0) == []
+    at = made.wake_at()
+    actions = made.wake(at)
+    assert refused(actions) == {"head": "deadline_unattainable"}
+    assert sent(actions) == {"next": "a"}
+
+
+class TestTheLastClearEngine:
+    """A document waits for it while chats come in, but not until the other engine is through."""
+
+    def occupied(self) -> tuple[Shaper, float]:
+        """One document in prefill, another waits; and when the first will be through."""
+        made = shaper("a", "b")
+        made.arrive(Request("chat", 500, 8), 0.0)
+        assert sent(made.arrive(Request("first", 100_000, 8), 0.1))
+        assert sent(made.arrive(Request("second", 100_000, 8), 0.2)) == {}
+        queues = [backend.prefill_queue for backend in made.backends.values()]
+        done_at = max(queue.head_since + queue.total_s for queue in queues)
+        assert done_at > 2.0  # longer than a chat's patience
+        return made, done_at
+
+    def test_it_starts_shortly_before_the_other_ends(self) -> None:
+        made, done_at = self.occupied()
+        ready_at = done_at - OVERLAP_SHARE * CHAT.max_wait_s
+        made.finish("chat", 0.5)
+        assert sent(made.wake(ready_at - 0.01)) == {}
+        assert made.wake_at() == pytest.approx(ready_at)
+        assert list(sent(made.wake(made.wake_at()))) == ["second"]
+
+    def test_not_beside_one_that_is_late(self) -> None:
+        """What was reckoned has proved wrong: it may go on for long."""
+        made, done_at = self.occupied()
+        made.finish("chat", 0.5)
+        (busy,) = (b for b in made.backends.values() if b.prefills)
+        assert busy.prefill_queue.done_in_at(0.8, done_at) == done_at
+        assert busy.prefill_queue.done_in_at(0.01, done_at + 0.1) == inf
+
+
+class TestTrials:
+    @pytest.mark.parametrize("streams", [True, False])
+    def test_a_trial_is_one_request_whether_its_first_token_is_seen_or_not(
+        self, streams: bool
+    ) -> None:
+        made = shaper("a", "b")
+        made.backend_up("a", 0.0, most_prefills=1)
+        there = 0
+        for number in range(100):
+            now = number / 10
+            made.wake(now)
+            for name, backend in sent(
+                made.arrive(Request(f"{number}", 200, 50, streams=streams), now)
+            ).items():
+                there += backend == "a"
+                if backend == "b":
+                    made.first_token(name, now + 0.05)
+                    made.finish(name, now + 0.06)
+        assert there == 1
+        made.backend_up("a", 10.0, most_prefills=UNLIMITED)
+        assert made.backends["a"].takes_another
+
+    def test_who_waits_at_a_backend_in_a_pause_goes_where_there_is_room(self) -> None:
+        blocks = tuple(range(10))
+        made = shaper("a", "b")
+        first = sent(made.arrive(Request("warm", 5_000, 10, blocks, 500.0), 0.0))["warm"]
+        made.first_token("warm", 0.2)
+        made.finish("warm", 0.3)
+        where = sent(made.arrive(Request("p", 20_000, 10), 1.0))
+        where |= sent(made.arrive(Request("q", 20_000, 10), 1.0))
+        assert set(where.values()) == {"a", "b"}
+        assert made.arrive(Request("x", 5_000, 10, blocks, 500.0), 1.1) == []
+        assert made._dispatcher.queues.waiting["x"].backend == first
+        made.backend_up(first, 1.2, most_prefills=0)
+        other = next(name for name, backend in where.items() if backend != first)
+        assert sent(made.first_token(other, 1.7)) == {"x": {"a": "b", "b": "a"}[first]}
+
+    def test_of_a_large_fleet_those_in_a_pause_are_not_looked_at_first(self) -> None:
+        made = shaper(*(f"g{number}" for number in range(12)))
+        for name in ("g3", "g7"):
+            made.backend_up(name, 0.0, most_prefills=0)
+        for number in range(40):
+            decoding(made, Request(f"{number}", 1_000, 10), float(number))
+            made.finish(f"{number}", number + 0.5)
+        idle = {name for name, backend in made.backends.items() if not backend.sent_prompt_tokens}
+        assert idle == {"g3", "g7"}
+
+
+class TestLargeFleets:
+    """More backends than are looked at for each request."""
+
+    def test_those_without_a_free_slot_are_not_looked_at_first(self) -> None:
+        made = shaper(*(f"g{number}" for number in range(12)), slots=1)
+        for number in range(12):
+            decoding(made, Request(f"{number}", 5_000 if number < 8 else 10, 100), 0.0)
+        for number in range(8):
+            made.finish(f"{number}", 0.2)
+        # Those that were sent least are full.
+        assert sent(made.arrive(Request("x", 10, 100), 0.3))
+
+    def test_an_idle_one_refuses_nobody_although_others_are_free_as_well(self) -> None:
+        made = shaper(*(f"g{number}" for number in range(12)))
+        for number in range(3):  # lightly loaded, and not idle
+            decoding(made, Request(f"{number}", 10, 100), 0.0)
+        for number in range(9):
+            decoding(made, Request(f"long {number}", 100_000, 100), 0.0)
+            made.finish(f"long {number}", 0.2)
+        # Its own prefill is predicted to take longer than its client waits.
+        (action,) = made.arrive(Request("x", 5_000, 10, timeout_s=0.05), 0.3)
+        assert isinstance(action, Send)
+        assert made.backends[action.backend].running == 1
+
+
+class TestQuotaOfThoseWhoWereNotServed:
+    def test_it_is_given_back(self) -> None:
+        tenants = (Tenant("t", tokens_per_s=10.0, burst_tokens=8_000.0),)
+        made = shaper("a", kv_tokens=KV, tenants=tenants)
+        decoding(made, Request("runs", 4_000, 3_000), 0.0)
+        for name, timeout_s in (("leaves", inf), ("too late", 5.0)):
+            assert (
+                made.arrive(Request(name, 3_000, 1_000, timeout_s=timeout_s, tenant="t"), 1.0) == []
+            )
+        made.cancel("leaves", 2.0)
+        assert refused(made.wake(made.wake_at()))
+        assert not refused(made.arrive(Request("again", 7_900, 10, tenant="t"), 6.0))
+
+    def test_what_the_engine_counted_beyond_the_guess_counts_too(self) -> None:
+        tenants = (Tenant("t", tokens_per_s=10.0, burst_tokens=8_000.0),)
+        made = shaper("a", tenants=tenants)
+        for name, tokens, counted in (("guessed low", 1_000, 3_000), ("high", 4_000, 1_000)):
+            assert sent(made.arrive(Request(name, tokens, 10, tenant="t"), 0.0))
+            made.used(name, 5, 0.1, None, counted)
+            made.finish(name, 0.1)
+        assert refused(made.arrive(Request("x", 1_100, 10, tenant="t"), 0.1))
+        assert sent(made.arrive(Request("y", 900, 10, tenant="t"), 0.1))
+        made.used("y", 5, 0.2, None, 1 << 60)
+        (action,) = made.arrive(Request("z", 1, tenant="t"), 0.2)
+        assert isinstance(action, Reject)
+        assert 1.0 <= action.retry_after_s <= 60.0
+
+    def test_of_those_who_were_sent_it_is_not(self) -> None:
+        tenants = (Tenant("t", tokens_per_s=10.0, burst_tokens=8_000.0),)
+        made = shaper("a", tenants=tenants)
+        assert sent(made.arrive(Request("a", 5_000, 10, tenant="t"), 0.0))
+        made.finish("a", 0.1)
+        assert refused(made.arrive(Request("b", 5_000, 10, tenant="t"), 0.2)) == {
+            "b": "tenant_quota"
+        }
+
+
+@pytest.mark.parametrize("seconds", [-inf, -3.0, 0.4, 1.0, 1.2, 59.5, 1e9, inf])
+def test_a_time_to_come_back_is_a_number(seconds: float) -> None:
+    assert 1.0 <= whole_s(seconds) <= 60.0
+
+
+def test_waiting_without_a_limit_is_refused_like_any_other() -> None:
+    made = shaper("a", "b", slots=1, buckets=(Bucket("all", 131_072, 64, inf),))
+    made.backend_down("b", 0.0)
+    for number in range(3):
+        made.arrive(Request(f"{number}", 10, 1), 0.0)
+    actions = made.backend_down("a", 1.0)
+    assert set(refused(actions).values()) == {"no_backend_available"}
+    assert len(actions) == 2

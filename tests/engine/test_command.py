@@ -1,0 +1,65 @@
+"""`forebay engine` as a process: its start line, its signals, its bad input."""
+
+import re
+import signal
+import socket
+import subprocess
+from urllib.request import urlopen
+
+import pytest
+from engine_stage import COMMAND
+
+
+def test_it_serves_until_sigterm_and_exits_0() -> None:
+    words = [*COMMAND, "--model", "Phi-3-mini-128k", "--gpu", "h200-nvl", "--port", "0"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            line = process.stdout.readline()
+            match = re.match(r"(http://127\.0\.0\.1:\d+)  phi-3-mini-128k on h200-nvl", line)
+            assert match, line
+            assert "GPU KV cache size: 320,560 tokens" in line
+            assert "maximum concurrency for 131,072 tokens per request: 2.45x" in line
+            with urlopen(f"{match[1]}/health", timeout=60) as response:
+                assert response.status == 200
+        finally:
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+def refused(*words: str) -> str:
+    """The one line `forebay engine` says before it exits with 2."""
+    done = subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--model", "gpt-5"], "--model gpt-5: no such model; the simulated ones are llama-3-8b,"),
+        (["--model", "llama-3-8b", "--fault", "x"], "--fault x: give NAME"),
+        (
+            ["--model", "llama-3-8b", "--vllm-version", "0.11", "--no-scheduler-reserve-full-isl"],
+            "--scheduler-reserve-full-isl: vLLM 0.11 has no such option; leave it out or give",
+        ),
+        (
+            ["--model", "llama-3-8b", "--port", "99999"],
+            "--port': Input should be less than or equal to 65535",
+        ),
+        ([], "Missing option"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(words: list[str], says: str) -> None:
+    assert says in refused(*words)
+
+
+def test_a_taken_port_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert f"--port {port}: cannot listen" in refused(
+            "--model", "llama-3-8b", "--port", str(port)
+        )

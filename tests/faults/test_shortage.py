@@ -1,0 +1,353 @@
+"""A proxy that runs out of descriptors or ports: it says so, and blames no backend."""
+
+import asyncio
+import errno
+import json
+import os
+import random
+import signal
+import sys
+import time
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from proxy_processes import proxies, ready, write
+from proxy_stage import (
+    STREAMED,
+    WHOLE,
+    RawBackend,
+    Stage,
+    answer,
+    by_request,
+    error_of,
+    on_stage,
+    stage,
+)
+
+from forebay.proxy.http1.client import Origin
+from forebay.proxy.http1.faults import ConnectFault, LocalShortage
+from forebay.proxy.runtime import load_shedding as protection
+from forebay.proxy.runtime.event_loop import fast_runner
+from forebay.proxy.telemetry.hlog import read_hlog
+from forebay.replay.sim.clock import run
+
+resource = pytest.importorskip("resource")
+NO_IPV6 = "[Errno 99] Cannot assign requested address"
+ASKED_IN_VAIN = "cannot be probed"
+
+
+class Short:
+    """The loop as a backend's connections see it: new ones fail with `error`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, error: OSError) -> None:
+        self._loop = loop
+        self._error = error
+        self.asked = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
+
+    async def create_connection(self, *_: object, **__: object) -> Any:
+        self.asked += 1
+        raise self._error
+
+
+def run_short(on: Stage, error: OSError) -> Short:
+    """From now on no connection to a backend can be made; those that are kept are closed."""
+    short = Short(asyncio.get_running_loop(), error)
+    for upstream in on.proxy.backends.upstreams.values():
+        while upstream.origin._idle:
+            upstream.origin._idle.pop().close()
+        upstream.origin._loop = short  # type: ignore[assignment]
+    return short
+
+
+@pytest.mark.parametrize(
+    ("error", "fault"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), LocalShortage),
+        (OSError(errno.ENFILE, "Too many open files in system"), LocalShortage),
+        (OSError(errno.ENOBUFS, "No buffer space available"), LocalShortage),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), LocalShortage),
+        (OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address"), LocalShortage),
+        (OSError(errno.EBUSY, "Device or resource busy"), LocalShortage),  # of a name's look-up
+        (OSError(f"Multiple exceptions: {NO_IPV6} ('::1', 1), {NO_IPV6}"), LocalShortage),
+        # A machine without IPv6, and a backend on localhost that is down.
+        (OSError(f"Multiple exceptions: {NO_IPV6} ('::1', 1), [Errno 111] refused"), ConnectFault),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), ConnectFault),
+        (OSError(errno.EHOSTUNREACH, "No route to host"), ConnectFault),
+        (TimeoutError(), ConnectFault),
+        (OSError("something"), ConnectFault),
+    ],
+)
+def test_whose_fault_it_is(error: OSError, fault: type[Exception]) -> None:
+    async def main() -> None:
+        origin = Origin("http://localhost:1", 1.0)
+        origin._loop = Short(origin._loop, error)  # type: ignore[assignment]
+        with pytest.raises(fault) as raised:
+            await origin.ask("GET", "/health", {})
+        assert type(raised.value) is fault
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("host", ["gpu0..svc", "a" * 64])
+def test_a_name_that_cannot_be_looked_up_is_no_connection(host: str) -> None:
+    async def main() -> None:
+        with pytest.raises(ConnectFault):
+            await Origin(f"http://{host}:1", 1.0).ask("GET", "/health", {})
+
+    for runner in (asyncio.Runner(), fast_runner()):
+        with runner:
+            runner.run(main())
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EADDRNOTAVAIL])
+def test_no_backend_is_blamed(number: int) -> None:
+    """Neither by requests nor by probes; none is asked in its place; then all is as before."""
+
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        short = run_short(on, OSError(number, os.strerror(number)))
+        for body in [STREAMED, None] * 3:
+            asked = short.asked
+            async with on.post(body) as response:
+                assert response.status == 503
+                error = await error_of(response)
+                assert (error["code"], error["type"]) == ("overloaded", "server_error")
+                assert int(response.headers["retry-after"]) >= 1
+            assert short.asked == asked + 1
+        async with on.client.get(on.url + "/v1/models") as response:
+            assert response.status == 503
+            assert (await error_of(response))["code"] == "overloaded"
+        await asyncio.sleep(10)  # many probes
+        assert all(u.up for u in on.proxy.backends.upstreams.values())
+        assert not any("is down" in line for line in on.said)
+        # Once for each backend, not at every probe.
+        assert sum(ASKED_IN_VAIN in line for line in on.said) == 2
+        assert 'kind="shortage"' in on.proxy.metrics.text().decode()
+        for upstream in on.proxy.backends.upstreams.values():
+            upstream.origin._loop = asyncio.get_running_loop()
+        async with on.post() as response:
+            assert response.status == 200
+
+    on_stage(scene, by_request, by_request)
+
+
+def test_a_start_without_descriptors_is_no_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Backends that could not be asked yet are taken in as soon as they can be."""
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            backend = await stack.enter_async_context(RawBackend().running())
+            real = Origin._connect
+
+            async def none_left(origin: Origin) -> Any:
+                raise LocalShortage
+
+            monkeypatch.setattr(Origin, "_connect", none_left)
+            on = await stack.enter_async_context(stage([backend.url], wait_up=0))
+            await asyncio.sleep(5)
+            assert not any("is not up yet" in line for line in on.said)
+            monkeypatch.setattr(Origin, "_connect", real)
+            await asyncio.sleep(2)
+            async with on.post() as response:
+                assert response.status == 200
+
+    run(main())
+
+
+def test_none_left_to_look_how_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then all are in use: not "unknown", which would end the shedding."""
+
+    def listdir(_: str) -> list[str]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "listdir", listdir)
+    assert protection.descriptor_share() == 1.0
+
+
+LIMIT = 64
+WHEN_READY = (" is up", "listening on ")
+
+
+@asynccontextmanager
+async def process(backend: str, said: list[str]) -> AsyncIterator[tuple[int, str]]:
+    """`forebay proxy` with LIMIT descriptors, and told to take more connections than that."""
+    flags = ["--backend", backend, "--port", "0"]
+    environ = {
+        "FOREBAY_LISTEN__ADMIN_PORT": "0",
+        "FOREBAY_LIMITS__CONNECTIONS": "1000",
+        "FOREBAY_LIMITS__LOOP_LAG": "10s",  # other tests may keep the machine busy
+    }
+    proxy = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "forebay.proxy", "proxy", *flags),
+        stdout=PIPE,
+        stderr=PIPE,
+        env={**os.environ, **environ},
+    )
+    assert proxy.stdout is not None
+
+    async def read() -> None:
+        assert proxy.stdout is not None
+        async for line in proxy.stdout:
+            said.append(line.decode())
+
+    try:
+        # In whichever order: the backend may answer before all ports are open.
+        while not all(any(what in line for line in said) for what in WHEN_READY):
+            line = (await proxy.stdout.readline()).decode()
+            assert line, (await proxy.communicate())[1]
+            said.append(line)
+        reading = asyncio.create_task(read())
+        url = next(line for line in said if "listening on " in line).split("listening on ")[1]
+        resource.prlimit(proxy.pid, resource.RLIMIT_NOFILE, (LIMIT, LIMIT))
+        yield proxy.pid, url.split(",")[0]
+        assert proxy.returncode is None
+        proxy.terminate()
+        assert await proxy.wait() == 0
+        await reading
+    finally:
+        if proxy.returncode is None:
+            proxy.kill()
+            await proxy.wait()
+
+
+def cpu_s(pid: int) -> float:
+    with open(f"/proc/{pid}/stat", encoding="ascii") as stat:
+        fields = stat.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def never_kept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A backend that answers well and closes: every request needs a connection of its own."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    if head.startswith(b"POST"):
+        await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
+    writer.write(answer(200, WHOLE, "connection: close"))
+    writer.close()
+
+
+def port_of(server: asyncio.Server) -> int:
+    return int(server.sockets[0].getsockname()[1])
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc and prlimit")
+def test_a_process_without_descriptors_lives_and_recovers() -> None:
+    """Idle clients hold all of them: real limits, real sockets, the loop of production."""
+    said: list[str] = []
+
+    async def ask(client: aiohttp.ClientSession, url: str) -> tuple[int, str]:
+        body = json.dumps({"prompt": "hello"}).encode()
+        async with client.post(f"{url}/v1/completions", data=body) as response:
+            error = (await response.json()).get("error", {})
+            return response.status, error.get("code", "")
+
+    async def served(client: aiohttp.ClientSession, url: str) -> bool:
+        try:
+            return await ask(client, url) == (200, "")
+        except aiohttp.ClientConnectionError:  # not let in yet
+            return False
+
+    async def main() -> None:
+        async with (
+            await asyncio.start_server(never_kept, "127.0.0.1", 0) as backend,
+            process(f"http://127.0.0.1:{port_of(backend)}", said) as (pid, url),
+            aiohttp.ClientSession() as client,
+        ):
+            assert await ask(client, url) == (200, "")
+            host, port = url.removeprefix("http://").split(":")
+            idle = [await asyncio.open_connection(host, int(port)) for _ in range(2 * LIMIT)]
+            while len(os.listdir(f"/proc/{pid}/fd")) < LIMIT:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            before, began = cpu_s(pid), time.monotonic()
+            statuses = set()
+            while time.monotonic() - began < 4 or not any(ASKED_IN_VAIN in line for line in said):
+                statuses.add(await ask(client, url))  # on the connection it has
+                await asyncio.sleep(0.25)
+            assert statuses == {(503, "overloaded")}
+            assert cpu_s(pid) - before < (time.monotonic() - began) / 2  # it does not spin
+            for _, writer in idle:
+                writer.close()
+            async with aiohttp.ClientSession() as newcomer:
+                while not await served(newcomer, url):  # noqa: ASYNC110 - one class more a second
+                    await asyncio.sleep(0.25)
+
+    asyncio.run(main())
+    assert not any(" is down" in line for line in said), said
+
+
+class TestHistogramLog:
+    """Its disk is full: the proxy goes on, and ends as ever."""
+
+    full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+    says = "metrics.hlog: /dev/full cannot be written (No space left on device); it is tried again"
+
+    @full
+    def test_a_full_disk_is_said_once(self) -> None:
+        async def main() -> list[str]:
+            async with (
+                RawBackend(by_request).running() as backend,
+                stage([backend.url], metrics={"hlog": "/dev/full"}) as on,
+            ):
+                for _ in range(5):
+                    async with on.post(STREAMED) as response:
+                        assert response.status == 200
+                    await asyncio.sleep(1)
+            return on.said
+
+        assert [line for line in run(main()) if "hlog" in line] == [self.says]
+
+    @full
+    def test_a_drain_ends_well(self, tmp_path: Path) -> None:
+        async def main() -> tuple[int, list[str]]:
+            path = tmp_path / "proxy.yaml"
+            async with RawBackend().running() as backend, proxies(path) as all_:
+                listen = {"port": 0, "admin_port": 0}
+                write(path, backend.url, listen=listen, metrics={"hlog": "/dev/full"})
+                process, _, admin = await all_.start()
+                await ready(admin)
+                process.send_signal(signal.SIGTERM)
+                told, _ = await asyncio.wait_for(process.communicate(), 30)
+                assert process.returncode is not None
+                return process.returncode, told.decode().splitlines()
+
+        status, told = asyncio.run(main())
+        assert status == 0
+        assert sum(self.says in line for line in told) == 1
+
+    def test_it_goes_on_whole_once_there_is_room(self, tmp_path: Path) -> None:
+        path, rng, recorded = tmp_path / "ttft.hlog", random.Random(1), 0
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            nonlocal recorded
+
+            async def interval() -> None:
+                nonlocal recorded
+                log = on.proxy.metrics.log
+                assert log is not None
+                for tag in ("one", "another", "third"):
+                    log.record_each(tag, [10 ** rng.uniform(-4, 2) for _ in range(2_000)])
+                recorded += 3 * 2_000
+                await asyncio.sleep(1)
+
+            await interval()
+            await interval()
+            resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 50, hard))
+            try:  # the disk of the whole process, for as short as can be
+                await interval()
+                await interval()
+                await interval()
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            await interval()
+            assert len([line for line in on.said if "hlog" in line]) == 1
+
+        on_stage(scene, None, metrics={"hlog": str(path)})
+        found = [one for intervals in read_hlog(path).values() for one in intervals]
+        assert sum(one.histogram.get_total_count() for one in found) == recorded

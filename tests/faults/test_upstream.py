@@ -1,0 +1,1030 @@
+"""Everything a backend does wrong, over real sockets: the rows of docs/faults.md, in its order."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+from faulty_backends import busy, fails, malformed, malformed_whole
+from proxy_stage import (
+    DONE,
+    EVENT,
+    STREAM_HEAD,
+    STREAMED,
+    USAGE,
+    WHOLE,
+    Call,
+    RawBackend,
+    Serve,
+    Stage,
+    answer,
+    by_request,
+    chunk,
+    error_of,
+    on_stage,
+    settle,
+    silent,
+    stage,
+    stream,
+    until,
+    whole,
+)
+
+from forebay.proxy.http1.client import Origin
+from forebay.proxy.http1.connection import UpstreamResponse, read_all
+from forebay.proxy.http1.faults import ConnectFault
+from forebay.proxy.http1.sse import MAX_EVENT_BYTES
+from forebay.proxy.relay.timeouts import StalledUpstream
+from forebay.replay.sim.clock import run
+
+GOOD = EVENT + EVENT + USAGE + DONE
+
+
+async def ask(on: Stage, body: Any = STREAMED) -> tuple[int, bytes]:
+    async with on.post(body) as response:
+        return response.status, await response.read()
+
+
+def at_once(on: Stage, count: int, body: Any = STREAMED) -> "list[asyncio.Task[tuple[int, bytes]]]":
+    return [asyncio.create_task(ask(on, body)) for _ in range(count)]
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def with_dead(
+    scene: Callable[[Stage, list[RawBackend]], Awaitable[None]], dead: int, alive: int
+) -> None:
+    """Play `scene`; the first `dead` backends came up and refuse connections since."""
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            gone, living = AsyncExitStack(), [RawBackend() for _ in range(alive)]
+            dying = [RawBackend() for _ in range(dead)]
+            for backend in dying:
+                await gone.enter_async_context(backend.running())
+            for backend in living:
+                await stack.enter_async_context(backend.running())
+            on = await stack.enter_async_context(stage([b.url for b in dying + living]))
+            await gone.aclose()
+            await scene(on, dying + living)
+            await settle()
+            on.assert_nothing_held()
+
+    run(main())
+
+
+class TestRefused:
+    def test_another_answers_at_once_and_nobody_sees_it(self) -> None:
+        """Neither the attempts nor the share of retries bound those that were never begun."""
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            began = now()
+            answers = await asyncio.gather(*at_once(on, 40))
+            assert {status for status, _ in answers} == {200}
+            assert now() - began < 1
+            assert any("is down (refuses connections)" in line for line in on.said)
+
+        with_dead(scene, dead=2, alive=1)
+
+    def test_all_refuse(self) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            began = now()
+            for _ in range(5):
+                async with on.post(STREAMED) as response:
+                    assert response.status == 503
+                    assert int(response.headers["retry-after"]) >= 1
+                    assert (await error_of(response))["code"] == "no_backend_available"
+            assert now() - began < 1
+
+        with_dead(scene, dead=2, alive=0)
+
+    def test_it_is_used_again_within_two_seconds_of_coming_back(self) -> None:
+        async def main() -> None:
+            async with AsyncExitStack() as stack:
+                backend = RawBackend()
+                async with backend.running():
+                    port = int(backend.url.rsplit(":", 1)[1])
+                    on = await stack.enter_async_context(stage([backend.url]))
+                assert (await ask(on))[0] == 503
+                await asyncio.sleep(20)
+                await stack.enter_async_context(backend.running(port))
+                await asyncio.sleep(2)
+                assert await ask(on) == (200, GOOD)
+
+        run(main())
+
+
+class TestHangs:
+    """It takes connections and says nothing, to /health neither."""
+
+    def test_what_it_has_not_begun_to_answer_goes_elsewhere(self) -> None:
+        """Few at a time: the share of retries holds, and all get their answer."""
+        at_b1, most = 0, 0
+
+        async def slowly(call: Call) -> None:
+            nonlocal at_b1, most
+            at_b1 += 1
+            most = max(most, at_b1)
+            await asyncio.sleep(0.2)
+            at_b1 -= 1
+            await stream(call)
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            hung, other = backends
+            other.healthy = False
+            await asyncio.sleep(3)  # so that all go to the one that will hang
+            tasks = at_once(on, 8)
+            await asyncio.sleep(0.1)
+            assert hung.open == 8
+            other.healthy = True
+            await asyncio.sleep(1.5)
+            hung.healthy = None
+            began = now()
+            assert await asyncio.gather(*tasks) == [(200, GOOD)] * 8
+            assert now() - began < 12
+            assert most == 3
+            await settle()
+            assert hung.open == 0
+
+        on_stage(scene, silent, slowly, admission={"dispatch_ahead": "60s"})
+
+    def test_one_that_was_tried_again_already_is_in_nobodys_way(self) -> None:
+        """It has to stay; those behind it go elsewhere."""
+
+        begun = asyncio.Event()
+
+        async def resets(call: Call) -> None:
+            await begun.wait()
+            call.reset()
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            first, hung, other = backends
+            up = {name: upstream for name, upstream in on.proxy.backends.upstreams.items()}
+            hung.healthy = other.healthy = False
+            await until(lambda: not (up["b1"].up or up["b2"].up))
+            (spent,) = at_once(on, 1)
+            await until(lambda: first.open == 1)
+            hung.healthy = True
+            await until(lambda: up["b1"].up)
+            begun.set()
+            await until(lambda: hung.open == 1)
+            first.healthy = False
+            await until(lambda: not up["b0"].up)
+            tasks = at_once(on, 3)
+            await until(lambda: hung.open == 4)
+            other.healthy = True
+            await until(lambda: up["b2"].up)
+            hung.healthy = None
+            assert await asyncio.gather(*tasks) == [(200, GOOD)] * 3
+            assert not spent.done()
+            assert (await spent)[0] == 504
+
+        on_stage(
+            scene, resets, silent, stream,
+            admission={"dispatch_ahead": "60s"}, timeouts={"first_token": "60s"},
+        )  # fmt: skip
+
+    def test_with_nobody_else_it_is_a_timeout(self) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            (task,) = at_once(on, 1)
+            await asyncio.sleep(0.1)
+            backends[0].healthy = None
+            status, body = await task
+            assert (status, orjson.loads(body)["error"]["code"]) == (504, "upstream_timeout")
+            assert (await ask(on))[0] == 503  # by now it is known
+            await settle()
+            assert backends[0].open == 0
+
+        on_stage(scene, silent, timeouts={"first_token": "10s"})
+
+    def test_a_late_health_of_one_that_answers_is_no_hang(self) -> None:
+        async def for_long(call: Call) -> None:
+            await call.send(STREAM_HEAD)
+            for _ in range(20):
+                await call.send(chunk(EVENT))
+                await asyncio.sleep(0.5)
+            await call.send(chunk(DONE) + b"0\r\n\r\n")
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            (task,) = at_once(on, 1)
+            await asyncio.sleep(0.1)
+            backends[0].healthy = None
+            assert (await task)[0] == 200
+            assert not any("is down" in line for line in on.said)
+
+        on_stage(scene, for_long)
+
+    def test_it_never_connects(self) -> None:
+        """Its queue of connections is full, or packets are lost: the connect time-out."""
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            real = on.proxy.backends.open
+
+            async def opened(method: str, upstream: Any, *rest: Any) -> UpstreamResponse:
+                if upstream.name == "b0":
+                    await asyncio.sleep(2)
+                    raise ConnectFault
+                return await real(method, upstream, *rest)
+
+            on.proxy.backends.open = opened  # type: ignore[method-assign,assignment]
+            for _ in range(4):
+                assert await ask(on) == (200, GOOD)
+
+        on_stage(scene, stream, stream)
+
+
+class TestLost:
+    def test_all_in_flight_on_one_that_dies_are_answered(self) -> None:
+        """Killed with many in prefill: the share of retries is not for these."""
+        dead = asyncio.Event()
+
+        async def dies(call: Call) -> None:
+            await dead.wait()
+            call.reset()
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            tasks = at_once(on, 40)
+            await asyncio.sleep(0.2)
+            assert backends[0].open > 5
+            dead.set()
+            assert {status for status, _ in await asyncio.gather(*tasks)} == {200}
+
+        on_stage(scene, dies, stream, admission={"dispatch_ahead": "60s"})
+
+    @pytest.mark.parametrize("body", [STREAMED, {"prompt": "x"}], ids=["stream", "whole"])
+    def test_the_race_with_a_kept_connection(self, body: dict[str, Any]) -> None:
+        """The only backend closes each connection on its second request."""
+        seen: set[asyncio.StreamWriter] = set()
+
+        async def once(call: Call) -> None:
+            if call.writer in seen:
+                call.reset()
+            else:
+                seen.add(call.writer)
+                await by_request(call)
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            for _ in range(6):
+                assert (await ask(on, body))[0] == 200
+            assert len(backends[0].calls) > 6  # it did happen
+
+        on_stage(scene, once)
+
+    def test_a_poisonous_request_is_not_passed_around(self) -> None:
+        async def dies(call: Call) -> None:
+            await asyncio.sleep(2)
+            call.reset()
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            assert (await ask(on))[0] == 502
+            assert sum(len(b.calls) for b in backends) == 2
+
+        on_stage(scene, dies, dies, dies)
+
+
+class TestFull:
+    def test_it_is_left_alone_for_a_moment_and_never_called_dead(self) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            for _ in range(6):
+                assert await ask(on) == (200, GOOD)
+            assert len(backends[0].calls) == 1
+            for _ in range(12):
+                await asyncio.sleep(6)
+                assert await ask(on) == (200, GOOD)
+            assert len(backends[0].calls) > 6
+            assert not any("is down" in line for line in on.said)
+
+        on_stage(scene, busy, stream)
+
+    def test_newcomers_wait_for_the_only_one(self) -> None:
+        answers = iter([busy, stream, stream])
+
+        async def first_busy(call: Call) -> None:
+            await next(answers)(call)
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            async with on.post(STREAMED) as response:
+                assert response.status == 503
+                assert await response.read() == b'{"error":"busy"}'
+                assert response.headers["retry-after"] == "1"  # it gave none
+            assert await asyncio.gather(*at_once(on, 2)) == [(200, GOOD)] * 2
+
+        on_stage(scene, first_busy)
+
+    def test_said_inside_a_200(self) -> None:
+        async def in_stream(call: Call) -> None:
+            event = b'data: {"error":{"message":"b","type":"x","param":null,"code":503}}\n\n'
+            await call.send(STREAM_HEAD + chunk(event) + chunk(DONE) + b"0\r\n\r\n")
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            for _ in range(5):
+                assert await ask(on) == (200, GOOD)
+            assert len(backends[0].calls) == 1
+
+        on_stage(scene, in_stream, stream)
+
+
+class TestServerErrors:
+    def test_healthy_but_failing_is_put_out_and_tried_again(self) -> None:
+        """vLLM with --shutdown-timeout: /health is 200 and every new request gets a 500."""
+        serves = [fails]
+
+        async def as_told(call: Call) -> None:
+            await serves[0](call)
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            for _ in range(20):
+                assert await ask(on) == (200, GOOD)
+            assert len(backends[0].calls) == 3
+            assert any("b0 is down (3 failures in a row)" in line for line in on.said)
+            for _ in range(10):
+                await asyncio.sleep(0.3)
+                assert await ask(on) == (200, GOOD)
+            assert 4 <= len(backends[0].calls) <= 6  # trials
+            serves[0] = stream
+            await asyncio.sleep(31)
+            for _ in range(4):
+                assert await ask(on) == (200, GOOD)
+            assert "b0 is up" not in on.said[-1] or on.said
+            assert on.proxy.backends.health.state("b0") == "up"
+
+        on_stage(scene, as_told, stream)
+
+    def test_the_last_one_is_used_however_bad(self) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            for _ in range(10):
+                status, body = await ask(on)
+                assert (status, b"cannot schedule" in body) == (500, True)
+            assert len(backends[0].calls) == 10
+
+        on_stage(scene, fails)
+
+    def test_retries_are_a_share_of_all(self) -> None:
+        """Everyone fails at one instant: three are tried again, the others get the 500."""
+        together = asyncio.Event()
+
+        async def fail_together(call: Call) -> None:
+            await together.wait()
+            await fails(call)
+
+        async def slowly(call: Call) -> None:
+            await asyncio.sleep(5)
+            await stream(call)
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            backends[1].healthy = False
+            await asyncio.sleep(3)
+            tasks = at_once(on, 12)
+            await asyncio.sleep(0.1)
+            backends[1].healthy = True
+            await asyncio.sleep(2)
+            together.set()
+            answers = [status for status, _ in await asyncio.gather(*tasks)]
+            assert sorted(answers) == [200] * 3 + [500] * 9
+
+        on_stage(scene, fail_together, slowly, admission={"dispatch_ahead": "60s"})
+
+    def test_gray_failure_is_drained_and_comes_back(self) -> None:
+        pace = [3.0]
+
+        async def quick(call: Call) -> None:
+            await asyncio.sleep(0.05)
+            await stream(call)
+
+        async def slow(call: Call) -> None:
+            await asyncio.sleep(pace[0])
+            await stream(call)
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            cost = {name: b.cost for name, b in on.proxy.driver.shaper.backends.items()}
+            for _ in range(12):
+                await asyncio.gather(*at_once(on, 6))
+                for model in cost.values():  # frozen: else the prediction follows, which is right
+                    model.scale = (1.0, 1.0, 1.0)
+            assert any("b0 is down (first tokens" in line for line in on.said)
+            pace[0] = 0.05
+            await asyncio.sleep(31)
+            for _ in range(6):
+                await asyncio.gather(*at_once(on, 6))
+            assert on.proxy.backends.health.state("b0") == "up"
+
+        on_stage(scene, slow, quick, admission={"dispatch_ahead": "60s"})
+
+
+class TestMalformed:
+    @pytest.mark.parametrize("how", malformed())
+    def test_is_502_alone(self, how: str) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            async with on.post(STREAMED) as response:
+                assert response.status == 502
+                assert response.content_type == "application/json"
+                if how != "error as a text":
+                    assert (await error_of(response))["code"] == "upstream_error"
+            await asyncio.sleep(4)  # a connection whose framing was whole may be kept for 3 s
+            assert backends[0].open == 0
+
+        on_stage(scene, malformed()[how], timeouts={"first_token": "9s"})
+
+    @pytest.mark.parametrize("how", malformed())
+    def test_another_answers(self, how: str) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            assert await ask(on) == (200, GOOD)
+            assert [len(b.calls) for b in backends] == [1, 1]
+
+        on_stage(scene, malformed()[how], stream)
+
+    @pytest.mark.parametrize("how", malformed_whole())
+    def test_whole_answers(self, how: str) -> None:
+        async def alone(on: Stage, backends: list[RawBackend]) -> None:
+            async with on.post() as response:
+                assert response.status == 502
+                assert (await error_of(response))["code"] == "upstream_error"
+            await asyncio.sleep(4)
+            assert backends[0].open == 0
+
+        async def two(on: Stage, backends: list[RawBackend]) -> None:
+            assert await ask(on, {"prompt": "x"}) == (200, WHOLE)
+
+        on_stage(alone, malformed_whole()[how], timeouts={"idle": "3s"})
+        on_stage(two, malformed_whole()[how], whole, timeouts={"idle": "3s"})
+
+    def test_informational_answers_are_skipped(self) -> None:
+        async def early(call: Call) -> None:
+            await call.send(b"HTTP/1.1 100 Continue\r\n\r\n")
+            await call.send(b"HTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\n")
+            await stream(call)
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            async with on.post(STREAMED) as response:
+                assert (response.status, await response.read()) == (200, GOOD)
+                assert "link" not in response.headers
+
+        on_stage(scene, early)
+
+    @pytest.mark.parametrize("announced", [True, False])
+    def test_a_whole_answer_is_bounded(self, announced: bool) -> None:
+        async def huge(call: Call) -> None:
+            head = "content-length: 1000000" if announced else "transfer-encoding: chunked"
+            await call.send(
+                f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n{head}\r\n\r\n".encode()
+            )
+            while not announced:
+                await call.send(chunk(b" " * 5000))
+            await call.hung_up()
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            async with on.post() as response:
+                assert response.status == 502
+                error = await error_of(response)
+                assert (
+                    error["message"] == "The response of the backend is larger than 100000 bytes."
+                )
+            await settle()
+            assert [b.open for b in backends] == [0, 0]
+            assert len(backends[1].calls) == 0  # it would be as large there
+
+        on_stage(scene, huge, whole, limits={"answer": 100_000})
+
+    @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 413, 422])
+    @pytest.mark.parametrize("body", [STREAMED, {"prompt": "x"}], ids=["stream", "whole"])
+    def test_client_errors_pass_unchanged(self, status: int, body: dict[str, Any]) -> None:
+        said = b'{ "error":"Unauthorized" }'
+
+        async def refuse(call: Call) -> None:
+            await call.send(answer(status, said, "x-should-retry: false"))
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            for _ in range(5):
+                async with on.post(body) as response:
+                    assert (response.status, await response.read()) == (status, said)
+                    assert response.headers["x-should-retry"] == "false"
+            assert sum(len(b.calls) for b in backends) == 5
+            assert not any("is down" in line for line in on.said)
+
+        on_stage(scene, refuse, refuse)
+
+    def test_other_paths_are_bounded_and_tried_twice_too(self) -> None:
+        async def broken(call: Call) -> None:
+            call.reset()
+
+        async def models(call: Call) -> None:
+            await call.send(answer(200, b'{"data":[]}'))
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            for _ in range(4):
+                async with on.client.get(on.url + "/v1/models") as response:
+                    assert (response.status, await response.read()) == (200, b'{"data":[]}')
+
+        on_stage(scene, broken, models)
+
+    @pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses"])
+    @pytest.mark.parametrize("ends", [True, False], ids=["whole", "without end"])
+    def test_a_first_event_that_is_too_large_is_nobodys_fault(self, path: str, ends: bool) -> None:
+        """As of `echo` with `logprobs`: another backend would prefill, and say as much."""
+
+        async def huge(call: Call) -> None:
+            await call.send(STREAM_HEAD + chunk(b": keep-alive\n\n") + chunk(b"data: "))
+            for _ in range(6):
+                await call.send(chunk(b"x" * (1 << 20)))
+            if ends:
+                await call.send(chunk(b"\n\n") + b"0\r\n\r\n")
+            await call.hung_up()
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            for asked in range(1, 5):
+                async with on.post(STREAMED, path) as response:
+                    assert response.status == 502
+                    message = (await error_of(response))["message"]
+                    assert message == "The response of the backend is larger than 4194304 bytes."
+                await settle()
+                assert [b.open for b in backends] == [0, 0]
+                assert sum(len(b.calls) for b in backends) == asked
+            health = on.proxy.backends.health
+            assert [health.state(name) for name in ("b0", "b1")] == ["up", "up"]
+            assert 'kind="too_large"' in on.proxy.metrics.text().decode()
+
+        on_stage(scene, huge, huge)
+
+    def test_a_first_event_that_just_fits_is_passed_on(self) -> None:
+        event = b'data: {"x":"' + b"x" * (MAX_EVENT_BYTES - 15) + b'"}\n\n'
+        assert len(event) > MAX_EVENT_BYTES
+
+        async def large(call: Call) -> None:
+            await call.send(STREAM_HEAD + chunk(event) + chunk(DONE) + b"0\r\n\r\n")
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            assert await ask(on) == (200, event + DONE)
+
+        on_stage(scene, large)
+
+    @pytest.mark.parametrize("end", [b"\n\n", b""], ids=["many", "one"])
+    def test_comments_without_end_are_the_backends_fault(self, end: bytes) -> None:
+        async def comments(call: Call) -> None:
+            await call.send(STREAM_HEAD)
+            while True:
+                await call.send(chunk(b": " + b"x" * (64 << 10) + end))
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            for _ in range(6):
+                assert await ask(on) == (200, GOOD)
+            assert len(backends[0].calls) == 3
+            assert on.proxy.backends.health.state("b0") == "out"
+
+        on_stage(scene, comments, stream)
+
+    def test_other_paths_fail_clearly(self) -> None:
+        async def huge(call: Call) -> None:
+            await call.send(answer(200, b"x" * 200_000))
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            async with on.client.get(on.url + "/v1/models") as response:
+                assert response.status == 502
+                assert "larger than" in (await error_of(response))["message"]
+
+        on_stage(scene, huge, limits={"answer": 100_000})
+
+
+def bad_ends() -> dict[str, bytes]:
+    """After a good first event: what is sent next, before the backend falls silent."""
+    end = chunk(DONE) + b"0\r\n\r\n"
+    return {
+        "engine dead": chunk(b'data: {"error":{"message":"EngineCore","code":500}}\n\n') + end,
+        "error as a text": chunk(b'data: {"error":"oh"}\n\n') + end,
+        "error as an object": chunk(b'data: {"object":"error","message":"oh"}\n\n') + end,
+        "abort": chunk(b'data: {"choices":[{"text":"","finish_reason":"abort"}]}\n\n') + end,
+        "usage that is no JSON": chunk(b'data: {"usage"\n\n') + end,
+        "no [DONE]": b"0\r\n\r\n",
+        "half an event": chunk(EVENT[:9]) + b"0\r\n\r\n",
+        "bad chunk": b"zz\r\n",
+        "stall": b"",
+        "comments, then a stall": chunk(b": keep-alive\n\n"),
+        "event without end": chunk(b"data: ") + chunk(b"x" * (5 << 20)),
+    }
+
+
+RESPONSES = {"model": "m", "input": "hello", "stream": True}
+CREATED = (
+    b'event: response.created\ndata: {"type":"response.created","response":{"error":null}}\n\n'
+)
+DELTA = b'event: response.output_text.delta\ndata: {"delta":" yes"}\n\n'
+COMPLETED = (
+    b'event: response.completed\ndata: {"type":"response.completed","response":{"error":null,'
+    b'"usage":{"input_tokens":7}}}\n\n'
+)
+
+
+class InTurn:
+    """A backend of which each request meets the next of `serves`."""
+
+    def __init__(self, *serves: Serve) -> None:
+        self._serves = list(serves)
+
+    async def __call__(self, call: Call) -> None:
+        await self._serves.pop(0)(call)
+
+
+async def embeds(call: Call) -> None:
+    await call.send(answer(200, b'{"data":[]}'))
+
+
+async def begins_a_response(call: Call) -> None:
+    await call.send(STREAM_HEAD + chunk(CREATED) + chunk(COMPLETED) + b"0\r\n\r\n")
+
+
+class TestOtherPathsTellOfHealth:
+    """What is not shaped says how a backend is, good news as bad."""
+
+    @pytest.mark.parametrize(
+        ("path", "good"),
+        [("/v1/embeddings", embeds), ("/v1/responses", begins_a_response)],
+        ids=["whole", "stream"],
+    )
+    def test_failures_that_are_not_in_a_row_put_nobody_out(self, path: str, good: Serve) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            for status in [500, 500, 200, 500, 500, 200]:
+                async with on.post(RESPONSES, path) as response:
+                    assert (response.status, bool(await response.read())) == (status, True)
+                assert on.proxy.backends.health.state("b0") == "up"
+
+        on_stage(scene, InTurn(fails, fails, good, fails, fails, good))
+
+    def test_a_good_answer_ends_a_trial(self) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            health = on.proxy.backends.health
+            for _ in range(3):
+                async with on.post(RESPONSES, "/v1/embeddings") as response:
+                    assert response.status == 500
+            assert health.state("b0") == "out"
+            await asyncio.sleep(1)
+            assert health.state("b0") == "trial"
+            async with on.post(RESPONSES, "/v1/embeddings") as response:
+                assert response.status == 200
+            assert health.state("b0") == "up"
+
+        on_stage(scene, InTurn(fails, fails, fails, embeds))
+
+    @pytest.mark.parametrize("path", ["/v1/models", "/tokenize?x=1"])
+    def test_an_answer_without_the_engine_proves_nothing(self, path: str) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            for _ in range(3):
+                assert (await ask(on))[0] == 500
+                method = "GET" if path == "/v1/models" else "POST"
+                async with on.client.request(method, on.url + path) as response:
+                    assert response.status == 200
+            assert on.proxy.backends.health.state("b0") == "out"
+
+        on_stage(scene, InTurn(fails, embeds, fails, embeds, fails, embeds))
+
+    def test_a_client_that_leaves_proves_nothing(self) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            for leaves in [False, False, True, False]:
+                asking = asyncio.create_task(ask_embeddings(on))
+                await settle()
+                if leaves:
+                    asking.cancel()
+                    await settle()
+                else:
+                    assert await asking == 500
+            assert on.proxy.backends.health.state("b0") == "out"
+
+        on_stage(scene, InTurn(fails, fails, silent, fails))
+
+
+async def ask_embeddings(on: Stage) -> int:
+    async with on.post(RESPONSES, "/v1/embeddings") as response:
+        await response.read()
+        return int(response.status)
+
+
+class TestOtherStreams:
+    """Of paths that are not shaped, such as /v1/responses, which knows no [DONE]."""
+
+    def test_events_pass_as_they_come(self) -> None:
+        """For longer than a first token may take, and not after all has come."""
+
+        async def serve(call: Call) -> None:
+            await call.send(STREAM_HEAD + chunk(CREATED))
+            for _ in range(10):
+                await asyncio.sleep(1)
+                await call.send(chunk(DELTA))
+            await call.send(chunk(COMPLETED) + b"0\r\n\r\n")
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            began, got = now(), b""
+            async with on.post(RESPONSES, "/v1/responses") as response:
+                assert response.status == 200
+                assert response.headers["server"] == "forebay"
+                assert response.headers["x-request-id"]
+                assert "x-secret" not in response.headers
+                assert await response.content.readany() == CREATED
+                assert now() - began < 0.5
+                got = await response.read()
+            assert got == DELTA * 10 + COMPLETED
+
+        on_stage(scene, serve, timeouts={"first_token": "3s"})
+
+    @pytest.mark.parametrize("how", ["reset", "half an event", "stall", "bad chunk"])
+    def test_a_cut_is_said(self, how: str) -> None:
+        async def serve(call: Call) -> None:
+            await call.send(STREAM_HEAD + chunk(CREATED))
+            await asyncio.sleep(0.1)
+            if how == "reset":
+                call.reset()
+                return
+            await call.send(bad_ends()[how])
+            await call.hung_up()
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            got = b""
+            async with on.post(RESPONSES, "/v1/responses") as response:
+                with pytest.raises(aiohttp.ClientPayloadError):  # noqa: PT012
+                    while part := await response.content.readany():
+                        got += part
+            assert got.startswith(CREATED + b"data: ")
+            error = orjson.loads(got.removeprefix(CREATED).removeprefix(b"data: "))["error"]
+            assert error["code"] == "upstream_stream_error"
+            await asyncio.sleep(4)
+            assert [b.open for b in backends] == [0, 0]
+            assert sum(len(b.calls) for b in backends) == 1
+
+        on_stage(scene, serve, serve, timeouts={"idle": "3s"})
+
+    def test_another_answers_before_the_first_event(self) -> None:
+        async def broken(call: Call) -> None:
+            await call.send(STREAM_HEAD)
+            call.reset()
+
+        async def good(call: Call) -> None:
+            await call.send(STREAM_HEAD + chunk(CREATED) + chunk(COMPLETED) + b"0\r\n\r\n")
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            for _ in range(2):
+                async with on.post(RESPONSES, "/v1/responses") as response:
+                    assert await response.read() == CREATED + COMPLETED
+
+        on_stage(scene, broken, good)
+
+    def test_the_backend_is_hung_up_on_when_the_client_leaves(self) -> None:
+        async def serve(call: Call) -> None:
+            await call.send(STREAM_HEAD + chunk(CREATED))
+            await call.hung_up()
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            async with on.post(RESPONSES, "/v1/responses") as response:
+                await response.content.readany()
+                response.close()
+            await settle()
+            assert backends[0].open == 0
+
+        on_stage(scene, serve)
+
+
+class TestMidStream:
+    @pytest.mark.parametrize("how", bad_ends())
+    def test_ends_with_an_error_event_and_broken_framing(self, how: str) -> None:
+        async def serve(call: Call) -> None:
+            await call.send(STREAM_HEAD + chunk(EVENT))
+            await asyncio.sleep(0.1)
+            await call.send(bad_ends()[how])
+            await call.hung_up()
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            got = b""
+            async with on.post(STREAMED) as response:
+                assert response.status == 200
+                with pytest.raises(aiohttp.ClientPayloadError):  # noqa: PT012
+                    while part := await response.content.readany():
+                        got += part
+            last = got.split(b"\n\n")[-2]
+            error = orjson.loads(last.removeprefix(b"data: "))["error"]
+            assert error["code"] == "upstream_stream_error"
+            assert b"[DONE]" not in got
+            on.assert_nothing_held()
+            await asyncio.sleep(4)
+            assert [b.open for b in backends] == [0, 0]
+            assert not backends[1].calls  # never replayed: tokens would come twice
+
+        on_stage(scene, serve, stream, timeouts={"idle": "3s"})
+
+    @pytest.mark.parametrize("after", ["stall", "reset", "close", "bad chunk", "more", "flood"])
+    def test_nothing_after_done_spoils_it(self, after: str) -> None:
+        async def serve(call: Call) -> None:
+            await call.send(STREAM_HEAD + chunk(EVENT) + chunk(DONE))
+            match after:
+                case "reset":
+                    call.reset()
+                case "close":
+                    call.writer.close()
+                case "bad chunk":
+                    await asyncio.sleep(0.1)  # else one read takes all of it, and it is a 502
+                    await call.send(b"zz\r\n")
+                case "more":
+                    await call.send(chunk(EVENT) + b"0\r\n\r\n")
+                case "flood":
+                    while True:
+                        await call.send(chunk(EVENT * 100))
+                        await asyncio.sleep(0.1)
+            await call.hung_up()
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            began = now()
+            assert await ask(on) == (200, EVENT + DONE)
+            assert now() - began < 1
+            await asyncio.sleep(2)
+            assert backends[0].open == 0
+            on.assert_nothing_held()
+
+        on_stage(scene, serve)
+
+    def test_merged_deltas_and_keep_alive_comments(self) -> None:
+        """A comment is no first token; several events in a chunk are several events."""
+
+        async def serve(call: Call) -> None:
+            await call.send(STREAM_HEAD)
+            for _ in range(5):
+                await call.send(chunk(b": keep-alive\n\n"))
+                await asyncio.sleep(1)
+            await call.send(chunk(EVENT * 4 + USAGE + DONE) + b"0\r\n\r\n")
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            status, body = await ask(on)
+            assert (status, body) == (200, b": keep-alive\n\n" * 5 + EVENT * 4 + USAGE + DONE)
+            async with on.client.get(on.proxy.admin_url + "/metrics") as response:
+                text = await response.text()
+                assert 'time_to_first_token_seconds_bucket{bucket="chat",le="4.0"} 0.0' in text
+
+        on_stage(scene, serve)
+
+    def test_comments_alone_do_not_hold_a_slot_for_ever(self) -> None:
+        async def serve(call: Call) -> None:
+            await call.send(STREAM_HEAD)
+            while True:
+                await call.send(chunk(b": keep-alive\n\n"))
+                await asyncio.sleep(1)
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            assert (await ask(on))[0] == 504
+            await asyncio.sleep(2)
+            assert backends[0].open == 0
+
+        on_stage(scene, serve, timeouts={"first_token": "10s"})
+
+    @pytest.mark.parametrize(
+        "usage",
+        [
+            {"prompt_tokens": -7, "completion_tokens": 3},
+            {"prompt_tokens": 7, "completion_tokens": 3,
+             "prompt_tokens_details": {"cached_tokens": -1}},
+            {"prompt_tokens": 7, "completion_tokens": 3,
+             "prompt_tokens_details": {"cached_tokens": 9}},
+            {"prompt_tokens": 7, "completion_tokens": "x", "prompt_tokens_details": [1]},
+        ],
+    )  # fmt: skip
+    def test_usage_that_makes_no_sense_harms_nobody(self, usage: dict[str, Any]) -> None:
+        event = b"data: " + orjson.dumps({"choices": [], "usage": usage}) + b"\n\n"
+
+        async def serve(call: Call) -> None:
+            await call.send(STREAM_HEAD + chunk(EVENT) + chunk(event) + chunk(DONE))
+            await call.send(b"0\r\n\r\n")
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            assert await ask(on) == (200, EVENT + event + DONE)
+
+        on_stage(scene, serve)
+
+    def test_a_long_answer_that_is_no_stream_has_its_own_limit(self) -> None:
+        """first_token says nothing about it: only its end can be seen."""
+
+        async def long(call: Call) -> None:
+            await asyncio.sleep(50)
+            await whole(call)
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            assert await ask(on, {"prompt": "x"}) == (200, WHOLE)
+            assert (await ask(on))[0] == 504
+
+        on_stage(scene, long, timeouts={"first_token": "10s", "answer": "60s"})
+
+    def test_a_shorter_first_token_shortens_that_limit(self) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            began = now()
+            assert (await ask(on, {"prompt": "x"}))[0] == 504
+            assert 10 <= now() - began < 12
+
+        on_stage(scene, silent, timeouts={"first_token": "2s"})
+
+
+class TestFlapping:
+    def test_clients_see_next_to_nothing(self) -> None:
+        """One of two fails for a second in every three, another way each time."""
+        ways = [fails, busy, stream]
+
+        async def flaps(call: Call) -> None:
+            phase = now() % 3
+            if phase < 1:
+                await ways[int(now() // 3) % 3](call)
+            elif phase < 2:
+                call.reset()
+            else:
+                await stream(call)
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            statuses = []
+            for _ in range(300):
+                statuses.append((await ask(on))[0])
+                await asyncio.sleep(0.1)
+            assert statuses.count(200) == 300
+            assert len(backends[0].calls) < 100  # it is let in rarely
+
+        on_stage(scene, flaps, stream)
+
+    def test_killed_again_and_again(self) -> None:
+        """kill -9 of one of two: before the first byte nobody notices."""
+
+        async def main() -> None:
+            async with AsyncExitStack() as stack:
+                steady, victim = RawBackend(), RawBackend()
+                await stack.enter_async_context(steady.running())
+                async with victim.running():
+                    port = int(victim.url.rsplit(":", 1)[1])
+                    on = await stack.enter_async_context(stage([victim.url, steady.url]))
+                statuses = []
+                for _ in range(5):
+                    async with victim.running(port):
+                        for _ in range(10):
+                            statuses.append((await ask(on))[0])
+                            await asyncio.sleep(0.3)
+                    for _ in range(10):
+                        statuses.append((await ask(on))[0])
+                        await asyncio.sleep(0.3)
+                assert set(statuses) == {200}
+                assert len(victim.calls) > 10
+                await settle()
+                on.assert_nothing_held()
+
+        run(main())
+
+
+def test_an_answer_that_has_ended_cannot_be_failed() -> None:
+    """Its connection serves another request by then."""
+
+    async def in_two_parts(call: Call) -> None:
+        data = answer(200, WHOLE)
+        await call.send(data[:-9])
+        await given_on.wait()
+        await call.send(data[-9:])
+
+    async def main() -> None:
+        async with RawBackend(in_two_parts).running() as backend:
+            origin = Origin(backend.url, 2.0)
+            given_on.set()
+            first = await origin.ask("POST", "/v1/completions", {}, b"{}")
+            assert await read_all(first, 1 << 20) == WHOLE
+            given_on.clear()
+            second = await origin.ask("POST", "/v1/completions", {}, b"{}")
+            assert backend.connections == 1
+            first.fail(StalledUpstream("the proxy is shutting down"))
+            given_on.set()
+            assert await read_all(second, 1 << 20) == WHOLE
+            origin.close()
+
+    given_on = asyncio.Event()
+    run(main())
+
+
+class TestDrain:
+    def test_what_has_not_ended_is_ended_with_an_error_event(self) -> None:
+        """Streams, prefills and whole answers, when the patience is over."""
+
+        async def begin(call: Call) -> None:
+            if len(call.body) > 60:  # the padded one gets its first event
+                await call.send(STREAM_HEAD + chunk(EVENT))
+            await call.hung_up()
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            streaming = await on.post({**STREAMED, "user": "x" * 60}).__aenter__()
+            (prefill,) = at_once(on, 1)
+            (entire,) = at_once(on, 1, {"prompt": "x"})
+            await asyncio.sleep(0.2)
+            assert backends[0].open == 3
+            drained = asyncio.create_task(on.proxy.drain(2))
+            got = b""
+            with pytest.raises(aiohttp.ClientPayloadError):  # noqa: PT012
+                while part := await streaming.content.readany():
+                    got += part
+            streaming.close()
+            assert b"upstream_stream_error" in got
+            for task in (prefill, entire):
+                status, body = await task
+                assert (status, orjson.loads(body)["error"]["code"]) == (503, "draining")
+            assert await drained == 3
+            await settle()
+            assert backends[0].open == 0
+            assert not on.proxy.app.active
+
+        on_stage(scene, begin, admission={"dispatch_ahead": "60s"})

@@ -1,0 +1,333 @@
+"""Clients that leave, read slowly or not at all: what happens to the backend's side of it."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from proxy_stage import (
+    DONE,
+    EVENT,
+    ONE_SLOT,
+    STREAM_HEAD,
+    STREAMED,
+    USAGE,
+    Call,
+    RawBackend,
+    Stage,
+    answer,
+    chunk,
+    on_stage,
+    settle,
+    silent,
+    whole,
+)
+from raw_client import Raw, little_room
+
+from forebay.proxy.http1.client import Origin
+
+CHUNKS = 500
+GOOD = EVENT + EVENT + USAGE + DONE
+
+
+LEAVES = pytest.mark.parametrize("how", ["close", "reset", "half"])
+
+
+async def stalls(call: Call) -> None:
+    await call.send(STREAM_HEAD + chunk(EVENT))
+    await call.hung_up()
+
+
+async def floods(call: Call) -> None:
+    await call.send(STREAM_HEAD)
+    while not call.writer.is_closing():
+        await call.send(chunk(EVENT * 500))
+
+
+class TestLeaving:
+    """Within a moment nothing is held and the backend has been hung up on."""
+
+    @LEAVES
+    def test_while_uploading(self, how: str) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            client = await Raw.connect(on)
+            client.post({"prompt": "x" * 10_000}, sent=5_000)
+            await asyncio.sleep(0.1)
+            assert on.proxy.app.active == 1
+            client.leave(how)
+            await settle()
+            assert on.proxy.app.active == 0
+            assert not backends[0].calls
+
+        on_stage(scene, None)
+
+    @LEAVES
+    def test_while_queued(self, how: str) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            first, second = await Raw.connect(on), await Raw.connect(on)
+            first.post()
+            await asyncio.sleep(0.1)
+            second.post()
+            await asyncio.sleep(0.1)
+            shaper = on.proxy.driver.shaper
+            assert shaper.queued("chat") == 1
+            second.leave(how)
+            await settle()
+            assert shaper.queued("chat") == 0
+            first.leave(how)
+            await settle()
+            assert len(backends[0].calls) == 1  # the other was never sent
+            assert backends[0].open == 0
+
+        on_stage(scene, silent, **ONE_SLOT)
+
+    @LEAVES
+    @pytest.mark.parametrize("where", ["prefill", "stalled stream", "whole"])
+    def test_while_the_backend_works(self, how: str, where: str) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            client = await Raw.connect(on)
+            client.post({"prompt": "x"} if where == "whole" else STREAMED)
+            await asyncio.sleep(0.1)
+            assert backends[0].open == 1
+            client.leave(how)
+            await settle()
+            assert backends[0].open == 0
+            on.assert_nothing_held()
+
+        on_stage(scene, stalls if where == "stalled stream" else silent)
+
+    @LEAVES
+    def test_in_mid_stream(self, how: str) -> None:
+        async def slowly(call: Call) -> None:
+            await call.send(STREAM_HEAD)
+            while not call.writer.is_closing():
+                await call.send(chunk(EVENT))
+                await asyncio.sleep(0.02)
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            client = await Raw.connect(on)
+            client.post()
+            await client.reader.readuntil(b"data: ")
+            client.leave(how)
+            await settle()
+            assert backends[0].open == 0
+            on.assert_nothing_held()
+
+        on_stage(scene, slowly)
+
+    @pytest.mark.parametrize("how", ["close", "reset"])
+    def test_with_a_blocked_write(self, how: str) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            client = await Raw.connect(on, receives=4096)
+            client.post()
+            client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            await asyncio.sleep(1)
+            assert backends[0].open == 1
+            client.leave(how)
+            await settle()
+            assert backends[0].open == 0
+            on.assert_nothing_held()
+
+        on_stage(scene, floods)
+
+    @LEAVES
+    def test_while_it_is_tried_a_second_time(self, how: str) -> None:
+        async def fails(call: Call) -> None:
+            await call.send(answer(500, b"{}"))
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            client = await Raw.connect(on)
+            client.post()
+            await asyncio.sleep(0.1)
+            assert [b.open for b in backends] == [0, 1]
+            client.leave(how)
+            await settle()
+            assert [b.open for b in backends] == [0, 0]
+            on.assert_nothing_held()
+
+        on_stage(scene, fails, silent)
+
+    @LEAVES
+    def test_with_pipelined_requests(self, how: str) -> None:
+        """The first is hung up on, the others never begin."""
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            client = await Raw.connect(on)
+            for _ in range(3):
+                client.post()
+            await asyncio.sleep(0.1)
+            assert len(backends[0].calls) == 1
+            client.leave(how)
+            await settle()
+            assert len(backends[0].calls) == 1
+            assert backends[0].open == 0
+
+        on_stage(scene, silent)
+
+    def test_pipelined_requests_are_answered_in_order(self) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            client = await Raw.connect(on)
+            client.post(STREAMED)
+            client.post({"prompt": "x"})
+            client.post(STREAMED, "connection: close")
+            got = await client.reader.read(-1)
+            assert got.count(b"HTTP/1.1 200 OK") == 3
+            first, second, third = (part.lower() for part in got.split(b"HTTP/1.1 ")[1:])
+            assert b"[done]" in first
+            assert b'"cmpl-1"' in second
+            assert b"[done]" in third
+            client.writer.close()
+
+        on_stage(scene, None)
+
+    def test_it_is_not_held_against_the_backend(self) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            for _ in range(10):
+                client = await Raw.connect(on)
+                client.post()
+                await asyncio.sleep(0.1)
+                client.leave("reset")
+            await settle()
+            assert on.proxy.backends.health.state("b0") == "up"
+
+        on_stage(scene, silent)
+
+
+class TestReading:
+    def test_a_slow_reader_gets_all_of_it_through_bounded_buffers(self) -> None:
+        sent = 0
+
+        async def much(call: Call) -> None:
+            nonlocal sent
+            await call.send(STREAM_HEAD)
+            for _ in range(CHUNKS):
+                await call.send(chunk(EVENT * 500))
+                sent += len(EVENT) * 500
+            await call.send(chunk(DONE) + b"0\r\n\r\n")
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            client = await Raw.connect(on)
+            client.post(STREAMED, "connection: close")
+            transport: Any = client.writer.transport
+            transport.pause_reading()
+            await asyncio.sleep(5)
+            # Kernel buffers and ours; the rest of the 17 MB waits in the backend.
+            assert 0 < sent < 12 << 20
+            (watch,) = on.proxy.app._relay._watchdog._watches
+            ours: Any = watch.request.transport
+            assert ours.get_write_buffer_size() < 1 << 20
+            transport.resume_reading()
+            got = 0
+            while part := await client.reader.read(1 << 20):
+                got += part.count(b"data: ")
+            assert sent == len(EVENT) * 500 * CHUNKS
+            assert 0.9 * 500 * CHUNKS < got <= 500 * CHUNKS + 1  # reads and chunks cut some in two
+            client.writer.close()
+
+        on_stage(scene, much)
+
+    @pytest.mark.parametrize("what", ["stream", "whole"])
+    def test_a_reader_that_never_reads_is_cut_off(self, what: str) -> None:
+        async def huge(call: Call) -> None:
+            await call.send(answer(200, b'{"x":"' + b"x" * (12 << 20) + b'"}'))
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            client = await Raw.connect(on, receives=4096)
+            client.post(STREAMED if what == "stream" else {"prompt": "x"})
+            client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            await asyncio.sleep(1.5)
+            connections = on.proxy.app  # still being written to
+            await asyncio.sleep(2)
+            assert connections.active == 0
+            assert not on.proxy.app._relay._watchdog._watches
+            assert backends[0].open == 0 or what == "whole"
+            client.writer.transport.abort()
+
+        on_stage(scene, floods if what == "stream" else huge, timeouts={"client_write": "2s"})
+
+    @pytest.mark.parametrize("header", ["connection: close", "connection: keep-alive"])
+    @pytest.mark.parametrize("what", ["stream", "whole"])
+    def test_a_reader_that_never_reads_the_last_of_it_is_cut_off(
+        self, what: str, header: str
+    ) -> None:
+        """What is left is less than writing waits for."""
+
+        async def last(call: Call) -> None:
+            if what == "whole":
+                await call.send(answer(200, b'{"x":"' + b"x" * 60_000 + b'"}'))
+            else:
+                await call.send(STREAM_HEAD + chunk(EVENT * 800) + chunk(DONE) + b"0\r\n\r\n")
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            client = await Raw.connect(on, receives=4096)
+            await little_room(on)
+            client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            client.post(STREAMED if what == "stream" else {"prompt": "x"}, header)
+            await asyncio.sleep(1)
+            public = on.proxy.listeners[0][1]
+            assert public.open_connections == 1
+            on.assert_nothing_held()  # its slot is free already
+            await asyncio.sleep(2)
+            assert not public.open_connections
+            assert not on.proxy.app.active
+            client.writer.transport.abort()
+
+        on_stage(scene, last, timeouts={"client_write": "2s"})
+
+    def test_a_cut_stream_does_not_keep_a_connection_that_nobody_reads(self) -> None:
+        async def cut(call: Call) -> None:
+            await call.send(STREAM_HEAD)
+            for _ in range(400):
+                call.writer.write(chunk(EVENT * 500))
+                await asyncio.sleep(0)
+            call.reset()
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            client = await Raw.connect(on, receives=4096)
+            client.post()
+            client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            await asyncio.sleep(10)
+            assert backends[0].open == 0
+            assert not on.proxy.app.active
+            client.writer.transport.abort()
+
+        on_stage(scene, cut, timeouts={"client_write": "2s"})
+
+    def test_a_backend_that_does_not_read_is_given_up(self) -> None:
+        """The body is larger than its buffers: the time-out for the first event ends it."""
+
+        async def main_scene(on: Stage, backends: list[RawBackend]) -> None:
+            hold = asyncio.Event()
+
+            async def reads_nothing(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                await hold.wait()
+                writer.close()
+
+            deaf = await asyncio.start_server(reads_nothing, "127.0.0.1", 0, limit=1024)
+            upstream = on.proxy.backends.upstreams["b0"]
+            port = deaf.sockets[0].getsockname()[1]
+            upstream.origin = Origin(f"http://127.0.0.1:{port}", 5.0)
+            body = {**STREAMED, "user": "x" * (12 << 20)}
+            client = await Raw.connect(on)
+            client.post(body)
+            assert b" 504 " in await client.reader.readline()
+            client.writer.close()
+            hold.set()
+            deaf.close()
+
+        on_stage(main_scene, whole, timeouts={"first_token": "5s"}, health={"interval": "900s"})
+
+
+def test_an_early_refusal_of_a_large_body_is_passed_on() -> None:
+    """A backend may answer before it has read everything."""
+
+    async def early(call: Call) -> None:
+        await call.send(answer(413, b'{"error":{"message":"too long"}}', "connection: close"))
+        call.writer.close()
+
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        client = await Raw.connect(on)
+        client.post({**STREAMED, "user": "x" * (4 << 20)})
+        assert b" 413 " in await client.reader.readline()
+        client.writer.close()
+
+    on_stage(scene, early)

@@ -1,0 +1,655 @@
+"""The proxy over real sockets: what clients see, whatever the backend does."""
+
+import asyncio
+import json
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from faulty_backends import cuts, faults
+from proxy_stage import (
+    DONE,
+    EVENT,
+    ONE_SLOT,
+    STREAM_HEAD,
+    STREAMED,
+    USAGE,
+    WHOLE,
+    Call,
+    RawBackend,
+    Stage,
+    answer,
+    chunk,
+    error_of,
+    on_stage,
+    settle,
+    silent,
+    stage,
+    stream,
+    whole,
+)
+
+from forebay.proxy.telemetry.hlog import read_hlog
+from forebay.replay.sim.clock import run
+
+
+def tells_its_way(response: aiohttp.ClientResponse) -> None:
+    """The headers of a request that had been sent to a backend."""
+    assert response.headers["x-forebay-bucket"] == "chat"
+    assert float(response.headers["x-forebay-queue-ms"]) >= 0
+    assert response.headers["x-forebay-backend"] == "b0"
+    assert float(response.headers["x-forebay-predicted-ms"]) >= 0
+
+
+class TestPassing:
+    def test_body_and_stream_are_untouched(self) -> None:
+        body = b'{ "prompt":"h\\u00e9llo",  "stream" : true, "max_tokens":3, "unknown": [1.0]}'
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            async with on.post(body) as response:
+                assert response.status == 200
+                assert await response.read() == EVENT + EVENT + USAGE + DONE
+                assert response.content_type == "text/event-stream"
+                assert response.headers["x-forebay-bucket"] == "chat"
+                assert float(response.headers["x-forebay-queue-ms"]) >= 0
+                assert response.headers["x-forebay-backend"] == "b0"
+                assert "x-secret" not in response.headers
+                assert response.headers["server"] == "forebay"
+            assert backends[0].calls[0].body == body
+
+        on_stage(scene, None)
+
+    def test_comments_and_odd_cuts_pass(self) -> None:
+        async def in_pieces(call: Call) -> None:
+            await call.send(STREAM_HEAD)
+            for byte in b": keep-alive\n\n" + EVENT + DONE:
+                await call.send(chunk(bytes([byte])))
+            await call.send(b"0\r\n\r\n")
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            async with on.post(STREAMED) as response:
+                assert await response.read() == b": keep-alive\n\n" + EVENT + DONE
+
+        on_stage(scene, in_pieces)
+
+    @pytest.mark.parametrize(
+        ("given", "kept"), [("abc-1.X_9", True), ("has space", False), ("x" * 65, False)]
+    )
+    def test_request_ids(self, given: str, kept: bool) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            async with on.post(headers={"x-request-id": given}) as response:
+                got = response.headers["x-request-id"]
+                assert (got == given) is kept
+                assert f"x-request-id: {got}\r\n" in backends[0].calls[0].head
+
+        on_stage(scene, None)
+
+    def test_only_allowed_headers_reach_the_backend(self) -> None:
+        sent = {
+            "authorization": "Bearer k",
+            "cookie": "a=b",
+            "proxy-authorization": "x",
+            "traceparent": "00-1",
+            "te": "trailers",
+            "x-forwarded-for": "1.2.3.4",
+        }
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            async with on.post(headers=sent) as response:
+                assert response.status == 200
+            names = {
+                line.split(":")[0].lower() for line in backends[0].calls[0].head.split("\r\n")[1:]
+            }
+            assert names - {""} == {
+                "host", "accept", "content-type", "content-length", "authorization", "traceparent",
+                "x-request-id",
+            }  # fmt: skip
+
+        on_stage(scene, None)
+
+    def test_usage_teaches_bytes_a_token(self) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            before = on.proxy.app._estimate.bytes_per_token
+            async with on.post({"prompt": "x" * 700, "max_tokens": 3}):
+                pass
+            assert on.proxy.app._estimate.bytes_per_token > before  # 100 bytes a token, clamped
+
+        on_stage(scene, None)
+
+    def test_backends_own_client_errors_pass_unchanged(self) -> None:
+        body = b'{"error":{"message":"too long","type":"BadRequestError","param":null,"code":400}}'
+
+        async def bad(call: Call) -> None:
+            await call.send(answer(400, body))
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            async with on.post() as response:
+                assert (response.status, await response.read()) == (400, body)
+            assert len(backends[0].calls) == 1
+
+        on_stage(scene, bad)
+
+    def test_routed_paths(self) -> None:
+        async def models(call: Call) -> None:
+            await call.send(answer(200, call.head.split(" ")[1].encode()))
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            async with on.client.get(on.url + "/v1/models?x=%2e") as response:
+                assert await response.read() == b"/v1/models?x=."  # the client's own doing
+            async with on.client.get(on.url + "/health") as response:
+                assert response.status == 200
+                assert response.headers["x-request-id"]
+
+        on_stage(scene, models)
+
+
+async def raw(on: Stage, data: bytes) -> bytes:
+    """Everything that comes back for these bytes on one connection."""
+    host, port = on.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(data)
+        return await reader.read()
+    finally:
+        writer.close()
+
+
+class TestBadRequests:
+    @pytest.mark.parametrize(
+        ("body", "param"),
+        [
+            (b"{nope}", None),
+            (b"[1]", None),
+            (b'{"prompt": 7}', "prompt"),
+            (b'{"prompt": []}', "prompt"),
+            (b'{"prompt": ["a", 1]}', "prompt"),
+            (b'{"prompt": [1, -1]}', "prompt"),
+            (b"{}", "prompt"),
+            (b'{"prompt":"x","stream":"yes"}', "stream"),
+            (b'{"prompt":"x","max_tokens":"many"}', "max_tokens"),
+            (b'{"prompt":"x","max_tokens":true}', "max_tokens"),
+            (b'{"prompt":"x","model":1}', "model"),
+            (b'{"prompt":"\\ud800"}', None),
+            (b'{"prompt":"x"} trailing', None),
+            (b"\xff", None),
+        ],
+    )
+    def test_completions(self, body: bytes, param: str | None) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            async with on.post(body) as response:
+                assert response.status == 400
+                assert (await error_of(response))["param"] == param
+            assert not backends[0].calls
+
+        on_stage(scene, None)
+
+    @pytest.mark.parametrize("messages", [None, [], "hi", ["hi"], [{"role": "user", "content": 7}]])
+    def test_chat(self, messages: Any) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            async with on.post({"messages": messages}, "/v1/chat/completions") as response:
+                assert response.status == 400
+                assert (await error_of(response))["param"] == "messages"
+
+        on_stage(scene, None)
+
+    @pytest.mark.parametrize(
+        "path",
+        ["/v1/../sleep", "/v1/%2e%2e/sleep", "/sleep", "//v1/models", "/v1/models/", "/V1/models",
+         "/v1/load_lora_adapter", "/collective_rpc", "/metrics", "/", "/v1/chat/completions/..",
+         "/v1/models;x", "/v1%2fmodels"],
+    )  # fmt: skip
+    def test_nothing_else_is_reachable(self, path: str) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            request = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+            got = await raw(on, request.encode() + b"content-length: 2\r\n\r\n{}")
+            assert got.startswith(b"HTTP/1.1 404 "), got
+            assert not backends[0].calls
+
+        on_stage(scene, None)
+
+    def test_wrong_method(self) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            async with on.client.get(on.url + "/v1/completions") as response:
+                assert response.status == 405
+                assert response.headers["allow"] == "POST, OPTIONS"
+                assert (await error_of(response))["code"] == "method_not_allowed"
+
+        on_stage(scene, None)
+
+    def test_too_large_is_said_before_the_body_is_read(self) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 999999\r\n\r\n"
+            assert (await raw(on, head)).startswith(b"HTTP/1.1 413 ")
+            chunked = (
+                b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+            )
+            assert (await raw(on, chunked + chunk(b"x" * 5000))).startswith(b"HTTP/1.1 413 ")
+
+        on_stage(scene, None, limits={"body": 4096})
+
+    def test_compressed_body(self) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            async with on.post(b"\x1f\x8b", headers={"content-encoding": "gzip"}) as response:
+                assert response.status == 415
+
+        on_stage(scene, None)
+
+    def test_slow_body_and_slow_headers(self) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{"
+            assert (await raw(on, head)).startswith(b"HTTP/1.1 408 ")
+            assert (await raw(on, b"POST /v1/comp")).startswith(b"HTTP/1.1 408 ")
+
+        on_stage(scene, None, timeouts={"client_body": "1s", "client_headers": "1s"})
+
+    @pytest.mark.parametrize(
+        ("head", "status"),
+        [
+            (b"x-long: " + b"y" * 20_000 + b"\r\n", 431),
+            (b"bad header\r\n", 400),
+            (b"content-length: 3\r\ntransfer-encoding: chunked\r\n", 400),
+            (b"content-length: -1\r\n", 400),
+            (b"transfer-encoding: gzip, chunked\r\n", 501),
+            (b"expect: miracles\r\ncontent-length: 2\r\n", 417),
+        ],
+    )
+    def test_bad_http_is_answered_in_json_and_closed(self, head: bytes, status: int) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            request = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n" + head + b"\r\n"
+            got = await raw(on, request + b"0\r\n\r\n")
+            first, _, body = got.partition(b"\r\n\r\n")
+            assert f" {status} ".encode() in first.split(b"\r\n")[0]
+            assert b"x-request-id" in first.lower()
+            assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
+            assert not backends[0].calls
+
+        on_stage(scene, None)
+
+    def test_a_smuggled_request_stays_a_body(self) -> None:
+        """What a client sends chunked is framed anew: the backend sees one request."""
+        inner = b'{"prompt":"0\\r\\n\\r\\nGET /v1/smuggled HTTP/1.1\\r\\n\\r\\n"}'
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            head = (
+                b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+                b"transfer-encoding: chunked\r\n\r\n"
+            )
+            got = await raw(on, head + chunk(inner) + b"0\r\n\r\n")
+            assert got.startswith(b"HTTP/1.1 200 ")
+            (call,) = backends[0].calls
+            assert call.body == inner
+            assert "transfer-encoding" not in call.head.lower()
+            assert call.head.lower().count("content-length") == 1
+
+        on_stage(scene, None)
+
+    def test_expect_is_answered_after_the_decision(self) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            async with on.post(expect100=True) as response:
+                assert response.status == 200
+
+        on_stage(scene, None)
+
+    def test_a_prompt_beyond_every_bucket(self) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            async with on.post({"prompt": "x" * 600_000}) as response:
+                assert response.status == 413
+                assert (await error_of(response))["code"] == "prompt_too_long"
+
+        on_stage(scene, None)
+
+
+class TestBeforeTheFirstByte:
+    @pytest.mark.parametrize("fault", faults())
+    def test_another_backend_answers(self, fault: str) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            async with on.post(STREAMED) as response:
+                assert response.status == 200
+                assert await response.read() == EVENT + EVENT + USAGE + DONE
+                assert response.headers["x-forebay-backend"] == "b1"
+            assert [len(b.calls) for b in backends] == [1, 1]
+
+        # The first of two idle backends is asked first.
+        on_stage(scene, faults()[fault], stream)
+
+    @pytest.mark.parametrize(
+        ("fault", "status"),
+        [("reset", 502), ("close", 502), ("busy", 503), ("limited", 429), ("broken", 500),
+         ("busy_in_stream", 503), ("no_event", 502), ("nonsense", 502), ("not_json", 502)],
+    )  # fmt: skip
+    def test_alone_it_fails_in_the_right_way(self, fault: str, status: int) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            async with on.post(STREAMED) as response:
+                assert response.status == status
+                assert response.headers["x-request-id"]
+                if fault == "limited":
+                    assert response.headers["retry-after"] == "7"
+                if status == 502:
+                    assert (await error_of(response))["code"] == "upstream_error"
+
+        on_stage(scene, faults()[fault])
+
+    def test_both_fail_once_each(self) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            async with on.post() as response:
+                assert response.status == 502
+            assert [len(b.calls) for b in backends] == [1, 1]
+
+        on_stage(scene, faults()["reset"], faults()["reset"])
+
+    def test_an_answer_aborted_by_shutdown_is_asked_for_again(self) -> None:
+        async def aborted(call: Call) -> None:
+            body = b'{"choices":[{"index":0,"text":" ","finish_reason":"abort"}]}'
+            await call.send(answer(200, body))
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            async with on.post() as response:
+                assert await response.read() == WHOLE
+
+        on_stage(scene, aborted, whole)
+
+    def test_no_first_byte_is_a_timeout_and_not_retried(self) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            async with on.post(STREAMED) as response:
+                assert response.status == 504
+                assert (await error_of(response))["code"] == "upstream_timeout"
+                tells_its_way(response)
+            await settle()
+            assert [len(b.calls) for b in backends] == [1, 0]
+            assert backends[0].open == 0  # it was hung up on
+
+        on_stage(scene, silent, stream, timeouts={"first_token": "5s"})
+
+    def test_redirects_are_not_followed(self) -> None:
+        async def away(call: Call) -> None:
+            await call.send(answer(302, b"", "location: http://127.0.0.1:1/"))
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            async with on.post() as response:
+                assert response.status == 502
+                tells_its_way(response)
+
+        on_stage(scene, away)
+
+    def test_where_it_was_sent_is_told_to_debuggers_only(self) -> None:
+        async def away(call: Call) -> None:
+            await call.send(answer(302, b"", "location: http://127.0.0.1:1/"))
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            async with on.post() as response:
+                assert response.headers["x-forebay-queue-ms"]
+                assert "x-forebay-backend" not in response.headers
+                assert "x-forebay-predicted-ms" not in response.headers
+
+        on_stage(scene, away, debug_headers=False)
+
+    def test_a_backend_that_is_gone_is_taken_out(self) -> None:
+        async def main() -> None:
+            async with AsyncExitStack() as stack:
+                dead, alive = RawBackend(), RawBackend()
+                async with dead.running(), alive.running():
+                    on = await stack.enter_async_context(stage([dead.url, alive.url]))
+                async with alive.running(int(alive.url.rsplit(":", 1)[1])):
+                    for _ in range(4):
+                        async with on.post() as response:
+                            assert response.status == 200
+                    await asyncio.sleep(3)
+                    assert any("b0 is down" in line for line in on.said)
+                await settle()
+                on.assert_nothing_held()
+
+        run(main())
+
+
+class TestMidStream:
+    @pytest.mark.parametrize("cut", cuts())
+    def test_is_never_a_clean_end(self, cut: str) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            got = b""
+            async with on.post(STREAMED) as response:
+                assert response.status == 200
+                with pytest.raises(aiohttp.ClientPayloadError):  # noqa: PT012
+                    while part := await response.content.readany():
+                        got += part
+            assert got.startswith(EVENT)
+            last = json.loads(got.removeprefix(EVENT).removeprefix(b"data: "))
+            assert last["error"]["code"] == "upstream_stream_error"
+            assert b"[DONE]" not in got
+            await settle()
+            assert [b.open for b in backends] == [0, 0]
+            assert len(backends[1].calls) == 0  # never replayed
+
+        on_stage(scene, cuts()[cut], stream, timeouts={"idle": "3s"})
+
+
+class TestClientsThatLeave:
+    @pytest.mark.parametrize("where", ["prefill", "streaming", "whole"])
+    def test_the_backend_is_hung_up_on_and_the_slot_is_free(self, where: str) -> None:
+        async def begin(call: Call) -> None:
+            if where == "streaming":
+                await call.send(STREAM_HEAD + chunk(EVENT))
+            await call.hung_up()
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            body = {"prompt": "x"} if where == "whole" else STREAMED
+
+            async def ask() -> None:
+                async with on.post(body) as response:
+                    await response.read()
+
+            task = asyncio.create_task(ask())
+            await asyncio.sleep(0.2)
+            assert backends[0].open == 1
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await asyncio.sleep(0.05)
+            assert backends[0].open == 0
+            on.assert_nothing_held()
+
+        on_stage(scene, begin)
+
+    def test_queued_is_never_sent(self) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            async def ask() -> None:
+                async with on.post(STREAMED) as response:
+                    await response.read()
+
+            tasks = [asyncio.create_task(ask()) for _ in range(2)]
+            await asyncio.sleep(0.2)
+            assert on.proxy.driver.shaper.queued("chat") == 1
+            tasks[1].cancel()
+            await asyncio.sleep(0.05)
+            assert on.proxy.driver.shaper.queued("chat") == 0
+            tasks[0].cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await settle()
+            assert len(backends[0].calls) == 1
+
+        on_stage(scene, silent, **ONE_SLOT)
+
+    @pytest.mark.parametrize("turns", range(0, 60, 3))
+    @pytest.mark.parametrize("serve", ["stream", "retry", "whole"])
+    def test_at_every_turn_of_the_loop(self, turns: int, serve: str) -> None:
+        """Cancelled wherever the request then is: nothing stays held."""
+        first = {"stream": stream, "retry": faults()["busy"], "whole": whole}[serve]
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            async def ask() -> None:
+                async with on.post({"prompt": "x"} if serve == "whole" else STREAMED) as response:
+                    await response.read()
+
+            task = asyncio.create_task(ask())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await settle()
+
+        on_stage(scene, first, stream)
+
+    def test_a_reader_that_does_not_read(self) -> None:
+        async def flood(call: Call) -> None:
+            await call.send(STREAM_HEAD)
+            while not call.writer.is_closing():
+                await call.send(chunk(EVENT * 500))
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            host, port = on.url.removeprefix("http://").split(":")
+            _, writer = await asyncio.open_connection(host, int(port), limit=1024)
+            body = json.dumps(STREAMED).encode()
+            writer.write(
+                b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s"
+                % (len(body), body)
+            )
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            for _ in range(40):
+                await asyncio.sleep(0.25)
+            writer.transport.abort()
+            assert backends[0].open == 0
+            on.assert_nothing_held()
+
+        on_stage(scene, flood, timeouts={"client_write": "2s"})
+
+
+class TestLoad:
+    def test_a_full_queue_is_refused_at_once(self) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            async def ask() -> None:
+                async with on.post(STREAMED) as response:
+                    await response.read()
+
+            tasks = [asyncio.create_task(ask()) for _ in range(3)]
+            await asyncio.sleep(0.2)
+            async with on.post(STREAMED) as response:
+                assert response.status == 429
+                assert int(response.headers["retry-after"]) >= 1
+                assert int(response.headers["retry-after-ms"]) >= 1000
+                error = await error_of(response)
+                assert (error["code"], error["type"]) == ("queue_full", "rate_limit_error")
+                assert response.headers["x-forebay-bucket"] == "chat"
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        on_stage(scene, silent, **ONE_SLOT)
+
+    def test_waiting_too_long_is_refused_in_the_end(self) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            async def ask(status: list[int]) -> None:
+                async with on.post(STREAMED) as response:
+                    status.append(response.status)
+
+            statuses: list[int] = []
+            held = asyncio.create_task(ask([]))
+            await asyncio.sleep(0.1)
+            await ask(statuses)
+            assert statuses == [429]
+            held.cancel()
+            await asyncio.gather(held, return_exceptions=True)
+
+        on_stage(scene, silent, **ONE_SLOT)
+
+    def test_a_client_with_less_patience(self) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            first = asyncio.create_task(on.post(STREAMED).__aenter__())
+            await asyncio.sleep(0.1)
+            async with on.post(STREAMED, headers={"x-request-timeout": "0.001"}) as response:
+                assert response.status == 429
+                assert (await error_of(response))["code"] == "deadline_unattainable"
+            async with on.post(STREAMED, headers={"x-request-timeout": "soon"}) as response:
+                assert response.status == 400
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+
+        on_stage(scene, silent, **ONE_SLOT)
+
+
+class TestLife:
+    def test_a_backend_that_comes_up_late(self) -> None:
+        async def main() -> None:
+            late = RawBackend()
+            async with late.running():
+                port = int(late.url.rsplit(":", 1)[1])
+            async with stage([late.url], wait_up=0) as on:
+                await asyncio.sleep(2)
+                assert sum("not up yet" in line for line in on.said) == 1
+                async with on.post() as response:
+                    assert response.status == 503
+                    assert response.headers["retry-after"]
+                    assert (await error_of(response))["code"] == "no_backend_available"
+                for path, status in (("/readyz", 503), ("/healthz", 200)):
+                    async with on.client.get(on.proxy.admin_url + path) as response:
+                        assert response.status == status
+                async with late.running(port):
+                    await asyncio.sleep(2)
+                    async with on.post() as response:
+                        assert response.status == 200
+                    async with on.client.get(on.proxy.admin_url + "/readyz") as response:
+                        assert response.status == 200
+                assert any("b0 is up" in line for line in on.said)
+
+        run(main())
+
+    def test_draining_lets_streams_run_out(self) -> None:
+        async def slow(call: Call) -> None:
+            await call.send(STREAM_HEAD + chunk(EVENT))
+            await asyncio.sleep(5)
+            await call.send(chunk(DONE) + b"0\r\n\r\n")
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            async with on.post(STREAMED) as response:
+                drained = asyncio.create_task(on.proxy.drain(30))
+                await asyncio.sleep(1)
+                async with on.post() as refused:
+                    assert refused.status == 503
+                    assert (await error_of(refused))["code"] == "draining"
+                async with on.client.get(on.url + "/health") as health:
+                    assert health.status == 503
+                assert await response.read() == EVENT + DONE
+            assert await drained == 0
+
+        on_stage(scene, slow)
+
+    def test_the_histogram_log_of_ttft(self, tmp_path: Path) -> None:
+        path = tmp_path / "ttft.hlog"
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            for _ in range(3):
+                async with on.post(STREAMED) as response:
+                    await response.read()
+                await asyncio.sleep(1)
+
+        on_stage(scene, None, metrics={"hlog": str(path)})
+        intervals = read_hlog(path)["ttft.chat"]
+        assert sum(i.histogram.get_total_count() for i in intervals) == 3
+
+    def test_admin_pages(self) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            async with on.post() as response:
+                assert response.status == 200
+            admin = on.proxy.admin_url
+            async with on.client.get(admin + "/status") as response:
+                status = await response.json()
+                assert status["ready"] is True
+                assert status["backends"][0]["name"] == "b0"
+                assert status["backends"][0]["in_flight"] == 0
+            async with on.client.get(admin + "/metrics") as response:
+                text = await response.text()
+                assert 'forebay_responses_total{bucket="chat",status="200"} 1.0' in text
+                assert 'forebay_backend_up{backend="b0"} 1.0' in text
+            async with on.client.get(admin + "/") as response:
+                assert "forebay" in await response.text()
+            async with on.client.get(admin + "/v1/models") as response:
+                assert response.status == 404
+                assert (await error_of(response))["code"] == "not_found"
+            for path in ("/healthz", "/readyz", "/metrics", "/status", "/", "/none"):
+                async with on.client.get(admin + path, headers={"x-request-id": "a1"}) as response:
+                    assert response.headers["x-request-id"] == "a1"
+                    assert response.headers["server"] == "forebay"
+            async with on.client.post(admin + "/drain") as response:
+                assert response.status == 202
+            assert on.proxy.stop.is_set()
+
+        on_stage(scene, None)

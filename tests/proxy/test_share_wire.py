@@ -1,0 +1,99 @@
+"""Messages between proxies: what is said comes through, what is malformed does not."""
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.proxy.core.state.elsewhere import BackendReport, ProxyReport, TenantUse
+from forebay.proxy.share.wire import MOST_BYTES, BadMessage, Message, decode, encode
+
+AMOUNT = st.floats(0, 1e9).map(lambda x: round(x, 3))
+NAMES = st.text(min_size=1, max_size=20)
+BOOKS = st.builds(
+    BackendReport,
+    AMOUNT,
+    st.integers(0, 10_000),
+    st.integers(0, 10**9).map(float),
+    AMOUNT,
+    st.integers(0, 10**9).map(float),
+    st.integers(0, 10**12).map(float),
+    st.tuples(AMOUNT, AMOUNT, AMOUNT),
+    st.dictionaries(NAMES, st.integers(1, 99), max_size=3),
+    st.dictionaries(NAMES, AMOUNT.filter(bool), max_size=3),
+    st.dictionaries(NAMES, AMOUNT.filter(bool), max_size=3),
+)
+
+
+def same(one: BackendReport, other: BackendReport) -> bool:
+    return all(getattr(one, name) == getattr(other, name) for name in BackendReport.__slots__)
+
+
+@given(st.dictionaries(NAMES, BOOKS, max_size=4), st.dictionaries(NAMES, AMOUNT, max_size=3))
+def test_round_trip(backends: dict[str, BackendReport], tenants: dict[str, float]) -> None:
+    use = {name: TenantUse(seconds, 7.0) for name, seconds in tenants.items()}
+    message = decode(encode(Message("me", 3, ProxyReport(backends, use))))
+    assert (message.sender, message.number) == ("me", 3)
+    assert message.books.backends.keys() == backends.keys()
+    assert all(same(message.books.backends[name], books) for name, books in backends.items())
+    assert {name: use.prefill_s for name, use in message.books.tenants.items()} == tenants
+
+
+GOOD = orjson.loads(encode(Message("me", 3, ProxyReport({"a": BackendReport(1.0, 2)}))))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"v": 1},
+        {"v": None},
+        {"id": ""},
+        {"id": "x" * 200},
+        {"id": 5},
+        {"n": -1},
+        {"n": True},
+        {"n": 1.5},
+        {"backends": None},
+        {"backends": {"a": []}},
+        {"backends": {"a": [0, 0, 0, 0, 0, 0, 0, [0, 0], {}]}},
+        {"backends": {"a": [-1, 0, 0, 0, 0, 0, 0, [0, 0, 0], {}]}},
+        {"backends": {"a": [1e300, 0, 0, 0, 0, 0, 0, [0, 0, 0], {}]}},
+        {"backends": {"a": ["1", 0, 0, 0, 0, 0, 0, [0, 0, 0], {}]}},
+        {"backends": {"a": [0, 0, 0, 0, 0, 0, 0, [0, 0, 0], {"chat": 1}]}},
+        {"backends": {"a" * 200: [0, 0, 0, 0, 0, 0, 0, [0, 0, 0], {}]}},
+        {"backends": {str(i): [] for i in range(2_000)}},
+        {"tenants": {"t": [1]}},
+        {"tenants": {"t": [True, 1]}},
+        {"tenants": []},
+    ],
+)
+def test_bad_fields(change: dict[str, object]) -> None:
+    decode(orjson.dumps(GOOD))
+    with pytest.raises(BadMessage):
+        decode(orjson.dumps({**GOOD, **change}))
+
+
+@given(st.binary(max_size=200))
+def test_noise(data: bytes) -> None:
+    with pytest.raises(BadMessage):
+        decode(data)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.text(),
+        lambda x: st.lists(x) | st.dictionaries(st.text(), x),
+    )
+)
+def test_any_json_is_refused_in_one_way(value: object) -> None:
+    for fields in (value, {**GOOD, "backends": {"a": value}}, {**GOOD, "tenants": value}):
+        try:
+            decode(orjson.dumps(fields))
+        except BadMessage:
+            continue
+        assert fields["tenants"] == {}  # type: ignore[index]
+
+
+def test_too_long() -> None:
+    with pytest.raises(BadMessage):
+        decode(b" " * (MOST_BYTES + 1))

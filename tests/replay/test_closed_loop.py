@@ -1,0 +1,88 @@
+"""replay/dispatch.py: a closed loop says when its own client kept it waiting."""
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from replay_server import rows, run_one, table
+from yarl import URL
+
+from forebay.replay import runner
+from forebay.replay.bodies import Prepared, Window
+from forebay.replay.client import Exchange
+from forebay.replay.dispatch import Dispatch
+from forebay.replay.schedule import Arrivals
+from forebay.replay.sim.clock import run
+from forebay.replay.target import parse_targets
+
+BODY_S = 0.05
+
+
+class SlowWindow(Window):
+    """Two bodies ahead; each takes 50 ms to make."""
+
+    def __init__(self) -> None:
+        super().__init__(most=2)
+
+    async def put(self, item: Prepared) -> None:
+        await asyncio.sleep(BODY_S)
+        await super().put(item)
+
+
+def test_a_closed_loop_that_waits_for_its_bodies_is_client_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two slots, answers of 25 ms, a body every 50 ms: a slot is free for 75 ms before its next."""
+    monkeypatch.setattr(runner, "Window", SlowWindow)
+    summary, _ = run_one(tmp_path / "run", rows(20), arrivals=Arrivals("closed", 2))
+    told, kept = summary.values, table(summary.folder)
+    assert (told["completed"], told["verdict"]) == (20, "client-limited")
+    assert "of 20 requests left more than 20 ms after their slot was free" in told["verdict_reason"]
+    assert told["verdict_at_s"] == pytest.approx(0.025)
+    assert told["schedule_lag_ms"]["p50"] == pytest.approx(75, rel=2e-3)
+    for earlier, row in zip(kept, kept[2:], strict=False):
+        assert row["intended_s"] == earlier["done_s"]  # whose slot it has
+        assert row["cap_wait_s"] == 0.0
+    assert kept[10]["pacing_lag_s"] == pytest.approx(2 * BODY_S - 0.025)
+    assert kept[10]["ttft_response_s"] == pytest.approx(kept[10]["ttft_service_s"] + 0.075)
+
+
+def test_the_first_round_of_a_closed_loop_does_not_wait_for_itself() -> None:
+    """Sending costs 1 ms of the loop: a hundred at once leave one by one, each in its own turn."""
+    at_s = 0.0
+    sent: list[Exchange] = []
+
+    async def send(url: URL, body: bytes, exchange: Exchange, watch: object) -> None:
+        nonlocal at_s
+        exchange.sent_s = at_s
+        sent.append(exchange)
+        at_s += 0.001
+        await asyncio.sleep(1.0)
+
+    async def main() -> None:
+        window = Window()
+        for at, request in enumerate(rows(100)):
+            await window.put(Prepared(at, request, b"{}"))
+        window.close()
+        clock: Any = SimpleNamespace(now=lambda: at_s)
+        client: Any = SimpleNamespace(send=send, watch=object)
+        recorder: Any = SimpleNamespace(finished=lambda *_: None, live=SimpleNamespace(sent=0))
+        async with asyncio.TaskGroup() as tasks:
+            dispatch = Dispatch(
+                clock,
+                client,
+                recorder,
+                window,
+                parse_targets(["http://127.0.0.1:1"]),
+                path="/",
+                max_in_flight=100,
+                run_id="x",
+                tasks=tasks,
+            )
+            await dispatch.closed_loop(None)
+
+    run(main())
+    assert len(sent) == 100
+    assert max(one.sent_s - one.intended_s for one in sent) <= 0.001

@@ -1,0 +1,9 @@
+"""Folders that tests read."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+TESTS = ROOT / "tests"
+DATA = TESTS / "data"
+GOLDEN = TESTS / "golden"
+SHARED = ROOT.parent / "shared"  # large public data beside the checkout; absent on most machines

@@ -1,0 +1,289 @@
+"""A proxy in front of backends of our making, for tests: real sockets, virtual time."""
+
+import asyncio
+import json
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from forebay.proxy.config.schema import Config
+from forebay.proxy.config.sources import load_config
+from forebay.proxy.serve import Proxy, start_proxy
+from forebay.proxy.telemetry.tracing import Tracer
+from forebay.replay.sim.clock import run
+
+Serve = Callable[["Call"], Awaitable[None]]
+
+SHARED_LOOP = {"loop_lag": "10s"}  # limits: of a proxy that shares its process with a test
+EVENT = b'data: {"choices":[{"index":0,"text":" yes","finish_reason":null}]}\n\n'
+USAGE = (
+    b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3,"total_tokens":10,'
+    b'"prompt_tokens_details":{"cached_tokens":4}}}\n\n'
+)
+DONE = b"data: [DONE]\n\n"
+STREAM_HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
+    b"transfer-encoding: chunked\r\nserver: uvicorn\r\nx-secret: 1\r\n\r\n"
+)
+WHOLE = json.dumps(
+    {
+        "id": "cmpl-1",
+        "choices": [{"index": 0, "text": " yes", "finish_reason": "length"}],
+        "usage": {"prompt_tokens": 7, "completion_tokens": 1, "total_tokens": 8},
+    }
+).encode()
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+def answer(status: int, body: bytes, *headers: str) -> bytes:
+    """A whole response as bytes."""
+    lines = [f"HTTP/1.1 {status} X", "content-type: application/json", *headers]
+    return "\r\n".join([*lines, f"content-length: {len(body)}", "", ""]).encode() + body
+
+
+@dataclass(slots=True)
+class Call:
+    """One request as a raw backend got it."""
+
+    head: str
+    body: bytes
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    def reset(self) -> None:
+        self.writer.transport.abort()
+
+    async def hung_up(self) -> None:
+        """Until the other side has closed."""
+        await self.reader.read()
+
+
+async def whole(call: Call) -> None:
+    await call.send(answer(200, WHOLE))
+
+
+async def stream(call: Call) -> None:
+    await call.send(STREAM_HEAD + chunk(EVENT) + chunk(EVENT) + chunk(USAGE) + chunk(DONE))
+    await call.send(b"0\r\n\r\n")
+
+
+async def by_request(call: Call) -> None:
+    """What a healthy backend does."""
+    await (stream if b'"stream":true' in call.body.replace(b" ", b"") else whole)(call)
+
+
+async def silent(call: Call) -> None:
+    await call.hung_up()
+
+
+@dataclass(slots=True)
+class RawBackend:
+    """A backend that does what `serve` says, byte by byte.
+
+    Attributes:
+        healthy: what /health says; None: it takes the connection and says nothing.
+        metrics: what /metrics says; None: nothing, as above.
+    """
+
+    serve: Serve = by_request
+    healthy: bool | None = True
+    metrics: bytes | None = b""
+    metrics_asked: int = 0
+    calls: list[Call] = field(default_factory=list)
+    open: int = 0
+    connections: int = 0
+    url: str = ""
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self.connections += 1
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                text = head.decode()
+                length = 0
+                for line in text.split("\r\n"):
+                    if line.lower().startswith("content-length:"):
+                        length = int(line.split(":")[1])
+                body = await reader.readexactly(length)
+                if text.startswith(("GET /health", "GET /metrics")):
+                    size = text.startswith("GET /metrics")
+                    self.metrics_asked += size
+                    said = self.metrics if size else b""
+                    if self.healthy is None or said is None:
+                        await reader.read()
+                        return
+                    writer.write(answer(200 if self.healthy else 503, said))
+                    continue
+                call = Call(text, body, reader, writer)
+                self.calls.append(call)
+                self.open += 1
+                try:
+                    await self.serve(call)
+                finally:
+                    self.open -= 1
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass  # cancelled by `running` only, and then done
+        finally:
+            self._tasks.discard(task)
+            self.connections -= 1
+            writer.close()
+
+    @asynccontextmanager
+    async def running(
+        self, port: int = 0, tls: ssl.SSLContext | None = None
+    ) -> AsyncIterator["RawBackend"]:
+        server = await asyncio.start_server(self._connection, "127.0.0.1", port, ssl=tls)
+        scheme = "https" if tls else "http"
+        self.url = f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        try:
+            yield self
+        finally:
+            server.close()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks)
+
+
+@dataclass(slots=True)
+class Stage:
+    proxy: Proxy
+    client: aiohttp.ClientSession
+    said: list[str]
+
+    @property
+    def url(self) -> str:
+        return self.proxy.url
+
+    def post(self, body: Any = None, path: str = "/v1/completions", **options: Any) -> Any:
+        """POST a completion; use in `async with`."""
+        body = {"prompt": "hello", "max_tokens": 3} if body is None else body
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        headers = {"content-type": "application/json", **options.pop("headers", {})}
+        return self.client.post(self.url + path, data=data, headers=headers, **options)
+
+    def assert_nothing_held(self) -> None:
+        """Every slot, queue place and byte has been given back."""
+        shaper = self.proxy.driver.shaper
+        assert not list(shaper.waiting())
+        for backend in shaper.backends.values():
+            assert backend.idle, backend
+            assert backend.kv.tokens == 0
+            assert not backend.prefills
+        assert self.proxy.app._held_bytes == 0
+        budget = self.proxy.app._attempts.budget
+        assert (budget.active, budget.retrying) == (0, 0)
+        assert not self.proxy.app._attempts._active
+        assert not any(b.waiting for b in self.proxy.backends.health._backends.values())
+
+
+@asynccontextmanager
+async def stage(
+    urls: list[str],
+    *,
+    wait_up: int | None = None,
+    slots: int | Sequence[int] = 256,
+    load: Callable[[], Config] | None = None,
+    watch: Path | None = None,
+    tracer: Tracer | None = None,
+    each: dict[str, Any] | None = None,
+    **keys: Any,
+) -> AsyncIterator[Stage]:
+    """A proxy in front of `urls`, once `wait_up` of them (default: all) are up.
+
+    `slots`: how many each takes, or the same for all; `each`: more keys of every backend.
+    """
+    limits = [slots] * len(urls) if isinstance(slots, int) else slots
+    config = load_config(
+        None,
+        {
+            "listen": {"port": 0, "admin_port": 0},
+            "backends": [
+                {"name": f"b{i}", "url": url, "max_concurrency": limit, **(each or {})}
+                for i, (url, limit) in enumerate(zip(urls, limits, strict=True))
+            ],
+            "debug_headers": True,
+            "limits": SHARED_LOOP | keys.pop("limits", {}),
+            **keys,
+        },
+        {},
+    )
+    said: list[str] = []
+    async with AsyncExitStack() as stack:
+        proxy = await stack.enter_async_context(
+            start_proxy(config, said.append, load=load, watch=watch, tracer=tracer)
+        )
+        client = await stack.enter_async_context(
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
+        )
+        wanted = len(urls) if wait_up is None else wait_up
+        while sum(u.up for u in proxy.backends.upstreams.values()) < wanted:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        yield Stage(proxy, client, said)
+
+
+async def settle() -> None:
+    """Let everything that is ready run."""
+    for _ in range(30):
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.05)
+
+
+ONE_SLOT = {
+    "slots": 1,
+    "buckets": [{"name": "chat", "up_to": 5000, "max_queue": 2, "max_wait": "30s"}],
+}
+
+
+STREAMED = {"prompt": "hello", "max_tokens": 3, "stream": True}
+
+
+def on_stage(
+    scene: Callable[[Stage, list[RawBackend]], Awaitable[None]],
+    *serves: Serve | None,
+    **keys: Any,
+) -> None:
+    """Play `scene` with one backend for each of `serves`; afterwards nothing may be held."""
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            backends = [RawBackend() if serve is None else RawBackend(serve) for serve in serves]
+            for backend in backends:
+                await stack.enter_async_context(backend.running())
+            on = await stack.enter_async_context(stage([b.url for b in backends], **keys))
+            await scene(on, backends)
+            await settle()
+            on.assert_nothing_held()
+
+    run(main())
+
+
+async def error_of(response: aiohttp.ClientResponse) -> dict[str, Any]:
+    """The error object, checked for its shape and the headers every answer has."""
+    body = await response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert response.headers["x-request-id"]
+    assert "127.0.0.1" not in body["error"]["message"]
+    return dict(body["error"])
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Wait for it in virtual time, for a minute of it."""
+    async with asyncio.timeout(60):
+        while not true():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)

