@@ -32,17 +32,17 @@ class EventScanner:
     """Split chunks of bytes into the `data` payloads of complete events.
 
     Attributes:
-        held: bytes of an incomplete event; always the same object.
+        partial: bytes of an incomplete event; always the same object.
     """
 
     def __init__(self, limit: int = MAX_EVENT_BYTES) -> None:
-        self.held = bytearray()
+        self.partial = bytearray()
         self._limit = limit
 
     @property
     def mid_event(self) -> bool:
         """An event is incomplete: a stream that stops here was cut."""
-        return bool(self.held.strip())
+        return bool(self.partial.strip())
 
     def plain(self, chunk: bytes) -> bool:
         """Return whether `chunk` is whole `data` events that carry output only.
@@ -52,7 +52,7 @@ class EventScanner:
         return (
             chunk[:6] == b"data: "
             and chunk[-2:] == b"\n\n"
-            and not self.held
+            and not self.partial
             and output_only(chunk)
         )
 
@@ -62,27 +62,27 @@ class EventScanner:
         The bytes joined are the stream. A comment has an empty payload.
         """
         data = chunk
-        if self.held:
+        if self.partial:
             # Only new bytes can end the event; searching all of them again would be quadratic.
-            searched = max(0, len(self.held) - 3)
-            self.held += chunk
-            if _END.search(self.held, searched) is None:
+            searched = max(0, len(self.partial) - 3)
+            self.partial += chunk
+            if _END.search(self.partial, searched) is None:
                 self._check()
                 return []
-            data = bytes(self.held)
-            self.held.clear()
+            data = bytes(self.partial)
+            self.partial.clear()
         events, start = [], 0
         for end in _END.finditer(data):
             events.append((data[start : end.end()], _payload(data[start : end.start()])))
             start = end.end()
-        self.held += data[start:]
+        self.partial += data[start:]
         self._check()
         return events
 
     def _check(self) -> None:
-        if len(self.held) <= self._limit:
+        if len(self.partial) <= self._limit:
             return
-        if _DATA.search(self.held):
+        if _DATA.search(self.partial):
             raise EventTooLarge(self._limit)
         raise MalformedStream(f"more than {self._limit} bytes and no event")
 

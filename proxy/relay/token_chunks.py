@@ -37,7 +37,7 @@ class TokenChunks:
     """
 
     def __init__(self, scanner: EventScanner) -> None:
-        self._held = scanner.held
+        self._partial = scanner.partial
         # Before and after the text of the last event that was searched.
         self._around = (b"", b"")
         self._after = b""
@@ -47,7 +47,7 @@ class TokenChunks:
         """Return whether `piece` is whole chunks of whole `data` events that carry output only."""
         size = len(piece)
         begin = self._begin.get(size)
-        if begin is not None and not self._held:
+        if begin is not None and not self._partial:
             # Slices cost less than startswith and endswith, which parse arguments.
             at, after = len(begin), self._after
             if (
@@ -68,7 +68,7 @@ class TokenChunks:
             if not piece.startswith(CHUNK_HEADS[end - start] + b"data: ", start):
                 return False
             start = end
-        if self._held or not output_only(piece):
+        if self._partial or not output_only(piece):
             return False
         if find(b"\n\n\r\n") + 4 == len(piece):
             self._remember(piece)

@@ -99,7 +99,7 @@ class PeerExchange:
         self._numbers[message.sender] = message.number
         self.received += 1
         driver = self.driver
-        driver.apply(driver.shaper.peering.reported(message.sender, message.books, driver.now))
+        driver.apply(driver.shaper.peering.reported(message.sender, message.report, driver.now))
 
     def status(self) -> dict[str, Any]:
         """Return the JSON of `/status`."""

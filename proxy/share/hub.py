@@ -2,7 +2,7 @@
 
 Each worker has a Unix socket pair to the parent, which relays each message to the other workers.
 Datagrams keep messages whole, and a full buffer drops one instead of blocking. If the parent ends,
-its workers go on alone. The first byte of a datagram marks state (BOOKS) or a greeting (HELLO).
+its workers go on alone. The first byte of a datagram marks a report (REPORT) or a greeting (HELLO).
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 from forebay.proxy.share.wire import MOST_BYTES
 
-BOOKS, HELLO = b"B", b"H"
+REPORT, HELLO = b"B", b"H"
 AT_ONCE = 64  # datagrams read in one turn of the event loop
 
 
@@ -35,19 +35,19 @@ class HubLink:
         self._send(HELLO + data)
 
     def send(self, data: bytes) -> None:
-        self._send(BOOKS + data)
+        self._send(REPORT + data)
 
     @asynccontextmanager
     async def listen(self, heard: Callable[[bytes], None]) -> AsyncIterator[None]:
-        def books(data: bytes) -> None:
-            if data[:1] == BOOKS:
+        def take(data: bytes) -> None:
+            if data[:1] == REPORT:
                 heard(data[1:])
 
         loop = asyncio.get_running_loop()
         self._end.setblocking(False)
 
         def readable() -> None:
-            if not read_all(self._end, books):
+            if not read_all(self._end, take):
                 loop.remove_reader(self._end)
                 self.trouble = "the parent process has ended"
 
@@ -105,7 +105,7 @@ class Hub:
         def take(data: bytes) -> None:
             if data[:1] == HELLO:
                 self._greeted(worker, data[1:])
-            elif data[:1] == BOOKS:
+            elif data[:1] == REPORT:
                 self._relay(worker, data)
 
         if not read_all(self._ends[worker], take):

@@ -29,26 +29,26 @@ class BadMessage(Exception):
 class Message:
     """The state of one sender. `number` grows with every message of a sender."""
 
-    __slots__ = ("books", "number", "sender")
+    __slots__ = ("number", "report", "sender")
 
-    def __init__(self, sender: str, number: int, books: ProxyReport) -> None:
+    def __init__(self, sender: str, number: int, report: ProxyReport) -> None:
         self.sender = sender
         self.number = number
-        self.books = books
+        self.report = report
 
 
 def encode(message: Message) -> bytes:
     """Encode a message for the wire."""
-    books = message.books
+    report = message.report
     return orjson.dumps(
         {
             "v": VERSION,
             "id": message.sender,
             "n": message.number,
-            "backends": {name: _row(b) for name, b in books.backends.items()},
+            "backends": {name: _row(b) for name, b in report.backends.items()},
             "tenants": {
                 name: [round(use.prefill_s, 3), round(use.prompt_tokens)]
-                for name, use in books.tenants.items()
+                for name, use in report.tenants.items()
                 if len(name) <= MOST_NAME
             },
         }
@@ -78,22 +78,22 @@ def decode(data: bytes) -> Message:
     return Message(sender, number, ProxyReport(backends, tenants))
 
 
-def _row(books: BackendReport) -> list[Any]:
-    buckets = dict.fromkeys([*books.prefills, *books.queued_s, *books.worked])
+def _row(report: BackendReport) -> list[Any]:
+    buckets = dict.fromkeys([*report.prefills, *report.queued_s, *report.worked])
     return [
-        round(books.backlog_s, 4),
-        books.running,
-        round(books.kv_tokens),
-        round(books.longest_s, 4),
-        round(books.load, 1),
-        round(books.fresh_tokens),
-        round(books.short_s, 4),
-        [round(term, 5) for term in books.work],
+        round(report.backlog_s, 4),
+        report.running,
+        round(report.kv_tokens),
+        round(report.longest_s, 4),
+        round(report.load, 1),
+        round(report.fresh_tokens),
+        round(report.short_s, 4),
+        [round(term, 5) for term in report.work],
         {
             name: [
-                books.prefills.get(name, 0),
-                round(books.queued_s.get(name, 0.0), 4),
-                round(books.worked.get(name, 0.0), 4),
+                report.prefills.get(name, 0),
+                round(report.queued_s.get(name, 0.0), 4),
+                round(report.worked.get(name, 0.0), 4),
             ]
             for name in buckets
         },
