@@ -1,6 +1,6 @@
-"""How good the decisions were, for Prometheus: promises kept, refusals in hindsight, predictions.
+"""Metrics of the quality of decisions: SLO attainment, needless rejections, prediction errors.
 
-Read from the receipts' sums when somebody asks. Labels: buckets, and fixed lists.
+They are read from the sums of the receipts at each scrape. Labels: buckets, and fixed lists.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,7 +13,7 @@ from forebay.proxy.core.shaper import Shaper
 
 
 class DecisionMetrics:
-    """A collector; `clock` is the one that the shaper is told."""
+    """A collector; `clock` is the clock of the shaper."""
 
     def __init__(self, shaper: Shaper, receipts: Receipts, clock: Callable[[], float]) -> None:
         self._shaper = shaper
@@ -26,17 +26,17 @@ class DecisionMetrics:
         tallies = [(bucket, self._receipts.tally(bucket)) for bucket in self._shaper.buckets]
         admitted = CounterMetricFamily(
             "forebay_admitted",
-            "Requests that were taken, by whether the first token came within the target",
+            "Admitted requests, by whether the first token came within the target",
             labels=["bucket", "outcome"],
         )
         refusals = CounterMetricFamily(
             "forebay_refusals_in_hindsight",
-            "Requests refused for want of time or room, by whether that was right (an estimate)",
+            "Requests rejected for lack of time or room, by whether that was right (an estimate)",
             labels=["bucket", "verdict"],
         )
         errors = HistogramMetricFamily(
             "forebay_ttft_error_seconds",
-            "First tokens later or earlier than predicted on arrival",
+            "Error of the time to first token predicted on arrival, late and early",
             labels=["bucket", "side"],
         )
         for bucket, tally in tallies:

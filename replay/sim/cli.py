@@ -189,7 +189,7 @@ def _kept(case: "SweepCase", folder: Path, *, force: bool) -> dict[str, Any]:
 
 def _explain(case: "SweepCase", request_id: str, *, as_json: bool) -> None:
     from forebay.proxy.telemetry.explain_cli import show as show_receipt
-    from forebay.proxy.telemetry.receipt_text import told
+    from forebay.proxy.telemetry.receipt_text import receipt_fields
     from forebay.replay.sim.sweep import simulate_case
 
     simulated, _ = simulate_case(case)
@@ -198,7 +198,7 @@ def _explain(case: "SweepCase", request_id: str, *, as_json: bool) -> None:
     receipt = receipts.find(request_id)
     if receipt is None:
         raise InputError(f"--explain {request_id}: no such request was simulated")
-    show_receipt(told(receipt, receipt.ended_at, receipts.keep), as_json=as_json)
+    show_receipt(receipt_fields(receipt, receipt.ended_at, receipts.keep), as_json=as_json)
 
 
 def _proxy_config(path: Path | None) -> "Config":

@@ -46,7 +46,7 @@ def test_the_live_page_shows_each_backend(tmp_path: Path) -> None:
         assert console == []
         assert re.search(r'<td class="up">gpu0</td><td>0 / 256</td>', page)
         assert "ready · 0 active" in page
-        assert "waiting: 0 chat" in page
+        assert "Waiting by bucket: 0 chat" in page
 
     asyncio.run(main())
 

@@ -20,7 +20,7 @@ from forebay.proxy.core.model import (
 )
 from forebay.proxy.core.policy.routing import Affinity, Option, warm_or_least_work
 from forebay.proxy.core.shaper import Shaper
-from forebay.proxy.telemetry.receipt_text import HINDSIGHT, WAITS, told, verdict
+from forebay.proxy.telemetry.receipt_text import HINDSIGHT, WAITS, receipt_fields, verdict
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.fleet import Fleet, Journal
 from forebay.replay.sim.skipping import SkippingEngine
@@ -80,7 +80,7 @@ def test_an_engine_that_is_tried_though_another_is_thought_faster() -> None:
         made.first_token(str(number), 20.0 * number + took_s)
         made.finish(str(number), 20.0 * number + took_s)
     receipt = arrive(made, Request("2", LONG), 40.0)
-    assert "gpu0, of which nobody knows yet how long prompts of this size take" in (
+    assert "gpu0, where the time of prompts of this size is not known yet" in (
         verdict(receipt, 40.0)
     )
 
@@ -94,7 +94,7 @@ class TestRefusals:
         assert receipt.chosen is not None
         wait_s = receipt.chosen.wait_s + receipt.chosen.margin_s
         assert (receipt.value, receipt.limit) == (wait_s, 2.0)
-        assert "bucket chat allows 2.00 s" in verdict(receipt, 0.0)
+        assert "the limit of bucket chat is 2.00 s" in verdict(receipt, 0.0)
 
     def test_the_client_does_not_wait_so_long(self) -> None:
         made = explained()
@@ -102,14 +102,14 @@ class TestRefusals:
         receipt = arrive(made, Request("late", LONG, timeout_s=3.0))
         assert receipt.rule == "timeout"
         assert receipt.value > receipt.limit == 3.0
-        assert "its client waits 3.00 s" in verdict(receipt, 0.0)
+        assert "the client waits 3.00 s" in verdict(receipt, 0.0)
 
     def test_the_line_is_full(self) -> None:
         made = explained(slots=1, buckets=(ROOMY,))
         fill(made, 100, "a", "b", "c")
         receipt = arrive(made, Request("d", 100))
         assert (receipt.rule, receipt.value, receipt.limit) == ("line_full", 2.0, 2.0)
-        assert "2 requests of bucket chat waited already, and 2 may" in verdict(receipt, 0.0)
+        assert "2 requests of bucket chat were waiting; the limit is 2" in verdict(receipt, 0.0)
 
     def test_the_tenant_has_its_share_of_the_line(self) -> None:
         made = explained(slots=1, buckets=(Bucket("chat", 5_000, 4, 60.0),))
@@ -130,12 +130,12 @@ class TestRefusals:
     def test_the_prompt_is_too_long(self) -> None:
         receipt = arrive(explained(), Request("a", 200_000))
         assert (receipt.rule, receipt.limit, receipt.bucket) == ("prompt_too_long", 131_072, "")
-        assert "200,000 tokens, and the last bucket takes 131,072" in verdict(receipt, 0.0)
+        assert "200,000 tokens; the largest bucket allows 131,072" in verdict(receipt, 0.0)
 
     def test_nobody_is_up(self) -> None:
         receipt = arrive(explained(up=False), Request("a", 100))
         assert (receipt.rule, receipt.options) == ("no_backend", ())
-        assert verdict(receipt, 0.0) == "Refused at once: no backend that may take it was up."
+        assert verdict(receipt, 0.0) == "Rejected at once: no backend that it may use was up."
 
     def test_the_deadline_passed_in_the_queue(self) -> None:
         made = explained(slots=1)
@@ -145,14 +145,14 @@ class TestRefusals:
         assert receipt.rule == "deadline_passed"
         assert receipt.waits == {"slots": 2.0}
         assert receipts_of(made).tally("chat").admitted["refused"] == 1
-        assert "after 2.00 s in the queue, its limit because every slot" in verdict(receipt, 9.0)
+        assert "after 2.00 s in the queue, its limit because all slots" in verdict(receipt, 9.0)
 
     def test_somebody_more_urgent_takes_its_place(self) -> None:
         made = explained(slots=1, buckets=(ROOMY,))
         fill(made, 100, "a", "b", "c")
         made.arrive(Request("urgent", 100, service_class="interactive"), 0.5)
         assert receipt_of(made, "c").rule == "gave_way"
-        assert "somebody more urgent" in verdict(receipt_of(made, "c"), 1.0)
+        assert "a request that is more urgent" in verdict(receipt_of(made, "c"), 1.0)
 
     def test_its_backend_failed_and_there_is_no_other(self) -> None:
         made = explained()
@@ -228,7 +228,7 @@ class TestWaits:
         receipt = receipt_of(made, "b")
         assert receipt.waits == {"slots": 0.75}
         assert verdict(receipt, 1.0) == (
-            "Waited 0.75 s because every slot of its backend was taken; then sent to gpu0."
+            "Waited 0.75 s because all slots of its backend were in use; then sent to gpu0."
         )
 
     def test_others_in_front_then_slots(self) -> None:
@@ -311,7 +311,7 @@ class TestWays:
         made.used("a", 40, 2.0, 1_024, 1_100)
         made.finish("a", 2.0)
         receipts_of(made).answered("a", 200, "")
-        said = told(receipt_of(made, "a"), 9.0, 100)
+        said = receipt_fields(receipt_of(made, "a"), 9.0, 100)
         assert said["state"] == "ended"
         assert said["age_s"] == 8.0
         assert [c["chosen"] for c in said["candidates"]] == [True, False]
@@ -321,7 +321,7 @@ class TestWays:
             "output_tokens": 40, "total_s": 1.0, "status": 200, "error": None,
         }  # fmt: skip
         assert said["predicted"]["cached_tokens"] == 1_024
-        assert "gpu0, which held 1,024 of its 1,100 tokens" in said["verdict"]
+        assert "gpu0, which had 1,024 of its 1,100 tokens cached" in said["verdict"]
         assert "First token after 0.25 s; predicted on arrival: " in said["verdict"]
         kinds = [step["event"] for step in said["timeline"]]
         assert kinds == ["sent", "first_token", "ended"]
@@ -334,7 +334,7 @@ class TestWays:
         made.finish(other, 0.25)
         receipt = receipt_of(made, "c")
         assert receipt.backend != meant
-        assert f"which had room before {meant}, for which it was meant" in verdict(receipt, 1.0)
+        assert f"which had room before {meant}, its first choice" in verdict(receipt, 1.0)
 
     def test_a_second_try(self) -> None:
         made = explained(2)
@@ -352,7 +352,7 @@ class TestWays:
         made = explained(slots=1)
         fill(made, 100, "a", "b")
         made.cancel("b", 0.5)
-        assert "left after 0.50 s in the queue because every slot" in verdict(
+        assert "left after 0.50 s in the queue because all slots" in verdict(
             receipt_of(made, "b"), 1.0
         )
 
@@ -363,9 +363,9 @@ class TestWays:
     def test_while_it_waits_and_while_it_streams(self) -> None:
         made = explained(slots=1)
         fill(made, 100, "a", "b")
-        assert verdict(receipt_of(made, "b"), 1.5).startswith("Waiting for 1.50 s because every")
-        assert told(receipt_of(made, "b"), 1.5, 1)["waited"] == {"slots": 1.5}
-        assert told(receipt_of(made, "a"), 1.5, 1)["state"] == "prefilling"
+        assert verdict(receipt_of(made, "b"), 1.5).startswith("Waiting for 1.50 s because all")
+        assert receipt_fields(receipt_of(made, "b"), 1.5, 1)["waited"] == {"slots": 1.5}
+        assert receipt_fields(receipt_of(made, "a"), 1.5, 1)["state"] == "prefilling"
 
 
 class TestTargets:

@@ -318,7 +318,7 @@ class TestShaper:
         assert [step.kind for step in receipt.steps].count("computed") == 1
         assert receipt.state == "prefilling"
         assert (receipt.tries, receipt.sent_at) == (1, 1.0)
-        assert verdict(receipt, 2.0).startswith("Sent at once to b0, a piece of its prompt first")
+        assert verdict(receipt, 2.0).startswith("Sent at once to b0, one part of its prompt first")
 
     def test_every_backend_is_gone_between_two_pieces(self) -> None:
         fleet = Fleet()

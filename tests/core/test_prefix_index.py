@@ -15,7 +15,7 @@ from forebay.proxy.core.learn.prefix_index import PrefixIndex, Touch
 from forebay.proxy.core.model import BackendSpec, Bucket, Request, Send
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
-from forebay.proxy.kv_events.decode import BadEvent, KvBlocks, SaltUntold, chain_keys
+from forebay.proxy.kv_events.decode import BadEvent, KvBlocks, NoSalt, chain_keys
 from forebay.replay.engine.tokenizer import Prompt, encode_ids
 
 BLOCK = 100.0  # tokens of text
@@ -375,7 +375,7 @@ class TestEvents:
         heard = KvBlocks(EngineBlocks(BlockTranslations(0)), salted=True)
         heard.clear(complete=True)
         first = ["BlockStored", [1], None, [1, 2], 2, None, "GPU"]
-        with pytest.raises(SaltUntold):
+        with pytest.raises(NoSalt):
             heard.apply([[*first, *newer]])
         heard.apply([[*first, None, [None], 0]])  # a stranger's prompt, without a salt
         assert list(heard.held._copies) == chain_keys([1, 2], 2)

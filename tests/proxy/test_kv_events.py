@@ -21,7 +21,6 @@ from aiohttp import web
 from ports import free_ports
 from proxy_stage import SHARED_LOOP, Stage, stage
 
-from forebay.proxy.backends import Upstream
 from forebay.proxy.config.schema import BackendConfig, Config
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.core.learn.engine_blocks import BlockTranslations
@@ -32,6 +31,7 @@ from forebay.proxy.http1.client import Origin
 from forebay.proxy.kv_events.decode import chain_keys
 from forebay.proxy.kv_events.follower import Follower
 from forebay.proxy.kv_events.tokenize import Translator
+from forebay.proxy.probes import Upstream
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.kv_events import KvEvents, KvEventsConfig
 from forebay.replay.engine.server.kv_publisher import KvPublisher
@@ -514,7 +514,7 @@ CHAT = b'{"messages":[{"role":"user","content":"x"}]'
         (CHAT + b',"chat_template_kwargs":' + DEEP + b"}", []),
         (b'{"prompt":"x","messages":5}', []),
         (b'{"prompt":"x","messages":["y"]}', []),
-        (b'"no object"', ["a prompt was not translated: internal error: AttributeError"]),
+        (b'"no object"', ["a prompt was not tokenised: internal error: AttributeError"]),
     ],
 )
 def test_a_prompt_that_cannot_be_translated_holds_up_no_other(body: bytes, says: list[str]) -> None:
@@ -602,8 +602,8 @@ def test_an_engine_that_tells_no_salts_is_not_exact_and_that_is_said_once(
             await scene.heard()
             assert scene.mode == "corrected"
             assert [line for line in scene.proxy.said if "salt" in line] == [
-                "b0: its KV events do not tell cache salts (vLLM 0.20 and newer do); its prefix "
-                "index is corrected by its answers instead"
+                "b0: its KV events have no cache salts (those of vLLM 0.20 and newer do); "
+                "its prefix index is corrected by its responses instead"
             ]
 
     play(main)
@@ -682,7 +682,7 @@ def test_an_error_nobody_thought_of_ends_exactness_and_not_the_follower(
             assert scene.mode == "corrected"
             assert [line for line in scene.proxy.said if "error" in line] == [
                 "b0: KV events: internal error: RuntimeError; its prefix index is corrected by its "
-                "answers instead"
+                "responses instead"
             ]
             async with scene.proxy.client.post(scene.engine.url + "/reset_prefix_cache"):
                 pass

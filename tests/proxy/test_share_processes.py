@@ -22,14 +22,15 @@ from proxy_stage import Call, RawBackend, by_request, settle
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import config_yaml, load_config
 from forebay.proxy.core.model import BackendSpec, Bucket, Request
+from forebay.proxy.core.peers import Peering
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.driver import Driver
 from forebay.proxy.serve import Proxy, start_proxy
 from forebay.proxy.share.exchange import exchanging
 from forebay.proxy.share.hub import Hub, HubLink
 from forebay.proxy.share.redis_link import RedisLink
+from forebay.proxy.share.serve_workers import patience_s
 from forebay.proxy.share.worker import worker_environment
-from forebay.proxy.share.workers import patience_s
 from forebay.replay.sim.clock import run
 from forebay.traces.errors import InputError
 
@@ -339,7 +340,7 @@ def test_old_and_own_messages_are_no_news() -> None:
 def test_a_fault_of_ours_is_said_once_and_the_exchange_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def broken(shaper: Shaper, now: float) -> None:
+    def broken(peering: Peering, now: float) -> None:
         raise ZeroDivisionError
 
     async def main() -> None:
@@ -348,7 +349,7 @@ def test_a_fault_of_ours_is_said_once_and_the_exchange_goes_on(
         link = HubLink(hub.new_end(0))
         driver = a_driver()
         async with exchanging(driver, [link], said.append) as exchange:
-            monkeypatch.setattr(Shaper, "books", broken)
+            monkeypatch.setattr(Peering, "report", broken)
             await until_now(lambda: exchange.failed >= 2)
             monkeypatch.undo()
             published = exchange.published

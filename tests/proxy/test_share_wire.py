@@ -34,9 +34,9 @@ def test_round_trip(backends: dict[str, BackendReport], tenants: dict[str, float
     use = {name: TenantUse(seconds, 7.0) for name, seconds in tenants.items()}
     message = decode(encode(Message("me", 3, ProxyReport(backends, use))))
     assert (message.sender, message.number) == ("me", 3)
-    assert message.books.backends.keys() == backends.keys()
-    assert all(same(message.books.backends[name], books) for name, books in backends.items())
-    assert {name: use.prefill_s for name, use in message.books.tenants.items()} == tenants
+    assert message.report.backends.keys() == backends.keys()
+    assert all(same(message.report.backends[name], books) for name, books in backends.items())
+    assert {name: use.prefill_s for name, use in message.report.tenants.items()} == tenants
 
 
 GOOD = orjson.loads(encode(Message("me", 3, ProxyReport({"a": BackendReport(1.0, 2)}))))

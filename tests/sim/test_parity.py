@@ -69,7 +69,7 @@ async def drive(trace: list[TraceRequest]) -> Journal:
                 loops[grant.send.backend].add(request)
                 await listener.ended.wait()
                 output_tokens = row.output_tokens if shaper.wants_usage else 0
-                grant.used(output_tokens, max(0, request.cached_tokens), row.input_tokens)
+                grant.report_usage(output_tokens, max(0, request.cached_tokens), row.input_tokens)
 
     steppers = [asyncio.create_task(engine.run()) for engine in loops.values()]
     async with asyncio.TaskGroup() as group:

@@ -96,7 +96,7 @@ class Several:
         actions: list[Action] = []
         for other, shaper in enumerate(self.shapers):
             if other != index:
-                actions += self._note(shaper.peering.reported(heard.sender, heard.books, now), now)
+                actions += self._note(shaper.peering.reported(heard.sender, heard.report, now), now)
                 actions += self._note(shaper.peering.forget_silent(now), now)
         return actions
 
