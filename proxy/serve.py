@@ -18,7 +18,7 @@ from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.app import App
 from forebay.proxy.backends import Backends
 from forebay.proxy.config.schema import Config
-from forebay.proxy.core.explain.recorder import Recorder
+from forebay.proxy.core.explain.recorder import DecisionRecorder
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.driver import Driver
 from forebay.proxy.http1.handover import stop_listening
@@ -138,7 +138,7 @@ async def start_proxy(
     security = Security(config, environ)
     for note in security.notes():
         say(note)
-    recorder = Recorder(config.metrics.receipts)
+    recorder = DecisionRecorder(config.metrics.receipts)
     shaper = Shaper(
         config.core_backends(),
         config.core_buckets(),

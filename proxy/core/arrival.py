@@ -55,7 +55,7 @@ class Placement:
         self.gives_way: QueuedRequest | None = None
 
 
-class Arrivals:
+class NewRequests:
     """Decides about new requests.
 
     Args:

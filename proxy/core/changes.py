@@ -1,4 +1,4 @@
-"""Changes by operators while requests run and wait: backends, buckets, rules."""
+"""OperatorChanges by operators while requests run and wait: backends, buckets, rules."""
 
 from collections.abc import Iterable, Sequence
 from math import inf
@@ -12,7 +12,7 @@ from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.queue import QueuedRequest
 
 
-class Changes:
+class OperatorChanges:
     """Applies an operator's changes to a dispatcher.
 
     Attributes:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from math import inf
 from typing import Final
 
-from forebay.proxy.core.explain.recorder import Recorder
+from forebay.proxy.core.explain.recorder import DecisionRecorder
 from forebay.proxy.core.model import Action, Bucket, Reject, RejectReason, Request, Send
 from forebay.proxy.core.policy.admission import ReturnTimes, retry_after_s
 from forebay.proxy.core.policy.coalesce import (
@@ -34,7 +34,7 @@ LOOK_AGAIN_S: Final = 0.05  # a head that would rather stay is not asked again b
 
 
 class Dispatcher:
-    """What the shaper's events share.
+    """The state of the policy, and the steps that all events share.
 
     Attributes:
         running: requests that were sent and have not finished, with their backend.
@@ -52,7 +52,7 @@ class Dispatcher:
         dispatch_ahead_s: float,
         fairness: Fairness,
         quotas: Quotas,
-        recorder: Recorder | None,
+        recorder: DecisionRecorder | None,
     ) -> None:
         self.backends = backends
         self.buckets = buckets

@@ -165,7 +165,7 @@ class Request(_Value):
 
     @property
     def splittable(self) -> bool:
-        """Its prompt can be split at block boundaries."""
+        """Whether the prompt can be split at block boundaries."""
         return bool(self.blocks) and not self.whole
 
     def values(self) -> tuple[object, ...]:

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 from typing import Final
 
-from forebay.proxy.core.arrival import Arrivals
-from forebay.proxy.core.changes import Changes, by_length
+from forebay.proxy.core.arrival import NewRequests
+from forebay.proxy.core.changes import OperatorChanges, by_length
 from forebay.proxy.core.dispatcher import Dispatcher
-from forebay.proxy.core.explain.recorder import Recorder
+from forebay.proxy.core.explain.recorder import DecisionRecorder
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Tenant
 from forebay.proxy.core.peers import Peering
 from forebay.proxy.core.policy.admission import Admit, refuse
@@ -48,7 +48,7 @@ class Shaper:
         default_weight: float = 1.0,
         itl_slo_s: float = inf,
         admit: Admit = refuse,
-        recorder: Recorder | None = None,
+        recorder: DecisionRecorder | None = None,
     ) -> None:
         """A tenant that is not among `tenants` weighs `default_weight` and has no quota.
 
@@ -71,9 +71,9 @@ class Shaper:
         )
         self.backends = self._dispatcher.backends
         self.peering = Peering(self._dispatcher)
-        self.changes = Changes(self._dispatcher, self.peering, itl_slo_s)
+        self.changes = OperatorChanges(self._dispatcher, self.peering, itl_slo_s)
         self.recorder = recorder
-        self._arrivals = Arrivals(self._dispatcher, admit)
+        self._arrivals = NewRequests(self._dispatcher, admit)
 
     def __repr__(self) -> str:
         return f"<Shaper queued={self._dispatcher.queues.count} {list(self.backends.values())}>"

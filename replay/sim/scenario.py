@@ -9,7 +9,7 @@ from math import inf
 
 from forebay.proxy.config.schema import MAX_CONCURRENCY, Config
 from forebay.proxy.core.explain.receipt import Receipts
-from forebay.proxy.core.explain.recorder import Recorder
+from forebay.proxy.core.explain.recorder import DecisionRecorder
 from forebay.proxy.core.model import BackendSpec, Tenant
 from forebay.proxy.core.policy.admission import Admit, refuse
 from forebay.proxy.core.policy.routing import ROUTES
@@ -98,7 +98,7 @@ class Scenario:
         first = self.proxy.backends[0] if self.proxy.backends else None
         piece_s = (first.prefill_piece if first else None) or inf
         backends = [BackendSpec(name, self.slots, inf, chunk_tokens, piece_s) for name in names]
-        recorder = Recorder(sys.maxsize) if self.explained else None
+        recorder = DecisionRecorder(sys.maxsize) if self.explained else None
         buckets = self.proxy.core_buckets()
         return Shaper(backends, buckets, **options, admit=admit, recorder=recorder)
 

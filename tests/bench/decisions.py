@@ -32,7 +32,7 @@ from arena_workloads import ENGINE, ENGINES, LOADS, rows_of
 from paths import DATA, SHARED
 
 from forebay.proxy.config.schema import Config
-from forebay.proxy.core.explain.recorder import Recorder
+from forebay.proxy.core.explain.recorder import DecisionRecorder
 from forebay.proxy.core.model import CLASSES, Action, BackendSpec, Bucket, Request, Send, Tenant
 from forebay.proxy.core.policy.routing import Affinity, warm_or_least_work
 from forebay.proxy.core.shaper import Shaper
@@ -119,7 +119,7 @@ class Scramble:
             specs,
             self.buckets(),
             tenants=self.tenants if self.fair else (),
-            recorder=Recorder(100_000),
+            recorder=DecisionRecorder(100_000),
         )
 
     def spec(self) -> BackendSpec:

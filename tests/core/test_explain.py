@@ -9,7 +9,7 @@ import pytest
 from parity_scene import NAMES, a_shaper, a_trace
 
 from forebay.proxy.core.explain.receipt import ERROR_S, MOST_STEPS, DecisionTally, Receipt, Receipts
-from forebay.proxy.core.explain.recorder import Recorder
+from forebay.proxy.core.explain.recorder import DecisionRecorder
 from forebay.proxy.core.model import (
     Action,
     BackendSpec,
@@ -46,7 +46,7 @@ def explained(
     specs = [
         BackendSpec(f"gpu{i}", slots, kv_tokens, chunk_tokens=chunk_tokens) for i in range(backends)
     ]
-    made = Shaper(specs, buckets, tenants=tenants, recorder=Recorder(keep))
+    made = Shaper(specs, buckets, tenants=tenants, recorder=DecisionRecorder(keep))
     for spec in specs if up else ():
         made.backend_up(spec.name, 0.0)
     return made
@@ -448,7 +448,7 @@ class TestMemory:
 def test_it_decides_as_one_that_keeps_no_receipts(seed: int) -> None:
     plain = a_shaper()
     specs = [backend.spec for backend in plain.backends.values()]
-    kept = Shaper(specs, list(plain.buckets.values()), recorder=Recorder())
+    kept = Shaper(specs, list(plain.buckets.values()), recorder=DecisionRecorder())
     journals: list[Journal] = []
     for policy in (plain, kept):
         journal: Journal = []
@@ -499,7 +499,7 @@ def play(rows: list[TraceRequest], taken: str = "") -> Shaper:
         return Option(best.backend, 0.0, 0.0, *costs, best.mean_load)
 
     made = Shaper(
-        [BackendSpec(n, 64) for n in NAMES], HASTY, route=route, recorder=Recorder(10_000)
+        [BackendSpec(n, 64) for n in NAMES], HASTY, route=route, recorder=DecisionRecorder(10_000)
     )
     Fleet(made, {name: SkippingEngine(EngineConfig()) for name in NAMES}).run(rows)
     made.settle(inf)

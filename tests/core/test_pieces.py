@@ -7,7 +7,7 @@ from core_requests import BLOCK, document
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.proxy.core.explain.recorder import Recorder
+from forebay.proxy.core.explain.recorder import DecisionRecorder
 from forebay.proxy.core.learn.cost import CostModel
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Send
 from forebay.proxy.core.policy.long_prefills import LONGER, next_piece
@@ -67,7 +67,7 @@ class Fleet:
 
     def __init__(self, count: int = 1, piece_s: float = 0.8) -> None:
         specs = [BackendSpec(f"b{i}", 64, piece_s=piece_s) for i in range(count)]
-        self.recorder = Recorder()
+        self.recorder = DecisionRecorder()
         self.shaper = Shaper(specs, [CHAT, DOCUMENT], recorder=self.recorder)
         for spec in specs:
             self.shaper.backend_up(spec.name, 0.0)

@@ -33,7 +33,7 @@ from forebay.proxy.core.state.queue import QueuedRequest
 KEEP: Final = 2_000
 
 
-class Recorder:
+class DecisionRecorder:
     """`receipts` has the requests under way and the last `keep` that have ended."""
 
     def __init__(self, keep: int = KEEP) -> None:

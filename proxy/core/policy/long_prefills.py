@@ -1,4 +1,4 @@
-"""What protects short prompts from long prefills? One of three answers, by backend.
+"""How are short prompts protected from long prefills? One of three answers, by backend.
 
 A prefill that takes longer than a chat is willing to wait blocks every chat behind it:
  1. The backend chunks long prefills itself (BackendSpec.chunk_tokens): nothing else is needed.

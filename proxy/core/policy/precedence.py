@@ -1,4 +1,4 @@
-"""What goes before a request on one backend, and what the engine does beside it meanwhile?
+"""Which work goes before a request on one backend, and which is computed beside it?
 
 With one class and one tenant, requests that are due earlier go first in a bucket, and earlier
 deadlines between buckets. With several, the prediction follows the order of `order.py` and the

@@ -19,7 +19,7 @@ NO_WORK: Vector = (0.0, 0.0, 0.0)
 
 
 class BackendReport:
-    """What one proxy has on one backend.
+    """The work that one proxy has on one backend.
 
     Attributes:
         backlog_s: predicted prefill seconds left of what it sent.

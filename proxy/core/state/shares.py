@@ -17,7 +17,7 @@ CLASS_SHARE: Final = 0.05  # of the seconds, to each class with waiting requests
 
 
 class Shares:
-    """What one backend owes to each kind of request.
+    """Seconds of prefill that one backend owes to each kind of request.
 
     Args:
         share: of prefill seconds, by kind.

@@ -24,7 +24,7 @@ MOST_REPORTED: Final = 256  # tenants in one report: the latest
 
 
 class Account:
-    """What one tenant used."""
+    """The prefill seconds that one tenant used."""
 
     __slots__ = ("active_at", "name", "queued", "rate", "rate_at", "served", "weight")
 
@@ -255,7 +255,7 @@ class Quotas:
 
 
 class RecentUse:
-    """What this proxy's tenants used lately, for other proxies to charge as well.
+    """Recent use of this proxy's tenants, for other proxies to charge as well.
 
     A tenant's sums start with its first use and are dropped REPEAT_S after its last one. Until
     then every report repeats them, so a lost report costs nothing. A tenant that was dropped
