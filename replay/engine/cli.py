@@ -7,7 +7,6 @@ import sys
 import typer
 
 from forebay.proxy.command import new_app
-from forebay.proxy.command_options import takes_options
 from forebay.proxy.runtime.event_loop import fast_runner, short_collections
 from forebay.replay.engine.calibration.calibrate_cli import HELP as CALIBRATE_HELP
 from forebay.replay.engine.calibration.calibrate_cli import calibrate_command
@@ -17,6 +16,7 @@ from forebay.replay.engine.faults import Fault, fault_help, parse_fault
 from forebay.replay.engine.options import EngineOptions
 from forebay.replay.engine.server.options import ServerOptions
 from forebay.replay.engine.server.server import RunningEngine, start_engine
+from forebay.traces.command_options import takes_options
 from forebay.traces.errors import InputError
 
 HELP = f"""Run one simulated vLLM server until SIGTERM or Ctrl-C.

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from forebay.proxy.command import new_app
-from forebay.proxy.command_options import takes_options
 from forebay.replay.fleet.options import DIR, AsJson, Folder, UpOptions
+from forebay.traces.command_options import takes_options
 from forebay.traces.errors import InputError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.in_flight import InFlight
 from forebay.proxy.core.state.prefill_queue import STEP_UNDER_WAY, passing
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.sim.fleet import Fleet, Outcome
+from forebay.replay.sim.fleet import Fleet, SimOutcome
 from forebay.replay.sim.scenario import Scenario
 from forebay.replay.sim.skipping import SkippingEngine
 from forebay.traces.synth_mix import ChatBesideDocuments, chat_beside_documents
@@ -166,6 +166,6 @@ def test_chats_beside_documents_that_no_engine_can_be_kept_clear_of(chunk: int) 
         assert late > 0  # what the flag is good for
 
 
-def _ttft_s(outcome: Outcome) -> float:
+def _ttft_s(outcome: SimOutcome) -> float:
     first_s = outcome.first_token_s
     return inf if first_s is None else first_s - outcome.request.arrival_s

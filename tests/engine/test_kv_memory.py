@@ -330,7 +330,7 @@ def test_the_table_says_the_budget_and_the_concurrency(capsys: pytest.CaptureFix
         ("--model llama-3-8b --gpu h200 --tp 3", "--tp 3"),
         ("--model llama-3-8b --gpu h200 --kv-cache-dtype int3", "--kv-cache-dtype int3"),
         ("--model llama-3-8b --gpu h200 --gpu-memory-utilization 1.1", "--gpu-memory-utilization"),
-        ("--model llama-3-8b --gpu h200 --max-model-len 131073", "holds 131,072 tokens"),
+        ("--model llama-3-8b --gpu h200 --max-model-len 131073", "takes at most 131,072 tokens"),
         ("--model llama-3-8b --gpu h200 --length ²", "--length ²"),
         ("--model llama-3-8b --gpu h200 --weights-gib 0", "--weights-gib"),
         ("--model llama-3-8b --gpu h200 --weights-gib inf", "--weights-gib inf"),

@@ -127,9 +127,9 @@ def skipped(config: EngineConfig, workload: list[Asked]) -> Totals:
 
 def check_pool(fast: SkippingEngine) -> None:
     """All blocks are back, and the ring and the tree agree."""
-    pool = fast._books.pool
+    pool = fast._planner.pool
     pool.settle()
-    assert pool.free == fast._books.pool_blocks
+    assert pool.free == fast._planner.pool_blocks
     in_ring, run = pool._blank, pool._ring.after
     while run is not pool._ring:
         assert run.holders == 0

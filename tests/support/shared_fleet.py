@@ -16,7 +16,7 @@ from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.share.exchange import PERIOD_S
 from forebay.proxy.share.wire import Message, decode, encode
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.sim.fleet import Fleet, Outcome
+from forebay.replay.sim.fleet import Fleet, SimOutcome
 from forebay.replay.sim.skipping import SkippingEngine
 from forebay.traces.schema import TraceRequest
 
@@ -121,7 +121,7 @@ class Several:
 class Result:
     """What matters of one simulation."""
 
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[SimOutcome]
     policy: Several
 
     @property

@@ -1,12 +1,24 @@
-"""Let a Typer command take its options as one dataclass instead of as many parameters."""
+"""Options that several commands share, and commands that take their options as one object."""
 
 import inspect
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
+
+import typer
 
 Result = TypeVar("Result")
+
+Output = Annotated[str, typer.Option("--output", "-o", help="file for the trace; - is stdout")]
+Force = Annotated[bool, typer.Option("--force", help="overwrite existing files")]
+SkipBad = Annotated[
+    bool, typer.Option("--skip-bad", help="skip and count bad rows instead of stopping at one")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
+Seed = Annotated[int, typer.Option("--seed", help="seed; equal seeds make equal traces")]
+Arrivals = Annotated[str, typer.Option("--arrivals", help="poisson, constant or burst")]
+Rate = Annotated[float, typer.Option("--rate", help="requests a second")]
 
 
 def takes_options(command: Callable[..., Result]) -> Callable[..., Result]:
