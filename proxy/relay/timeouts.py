@@ -53,8 +53,7 @@ class Limit:
         if (
             self.expired
             and task is not None
-            and task.uncancel()
-            <= self._cancelling  # otherwise the task was cancelled by another caller too
+            and task.uncancel() <= self._cancelling  # otherwise another caller cancelled it too
             and kind is asyncio.CancelledError
         ):
             raise TimeoutError from error
