@@ -127,12 +127,9 @@ class Admission(Section):
     """When requests are sent.
 
     dispatch_ahead: a backend is sent more work while it has less than this left to prefill.
-    itl_slo: target of the time between two tokens; while it is missed on a backend, fewer requests
-    run there.
     """
 
     dispatch_ahead: Seconds = 0.3
-    itl_slo: Seconds | None = None
 
 
 class KnownTenant(Section):
@@ -180,7 +177,6 @@ class ShaperOptions(TypedDict):
     dispatch_ahead_s: float
     tenants: Sequence[Tenant]
     default_weight: float
-    itl_slo_s: float
 
 
 class Config(Section):
@@ -316,7 +312,6 @@ class Config(Section):
             "dispatch_ahead_s": self.admission.dispatch_ahead,
             "tenants": self.core_tenants(),
             "default_weight": self.tenants.default_weight,
-            "itl_slo_s": self.admission.itl_slo or inf,
         }
 
     def core_affinity(self) -> Affinity:

@@ -13,16 +13,11 @@ from forebay.proxy.core.state.queue import QueuedRequest
 
 
 class OperatorChanges:
-    """Applies an operator's changes to a dispatcher.
+    """Applies an operator's changes to a dispatcher."""
 
-    Attributes:
-        itl_slo_s: see Shaper.
-    """
-
-    def __init__(self, dispatcher: Dispatcher, peering: Peering, itl_slo_s: float) -> None:
+    def __init__(self, dispatcher: Dispatcher, peering: Peering) -> None:
         self._dispatcher = dispatcher
         self._peering = peering
-        self.itl_slo_s = itl_slo_s
 
     def add_backend(self, spec: BackendSpec, now: float) -> list[Action]:
         """Add a backend, which takes work from `backend_up` on; one that was draining stays."""
@@ -36,7 +31,6 @@ class OperatorChanges:
             dispatcher.buckets.values(),
             len(dispatcher.backends),
             fairness=dispatcher.fairness,
-            itl_slo_s=self.itl_slo_s,
         )
         self._rebuild()
         if dispatcher.sharing:
@@ -48,7 +42,7 @@ class OperatorChanges:
         dispatcher = self._dispatcher
         dispatcher.pass_time(now)
         backend = dispatcher.backends[spec.name]
-        backend.resize(spec, self.itl_slo_s)
+        backend.resize(spec)
         if spec.kv_tokens < inf:
             backend.kv_tokens = spec.kv_tokens
         if moved:
@@ -99,7 +93,6 @@ class OperatorChanges:
         dispatch_ahead_s: float,
         tenants: Iterable[Tenant] = (),
         default_weight: float = 1.0,
-        itl_slo_s: float = inf,
     ) -> list[Action]:
         """Change buckets and rules.
 
@@ -117,10 +110,6 @@ class OperatorChanges:
         listed = list(tenants)
         dispatcher.fairness.reconfigure(listed, default_weight)
         dispatcher.quotas.reconfigure(listed)
-        if itl_slo_s != self.itl_slo_s:
-            self.itl_slo_s = itl_slo_s
-            for backend in dispatcher.backends.values():
-                backend.resize(backend.spec, itl_slo_s)
         self._rebucket(by_length(buckets))
         actions: list[Action] = []
         for waiting in everyone:

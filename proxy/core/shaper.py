@@ -46,19 +46,15 @@ class Shaper:
         dispatch_ahead_s: float = DISPATCH_AHEAD_S,
         tenants: Iterable[Tenant] = (),
         default_weight: float = 1.0,
-        itl_slo_s: float = inf,
         admit: Admit = refuse,
         recorder: DecisionRecorder | None = None,
     ) -> None:
-        """A tenant that is not among `tenants` weighs `default_weight` and has no quota.
-
-        `itl_slo_s`: fewer requests run on a backend while their tokens come further apart.
-        """
+        """A tenant that is not among `tenants` weighs `default_weight` and has no quota."""
         listed = list(tenants)
         fairness = Fairness(listed, default_weight)
         self._dispatcher = Dispatcher(
             {
-                spec.name: Backend(spec, buckets, index, fairness=fairness, itl_slo_s=itl_slo_s)
+                spec.name: Backend(spec, buckets, index, fairness=fairness)
                 for index, spec in enumerate(backends)
             },
             by_length(buckets),
@@ -71,7 +67,7 @@ class Shaper:
         )
         self.backends = self._dispatcher.backends
         self.peering = Peering(self._dispatcher)
-        self.changes = OperatorChanges(self._dispatcher, self.peering, itl_slo_s)
+        self.changes = OperatorChanges(self._dispatcher, self.peering)
         self.recorder = recorder
         self._arrivals = NewRequests(self._dispatcher, admit)
 
@@ -264,7 +260,7 @@ class Shaper:
     @property
     def wants_usage(self) -> bool:
         """Whether the length of an answer changes decisions even if `max_tokens` is exact."""
-        return self.changes.itl_slo_s < inf or self._dispatcher.fairness.on
+        return self._dispatcher.fairness.on
 
     def bucket_of(self, prompt_tokens: int) -> Bucket | None:
         """Return the first bucket that holds such a prompt; None above all of them."""

@@ -18,7 +18,6 @@ from forebay.proxy.core.model import (
     Tenant,
 )
 from forebay.proxy.core.shaper import Shaper
-from forebay.proxy.core.state.concurrency_limit import Concurrency
 from forebay.proxy.core.state.kv_budget import LOOK_EVERY, OUTPUTS_NEEDED, OutputLengths
 from forebay.proxy.core.state.queue import BucketQueue, DueQueue, QueuedRequest
 from forebay.proxy.core.state.shares import Shares
@@ -210,35 +209,6 @@ class TestOutputs:
         for number in range(5_000):
             outputs.observe(str(number), "chat", 1)
         assert len(outputs._lengths) == 4_096
-
-
-class TestConcurrency:
-    def ended(self, limit: Concurrency, gap_s: float, began: float, count: int = 20) -> None:
-        for i in range(count):
-            now = began + 100 * gap_s + i * 0.1
-            limit.finished(now - 100 * gap_s, 101, running=limit.limit, now=now)
-
-    def test_slow_tokens_lower_it_and_fast_ones_raise_it(self) -> None:
-        limit = Concurrency(64, slo_s=0.05)
-        self.ended(limit, 0.06, began=0.0)
-        assert limit.limit == 57
-        self.ended(limit, 0.04, began=100.0)
-        assert limit.limit == 58
-        for began in range(200, 20_000, 100):
-            self.ended(limit, 0.04, began=float(began))
-        assert limit.limit == 64
-        for began in range(20_000, 60_000, 100):
-            self.ended(limit, 0.5, began=float(began))
-        assert limit.limit == 1
-
-    def test_one_slow_batch_is_answered_once(self) -> None:
-        limit = Concurrency(64, slo_s=0.05)
-        for _ in range(5):
-            self.ended(limit, 0.06, began=0.0)
-        assert limit.limit == 57
-
-    def test_off_by_default(self) -> None:
-        assert not Concurrency(64, inf).on
 
 
 class Desk:

@@ -252,7 +252,7 @@ class TestShaper:
     def test_the_running_limit_counts_everybody(self) -> None:
         """The adaptive limit, too: what others run fills it."""
         shaper = a_shaper("a", slots=8)
-        shaper.backends["a"].limit = 4
+        shaper.changes.change_backend(BackendSpec("a", 4), 0.0)
         shaper.peering.reported("p", ProxyReport({"a": BackendReport(running=4)}), 0.0)
         assert sent_to(shaper.arrive(Request("c", 1_000), 0.0)) == []
         assert sent_to(

@@ -37,7 +37,6 @@ class ShaperMachine(RuleBasedStateMachine):
         max_queue=st.sampled_from([0, 1, 3, 6]),
         route=st.sampled_from(sorted(ROUTES)),
         tenants=st.sampled_from([("",), ("a",), ("a", "b", "c"), ("", "a", "limited")]),
-        itl_slo_s=st.sampled_from([inf, 0.05]),
         chunks=st.lists(st.sampled_from([inf, inf, 2_048.0]), min_size=3, max_size=3),
         piece_s=st.sampled_from([inf, 0.5]),
     )
@@ -49,7 +48,6 @@ class ShaperMachine(RuleBasedStateMachine):
         max_queue: int,
         route: str,
         tenants: tuple[str, ...],
-        itl_slo_s: float,
         chunks: list[float],
         piece_s: float,
     ) -> None:
@@ -80,7 +78,6 @@ class ShaperMachine(RuleBasedStateMachine):
             ],
             route=ROUTES[route],
             tenants=[Tenant("b", weight=2.0), Tenant("limited", 1.0, RATE, BURST)],
-            itl_slo_s=itl_slo_s,
         )
         for name in self.slots:
             self.apply(self.shaper.backend_up(name, self.now))
@@ -305,7 +302,7 @@ class ShaperMachine(RuleBasedStateMachine):
             mine = {i: r for i, (r, b, _) in self.running.items() if b == name}
             assert set(backend.in_flight) == set(mine)
             assert len(mine) <= self.slots[name]
-            assert 1 <= backend.limit <= self.slots[name]
+            assert 1 <= backend.spec.max_concurrency <= self.slots[name]
             queued = [w for w in self.shaper.waiting() if w.backend == name]
             assert backend.queued == len(queued) == sum(map(len, backend.queues.values()))
             assert backend.queued_s == pytest.approx(sum(w.work_s for w in queued))

@@ -307,12 +307,12 @@ def error_margin_s(backend: Backend, wait_s: float, before_s: float, alike: int 
 
 def slots_wait_s(backend: Backend, bucket: str, before: int) -> float:
     """Return the predicted wait for a free slot with `before` others waiting for one too."""
-    missing = len(backend.in_flight) + before + 1 - backend.limit
+    missing = len(backend.in_flight) + before + 1 - backend.spec.max_concurrency
     if backend.elsewhere is not None:
         missing += backend.elsewhere.running
     if missing <= 0:
         return 0.0
-    return missing * backend.decode_s[bucket] / backend.limit
+    return missing * backend.decode_s[bucket] / backend.spec.max_concurrency
 
 
 def kv_wait_s(backend: Backend, waiting: QueuedRequest, mates: int, now: float) -> float:

@@ -50,7 +50,7 @@ class StartGate:
         """Return whether the backend may be sent any request at all."""
         return (
             backend.up
-            and backend.running < backend.limit
+            and backend.running < backend.spec.max_concurrency
             and backend.takes_another
             and self._drained(backend, now)
         )
@@ -63,7 +63,7 @@ class StartGate:
         """Return what keeps the request, if it were next, from being sent to this backend now."""
         if not backend.up:
             return "down"
-        if backend.running >= backend.limit:
+        if backend.running >= backend.spec.max_concurrency:
             return "slots"
         if not backend.takes_another:
             return "trial"

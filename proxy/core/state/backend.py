@@ -14,7 +14,6 @@ from forebay.proxy.core.learn.decay import DecayedSum
 from forebay.proxy.core.learn.prefix_cache import PrefixCache
 from forebay.proxy.core.model import STANDARD, BackendSpec, Bucket, Request
 from forebay.proxy.core.state.coalescing import Leaders, SplitPrompts
-from forebay.proxy.core.state.concurrency_limit import Concurrency
 from forebay.proxy.core.state.elsewhere import Elsewhere
 from forebay.proxy.core.state.in_flight import InFlight
 from forebay.proxy.core.state.kv_budget import KvBudget, StarvingRequest
@@ -36,7 +35,6 @@ class Backend:
         kv_tokens: size of its KV pool; infinite while unknown.
         draining: it will be removed; `up` stays False until then.
         most_prefills: fewer than UNLIMITED during a trial or while it reports that it is full.
-        limit: requests that may run now.
         queues: waiting requests by bucket; `queued` is their number, `queued_s` their prefills.
         in_flight: running requests by id.
         splits: prompts that come to it in pieces.
@@ -57,7 +55,6 @@ class Backend:
         index: int = 0,
         *,
         fairness: Fairness | None = None,
-        itl_slo_s: float = inf,
     ) -> None:
         self.spec = spec
         self.name = spec.name
@@ -74,8 +71,6 @@ class Backend:
         fair = self._fairness = fairness or Fairness((), 1.0)
         self.queues = {bucket.name: BucketQueue(fair) for bucket in buckets}
         self.turns = Turns(self.queues)
-        self.concurrency = Concurrency(spec.max_concurrency, itl_slo_s)
-        self.limit = spec.max_concurrency
         self.queued = 0
         self.queued_s = 0.0
         self.in_flight: dict[str, InFlight] = {}
@@ -99,7 +94,8 @@ class Backend:
     def __repr__(self) -> str:
         state = "draining" if self.draining else "up" if self.up else "down"
         return (
-            f"<Backend {self.name} {state} running={len(self.in_flight)}/{self.limit}"
+            f"<Backend {self.name} {state}"
+            f" running={len(self.in_flight)}/{self.spec.max_concurrency}"
             f" prefills={len(self.prefills)} queued={self.queued}>"
         )
 
@@ -305,10 +301,6 @@ class Backend:
         seconds = max(0.0, now - (sent.ends_at if first_at is None else first_at))
         self.decode_s[sent.bucket] += DECODE_GAIN * (seconds - self.decode_s[sent.bucket])
         self.decode_all_s += DECODE_GAIN * (seconds - self.decode_all_s)
-        if self.concurrency.on and first_at is not None:
-            running, tokens = self.running + 1, sent.output_tokens
-            self.concurrency.finished(first_at, tokens, running, now)
-            self.limit = self.concurrency.limit
 
     def end_silent_prefills(self, now: float) -> bool:
         """End prefills without a visible first token whose predicted end is past.
@@ -342,13 +334,11 @@ class Backend:
         for sent in self.in_flight.values():
             sent.visit.outdated = True
 
-    def resize(self, spec: BackendSpec, itl_slo_s: float) -> None:
+    def resize(self, spec: BackendSpec) -> None:
         """Change the limits."""
         self.spec = spec
         self.prefill_queue.chunk_tokens = spec.chunk_tokens
         self.prefill_queue.splits = spec.piece_s < inf
-        self.concurrency = Concurrency(spec.max_concurrency, itl_slo_s)
-        self.limit = spec.max_concurrency
 
     def rebucket(self, buckets: Iterable[Bucket], home: Callable[[Request], str]) -> None:
         """Change the buckets while no request waits; `home` gives a request's new bucket."""

@@ -171,7 +171,7 @@ def free_rank(backend: Backend) -> float:
     The order does not change by time alone.
     """
     queue, elsewhere = backend.prefill_queue, backend.elsewhere
-    full = backend.running >= backend.limit
+    full = backend.running >= backend.spec.max_concurrency
     if elsewhere is not None and (others_s := elsewhere.prefill_s(elsewhere.since)):
         own_s = queue.total_s + backend.queued_s
         free_at = max(queue.head_since, elsewhere.since) + own_s + others_s
