@@ -149,7 +149,9 @@ class Dispatcher:
 
     def start_next(self, backend: Backend, now: float) -> list[Action]:
         """Send requests that wait for this backend while they may start, the most urgent first."""
-        actions: list[Action] = self._review(backend, now) if backend.review else []
+        if backend.review:
+            self._review(backend)
+        actions: list[Action] = []
         gate = self.forecast.gate
         while backend.queued and gate.has_room(backend, now):
             heads = heads_of([backend])
@@ -193,20 +195,12 @@ class Dispatcher:
                     return head
         return None
 
-    def _review(self, backend: Backend, now: float) -> list[Action]:
-        """Reorder followers whose leader's prefill has ended; reroute those that lost it."""
+    def _review(self, backend: Backend) -> None:
+        """Reorder followers whose leader's prefill has ended or will not happen."""
         backend.review = False
-        actions: list[Action] = []
-        for waiting, prefill_s, lost in freed_followers(backend):
-            if lost:
-                self.dequeue(waiting.request.id)
-                actions += self.requeue(waiting, now)
-                if waiting.backend not in ("", backend.name):
-                    actions += self.start_next(self.backends[waiting.backend], now)
-            else:
-                self.queues.leave(waiting, backend)
-                self._take_place(waiting, backend, prefill_s)
-        return actions
+        for waiting, prefill_s in freed_followers(backend):
+            self.queues.leave(waiting, backend)
+            self._take_place(waiting, backend, prefill_s)
 
     def _gather(self, backend: Backend, now: float) -> bool:
         """Pull requests that share a prefix just computed here, if the route prefers it now.

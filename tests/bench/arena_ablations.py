@@ -65,8 +65,8 @@ def _first_come(self: Turns, ready: Sequence[QueuedRequest], now: float) -> Queu
     return min(ready, key=lambda w: w.order)
 
 
-def _nothing(self: Dispatcher, backend: Backend, now: float) -> list[Action]:
-    return []
+def _nothing(self: Dispatcher, backend: Backend) -> None:
+    backend.review = False
 
 
 def _due_alone(self: Dispatcher, waiting: QueuedRequest, worth_s: float) -> float:
@@ -120,9 +120,6 @@ WITHOUT: dict[str, tuple[Config, str, Patches]] = {
     ),
     "going where it is computed by now": (
         Config(), "warm_or_least_work", ((Dispatcher, "_gather", _returns(False)),),
-    ),
-    "deciding anew when a leader is lost": (
-        Config(), "warm_or_least_work", ((f"{CORE}.policy.coalesce", "LOST", 0.0),),
     ),
     "shares of buckets (EDF alone)": (
         Config(), "warm_or_least_work", ((Turns, "first", _earliest),),

@@ -97,15 +97,15 @@ def test_the_next_leads_when_the_leader_leaves() -> None:
     assert sent(shaper.first_token("second", 12.0)) == [("third", "b1")]
 
 
-def test_followers_go_where_their_leader_goes() -> None:
-    """It was the head of its queue, and the other engine had room first."""
+def test_followers_come_to_where_their_leader_was_computed() -> None:
+    """The leader headed its queue, and the other engine had room first."""
     shaper = busy()
     shaper.arrive(asks("leader", 5), 0.1)
     home, away = ("b1", "b2") if place(shaper, "leader") == "b1" else ("b2", "b1")
     shaper.arrive(asks("follower", 5), 0.2)
     assert place(shaper, "follower") == home
     assert sent(shaper.first_token(f"first {away[1]}", 1.0)) == [("leader", away)]
-    assert place(shaper, "follower") == away
+    assert place(shaper, "follower") == home
     assert sent(shaper.first_token("leader", 4.0)) == [("follower", away)]
 
 

@@ -25,9 +25,6 @@ from forebay.proxy.core.state.queue import QueuedRequest
 AWAITED: Final = 2.0
 """In a chunking engine a follower would pass its leader. It waits for the leader only if that takes
 at most this many times what the cache hit saves; a shared system prompt saves little."""
-LOST: Final = 0.5
-"""A follower whose predicted prefill was below this share of its real one has lost its leader: it
-is routed anew."""
 
 
 def expected_tokens(backend: Backend, waiting: QueuedRequest) -> tuple[int, QueuedRequest | None]:
@@ -83,12 +80,11 @@ def keeps_back(backend: Backend, waiting: QueuedRequest) -> bool:
     return must_follow(backend, waiting.request, head)
 
 
-def freed_followers(backend: Backend) -> Iterator[tuple[QueuedRequest, float, bool]]:
+def freed_followers(backend: Backend) -> Iterator[tuple[QueuedRequest, float]]:
     """Find followers here whose leader's prefill has ended or will not happen.
 
     Yields:
-        The follower, its prefill in seconds from what is cached now, and whether that became so
-        much longer that it should be routed anew.
+        The follower, and its prefill in seconds from what is cached now.
     """
     for waiting in list(backend.followers.values()):
         request = waiting.request
@@ -98,7 +94,7 @@ def freed_followers(backend: Backend) -> Iterator[tuple[QueuedRequest, float, bo
             continue
         matched, _ = expected_tokens(backend, waiting)
         prefill_s = backend.prefill_s(request, matched)
-        yield waiting, prefill_s, waiting.work_s < LOST * prefill_s
+        yield waiting, prefill_s
 
 
 def hits_elsewhere(
