@@ -21,7 +21,7 @@ from forebay.proxy.core.policy.coalesce import (
 from forebay.proxy.core.policy.forecast import Forecast
 from forebay.proxy.core.policy.precedence import Precedence
 from forebay.proxy.core.policy.routing import Affinity, Option, Route
-from forebay.proxy.core.policy.start import kv_fits
+from forebay.proxy.core.policy.start import starving
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.fleet import FleetQueues, heads_of
 from forebay.proxy.core.state.in_flight import InFlight
@@ -156,8 +156,8 @@ class Dispatcher:
         while backend.queued and gate.has_room(backend, now):
             heads = heads_of([backend])
             ready = [head for head in heads if gate.may_start(backend, head, now)]
-            if len(ready) < len(heads) and backend.starving.waiting is None:
-                self._keep_kv_cache(backend, heads, now)
+            if len(ready) < len(heads) and backend.starving is None:
+                backend.starving = starving(backend, heads, now)
             if not ready:
                 break
             waiting = backend.turns.first(ready, now)
@@ -167,15 +167,6 @@ class Dispatcher:
         if self.recorder is not None and backend.queued:
             self.recorder.waits(heads_of([backend]), backend, gate, now)
         return actions
-
-    def _keep_kv_cache(
-        self, backend: Backend, heads: Collection[QueuedRequest], now: float
-    ) -> None:
-        """Begin to keep KV cache for a head that has waited long for it."""
-        for head in heads:
-            if now >= head.late_at and not kv_fits(backend, head, now):
-                backend.starve(head, now)
-                return
 
     def _better_here(self, backend: Backend, now: float) -> QueuedRequest | None:
         """Return the head of another backend's queue that would now rather start here."""

@@ -236,7 +236,7 @@ class Forecast:
         if backend.elsewhere is not None and backend.elsewhere.queued_s:
             wait_s += self._precedence.elsewhere_s(backend, waiting, before.seconds, now)
         wait_s += slots_wait_s(backend, waiting.bucket, before.count)
-        return max(wait_s, kv_wait_s(backend, waiting, before.mates, now))
+        return max(wait_s, kv_wait_s(backend, waiting, before.mates))
 
     def _margin_s(
         self,
@@ -315,7 +315,7 @@ def slots_wait_s(backend: Backend, bucket: str, before: int) -> float:
     return missing * backend.decode_s[bucket] / backend.spec.max_concurrency
 
 
-def kv_wait_s(backend: Backend, waiting: QueuedRequest, mates: int, now: float) -> float:
+def kv_wait_s(backend: Backend, waiting: QueuedRequest, mates: int) -> float:
     """Return the predicted wait for KV cache: running requests give theirs back in turn.
 
     Each of `mates`, which are this request and those before it, is taken to need as much.
@@ -324,7 +324,7 @@ def kv_wait_s(backend: Backend, waiting: QueuedRequest, mates: int, now: float) 
     if not held:
         return 0.0
     request, output_tokens = waiting.request, waiting.output_tokens
-    room = kv_room(backend, waiting, now)
+    room = kv_room(backend, waiting)
     if (request.prompt_tokens + output_tokens) * mates <= room:
         return 0.0
     missing = backend.kv.need(request, output_tokens) * mates - room

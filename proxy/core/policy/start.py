@@ -4,20 +4,21 @@ Late binding: a backend is sent more only while its predicted backlog is short. 
 queue stays almost empty, so order and cancellation stay with the proxy.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import inf
 from typing import Final, Literal
 
 from forebay.proxy.core.model import Bucket
 from forebay.proxy.core.policy.coalesce import keeps_back
 from forebay.proxy.core.policy.long_prefills import LongPrefills
-from forebay.proxy.core.state.backend import KV_FULL, Backend
+from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.in_flight import STEP_TOKENS
 from forebay.proxy.core.state.queue import QueuedRequest
 
 DISPATCH_AHEAD_S: Final = 0.3
 """Backlog below which a backend is sent more, by default: the engine never waits for the proxy, and
 its own queue is too short to matter."""
+KV_FULL: Final = 0.95  # of the KV pool: above it the engine preempts requests or lets them wait
 MATCH_SLACK_S: Final = 1e-9  # float rounding: a timer for the end of a backlog must find it ended
 
 Block = Literal[
@@ -78,7 +79,7 @@ class StartGate:
         uncached = request.prompt_tokens - matched
         if chunked and not self._passed(backend, uncached, now):
             return "line"
-        if not kv_fits(backend, waiting, now):
+        if not kv_fits(backend, waiting):
             return "kv"
         if keeps_back(backend, waiting):
             return "leader"
@@ -109,16 +110,29 @@ class StartGate:
         return prefills >= self._buckets[bucket].prefills_per_backend
 
 
-def kv_room(backend: Backend, waiting: QueuedRequest, now: float) -> float:
+def starving(backend: Backend, heads: Iterable[QueuedRequest], now: float) -> QueuedRequest | None:
+    """Return a head that has waited long for KV cache, if any.
+
+    Small requests take KV cache as it comes free, so a long prompt could wait until no other
+    request comes. From half of its patience on, what it needs is kept free for it.
+    """
+    late = (head for head in heads if now >= head.late_at and not kv_fits(backend, head))
+    return next(late, None)
+
+
+def kv_room(backend: Backend, waiting: QueuedRequest) -> float:
     """Return the tokens of KV cache that this request may use."""
-    kept = backend.starving.kept_from(waiting, now)
-    return KV_FULL * backend.kv_tokens - backend.kv.held - kept
+    most = KV_FULL * backend.kv_tokens
+    room, other = most - backend.kv.held, backend.starving
+    if other is not None and other is not waiting:
+        room -= min(most, backend.kv.need(other.request, other.output_tokens))
+    return room
 
 
-def kv_fits(backend: Backend, waiting: QueuedRequest, now: float) -> bool:
+def kv_fits(backend: Backend, waiting: QueuedRequest) -> bool:
     """Return whether the KV cache would hold the request and its expected output."""
     request, output_tokens = waiting.request, waiting.output_tokens
-    room = kv_room(backend, waiting, now)
+    room = kv_room(backend, waiting)
     if backend.elsewhere is not None and backend.elsewhere.running:
         room -= backend.elsewhere.kv_tokens
     elif not backend.in_flight:

@@ -16,14 +16,13 @@ from forebay.proxy.core.model import STANDARD, BackendSpec, Bucket, Request
 from forebay.proxy.core.state.coalescing import Leaders, SplitPrompts
 from forebay.proxy.core.state.elsewhere import Elsewhere
 from forebay.proxy.core.state.in_flight import InFlight
-from forebay.proxy.core.state.kv_budget import KvBudget, StarvingRequest
+from forebay.proxy.core.state.kv_budget import KvBudget
 from forebay.proxy.core.state.prefill_queue import PrefillObserver, PrefillQueue
 from forebay.proxy.core.state.queue import BucketQueue, QueuedRequest
 from forebay.proxy.core.state.shares import Turns
 from forebay.proxy.core.state.tenants import Fairness
 
 UNLIMITED: Final = 1 << 30
-KV_FULL: Final = 0.95  # of the KV pool: above it the engine preempts requests or keeps them waiting
 DECODE_GAIN: Final = 0.1  # weight of one request in the smoothed decode times
 
 
@@ -42,6 +41,7 @@ class Backend:
         followers: waiting requests that wait for a prefill of another request here.
         review: a prefill has ended that followers may have waited for.
         decode_s: smoothed seconds from first token to finish, by bucket; `decode_all_s` of all.
+        starving: a waiting request for which KV cache is kept free.
         elsewhere: what other proxies have here; None without other proxies.
         load: prompt tokens sent lately; `worked`: prefill seconds by bucket.
         fresh_tokens: tokens put into the prefix cache while there were other proxies.
@@ -79,7 +79,7 @@ class Backend:
         self.followers: dict[str, QueuedRequest] = {}
         self.review = False
         self.kv = KvBudget()
-        self.starving = StarvingRequest()
+        self.starving: QueuedRequest | None = None
         self.sent_prompt_tokens = 0
         self.prefill_queue = PrefillQueue(self.queues, spec.chunk_tokens, spec.piece_s < inf)
         self.prefills = self.prefill_queue.prefills
@@ -167,7 +167,8 @@ class Backend:
             waiting.leader = None
         self._end_split(waiting.request.id)
         self.queues[waiting.bucket].remove(waiting)
-        self.starving.left(waiting)
+        if self.starving is waiting:
+            self.starving = None
         self.queued -= 1
         self.queued_s -= waiting.work_s
         if not self.queued:
@@ -180,11 +181,6 @@ class Backend:
         queue.remove(waiting)
         waiting.due = due
         queue.push(waiting)
-
-    def starve(self, waiting: QueuedRequest, now: float) -> None:
-        """Begin to keep KV cache for a request that the cache would not hold."""
-        need = self.kv.need(waiting.request, waiting.output_tokens)
-        self.starving.begin(waiting, min(float(need), KV_FULL * self.kv_tokens), now)
 
     # Running requests.
 

@@ -14,7 +14,6 @@ from typing import Final
 
 from forebay.proxy.core.learn.prefix_index import common_run
 from forebay.proxy.core.model import Request
-from forebay.proxy.core.state.queue import QueuedRequest
 
 OUTPUT_QUANTILE: Final = 0.9
 OUTPUTS_NEEDED: Final = 20  # answers before the quantile is used
@@ -22,9 +21,6 @@ BINS: Final = 4 * 22  # up to two million tokens
 HALVED_EVERY: Final = 256  # answers
 LOOK_EVERY: Final = 16  # answers between two evaluations of the histogram
 MOST_HISTOGRAMS: Final = 4_096  # tenants that no configuration lists come from clients
-WHOLE_AFTER: Final = (
-    0.5  # of the time left: then all KV cache that a starving request needs is kept
-)
 
 
 class _Root:
@@ -159,37 +155,3 @@ class OutputLengths:
         if lengths is None or not 0 < lengths.quantile < most:
             return most
         return lengths.quantile
-
-
-class StarvingRequest:
-    """KV cache of one backend that is kept free for one large request that starves.
-
-    Small requests take KV cache as it comes free, so a long prompt could wait until no other
-    request comes. Once a request has waited half of its time, more and more of what comes free
-    is kept for it: the other requests become fewer, they do not stop.
-    """
-
-    __slots__ = ("_since", "_tokens", "_whole_at", "waiting")
-
-    def __init__(self) -> None:
-        self.waiting: QueuedRequest | None = None
-        self._tokens = 0.0
-        self._since = self._whole_at = 0.0
-
-    def begin(self, waiting: QueuedRequest, tokens: float, now: float) -> None:
-        """Keep this many tokens for the request, more and more of them from now on."""
-        self.waiting, self._tokens, self._since = waiting, tokens, now
-        self._whole_at = now + WHOLE_AFTER * (waiting.deadline - now)
-
-    def left(self, waiting: QueuedRequest) -> None:
-        """Stop keeping KV cache for a request that no longer waits here."""
-        if self.waiting is waiting:
-            self.waiting = None
-
-    def kept_from(self, waiting: QueuedRequest, now: float) -> float:
-        """Return the tokens that this other request must leave free."""
-        if self.waiting is None or self.waiting is waiting:
-            return 0.0
-        if now >= self._whole_at:
-            return self._tokens
-        return self._tokens * (now - self._since) / (self._whole_at - self._since)
