@@ -1,4 +1,4 @@
-"""Who asks about a document that waits to be computed joins its leader, and what comes of both."""
+"""Requests for a document that waits for its prefill follow its leader and share its fate."""
 
 from core_requests import document
 
@@ -98,7 +98,7 @@ def test_the_next_leads_when_the_leader_leaves() -> None:
 
 
 def test_followers_go_where_their_leader_goes() -> None:
-    """It was the head of its queue, and the other engine had room first."""
+    """The leader was the head of its queue, and the other engine had room first."""
     shaper = busy()
     shaper.arrive(asks("leader", 5), 0.1)
     home, away = ("b1", "b2") if place(shaper, "leader") == "b1" else ("b2", "b1")

@@ -1,4 +1,4 @@
-"""Long prompts in pieces: how long a piece is, and who has a turn between two."""
+"""Split prefill: the length of a part, and the requests that run between two parts."""
 
 from math import inf
 
@@ -172,7 +172,7 @@ class TestShaper:
         assert flight.overdue_s == pytest.approx(0.1 * flight.cold_s)
 
     def test_another_document_waits_for_the_first_one(self) -> None:
-        """Who came first goes on; else each would take as long as both."""
+        """The first document goes on; otherwise each would take as long as both."""
         fleet = Fleet()
         fleet.chat(0.0)
         assert sends(fleet.shaper.arrive(document("d"), 0.1))[0][1]

@@ -1,4 +1,4 @@
-"""How far predictions are off, by how long what was predicted takes."""
+"""The error of predictions, by predicted duration."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from forebay.proxy.core.learn.spread import OF_ALL, START, Spread
 
 
 def learned(*seen: tuple[float, float], times: int = 1) -> Spread:
-    """What was predicted, in seconds, and how far that was off."""
+    """A model that has seen pairs of predicted seconds and relative error."""
     spread = Spread()
     for _ in range(times):
         for predicted_s, error in seen:

@@ -1,4 +1,4 @@
-"""Nobody waits for what is not to be had, and whoever leaves a queue lets the next one go."""
+"""No request waits in vain, and one that leaves a queue lets the next one start."""
 
 from math import inf
 
@@ -38,7 +38,7 @@ def refused(actions: list[Action]) -> dict[str, str]:
 
 
 def decoding(made: Shaper, request: Request, now: float) -> None:
-    """It runs, and has given its first token."""
+    """Start the request and report its first token."""
     assert sent(made.arrive(request, now))
     made.first_token(request.id, now + 0.1)
 
@@ -123,7 +123,7 @@ class TestTheLastClearEngine:
         assert list(sent(made.wake(made.wake_at()))) == ["second"]
 
     def test_not_beside_one_that_is_late(self) -> None:
-        """What was reckoned has proved wrong: it may go on for long."""
+        """The prediction has proved wrong: the prefill may go on for long."""
         made, done_at = self.occupied()
         made.finish("chat", 0.5)
         (busy,) = (b for b in made.backends.values() if b.prefills)

@@ -85,7 +85,7 @@ def tail(text: str) -> list[str]:
 
 
 async def left_while_running(questions: list[wire.Question]) -> list[wire.Answer]:
-    """What clients get that wait when SIGTERM comes."""
+    """Answers to clients that wait when SIGTERM comes."""
     async with Client() as client:
         config = EngineConfig(served_model_name="tiny", enable_request_id_headers=True)
         async with start_engine(config) as engine:

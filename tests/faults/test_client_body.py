@@ -1,4 +1,4 @@
-"""Bodies that are not what they should be: one clear 400, and the backend sees nothing.
+"""Malformed bodies: one clear 400, and the backend sees nothing.
 
 The invariants at the end are those that `make fuzz` checks for longer.
 """

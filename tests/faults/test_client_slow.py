@@ -117,7 +117,7 @@ class TestSlowBodies:
         before_oracle(scene)
 
     def test_a_stated_length_buys_no_time(self) -> None:
-        """What is held for a large body that does not come is given back after 10 s."""
+        """Memory reserved for a large body that does not come is released after 10 s."""
 
         async def scene(on: Stage, oracle: Oracle) -> None:
             began = now()

@@ -1,4 +1,4 @@
-"""The wall clock jumps by hours, both ways, and nothing that is decided depends on it."""
+"""The wall clock jumps by hours, both ways; no decision depends on it."""
 
 import asyncio
 import time
@@ -45,7 +45,7 @@ async def slowly(call: Call) -> None:
 
 
 def played(keys: Path) -> Log:
-    """What clients saw and the proxy said, each with its moment on the loop's clock."""
+    """Answers and log lines of a run, each with its moment on the loop's clock."""
     log: Log = []
 
     async def ask(on: Stage, name: str, tenant: str = "zeta", **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""Leaving: whoever was taken gets a whole answer or is told, whatever the last clients do."""
+"""Draining: an admitted request gets a whole answer or an error, whatever the last clients do."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""A proxy that runs out of descriptors or ports: it says so, and blames no backend."""
+"""A proxy that runs out of descriptors or ports reports it, and blames no backend."""
 
 import asyncio
 import errno
@@ -281,7 +281,7 @@ def test_a_process_without_descriptors_lives_and_recovers() -> None:
 
 
 class TestHistogramLog:
-    """Its disk is full: the proxy goes on, and ends as ever."""
+    """The disk of the log is full: the proxy goes on serving, and stops normally."""
 
     full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
     says = "metrics.hlog: /dev/full cannot be written (No space left on device); it is tried again"

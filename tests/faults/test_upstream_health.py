@@ -1,4 +1,4 @@
-"""Who takes new work: the state machine of health, at literal times and under any events."""
+"""The state machine of backend health, at literal times and under any events."""
 
 from math import inf
 
@@ -340,7 +340,7 @@ def test_what_was_sent_before_it_was_put_out_decides_no_trial() -> None:
 
 
 class TestShaperTakesIt:
-    """What the intake means in the shaper."""
+    """The shaper obeys the limits that health sets."""
 
     def shaper(self) -> Shaper:
         shaper = Shaper(

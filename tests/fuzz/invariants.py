@@ -1,4 +1,4 @@
-"""What must hold for any bytes: checked by hypothesis in the tests, by atheris in `make fuzz`."""
+"""Invariants for any bytes: checked by hypothesis in the tests, by atheris in `make fuzz`."""
 
 import asyncio
 import re

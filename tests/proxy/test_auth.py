@@ -379,7 +379,7 @@ class TestOverHttp:
     def test_a_connection_lives_on_after_a_refusal_only_if_the_body_was_there(
         self, path: bytes, failures: int, tmp_path: Path
     ) -> None:
-        """What follows a body that was not read could be taken for a request."""
+        """The rest of an unread body could be taken for a request."""
 
         async def scene(on: Stage, backend: RawBackend) -> None:
             for _ in range(failures):

@@ -268,7 +268,7 @@ class TestBadRequests:
         on_stage(scene, None)
 
     def test_a_smuggled_request_stays_a_body(self) -> None:
-        """What a client sends chunked is framed anew: the backend sees one request."""
+        """A chunked body of a client is framed anew: the backend sees one request."""
         inner = b'{"prompt":"0\\r\\n\\r\\nGET /v1/smuggled HTTP/1.1\\r\\n\\r\\n"}'
 
         async def scene(on: Stage, backends: list[RawBackend]) -> None:

@@ -1,4 +1,4 @@
-"""Long prompts in pieces over real sockets: what backends get, whatever they do with it."""
+"""Split prefill over real sockets: the requests that backends get, whatever they answer."""
 
 import asyncio
 import json
@@ -78,7 +78,7 @@ def test_metrics_count_one_request() -> None:
 
 @pytest.mark.parametrize("others", [0, 3_000])
 def test_what_is_its_own_is_no_hit(others: int) -> None:
-    """Of its prompt the backend has computed all but what others left there."""
+    """Parts of its own prompt that the backend computed are no cache hits; those of others are."""
     held: list[str] = [PROMPT[: 4 * others]]
 
     async def serve(call: Call) -> None:

@@ -1,4 +1,4 @@
-"""A proxy that is short of something itself refuses the least urgent first."""
+"""A proxy that is itself overloaded sheds the least urgent requests first."""
 
 import asyncio
 import resource

@@ -1,4 +1,4 @@
-"""A new proxy takes over from an old one: real processes, real sockets, nobody notices."""
+"""A new proxy takes over from an old one without a failed request: real processes and sockets."""
 
 import asyncio
 import json

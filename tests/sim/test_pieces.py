@@ -1,4 +1,4 @@
-"""Prompts in pieces in virtual time: chats get in between, and each piece is tokenized anew."""
+"""Split prefill in virtual time: chats run in between, and each part is tokenized anew."""
 
 from math import inf
 

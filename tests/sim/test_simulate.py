@@ -227,7 +227,7 @@ def test_the_queue_wait_is_that_of_completed_requests(kept: RunData) -> None:
 
 
 def test_the_log_has_a_line_a_second_and_tag(kept: RunData) -> None:
-    """Of virtual time, as a replay writes it: each answer is in the second in which it ended."""
+    """In virtual time as in a replay, an answer is in the second in which it ended."""
     logs = read_hlog(kept.path / HLOG)
     ended = pyarrow.parquet.read_table(kept.path / TABLE)["done_s"].to_numpy()
     for tag, outcome in (("e2e_response.everything", "ok"), ("reject.everything", "rejected")):

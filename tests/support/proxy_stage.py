@@ -80,7 +80,7 @@ async def stream(call: Call) -> None:
 
 
 async def by_request(call: Call) -> None:
-    """What a healthy backend does."""
+    """Answer as a healthy backend does: a stream or a whole answer."""
     await (stream if b'"stream":true' in call.body.replace(b" ", b"") else whole)(call)
 
 

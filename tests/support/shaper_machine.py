@@ -96,7 +96,7 @@ class ShaperMachine(RuleBasedStateMachine):
         self.since[request.id] = self.now
 
     def note_patience(self, request: Request) -> None:
-        """How long the request may have to wait before it is rejected.
+        """Note the bounds of the wait before a rejection.
 
         The longest: what its bucket allows, or what is left of the client's timeout. The
         shortest: the same, if the whole prompt has to be computed within that timeout. A
@@ -345,7 +345,7 @@ class ShaperMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_is_kept_by_one_behind(self) -> None:
-        """Who leads waits for none of its followers."""
+        """A leader waits for none of its followers."""
         for waiting in self.shaper.waiting():
             seen = {waiting.request.id}
             while waiting.leader is not None:

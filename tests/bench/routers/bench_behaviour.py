@@ -1,4 +1,4 @@
-"""What routers do when clients leave, backends refuse and documents are hot, side by side.
+"""Compare routers when clients leave, backends reject requests and documents are hot.
 
     python tests/bench/routers/bench_behaviour.py                       (half a minute a router)
     python tests/bench/routers/bench_behaviour.py --routers forebay smg
@@ -71,7 +71,7 @@ class Fleet:
     async def _answer(
         self, port: int, body: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
-        """Whether the connection is over."""
+        """Answer one request; True if the connection must be closed."""
         if self.mode.isdigit():
             text = b'{"error":{"message":"no","type":"x","param":null,"code":null}}'
             head = f"HTTP/1.1 {self.mode} X\r\ncontent-type: application/json\r\n"
