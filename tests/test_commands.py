@@ -1,4 +1,4 @@
-"""The commands as people type them: bad input is one clear line and exit status 2."""
+"""The commands of the command line: bad input gets one clear line and exit status 2."""
 
 import json
 import os

@@ -391,7 +391,7 @@ def test_the_table_says_what_matters(capsys: pytest.CaptureFixture[str]) -> None
 
 
 class Refusing(Workers):
-    """Answers so many jobs of each curve; the next is refused in its process, or at once."""
+    """Complete that many jobs of each curve; the next fails in its process, or at once."""
 
     def __init__(self, answered: int, later: bool) -> None:
         super().__init__(None)

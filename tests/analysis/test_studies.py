@@ -376,7 +376,7 @@ def needles(_room: int | None, count: Any) -> list[tuple[TraceRequest, Answer]]:
 
 
 def test_right_answers_are_counted_and_cut_prompts_seen(tmp_path: Path) -> None:
-    """A model that reads only the first 600 tokens, and says so in its usage."""
+    """A model that reads only the first 600 tokens, and reports that in its usage."""
     kept = 600 * 4
 
     async def chat(request: web.Request) -> web.Response:

@@ -94,7 +94,7 @@ def joined(played: Sequence[Played]) -> Played:
 
 
 def quantile(values: Floats, share: float) -> float:
-    """Nearest rank; inf where so many were refused, nan of nothing."""
+    """Quantile by nearest rank; inf where too many were rejected, nan without requests."""
     if not len(values):
         return float("nan")
     rank = max(1, int(np.ceil(share * len(values) - 1e-9)))
@@ -114,7 +114,7 @@ class Ratio:
 
 
 def ttft_ratio(a: Played, b: Played, chat: bool, share: float) -> Ratio:
-    """TTFT of `a` over that of `b` at a quantile, refused ones at the end."""
+    """TTFT of `a` over that of `b` at a quantile; rejected requests count as infinite."""
     chosen = np.flatnonzero(a.chat == chat)
     first, second = a.ttft_s[chosen], b.ttft_s[chosen]
 

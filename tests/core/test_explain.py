@@ -495,7 +495,7 @@ def in_time(made: ExplainedShaper) -> set[str]:
 
 @pytest.mark.parametrize("burst", [1.2, 1.5])
 def test_verdicts_are_those_of_a_world_in_which_it_was_taken(burst: float) -> None:
-    """The truth: the same trace once more, with one refused request taken.
+    """The truth: the same trace once more, with one rejected request admitted.
 
     It is right when that one is late, displacing when anybody who was in time no longer is.
     """

@@ -122,7 +122,7 @@ def test_who_waits_elsewhere_comes_when_it_is_computed() -> None:
 
 
 def test_a_head_awaits_nobody_behind_it() -> None:
-    """Two begun on two engines that go to one: the lane would wait for its own end."""
+    """Two split prefills move to one engine: the queue would wait for its own end."""
     head = Waiting(asks("head", 5), "document", 0.0, 30.0, order=1)
     behind = Waiting(asks("behind", 5), "document", 1.0, 31.0, order=2)
     head.due, behind.due = 10.0, 11.0

@@ -291,7 +291,7 @@ class TestBacklog:
         assert backend.backlog_s(11.0 + whole) == 0.0
 
     def test_what_is_known_to_be_cached_is_not_taken_for_more_than_the_rest(self) -> None:
-        """Else nothing would be sent shortly before the end of a piece of a long prompt."""
+        """Otherwise nothing would be sent shortly before the end of a part of a long prompt."""
         backend = self.backend()
         flight = backend.sent(Request("r", 100_000), "document", 90_000, now=0.0, fresh=True)
         whole = flight.prefill_s

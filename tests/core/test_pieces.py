@@ -56,14 +56,14 @@ class TestBeginning:
         assert beginning(Request("r", 120_000), 0, 0, cost, 0.5) is None  # nobody shares it
 
     def test_who_finds_less_cached_than_was_computed_goes_whole(self) -> None:
-        """The engine caches nothing, or drops it at once: every piece would be all of it again."""
+        """The engine caches nothing: each part would compute all earlier parts again."""
         cost = CostModel()
         assert beginning(document("r"), 19 * BLOCK, 20, cost, 0.5) is None
         assert beginning(document("r"), 20 * BLOCK, 20, cost, 0.5) is not None
 
 
 class Fleet:
-    """Backends that take pieces; actions carried out on nothing."""
+    """Backends that accept split prefills; actions are collected, not carried out."""
 
     def __init__(self, count: int = 1, piece_s: float = 0.8) -> None:
         specs = [BackendSpec(f"b{i}", 64, piece_s=piece_s) for i in range(count)]
@@ -86,7 +86,7 @@ class Fleet:
 
 
 def deep_in_a_document() -> tuple[Fleet, float]:
-    """When its seventh piece has just been sent."""
+    """The shaper just after it sent a document's seventh part."""
     fleet, now = Fleet(), 0.1
     fleet.chat(0.0)
     fleet.shaper.arrive(document("d"), now)

@@ -108,7 +108,7 @@ class Asker:
         self._number = 0
 
     def __call__(self, *texts: int, cached: int | None = None, told: bool = True) -> int:
-        """The predicted match, in tokens; the answer says `cached`."""
+        """Predicted match in tokens; the answer reports `cached`."""
         self._number += 1
         name, now = str(self._number), float(self._number)
         blocks = chain(*texts)

@@ -44,10 +44,10 @@ def decoding(made: Shaper, request: Request, now: float) -> None:
 
 
 class TestKvCache:
-    """Requests that need much of it, while small ones take each piece that comes free."""
+    """Requests that need many KV blocks, while small ones take every block that comes free."""
 
     def full(self) -> Shaper:
-        """Nine tenths are held by three chats, and a document that needs six waits since 1.0."""
+        """Three chats occupy nine tenths; a document that needs six tenths waits since 1.0 s."""
         patient = Bucket("chat", 5_000, max_queue=64, max_wait_s=20.0)
         made = shaper("a", kv_tokens=KV, buckets=(patient, DOCUMENT))
         for name in ("x", "y", "z"):

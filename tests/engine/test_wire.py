@@ -213,7 +213,7 @@ def err_503_queue_full(text: str) -> None:
 
 
 def misc_behaviour(text: str) -> None:
-    """Line by line; "ok" stands for an answer that went well."""
+    """Compare line by line; "ok" stands for a successful answer."""
 
     async def small(engine: RunningEngine, client: Client) -> None:
         async def status(question: wire.Question) -> str:

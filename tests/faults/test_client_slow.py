@@ -1,4 +1,4 @@
-"""Clients that are slow, silent or gone: each wait has its end, and nothing stays held."""
+"""Clients that are slow, silent or gone: each wait ends, and all is released."""
 
 import asyncio
 import socket

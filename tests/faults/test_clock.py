@@ -34,7 +34,7 @@ Log = list[tuple[Any, ...]]
 
 
 async def slowly(call: Call) -> None:
-    """Twenty tokens in ten seconds; then, as `stall` says in the prompt, nothing."""
+    """Stream twenty tokens in ten seconds; then stall if the prompt contains `stall`."""
     await call.send(STREAM_HEAD)
     for _ in range(20):
         await call.send(chunk(EVENT))

@@ -142,7 +142,7 @@ SHARED: dict[str, Any] = {"port": 0, "admin_port": 0, "reuse_port": True}
 
 
 class TestHandover:
-    """The drain comes, whoever was just connecting."""
+    """The drain starts while clients are connecting."""
 
     def test_handshakes_that_fail_or_never_come(self, tmp_path: Path) -> None:
         async def scene(on: Stage, backend: RawBackend) -> None:

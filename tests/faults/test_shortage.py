@@ -176,7 +176,7 @@ WHEN_READY = (" is up", "listening on ")
 
 @asynccontextmanager
 async def process(backend: str, said: list[str]) -> AsyncIterator[tuple[int, str]]:
-    """`forebay proxy` with LIMIT descriptors, and told to take more connections than that."""
+    """`forebay proxy` with LIMIT descriptors, configured for more connections than that."""
     flags = ["--backend", backend, "--port", "0"]
     environ = {
         "FOREBAY_LISTEN__ADMIN_PORT": "0",

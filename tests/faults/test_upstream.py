@@ -58,7 +58,7 @@ def now() -> float:
 def with_dead(
     scene: Callable[[Stage, list[RawBackend]], Awaitable[None]], dead: int, alive: int
 ) -> None:
-    """Play `scene`; the first `dead` backends came up and refuse connections since."""
+    """Play `scene`; the first `dead` backends were up and now refuse connections."""
 
     async def main() -> None:
         async with AsyncExitStack() as stack:
@@ -79,7 +79,7 @@ def with_dead(
 
 class TestRefused:
     def test_another_answers_at_once_and_nobody_sees_it(self) -> None:
-        """Neither the attempts nor the share of retries bound those that were never begun."""
+        """Requests that never reached a backend count neither as attempts nor as retries."""
 
         async def scene(on: Stage, backends: list[RawBackend]) -> None:
             began = now()
@@ -895,7 +895,7 @@ class TestMidStream:
         on_stage(scene, serve)
 
     def test_a_long_answer_that_is_no_stream_has_its_own_limit(self) -> None:
-        """first_token says nothing about it: only its end can be seen."""
+        """The time-out of first tokens does not apply: only the end of the answer can be seen."""
 
         async def long(call: Call) -> None:
             await asyncio.sleep(50)
@@ -941,7 +941,7 @@ class TestFlapping:
         on_stage(scene, flaps, stream)
 
     def test_killed_again_and_again(self) -> None:
-        """kill -9 of one of two: before the first byte nobody notices."""
+        """kill -9 of one of two backends: before the first byte no client notices."""
 
         async def main() -> None:
             async with AsyncExitStack() as stack:

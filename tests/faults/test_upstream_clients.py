@@ -44,7 +44,7 @@ async def floods(call: Call) -> None:
 
 
 class TestLeaving:
-    """Within a moment nothing is held and the backend has been hung up on."""
+    """Within a moment all is released and the backend's connection is closed."""
 
     @LEAVES
     def test_while_uploading(self, how: str) -> None:

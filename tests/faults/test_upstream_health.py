@@ -116,7 +116,7 @@ def test_two_failed_probes_take_one_down_and_a_good_one_takes_it_back() -> None:
 
 
 def test_flapping_is_damped() -> None:
-    """Refuses, is healthy again at once, refuses: it is let in every 2 s, no more often."""
+    """A backend that alternates between failure and health gets work every 2 s at most."""
     fleet, now, ups = Fleet(2), 0.0, 0
     while now < 120.0:
         now += 0.5

@@ -115,7 +115,7 @@ class TestFull:
 
 
 def test_healthy_but_failing_is_put_out(server: Running) -> None:
-    """While an answer finishes, vLLM says 200 to /health and 500 to every new request."""
+    """While an answer finishes, vLLM answers 200 to /health and 500 to every new request."""
     url = server.url
     probe = body_of("x", chat=False)
 

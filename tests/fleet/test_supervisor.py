@@ -235,7 +235,7 @@ def test_bookkeeping_that_fails_leaves_no_server(
 def test_a_server_that_ignores_sigterm_is_killed(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, impatient: bool
 ) -> None:
-    """After its time, or at once when told a second time."""
+    """A hung server is killed after its grace period, or at once on a second signal."""
     monkeypatch.setenv("FAKE_DEAF", "1")
 
     async def scenario() -> None:
@@ -336,7 +336,7 @@ def test_the_log_line_that_tells(text: str, words: str, line: str, tmp_path: Pat
 def test_a_number_that_somebody_else_has_by_now_is_not_touched(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The state says this very process, but begun at another time."""
+    """The state file names this very process id, but another start time."""
     mine = Process(os.getpid(), "another boot:1")
     assert not mine.alive
     assert this_process().alive

@@ -213,7 +213,7 @@ class TestSplicing:
 
 
 class TestOwnIndex:
-    """The proxy's routing must not be what tells."""
+    """The proxy's own prefix index leaks nothing between tenants either."""
 
     LONG = b'{"prompt":"%b"}' % (b"x" * 2000)
 

@@ -472,7 +472,7 @@ class TestClientsThatLeave:
     @pytest.mark.parametrize("turns", range(0, 60, 3))
     @pytest.mark.parametrize("serve", ["stream", "retry", "whole"])
     def test_at_every_turn_of_the_loop(self, turns: int, serve: str) -> None:
-        """Cancelled wherever the request then is: nothing stays held."""
+        """A request that is cancelled at any stage releases everything."""
         first = {"stream": stream, "retry": faults()["busy"], "whole": whole}[serve]
 
         async def scene(on: Stage, backends: list[RawBackend]) -> None:

@@ -141,7 +141,7 @@ class Files:
 
 
 class Held:
-    """A backend whose streams go on until told otherwise."""
+    """A backend whose streams go on until the test ends them."""
 
     def __init__(self) -> None:
         self.end = asyncio.Event()
@@ -413,7 +413,7 @@ def kv_tokens(on: Stage) -> float:
 
 
 async def pauses(on: Stage) -> None:
-    """The backend says that it is full, and is used again after a moment."""
+    """The backend reports that it is full, and is used again after a moment."""
     async with on.post() as answered:
         assert answered.status == 503
     await asyncio.sleep(10)

@@ -203,7 +203,7 @@ WAITING = Config.model_validate(
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> RunData:
-    """A run in which some were refused, some of them after they had waited."""
+    """A run with rejected requests, some of them after a wait."""
     case = Case({}, Scenario(gpus=1, proxy=WAITING), Workload(TRACE), SLOS)
     done, window_s = simulate_case(case)
     summary = describe(case, done, window_s)
@@ -215,7 +215,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> RunData:
 
 
 def test_the_queue_wait_is_that_of_completed_requests(kept: RunData) -> None:
-    """In the log as in summary.json and in `compare`; who was refused is under `reject`."""
+    """The log agrees with summary.json and `compare`; rejected requests are under `reject`."""
     logs = read_hlog(kept.path / HLOG)
     completed, refused = kept.summary["completed"], sum(kept.summary["rejected"].values())
     assert kept.summary["queue_ms"]["all"]["count"] == completed

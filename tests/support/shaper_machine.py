@@ -28,7 +28,7 @@ DOCUMENTS = [tuple(range(d * 1000, d * 1000 + 60)) for d in range(3)]
 
 
 class ShaperMachine(RuleBasedStateMachine):
-    """The machine keeps its own model: who waits, who runs where, since when."""
+    """The machine keeps its own model of waiting and running requests."""
 
     @initialize(
         slots=st.lists(st.integers(1, 3), min_size=1, max_size=3),

@@ -92,7 +92,7 @@ async def cut_off(answer: aiohttp.ClientResponse, seen: bytes = b"") -> bytes:
 
 
 def assert_said_to_be_cut(seen: bytes) -> None:
-    """Good events, then one that says so, and nothing that looks like an end."""
+    """Assert: good events, then an error event, and nothing that looks like a normal end."""
     *good, last = payloads(seen)
     assert good
     assert all("error" not in event for event in good)

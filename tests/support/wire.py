@@ -74,7 +74,7 @@ def read_answer(text: str) -> Answer:
 
 
 def masked(answer: Answer, exact: bool = True) -> list[str]:
-    """Status, headers and body, a line each, as a client must be able to rely on them.
+    """Status, headers and body, one line each, as far as clients may rely on them.
 
     `exact`: how many tokens are generated is known beforehand.
     """

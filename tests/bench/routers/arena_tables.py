@@ -1,4 +1,4 @@
-"""The results as Markdown: a table for each workload, what was refused, and ours against the best.
+"""The results as Markdown: each workload's figures, rejections, and ours against the best peer.
 
 Every number comes from `arena_results`; a router without figures is there with the reason.
 """

@@ -144,7 +144,7 @@ def _fitting(row: TraceRequest, context: int) -> TraceRequest:
 
 
 def _counted(rows: Sequence[TraceRequest]) -> list[TraceRequest]:
-    """Rows whose text is told as block ids, so that virtual engines see what is shared."""
+    """Rows with block ids in place of text, so that virtual engines see shared prefixes."""
     return [row if row.text is None else replace(row, text=None, blocks=_ids(row), block_tokens=16)
             for row in rows]  # fmt: skip
 

@@ -36,7 +36,7 @@ WORDS = "the reservoir feeds the turbines evenly while the river rises and falls
 
 @dataclass
 class Fleet:
-    """Two backends that do what `mode` says."""
+    """Two backends that behave as `mode` names."""
 
     mode: str = "whole"
     calls: int = 0
@@ -134,7 +134,7 @@ async def leave(port: int, fleet: Fleet, case: str) -> float:
 
 
 async def hits(port: int, fleet: Fleet, status: int, count: int = 10) -> float:
-    """Backend requests for each of ours, when every backend refuses every one."""
+    """Backend requests for each client request, when every backend rejects all."""
     fleet.mode, before = str(status), fleet.calls
     for _ in range(count):
         client = Client(port)

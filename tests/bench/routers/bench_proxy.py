@@ -60,7 +60,7 @@ def tree(pid: int) -> Iterator[int]:
 
 
 def cpu_s(pid: int) -> float:
-    """User and system time of a process and all below it, to the nanosecond where Linux says it."""
+    """User and system time of a process and all below it, in nanoseconds where Linux has them."""
     return sum(map(own_cpu_s, tree(pid)))
 
 

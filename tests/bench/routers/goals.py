@@ -30,7 +30,7 @@ STATES = ("queued", "prefill", "streaming", "stalled")
 
 
 class Backend:
-    """Does what the request's `seed` says: index of a fault, or of a state to be left in."""
+    """A backend that reads from the request's `seed` which fault to show or state to stay in."""
 
     def __init__(self) -> None:
         self.mode = "whole"
