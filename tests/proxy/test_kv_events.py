@@ -172,7 +172,10 @@ async def following(
         for document in before:
             await scene.ask(document, "directly", url=scene.engine.url)
         staged = stage(
-            [backend["url"]], backends=[backend], tenants=tenants or {}, health={"timeout": "30s"}
+            [backend["url"]],
+            backends=[backend],
+            tenants=tenants or {},
+            health={"timeout": "30s", "interval": "100ms"},
         )
         scene.proxy = await stack.enter_async_context(staged)
         await scene.subscribed()
