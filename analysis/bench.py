@@ -1,8 +1,9 @@
-"""`forebay bench`: the measurements that the README quotes, against round-robin on equal engines.
+"""`forebay bench`: repeat the published measurements of the proxy against round-robin.
 
-Each is run once for each seed; the table shows the median and the range. "Load" is relative to
-capacity: what the two engines complete a second when the whole trace is there from the start
-(`replay/sim/capacity.py`), so 80 % and 2x mean the same for every trace.
+Each measurement runs once per seed on the same simulated engines; the table shows the median and
+the range. Load is relative to capacity: the requests per second that the engines complete when
+the whole trace is queued from the start (`replay/sim/capacity.py`). So 80 % and 2x mean the same
+for every trace.
 """
 
 import statistics
@@ -21,7 +22,7 @@ from forebay.traces.schema import TraceRequest
 if TYPE_CHECKING:
     from forebay.analysis.run import RunData
 
-EXAMPLE = """The measurements that the README quotes, each against round-robin on equal engines.
+EXAMPLE = """Repeat the published measurements: the proxy against round-robin on the same engines.
 
 Example:
 
@@ -32,15 +33,22 @@ app = new_app(help=EXAMPLE)
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """One measurement: its traffic for a seed, at which share of capacity, and what to show."""
+class Measurement:
+    """One measurement.
+
+    Attributes:
+        traffic: makes the requests of a seed.
+        load: offered load as a multiple of capacity.
+        show: picks the figures to print from a run.
+        simulated: repeat both sides in virtual time, for comparison.
+    """
 
     name: str
     question: str
     traffic: Callable[[int], list[TraceRequest]]
     load: float
     show: Callable[["RunData"], dict[str, float | None]]
-    simulated: bool = False  # in virtual time too, for comparison
+    simulated: bool = False
 
 
 def _mooncake(path: Path) -> Callable[[int], list[TraceRequest]]:
@@ -92,12 +100,12 @@ def _tails(run: "RunData") -> dict[str, float | None]:
 
 
 def _ttfts(run: "RunData") -> dict[str, float | None]:
-    told: dict[str, float | None] = {
+    figures: dict[str, float | None] = {
         f"{name} TTFT {percentile} s": _seconds(run, "ttft_ms", name, percentile)
         for name in ("all", "chat", "document")
         for percentile in ("p50", "p99")
     }
-    return {**told, "hit ratio": run.number("hit_ratio"), "rejected": _rejected(run)}
+    return {**figures, "hit ratio": run.number("hit_ratio"), "rejected": _rejected(run)}
 
 
 def _overload(run: "RunData") -> dict[str, float | None]:
@@ -121,21 +129,28 @@ def _rejected(run: "RunData") -> float:
     return float(sum((run.summary.get("rejected") or {}).values()))
 
 
-def cases(mooncake: Path) -> dict[str, Case]:
+def cases(mooncake: Path) -> dict[str, Measurement]:
     """The measurements by name."""
+    shared, unshared = _documents(5), _documents(1)
     listed = (
-        Case("mooncake", "a production trace: is the cache found, are the engines balanced?",
-             _mooncake(mooncake), 0.8, _hits),
-        Case("documents", "chats beside 120k-token documents at 80 % load: what do chats notice?",
-             _documents(5), 0.8, _tails),
-        Case("unshared", "the same with documents that nobody asks about twice",
-             _documents(1), 0.8, _tails),
-        Case("virtual", "the first traffic again: does virtual time tell the same as real sockets?",
-             _documents(5), 0.8, _ttfts, simulated=True),
-        Case("overload", "twice capacity: who is still served, how fast are the others told?",
-             _documents(5), 2.0, _overload),
-        Case("flood", "ten times capacity: the same",
-             _documents(5), 10.0, _overload),
+        Measurement(
+            "mooncake", "a production trace: prefix cache hits and balance of the engines",
+            _mooncake(mooncake), 0.8, _hits),
+        Measurement(
+            "documents", "chats beside 120k-token documents at 80 % load: latency of the chats",
+            shared, 0.8, _tails),
+        Measurement(
+            "unshared", "as `documents`, but every document is asked about only once",
+            unshared, 0.8, _tails),
+        Measurement(
+            "virtual", "as `documents`, over real sockets and in virtual time: do they agree?",
+            shared, 0.8, _ttfts, simulated=True),
+        Measurement(
+            "overload", "twice capacity: requests within target, and how fast the rest is rejected",
+            shared, 2.0, _overload),
+        Measurement(
+            "flood", "ten times capacity: the same figures as `overload`",
+            shared, 10.0, _overload),
     )  # fmt: skip
     return {case.name: case for case in listed}
 
@@ -143,7 +158,7 @@ def cases(mooncake: Path) -> dict[str, Case]:
 def at_load(
     trace: Sequence[TraceRequest], load: float, model: str, gpu: str, engines: int
 ) -> tuple[list[TraceRequest], float]:
-    """The trace with its times divided so that it offers `load` times capacity; the capacity."""
+    """The trace with arrivals rescaled to `load` times capacity, and the capacity per second."""
     from forebay.replay.engine.config import EngineConfig
     from forebay.replay.sim.capacity import capacity_per_s
 
@@ -164,21 +179,21 @@ def bench(
     ],
     out: Annotated[Path, typer.Option(help="folder for the runs")] = Path("runs/bench"),
     seeds: Annotated[int, typer.Option(min=1, help="runs of each measurement")] = 3,
-    time_scale: Annotated[float, typer.Option(help="simulated seconds in a wall second")] = 2.0,
+    time_scale: Annotated[float, typer.Option(help="simulated seconds per wall second")] = 2.0,
     model: Annotated[str, typer.Option(help="model of the engines")] = "Llama-3-8B",
     gpu: Annotated[str, typer.Option(help="GPU of the engines")] = "H200",
     mooncake: Annotated[
         Path, typer.Option(help="the synthetic trace of Mooncake (FAST'25)")
     ] = Path("../shared/data/traces/mooncake_synthetic_head.jsonl"),
-    force: Annotated[bool, typer.Option("--force", help="replace what is in --out")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print data")] = False,
+    force: Annotated[bool, typer.Option("--force", help="replace earlier runs in --out")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of tables")] = False,
 ) -> None:
     known = cases(mooncake)
     if name != "all" and name not in known:
-        raise typer.BadParameter(f"{name!r} is none of {', '.join(known)}, all")
+        raise typer.BadParameter(f"{name!r} is unknown; give one of {', '.join(known)}, all")
     results = {}
     if name == "all" and not mooncake.exists():
-        print(f"mooncake: left out, {mooncake} is not there; give --mooncake", file=sys.stderr)
+        print(f"mooncake: skipped, no file {mooncake}; name it with --mooncake", file=sys.stderr)
         del known["mooncake"]
     for case in known.values():
         if name in (case.name, "all"):
@@ -192,9 +207,9 @@ def bench(
 
 
 def _measure(
-    case: Case, out: Path, seeds: int, time_scale: float, model: str, gpu: str, force: bool
+    case: Measurement, out: Path, seeds: int, time_scale: float, model: str, gpu: str, force: bool
 ) -> list[dict[str, Any]]:
-    """One entry a seed: the figures of both sides."""
+    """One entry per seed, with the figures of both sides."""
     from forebay.analysis.processes import Engines, ServerFailed
     from forebay.analysis.run import load_run
     from forebay.analysis.side_by_side import DIRECT, PROXIED, side_by_side
@@ -238,9 +253,14 @@ def _measure(
 
 
 def _simulated(
-    case: Case, trace: Sequence[TraceRequest], folder: Path, model: str, gpu: str, force: bool
+    case: Measurement,
+    trace: Sequence[TraceRequest],
+    folder: Path,
+    model: str,
+    gpu: str,
+    force: bool,
 ) -> dict[str, dict[str, float | None]]:
-    """The same trace on both sides in virtual time."""
+    """Run the same trace on both sides in virtual time."""
     from forebay.analysis.run import load_run
     from forebay.analysis.side_by_side import DIRECT as IN_TURN
     from forebay.analysis.side_by_side import PROXIED
@@ -248,14 +268,14 @@ def _simulated(
     from forebay.replay.sim import sweep
     from forebay.replay.sim.run_folder import keep
     from forebay.replay.sim.scenario import DIRECT, Scenario
-    from forebay.replay.sim.workload import Workload
+    from forebay.replay.sim.workload import SimWorkload
     from forebay.replay.slo import default_slos
 
     shown = {}
     for side, policy in ((IN_TURN, DIRECT), (PROXIED, "warm_or_least_work")):
         scenario = Scenario(EngineConfig(model=model, gpu=gpu), policy=policy)
         slos = default_slos([bucket.name for bucket in scenario.buckets()])
-        planned = sweep.Case({}, scenario, Workload(trace, too_long="truncate"), slos)
+        planned = sweep.SweepCase({}, scenario, SimWorkload(trace, too_long="truncate"), slos)
         done, window_s = sweep.simulate_case(planned)
         name = f"{side} simulated"
         keep(folder / name, planned, done, sweep.describe(planned, done, window_s), force=force)
@@ -264,7 +284,7 @@ def _simulated(
 
 
 def _print(
-    case: Case, results: list[dict[str, Any]], model: str, gpu: str, time_scale: float
+    case: Measurement, results: list[dict[str, Any]], model: str, gpu: str, time_scale: float
 ) -> None:
     from rich.console import Console
     from rich.table import Table

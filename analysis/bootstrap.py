@@ -1,9 +1,9 @@
-"""How sure a ratio of two percentiles is: a bootstrap that keeps neighbours in time together.
+"""Confidence interval of a ratio of two percentiles, by a block bootstrap.
 
-Latencies of one run are not independent: a queue makes whole stretches slow. Drawing single
-requests would make the interval far too narrow and sell noise as a win, so blocks of consecutive
-requests (sqrt(n) long, circular: Politis and Romano 1992) are drawn. The two runs are drawn apart,
-which is on the safe side when both replay the same trace. Seeded: same runs, same interval.
+Latencies of one run are not independent, because a queue makes whole periods slow. Resampling
+single requests would give far too narrow intervals. So blocks of consecutive requests are drawn
+(sqrt(n) long, circular: Politis and Romano 1992). The two runs are resampled separately, which is
+conservative if both replay the same trace. A fixed seed gives the same interval for the same runs.
 """
 
 import math
@@ -16,12 +16,12 @@ from forebay.analysis.quantiles import Floats, finite, rank_of
 SEED = 20_240_229
 RESAMPLES = 1_000
 FEWEST_RESAMPLES = 200
-FEWEST_SAMPLES = 20  # below this not even the median can be told from noise
-WORK = 20_000_000  # samples drawn per run at most: long runs get fewer resamples
+FEWEST_SAMPLES = 20  # with fewer, even the median is noise
+WORK = 20_000_000  # most samples drawn per run: long runs get fewer resamples
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class ConfidenceInterval:
     """The middle 95 % of the resampled ratios."""
 
     low: float
@@ -29,17 +29,17 @@ class Interval:
 
     @property
     def clear(self) -> bool:
-        """Whether the interval leaves out 1, that is, equality."""
+        """Whether the interval excludes 1, that is, equality."""
         return self.low > 1 or self.high < 1
 
 
 def ratio_interval(
     a: Floats, b: Floats, share: float, seed: int = SEED, resamples: int = RESAMPLES
-) -> Interval | None:
+) -> ConfidenceInterval | None:
     """95 % interval of the ratio of the `share` quantiles of `a` and `b`.
 
-    Both are samples in the order in which the requests were due. None when either has fewer than
-    `FEWEST_SAMPLES` samples.
+    Samples are in the order in which the requests were due. None if either run has fewer than
+    `FEWEST_SAMPLES`.
     """
     a, b = finite(a), finite(b)
     if min(len(a), len(b)) < FEWEST_SAMPLES:
@@ -55,7 +55,7 @@ def ratio_interval(
         return None
     low = ratios[rank_of(0.025, len(ratios)) - 1]
     high = ratios[rank_of(0.975, len(ratios)) - 1]
-    return Interval(float(low), float(high))
+    return ConfidenceInterval(float(low), float(high))
 
 
 def _resampled(values: Floats, share: float, count: int, generator: np.random.Generator) -> Floats:

@@ -1,4 +1,4 @@
-"""The words `forebay compare` and `forebay report`: parse, call, print."""
+"""The commands `forebay compare` and `forebay report`: parse, call, print."""
 
 import sys
 from collections.abc import Sequence
@@ -22,25 +22,27 @@ Beyond = Annotated[
     typer.Option(
         "--min-beyond",
         min=0,
-        help="Hide a percentile with fewer samples beyond it than this.",
+        help="Hide a percentile with fewer samples beyond it.",
     ),
 ]
 SloText = Annotated[
     str | None,
-    typer.Option("--slo", help="Judge goodput anew, e.g. chat.ttft=2s,document.ttft=15s."),
+    typer.Option(
+        "--slo", help="Recompute goodput for other targets, e.g. chat.ttft=2s,document.ttft=15s."
+    ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print data instead of talk.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @compare_app.command()
 def compare(
-    a: Annotated[Path, typer.Argument(metavar="A", help="The run to compare with.")],
+    a: Annotated[Path, typer.Argument(metavar="A", help="The baseline run.")],
     b: Annotated[Path, typer.Argument(metavar="B", help="The run of interest.")],
     slo: SloText = None,
     min_beyond: Beyond = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Two runs side by side.
+    """Compare two runs.
 
     Example: forebay compare runs/round-robin runs/forebay --slo chat.ttft=2s,document.ttft=15s
     """
@@ -66,7 +68,7 @@ def compare(
 def report(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN...", help="Run folders, first the one to compare with."),
+        typer.Argument(metavar="RUN...", help="Run folders; the first is the baseline."),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")],
     slo: SloText = None,
@@ -75,7 +77,7 @@ def report(
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """One self-contained HTML page from one or more runs.
+    """Write one self-contained HTML page about one or more runs.
 
     Example: forebay report runs/round-robin runs/forebay -o report.html
     """
@@ -102,7 +104,7 @@ def _slos(text: str | None, runs: "Sequence[RunData]") -> "tuple[Slo, ...]":
 
     if text is None:
         return ()
-    # A bucket that saw no request may have a target all the same.
+    # A bucket without requests may still have a target.
     names = [name for run in runs for name in (*run.planned_buckets(), *run.buckets())]
     return parse_slos(text, list(dict.fromkeys(names)))
 

@@ -1,8 +1,8 @@
-"""Two runs side by side: each figure of both, their ratio, and which is better, if that is clear.
+"""Compare two runs: each figure of both, their ratio, and which is better, if that is clear.
 
-A is the one compared with, B the one of interest. Which is better is only said where the figures
-differ by more than `EQUAL_WITHIN`; for the headline TTFT percentile of each bucket, attainment and
-goodput a 95 % interval must leave out equality as well. Nothing is printed here.
+A is the baseline, B the run of interest. One is called better only if the figures differ by more
+than `EQUAL_WITHIN`. For the headline TTFT percentile of each bucket, attainment and goodput, the
+95 % interval must also exclude equality. Nothing is printed here.
 """
 
 import math
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from forebay.analysis.bootstrap import Interval, ratio_interval
+from forebay.analysis.bootstrap import ConfidenceInterval, ratio_interval
 from forebay.analysis.figures import Figures, figures, imbalance, observation_s
-from forebay.analysis.provenance import Verdict, verdict, warnings
+from forebay.analysis.provenance import RecordedVerdict, verdict, warnings
 from forebay.analysis.quantiles import MIN_BEYOND, SHARES
 from forebay.analysis.run import RunData
 from forebay.analysis.shares import share_ratio_interval
@@ -21,11 +21,11 @@ from forebay.replay.slo import Slo
 Unit = Literal["s", "per_s", "share", "ratio", "count"]
 Better = Literal["a", "b", "equal", "unclear"]
 
-EQUAL_WITHIN = 0.05  # a difference below 5 % is not called one
+EQUAL_WITHIN = 0.05  # figures within 5 % are called equal
 WHOLE_RUN = "run"
-HEADLINE_ORDER = ("p99", "p90", "p50")  # the first that both runs have samples enough for
+HEADLINE_ORDER = ("p99", "p90", "p50")  # the first with enough samples in both runs
 
-# key of a latency, what it is called, the percentiles shown
+# key of a latency, its name, the percentiles shown
 LATENCY_LINES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("ttft", "TTFT", ("p50", "p90", "p99", "p99.9", "max")),
     ("ttft_failures", "TTFT, failures = ∞,", ("p50", "p90", "p99")),
@@ -38,8 +38,11 @@ LATENCY_LINES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """One figure of both runs in base units (seconds, shares, a second); None: not measurable."""
+class ComparisonRow:
+    """One figure of both runs in base units; None: not measurable.
+
+    `ratio` and `interval` are A over B, as in JSON. Tables print `change`, which is B over A.
+    """
 
     section: str
     key: str
@@ -49,25 +52,35 @@ class Line:
     b: float | None
     ratio: float | None
     better: Better | None
-    interval: Interval | None = None
+    interval: ConfidenceInterval | None = None
+
+    @property
+    def change(self) -> float | None:
+        return None if self.ratio is None else _inverse(self.ratio)
+
+    @property
+    def change_interval(self) -> ConfidenceInterval | None:
+        if self.interval is None:
+            return None
+        return ConfidenceInterval(_inverse(self.interval.high), _inverse(self.interval.low))
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Everything two runs differ in."""
+    """All figures of two runs, with ratios, verdicts and warnings."""
 
     a: RunData
     b: RunData
-    verdicts: tuple[Verdict, Verdict]
+    verdicts: tuple[RecordedVerdict, RecordedVerdict]
     slos: tuple[Slo, ...]
     buckets: tuple[str, ...]
     figures: dict[str | None, tuple[Figures, Figures]]
     headline_percentile: dict[str, str | None]
-    lines: tuple[Line, ...]
+    lines: tuple[ComparisonRow, ...]
     warnings: tuple[str, ...]
     min_beyond: int
 
-    def line(self, section: str, key: str) -> Line | None:
+    def line(self, section: str, key: str) -> ComparisonRow | None:
         for line in self.lines:
             if (line.section, line.key) == (section, key):
                 return line
@@ -99,6 +112,10 @@ class Comparison:
         }
 
 
+def _inverse(ratio: float) -> float:
+    return 1 / ratio if ratio else math.inf
+
+
 def _plain(value: float | None) -> float | str | None:
     return "inf" if value is not None and math.isinf(value) else value
 
@@ -106,7 +123,7 @@ def _plain(value: float | None) -> float | str | None:
 def compare(
     a: RunData, b: RunData, slos: Sequence[Slo] = (), min_beyond: int = MIN_BEYOND
 ) -> Comparison:
-    """Compare run B with run A; `slos` judge both anew, else each run's own goodput counts."""
+    """Compare run B with run A; `slos` judge both anew, else each run's own goodput is used."""
     buckets = tuple(dict.fromkeys(a.buckets() + b.buckets()))
     found: dict[str | None, tuple[Figures, Figures]] = {
         bucket: (figures(a, bucket, slos, min_beyond), figures(b, bucket, slos, min_beyond))
@@ -142,7 +159,9 @@ def _headline_percentile(a: Figures, b: Figures) -> str | None:
     return None
 
 
-def _interval(a: RunData, b: RunData, bucket: str, percentile: str | None) -> Interval | None:
+def _interval(
+    a: RunData, b: RunData, bucket: str, percentile: str | None
+) -> ConfidenceInterval | None:
     if percentile is None:
         return None
     of_a, of_b = (_ttft_in_order(run, bucket) for run in (a, b))
@@ -163,14 +182,14 @@ def line_of(
     a: float | None,
     b: float | None,
     wanted: Literal["lower", "higher", ""],
-    interval: Interval | None = None,
-) -> Line:
-    """A line with its ratio A/B and judgement; `wanted` empty: neither direction is better."""
+    interval: ConfidenceInterval | None = None,
+) -> ComparisonRow:
+    """A row with its ratio A/B and the better run; with `wanted` empty, neither is better."""
     ratio = _ratio(a, b)
     better = _better(a, b, wanted)
     if better in ("a", "b") and interval is not None and not interval.clear:
         better = "unclear"
-    return Line(section, key, label, unit, a, b, ratio, better, interval)
+    return ComparisonRow(section, key, label, unit, a, b, ratio, better, interval)
 
 
 def _ratio(a: float | None, b: float | None) -> float | None:
@@ -193,28 +212,32 @@ def _close(a: float, b: float) -> bool:
     return abs(a - b) <= EQUAL_WITHIN * max(abs(a), abs(b))
 
 
-def _run_lines(a: Figures, b: Figures, seconds: tuple[float | None, float | None]) -> list[Line]:
+def _run_lines(
+    a: Figures, b: Figures, seconds: tuple[float | None, float | None]
+) -> list[ComparisonRow]:
     lines = _shares(WHOLE_RUN, a, b, seconds)
     lines.append(_counted("intended", "requests due", a.intended, b.intended, ""))
     lines.append(_counted("answered", "answered in full", a.answered, b.answered, "higher"))
-    lines.append(_counted("rejected", "refused", a.rejected, b.rejected, ""))
+    lines.append(_counted("rejected", "rejected", a.rejected, b.rejected, ""))
     lines.append(_counted("failed", "failed", a.failed, b.failed, "lower"))
     return lines
 
 
-def _counted(key: str, label: str, a: int, b: int, wanted: Literal["lower", "higher", ""]) -> Line:
+def _counted(
+    key: str, label: str, a: int, b: int, wanted: Literal["lower", "higher", ""]
+) -> ComparisonRow:
     return line_of(WHOLE_RUN, key, label, "count", a, b, wanted)
 
 
 def _shares(
     section: str, a: Figures, b: Figures, seconds: tuple[float | None, float | None]
-) -> list[Line]:
+) -> list[ComparisonRow]:
     met = share_ratio_interval(a.attainment, a.intended, b.attainment, b.intended)
     good = None
     if met is not None and seconds[0] and seconds[1]:
-        # Goodput is the share that met the targets of what was due a second.
+        # Goodput is attainment times the requests due per second.
         due = (a.intended / seconds[0]) / (b.intended / seconds[1])
-        good = Interval(met.low * due, met.high * due)
+        good = ConfidenceInterval(met.low * due, met.high * due)
     lines = [
         line_of(section, "goodput", "goodput", "per_s", a.goodput_per_s, b.goodput_per_s, "higher",
                 good),
@@ -227,8 +250,8 @@ def _shares(
 
 
 def _bucket_lines(
-    bucket: str, a: Figures, b: Figures, headline: str | None, interval: Interval | None
-) -> list[Line]:
+    bucket: str, a: Figures, b: Figures, headline: str | None, interval: ConfidenceInterval | None
+) -> list[ComparisonRow]:
     lines = []
     for key, label, names in LATENCY_LINES:
         if key == "ttft_failures" and a.answered == a.intended and b.answered == b.intended:

@@ -1,4 +1,4 @@
-"""`forebay demo`: the whole story on a laptop, from engines to report."""
+"""`forebay demo`: engines, proxy, replay and report on a laptop."""
 
 import sys
 from collections.abc import Iterable
@@ -9,8 +9,8 @@ import typer
 
 from forebay.proxy.command import new_app
 
-EXAMPLE = """Shared documents and chats on two simulated H200s: once straight to the engines
-in turn, once through the proxy; then a table and an HTML report.
+EXAMPLE = """Replay chats and shared documents on two simulated H200s twice: by round robin and
+through the proxy. Prints a table and writes an HTML report.
 
 Example:
 
@@ -21,16 +21,16 @@ app = new_app(help=EXAMPLE)
 
 
 def check_out(out: Path, files: Iterable[Path], force: bool) -> None:
-    """Raise InputError when `out` cannot take both runs and `files`; creates nothing."""
+    """Raise InputError if both runs and `files` cannot be written to `out`; create nothing."""
     from forebay.analysis.side_by_side import DIRECT, PROXIED
     from forebay.replay.output import check_folder
     from forebay.traces.errors import InputError
 
     for file in files:
         if file.is_dir():
-            raise InputError(f"--out: {file} is a folder; name another than {out}")
+            raise InputError(f"--out: {file} is a folder; give another folder than {out}")
         if file.exists() and not force:
-            raise InputError(f"--out: {file} exists; name another folder or give --force")
+            raise InputError(f"--out: {file} exists; give another folder or --force")
     for name in (DIRECT, PROXIED):
         check_folder(out / name, force=force)
 
@@ -41,14 +41,14 @@ def demo(
         "runs/demo"
     ),
     time_scale: Annotated[
-        float, typer.Option(help="simulated seconds in a wall second; lower on a slow machine")
+        float, typer.Option(help="simulated seconds per wall second; lower it on a slow machine")
     ] = 2.5,
     duration: Annotated[float, typer.Option(help="simulated seconds of arrivals")] = 200.0,
     model: Annotated[str, typer.Option(help="model of the engines")] = "Llama-3-8B",
     gpu: Annotated[str, typer.Option(help="GPU of the engines")] = "H200",
-    seed: Annotated[int, typer.Option(help="of the traffic")] = 0,
-    force: Annotated[bool, typer.Option("--force", help="replace what is in --out")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print the comparison as data")] = False,
+    seed: Annotated[int, typer.Option(help="seed of the traffic")] = 0,
+    force: Annotated[bool, typer.Option("--force", help="replace earlier files in --out")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print the comparison as JSON")] = False,
 ) -> None:
     from forebay.analysis.compare import compare
     from forebay.analysis.headline import headline
@@ -86,7 +86,7 @@ def demo(
         print(f"forebay demo: {error}", file=sys.stderr)
         raise typer.Exit(1) from error
     if sides.proxied is None or sides.proxied.interrupted:
-        print(f"forebay demo: interrupted; what was measured is in {out}", file=sys.stderr)
+        print(f"forebay demo: interrupted; the finished measurements are in {out}", file=sys.stderr)
         raise typer.Exit(130)
     runs = load_runs([sides.direct.folder, sides.proxied.folder])
     comparison = compare(runs[0], runs[1])

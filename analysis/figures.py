@@ -1,8 +1,7 @@
-"""The figures of one run: what a bucket saw, how the backends shared, what was refused.
+"""Compute the figures of one run: by bucket, by backend, and of unanswered requests.
 
-Latencies are of answered requests, from the moment each was due; beside them TTFT once more with
-every refused or failed request as +inf, because a server that refuses requests looks faster.
-Reads a RunData, prints nothing.
+Latencies are of answered requests, from when each was due. TTFT is also given with every rejected
+or failed request as +inf, because a server that rejects requests looks faster. Nothing is printed.
 """
 
 import math
@@ -35,7 +34,7 @@ LATENCIES = {
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One bucket of one run (bucket None: all of them). Latencies in seconds."""
+    """The figures of one bucket of one run (None: all buckets); latencies in seconds."""
 
     bucket: str | None
     intended: int
@@ -49,8 +48,8 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Backend:
-    """What one backend was sent."""
+class BackendRow:
+    """The requests and prompt tokens that one backend served."""
 
     name: str
     requests: int
@@ -59,8 +58,8 @@ class Backend:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """One kind of unanswered request: `rejected` by the proxy or `failed`."""
+class UnansweredRow:
+    """One kind of unanswered request; `outcome` is rejected or failed."""
 
     outcome: str
     reason: str
@@ -74,7 +73,7 @@ class Refusal:
 def figures(
     run: RunData, bucket: str | None, slos: Sequence[Slo] = (), min_beyond: int = MIN_BEYOND
 ) -> Figures:
-    """The figures of a bucket; goodput from `slos`, else what the run itself recorded."""
+    """The figures of a bucket; goodput by `slos`, else as the run recorded it."""
     rows = run.rows(bucket)
     ok = run.rows(bucket, "ok")
     intended, answered = int(rows.sum()), int(ok.sum())
@@ -102,7 +101,7 @@ def figures(
 
 
 def recorded(run: RunData, metric: str, tag: str, min_beyond: int = MIN_BEYOND) -> Percentiles:
-    """Percentiles of summary.json (milliseconds), for what is measured per token, not a request."""
+    """Percentiles from summary.json, for metrics measured per token instead of per request."""
     count = int(run.number(metric, tag, "count") or 0)
     values: dict[str, float | None] = {}
     for name, share in SHARES.items():
@@ -114,7 +113,7 @@ def recorded(run: RunData, metric: str, tag: str, min_beyond: int = MIN_BEYOND) 
 
 
 def observation_s(run: RunData) -> float | None:
-    """Seconds that goodput is counted over: those in which requests were due."""
+    """The seconds that goodput is divided by: those in which requests were due."""
     for key in ("window_s", "duration_s"):
         seconds = run.number(key)
         if seconds is not None and seconds > 0:
@@ -149,9 +148,9 @@ def _goodput(
 
 
 def _hit_ratio(numbers: Mapping[str, Floats], rows: np.ndarray) -> float | None:
-    """Cached over prompt tokens; None when no answer of the run counted cached tokens.
+    """Cached share of the prompt tokens; None if no answer of the run reports cached tokens.
 
-    vLLM leaves the count out of an answer that had no hit, so one missing among others is 0.
+    vLLM omits the count from an answer without a hit, so one missing among others is 0.
     """
     if np.isnan(numbers["cached_tokens"]).all():
         return None
@@ -159,10 +158,10 @@ def _hit_ratio(numbers: Mapping[str, Floats], rows: np.ndarray) -> float | None:
     return float(np.nansum(numbers["cached_tokens"][rows])) / prompt if prompt > 0 else None
 
 
-def backends(run: RunData) -> list[Backend]:
-    """The backends that worked, or that the summary lists, with the prompt tokens each was given.
+def backends(run: RunData) -> list[BackendRow]:
+    """The backends that served requests or that the summary lists, with their prompt tokens.
 
-    A refusal bears the name of the proxy that spoke it: that is no backend, it took no tokens.
+    A rejection carries the name of the proxy, which is no backend and took no tokens.
     """
     found = []
     names = run.words["backend"]
@@ -172,20 +171,20 @@ def backends(run: RunData) -> list[Backend]:
     for name in sorted((worked | idle) - {""}):
         rows = names == name
         tokens = float(finite(run.numbers["prompt_tokens"][rows]).sum())
-        found.append(Backend(name, int(rows.sum()), tokens, _hit_ratio(run.numbers, rows)))
+        found.append(BackendRow(name, int(rows.sum()), tokens, _hit_ratio(run.numbers, rows)))
     return found
 
 
 def imbalance(run: RunData) -> float | None:
-    """Prompt tokens of the busiest backend over those of the idlest; None with fewer than two."""
+    """Prompt tokens of the busiest backend divided by those of the idlest; None below two."""
     tokens = [backend.prompt_tokens for backend in backends(run)]
     if len(tokens) < 2 or not max(tokens):
         return None
     return max(tokens) / min(tokens) if min(tokens) else math.inf
 
 
-def refusals(run: RunData) -> list[Refusal]:
-    """Every kind of unanswered request, rejected before failed, most frequent first."""
+def unanswered(run: RunData) -> list[UnansweredRow]:
+    """Every kind of unanswered request: rejected before failed, most frequent first."""
     found = []
     for outcome in ("rejected", "failed"):
         of_outcome = run.rows(outcome=outcome)
@@ -195,7 +194,7 @@ def refusals(run: RunData) -> list[Refusal]:
             retry = finite(run.numbers["retry_after_s"][rows])
             statuses = sorted(set(finite(run.numbers["status"][rows]).astype(int).tolist()))
             found.append(
-                Refusal(
+                UnansweredRow(
                     outcome=outcome,
                     reason=reason or "unknown",
                     count=int(rows.sum()),

@@ -1,7 +1,7 @@
-"""Which options of `forebay replay` were not the defaults, from run.json, as one would type them.
+"""Read from run.json the options of `forebay replay` that were not defaults, as typed.
 
-The file may be of an older run or damaged: what does not stand in it as a replay writes it is left
-out, and no text from it reaches a terminal with control characters.
+The file may be from an older run, or damaged. Values that no replay writes are left out, and
+control characters are removed.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,17 +12,17 @@ from forebay.analysis.run import at_path
 from forebay.analysis.units import printable
 from forebay.replay.options import ReplayOptions
 from forebay.replay.slo import Slo, default_slos
-from forebay.traces.buckets import DEFAULT_BUCKETS, Bucket
+from forebay.traces.buckets import DEFAULT_BUCKETS, LengthBucket
 
 _Made = TypeVar("_Made")
 _DEFAULTS = {one.name: one.default for one in fields(ReplayOptions)}
 
 
 def given_options(info: Mapping[str, Any]) -> list[str]:
-    """The words that a command needs beside trace, targets, pace, seed, endpoint and --out.
+    """The options of the command besides trace, targets, pace, seed, endpoint and --out.
 
-    Model and context limit are recorded as the run found them, whether or not they were given:
-    they are always told.
+    Model and context limit are always included, because run.json records the values in use,
+    whether or not they were given.
     """
     options: list[tuple[str, Any]] = [
         ("--model", info.get("model")),
@@ -30,7 +30,9 @@ def given_options(info: Mapping[str, Any]) -> list[str]:
         ("--max-model-len", info.get("max_model_len")),
         ("--warmup", _unless_default(info, "warmup")),
     ]
-    if not str(info.get("arrivals")).startswith("closed"):  # whose N stands in the same place
+    if not str(info.get("arrivals")).startswith(
+        "closed"
+    ):  # closed:N records its N as max_in_flight
         options.append(("--max-in-flight", _unless_default(info, "max_in_flight")))
     buckets = _listed(info, "buckets", _bucket) or DEFAULT_BUCKETS
     if buckets != DEFAULT_BUCKETS:
@@ -59,8 +61,8 @@ def _listed(info: Mapping[str, Any], key: str, make: Callable[[Any], _Made]) -> 
         return ()
 
 
-def _bucket(one: Any) -> Bucket:
-    return Bucket(str(one["name"]), int(one["up_to"]))
+def _bucket(one: Any) -> LengthBucket:
+    return LengthBucket(str(one["name"]), int(one["up_to"]))
 
 
 def _slo(one: Any) -> Slo:
@@ -69,6 +71,6 @@ def _slo(one: Any) -> Slo:
 
 
 def _as_typed(slo: Slo) -> str:
-    """As `--slo` takes it: decimals, no exponent."""
+    """The target as `--slo` takes it: decimals, no exponent."""
     limit = f"{slo.limit_s:.6f}".rstrip("0").rstrip(".")
     return f"{slo.bucket + '.' if slo.bucket else ''}{slo.metric}={limit}s"

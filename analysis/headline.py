@@ -1,27 +1,27 @@
-"""Say in words what a comparison shows. Every claim is computed; a worse result is called worse.
+"""Summarise a comparison in sentences. Every claim is computed; a worse result is called worse.
 
-B is judged against A. The headline counts the TTFT percentile of each bucket and the goodput: a
-server that refuses much answers the rest fast, so latency alone never decides. Where goodput is
-not known, the share of answered requests stands for it.
+B is compared with A. The headline counts the TTFT percentile of each bucket and the goodput. A
+server that rejects many requests answers the rest fast, so latency alone never decides. Without
+goodput, the share of answered requests is used.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-from forebay.analysis.compare import WHOLE_RUN, Better, Comparison, Line, line_of
+from forebay.analysis.compare import WHOLE_RUN, Better, Comparison, ComparisonRow, line_of
 from forebay.analysis.figures import Figures
 from forebay.analysis.provenance import differences
 from forebay.analysis.shares import share_ratio_interval
 from forebay.analysis.units import NONE, durations, rates, ratio, shares
 
-Mood = Literal["better", "worse", "mixed", "none", "doubtful"]  # doubtful: not valid, or unlike
-LEFT_OUT_SHARE = 0.01  # with more unanswered the summary says whose TTFT it is
-SHOWN_SHARE = 0.001  # unanswered requests below one in a thousand are left to the table
+Mood = Literal["better", "worse", "mixed", "none", "doubtful"]  # doubtful: invalid or unlike runs
+LEFT_OUT_SHARE = 0.01  # with more unanswered, the summary adds "of answered requests"
+SHOWN_SHARE = 0.001  # a smaller share of unanswered requests is only in the table
 
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """One sentence that sums up, and the sentences it rests on."""
+    """A summary in one sentence, and the sentences with the figures."""
 
     mood: Mood
     summary: str
@@ -29,7 +29,7 @@ class Headline:
 
 
 def headline(comparison: Comparison) -> Headline:
-    """The words for `comparison`."""
+    """Summarise `comparison`."""
     judged: list[tuple[str, Better | None]] = []
     points: list[str] = []
     for bucket in comparison.buckets:
@@ -51,12 +51,19 @@ def headline(comparison: Comparison) -> Headline:
     return Headline(mood, summary, tuple(points))
 
 
-def _sure(line: Line) -> Better | None:
-    """Which is better; a difference without an interval may be noise."""
+def _sure(line: ComparisonRow) -> Better | None:
+    """The better run; a difference without an interval may be noise."""
     return "unclear" if line.better in ("a", "b") and line.interval is None else line.better
 
 
 def _sum_up(comparison: Comparison, judged: list[tuple[str, Better | None]]) -> tuple[Mood, str]:
+    mood, text = _outcome(comparison, judged)
+    if doubts := _doubts(comparison):
+        mood, text = "doubtful", f"{text}. Treat with care: {'; '.join(doubts)}"
+    return mood, text + "."
+
+
+def _outcome(comparison: Comparison, judged: list[tuple[str, Better | None]]) -> tuple[Mood, str]:
     a, b = comparison.a.name, comparison.b.name
     wins = [what for what, better in judged if better == "b"]
     losses = [what for what, better in judged if better == "a"]
@@ -72,19 +79,23 @@ def _sum_up(comparison: Comparison, judged: list[tuple[str, Better | None]]) -> 
         mood, text = "none", f"No clear difference between {b} and {a}"
     if rest and mood != "none":
         text += f"; no clear difference in {_and(rest)}"
-    invalid = [
-        f"{run.name} is {verdict.word}"
-        for run, verdict in zip((comparison.a, comparison.b), comparison.verdicts, strict=True)
-        if not verdict.valid
-    ]
+    return mood, text
+
+
+def _doubts(comparison: Comparison) -> list[str]:
+    """Reasons why the figures may not be those of the servers alone."""
+    limited: dict[str, list[str]] = {}
+    for run, verdict in zip((comparison.a, comparison.b), comparison.verdicts, strict=True):
+        if not verdict.valid:
+            why = f" ({verdict.cause})" if verdict.cause else ""
+            limited.setdefault(verdict.meaning, []).append(f"{run.name}{why}")
+    doubts = [f"{meaning} in {_and(runs)}" for meaning, runs in limited.items()]
     if unlike := differences(comparison.a, comparison.b, bool(comparison.slos)):
-        invalid.append(f"the runs differ in {_and(unlike)}")
-    if invalid:
-        mood, text = "doubtful", f"{text}. Not to be relied on: {'; '.join(invalid)}"
-    return mood, text + "."
+        doubts.append(f"the runs differ in {_and(unlike)}")
+    return doubts
 
 
-def _ttft(comparison: Comparison, bucket: str, percentile: str, line: Line) -> str:
+def _ttft(comparison: Comparison, bucket: str, percentile: str, line: ComparisonRow) -> str:
     a, b = comparison.a.name, comparison.b.name
     of_a, of_b = durations([line.a, line.b])
     text = f"{bucket}: {percentile} time to first token {of_b} with {b}, {of_a} with {a}"
@@ -101,12 +112,12 @@ def _ttft(comparison: Comparison, bucket: str, percentile: str, line: Line) -> s
     factor = line.ratio if line.ratio >= 1 else 1 / line.ratio
     word = "shorter" if line.ratio >= 1 else "longer"
     if line.better == "unclear":
-        return f"{text}: {ratio(factor)} {word}, but within the noise{between}."
+        return f"{text}: {ratio(factor)} {word}, but not significant{between}."
     return f"{text}: {ratio(factor)} {word}{between}."
 
 
 def _of_whom(comparison: Comparison, bucket: str) -> str:
-    """A reminder where the percentiles leave out more than a few requests."""
+    """A reminder, if the percentiles leave out more than a few requests."""
     left_out = any(
         one.intended - one.answered > LEFT_OUT_SHARE * one.intended
         for one in comparison.figures[bucket]
@@ -123,7 +134,7 @@ def _too_few(comparison: Comparison, bucket: str) -> str:
 
 
 def _service(comparison: Comparison) -> list[str]:
-    """Goodput, stalls, hit ratio, balance and what went unanswered, where known."""
+    """Sentences on goodput, stalls, hit ratio and unanswered requests, as far as known."""
     a, b = comparison.a.name, comparison.b.name
     points = []
     if (line := comparison.line(WHOLE_RUN, "goodput")) and None not in (line.a, line.b):
@@ -132,7 +143,7 @@ def _service(comparison: Comparison) -> list[str]:
         met = comparison.line(WHOLE_RUN, "attainment")
         if met is not None and None not in (met.a, met.b):
             of_a, of_b = shares([met.a, met.b])
-            text += f"; latency targets met by {of_b} and {of_a} of the requests due"
+            text += f"; requests within their latency targets: {of_b} and {of_a}"
         points.append(f"{text}.")
     for bucket in comparison.buckets:
         line = comparison.line(bucket, "stall_max")
@@ -151,11 +162,11 @@ def _service(comparison: Comparison) -> list[str]:
     return points
 
 
-def _change(line: Line, more: str, less: str) -> str:
-    """`: 1.9× higher`, or that they are equal."""
+def _change(line: ComparisonRow, more: str, less: str) -> str:
+    """`: 1.9× higher` or `: equal within 5 %`."""
     if line.better == "equal" or line.ratio is None:
         return "" if line.ratio is None else ": equal within 5 %"
-    noise = ", but within the noise" if line.better == "unclear" else ""
+    noise = ", but not significant" if line.better == "unclear" else ""
     if line.ratio == 0 or line.ratio == float("inf"):
         return noise
     return f": {ratio(max(line.ratio, 1 / line.ratio))} {less if line.ratio > 1 else more}{noise}"
@@ -170,16 +181,16 @@ def _unanswered(comparison: Comparison) -> list[str]:
     ):
         return []
     texts = [
-        f"{run.name} refused {one.rejected:,} and failed {one.failed:,} of {one.intended:,} "
+        f"{run.name} rejected {one.rejected:,} and failed {one.failed:,} of {one.intended:,} "
         f"requests ({part / one.intended * 100 if one.intended else 0:.1f} %)"
         for run, one, part in zip(
             (comparison.b, comparison.a), reversed(figures), reversed(missed), strict=True
         )
     ]
-    return [f"{'; '.join(texts)}. Latencies are of the answered ones."]
+    return [f"{'; '.join(texts)}. Latencies are of answered requests only."]
 
 
-def _answered(comparison: Comparison) -> Line:
+def _answered(comparison: Comparison) -> ComparisonRow:
     of_a, of_b = comparison.figures[None]
     a, b = (one.answered / one.intended if one.intended else None for one in (of_a, of_b))
     interval = share_ratio_interval(a, of_a.intended, b, of_b.intended)
@@ -191,17 +202,17 @@ def _and(words: list[str]) -> str:
 
 
 def single(of: dict[str | None, Figures]) -> list[str]:
-    """What one run alone shows, bucket by bucket."""
+    """Sentences on a single run, bucket by bucket."""
     points = []
     for bucket, one in of.items():
         if bucket is None:
             continue
-        told = [
+        percentiles = [
             f"{percentile} {durations([value])[0]}"
             for percentile, value in one.latency["ttft"].values.items()
             if value is not None
         ]
-        ttft = ", ".join(told) or (f"{NONE} (too few samples)" if one.answered else NONE)
+        ttft = ", ".join(percentiles) or (f"{NONE} (too few samples)" if one.answered else NONE)
         points.append(
             f"{bucket}: time to first token {ttft}; {one.answered:,} of {one.intended:,} answered."
         )
@@ -209,6 +220,6 @@ def single(of: dict[str | None, Figures]) -> list[str]:
     if whole.goodput_per_s is not None:
         text = f"Goodput {rates([whole.goodput_per_s])[0]}"
         if whole.attainment is not None:
-            text += f"; latency targets met by {shares([whole.attainment])[0]} of the requests due"
+            text += f"; requests within their latency targets: {shares([whole.attainment])[0]}"
         points.append(f"{text}.")
     return points

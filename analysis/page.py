@@ -1,8 +1,8 @@
-"""The shell of a report: one HTML file that needs nothing else, its style and its small script.
+"""The frame of a report: one HTML file with its style and a small script.
 
-The content security policy forbids every outside resource and any script but ours, so that a
-name in a trace can never become code. Without the script the page loses only the read-out under
-the percentile plots.
+The content security policy forbids every outside resource and any other script, so that a name in
+a trace can never run as code. Without the script, only the values under the percentile plots are
+missing.
 """
 
 import base64
@@ -106,7 +106,7 @@ footer { margin-top: 3rem; border-top: 1px solid var(--rule); padding-top: 10px;
   figure, .card, tr { break-inside: avoid; } }
 """
 
-# Reads the staircase at the pointer: the value of the last step at or before it, for every run.
+# Shows the value of every run at the pointer: that of the last step at or before it.
 SCRIPT = """
 "use strict";
 for (const plot of document.querySelectorAll("svg.percentile")) {
@@ -115,7 +115,7 @@ for (const plot of document.querySelectorAll("svg.percentile")) {
   const cursor = document.createElementNS("http://www.w3.org/2000/svg", "line");
   cursor.setAttribute("class", "cursor"); cursor.setAttribute("visibility", "hidden");
   plot.append(cursor);
-  const idle = out.textContent = "Point at the plot to read it off.";
+  const idle = out.textContent = "Hover over the plot for values.";
   const duration = s => s >= 1 ? s.toFixed(s < 10 ? 2 : 1) + " s"
     : (s * 1e3).toFixed(s < 0.01 ? 2 : s < 0.1 ? 1 : 0) + " ms";
   const show = event => {
@@ -123,13 +123,13 @@ for (const plot of document.querySelectorAll("svg.percentile")) {
     const at = (event.clientX - box.left) / box.width * plot.viewBox.baseVal.width;
     const x = Math.min(right, Math.max(left, at));
     const percent = 100 * (1 - Math.exp(-(x - left) / (right - left) * most));
-    const told = curves.map(curve => {
+    const values = curves.map(curve => {
       let value = null;
       for (const [place, v] of curve.steps) { if (place > x) break; value = v; }
       return curve.name + " " + (value === null ? "–" : duration(value));
     });
     const digits = percent < 99 ? 1 : percent < 99.9 ? 2 : 3;
-    out.textContent = percent.toFixed(digits) + " %:  " + told.join("  ·  ");
+    out.textContent = percent.toFixed(digits) + " %:  " + values.join("  ·  ");
     for (const [key, value] of [["x1", x], ["x2", x], ["y1", 12], ["y2", 254]])
       cursor.setAttribute(key, value);
     cursor.setAttribute("visibility", "visible");
@@ -143,7 +143,7 @@ for (const plot of document.querySelectorAll("svg.percentile")) {
 
 
 def html_page(title: str, body: str) -> str:
-    """A whole document around `body`, which is HTML already; `title` is escaped here."""
+    """A complete document around the HTML in `body`; `title` is escaped here."""
     digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
     policy = (
         f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "

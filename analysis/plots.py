@@ -1,7 +1,7 @@
-"""The two plots of a report: latency by percentile and latency over time, one bucket each.
+"""Draw the two plots of a report for a bucket: latency by percentile, and latency over time.
 
-Each returns one inline SVG. Colours come from the page's `.run0` to `.run5`, so that light and
-dark need no second drawing; every run has a shape of mark as well. Nothing is written to a file.
+Each function returns an inline SVG. Colours come from the page's `.run0` to `.run5`, so that one
+drawing serves light and dark mode. Every run also has its own shape of mark.
 """
 
 import json
@@ -16,11 +16,11 @@ from forebay.analysis.quantiles import Floats, finite, order_statistic, tail_cur
 from forebay.analysis.run import RunData
 from forebay.analysis.units import duration
 
-SMALLEST_S = 1e-4  # the log axis needs a floor; nothing over a network is faster
+SMALLEST_S = 1e-4  # lower end of the log axis; no answer over a network is faster
 PERCENT_TICKS = ((1, "0%"), (2, "50%"), (10, "90%"), (100, "99%"), (1000, "99.9%"),
                  (10_000, "99.99%"), (100_000, "99.999%"))  # fmt: skip
 MARKED = ((0.5, "p50"), (0.9, "p90"), (0.99, "p99"), (0.999, "p99.9"))
-LANE = 11.0  # height of the lane that marks one run's unanswered requests
+STRIP = 11.0  # height of the strip with the unanswered requests of one run
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +32,10 @@ class _Frame:
 
 
 def percentile_plot(runs: Sequence[RunData], bucket: str, min_beyond: int) -> str:
-    """TTFT of `bucket` by percentile, HDR's way: x = 1 / (1 - percentile), both axes log.
+    """Draw TTFT of `bucket` by percentile on HDR's scale: x = 1 / (1 - percentile), both axes log.
 
-    Strong where at least `min_beyond` samples lie beyond, thin after that; dotted once more with
-    unanswered requests as samples that never end, where a run has some.
+    The curve is thin where fewer than `min_beyond` samples are beyond. A dotted curve adds a run's
+    unanswered requests as infinitely late samples.
     """
     samples = [_answered(run, bucket) for run in runs]
     lost = [int(run.rows(bucket).sum()) - len(of) for run, of in zip(runs, samples, strict=True)]
@@ -71,39 +71,49 @@ def percentile_plot(runs: Sequence[RunData], bucket: str, min_beyond: int) -> st
 
 
 def timeline_plot(runs: Sequence[RunData], bucket: str) -> str:
-    """TTFT of every answered request of `bucket` at the time it was due; a lane per run below
-    the axis marks what went unanswered."""
+    """Draw TTFT of every answered request of `bucket` at the time it was due.
+
+    Strips below the axis, one per run, mark unanswered requests.
+    """
     columns = [_over_time(run, bucket) for run in runs]
-    every = np.concatenate([of for _, of, _ in columns])
-    gone = np.concatenate([lost for _, _, lost in columns])
-    if not len(every) and not len(gone):
+    times = [times for due, _, lost in columns for times in (due, lost) if len(times)]
+    if not times:
         return ""
-    lanes = [number for number, (_, _, lost) in enumerate(columns) if len(lost)]
-    last_s = max([float(at.max()) for at, _, lost in columns for at in (at, lost) if len(at)])
-    frame = _time_frame(last_s, every, len(lanes))
+    strips = [number for number, (_, _, lost) in enumerate(columns) if len(lost)]
+    every = np.concatenate([ttft for _, ttft, _ in columns])
+    frame = _time_frame(max(float(due.max()) for due in times), every, len(strips))
     drawn = [frame.drawn]
-    for number, (at_s, ttft_s, _) in enumerate(columns):
-        points = [
-            (frame.x(x), frame.y(max(y, SMALLEST_S)))
-            for x, y in zip(at_s.tolist(), ttft_s.tolist(), strict=True)
-        ]
-        drawn.append(svg.element("path", d=svg.dots_path(points), class_=f"dots run{number}"))
-    for lane, number in enumerate(lanes):
-        top = frame.bottom + 4 + lane * LANE
-        places = sorted({round(frame.x(x)) for x in columns[number][2].tolist()})
-        path = "".join(f"M{x} {top:.1f}v{LANE - 3:.1f}" for x in places)
-        title = svg.element("title", escape(f"{runs[number].name}: refused or failed"))
-        drawn.append(svg.element("path", title, d=path, class_=f"ticks run{number}"))
+    for number, (due_s, ttft_s, _) in enumerate(columns):
+        drawn.append(_dots(frame, number, due_s, ttft_s))
+    for place, number in enumerate(strips):
+        drawn.append(_strip(frame, place, number, runs[number].name, columns[number][2]))
     label = f"Time to first token of {bucket} requests over the run: " + "; ".join(
-        f"{run.name} {len(of):,} answered, {len(lost):,} refused or failed"
-        for run, (_, of, lost) in zip(runs, columns, strict=True)
+        f"{run.name} {len(ttft):,} answered, {len(lost):,} rejected or failed"
+        for run, (_, ttft, lost) in zip(runs, columns, strict=True)
     )
-    height = frame.bottom + len(lanes) * LANE + svg.BOTTOM
+    height = frame.bottom + len(strips) * STRIP + svg.BOTTOM
     return _svg("".join(drawn), height, label, "timeline", {})
 
 
+def _dots(frame: _Frame, number: int, due_s: Floats, ttft_s: Floats) -> str:
+    points = [
+        (frame.x(x), frame.y(max(y, SMALLEST_S)))
+        for x, y in zip(due_s.tolist(), ttft_s.tolist(), strict=True)
+    ]
+    return svg.element("path", d=svg.dots_path(points), class_=f"dots run{number}")
+
+
+def _strip(frame: _Frame, place: int, number: int, name: str, due_s: Floats) -> str:
+    """The strip at `place` below the axis, with a stroke for each unanswered request."""
+    top = frame.bottom + 4 + place * STRIP
+    strokes = sorted({round(frame.x(x)) for x in due_s.tolist()})
+    path = "".join(f"M{x} {top:.1f}v{STRIP - 3:.1f}" for x in strokes)
+    title = svg.element("title", escape(f"{name}: rejected or failed"))
+    return svg.element("path", title, d=path, class_=f"ticks run{number}")
+
+
 def legend_mark(number: int) -> str:
-    """The mark of a run for a legend."""
+    """The mark of a run, for a legend."""
     drawn = svg.mark(number, 7, 7, f"mark run{number}", "")
     return svg.element("svg", drawn, viewBox="0 0 14 14", class_="key", aria_hidden="true")
 
@@ -113,7 +123,7 @@ def _answered(run: RunData, bucket: str) -> Floats:
 
 
 def _over_time(run: RunData, bucket: str) -> tuple[Floats, Floats, Floats]:
-    """When answered requests were due, their TTFT, and when unanswered ones were due."""
+    """Due times and TTFT of answered requests, and due times of unanswered ones."""
     ok, rows = run.rows(bucket, "ok"), run.rows(bucket)
     due, ttft = run.numbers["intended_s"], run.numbers["ttft_response_s"]
     ok &= np.isfinite(due) & np.isfinite(ttft)
@@ -136,19 +146,19 @@ def _percentile_frame(most: float, values: Floats) -> _Frame:
     return _Frame(x, frame.y, frame.bottom, "".join(drawn))
 
 
-def _time_frame(last_s: float, values: Floats, lanes: int) -> _Frame:
+def _time_frame(last_s: float, values: Floats, strips: int) -> _Frame:
     x = svg.Scale(0.0, max(last_s, 1e-3), svg.LEFT, svg.WIDTH - svg.RIGHT)
     if len(values):
         bottom = svg.HEIGHT - svg.BOTTOM
         frame = _latency_axis(x, values, bottom)
-    else:  # nothing was answered: only the lanes
+    else:  # nothing was answered: only strips
         bottom = svg.TOP
         frame = _Frame(x, svg.Scale(1.0, 10.0, bottom, svg.TOP), bottom, "")
     drawn = [frame.drawn]
-    below = bottom + lanes * LANE
-    if lanes:
+    below = bottom + strips * STRIP
+    if strips:
         drawn.append(svg.line(x.start, below + 3, x.end, below + 3, "grid"))
-    title = "due at, seconds" + (" (strokes: no answer)" if lanes else "")
+    title = "due at, seconds" + (" (strokes: no answer)" if strips else "")
     for seconds in svg.time_ticks(x.high):
         at = x(seconds)
         anchor = "end" if at > svg.WIDTH - svg.RIGHT - 10 else "middle"
@@ -169,7 +179,7 @@ def _latency_axis(x: svg.Scale, values: Floats, bottom: float) -> _Frame:
 
 
 def _pixels(frame: _Frame, places: Floats, values: Floats) -> list[tuple[float, float]]:
-    """Points of the drawing, one for each half unit of x: the highest that falls there."""
+    """Points in drawing units; of several in half a unit of x, only the highest is kept."""
     points: dict[int, tuple[float, float]] = {}
     for place, value in zip(places.tolist(), values.tolist(), strict=True):
         at = frame.x(place)
@@ -192,7 +202,7 @@ def _marks(frame: _Frame, number: int, name: str, ordered: Floats, min_beyond: i
 def _readout(
     frame: _Frame, name: str, number: int, places: Floats, values: Floats
 ) -> dict[str, object]:
-    """What the page's script needs to read values off at the pointer."""
+    """The steps of a curve, from which the page's script shows values at the pointer."""
     by_pixel: dict[int, float] = {}
     for place, value in zip(places.tolist(), values.tolist(), strict=True):
         by_pixel[round(frame.x(place))] = value

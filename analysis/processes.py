@@ -1,7 +1,7 @@
-"""Start the servers of a demonstration as processes of their own, and stop exactly those.
+"""Start the servers of a demonstration as child processes, and stop exactly those.
 
-Each is `forebay WORD ...` on a free loopback port. It says its URL on its first line; what it
-says afterwards goes to a log file.
+Each is `forebay WORD ...` on a free loopback port. It prints its URL on its first line; all of its
+output goes to a log file.
 """
 
 import asyncio
@@ -18,16 +18,16 @@ _URL = re.compile(r"http://[\w.:\[\]-]+:\d+")
 
 
 class ServerFailed(Exception):
-    """A server did not come up; the message holds what it said last."""
+    """A server did not start; the message has its last line of output."""
 
 
 @asynccontextmanager
 async def server(words: Sequence[str], log: Path, backends: int = 0) -> AsyncIterator[str]:
     """Run `forebay WORDS` until the block ends; yields its URL.
 
-    It is up when it has said its URL and, of `backends` backends, that each is up.
+    The server is ready when it has printed its URL, and that each of its `backends` is up.
 
-    Raises ServerFailed when it exits, or says nothing for READY_S seconds, before it is up.
+    Raises ServerFailed if it exits, or is not ready after READY_S seconds.
     """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "forebay.proxy", *words),
@@ -46,25 +46,27 @@ async def server(words: Sequence[str], log: Path, backends: int = 0) -> AsyncIte
         await _stop(process)
         await copying
         if url.done() and not url.cancelled():
-            url.exception()  # seen: it was raised above, or the block had left already
+            url.exception()  # marks it as retrieved: raised above, or the block has ended
 
 
 async def _copy(
     process: asyncio.subprocess.Process, log: Path, url: asyncio.Future[str], backends: int
 ) -> None:
     assert process.stdout is not None
-    last, said = "", None
+    last, url_line = "", None
     with log.open("a", encoding="utf-8") as out:
         async for line in process.stdout:
             last = line.decode(errors="replace").rstrip() or last
             out.write(last + "\n")
             out.flush()
             backends -= " is up" in last
-            said = said or _URL.search(last)
-            if said and backends <= 0 and not url.done():
-                url.set_result(said.group())
+            url_line = url_line or _URL.search(last)
+            if url_line and backends <= 0 and not url.done():
+                url.set_result(url_line.group())
     if not url.done():
-        url.set_exception(ServerFailed(f"the server ended before it was up: {last} (see {log})"))
+        url.set_exception(
+            ServerFailed(f"the server exited before it was ready: {last} (see {log})")
+        )
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
@@ -80,7 +82,7 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """Which simulated servers to start; equal ones, each with an empty cache."""
+    """The simulated engines to start: equal ones, each with an empty cache."""
 
     model: str = "Llama-3-8B"
     gpu: str = "H200"
@@ -89,7 +91,7 @@ class Engines:
     flags: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Raise InputError, before anything is started, for what no engine would take."""
+        """Raise InputError, before anything starts, for values that no engine accepts."""
         from forebay.replay.engine.config import EngineConfig
 
         EngineConfig(model=self.model, gpu=self.gpu, time_scale=self.time_scale)
@@ -105,7 +107,7 @@ async def engines(wanted: Engines, logs: Path) -> AsyncIterator[list[str]]:
             stack.enter_async_context(server(words, logs / f"engine{i}.log"))
             for i in range(wanted.count)
         )
-        # One after the other: contexts entered by other tasks could not be left by this one.
+        # One after another: this task cannot exit contexts that other tasks entered.
         yield [await start for start in starts]
 
 
@@ -115,8 +117,8 @@ async def proxy(
 ) -> AsyncIterator[str]:
     """Start the proxy in front of `backends`; yields its URL.
 
-    Its waits are wall-clock seconds, so in front of engines that run X times fast they are
-    divided by X: what is simulated is the default configuration at full length.
+    Its timeouts are wall-clock seconds. In front of engines that run X times as fast they are
+    divided by X, so that the default configuration is simulated.
     """
     config = logs / "proxy.yaml"
     config.write_text(proxy_config(backends, time_scale) + extra, encoding="utf-8")
@@ -126,7 +128,7 @@ async def proxy(
 
 
 def proxy_config(backends: Sequence[str], time_scale: float) -> str:
-    """The default configuration with every wait divided by the time scale."""
+    """The default configuration with every duration divided by the time scale."""
 
     def ms(seconds: float) -> str:
         return f"{max(1.0, seconds / time_scale * 1000):.0f}ms"

@@ -1,9 +1,10 @@
-"""How a run was obtained, as run.json tells it, and what makes two runs unfit to compare.
+"""Read from run.json how a run was made, and find what makes two runs unfit to compare.
 
-Only what stands in the file is said. `MUST_AGREE` are the settings under which a comparison is
-between servers and not between loads.
+Only facts in the file are reported. `MUST_AGREE` lists the settings that must be equal, so that
+a comparison is between servers and not between loads.
 """
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from forebay.analysis.units import printable
 LATENCY_TARGETS = "latency targets"
 VALID = "valid"
 
-# what: where it stands in run.json; latency targets as summary.json words them
+# label: path in run.json; that of the latency targets is in summary.json
 PLACES: dict[str, tuple[str, ...]] = {
     "started": ("started_at",),
     "ended": ("ended",),
@@ -60,10 +61,14 @@ MUST_AGREE = (
     LATENCY_TARGETS,
 )
 COMPLETE = "complete"
+_MEANINGS = {
+    "client-limited": "the load generator was too slow",
+    "cap-limited": "requests waited for --max-in-flight",
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RecordedVerdict:
     """Whether the run measured the servers or the client; `reason` may be empty."""
 
     word: str
@@ -73,18 +78,27 @@ class Verdict:
     def valid(self) -> bool:
         return self.word == VALID
 
+    @property
+    def meaning(self) -> str:
+        return _MEANINGS.get(self.word, f"the verdict is {self.word}")
+
+    @property
+    def cause(self) -> str:
+        """The reason without advice."""
+        return re.split(r"; | because ", self.reason, maxsplit=1)[0]
+
     def __str__(self) -> str:
         return f"{self.word} ({self.reason})" if self.reason else self.word
 
 
 def setting(run: RunData, what: str) -> Any:
-    """One of `PLACES`, None when the file does not hold it."""
+    """The value of one of `PLACES`; None if the file lacks it."""
     tree = run.summary if what == LATENCY_TARGETS else run.info
     return at_path(tree, PLACES[what])
 
 
 def settings(run: RunData) -> dict[str, str]:
-    """What is known of how the run was made, as text a reader can check; zeros left out."""
+    """The known settings of the run as text; zeros are left out, except for the seed."""
     texts = {what: text_of(setting(run, what)) for what in PLACES}
     command = repeat_command(run)
     return {
@@ -94,7 +108,7 @@ def settings(run: RunData) -> dict[str, str]:
 
 
 def repeat_command(run: RunData) -> str:
-    """The `forebay replay` line that repeats the run, from what run.json says; "" if too little."""
+    """The `forebay replay` command that repeats the run; "" if run.json has too little."""
     trace, targets = setting(run, "trace"), setting(run, "targets")
     if not isinstance(trace, str) or not isinstance(targets, list):
         return ""
@@ -118,7 +132,7 @@ def repeat_command(run: RunData) -> str:
 
 
 def text_of(value: Any) -> str:
-    """A JSON value in one line of words."""
+    """Format a JSON value in one line."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -132,16 +146,16 @@ def text_of(value: Any) -> str:
     return printable(str(value))
 
 
-def verdict(run: RunData) -> Verdict:
+def verdict(run: RunData) -> RecordedVerdict:
     value = run.summary.get("verdict")
     reason = text_of(run.summary.get("verdict_reason"))
     if (at_s := run.number("verdict_at_s")) is not None:
         reason += f"{', ' if reason else ''}first at {at_s:.1f} s"
-    return Verdict(text_of(value) or "unknown", reason)
+    return RecordedVerdict(text_of(value) or "unknown", reason)
 
 
 def differences(a: RunData, b: RunData, judged_anew: bool = False) -> list[str]:
-    """Which of `MUST_AGREE` do not; latency targets are left out where both are judged anew."""
+    """The settings of `MUST_AGREE` that differ; `judged_anew` leaves out latency targets."""
     return [
         what
         for what in MUST_AGREE
@@ -151,15 +165,15 @@ def differences(a: RunData, b: RunData, judged_anew: bool = False) -> list[str]:
 
 
 def warnings(a: RunData, b: RunData, judged_anew: bool = False) -> list[str]:
-    """Why a difference between the runs may not be one between the servers.
+    """Reasons why a difference between the runs may not be one between the servers.
 
-    Goodput targets that differ do not matter when both runs are judged anew.
+    Different latency targets do not matter if both runs are judged anew by the same ones.
     """
     found = []
     for run in (a, b):
         judged = verdict(run)
         if not judged.valid:
-            found.append(f"{run.name}: verdict {judged}; its figures are not the servers' alone")
+            found.append(f"{run.name}: verdict {judged}; its figures include delays of the client")
         ended = text_of(setting(run, "ended"))
         if ended not in ("", COMPLETE):
             found.append(f"{run.name}: ended by {ended}; its last requests are missing")
@@ -179,9 +193,9 @@ def warnings(a: RunData, b: RunData, judged_anew: bool = False) -> list[str]:
 
 
 def _shared_cache(a: RunData, b: RunData) -> str | None:
-    """A warning if both runs sent equal bytes to one server.
+    """A warning if both runs sent equal prompts to one server.
 
-    Whether it was started anew between them is not recorded.
+    The files do not record whether the server was restarted in between.
     """
     for what in ("salt", "trace sha256", "model", "endpoint"):
         of_a = setting(a, what)
@@ -189,12 +203,12 @@ def _shared_cache(a: RunData, b: RunData) -> str | None:
             return None
     at_a, at_b = (text_of(setting(run, "started")) for run in (a, b))
     both = _servers(a) & _servers(b)
-    if not at_a or not at_b or at_a == at_b or not both:  # of one moment: a run and itself
+    if not at_a or not at_b or at_a == at_b or not both:  # equal times: a run and itself
         return None
     first, second = (a, b) if at_a < at_b else (b, a)
     return (
-        f"{second.name} sent the prompts of {first.name} to {min(both)} again and may have found "
-        "them in its cache; repeat it with --salt NEW"
+        f"{second.name} sent the prompts of {first.name} to {min(both)} again, so its cache may "
+        "have held them; repeat it with --salt NEW"
     )
 
 
@@ -206,7 +220,7 @@ def _servers(run: RunData) -> set[str]:
         try:
             parts = urlsplit(text_of(at_path(target, ("url",))))
             port = parts.port or {"https": 443}.get(parts.scheme, 80)
-        except ValueError:  # not an address: of no server
+        except ValueError:  # not an address
             continue
         if parts.hostname:
             found.add(f"{parts.hostname}:{port}")

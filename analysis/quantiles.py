@@ -1,9 +1,9 @@
-"""Order statistics of latencies: exact, never interpolated, hidden where the sample is too thin.
+"""Order statistics of latencies: exact, never interpolated, hidden if samples are too few.
 
 The q-quantile is the inverted CDF: the smallest observed value that at least a share q of the
-samples do not exceed. So it is a latency somebody had, and the rule is that of HdrHistogram.
-A percentile with fewer than `MIN_BEYOND` samples beyond it is one or two requests' luck: it is
-None here and a dash in every table. This module reads no file and rolls no dice.
+samples do not exceed. So it is the latency of a real request, as in HdrHistogram. A percentile
+with fewer than `MIN_BEYOND` samples beyond it depends on one or two requests: it is None here and
+a dash in every table. This module reads no file and uses no randomness.
 """
 
 import math
@@ -22,13 +22,14 @@ SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 def rank_of(share: float, count: int) -> int:
     """The 1-based rank of the `share` quantile among `count` samples.
 
-    Rounded to nine places first: 0.07 * 100 is 7.000000000000001 in floats, yet rank 7 is meant.
+    Rounds to nine places first, because 0.07 * 100 is 7.000000000000001 in floats but rank 7 is
+    meant.
     """
     return min(count, max(1, math.ceil(round(share * count, 9))))
 
 
 def samples_beyond(share: float, count: int) -> int:
-    """How many samples rank above the quantile."""
+    """Number of samples that rank above the quantile."""
     return count - rank_of(share, count) if count else 0
 
 
@@ -36,7 +37,7 @@ def order_statistic(ordered: Floats, share: float) -> float:
     """The `share` quantile of ascending values.
 
     Raises:
-        ValueError: there are no values; nothing has a percentile then, not even 0.
+        ValueError: there are no values.
     """
     if not len(ordered):
         raise ValueError("no samples, so no percentile")
@@ -45,7 +46,7 @@ def order_statistic(ordered: Floats, share: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Percentiles by name in the unit of the samples; None: too few samples beyond (or none)."""
+    """Percentiles by name in the unit of the samples; None if too few samples are beyond."""
 
     count: int
     values: dict[str, float | None]
@@ -57,7 +58,7 @@ def percentile_table(
     unanswered: int = 0,
     min_beyond: int = MIN_BEYOND,
 ) -> Percentiles:
-    """Percentiles of `samples`, NaN left out, with `unanswered` more that took forever (+inf)."""
+    """Percentiles of `samples` without NaN, plus `unanswered` samples of +inf."""
     ordered = np.sort(finite(samples))
     count = len(ordered) + unanswered
     values: dict[str, float | None] = {}
@@ -72,16 +73,16 @@ def percentile_table(
 
 
 def finite(samples: Floats | Sequence[float]) -> Floats:
-    """The samples that are numbers."""
+    """The finite samples."""
     values = np.asarray(samples, dtype=np.float64)
     return values[np.isfinite(values)]
 
 
 def tail_curve(samples: Floats | Sequence[float], unanswered: int = 0) -> tuple[Floats, Floats]:
-    """The percentile curve on HDR's scale: x = 1 / (1 - share ranked at or below), y = value.
+    """The percentile curve on HDR's scale: x = 1 / (1 - percentile), y = value.
 
-    Sample i of n (1-based) stands at x = n / (n - i + 1), the share strictly below it, so that
-    the longest has a finite place. `unanswered` count as samples above all others.
+    Sample i of n (1-based) is at x = n / (n - i + 1), from the share strictly below it, so that the
+    longest has a finite x. The `unanswered` count as samples above all others.
     """
     ordered = np.sort(finite(samples))
     count = len(ordered) + unanswered

@@ -1,7 +1,7 @@
-"""Build the HTML report of one or more runs; the first is what the others are compared with.
+"""Build the HTML report of one or more runs; the others are compared with the first.
 
-Every sentence is computed from the runs, every text from a file is escaped. The page is whole in
-one file; `write_report` never overwrites one unasked.
+Every sentence is computed from the runs; every text from a file is escaped. The page is one file
+that needs no other. `write_report` overwrites nothing without `force`.
 """
 
 import os
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from forebay.analysis import tables
 from forebay.analysis.compare import Comparison, compare
-from forebay.analysis.headline import headline, single
+from forebay.analysis.headline import Headline, headline, single
 from forebay.analysis.page import html_page
 from forebay.analysis.plots import legend_mark, percentile_plot, timeline_plot
 from forebay.analysis.provenance import setting, text_of
@@ -24,15 +24,15 @@ from forebay.analysis.units import is_text, printable
 from forebay.replay.slo import Slo
 from forebay.traces.errors import InputError
 
-MAX_RUNS = 6  # as many as there are colours one can tell apart
+MAX_RUNS = 6  # the number of colours that are easy to distinguish
 
 _UNIT = re.compile(r"(?<=\d) (?=(?:m?s|/s|%)(?:\W|$))")
-_TOGETHER = "\N{NO-BREAK SPACE}"  # a line never ends between a number and its unit
+_TOGETHER = "\N{NO-BREAK SPACE}"  # keeps a number and its unit on one line
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """A finished page and the words that stand at its top."""
+class ReportPage:
+    """A finished page with its summary and warnings."""
 
     html: str
     summary: str
@@ -44,17 +44,17 @@ def build_report(
     slos: Sequence[Slo] = (),
     min_beyond: int = MIN_BEYOND,
     title: str | None = None,
-) -> Page:
-    """The report of `runs`.
+) -> ReportPage:
+    """Build the report of `runs`.
 
     Raises:
-        InputError: no run, more than a reader can tell apart, or a title that is not text.
+        InputError: no run, more than MAX_RUNS, or a title that is not UTF-8.
     """
     if title and not is_text(title):
         raise InputError(f"--title {printable(title)}: is not UTF-8; write it in UTF-8")
     if not 1 <= len(runs) <= MAX_RUNS:
         raise InputError(f"{len(runs)} runs: a report takes 1 to {MAX_RUNS}")
-    # One run stands beside itself: the same lines, of which only the first column is shown.
+    # A single run is compared with itself; only the first column of the rows is shown.
     comparisons = [compare(runs[0], run, slos, min_beyond) for run in (runs[1:] or runs)]
     headlines = [headline(comparison) for comparison in comparisons] if len(runs) > 1 else []
     title = title or _title([run.name for run in runs])
@@ -65,25 +65,23 @@ def build_report(
         *(f'<p class="summary {one.mood}">{escape(one.summary)}</p>' for one in headlines),
         _warning_box(warnings),
         tables.cards(runs, comparisons),
-        *(_points(one.points, run.name if len(runs) > 2 else "")
-          for one, run in zip(headlines, runs[1:], strict=True)),
-        "" if headlines else _points(alone),
+        _all_points(runs, headlines) or _points(alone),
         _plots(runs, comparisons[0], min_beyond),
         tables.figures_table(runs, comparisons),
-        tables.refusals_table(runs),
+        tables.rejections_table(runs),
         tables.backends_table(runs),
         tables.provenance_section(runs),
         tables.definitions(min_beyond, slos),
     ]  # fmt: skip
     summary = " ".join([one.summary for one in headlines] or alone)
-    return Page(html_page(f"{title} · Forebay", "\n".join(body)), summary, warnings)
+    return ReportPage(html_page(f"{title} · Forebay", "\n".join(body)), summary, warnings)
 
 
-def write_report(page: Page, out: Path, force: bool = False) -> None:
-    """Write the page whole or not at all.
+def write_report(page: ReportPage, out: Path, force: bool = False) -> None:
+    """Write the page completely or not at all.
 
     Raises:
-        InputError: the file is there and `force` is not given, or cannot be written.
+        InputError: the file exists without `force`, or cannot be written.
     """
     if out.is_dir():
         raise InputError(f"--out {out}: is a folder; name a file, e.g. {out / 'report.html'}")
@@ -107,15 +105,15 @@ def _title(names: Sequence[str]) -> str:
 
 def _top(title: str, runs: Sequence[RunData]) -> str:
     first = runs[0]
-    told = [f"{first.requests:,} requests"]
-    for what, say in (("trace", "trace {}"), ("rate", "{} requests a second"), ("model", "{}")):
+    facts = [f"{first.requests:,} requests"]
+    for what, say in (("trace", "trace {}"), ("rate", "{} requests per second"), ("model", "{}")):
         if value := text_of(setting(first, what)):
-            told.append(say.format(Path(value).name if what == "trace" else value))
+            facts.append(say.format(Path(value).name if what == "trace" else value))
     scale = text_of(setting(first, "time scale"))
     if scale not in ("", "1"):
-        told.append(f"simulated time, {scale} times as fast as the clock")
+        facts.append(f"simulated time, {scale} times as fast as real time")
     return (
-        f'<header><h1>{escape(title)}</h1><p class="soft">{escape(" · ".join(told))}</p></header>'
+        f'<header><h1>{escape(title)}</h1><p class="soft">{escape(" · ".join(facts))}</p></header>'
     )
 
 
@@ -138,6 +136,15 @@ def _points(points: Sequence[str], heading: str = "") -> str:
     return f'{above}<ul class="points">{items}</ul>'
 
 
+def _all_points(runs: Sequence[RunData], headlines: Sequence[Headline]) -> str:
+    """The sentences of every comparison, under the run's name if there are several."""
+    several = len(headlines) > 1
+    return "".join(
+        _points(one.points, run.name if several else "")
+        for one, run in zip(headlines, runs[1:], strict=True)
+    )
+
+
 def _plots(runs: Sequence[RunData], comparison: Comparison, min_beyond: int) -> str:
     buckets = list(dict.fromkeys(name for run in runs for name in run.buckets()))
     legend = "".join(
@@ -147,20 +154,20 @@ def _plots(runs: Sequence[RunData], comparison: Comparison, min_beyond: int) -> 
     percentile = [(name, percentile_plot(runs, name, min_beyond)) for name in buckets]
     timeline = [(name, timeline_plot(runs, name)) for name in buckets]
     dotted = (
-        " Dotted: the same with refused and failed requests counted as never answered."
+        " Dotted: with rejected and failed requests counted as infinitely late."
         if any((run.words["outcome"] != "ok").any() for run in runs)
         else ""
     )
     return _section(
         "Time to first token by percentile",
-        "From the moment a request was due, answered requests, both axes logarithmic. Each mark is "
-        f"p50, p90, p99 or p99.9; a thin line has fewer than {min_beyond} samples beyond.{dotted}",
+        "Answered requests, from when each was due; both axes are logarithmic. Marks: p50, p90, "
+        f"p99 and p99.9. A thin line has fewer than {min_beyond} samples beyond.{dotted}",
         legend,
         [(name, f'{plot}<div class="readout"></div>' if plot else "") for name, plot in percentile],
     ) + _section(
         "Time to first token over the run",
-        "One dot is one answered request, at the time it was due. Strokes under the axis are "
-        "requests refused or failed.",
+        "Each dot is an answered request, at the time it was due. Strokes below the axis are "
+        "rejected or failed requests.",
         legend,
         timeline,
     )
@@ -169,7 +176,7 @@ def _plots(runs: Sequence[RunData], comparison: Comparison, min_beyond: int) -> 
 def _section(title: str, caption: str, legend: str, plots: Sequence[tuple[str, str]]) -> str:
     figures = [
         f"<figure><h3>{escape(name)}</h3>"
-        + (plot or '<p class="soft small">No request of this class was answered.</p>')
+        + (plot or '<p class="soft small">No request of this bucket was answered.</p>')
         + "</figure>"
         for name, plot in plots
     ]

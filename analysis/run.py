@@ -1,7 +1,7 @@
 """Read one run folder: `summary.json`, `run.json` and `requests.parquet`.
 
-Nothing is computed here and nothing is written. A file that is missing, damaged or not of a run
-is an InputError that names the file and the fix; a key that an older run lacks is simply None.
+Nothing is computed or written here. A file that is missing, damaged or not part of a run is an
+InputError that names the file and the fix. A key that an older run lacks is None.
 """
 
 import math
@@ -47,7 +47,7 @@ Words = NDArray[np.object_]
 
 @dataclass(frozen=True, slots=True)
 class RunData:
-    """One run. `numbers` are float64 with NaN for null; `words` are str with "" for null."""
+    """The data of one run; `numbers` have NaN for null, `words` have "" for null."""
 
     path: Path
     name: str
@@ -61,18 +61,18 @@ class RunData:
         return len(self.words["outcome"])
 
     def buckets(self) -> list[str]:
-        """The buckets that saw a request, shortest prompts first."""
+        """The buckets that received a request, shortest prompts first."""
         names = sorted(set(self.words["bucket"].tolist()))
         return sorted(names, key=lambda name: (name == NO_BUCKET, self._median_tokens(name), name))
 
     def planned_buckets(self) -> list[str]:
-        """The buckets of run.json, whether or not one saw a request; none in an older run."""
+        """All buckets of run.json, even without requests; none in an older run."""
         listed = self.info.get("buckets")
         names = [at_path(one, ("name",)) for one in listed] if isinstance(listed, list) else []
         return [printable(name) for name in names if isinstance(name, str)]
 
     def rows(self, bucket: str | None = None, outcome: str | None = None) -> NDArray[np.bool_]:
-        """A mask of the requests of that bucket and outcome; None is any."""
+        """A mask of the requests of a bucket and outcome; None matches any."""
         mask = np.ones(self.requests, dtype=np.bool_)
         if bucket is not None:
             mask &= self.words["bucket"] == bucket
@@ -93,7 +93,7 @@ class RunData:
         return float(value)
 
     def shown(self, *keys: str) -> float | None:
-        """As `number`, for people: None for a percentile with too few samples beyond it."""
+        """`number` for display: None for a percentile with too few samples beyond it."""
         count = self.number(*keys[:-1], "count")
         return self.number(*keys) if count is None or is_firm(keys[-1], int(count)) else None
 
@@ -104,7 +104,7 @@ class RunData:
 
 
 def at_path(tree: Any, keys: Sequence[str]) -> Any:
-    """The value under nested keys, None where the path ends early."""
+    """The value under nested keys; None if a key is missing."""
     for key in keys:
         if not isinstance(tree, Mapping):
             return None
@@ -116,14 +116,14 @@ def load_run(path: Path, name: str | None = None) -> RunData:
     """Read a run folder.
 
     Raises:
-        InputError: no such folder, a name that is not UTF-8, a missing or damaged file, or a table
-            that is not of a run.
+        InputError: the folder is missing or not named in UTF-8, or a file is missing, damaged or
+            not part of a run.
     """
     if not is_text(str(path)):
         raise InputError(f"{printable(str(path))}: its name is not UTF-8; rename it")
     if not path.is_dir():
         found = "a file" if path.exists() else "not there"
-        raise InputError(f"{path}: {found}; give a run folder, as `forebay replay --out` makes")
+        raise InputError(f"{path}: {found}; give a run folder, as `forebay replay --out` writes")
     summary = _json(path / "summary.json")
     info = _json(path / "run.json")
     numbers, words = _columns(path / "requests.parquet")
@@ -131,7 +131,7 @@ def load_run(path: Path, name: str | None = None) -> RunData:
 
 
 def load_runs(paths: Sequence[Path]) -> list[RunData]:
-    """Read several runs and make sure that each has a name of its own."""
+    """Read several runs and give each a unique name."""
     runs = [load_run(path) for path in paths]
     names = [run.name for run in runs]
     if len(set(names)) == len(names):
@@ -155,7 +155,7 @@ def _json(file: Path) -> Mapping[str, Any]:
         value = orjson.loads(file.read_bytes())
     except FileNotFoundError as error:
         raise InputError(
-            f"{file}: missing; the run did not finish or this is no run folder, repeat the run"
+            f"{file}: missing; the run did not finish, or this is no run folder"
         ) from error
     except OSError as error:
         raise InputError(f"{file}: cannot be read ({error.strerror})") from error
@@ -171,9 +171,7 @@ def _columns(file: Path) -> tuple[dict[str, Floats], dict[str, Words]]:
     import pyarrow.parquet as pq
 
     if not file.is_file():
-        raise InputError(
-            f"{file}: missing; the run did not finish or this is no run folder, repeat the run"
-        )
+        raise InputError(f"{file}: missing; the run did not finish, or this is no run folder")
     try:
         with pq.ParquetFile(file) as parquet:
             there = set(parquet.schema_arrow.names)

@@ -1,13 +1,14 @@
-"""How sure a share is, and the ratio of two, from counts alone. Pure.
+"""Confidence intervals of a share, and of the ratio of two shares, from counts. Pure.
 
-Requests are taken as independent; those of one burst are not, so the truth is somewhat wider.
+Requests are taken as independent. Those of one burst are not, so the true intervals are somewhat
+wider.
 """
 
 from math import inf, sqrt
 
-from forebay.analysis.bootstrap import Interval
+from forebay.analysis.bootstrap import ConfidenceInterval
 
-Z_95 = 1.96  # of the normal distribution, for intervals of 95 %
+Z_95 = 1.96  # quantile of the normal distribution for 95 % intervals
 
 
 def wilson(good: float, count: int) -> tuple[float, float]:
@@ -22,18 +23,18 @@ def wilson(good: float, count: int) -> tuple[float, float]:
 
 def share_ratio_interval(
     a: float | None, count_a: int, b: float | None, count_b: int
-) -> Interval | None:
-    """95 % interval of the ratio of share `a` of `count_a` and share `b` of `count_b` requests.
+) -> ConfidenceInterval | None:
+    """95 % interval of share `a` of `count_a` requests over share `b` of `count_b`.
 
-    It leaves out 1 just where the hybrid-score interval of their difference (R. G. Newcombe,
-    Statist. Med. 17, 1998, method 10) leaves out 0: both join the two Wilson intervals, as
-    A. Donner and G. Zou (Stat. Methods Med. Res. 21, 2012) do for a ratio. None where a share is
-    not known, or nothing was counted.
+    The interval excludes 1 exactly if the hybrid-score interval of the difference (R. G. Newcombe,
+    Statist. Med. 17, 1998, method 10) excludes 0. Both combine the two Wilson intervals, as
+    A. Donner and G. Zou (Stat. Methods Med. Res. 21, 2012) do for a ratio. None if a share is
+    unknown or a count is 0.
     """
     if a is None or b is None or not (0 <= a <= 1 and 0 <= b <= 1 and count_a and count_b):
         return None
     most = _lowest_ratio(b, count_b, a, count_a)
-    return Interval(_lowest_ratio(a, count_a, b, count_b), 1 / most if most else inf)
+    return ConfidenceInterval(_lowest_ratio(a, count_a, b, count_b), 1 / most if most else inf)
 
 
 def _lowest_ratio(a: float, count_a: int, b: float, count_b: int) -> float:

@@ -1,6 +1,6 @@
-"""The same trace twice: straight to the engines in turn, and through the proxy.
+"""Replay a trace twice: to the engines in round robin, and through the proxy.
 
-Each side gets engines of its own, started for it, so that neither finds the other's cache.
+Each side starts its own engines, so that neither finds the other's prefix cache.
 """
 
 import sys
@@ -20,7 +20,7 @@ DIRECT, PROXIED = "round-robin", "forebay"
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """The two finished runs; `proxied` is None when the first was interrupted."""
+    """The two finished runs; `proxied` is None if the first was interrupted."""
 
     direct: Summary
     proxied: Summary | None
@@ -39,7 +39,7 @@ async def side_by_side(
     Args:
         base: options of both replays; trace, targets, out and time_scale are set here.
 
-    Raises InputError for bad input and ServerFailed when a server does not come up.
+    Raises InputError for bad input, and ServerFailed if a server does not start.
     """
     base = base or ReplayOptions(trace=trace, targets=(), out=out)
     for name in (DIRECT, PROXIED):

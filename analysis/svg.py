@@ -1,7 +1,7 @@
-"""The pieces of a plot: scales, ticks and SVG elements as text. Knows nothing of runs.
+"""Scales, ticks and SVG elements for plots; independent of runs.
 
-Sizes are user units of a 480-wide drawing, which a page shows about one to one on a desktop and
-at three quarters on a phone; the margins leave room for the larger letters the page uses there.
+Sizes are user units of a drawing 480 units wide. A page shows it about 1:1 on a desktop and at
+3/4 on a phone; the margins leave room for the larger letters used there.
 """
 
 import math
@@ -16,7 +16,7 @@ STEPS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 36
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Maps values from `low` to `high` to drawing units; those outside are held at the ends."""
+    """Maps values from `low` to `high` to drawing units; values outside map to the ends."""
 
     low: float
     high: float
@@ -34,7 +34,7 @@ class Scale:
 
 
 def log_domain(values: Iterable[float]) -> tuple[float, float]:
-    """Bounds at 1, 2 or 5 times a power of ten around positive values."""
+    """Bounds around the positive values, at 1, 2 or 5 times a power of ten."""
     positive = [v for v in values if v > 0 and math.isfinite(v)]
     if not positive:
         return 1.0, 10.0
@@ -51,7 +51,7 @@ def _step(value: float, up: bool) -> float:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten, with 2 and 5 times them while that stays below eight ticks."""
+    """Powers of ten, with 2 and 5 (or 3) times them while that gives at most seven ticks."""
     for factors in ((1.0, 2.0, 5.0), (1.0, 3.0), (1.0,)):
         ticks = [
             10.0**power * factor
@@ -79,7 +79,7 @@ def linear_ticks(high: float) -> list[float]:
 
 
 def latency_label(value_s: float) -> str:
-    """A tick's latency: `500 µs`, `20 ms`, `5 s`, `10 min`."""
+    """The label of a latency tick: `500 µs`, `20 ms`, `5 s`, `10 min`."""
     for scale, unit in ((60.0, "min"), (1.0, "s"), (1e-3, "ms")):
         if value_s >= scale * 0.9999 and not (unit == "min" and value_s < 600):
             return f"{round(value_s / scale, 3):g} {unit}"
@@ -87,12 +87,12 @@ def latency_label(value_s: float) -> str:
 
 
 def element(name: str, content: str = "", **attributes: object) -> str:
-    """One element; attribute values are escaped, `content` must be already. `_` becomes `-`."""
-    told = "".join(
+    """One element; escapes attribute values but not `content`; `_` in names becomes `-`."""
+    written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(_number(value))}"'
         for key, value in attributes.items()
     )
-    return f"<{name}{told}>{content}</{name}>"
+    return f"<{name}{written}>{content}</{name}>"
 
 
 def text(x: float, y: float, content: str, kind: str = "", anchor: str = "middle") -> str:
@@ -105,7 +105,7 @@ def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
 
 
 def steps_path(points: Sequence[tuple[float, float]]) -> str:
-    """A staircase: across to the next x, then up to its y."""
+    """The path of a staircase: across to the next x, then up to its y."""
     if not points:
         return ""
     (x, y), *rest = points
@@ -113,15 +113,15 @@ def steps_path(points: Sequence[tuple[float, float]]) -> str:
 
 
 def dots_path(points: Iterable[tuple[float, float]]) -> str:
-    """Dots as zero-length strokes with round ends: ten bytes each; equal ones are drawn once."""
+    """Dots as zero-length strokes with round ends, 10 bytes each; equal ones are drawn once."""
     return "".join(f"M{x} {y}h0" for x, y in sorted({(round(x), round(y)) for x, y in points}))
 
 
-MARKS = 6  # shapes that tell runs apart without colour
+MARKS = 6  # shapes that distinguish runs without colour
 
 
 def mark(shape: int, x: float, y: float, kind: str, title: str) -> str:
-    """A small mark with a native tooltip; `title` is escaped here."""
+    """A small mark with a tooltip; `title` is escaped here."""
     r = 4.2
     outlines = (
         f"M{_number(x - r)} {_number(y)}a{r} {r} 0 1 0 {2 * r} 0a{r} {r} 0 1 0 {-2 * r} 0z",

@@ -1,12 +1,12 @@
-"""The tables of a report, as HTML text; every text from a run is escaped here."""
+"""Build the tables of a report as HTML; every text from a run is escaped here."""
 
 from collections.abc import Sequence
 from html import escape
 
 import orjson
 
-from forebay.analysis.compare import WHOLE_RUN, Comparison, Line, Unit
-from forebay.analysis.figures import Refusal, backends, imbalance, refusals
+from forebay.analysis.compare import WHOLE_RUN, Comparison, ComparisonRow, Unit
+from forebay.analysis.figures import UnansweredRow, backends, imbalance, unanswered
 from forebay.analysis.plots import legend_mark
 from forebay.analysis.provenance import setting, settings, verdict
 from forebay.analysis.run import RunData
@@ -15,30 +15,32 @@ from forebay.analysis.units import NONE, counts, durations, ratio, shares
 from forebay.replay.slo import Slo
 
 DEFINITIONS = (
-    ("TTFT", "Time to first token: from the moment the request was due, not from when it was sent, "
-     "to the first event that carries output. A late client cannot hide a wait."),
-    ("E2E", "From the moment the request was due to its last output."),
-    ("TPOT", "Time per output token after the first event, one value a request."),
-    ("ITL", "Gap between output events, per token, over all tokens of all requests."),
-    ("Worst stall", "The longest gap between output events inside one answer."),
-    ("Goodput", "Requests that met every latency target, a second. Attainment is their share of "
-     "all requests due: refused, failed and never sent ones count as missed."),
-    ("Prefix hit ratio", "Prompt tokens the engine had in its cache over all prompt tokens."),
-    ("Imbalance", "Prompt tokens of the busiest backend over those of the idlest."),
-    ("Percentile", "The smallest observed value that at least that share of requests do not "
+    ("TTFT", "Time to first token: from when the request was due, not from when it was sent, to "
+     "the first event with output. So a late client cannot hide a wait."),
+    ("E2E", "End-to-end latency: from when the request was due to its last output."),
+    ("TPOT", "Time per output token after the first event; one value per request."),
+    ("ITL", "Inter-token latency: the gap between output events, over all tokens of all requests."),
+    ("Worst stall", "The longest gap between output events within one answer."),
+    ("Goodput", "Requests per second that met every latency target. Attainment is their share of "
+     "all requests due: rejected, failed and unsent ones count as missed."),
+    ("Prefix hit ratio", "Share of the prompt tokens that the engine had in its prefix cache."),
+    ("Imbalance", "Prompt tokens of the busiest backend divided by those of the idlest."),
+    ("Percentile", "The smallest observed value that at least this share of requests does not "
      "exceed; never interpolated."),
-    ("95 % interval", "Of a ratio of percentiles: from 1,000 (long runs: fewer) resamples of each "
-     "run in blocks of neighbouring requests, so that one bad stretch counts once. Of attainment "
-     "and goodput: from Wilson's intervals of the shares (Newcombe), requests independent."),
-    ("Verdict", "valid: requests left when they were due. client-limited or cap-limited: they did "
-     "not, and the figures measure the client too."),
+    ("95 % interval", "For percentiles: from 1,000 resamples (fewer in long runs) of blocks of "
+     "neighbouring requests, so that one bad period counts once. For attainment and goodput: "
+     "Wilson's and Newcombe's method, with independent requests."),
+    ("Not significant", "The 95 % interval of the ratio includes 1, so the difference may be "
+     "chance."),
+    ("Verdict", "valid: requests were sent when due. client-limited or cap-limited: they were "
+     "not, so the figures include delays of the load generator."),
 )  # fmt: skip
 
 _CARDS = (("hit_ratio", "Prefix hit ratio"), ("imbalance", "Imbalance between backends"))
 
 
 def cards(runs: Sequence[RunData], comparisons: Sequence[Comparison]) -> str:
-    """The few figures to remember."""
+    """The most important figures, one card each."""
     first = comparisons[0]
     wanted: list[tuple[str, str, str]] = []
     for bucket in first.buckets:
@@ -46,7 +48,7 @@ def cards(runs: Sequence[RunData], comparisons: Sequence[Comparison]) -> str:
         if percentile is not None:
             wanted.append((bucket, f"ttft_{percentile}", f"TTFT {percentile}, {bucket}"))
     wanted.append((WHOLE_RUN, "goodput", "Goodput"))
-    wanted.append((WHOLE_RUN, "attainment", "Latency targets met"))
+    wanted.append((WHOLE_RUN, "attainment", "Requests within target"))
     wanted += [(bucket, "stall_max", f"Longest stall, {bucket}") for bucket in first.buckets]
     wanted += [(WHOLE_RUN, key, label) for key, label in _CARDS]
     drawn = []
@@ -58,7 +60,7 @@ def cards(runs: Sequence[RunData], comparisons: Sequence[Comparison]) -> str:
     return f'<div class="cards">{"".join(drawn)}</div>' if drawn else ""
 
 
-def _card(runs: Sequence[RunData], label: str, lines: Sequence[Line]) -> str:
+def _card(runs: Sequence[RunData], label: str, lines: Sequence[ComparisonRow]) -> str:
     values = [lines[0].a, *(line.b for line in lines)][: len(runs)]
     rows = "".join(
         f'<div><span class="name">{escape(run.name)}</span><span class="value">{value}</span></div>'
@@ -68,8 +70,8 @@ def _card(runs: Sequence[RunData], label: str, lines: Sequence[Line]) -> str:
     return f'<section class="card"><h3>{escape(label)}</h3>{rows}{change}</section>'
 
 
-def _change(line: Line) -> str:
-    """How the second run changed the figure, coloured only where that is clearly good or bad."""
+def _change(line: ComparisonRow) -> str:
+    """The change from the first run to the second, coloured only if clearly good or bad."""
     if line.better is None or line.ratio is None:
         return ""
     kind = {"b": "better-text", "a": "worse-text"}.get(line.better, "soft")
@@ -80,12 +82,12 @@ def _change(line: Line) -> str:
     else:
         more, less = ("longer", "shorter") if line.unit == "s" else ("higher", "lower")
         words = f"{ratio(max(line.ratio, 1 / line.ratio))} {less if line.ratio > 1 else more}"
-        words += ", within the noise" if line.better == "unclear" else ""
+        words += ", not significant" if line.better == "unclear" else ""
     return f'<p class="change {kind}">{words}</p>'
 
 
 def figures_table(runs: Sequence[RunData], comparisons: Sequence[Comparison]) -> str:
-    """Every figure of every run; the ratio and the better one where there are two."""
+    """Every figure of every run; for two runs, also the ratio and the better one."""
     rows: dict[tuple[str, str], tuple[str, Unit, list[float | None]]] = {}
     for number, comparison in enumerate(comparisons, 1):
         for line in comparison.lines:
@@ -113,75 +115,76 @@ def figures_table(runs: Sequence[RunData], comparisons: Sequence[Comparison]) ->
     heads = "".join(f'<th class="n name" scope="col">{escape(run.name)}</th>' for run in runs)
     if two:
         heads += (
-            '<th class="n" scope="col">first / second</th><th class="why" scope="col">better</th>'
+            '<th class="n" scope="col">second / first</th><th class="why" scope="col">better</th>'
         )
     note = (
-        "Latencies are of answered requests. A dash: not measured, or too few samples beyond "
-        f"(fewer than {comparisons[0].min_beyond})."
+        "Latencies are of answered requests. A dash: not measured, or fewer than "
+        f"{comparisons[0].min_beyond} samples beyond the percentile (p99 needs "
+        f"{comparisons[0].min_beyond * 100:,} requests)."
     )
     return f"<section><h2>All figures</h2>{_table(f'<th></th>{heads}', body, note)}</section>"
 
 
-def _judgement(comparison: Comparison, line: Line | None) -> str:
+def _judgement(comparison: Comparison, line: ComparisonRow | None) -> str:
     if line is None:
         return _cell("") + "<td></td>"
     names = {"a": comparison.a.name, "b": comparison.b.name,
-             "equal": "equal within 5 %", "unclear": "within the noise"}  # fmt: skip
+             "equal": "equal within 5 %", "unclear": "not significant"}  # fmt: skip
     words = escape(names[line.better]) if line.better else ""
     kind = {"b": "better-text", "a": "worse-text"}.get(line.better or "", "soft")
-    if line.interval is not None:
-        low, high = ratio(line.interval.low), ratio(line.interval.high)
+    if (interval := line.change_interval) is not None:
+        low, high = escape(ratio(interval.low)), escape(ratio(interval.high))
         words += f' <span class="soft small">(95 %: {low} to {high})</span>'
-    return f'{_cell(ratio(line.ratio))}<td class="why {kind}">{words}</td>'
+    return f'{_cell(ratio(line.change))}<td class="why {kind}">{words}</td>'
 
 
-def refusals_table(runs: Sequence[RunData]) -> str:
-    """What was refused or failed, and how fast that was said (wall clock)."""
+def rejections_table(runs: Sequence[RunData]) -> str:
+    """Rejected and failed requests by reason, with the wall-clock time to the error answer."""
     body = []
     for number, run in enumerate(runs):
-        for one in refusals(run):
-            body.append(_refusal_row(number, run, one))
+        for one in unanswered(run):
+            body.append(_rejection_row(number, run, one))
     if not body:
         answered = "None: every request was answered in full."
-        told = answered if any(run.requests for run in runs) else "There were no requests."
-        return f"<section><h2>Refused and failed requests</h2><p>{told}</p></section>"
+        text = answered if any(run.requests for run in runs) else "There were no requests."
+        return f"<section><h2>Rejected and failed requests</h2><p>{text}</p></section>"
     heads = (
         '<th scope="col">run</th><th scope="col">outcome</th><th scope="col">reason</th>'
         '<th class="n" scope="col">HTTP status</th><th class="n" scope="col">requests</th>'
-        '<th class="n" scope="col">of all due</th><th class="n" scope="col">refused in</th>'
+        '<th class="n" scope="col">of all due</th><th class="n" scope="col">answered in</th>'
         '<th class="n" scope="col">longest</th><th class="n" scope="col">Retry-After</th>'
     )
     note = (
-        "Refused in: median time from sending to the complete error answer, and the longest, "
-        "on the clock. Retry-After: median."
+        "Answered in: median and longest wall-clock time from sending to the complete error "
+        "answer. Retry-After: median."
     )
-    return f"<section><h2>Refused and failed requests</h2>{_table(heads, body, note)}</section>"
+    return f"<section><h2>Rejected and failed requests</h2>{_table(heads, body, note)}</section>"
 
 
-def _refusal_row(number: int, run: RunData, one: Refusal) -> str:
+def _rejection_row(number: int, run: RunData, one: UnansweredRow) -> str:
     scale = time_scale(run)
     usual, longest = (
         None if value is None else value / scale for value in (one.answer_p50_s, one.answer_max_s)
     )
-    told = durations([usual, longest])
+    delays = durations([usual, longest])
     retry = NONE if one.retry_after_s is None else f"{one.retry_after_s:.1f} s"
     return (
         f"<tr>{_run_cell(number, run)}<td>{escape(one.outcome)}</td><td>{escape(one.reason)}</td>"
         f"{_cell(one.status or NONE)}{_cell(counts([one.count])[0])}"
-        f"{_cell(shares([one.count / run.requests])[0])}{_cell(told[0])}{_cell(told[1])}"
+        f"{_cell(shares([one.count / run.requests])[0])}{_cell(delays[0])}{_cell(delays[1])}"
         f"{_cell(retry)}</tr>"
     )
 
 
 def time_scale(run: RunData) -> float:
-    """Seconds of the run in one on the clock; 1 unless run.json says otherwise."""
+    """Seconds of the run per wall-clock second; 1 if run.json has none."""
     value = setting(run, "time scale")
     usable = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
     return float(value) if usable else 1.0
 
 
 def backends_table(runs: Sequence[RunData]) -> str:
-    """How the prompt tokens were shared."""
+    """Prompt tokens, requests and hit ratio of each backend."""
     body = []
     for number, run in enumerate(runs):
         found = backends(run)
@@ -196,30 +199,30 @@ def backends_table(runs: Sequence[RunData]) -> str:
             )
     if not body:
         return ""
-    told = "; ".join(f"{run.name} {ratio(imbalance(run))}" for run in runs)
+    balance = "; ".join(f"{run.name} {ratio(imbalance(run))}" for run in runs)
     heads = (
         '<th scope="col">run</th><th scope="col">backend</th><th class="n" scope="col">requests'
         '</th><th class="n" scope="col">prompt tokens</th><th class="n" scope="col">share</th>'
         "<td></td>"
         '<th class="n" scope="col">hit ratio</th>'
     )
-    note = f"Busiest over idlest backend by prompt tokens: {told}."
+    note = f"Prompt tokens of the busiest backend divided by those of the idlest: {balance}."
     return f"<section><h2>Balance of the backends</h2>{_table(heads, body, note)}</section>"
 
 
 def provenance_section(runs: Sequence[RunData]) -> str:
-    """Everything needed to get the same figures again."""
+    """The settings and commands that repeat each run."""
     parts = []
     for number, run in enumerate(runs):
         rows = {"verdict": str(verdict(run)), **settings(run)}
         lag = run.summary.get("schedule_lag_ms")
         if isinstance(lag, dict):
-            told = [
+            lags = [
                 f"{name} {lag_ms:g} ms"
                 for name in ("p50", "p99", "max")
                 if (lag_ms := run.shown("schedule_lag_ms", name)) is not None
             ]
-            rows["schedule lag"] = ", ".join(told)
+            rows["schedule lag"] = ", ".join(lags)
         body = [
             f'<tr><th scope="row">{escape(what)}</th><td>'
             + (f"<code>{escape(text)}</code>" if what in _CODE else escape(text))
@@ -233,19 +236,19 @@ def provenance_section(runs: Sequence[RunData]) -> str:
             f'<table class="settings"><tbody>{"".join(body)}</tbody></table>'
             f"<details><summary>run.json</summary><pre>{escape(whole)}</pre></details>"
         )
-    return f"<section><h2>How this was obtained</h2>{''.join(parts)}</section>"
+    return f"<section><h2>How to repeat this</h2>{''.join(parts)}</section>"
 
 
 _CODE = frozenset({"command", "trace sha256", "schedule sha256", "targets"})
 
 
 def definitions(min_beyond: int, slos: Sequence[Slo]) -> str:
-    """What each word means."""
+    """The definitions of all terms."""
     items = "".join(f"<dt>{escape(word)}</dt><dd>{escape(says)}</dd>" for word, says in DEFINITIONS)
     judged = f" Latency targets: {', '.join(str(slo) for slo in slos)}." if slos else ""
     text = f"A percentile is shown only with at least {min_beyond} samples beyond it.{judged}"
     return (
-        f"<section><h2>What the words mean</h2><dl>{items}</dl>"
+        f"<section><h2>Definitions</h2><dl>{items}</dl>"
         f'<p class="soft small">{escape(text)}</p></section>'
     )
 

@@ -1,13 +1,11 @@
-"""Print a comparison, or one run, to a terminal of 80 columns or more.
+"""Print a comparison on a terminal of 80 columns or more.
 
-Texts from files go in as Text, never as Rich markup. Nothing is computed here.
+Text from files is passed as Text, never as Rich markup. Nothing is computed here.
 """
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from forebay.analysis.compare import WHOLE_RUN, Comparison, Line
-from forebay.analysis.figures import Figures
+from forebay.analysis.compare import WHOLE_RUN, Comparison, ComparisonRow
 from forebay.analysis.headline import Headline
 from forebay.analysis.units import NONE, counts, durations, rates, ratio, ratios, shares
 
@@ -26,7 +24,7 @@ MOODS = {
 
 
 def print_comparison(comparison: Comparison, words: Headline, console: "Console") -> None:
-    """The headline, the warnings and the table."""
+    """Print the headline, the warnings and the table."""
     from rich.text import Text
 
     console.print(Text(words.summary, style=MOODS[words.mood]))
@@ -39,19 +37,20 @@ def print_comparison(comparison: Comparison, words: Headline, console: "Console"
 
 
 def notes(comparison: Comparison) -> str:
-    """What the reader must know to read the table."""
+    """The explanation under the table."""
     text = (
-        "Latencies are of answered requests, from the moment each was due. A/B: the first run's "
-        "figure over the second's. = : within 5 %. ~ : the 95 % interval of the ratio includes 1. "
-        f"{NONE} : not measured, or fewer than {comparison.min_beyond} samples beyond."
+        "Latencies are of answered requests, from when each was due. B/A: the second run's figure "
+        "divided by the first's. = : equal within 5 %. ~ : not significant, the 95 % interval "
+        f"includes 1. {NONE} : not measured, or fewer than {comparison.min_beyond} samples beyond "
+        f"the percentile (p99 needs {comparison.min_beyond * 100:,} requests)."
     )
     if comparison.slos:
         text += f" Targets: {', '.join(str(slo) for slo in comparison.slos)}."
     return text
 
 
-def better_name(comparison: Comparison, line: Line) -> str:
-    """The better run's name, `=`, `~` or nothing."""
+def better_name(comparison: Comparison, line: ComparisonRow) -> str:
+    """The name of the better run, `=`, `~` or nothing."""
     names = {"a": comparison.a.name, "b": comparison.b.name, "equal": "=", "unclear": "~"}
     return names[line.better] if line.better else ""
 
@@ -67,7 +66,7 @@ def _table(comparison: Comparison) -> "Table":
         table.add_column(
             Text(name, overflow="fold"), justify="right", min_width=min(12, max(9, len(name)))
         )
-    table.add_column("A/B", justify="right", no_wrap=True, min_width=5)
+    table.add_column("B/A", justify="right", no_wrap=True, min_width=5)
     table.add_column("better", overflow="fold", min_width=6)
     section = ""
     for line in comparison.lines:
@@ -75,21 +74,21 @@ def _table(comparison: Comparison) -> "Table":
             section = line.section
             table.add_row(Text(_title(comparison, section), style="bold"), end_section=False)
         table.add_row(*(Text(cell) for cell in _cells(comparison, line)))
-        if line.interval is not None:
-            low, high = f"{ratio(line.interval.low)} to", ratio(line.interval.high)
-            told = ("    95 % interval of A/B", low, high, "", "")
-            table.add_row(*(Text(cell, style="dim") for cell in told))
+        if (interval := line.change_interval) is not None:
+            low, high = f"{ratio(interval.low)} to", ratio(interval.high)
+            interval_row = ("    95 % interval of B/A", low, high, "", "")
+            table.add_row(*(Text(cell, style="dim") for cell in interval_row))
         if _last_of(comparison, line):
             table.add_section()
     return table
 
 
-def _cells(comparison: Comparison, line: Line) -> list[str]:
+def _cells(comparison: Comparison, line: ComparisonRow) -> list[str]:
     a, b = FORMATS[line.unit]([line.a, line.b])
-    return [f"  {line.label}", a, b, ratio(line.ratio), better_name(comparison, line)]
+    return [f"  {line.label}", a, b, ratio(line.change), better_name(comparison, line)]
 
 
-def _last_of(comparison: Comparison, line: Line) -> bool:
+def _last_of(comparison: Comparison, line: ComparisonRow) -> bool:
     at = comparison.lines.index(line) + 1
     return at == len(comparison.lines) or comparison.lines[at].section != line.section
 
@@ -100,24 +99,3 @@ def _title(comparison: Comparison, section: str) -> str:
         return f"all requests · {words[0]}" if words[0] == words[1] else "all requests"
     a, b = comparison.figures[section]
     return f"{section} · {a.answered:,} and {b.answered:,} answered"
-
-
-def print_run(name: str, of: dict[str | None, Figures], console: "Console") -> None:
-    """One run: a line per bucket and figure."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=Text(name))
-    table.add_column("", no_wrap=True)
-    for heading in ("n", "p50", "p90", "p99", "p99.9", "max"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for bucket, one in of.items():
-        if bucket is None and len(of) > 1:
-            continue
-        for key in ("ttft", "e2e", "tpot", "stall"):
-            told = one.latency[key]
-            values: Sequence[float | None] = [*told.values.values(), told.max]
-            label = f"{bucket or 'all'} {key.upper() if key != 'stall' else 'worst stall'}"
-            table.add_row(Text(label), f"{told.count:,}", *durations(values))
-    console.print(table)

@@ -1,7 +1,7 @@
-"""Numbers as a reader wants them: one unit a row, the same number of decimals, a dash for none.
+"""Format numbers: one unit per row, the same number of decimals, a dash for None.
 
-Every function takes base units (seconds, tokens, shares) and returns text; nothing is computed
-here but the rounding.
+Every function takes base units (seconds, tokens, shares) and returns text; only rounding is
+computed here.
 """
 
 import math
@@ -12,9 +12,9 @@ NEVER = "never"
 
 
 def durations(values_s: Sequence[float | None]) -> list[str]:
-    """Durations that stand side by side: one unit and equal decimals.
+    """Format durations that are printed side by side with one unit and equal decimals.
 
-    As many as show three digits of the largest and two of the smallest, within reason.
+    The decimals show three digits of the largest and two of the smallest, up to a limit.
     """
     numbers = [v for v in values_s if v is not None and math.isfinite(v)]
     largest = max(numbers, default=0.0)
@@ -45,7 +45,7 @@ def counts(values: Sequence[float | None]) -> list[str]:
 
 
 def rates(values: Sequence[float | None]) -> list[str]:
-    """Events a second, decimals by the smallest that is not 0."""
+    """Format events per second; the smallest value other than 0 sets the decimals."""
     smallest = min((v for v in values if v), default=1.0)
     decimals = min(3, max(1, 2 - math.floor(math.log10(abs(smallest)))))
     return [NONE if v is None else f"{v:,.{decimals}f} /s" for v in values]
@@ -60,21 +60,23 @@ def ratios(values: Sequence[float | None]) -> list[str]:
 
 
 def ratio(value: float | None) -> str:
-    """`4.5×`, `0.22×`, `120×`; infinite and undefined ratios are said to be so."""
+    """`4.5×`, `0.22×`, `120×`; `∞` for infinite and a dash for undefined ratios."""
     if value is None or math.isnan(value):
         return NONE
     if math.isinf(value):
         return "∞"
     if value >= 100:
         return f"{value:,.0f}×"
+    if 0 < value < 0.1:
+        return f"{value:.3f}×" if value >= 0.0005 else "<0.001×"
     return f"{value:.1f}×" if value >= 10 else f"{value:.2f}×"
 
 
 def is_text(words: str) -> bool:
-    """Whether a word of the command line was UTF-8; else no page and no JSON can hold it."""
+    """Whether a command-line word was valid UTF-8; otherwise no page or JSON can hold it."""
     return words.isascii() or not any("\ud800" <= c <= "\udfff" for c in words)
 
 
 def printable(text: str) -> str:
-    """Text from a file, safe for a terminal: control characters would be obeyed, not shown."""
+    """Text from a file, safe for a terminal, with control characters replaced."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

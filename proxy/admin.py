@@ -1,6 +1,6 @@
-"""The admin port: alive, ready, metrics, status, live page, drain, reload.
+"""The admin port: health checks, metrics, status, live page, drain and reload.
 
-Never reachable from the public one.
+Nothing of it can be reached through the public port.
 """
 
 import asyncio
@@ -16,18 +16,18 @@ from aiohttp import web
 
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.app import App
-from forebay.proxy.core.explain.recorder import ExplainedShaper
+from forebay.proxy.core.explain.receipt import Receipts
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.driver import Driver
-from forebay.proxy.http1 import cross_site
+from forebay.proxy.http1.cross_origin import cross_site_refusal
 from forebay.proxy.http1.errors import CLIENT, error_body
 from forebay.proxy.http1.server import no_such_path
 from forebay.proxy.reload import Reloader
 from forebay.proxy.runtime.load_shedding import Protection
-from forebay.proxy.share.exchange import Exchange
+from forebay.proxy.share.exchange import PeerExchange
 from forebay.proxy.telemetry.capture import Capture
 from forebay.proxy.telemetry.metrics import ProxyMetrics
-from forebay.proxy.telemetry.receipt_text import told
+from forebay.proxy.telemetry.receipt_text import receipt_fields
 
 VERSIONS = {
     "forebay": version("forebay"),
@@ -35,8 +35,8 @@ VERSIONS = {
     "aiohttp": version("aiohttp"),
 }
 
-SAME_ID = 20  # of the requests that had one id, so many are named
-MOST_SHOWN = 128  # of an id that is unknown
+SAME_ID = 20  # bound of the named requests that share an id
+MOST_SHOWN = 128  # characters of an unknown id in the error message
 
 
 class Admin:
@@ -46,12 +46,12 @@ class Admin:
         driver: Driver,
         metrics: ProxyMetrics,
         estimate: TokenEstimate,
-        exchange: Exchange,
+        exchange: PeerExchange,
         drain: Callable[[], None],
         reloader: Reloader,
         protection: Protection,
         capture: Capture | None,
-        explained: ExplainedShaper,
+        receipts: Receipts,
     ) -> None:
         self._app = app
         self._driver = driver
@@ -62,12 +62,12 @@ class Admin:
         self._reloader = reloader
         self._protection = protection
         self._capture = capture
-        self._explained = explained
+        self._receipts = receipts
         self._page = files("forebay.proxy").joinpath("live.html").read_bytes()
         self._started_at = asyncio.get_running_loop().time()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        if (refusal := cross_site.refused(request)) is not None:
+        if (refusal := cross_site_refusal(request)) is not None:
             return refusal
         match request.method, request.raw_path.partition("?")[0]:
             case "GET" | "HEAD", "/healthz":
@@ -80,8 +80,8 @@ class Admin:
                 return web.Response(
                     body=text, headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"}
                 )
-            case "GET", "/status" if (asked := asked_for(request)) is not None:
-                return self._explain(asked)
+            case "GET", "/status" if (id_ := requested_id(request)) is not None:
+                return self._explain(id_)
             case "GET", "/status":
                 return web.Response(
                     body=orjson.dumps(self.status()), content_type="application/json"
@@ -94,22 +94,22 @@ class Admin:
             case "POST", "/reload":
                 result = await self._reloader.reload()
                 status = 400 if result == "failed" else 200
-                return web.Response(status=status, text=f"{result}: {self._reloader.said}\n")
+                return web.Response(status=status, text=f"{result}: {self._reloader.message}\n")
         return no_such_path(request)
 
     def _explain(self, request_id: str) -> web.Response:
-        """Why a request went where it went; 404 when it is unknown or forgotten."""
-        receipts, now = self._explained.receipts, self._driver.now
-        self._explained.settle(now)
+        """Answer with the decisions about one request; 404 if it is unknown or forgotten."""
+        receipts, now = self._receipts, self._driver.now
+        self._driver.shaper.settle(now)
         found = receipts.named(request_id)
         if not found:
-            return unknown(request_id, receipts.keep)
+            return unknown_request(request_id, receipts.keep)
         same_id = [receipt.id for receipt in found[1 : SAME_ID + 1]]
-        body = orjson.dumps(told(found[0], now, receipts.keep, same_id))
+        body = orjson.dumps(receipt_fields(found[0], now, receipts.keep, same_id))
         return web.Response(body=body, content_type="application/json")
 
     def status(self) -> dict[str, Any]:
-        """What `/status` says; JSON."""
+        """Return the JSON of `/status`."""
         shaper, now = self._driver.shaper, self._driver.now
         return {
             "ready": self._app.ready,
@@ -117,7 +117,7 @@ class Admin:
             "versions": VERSIONS,
             "config": {
                 "generation": self._reloader.generation,
-                "last_reload": self._reloader.said,
+                "last_reload": self._reloader.message,
                 "needs_restart": list(self._reloader.restart),
             },
             "shedding_classes": self._protection.shed,
@@ -133,8 +133,8 @@ class Admin:
         }
 
 
-def asked_for(request: web.BaseRequest) -> str | None:
-    """The request that `/status?request=` asks about; None without one."""
+def requested_id(request: web.BaseRequest) -> str | None:
+    """Return the id in `/status?request=ID`; None if there is none."""
     query = request.raw_path.partition("?")[2]
     try:
         return parse_qs(query, keep_blank_values=True, max_num_fields=8)["request"][0]
@@ -142,11 +142,11 @@ def asked_for(request: web.BaseRequest) -> str | None:
         return None
 
 
-def unknown(request_id: str, keep: int) -> web.Response:
-    """404, as JSON in the form of the public port's errors."""
+def unknown_request(request_id: str, keep: int) -> web.Response:
+    """Return a 404 with JSON in the form of the public port's errors."""
     message = (
         f"No request {request_id[:MOST_SHOWN]!r} is remembered. A proxy remembers the last {keep} "
-        "that have ended and reached its queue (metrics.receipts), and forgets when it restarts."
+        "ended requests that reached its queue (metrics.receipts), until it restarts."
     )
     body = error_body(message, CLIENT, "unknown_request", "request")
     return web.Response(status=404, body=body, content_type="application/json")
@@ -158,20 +158,20 @@ def _backend(backend: Backend, now: float) -> dict[str, Any]:
         "name": backend.name,
         "up": backend.up,
         "draining": backend.draining,
-        "in_flight": len(backend.flights),
-        "in_flight_elsewhere": backend.running - len(backend.flights),
+        "in_flight": len(backend.in_flight),
+        "in_flight_elsewhere": backend.running - len(backend.in_flight),
         "max_concurrency": backend.spec.max_concurrency,
         "prefills": len(backend.prefills),
-        "backlog_s": round(backend.backlog_s(now), 3),
+        "backlog_s": round(backend.prefill_queue.backlog_s(now), 3),
         "queued": {bucket: len(queue) for bucket, queue in backend.queues.items()},
         "kv_tokens": None if backend.kv_tokens == float("inf") else backend.kv_tokens,
         "kv_reserved_tokens": backend.kv.tokens,
-        "prefix_index_blocks": len(backend.prefixes),
+        "prefix_index_blocks": len(backend.cache.prefixes),
         "prefix_index": _prefix_index(backend),
         "prompt_tokens_sent": backend.sent_prompt_tokens,
         "prefill_cost": {
             "observations": backend.cost.observations,
-            "relative_error": round(backend.cost.spread.at(1.0), 3),
+            "relative_error": round(backend.cost.error.at(1.0), 3),
             "seconds_10k_tokens": round(backend.cost.predict_s(10_000, 10_000), 4),
             "seconds_100k_tokens": round(backend.cost.predict_s(100_000, 100_000), 4),
             "scale": [round(x, 4) for x in (fixed, linear, pairs)],
@@ -180,12 +180,12 @@ def _backend(backend: Backend, now: float) -> dict[str, Any]:
 
 
 def _prefix_index(backend: Backend) -> dict[str, Any]:
-    """How it is known what the backend holds, and how far off that was: tokens a request."""
-    error = backend.prefix_error
+    """Return how the cached prefixes are known, and the error of that in tokens per request."""
+    error, held = backend.cache.error, backend.cache.engine_blocks
     return {
-        "mode": backend.prefix_mode,
-        "held_engine_blocks": None if backend.held is None else len(backend.held),
-        "kept_share": round(backend.kept, 3),
+        "mode": backend.cache.mode,
+        "held_engine_blocks": None if held is None else len(held),
+        "kept_share": round(backend.cache.kept, 3),
         "answers": error.answers,
         "mean_error_tokens": round(error.mean_tokens, 1),
         "bias_tokens": round(error.bias_tokens, 1),

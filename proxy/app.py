@@ -1,6 +1,7 @@
-"""The public port: which paths exist, and what each request goes through.
+"""The public port: which paths exist, and the steps of each request through the proxy.
 
-Raw paths against an allow-list: nothing else of a backend is reachable, however it is spelled.
+Raw paths are compared with an allow-list. Nothing else of a backend can be reached, however the
+path is spelled.
 """
 
 import asyncio
@@ -19,15 +20,20 @@ from forebay.proxy.http1.cross_origin import Cors
 from forebay.proxy.http1.errors import ApiError
 from forebay.proxy.http1.headers import REQUEST_ID, SERVER, request_id
 from forebay.proxy.http1.server import cannot_go_on, error_response
-from forebay.proxy.relay.relay import Exchange, Relay
+from forebay.proxy.relay.attempts import Attempts
+from forebay.proxy.relay.delivery import send_whole, wait_taken
+from forebay.proxy.relay.relay import Relay, ShapedRequest
+from forebay.proxy.relay.timeouts import Watchdog
+from forebay.proxy.relay.unshaped import UnshapedRelay
 from forebay.proxy.runtime.load_shedding import Protection
 from forebay.proxy.security.guards import Security
 from forebay.proxy.telemetry.metrics import ProxyMetrics
 from forebay.proxy.telemetry.observers import Telemetry
-from forebay.proxy.telemetry.record import CLIENT_GONE, Record
+from forebay.proxy.telemetry.record import CLIENT_GONE, RequestRecord
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-UNCACHED = ("/tokenize", "/detokenize")  # no prefix cache behind them, so no salt
+SHAPED_METHODS = ("POST",)
+UNCACHED = ("/tokenize", "/detokenize")  # these use no prefix cache, so they get no salt
 
 
 class App:
@@ -38,7 +44,10 @@ class App:
         config: Config,
         driver: Driver,
         backends: Backends,
+        attempts: Attempts,
         relay: Relay,
+        unshaped: UnshapedRelay,
+        watchdog: Watchdog,
         metrics: ProxyMetrics,
         estimate: TokenEstimate,
         telemetry: Telemetry,
@@ -48,7 +57,10 @@ class App:
         self._config = config
         self._driver = driver
         self._backends = backends
+        self._attempts = attempts
         self._relay = relay
+        self._unshaped = unshaped
+        self._watchdog = watchdog
         self._metrics = metrics
         self._estimate = estimate
         self._telemetry = telemetry
@@ -56,20 +68,20 @@ class App:
         self._security = security
         self._budget = ByteBudget(config.limits.queue_bytes, config.reject_status)
         self._cors = Cors(config.cors_origins)
-        self._made = 0
-        self.leaving = False  # work is still taken, but connections are told to close
-        self.draining = False  # and now no more work
+        self._parsed_count = 0
+        self.leaving = False  # lame duck: requests are taken, but connections are told to close
+        self.draining = False  # no more requests are taken
         self.active = 0
         self.idle = asyncio.Event()
         self.idle.set()
 
     @property
     def ready(self) -> bool:
-        """Some backend takes work, and so do we."""
+        """Requests are taken, and some backend is up."""
         return self._backends.any_up and not self.draining and not self.leaving
 
     def reconfigure(self, config: Config) -> None:
-        """Requests that come from now on find this configuration."""
+        """Use this configuration for requests that arrive from now on."""
         self._config = config
         self._budget.limit = config.limits.queue_bytes
         self._budget.status = config.reject_status
@@ -80,34 +92,34 @@ class App:
         return self._budget.held
 
     def end_all(self) -> None:
-        """End what waits for a backend, or has been sent to one and not ended by itself."""
-        self._relay.end_all()
+        """End all requests, waiting or running."""
+        self._attempts.end_all()
         self._driver.end_waiting(errors.draining)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer one request; it is active until the client has taken its answer."""
+        """Answer one request; it is active until the client has taken the response."""
         self.active += 1
         self.idle.clear()
         try:
-            response = await self._answered(request)
-            await self._relay.taken(request)
+            response = await self._answer(request)
+            await wait_taken(request, self._watchdog)
         finally:
             self.active -= 1
             if not self.active:
                 self.idle.set()
         return response
 
-    async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
-        """The answer, sent; errors become OpenAI-shaped here."""
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer a request, and return the response that was sent; errors are OpenAI-shaped."""
         id_ = request_id(request.headers)
-        record = Record(id_, self._driver.now)
+        record = RequestRecord(id_, self._driver.now)
         status = 500
         try:
             response = await self._route(request, id_, record)
             status = response.status
         except ApiError as error:
             record.reason = error.code
-            response = error_response(error, id_, self._way(record))
+            response = error_response(error, id_, self._decision_headers(record))
             status = response.status
         except asyncio.CancelledError:
             status = CLIENT_GONE
@@ -119,52 +131,55 @@ class App:
             response.headers[REQUEST_ID] = id_
             response.headers["Server"] = SERVER
             response.headers.update(self._cors.answer(request.headers))
-        # One that was told to keep its connection may use it once more before we are gone.
-        told = whole or response.headers.get("Connection") == "close"
-        if self.draining or (self.leaving and told) or cannot_go_on(request):
+        # After a stream that promised keep-alive, the client may send one more request.
+        may_close = whole or response.headers.get("Connection") == "close"
+        if self.draining or (self.leaving and may_close) or cannot_go_on(request):
             response.force_close()
         if whole:
-            await self._relay.send_whole(request, response)
+            await send_whole(request, response, self._watchdog)
         return response
 
     async def _route(
-        self, request: web.BaseRequest, id_: str, record: Record
+        self, request: web.BaseRequest, id_: str, record: RequestRecord
     ) -> web.StreamResponse:
         raw = request.raw_path
         path = raw.partition("?")[0]
         if not (raw.isascii() and raw.startswith("/")) or "#" in raw:
-            if raw == "*" and request.method == "OPTIONS":
-                return web.Response(status=204, headers={"Allow": "GET, HEAD, POST, OPTIONS"})
-            raise ApiError(
-                400, "bad_http", "The request target must be a path in ASCII.", close=True
-            )
-        if path in (CHAT, COMPLETIONS):
-            methods: tuple[str, ...] = ("POST",)
-        elif path == "/health":
-            methods = ("GET", "HEAD")
-        elif path in self._config.routes:
-            methods = ("GET", "POST", "HEAD")
-        else:
-            raise errors.no_such_path()
+            return _answer_target(request, raw)
+        methods = self._methods(path)
         if request.method not in methods:
-            allow = {"Allow": ", ".join((*methods, "OPTIONS"))}
-            if request.method == "OPTIONS":
-                allow |= self._cors.preflight(request.headers, methods)
-                return web.Response(status=204, headers=allow)
-            raise ApiError(405, "method_not_allowed", f"Use {methods[0]}.", headers=allow)
-        if methods == ("POST",):
+            return self._answer_method(request, methods)
+        if methods is SHAPED_METHODS:
             with Hold(self._budget) as hold:
                 return await self._shaped(request, path, id_, record, hold)
         if request.method != "POST" and request.can_read_body:
-            # Servers differ in whether they read it: forwarded, it could become a request.
+            # Servers differ in whether they read this body: forwarded, it could become a request.
             raise ApiError(400, "bad_http", f"{request.method} takes no body here.", close=True)
         if path == "/health":
             return web.Response(status=200 if self.ready else 503)
         with Hold(self._budget) as hold:
-            return await self._passed_on(request, raw, id_, record, hold)
+            return await self._forward(request, raw, id_, record, hold)
 
-    def _authenticate(self, request: web.BaseRequest, record: Record) -> None:
-        """Whose request it is, before anything of its body is read; raises ApiError 401 or 429."""
+    def _methods(self, path: str) -> tuple[str, ...]:
+        """Return the methods of a path, OPTIONS aside; raises ApiError 404."""
+        if path in (CHAT, COMPLETIONS):
+            return SHAPED_METHODS
+        if path == "/health":
+            return ("GET", "HEAD")
+        if path in self._config.routes:
+            return ("GET", "POST", "HEAD")
+        raise errors.no_such_path()
+
+    def _answer_method(self, request: web.BaseRequest, methods: tuple[str, ...]) -> web.Response:
+        """Answer OPTIONS; raises ApiError 405 for other methods that a path has not."""
+        allow = {"Allow": ", ".join((*methods, "OPTIONS"))}
+        if request.method != "OPTIONS":
+            raise ApiError(405, "method_not_allowed", f"Use {methods[0]}.", headers=allow)
+        allow |= self._cors.preflight(request.headers, methods)
+        return web.Response(status=204, headers=allow)
+
+    def _authenticate(self, request: web.BaseRequest, record: RequestRecord) -> None:
+        """Set the tenant, before anything of the body is read; raises ApiError 401 or 429."""
         record.tenant = self._security.auth.tenant(request, record.arrived_at)
 
     async def _body(self, request: web.BaseRequest, hold: Hold) -> bytes:
@@ -172,22 +187,22 @@ class App:
         return await read_client_body(request, self._config.limits.body, patience_s, hold)
 
     async def _shaped(
-        self, request: web.BaseRequest, path: str, id_: str, record: Record, hold: Hold
+        self, request: web.BaseRequest, path: str, id_: str, record: RequestRecord, hold: Hold
     ) -> web.StreamResponse:
-        """A chat or completion: estimated, queued or refused, relayed."""
+        """Serve a chat or completion: parse it, queue or reject it, relay the response."""
         operation = "chat" if path == CHAT else "text_completion"
-        self._telemetry.began(record, operation, request.headers)
+        self._telemetry.started(record, operation, request.headers)
         self._authenticate(request, record)
         if self.draining:
             raise errors.draining()
         body = await self._body(request, hold)
-        self._made += 1
+        self._parsed_count += 1
         fields = await parse_any(body)
-        asked = read_fields(
+        parsed = read_fields(
             fields,
             body,
             request.headers,
-            id_=f"{id_}/{self._made}",  # clients may send one id twice; the books may not
+            id_=f"{id_}/{self._parsed_count}",  # unique, though clients may repeat their id
             chat=path == CHAT,
             estimate=self._estimate,
             block_bytes=self._config.affinity.block_bytes,
@@ -195,26 +210,26 @@ class App:
             salts=self._security.salts,
         )
         del fields
-        body = asked.body  # what came is not kept beside it
-        record.request, record.token_ids = asked.request, asked.token_ids
-        record.service_class = asked.request.service_class
-        if self._protection.refuses(asked.request.service_class):
-            self._metrics.shed(asked.request.service_class)
+        body = parsed.body  # so that the received bytes are not kept too
+        record.request, record.token_ids = parsed.request, parsed.token_ids
+        record.service_class = parsed.request.service_class
+        if self._protection.rejects(parsed.request.service_class):
+            self._metrics.shed(parsed.request.service_class)
             raise errors.overloaded()
         cors = self._cors.answer(request.headers)
         try:
-            async with self._driver.slot(asked.request) as grant:
+            async with self._driver.slot(parsed.request) as grant:
                 record.sent(grant.send, self._driver.now)
                 reply_headers = partial(self._headers, id_, cors, record)
-                exchange = Exchange(request, path, body, asked, id_, record, reply_headers)
-                return await self._relay.serve(exchange, grant)
-        except Rejected as refused:
-            record.bucket = refused.action.bucket or "none"
-            record.queued_s = refused.action.queued_s
-            raise errors.rejected(refused.action, self._config.reject_status) from None
+                shaped = ShapedRequest(request, path, body, parsed, id_, record, reply_headers)
+                return await self._relay.serve(shaped, grant)
+        except Rejected as rejected:
+            record.bucket = rejected.action.bucket or "none"
+            record.queued_s = rejected.action.queued_s
+            raise errors.rejected(rejected.action, self._config.reject_status) from None
 
-    def _way(self, record: Record) -> dict[str, str]:
-        """What an answer or an error says about its request's way, as far as it went."""
+    def _decision_headers(self, record: RequestRecord) -> dict[str, str]:
+        """Return headers about the decisions on a request, as far as it got."""
         headers = {}
         if record.bucket != "none":
             headers["x-forebay-bucket"] = record.bucket
@@ -225,21 +240,21 @@ class App:
             headers["x-forebay-predicted-ms"] = f"{record.predicted_ttft_s * 1e3:.1f}"
         return headers
 
-    def _headers(self, id_: str, cors: dict[str, str], record: Record) -> dict[str, str]:
-        """What every answer to a shaped request says about its way."""
-        return {**self._stream_headers(id_, cors), **self._way(record)}
+    def _headers(self, id_: str, cors: dict[str, str], record: RequestRecord) -> dict[str, str]:
+        """Return our headers of a response to a shaped request."""
+        return {**self._stream_headers(id_, cors), **self._decision_headers(record)}
 
     def _stream_headers(self, id_: str, cors: dict[str, str]) -> dict[str, str]:
-        """What every answer says that may begin before its end is known."""
+        """Return our headers of a response that may be a stream."""
         headers = {**cors, REQUEST_ID: id_, "Server": SERVER}
         if self.leaving or self.draining:
             headers["Connection"] = "close"
         return headers
 
-    async def _passed_on(
-        self, request: web.BaseRequest, raw: str, id_: str, record: Record, hold: Hold
+    async def _forward(
+        self, request: web.BaseRequest, raw: str, id_: str, record: RequestRecord, hold: Hold
     ) -> web.StreamResponse:
-        """A path that is not shaped: to any backend that is up; past admission and queues."""
+        """Forward a request that is not shaped, past admission and queues."""
         self._authenticate(request, record)
         if self.draining:
             raise errors.draining()
@@ -250,4 +265,11 @@ class App:
         if body and salts and raw.partition("?")[0] not in UNCACHED:
             body = await salted(body, request.content_type, record.tenant, salts)
         reply = self._stream_headers(id_, self._cors.answer(request.headers))
-        return await self._relay.pass_on(request, raw, body, id_, record.tenant, reply)
+        return await self._unshaped.serve(request, raw, body, id_, record.tenant, reply)
+
+
+def _answer_target(request: web.BaseRequest, target: str) -> web.Response:
+    """Answer `OPTIONS *`; raises ApiError 400 for any other target that is not a path."""
+    if target == "*" and request.method == "OPTIONS":
+        return web.Response(status=204, headers={"Allow": "GET, HEAD, POST, OPTIONS"})
+    raise ApiError(400, "bad_http", "The request target must be a path in ASCII.", close=True)

@@ -1,31 +1,43 @@
-"""The `forebay` command: each word loads only the module that serves it.
+"""The `forebay` command: each word loads only the module that implements it.
 
-Exit status: 0 done, 1 ran but found a failure it was asked to check, 2 bad usage or bad input.
+Exit status: 0 success, 1 a requested check failed, 2 bad usage or bad input.
 """
 
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-# word: (module:attribute of a Typer app, one line of help)
+# word: (module:attribute of a Typer app, help text)
 COMMANDS = {
-    "demo": ("forebay.analysis.demo:app", "engines, proxy, replay and report with no GPU"),
+    "demo": (
+        "forebay.analysis.demo:app",
+        "the whole toolkit on this machine, without a GPU",
+    ),
     "proxy": ("forebay.proxy.proxy_cli:app", "the load-shaping proxy in front of vLLM servers"),
     "explain": (
         "forebay.proxy.telemetry.explain_cli:app",
-        "why a request went there, waited or was refused",
+        "why a request was routed, delayed or rejected",
     ),
     "engine": ("forebay.replay.engine.cli:app", "one simulated vLLM server"),
     "fleet": ("forebay.replay.fleet.cli:app", "real vLLM servers, one on each GPU"),
-    "replay": ("forebay.replay.cli:app", "replay a trace at a set arrival rate"),
-    "traces": ("forebay.traces.cli:app", "import, describe and make traces"),
-    "experiment": ("forebay.analysis.experiments.cli:app", "studies of one server"),
-    "report": ("forebay.analysis.cli:report_app", "one HTML page from one or more runs"),
-    "compare": ("forebay.analysis.cli:compare_app", "two runs side by side"),
-    "simulate": ("forebay.replay.sim.cli:app", "a fleet in virtual time: what if"),
-    "kv": ("forebay.analysis.kv.cli:app", "KV-cache arithmetic, and a check against a real vLLM"),
-    "size": ("forebay.analysis.sizing.cli:app", "how many GPUs for so many users, by simulation"),
-    "bench": ("forebay.analysis.bench:app", "the measurements the README quotes"),
+    "replay": (
+        "forebay.replay.cli:app",
+        "send the requests of a trace at a given rate",
+    ),
+    "traces": ("forebay.traces.cli:app", "import, describe and synthesise traces"),
+    "experiment": ("forebay.analysis.experiments.cli:app", "run measurement studies on a server"),
+    "report": ("forebay.analysis.cli:report_app", "HTML report of one or more replay runs"),
+    "compare": ("forebay.analysis.cli:compare_app", "compare two replay runs"),
+    "simulate": ("forebay.replay.sim.cli:app", "simulate a fleet in virtual time"),
+    "kv": (
+        "forebay.analysis.kv.cli:app",
+        "KV-cache arithmetic, and a check against a real vLLM",
+    ),
+    "size": (
+        "forebay.analysis.sizing.cli:app",
+        "GPUs needed for a number of users, by simulation",
+    ),
+    "bench": ("forebay.analysis.bench:app", "the measurements that the README quotes"),
 }
 
 
@@ -36,7 +48,7 @@ def usage() -> str:
         "Shape, replay and measure long-context traffic in front of OpenAI-compatible vLLM.\n\n"
         f"{words}\n\n"
         "example:  forebay proxy --backend http://127.0.0.1:8001 --backend http://127.0.0.1:8002\n"
-        "`forebay COMMAND --help` says more."
+        "`forebay COMMAND --help` shows its options."
     )
 
 

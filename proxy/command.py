@@ -1,4 +1,4 @@
-"""Run one Typer command and turn bad input into one line on stderr and exit status 2."""
+"""Run a Typer command; bad input becomes one line on stderr and exit status 2."""
 
 import sys
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from forebay.traces.errors import InputError
 
 
 def new_app(**options: Any) -> typer.Typer:
-    """A Typer app as every word of `forebay` wants it: plain tracebacks, no shell completion."""
+    """Make a Typer app with plain tracebacks and without shell completion."""
     return typer.Typer(add_completion=False, pretty_exceptions_enable=False, **options)
 
 
 def run_command(app: typer.Typer, word: str, words: Sequence[str]) -> int:
-    """Call `app` with `words`; the exit status."""
+    """Run `app` with `words`, and return the exit status."""
     command = typer.main.get_command(app)
     try:
         status = command.main(list(words), prog_name=f"forebay {word}", standalone_mode=False)
@@ -37,5 +37,5 @@ def run_command(app: typer.Typer, word: str, words: Sequence[str]) -> int:
 
 
 def _complain(word: str, what: str) -> None:
-    """One line; a URL that it quotes may hold a password, and stderr is often kept."""
+    """Print one line, without passwords in URLs, because stderr is often kept in logs."""
     print(f"forebay {word}: {without_user_info(what)}", file=sys.stderr)

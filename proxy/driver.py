@@ -1,4 +1,4 @@
-"""Run a shaper on an asyncio loop: the only place where decisions meet the clock."""
+"""Run a shaper on an asyncio loop: the only place where its decisions meet the clock."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from forebay.proxy.core.state.backend import UNLIMITED
 
 
 class Rejected(Exception):
-    """The shaper refused the request; `action` says why and when to come back."""
+    """The shaper rejected the request; `action` holds the reason and the Retry-After."""
 
     def __init__(self, action: Reject) -> None:
         super().__init__(action.reason)
@@ -19,58 +19,67 @@ class Rejected(Exception):
 
 
 class Grant:
-    """A slot on a backend. `send` says which; it changes when the request is tried elsewhere."""
+    """A slot on a backend.
+
+    Attributes:
+        send: names the backend; it changes when the request is sent again.
+    """
 
     def __init__(self, driver: "Driver", send: Send) -> None:
         self._driver = driver
         self.send = send
 
     def first_token(self) -> None:
-        """The backend has given its first output."""
+        """Report the first output of the backend."""
         self._driver.apply(self._driver.shaper.first_token(self.send.request.id, self._driver.now))
 
-    def used(
+    def report_usage(
         self, output_tokens: int, cached_tokens: int | None = None, prompt_tokens: int = 0
     ) -> None:
-        """The answer told its usage; to be called before the slot is left.
+        """Report the usage of the response, before the slot is freed.
 
-        0, and None for `cached_tokens`, where it does not say.
+        Counts that are not known are 0, and None for `cached_tokens`.
         """
         driver, request_id = self._driver, self.send.request.id
         driver.shaper.used(request_id, output_tokens, driver.now, cached_tokens, prompt_tokens)
 
-    async def computed(self, cached_tokens: int | None, prompt_tokens: int) -> Send:
-        """The piece of the prompt is computed: wait for the next turn; raises Rejected.
+    async def prefix_computed(self, cached_tokens: int | None, prompt_tokens: int) -> Send:
+        """Report a computed part of a split prefill, and wait for the next slot.
+
+        Raises Rejected.
 
         Args:
-            cached_tokens: of the piece, found in the backend's cache; None where it does not say.
-            prompt_tokens: of the piece, as the backend counts; 0 where it does not say.
+            cached_tokens: tokens of the part found in the backend's cache; None if not reported.
+            prompt_tokens: tokens of the part as the backend counts; 0 if not reported.
         """
         shaper = self._driver.shaper
-        return await self._again(
-            partial(shaper.computed, cached_tokens=cached_tokens, prompt_tokens=prompt_tokens)
+        return await self._next_slot(
+            partial(shaper.piece_computed, cached_tokens=cached_tokens, prompt_tokens=prompt_tokens)
         )
 
-    async def not_in_pieces(self) -> Send:
-        """No piece of it can be computed: wait for a turn of the whole; raises Rejected."""
-        return await self._again(self._driver.shaper.not_in_pieces)
+    async def cannot_split(self) -> Send:
+        """Report that the prompt cannot be split, and wait for a slot for all of it.
+
+        Raises Rejected.
+        """
+        return await self._next_slot(self._driver.shaper.not_split)
 
     async def retry(self) -> Send:
-        """Give the slot back and wait for one on another backend; raises Rejected if none is."""
-        return await self._again(self._driver.shaper.retry)
+        """Give the slot back, and wait for one on another backend; raises Rejected."""
+        return await self._next_slot(self._driver.shaper.retry)
 
-    async def _again(self, decide: Callable[[str, float], list[Action]]) -> Send:
+    async def _next_slot(self, decide: Callable[[str, float], list[Action]]) -> Send:
         driver, request_id = self._driver, self.send.request.id
         future = driver.expect(request_id)
         driver.apply(decide(request_id, driver.now))
-        self.send = await driver.granted(request_id, future)
+        self.send = await driver.wait_granted(request_id, future)
         return self.send
 
 
 class Slot:
-    """One request's on a backend: waited for on entering, freed on leaving, however that comes.
+    """The slot of one request: entering waits for it, and leaving frees it in any case.
 
-    As a class it takes a request 10 us less than as an `asynccontextmanager`.
+    A class, because an `asynccontextmanager` costs a request 10 us more.
     """
 
     __slots__ = ("_driver", "_request")
@@ -83,21 +92,25 @@ class Slot:
         driver, request = self._driver, self._request
         future = driver.expect(request.id)
         driver.apply(driver.shaper.arrive(request, driver.now))
-        return Grant(driver, await driver.granted(request.id, future))
+        return Grant(driver, await driver.wait_granted(request.id, future))
 
     async def __aexit__(self, *_: object) -> None:
         self._driver.leave(self._request.id)
 
 
 class Driver:
-    """Carries the shaper's actions out on futures and keeps its timer."""
+    """Carries out the shaper's actions on futures, and keeps its timer.
+
+    Args:
+        record: called with each action and its time, for the metrics.
+    """
 
     def __init__(self, shaper: Shaper, record: Callable[[float, Action], None]) -> None:
         self.shaper = shaper
         self._record = record
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[str, asyncio.Future[Action]] = {}
-        self._held: set[str] = set()
+        self._granted: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._refusal: Callable[[], Exception] | None = None
 
@@ -106,27 +119,28 @@ class Driver:
         return self._loop.time()
 
     def slot(self, request: Request) -> Slot:
-        """Wait for a backend: `async with` gives the Grant; raises Rejected."""
+        """Wait for a slot: `async with` returns the Grant; raises Rejected."""
         return Slot(self, request)
 
     def leave(self, request_id: str) -> None:
-        """Its slot is free; a retry that was refused or cancelled has given it back already."""
-        if request_id in self._held:
-            self._held.remove(request_id)
+        """Free the slot of a request, unless a rejected or cancelled retry has freed it."""
+        if request_id in self._granted:
+            self._granted.remove(request_id)
             self.apply(self.shaper.finish(request_id, self.now))
 
     def expect(self, request_id: str) -> asyncio.Future[Action]:
-        self._held.discard(request_id)
+        """Make the future for the next decision about a request; call it before the shaper."""
+        self._granted.discard(request_id)
         self._waiting[request_id] = future = self._loop.create_future()
         return future
 
-    async def granted(self, request_id: str, future: asyncio.Future[Action]) -> Send:
+    async def wait_granted(self, request_id: str, future: asyncio.Future[Action]) -> Send:
         if self._refusal is not None:
-            self.end_waiting(self._refusal)  # this one, unless it was sent at once
+            self.end_waiting(self._refusal)  # also this request, unless it was sent at once
         try:
             action = await future
         except asyncio.CancelledError:
-            # The decision may have raced the cancellation: give back whichever we hold.
+            # The decision may have raced the cancellation: give back the place or the slot.
             if self._waiting.pop(request_id, None):
                 self.apply(self.shaper.cancel(request_id, self.now))
             else:
@@ -149,29 +163,30 @@ class Driver:
         self.apply(change(self.shaper, self.now))
 
     def end_waiting(self, refusal: Callable[[], Exception]) -> None:
-        """Take out whoever waits, and whoever would from now on: `slot` and `retry` raise it."""
+        """Fail all waiting requests, and those that would wait from now on, with `refusal()`."""
         self._refusal = refusal
         while self._waiting:
             request_id, future = self._waiting.popitem()
-            # Others may be sent for it: those do not wait any more.
+            # This may let other requests be sent, which are then no longer waiting.
             self.apply(self.shaper.cancel(request_id, self.now))
             if not future.cancelled():
                 future.set_exception(refusal())
 
     def close(self) -> None:
-        """Stop the timer; requests still held are finished by their own tasks."""
+        """Stop the timer; running requests are finished by their own tasks."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def apply(self, actions: list[Action]) -> None:
+        """Carry out what the shaper decided: wake the tasks of the requests concerned."""
         now = self.now
         for action in actions:
             self._record(now, action)
             if isinstance(action, Send):
-                self._held.add(action.request.id)
+                self._granted.add(action.request.id)
             future = self._waiting.pop(action.request.id)
-            if not future.cancelled():  # else its task runs soon, and gives back what it got
+            if not future.cancelled():  # a cancelled task runs soon, and gives its slot back
                 future.set_result(action)
         self._rearm()
 
@@ -182,5 +197,5 @@ class Driver:
             self._timer = self._loop.call_at(at, self._on_timer, at)
 
     def _on_timer(self, at: float) -> None:
-        # The loop may fire a hair early; the shaper is told the time it asked for.
+        # The loop may fire a hair early: use at least the time the shaper asked for.
         self.apply(self.shaper.wake(max(at, self.now)))

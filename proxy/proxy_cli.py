@@ -1,4 +1,4 @@
-"""`forebay proxy`: read the configuration, serve until told to stop, let what runs run out."""
+"""`forebay proxy`: read the configuration, serve until a signal, then drain."""
 
 import asyncio
 import os
@@ -31,21 +31,22 @@ app = new_app(help=EXAMPLE)
 def proxy(
     context: typer.Context,
     backend: Annotated[
-        list[str] | None, typer.Option(help="base URL of a vLLM server; once for each")
+        list[str] | None, typer.Option(help="base URL of a vLLM server; repeat for each")
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="YAML file; flags win over it")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file; options override it")] = None,
     host: Annotated[str | None, typer.Option(help="address to listen on")] = None,
-    port: Annotated[int | None, typer.Option(help="public port, 0 for any free one")] = None,
-    admin_port: Annotated[int | None, typer.Option(help="admin port, 0 for any free one")] = None,
+    port: Annotated[int | None, typer.Option(help="public port; 0: any free one")] = None,
+    admin_port: Annotated[int | None, typer.Option(help="admin port; 0: any free one")] = None,
     workers: Annotated[
-        int, typer.Option(help="processes that share the port; each is a proxy of its own")
+        int, typer.Option(help="processes that share the port; each is a whole proxy")
     ] = 1,
     worker: Annotated[str | None, typer.Option(hidden=True)] = None,
     print_config: Annotated[
-        bool, typer.Option("--print-config", help="print what is in force, secrets masked")
+        bool,
+        typer.Option("--print-config", help="print the effective configuration without secrets"),
     ] = False,
     check_config: Annotated[
-        bool, typer.Option("--check-config", help="check the configuration and leave")
+        bool, typer.Option("--check-config", help="check the configuration and exit")
     ] = False,
 ) -> None:
     listen = {"host": host, "port": port, "admin_port": admin_port}
@@ -58,7 +59,7 @@ def proxy(
     if check_config:
         from forebay.proxy.security.guards import Security
 
-        Security(loaded, os.environ)  # reads the files that the configuration names
+        Security(loaded, os.environ)  # checks the files that the configuration names
     if print_config:
         print(config_yaml(loaded), end="")
     elif check_config:
@@ -85,12 +86,12 @@ def _serve_with_workers(
     config: Config, load: Callable[[], Config], count: int, context: typer.Context
 ) -> int:
     from forebay.proxy.api.cache_salt import share_cache_secret
+    from forebay.proxy.share.serve_workers import serve_with_workers
     from forebay.proxy.share.worker import words_of
-    from forebay.proxy.share.workers import serve_with_workers
     from forebay.proxy.telemetry.access_log import configure_logs, say
 
     configure_logs(config.logs)
-    share_cache_secret(os.environ)  # else the workers would salt one tenant's prompts differently
+    share_cache_secret(os.environ)  # workers must salt the prompts of a tenant alike
     words = words_of(context, leave_out={"workers", "host", "port", "admin_port"})
     with fast_runner() as runner:
         return runner.run(serve_with_workers(config, count, words, say, load))
@@ -99,14 +100,14 @@ def _serve_with_workers(
 async def serve(
     config: Config, load: Callable[[], Config], watch: Path | None, worker: str | None = None
 ) -> None:
-    """Serve until SIGTERM, SIGINT or POST /drain, then up to `timeouts.drain` longer.
+    """Serve until SIGTERM, SIGINT or POST /drain, then drain for up to `timeouts.drain`.
 
-    SIGHUP, and a change of the file `watch`, put what `load` gives in force.
+    SIGHUP, and a change of the file `watch`, apply the configuration that `load` returns.
 
     Args:
-        worker: which of `--workers` we are, and our end of the hub.
+        worker: the `--worker` option of a process of `--workers`.
     """
-    from forebay.proxy.runtime import systemd as notify
+    from forebay.proxy.runtime import systemd
     from forebay.proxy.serve import start_proxy
     from forebay.proxy.telemetry.access_log import configure_logs, say
 
@@ -124,20 +125,20 @@ async def serve(
         with suppress(NotImplementedError):  # Windows
             for signal_number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(signal_number, running.stop.set)
-            loop.add_signal_handler(signal.SIGHUP, running.reloader.ask)
+            loop.add_signal_handler(signal.SIGHUP, running.reloader.request)
         where = f"listening on {running.url}, admin on {running.admin_url}"
         if link:
             link.listening(running.url, running.admin_url)
             where = f"worker {link.index} listens, its admin port is {running.admin_url}"
         say(where)
-        notify.ready(where)
+        systemd.ready(where)
         with short_collections():
             await running.stop.wait()
         timeouts = running.reloader.config.timeouts
-        more = f" after {timeouts.lame_duck:g} s more of service" if timeouts.lame_duck else ""
+        more = f" after {timeouts.lame_duck:g} s of lame duck" if timeouts.lame_duck else ""
         draining = f"draining: {running.app.active} requests, up to {timeouts.drain:g} s{more}"
         say(draining)
-        notify.stopping(draining)
+        systemd.stopping(draining)
         await running.lame_duck()
-        if left := await running.drained(timeouts.drain):
-            say(f"gave up on {left} requests")
+        if left := await running.drain(timeouts.drain):
+            say(f"ended {left} requests that took too long")

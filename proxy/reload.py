@@ -1,9 +1,8 @@
-"""Put a changed configuration in force while the proxy runs.
+"""Apply a changed configuration while the proxy runs.
 
-The new one is read and checked whole before anything changes; a bad one changes nothing. New
-backends are asked how they are first, and only then do those that are to go stop getting work, so
-that replacing one backend by another leaves no gap. What cannot change in place is said, and the
-rest applies.
+The new configuration is read and checked as a whole first; a bad one changes nothing. New backends
+are probed before removed ones stop getting work, so that replacing a backend leaves no gap. Keys
+that need a restart are logged, and the others are applied.
 """
 
 import asyncio
@@ -20,27 +19,27 @@ from forebay.proxy.core.model import BackendSpec
 from forebay.proxy.driver import Driver
 from forebay.proxy.http1.server import HttpServer
 from forebay.proxy.kv_events.follower import Followers
-from forebay.proxy.relay.relay import Relay
+from forebay.proxy.relay.attempts import Attempts
 from forebay.proxy.relay.timeouts import Watchdog
-from forebay.proxy.runtime import systemd as notify
+from forebay.proxy.runtime import systemd
 from forebay.proxy.runtime.load_shedding import Protection
-from forebay.proxy.security.guards import Found, Security
+from forebay.proxy.security.guards import LoadedSecurity, Security
 from forebay.proxy.telemetry.access_log import AccessLog
 from forebay.proxy.telemetry.metrics import ProxyMetrics
 from forebay.traces.errors import InputError
 
 Result = Literal["applied", "partly", "unchanged", "failed"]
 
-LOOK_S = 1.0  # at the file
-SEE_OFF_S = 0.1  # at a backend that is to go
+WATCH_S = 1.0  # interval of the check of the file
+LEAVE_CHECK_S = 0.1  # interval of the check whether a removed backend is empty
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Everything that holds a part of the configuration."""
+    """The objects that hold parts of the configuration."""
 
     app: App
-    relay: Relay
+    attempts: Attempts
     backends: Backends
     driver: Driver
     watchdog: Watchdog
@@ -53,13 +52,13 @@ class Parts:
 
 
 class Reloader:
-    """Use as a context around the life of the proxy.
+    """Reloads the configuration; use as a context around the life of the proxy.
 
     Attributes:
-        config: what is in force.
-        generation: how many reloads have changed something.
-        said: what the last reload came to, one line.
-        restart: keys that a restart would change.
+        config: the configuration in force.
+        generation: number of reloads that changed something.
+        message: the result of the last reload in one line.
+        restart: changed keys that need a restart.
     """
 
     def __init__(
@@ -72,14 +71,14 @@ class Reloader:
     ) -> None:
         self.config = config
         self.generation = 0
-        self.said = "none yet"
+        self.message = "none yet"
         self.restart: tuple[str, ...] = ()
         self._parts = parts
         self._say = say
         self._load = load
         self._watch = watch
         self._seen = _stamp(watch)
-        self._asked = asyncio.Event()
+        self._requested = asyncio.Event()
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -92,73 +91,76 @@ class Reloader:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def ask(self) -> None:
-        """Reload soon; from a signal handler."""
-        self._asked.set()
+    def request(self) -> None:
+        """Reload soon; for signal handlers."""
+        self._requested.set()
 
     async def reload(self) -> Result:
-        """Read the configuration again and put it in force, whole, even if the caller leaves.
+        """Read the configuration again and apply it as a whole, even if the caller is cancelled.
 
-        An admin's client that hangs up cancels what it asked for; half a change must not stay.
+        A client of the admin port that hangs up cancels its request; half a change must not stay.
         """
-        task = asyncio.create_task(self._reload_in_turn())
+        task = asyncio.create_task(self._reload_alone())
         self._keep(task)
         return await asyncio.shield(task)
 
-    async def _reload_in_turn(self) -> Result:
+    async def _reload_alone(self) -> Result:
         async with self._lock:
-            notify.reloading()
+            systemd.reloading()
             try:
                 result = await self._reload()
             except Exception as error:
-                # A fault of ours: the next change of the file, or signal, must still be heard.
-                self.said = f"not reloaded whole: internal error: {type(error).__name__}; restart"
+                # Our own fault must not end the watching: the next change must be noticed.
+                fault = f"internal error: {type(error).__name__}"
+                self.message = f"only partly reloaded: {fault}; restart the proxy"
                 result = "failed"
             self._parts.metrics.reloaded(result, self.generation)
-            self._say(f"configuration {self.said}")
-            notify.ready(f"configuration {self.said}")
+            self._say(f"configuration {self.message}")
+            systemd.ready(f"configuration {self.message}")
             return result
 
     async def _reload(self) -> Result:
         if self._load is None:
-            self.said = "not reloaded: it does not come from a file"
+            self.message = "not reloaded: it was not read from a file"
             return "failed"
         self._seen = _stamp(self._watch)
         try:
             found = changes(self.config, self._load())
-            guards = self._parts.security.read(found.config)  # even if only the files are new
+            loaded = self._parts.security.read(found.config)  # even if only the files have changed
             self._parts.followers.check(found.config)
         except InputError as error:
-            self.said = f"not reloaded, the old one stays: {error}"
+            self.message = f"not reloaded, the running one stays: {error}"
             return "failed"
         self.restart = found.restart
-        later = f"; needs a restart: {', '.join(found.restart)}" if found.restart else ""
+        later = (
+            f"; changes that need a restart: {', '.join(found.restart)}" if found.restart else ""
+        )
         if not found.keys:
-            self._guard(guards)
-            self.said = f"unchanged{later}"
+            self._renew_security(loaded)
+            self.message = f"nothing applied{later}" if later else "unchanged"
             return "partly" if found.restart else "unchanged"
-        await self._apply(found, guards)
+        await self._apply(found, loaded)
         self.config = found.config
         self.generation += 1
-        self.said = f"reloaded ({', '.join(found.keys)}){later}"
+        self.message = f"reloaded ({', '.join(found.keys)}){later}"
         return "partly" if found.restart else "applied"
 
-    async def _apply(self, found: Changes, guards: Found) -> None:
+    async def _apply(self, found: Changes, loaded: LoadedSecurity) -> None:
         parts, config = self._parts, found.config
         specs = {spec.name: spec for spec in config.core_backends()}
         parts.backends.reconfigure(config)
         parts.followers.reconfigure(config)
-        for name in found.removed:  # the one that comes instead may have the same endpoint
+        for name in found.removed:  # a backend that replaces it may have the same endpoint
             parts.followers.leave(name)
         joining = [self._join(backend, specs[backend.name]) for backend in found.added]
         moving = [self._move(backend, specs[backend.name]) for backend in found.moved]
         following = [self._follow(backend) for backend in found.resized]
         await asyncio.gather(*joining, *moving, *following)
-        # From here on in one go: no request finds half of it.
-        self._guard(guards)
+        # No await from here on: no request sees half of the change.
+        self._renew_security(loaded)
         parts.metrics.tenant_labels.configure(config.tenants.known)
         parts.app.reconfigure(config)
-        parts.relay.reconfigure(config)
+        parts.attempts.reconfigure(config)
         parts.watchdog.reconfigure(config.timeouts.idle, config.timeouts.client_write)
         parts.public.client_headers_s = config.timeouts.client_headers
         parts.public.client_write_s = config.timeouts.client_write
@@ -169,25 +171,25 @@ class Reloader:
         for name in resized:
             self._change(specs[name])
         parts.driver.change(
-            lambda core, now: core.reconfigure(
+            lambda core, now: core.changes.reconfigure(
                 config.core_buckets(), now, **config.shaper_options()
             )
         )
         for name in found.removed:
             self._leave(name)
 
-    def _guard(self, guards: Found) -> None:
-        if self._parts.security.take(guards):
+    def _renew_security(self, loaded: LoadedSecurity) -> None:
+        if self._parts.security.take(loaded):
             self._say(self._parts.security.renewed())
 
     async def _join(self, backend: BackendConfig, spec: BackendSpec) -> None:
-        self._parts.driver.change(lambda core, now: core.add_backend(spec, now))
+        self._parts.driver.change(lambda core, now: core.changes.add_backend(spec, now))
         await self._follow(backend)
         await self._parts.backends.join(backend)
 
     async def _move(self, backend: BackendConfig, spec: BackendSpec) -> None:
         await self._parts.backends.move(backend)
-        # What the old server tells is no longer about this backend.
+        # The events of the old server no longer concern this backend.
         self._parts.followers.leave(backend.name)
         self._change(spec, moved=True)
         await self._follow(backend)
@@ -195,39 +197,41 @@ class Reloader:
     async def _follow(self, backend: BackendConfig) -> None:
         try:
             await self._parts.followers.follow(backend)
-        except InputError as error:  # an endpoint that is taken: the rest applies
-            self._say(f"{error}; what {backend.name} holds is believed instead")
+        except InputError as error:  # the endpoint is taken: the rest applies
+            self._say(f"{error}; the cache of {backend.name} is estimated instead")
 
     def _change(self, spec: BackendSpec, moved: bool = False) -> None:
-        self._parts.driver.change(lambda core, now: core.change_backend(spec, now, moved=moved))
+        self._parts.driver.change(
+            lambda core, now: core.changes.change_backend(spec, now, moved=moved)
+        )
 
     def _leave(self, name: str) -> None:
         self._parts.backends.leave(name)
-        self._parts.driver.change(lambda core, now: core.drain_backend(name, now))
-        self._keep(asyncio.create_task(self._see_off(name)))
+        self._parts.driver.change(lambda core, now: core.changes.drain_backend(name, now))
+        self._keep(asyncio.create_task(self._wait_gone(name)))
 
-    async def _see_off(self, name: str) -> None:
-        """Wait until nothing runs there any more, or it has been taken back."""
+    async def _wait_gone(self, name: str) -> None:
+        """Forget a removed backend once nothing runs there, unless it is configured again."""
         driver = self._parts.driver
         while (backend := driver.shaper.backends.get(name)) and backend.draining:
-            if backend.empty:  # other proxies see their own off
+            if backend.empty:  # other proxies wait for their own requests
                 self._parts.backends.forget(name)
-                driver.change(lambda core, now: core.remove_backend(name, now))
-                self._say(f"{name} is gone")
+                driver.change(lambda core, now: core.changes.remove_backend(name, now))
+                self._say(f"{name} is removed")
                 return
-            await asyncio.sleep(SEE_OFF_S)
+            await asyncio.sleep(LEAVE_CHECK_S)
 
     async def _run(self) -> None:
         while True:
             try:
                 # `wait_for` loses a cancellation that comes at the same time as the event.
-                async with asyncio.timeout(LOOK_S):
-                    await self._asked.wait()
+                async with asyncio.timeout(WATCH_S):
+                    await self._requested.wait()
             except TimeoutError:
                 seen = _stamp(self._watch)
-                if seen is None or seen == self._seen:  # also while an editor replaces it
+                if seen is None or seen == self._seen:  # None: an editor replaces the file
                     continue
-            self._asked.clear()
+            self._requested.clear()
             await self.reload()
 
     def _keep(self, task: asyncio.Task[Any]) -> None:
@@ -236,7 +240,7 @@ class Reloader:
 
 
 def _stamp(path: Path | None) -> tuple[int, int, int] | None:
-    """Changes when the file does; None when there is none."""
+    """Return a value that changes with the file; None if there is no file."""
     try:
         state = path.stat() if path else None
     except OSError:

@@ -1,4 +1,4 @@
-"""Put the proxy together, run it, and let it run out."""
+"""Build a proxy from its parts, run it, and drain it."""
 
 import asyncio
 import contextlib
@@ -18,17 +18,20 @@ from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.app import App
 from forebay.proxy.backends import Backends
 from forebay.proxy.config.schema import Config
-from forebay.proxy.core.explain.recorder import ExplainedShaper
+from forebay.proxy.core.explain.recorder import DecisionRecorder
+from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.driver import Driver
 from forebay.proxy.http1.handover import stop_listening
-from forebay.proxy.http1.server import HttpServer, listen
+from forebay.proxy.http1.server import HttpServer, listen, url_host
 from forebay.proxy.kv_events.follower import Followers
+from forebay.proxy.relay.attempts import Attempts
 from forebay.proxy.relay.relay import Relay
 from forebay.proxy.relay.timeouts import Watchdog
+from forebay.proxy.relay.unshaped import UnshapedRelay
 from forebay.proxy.reload import Parts, Reloader
 from forebay.proxy.runtime.load_shedding import Protection
 from forebay.proxy.security.guards import Security
-from forebay.proxy.share.exchange import Exchange, Link, exchanging
+from forebay.proxy.share.exchange import Link, PeerExchange, exchanging
 from forebay.proxy.share.redis_link import RedisLink
 from forebay.proxy.telemetry.access_log import AccessLog
 from forebay.proxy.telemetry.capture import capturing
@@ -40,16 +43,16 @@ from forebay.proxy.telemetry.tracing import Tracer
 from forebay.traces.errors import InputError
 
 HLOG_INTERVAL_S = 1.0
-# More than the lines of an interval: what a full disk does not take waits here, and beyond it whole
-# lines are left out. A torn one would make the file unreadable once there is room again.
+# More than the lines of one interval. Lines that a full disk does not take wait in this buffer, and
+# beyond it whole lines are left out: a torn line would make the file unreadable.
 HLOG_BUFFER_BYTES = 1 << 20
-LOOK_S = 0.05  # whether the last client has gone
-LAST_WORDS_S = 1.0  # for error events to be written, when a drain has taken too long
+CHECK_CLIENTS_S = 0.05  # interval of the check whether the last client has left
+LAST_EVENTS_S = 1.0  # time to write error events after a drain that took too long
 
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """A running proxy; `stop` is set by whoever wants it to end."""
+    """A running proxy; setting `stop` ends it."""
 
     app: App
     driver: Driver
@@ -58,17 +61,17 @@ class Proxy:
     reloader: Reloader
     protection: Protection
     security: Security
-    exchange: Exchange
+    exchange: PeerExchange
     stop: asyncio.Event
     url: str
     admin_url: str
     listeners: tuple[tuple[web.ServerRunner, HttpServer], ...]
 
     async def lame_duck(self) -> None:
-        """Tell everybody to go elsewhere while work is still taken, for `timeouts.lame_duck`.
+        """Send clients elsewhere, but still take their requests, for `timeouts.lame_duck`.
 
-        With `listen.reuse_port` another process has the port: stop listening first, and be done
-        as soon as no client is connected any more.
+        With `listen.reuse_port` another process serves the port. Then listening stops first, and
+        this ends as soon as no client is connected.
         """
         config = self.reloader.config
         self.app.leaving = True
@@ -79,13 +82,13 @@ class Proxy:
             async with asyncio.timeout(config.timeouts.lame_duck):
                 public = self.listeners[0][1]
                 while not config.listen.reuse_port or public.connections:  # noqa: ASYNC110
-                    await asyncio.sleep(LOOK_S)
+                    await asyncio.sleep(CHECK_CLIENTS_S)
 
-    async def drained(self, patience_s: float) -> int:
-        """Take no new work and wait until what runs is answered; how many took too long.
+    async def drain(self, patience_s: float) -> int:
+        """Take no more requests, and wait until the active ones are answered.
 
-        Then streams are ended with an error event, the rest with a 503, those that still wait for
-        a backend too, and what is left is cut.
+        After `patience_s` streams are ended with an error event and other requests with a 503;
+        connections that are still open then are cut. Returns the number of these requests.
         """
         self.app.draining = True
         with contextlib.suppress(TimeoutError):
@@ -94,10 +97,10 @@ class Proxy:
         left = self.app.active
         self.app.end_all()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.app.idle.wait(), LAST_WORDS_S)
+            await asyncio.wait_for(self.app.idle.wait(), LAST_EVENTS_S)
         for connection in self.listeners[0][1].connections:
             if connection.transport is not None:
-                connection.transport.abort()  # its handler is cancelled by that
+                connection.transport.abort()  # this cancels its handler
         return left
 
 
@@ -113,18 +116,19 @@ async def start_proxy(
     links: Sequence[Link] = (),
     share_port: bool = False,
 ) -> AsyncIterator[Proxy]:
-    """A proxy that listens while the block runs; `say` gets a line when something changes.
+    """Run a proxy while the block runs.
 
-    Raises InputError when a port or the histogram log cannot be had, a file of keys or certificates
-    is not right, or tracing is asked for and not installed.
+    Raises InputError if a port cannot be listened on, the histogram log cannot be written, a file
+    of keys or certificates is wrong, or tracing is on and not installed.
 
     Args:
-        load: reads the configuration again, for a reload; without it there is none.
-        watch: a file whose change is a reload.
-        tracer: in place of the one that the configuration asks for.
+        say: logs a line.
+        load: reads the configuration again for a reload; without it the proxy cannot reload.
+        watch: a change of this file causes a reload.
+        tracer: replaces the one of the configuration.
         environ: may hold API keys and the secret of cache salts.
         links: to other proxies in front of the same backends, besides `config.share`.
-        share_port: workers of ours listen on the public port too.
+        share_port: other workers listen on the public port too.
     """
     # The pure-Python parser has open request-smuggling advisories.
     if HttpRequestParser is HttpRequestParserPy:
@@ -134,14 +138,17 @@ async def start_proxy(
     security = Security(config, environ)
     for note in security.notes():
         say(note)
-    shaper = ExplainedShaper(
+    recorder = DecisionRecorder(config.metrics.receipts)
+    shaper = Shaper(
         config.core_backends(),
         config.core_buckets(),
         **config.shaper_options(),
-        keep=config.metrics.receipts,
+        recorder=recorder,
     )
     metrics = ProxyMetrics(shaper, lambda: len(public.connections), config.tenants.known)
-    metrics.registry.register(DecisionMetrics(shaper, asyncio.get_running_loop().time))
+    metrics.registry.register(
+        DecisionMetrics(shaper, recorder.receipts, asyncio.get_running_loop().time)
+    )
     estimate = TokenEstimate(config.tokens.bytes_per_token)
     stop = asyncio.Event()
     async with AsyncExitStack() as stack:
@@ -154,19 +161,32 @@ async def start_proxy(
         watchdog = await stack.enter_async_context(
             Watchdog(config.timeouts.idle, config.timeouts.client_write)
         )
-        relay = Relay(config, backends, watchdog, metrics, estimate)
         followers = await stack.enter_async_context(Followers(config, driver, backends, say))
-        relay.translator = followers.translator
+        attempts = Attempts(config, backends, watchdog)
+        relay = Relay(attempts, backends, watchdog, metrics, estimate, followers.translator)
+        unshaped = UnshapedRelay(attempts, backends, watchdog, metrics)
         protection = await stack.enter_async_context(Protection(config.limits, say, metrics.lagged))
+        metrics.read_shedding(lambda: protection.shed)
         if tracer is None and config.tracing.enabled:
             tracer = Tracer(config.tracing)
         if tracer is not None:
             stack.callback(tracer.close)
         access = AccessLog(config.logs)
         capture = await stack.enter_async_context(capturing(config, environ, say))
-        telemetry = Telemetry(metrics, access, tracer, capture, shaper.receipts)
+        telemetry = Telemetry(metrics, access, tracer, capture, recorder.receipts)
         app = App(
-            config, driver, backends, relay, metrics, estimate, telemetry, protection, security
+            config,
+            driver,
+            backends,
+            attempts,
+            relay,
+            unshaped,
+            watchdog,
+            metrics,
+            estimate,
+            telemetry,
+            protection,
+            security,
         )
         public = HttpServer(
             app.handle,
@@ -178,7 +198,7 @@ async def start_proxy(
         )
         parts = Parts(
             app=app,
-            relay=relay,
+            attempts=attempts,
             backends=backends,
             driver=driver,
             watchdog=watchdog,
@@ -203,14 +223,14 @@ async def start_proxy(
             reloader,
             protection,
             capture,
-            shaper,
+            recorder.receipts,
         )
         admin_server = HttpServer(admin.handle)
         share_port = share_port or config.listen.reuse_port
         if share_port:
-            await backends.asked()  # from the first connection on, the other proxy is not asked
+            await backends.wait_probed()  # once it listens, connections come
         at = config.listen
-        admin_host = at.asked_at
+        admin_host = at.effective_admin_host
         tls = security.tls.context if security.tls else None
         runner, port = await _listen(
             stack, public, at.host, at.port, "port", reuse_port=share_port, tls=tls
@@ -219,7 +239,7 @@ async def start_proxy(
             stack, admin_server, admin_host, at.admin_port, "admin_port", reuse_port=at.reuse_port
         )
         renewal = asyncio.create_task(security.watch(say))
-        stack.push_async_callback(_ended, renewal)
+        stack.push_async_callback(_cancel, renewal)
         yield Proxy(
             app,
             driver,
@@ -230,8 +250,8 @@ async def start_proxy(
             security,
             exchange,
             stop,
-            f"{'https' if tls else 'http'}://{_bracketed(at.host)}:{port}",
-            f"http://{_bracketed(admin_host)}:{admin_port}",
+            f"{'https' if tls else 'http'}://{url_host(at.host)}:{port}",
+            f"http://{url_host(admin_host)}:{admin_port}",
             ((runner, public), (admin_runner, admin_server)),
         )
 
@@ -256,13 +276,9 @@ async def _listen(
     return runner, real_port
 
 
-async def _ended(task: asyncio.Task[None]) -> None:
+async def _cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 @asynccontextmanager
@@ -271,7 +287,7 @@ async def _histogram_log(
 ) -> AsyncIterator[None]:
     """Write the TTFT of each bucket to an .hlog once a second, if the configuration names one.
 
-    A disk that is full costs intervals, said once until it takes them again; never the proxy.
+    A full disk loses intervals and never stops the proxy. It is logged once until it has room.
     """
     path = config.metrics.hlog
     if path is None:
@@ -291,7 +307,7 @@ async def _histogram_log(
             step()
         except OSError as error:
             if not failing:
-                say(f"metrics.hlog: {path} cannot be written ({error.strerror}); it is tried again")
+                say(f"metrics.hlog: {path} cannot be written ({error.strerror}); trying again")
             failing = True
         else:
             failing = False
@@ -314,5 +330,5 @@ async def _histogram_log(
     try:
         yield
     finally:
-        await _ended(task)
+        await _cancel(task)
         attempt(close)

@@ -1,8 +1,8 @@
-"""Render requests to bytes before they are due, a bounded window ahead of the sender.
+"""Render requests to bytes before they are due, into a bounded queue ahead of the sender.
 
-No JSON and no text is made on the send path: what is sent was whole before its time. A long
-prompt is rendered in slices of a fraction of a millisecond with a turn of the loop between them,
-so that making the next document does not delay the tokens of the present ones.
+The send path makes no JSON and no text: each body is complete before its time. A long prompt is
+rendered in slices of a fraction of a millisecond. The event loop gets a turn between two slices, so
+that rendering the next document does not delay reading the tokens of running requests.
 """
 
 import asyncio
@@ -22,20 +22,20 @@ MAX_AHEAD_BYTES = 64 << 20
 
 
 def body_slices(request: TraceRequest, model: str, endpoint: str, salt: str) -> Iterator[bytes]:
-    """The JSON body of `request`, in pieces to be joined."""
+    """Render the JSON body of `request` in slices."""
     if endpoint == "chat":
         yield b'{"messages":[{"role":"user","content":'
     else:
         yield b'{"prompt":'
     if request.text is None and request.blocks is not None:
-        yield b'"'  # block text is lower-case letters and spaces: JSON as it stands
+        yield b'"'  # block text is lower-case letters and spaces, which JSON need not escape
         yield from _prompt_slices(request, request.blocks, salt)
         yield b'"'
     else:
         yield orjson.dumps(prompt_text(request, salt))
     if endpoint == "chat":
         yield b"}]"
-    tokens = max(1, request.output_tokens)  # no server generates nothing
+    tokens = max(1, request.output_tokens)  # servers do not accept 0
     tail = {
         "model": model,
         "max_tokens": tokens,
@@ -58,19 +58,19 @@ def _prompt_slices(request: TraceRequest, blocks: tuple[int, ...], salt: str) ->
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A request ready to send; `index` is its place in the schedule."""
+class PreparedRequest:
+    """A request ready to send; `index` is its position in the schedule."""
 
     index: int
     request: TraceRequest
     body: bytes
 
 
-class Window:
-    """Prepared requests between the renderer and the sender, bounded by number and bytes."""
+class PreparedQueue:
+    """Prepared requests between renderer and sender, bounded in number and bytes."""
 
     def __init__(self, most: int = MAX_AHEAD, most_bytes: int = MAX_AHEAD_BYTES) -> None:
-        self._items: deque[Prepared] = deque()
+        self._items: deque[PreparedRequest] = deque()
         self._most = most
         self._most_bytes = most_bytes
         self._bytes = 0
@@ -78,8 +78,8 @@ class Window:
         self._changed = asyncio.Event()
         self._filled = asyncio.Event()
 
-    async def put(self, item: Prepared) -> None:
-        """Add `item`; waits while the window is full (one item always fits)."""
+    async def put(self, item: PreparedRequest) -> None:
+        """Add `item`; waits while the queue is full (one item always fits)."""
         while self._items and (
             len(self._items) >= self._most or self._bytes + len(item.body) > self._most_bytes
         ):
@@ -90,13 +90,13 @@ class Window:
         self._changed.set()
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Mark the end: no more requests are put."""
         self._closed = True
         self._filled.set()
         self._changed.set()
 
-    async def get(self) -> Prepared | None:
-        """The next one, None after the last."""
+    async def get(self) -> PreparedRequest | None:
+        """Return the next request, None after the last."""
         while not self._items:
             if self._closed:
                 return None
@@ -107,7 +107,7 @@ class Window:
         return item
 
     async def wait_filled(self) -> None:
-        """Until the window has once been full, or everything is in it."""
+        """Wait until the queue was full once, or holds all requests."""
         await self._filled.wait()
 
     async def _wait(self) -> None:
@@ -118,24 +118,24 @@ class Window:
 async def render(
     requests: Iterator[TraceRequest],
     count: int,
-    window: Window,
+    prepared: PreparedQueue,
     *,
     model: str,
     endpoint: str,
     salt: str,
 ) -> None:
-    """Fill `window` with the first `count` of `requests`, yielding to the loop between slices."""
+    """Put the first `count` of `requests` into `prepared`; the loop gets turns between slices."""
     try:
         for index in range(count):
             request = next(requests, None)
             if request is None:
                 break
-            pieces = []
-            for piece in body_slices(request, model, endpoint, salt):
-                pieces.append(piece)
-                if len(piece) > SLICE_TOKENS:
+            slices = []
+            for part in body_slices(request, model, endpoint, salt):
+                slices.append(part)
+                if len(part) > SLICE_TOKENS:
                     await asyncio.sleep(0)
-            await window.put(Prepared(index, request, b"".join(pieces)))
+            await prepared.put(PreparedRequest(index, request, b"".join(slices)))
             await asyncio.sleep(0)
     finally:
-        window.close()
+        prepared.close()

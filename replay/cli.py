@@ -1,6 +1,7 @@
-"""`forebay replay`: parse the options, run the replay on a fast loop, show what came of it."""
+"""`forebay replay`: parse the options, run the replay on a fast event loop, print the summary."""
 
 import sys
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +15,7 @@ from forebay.replay.runner import Summary, replay
 from forebay.replay.schedule import parse_arrivals
 from forebay.replay.slo import parse_slos
 from forebay.traces.buckets import parse_buckets
+from forebay.traces.command_options import takes_options
 
 EXAMPLE = """Replay a trace at a set arrival rate and measure every answer.
 
@@ -27,100 +29,123 @@ Example:
 app = new_app(help=EXAMPLE)
 
 
-@app.command(help=EXAMPLE)
-def replay_command(
-    trace: Annotated[Path, typer.Argument(help="trace file, - for standard input")],
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayArguments:
+    """The options of `forebay replay` as they are typed."""
+
+    trace: Annotated[Path, typer.Argument(help="trace file; - is standard input")]
     target: Annotated[
-        list[str], typer.Option(help="base URL; several are used in turn, by order of arrival")
-    ],
-    out: Annotated[Path, typer.Option(help="folder for the run")],
+        list[str],
+        typer.Option(help="base URL; give it again for several, which get requests in turn"),
+    ]
+    out: Annotated[Path, typer.Option(help="folder for the run")]
     rate: Annotated[
-        float | None, typer.Option(help="mean requests a second; divides time, drops nothing")
-    ] = None,
+        float | None,
+        typer.Option(help="mean requests a second; changes the gaps, drops no request"),
+    ] = None
     arrivals: Annotated[
         str, typer.Option(help="trace, constant, poisson, gamma:CV or closed:N")
-    ] = "trace",
-    speed: Annotated[float | None, typer.Option(help="times as fast as the trace")] = None,
-    duration: Annotated[float | None, typer.Option(help="send only the first seconds")] = None,
-    model: Annotated[str | None, typer.Option(help="default: the one the target lists")] = None,
-    seed: Annotated[int, typer.Option(help="of random arrival gaps")] = 0,
-    endpoint: Annotated[str, typer.Option(help="completions or chat")] = "completions",
+    ] = "trace"
+    speed: Annotated[float | None, typer.Option(help="pace as a multiple of the trace's own")] = (
+        None
+    )
+    duration: Annotated[float | None, typer.Option(help="stop sending after this many seconds")] = (
+        None
+    )
+    model: Annotated[
+        str | None, typer.Option(help="model to ask for; default: the one the target lists")
+    ] = None
+    seed: Annotated[int, typer.Option(help="seed of random arrival gaps")] = 0
+    endpoint: Annotated[str, typer.Option(help="completions or chat")] = "completions"
     time_scale: Annotated[
         float, typer.Option(help="simulated seconds in a wall second, as the engine's")
-    ] = 1.0,
+    ] = 1.0
     max_in_flight: Annotated[
-        int, typer.Option(help="most requests at once; waiting for it is measured")
-    ] = 10_000,
-    buckets: Annotated[
-        str, typer.Option(help="classes by prompt tokens")
-    ] = "chat:5000,document:131072",
+        int, typer.Option(help="most requests in flight; waits for this limit are measured")
+    ] = 10_000
+    buckets: Annotated[str, typer.Option(help="length buckets, as NAME:MOST_PROMPT_TOKENS")] = (
+        "chat:5000,document:131072"
+    )
     slo: Annotated[
         str | None,
-        typer.Option(help="targets, e.g. chat.ttft=2s,tpot=100ms [default: chat 2s, document 15s]"),
-    ] = None,
+        typer.Option(help="targets, e.g. chat.ttft=2s,tpot=100ms; default: chat 2s, document 15s"),
+    ] = None
     salt: Annotated[
         str,
         typer.Option(
-            help="a new one makes prompts no cache has seen; with the same one a second replay "
-            "finds the first one's cache"
+            help="a new salt makes prompts that no cache has seen; with the same one, a second "
+            "replay hits what the first one left in the caches"
         ),
-    ] = "",
+    ] = ""
     max_model_len: Annotated[
-        int | None, typer.Option(help="context limit, when lower than the target says")
-    ] = None,
+        int | None, typer.Option(help="context limit in tokens, if lower than the target's own")
+    ] = None
     too_long: Annotated[
         str, typer.Option(help="rows beyond the model's context: error, truncate or drop")
-    ] = "error",
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="count bad rows")] = False,
+    ] = "error"
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="skip and count bad rows")] = False
     trace_format: Annotated[
-        str | None, typer.Option("--format", help="forebay, mooncake or azure [default: detect]")
-    ] = None,
-    warmup: Annotated[int, typer.Option(help="small unmeasured requests beforehand")] = 0,
-    first_token_timeout: Annotated[float, typer.Option(help="seconds")] = 600.0,
-    stall_timeout: Annotated[float, typer.Option(help="seconds without output")] = 120.0,
-    drain_timeout: Annotated[float, typer.Option(help="seconds after the last arrival")] = 900.0,
+        str | None, typer.Option("--format", help="forebay, mooncake or azure; default: detect")
+    ] = None
+    warmup: Annotated[int, typer.Option(help="small unmeasured requests beforehand")] = 0
+    first_token_timeout: Annotated[
+        float, typer.Option(help="seconds from sending to the first token")
+    ] = 600.0
+    stall_timeout: Annotated[float, typer.Option(help="seconds without output")] = 120.0
+    drain_timeout: Annotated[float, typer.Option(help="seconds after the last arrival")] = 900.0
     api_key: Annotated[
         str | None, typer.Option(envvar="FOREBAY_API_KEY", help="sent as a bearer token")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="replace the run in --out")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print summary.json")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="no progress line")] = False,
-) -> None:
-    classes = parse_buckets(buckets)
-    options = ReplayOptions(
-        trace=trace,
-        targets=tuple(target),
-        out=out,
-        rate_per_s=rate,
-        arrivals=parse_arrivals(arrivals),
-        speed=speed,
-        duration_s=duration,
-        model=model,
-        seed=seed,
-        endpoint=endpoint,
-        time_scale=time_scale,
-        max_in_flight=max_in_flight,
-        buckets=classes,
-        slos=None if slo is None else parse_slos(slo, [bucket.name for bucket in classes]),
-        salt=salt,
-        max_model_len=max_model_len,
-        too_long=too_long,
-        skip_bad=skip_bad,
-        format_name=trace_format,
-        force=force,
-        quiet=quiet,
-        warmup=warmup,
-        api_key=api_key,
-        first_token_timeout_s=first_token_timeout,
-        stall_timeout_s=stall_timeout,
-        drain_timeout_s=drain_timeout,
-    )
-    summary = run_on_fast_loop(partial(replay, options))
-    show(summary, as_json=as_json)
+    ] = None
+    force: Annotated[bool, typer.Option("--force", help="replace the run in --out")] = False
+    as_json: Annotated[bool, typer.Option("--json", help="print summary.json")] = False
+    quiet: Annotated[bool, typer.Option("--quiet", help="show no progress line")] = False
+
+    def options(self) -> ReplayOptions:
+        """Parse what has a syntax; raises InputError."""
+        buckets = parse_buckets(self.buckets)
+        names = [bucket.name for bucket in buckets]
+        return ReplayOptions(
+            trace=self.trace,
+            targets=tuple(self.target),
+            out=self.out,
+            rate_per_s=self.rate,
+            arrivals=parse_arrivals(self.arrivals),
+            speed=self.speed,
+            duration_s=self.duration,
+            model=self.model,
+            seed=self.seed,
+            endpoint=self.endpoint,
+            time_scale=self.time_scale,
+            max_in_flight=self.max_in_flight,
+            buckets=buckets,
+            slos=None if self.slo is None else parse_slos(self.slo, names),
+            salt=self.salt,
+            max_model_len=self.max_model_len,
+            too_long=self.too_long,
+            skip_bad=self.skip_bad,
+            format_name=self.trace_format,
+            force=self.force,
+            quiet=self.quiet,
+            warmup=self.warmup,
+            api_key=self.api_key,
+            first_token_timeout_s=self.first_token_timeout,
+            stall_timeout_s=self.stall_timeout,
+            drain_timeout_s=self.drain_timeout,
+        )
+
+
+@app.command(help=EXAMPLE)
+@takes_options
+def replay_command(given: ReplayArguments) -> None:
+    summary = run_on_fast_loop(partial(replay, given.options()))
+    show(summary, as_json=given.as_json)
     for warning in summary.values["warnings"]:
         print(f"forebay replay: {warning}", file=sys.stderr)
     if summary.interrupted:
-        print(f"forebay replay: interrupted; kept in {summary.folder}", file=sys.stderr)
+        print(
+            f"forebay replay: interrupted; what was measured is in {summary.folder}",
+            file=sys.stderr,
+        )
         raise typer.Exit(130)
 
 

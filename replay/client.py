@@ -1,8 +1,8 @@
-"""Send one prepared request and read its stream, noting when each event came.
+"""Send one prepared request and read its stream, recording when each event arrived.
 
-It decides nothing: no retry, no redirect, no rate. Whatever happens to a request ends as an
-outcome in its `Exchange`, never as an exception. A network read gets one time stamp, taken before
-anything in it is parsed.
+The client decides nothing: no retry, no redirect, no rate. Every request ends as an outcome in its
+`ClientExchange`, never as an exception. A network read gets one time stamp, taken before its bytes
+are parsed.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ MAX_ERROR_BYTES = 64 << 10
 
 
 class Body(aiohttp.Payload):
-    """Bytes handed to the connection as they are (aiohttp's own payload warns above 1 MiB)."""
+    """Bytes that are written to the connection unchanged; aiohttp's payload warns above 1 MiB."""
 
     _default_content_type = "application/json"
 
@@ -42,8 +42,8 @@ class Body(aiohttp.Payload):
 
 
 @dataclass(slots=True)
-class Exchange:
-    """One request under way and what came of it; times in seconds of the run."""
+class ClientExchange:
+    """One request and its answer so far; times in seconds of the run."""
 
     request_id: str
     intended_s: float
@@ -69,10 +69,10 @@ class Exchange:
         self.outcome, self.reason = "failed", reason
 
 
-class Watch:
-    """Ends a request that makes no progress, or that the run gives up.
+class ProgressWatch:
+    """Ends a request that makes no progress, or that the run cancels.
 
-    One timer that looks, when it fires, whether there was progress: none is set per token.
+    One timer checks, when it fires, whether there was progress. So no timer is set for each token.
     """
 
     def __init__(self, clock: Clock, first_token_s: float, stall_s: float) -> None:
@@ -90,7 +90,7 @@ class Watch:
         self._entered = True
         if self.reason is None:
             self._arm()
-        else:  # given up before its task first ran
+        else:  # cancelled before its task first ran
             self._scope.reschedule(asyncio.get_running_loop().time())
         return self
 
@@ -105,9 +105,9 @@ class Watch:
         await self._scope.__aexit__(kind, error, trace)
 
     def progress(self, at_s: float) -> None:
-        """Output came at `at_s`: from here on a gap is a stall."""
+        """Record output at `at_s`; from now on a gap without output is a stall."""
         self._due_s = at_s + self._stall_s
-        if not self._flowing:  # the timer still stands at the first-token limit, usually later
+        if not self._flowing:  # the timer is still set to the first-token limit, usually later
             self._flowing = True
             self._arm()
 
@@ -132,7 +132,7 @@ class Watch:
 
 
 class Client:
-    """One session for a whole run: connections are reused, nothing else is kept."""
+    """One session for a whole run; it keeps connections, and nothing else."""
 
     def __init__(
         self,
@@ -172,17 +172,19 @@ class Client:
     ) -> None:
         await self.session.close()
 
-    def watch(self) -> Watch:
-        """The watch `send` runs under; the caller may `end` it."""
-        return Watch(self._clock, self._first_token_s, self._stall_s)
+    def watch(self) -> ProgressWatch:
+        """Make the watch for one `send`; the caller may `end` it."""
+        return ProgressWatch(self._clock, self._first_token_s, self._stall_s)
 
-    async def send(self, url: URL, body: bytes, exchange: Exchange, watch: Watch) -> None:
-        """Send `body` and fill in `exchange`; raises nothing but cancellation."""
+    async def send(
+        self, url: URL, body: bytes, exchange: ClientExchange, watch: ProgressWatch
+    ) -> None:
+        """Send `body` and fill in `exchange`; raises only cancellation."""
         try:
             async with watch:
                 await self._send(url, body, exchange, watch)
         except TimeoutError as error:
-            # Without a reason of ours it is the connection's own timeout.
+            # Without a reason from the watch, the connection timed out.
             if exchange.outcome != "ok":
                 exchange.fail(watch.reason or _failure(error, exchange))
         except (aiohttp.ClientError, OSError) as error:
@@ -192,7 +194,9 @@ class Client:
             exchange.fail("malformed")
         exchange.done_s = self._clock.now()
 
-    async def _send(self, url: URL, body: bytes, exchange: Exchange, watch: Watch) -> None:
+    async def _send(
+        self, url: URL, body: bytes, exchange: ClientExchange, watch: ProgressWatch
+    ) -> None:
         payload = Body(body)
         exchange.sent_s = self._clock.now()
         async with self.session.post(
@@ -211,7 +215,7 @@ class Client:
             else:
                 await self._read(response.content, exchange, watch)
 
-    def _headers(self, response: aiohttp.ClientResponse, exchange: Exchange) -> None:
+    def _headers(self, response: aiohttp.ClientResponse, exchange: ClientExchange) -> None:
         headers, scale = response.headers, self._clock.scale
         exchange.status = response.status
         exchange.backend = headers.get("x-forebay-backend", exchange.backend)
@@ -220,12 +224,14 @@ class Client:
         if exchange.retry_after_s is None:
             exchange.retry_after_s = outcome.seconds_header(headers.get("retry-after"), scale)
 
-    async def _read(self, content: aiohttp.StreamReader, exchange: Exchange, watch: Watch) -> None:
+    async def _read(
+        self, content: aiohttp.StreamReader, exchange: ClientExchange, watch: ProgressWatch
+    ) -> None:
         scanner = EventScanner()
         while chunk := await content.readany():
             at_s = self._clock.now()
             if exchange.outcome == "ok":
-                continue  # after [DONE] only the end of the framing is left
+                continue  # after [DONE] only the end of the HTTP framing follows
             for payload in scanner.feed(chunk):
                 if _is_plain_token(payload):
                     exchange.events.add(at_s)
@@ -250,9 +256,9 @@ class Client:
 
 
 def _is_plain_token(payload: bytes) -> bool:
-    """Whether `payload` is what nearly every event is: one choice with text and nothing else.
+    """Tell whether `payload` has one choice with text and nothing else, as nearly every event has.
 
-    A short cut of half the cost; anything unusual is for `parse_event` to judge.
+    This shortcut halves the cost of an event; `parse_event` handles all others.
     """
     try:
         body = orjson.loads(payload)
@@ -264,8 +270,8 @@ def _is_plain_token(payload: bytes) -> bool:
         return False
 
 
-def _usage(usage: dict[str, Any], exchange: Exchange) -> int | None:
-    """Take the counts of a usage object; the running number of output tokens."""
+def _usage(usage: dict[str, Any], exchange: ClientExchange) -> int | None:
+    """Store the counts of a usage object; returns the number of output tokens so far."""
     counted = outcome.token_count(usage.get("completion_tokens"))
     if counted is not None:
         exchange.output_tokens = counted
@@ -281,16 +287,16 @@ def _usage(usage: dict[str, Any], exchange: Exchange) -> int | None:
 
 
 async def _read_error(content: aiohttp.StreamReader) -> bytes:
-    """An error body to its end, or as much of it as an error needs."""
+    """Read an error body to its end, or up to MAX_ERROR_BYTES."""
     raw = b""
-    while len(raw) < MAX_ERROR_BYTES and (piece := await content.read(MAX_ERROR_BYTES)):
-        raw += piece
+    while len(raw) < MAX_ERROR_BYTES and (chunk := await content.read(MAX_ERROR_BYTES)):
+        raw += chunk
     return raw
 
 
-def _failure(error: Exception, exchange: Exchange) -> str:
+def _failure(error: Exception, exchange: ClientExchange) -> str:
     if isinstance(error, aiohttp.ClientSSLError):
         return "tls"
     if isinstance(error, aiohttp.ClientResponseError):
-        return "malformed"  # what came is no HTTP
+        return "malformed"  # the answer is not HTTP
     return "connect" if exchange.status is None else "truncated"

@@ -1,7 +1,7 @@
-"""The run's clock: seconds since its start, optionally running several times as fast as the wall.
+"""Provide the run's clock: seconds since its start, optionally faster than the wall clock.
 
-With `scale` X, X simulated seconds pass in one wall second: schedules, deadlines and every
-reported time are in simulated seconds. Only this module and the pacer know wall time.
+With `scale` X, X simulated seconds pass in one wall second. Schedules, deadlines and all reported
+times are in simulated seconds. Only this module and the pacer know wall time.
 """
 
 import asyncio
@@ -23,18 +23,18 @@ class Clock:
         self._origin = self._read()
 
     def restart(self) -> None:
-        """Now is second 0."""
+        """Make this instant second 0."""
         self._origin = self._read()
 
     def now(self) -> float:
         return (self._read() - self._origin) * self.scale
 
     def deadline(self, at_s: float) -> float:
-        """The instant `at_s` of the run on the machine's monotonic clock."""
+        """Convert second `at_s` of the run to the machine's monotonic clock."""
         return self._origin + at_s / self.scale
 
     def wall(self, seconds: float) -> float:
-        """How long `seconds` of the run take on the wall."""
+        """Convert a duration of the run to wall seconds."""
         return seconds / self.scale
 
     async def sleep(self, seconds: float) -> None:

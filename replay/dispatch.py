@@ -1,8 +1,8 @@
-"""Send each prepared request when it is due; the open and the closed loop.
+"""Send each prepared request when it is due, in an open or a closed loop.
 
-Every request that is sent is a task of its own, so that a slow answer delays no other arrival.
-Only `max_in_flight` go on at once; an arrival that has to wait for that is late by `cap_wait` and
-sent all the same: nothing is skipped, no due time is moved.
+Every request runs in a task of its own, so that a slow answer delays no other arrival. At most
+`max_in_flight` requests are in flight. An arrival that waits for this limit is late by `cap_wait`
+and is still sent: no request is skipped and no due time is moved.
 """
 
 import asyncio
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from yarl import URL
 
-from forebay.replay.bodies import Prepared, Window
-from forebay.replay.client import Client, Exchange, Watch
+from forebay.replay.bodies import PreparedQueue, PreparedRequest
+from forebay.replay.client import Client, ClientExchange, ProgressWatch
 from forebay.replay.clock import Clock
 from forebay.replay.pacer import Pacer
 from forebay.replay.recorder import Recorder
@@ -20,10 +20,11 @@ from forebay.replay.target import Target
 
 
 class Dispatch:
-    """Sends what is in a window to the targets in turn.
+    """Sends prepared requests to the targets in turn.
 
     Attributes:
-        sent: requests that left; always the first so many of the schedule.
+        sent: number of requests sent; always the first ones of the schedule.
+        idle: set while no request is in flight.
     """
 
     def __init__(
@@ -31,7 +32,7 @@ class Dispatch:
         clock: Clock,
         client: Client,
         recorder: Recorder,
-        window: Window,
+        prepared: PreparedQueue,
         targets: Sequence[Target],
         *,
         path: str,
@@ -45,19 +46,19 @@ class Dispatch:
         self._clock = clock
         self._client = client
         self._recorder = recorder
-        self._window = window
+        self._prepared = prepared
         self._targets = [(target.name, target.url(path)) for target in targets]
         self._slots = asyncio.Semaphore(max_in_flight)
-        self._freed_s: deque[float] = deque(maxlen=max_in_flight)  # when free slots became so
+        self._freed_s: deque[float] = deque(maxlen=max_in_flight)  # when each free slot became free
         self._run_id = run_id
         self._tasks = tasks
-        self._watches: set[Watch] = set()
+        self._watches: set[ProgressWatch] = set()
 
     async def open_loop(self, times_s: Sequence[float]) -> None:
         """Send every request at its time."""
-        blocked_until_s = 0.0  # when the limit last let go of us
+        blocked_until_s = 0.0  # end of the last wait for the in-flight limit
         async with Pacer(self._clock) as pacer:
-            while (job := await self._window.get()) is not None:
+            while (job := await self._prepared.get()) is not None:
                 due_s = times_s[job.index]
                 await pacer.until(due_s)
                 if self._slots.locked():
@@ -65,14 +66,14 @@ class Dispatch:
                     blocked_until_s = self._clock.now()
                 else:
                     await self._slots.acquire()
-                # Whoever came due while an earlier arrival waited was held by the limit as well.
+                # The limit also delayed arrivals that became due while an earlier one waited.
                 self._start(job, due_s, max(0.0, blocked_until_s - due_s))
 
     async def closed_loop(self, duration_s: float | None) -> None:
         """Send the next request whenever a slot is free, up to `duration_s`.
 
-        It is due from the moment its slot was free: that we were busy, or had no body ready, is lag
-        of ours. The first ones, whose slots were always free, are due when their turn comes.
+        A request is due when its slot becomes free. If this client was busy then, or no body was
+        ready, that is lag of the client. Requests whose slots were always free are due at once.
         """
         while True:
             await self._slots.acquire()
@@ -80,20 +81,20 @@ class Dispatch:
             if duration_s is not None and now_s >= duration_s:
                 return
             due_s = self._freed_s.popleft() if self._freed_s else now_s
-            job = await self._window.get()
+            job = await self._prepared.get()
             if job is None:
                 return
             self._start(job, due_s, 0.0)
-            await asyncio.sleep(0)  # it leaves before the next one is due: no burst of our making
+            await asyncio.sleep(0)  # let it leave before the next one is due, to make no burst
 
     def give_up(self) -> None:
-        """End everything in flight as cancelled by us."""
+        """Cancel all requests in flight."""
         for watch in self._watches:
             watch.end("cancelled")
 
-    def _start(self, job: Prepared, intended_s: float, cap_wait_s: float) -> None:
+    def _start(self, job: PreparedRequest, intended_s: float, cap_wait_s: float) -> None:
         name, url = self._targets[self.sent % len(self._targets)]
-        exchange = Exchange(
+        exchange = ClientExchange(
             f"{self._run_id}-{job.index}", intended_s, cap_wait_s, self._clock.now(), backend=name
         )
         watch = self._client.watch()
@@ -103,7 +104,9 @@ class Dispatch:
         self._recorder.live.sent += 1
         self._tasks.create_task(self._go(job, url, exchange, watch))
 
-    async def _go(self, job: Prepared, url: URL, exchange: Exchange, watch: Watch) -> None:
+    async def _go(
+        self, job: PreparedRequest, url: URL, exchange: ClientExchange, watch: ProgressWatch
+    ) -> None:
         try:
             await self._client.send(url, job.body, exchange, watch)
         finally:

@@ -1,4 +1,4 @@
-"""Run a replay on the fastest loop there is, with Ctrl-C meaning "stop sending"."""
+"""Run a replay on the fastest event loop available; Ctrl-C stops sending."""
 
 import asyncio
 import signal
@@ -13,7 +13,10 @@ T = TypeVar("T")
 
 
 def run_on_fast_loop(work: Callable[[Stop], Coroutine[Any, Any, T]]) -> T:
-    """Run `work` on uvloop if it is there; one Ctrl-C stops sending, a second one waiting."""
+    """Run `work`, on uvloop if installed.
+
+    The first Ctrl-C stops sending, the second one also stops waiting for answers.
+    """
     _raise_file_limit()
 
     async def main() -> T:
@@ -28,7 +31,7 @@ def run_on_fast_loop(work: Callable[[Stop], Coroutine[Any, Any, T]]) -> T:
 
 
 def _raise_file_limit() -> None:
-    """A connection is a file descriptor, and the usual limit is 1024."""
+    """Allow more connections: each is a file descriptor, and the usual limit is 1024."""
     with suppress(ImportError, OSError, ValueError):
         import resource
 

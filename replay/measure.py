@@ -1,10 +1,10 @@
-"""From the event times of one request to its measurements. Pure; this module is the definitions.
+"""Define the measurements of one request and compute them from its event times. Pure.
 
-With t_int the moment a request was due, t_send the moment just before its bytes went to the
-connection, c_1..c_k the arrivals of events that carry output with n_i tokens in each, and N the
-output tokens the server counted:
+t_int is the moment a request was due, t_send the moment just before its bytes went to the
+connection. c_1..c_k are the arrivals of events that carry output, with n_i tokens in each, and N
+is the number of output tokens that the server counted:
 
-    schedule lag  t_send - t_int = pacing_lag (our loop was late) + cap_wait (our in-flight limit)
+    schedule lag  t_send - t_int = pacing_lag (the client was late) + cap_wait (in-flight limit)
     TTFT          c_1 - t_int (response)     c_1 - t_send (service)
     E2E           c_k - t_int (response)     c_k - t_send (service)
     TPOT          (c_k - c_1) / (N - n_1), undefined when N <= n_1
@@ -12,7 +12,7 @@ output tokens the server counted:
     ITL           each gap / n_i, counted n_i times
     stall         the largest ICL
 
-What is undefined is None, never 0.
+Undefined measurements are None, never 0.
 """
 
 from array import array
@@ -42,7 +42,7 @@ DEFINITIONS = {
 
 @dataclass(slots=True)
 class OutputEvents:
-    """Arrival times of the events that carried output, and the tokens in each."""
+    """Arrival times of the events that carried output, and the number of tokens in each."""
 
     at_s: "array[float]" = field(default_factory=lambda: array("d"))
     tokens: "array[int]" = field(default_factory=lambda: array("q"))
@@ -50,7 +50,7 @@ class OutputEvents:
     estimated: bool = False
 
     def add(self, at_s: float, completion_tokens: int | None = None) -> None:
-        """One event; `completion_tokens` is the running total of continuous usage, if sent."""
+        """Add one event; `completion_tokens` is the total so far, from continuous usage if sent."""
         if completion_tokens is not None and completion_tokens > self.counted:
             tokens, self.counted = completion_tokens - self.counted, completion_tokens
         else:
@@ -63,7 +63,7 @@ class OutputEvents:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Measurements of one answer, seconds."""
+    """The measurements of one answer, in seconds."""
 
     first_s: float | None
     last_s: float | None
@@ -86,7 +86,7 @@ def measure(
     events: OutputEvents,
     output_tokens: int | None,
 ) -> Latency:
-    """Apply the definitions; `output_tokens` is N by the server's count, None if it gave none."""
+    """Apply the definitions; `output_tokens` is N, None if the server did not count."""
     at = events.at_s
     lag_s = max(0.0, sent_s - intended_s)
     cap_wait_s = min(max(0.0, cap_wait_s), lag_s)

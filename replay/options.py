@@ -1,4 +1,4 @@
-"""Everything a replay can be told, with its defaults; opens no file and no socket."""
+"""Define all options of a replay with their defaults, and check them; no I/O."""
 
 import math
 from collections.abc import Sequence
@@ -8,26 +8,26 @@ from pathlib import Path
 from forebay.replay.bodies import PATHS
 from forebay.replay.schedule import TRACE_ARRIVALS, Arrivals
 from forebay.replay.slo import Slo, default_slos
-from forebay.traces.buckets import DEFAULT_BUCKETS, Bucket
+from forebay.traces.buckets import DEFAULT_BUCKETS, LengthBucket
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """One replay.
+    """The options of one replay.
 
     Times are seconds of the run (`time_scale` of them pass in one wall second).
 
     Attributes:
         trace: a file, or the requests themselves (in order of arrival).
-        targets: base URLs; several are used in turn, in order of arrival.
+        targets: base URLs; several get requests in turn.
         out: folder of the run.
-        slos: None takes the defaults for the buckets at hand.
-        ask_models: ask targets what they serve; False takes `model` on trust, for routers that
-            list it under another name.
+        slos: None takes the defaults for these buckets.
+        ask_models: ask targets which models they serve; False accepts `model` unchecked, for
+            routers that list it under another name.
         warmup: small unmeasured requests to each target beforehand.
-        drain_timeout_s: how long answers may go on after the last arrival.
+        drain_timeout_s: time after the last arrival in which running answers may end.
     """
 
     trace: Path | Sequence[TraceRequest]
@@ -42,7 +42,7 @@ class ReplayOptions:
     endpoint: str = "completions"
     time_scale: float = 1.0
     max_in_flight: int = 10_000
-    buckets: tuple[Bucket, ...] = DEFAULT_BUCKETS
+    buckets: tuple[LengthBucket, ...] = DEFAULT_BUCKETS
     slos: tuple[Slo, ...] | None = None
     salt: str = ""
     max_model_len: int | None = None

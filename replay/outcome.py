@@ -1,11 +1,12 @@
-"""What became of a request: ok, rejected or failed, and of which class. Pure.
+"""Classify the outcome of a request as ok, rejected or failed, with a reason. Pure.
 
     ok        answered to the end
-    rejected  turned away on purpose: 429 or 503 with a named admission code, which is the reason
+    rejected  rejected by admission: 429 or 503 with a named code, which is the reason
     failed    one of FAILURES, which is the reason
 
-`connect` is everything before an answer began: refused, reset or closed. After it began, an end
-before `[DONE]` is `truncated` and bytes that are no OpenAI stream are `malformed`.
+`connect` is any failure before an answer began: connection refused, reset or closed. After the
+answer began, an end before `[DONE]` is `truncated`, and bytes that are no OpenAI stream are
+`malformed`.
 """
 
 from typing import Any
@@ -26,13 +27,13 @@ FAILURES = (
     "cancelled",
     "never_sent",
 )
-# No room anywhere is a failure of the service, not a decision about the request.
+# These codes report a failure of the service, not a decision about the request.
 _NOT_ADMISSION = frozenset({"no_backend_available", "draining"})
 _MAX_CODE = 64
 
 
 def of_status(status: int, body: bytes) -> tuple[str, str]:
-    """Outcome and reason of an answer that is not 200."""
+    """Return outcome and reason of an answer whose status is not 200."""
     code = error_code(body)
     if status in (429, 503):
         if isinstance(code, str) and not code.isdigit() and code not in _NOT_ADMISSION:
@@ -42,7 +43,7 @@ def of_status(status: int, body: bytes) -> tuple[str, str]:
 
 
 def of_stream_error(error: dict[str, Any]) -> str:
-    """Failure class of an error event inside a stream."""
+    """Return the failure class of an error event inside a stream."""
     code = error.get("code")
     if type(code) is int and 400 <= code < 500:
         return _class_of(code)
@@ -54,11 +55,11 @@ def _class_of(status: int) -> str:
         return str(status)
     if 400 <= status < 500:
         return "4xx"
-    return "5xx" if status >= 500 else "malformed"  # a redirect or a 204 is no answer of ours
+    return "5xx" if status >= 500 else "malformed"  # such as a redirect or a 204
 
 
 def error_code(body: bytes) -> str | int | None:
-    """`error.code` of an OpenAI error body, None where there is none."""
+    """Return `error.code` of an OpenAI error body, None if it has none."""
     try:
         answer = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -71,12 +72,12 @@ def error_code(body: bytes) -> str | int | None:
 
 
 def token_count(value: Any) -> int | None:
-    """A server's token count if it is one."""
+    """Return `value` if it is a plausible token count, else None."""
     return value if type(value) is int and 0 <= value < 1 << 40 else None
 
 
 def seconds_header(value: str | None, scale: float = 1.0) -> float | None:
-    """A header that holds a number of seconds times `scale`; None when it holds none."""
+    """Read a header that holds a number, and multiply it by `scale`; None if it holds none."""
     try:
         number = float(value) * scale if value is not None else -1.0
     except ValueError:

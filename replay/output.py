@@ -1,12 +1,12 @@
-"""The folder of a run: four files that appear under their names only when the run is over.
+"""Write the folder of a run: four files that get their names only when the run is over.
 
     latency.hlog      HdrHistogram interval log, one line a second and tag
-    requests.parquet  one row a request
+    requests.parquet  one row for each request
     run.json          everything needed to repeat the run
-    summary.json      what it came to; written last, so its presence marks a whole run
+    summary.json      results; written last, so its presence marks a complete run
 
-While a run goes on they are `*.partial`. A folder that holds a run is refused before anything is
-sent, and a run that fails leaves the old one as it was.
+During the run they are named `*.partial`. A folder that already holds a run is an error before
+anything is sent, and a run that fails leaves the old one unchanged.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ def check_folder(folder: Path, *, force: bool) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make `folder`, if it is not there yet; raises InputError when it cannot be."""
+    """Make `folder` if it does not exist; raises InputError if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -54,7 +54,7 @@ def make_folder(folder: Path) -> None:
 
 
 class RunFolder:
-    """The open files of a run; use in `with`. Without `commit` nothing is left behind."""
+    """The open files of a run; use it in `with`. Without `commit` it leaves no file behind."""
 
     def __init__(self, folder: Path, *, force: bool = False) -> None:
         check_folder(folder, force=force)
@@ -77,7 +77,7 @@ class RunFolder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # Committed, both are closed; else what they cannot write any more is thrown away anyway.
+        # After `commit` both are closed. Otherwise the files are deleted, so errors do not matter.
         for close in (self.hlog.close, self.table.abandon):
             with suppress(OSError):
                 close()
@@ -86,13 +86,13 @@ class RunFolder:
                 self._partial(name).unlink(missing_ok=True)
 
     def commit(self, run: dict[str, Any], summary: dict[str, Any]) -> None:
-        """Give every file its name."""
+        """Complete the files and give each its name."""
         self.hlog.close()
         self.table.close()
         options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
         self._partial(RUN).write_bytes(orjson.dumps(run, option=options))
         self._partial(SUMMARY).write_bytes(orjson.dumps(summary, option=options))
-        (self.path / SUMMARY).unlink(missing_ok=True)  # never a new table under an old summary
+        (self.path / SUMMARY).unlink(missing_ok=True)  # never a new table beside an old summary
         for name in FILES:
             os.replace(self._partial(name), self.path / name)
 
@@ -101,7 +101,7 @@ class RunFolder:
 
 
 class TableWriter:
-    """`requests.parquet` as a stream of row groups; rows wait in memory until one is full."""
+    """Writes `requests.parquet` in row groups; rows stay in memory until a group is full."""
 
     def __init__(self, path: Path) -> None:
         import pyarrow
@@ -123,9 +123,10 @@ class TableWriter:
         self._rows.append(_VALUES(row))
 
     async def write_full_groups(self) -> None:
-        """Write what fills row groups, with a turn of the loop between columns.
+        """Write all full row groups, with a turn of the event loop between columns.
 
-        Rows stay ours until their group is written: who cancels this loses none, `close` has them.
+        Rows stay in memory until their group is written. So a cancellation loses none, and `close`
+        writes them.
         """
         while len(self._rows) >= GROUP_ROWS:
             rows = self._rows[:GROUP_ROWS]
@@ -154,7 +155,7 @@ class TableWriter:
         self.abandon()
 
     def abandon(self) -> None:
-        """Close without the rest."""
+        """Close the file without the remaining rows."""
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()

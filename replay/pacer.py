@@ -1,9 +1,9 @@
 """Wait until an absolute instant of the run, to a fraction of a millisecond, never early.
 
-Event loops round timers up to whole milliseconds (uvloop and epoll both), which at 2,000 arrivals
-a second is two arrivals. On Linux a timerfd set to the absolute deadline wakes the loop through
-its selector instead. Elsewhere, and in virtual time, a plain sleep does. Deadlines are absolute:
-a late wake-up makes one arrival late and moves none of the others.
+Event loops round timers up to whole milliseconds (both uvloop and epoll). At 2,000 arrivals a
+second that is two arrivals. On Linux a timerfd with the absolute deadline wakes the loop through
+its selector instead. Other systems, and virtual time, use a plain sleep. Deadlines are absolute: a
+late wake-up makes one arrival late and moves none of the others.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class _Timer(ctypes.Structure):
 
 
 class Pacer:
-    """One waiter at a time; use in `async with`, which gives the descriptor back."""
+    """Lets one caller at a time wait; use it in `async with`, which closes the descriptor."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -62,10 +62,10 @@ class Pacer:
             self._descriptor = None
 
     async def until(self, at_s: float) -> None:
-        """Return at second `at_s` of the run; if it is past, after one turn of the loop."""
+        """Return at second `at_s` of the run; if that is past, after one turn of the loop."""
         left = at_s - self._clock.now()
         if left <= 0:
-            await asyncio.sleep(0)  # a burst must not keep the loop from sending what is due
+            await asyncio.sleep(0)  # in a burst, too, the loop must get turns to send
         while left > _CLOSE_ENOUGH_S:
             if self._descriptor is None:
                 await self._clock.sleep(left)

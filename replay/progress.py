@@ -1,7 +1,7 @@
-"""One live line on stderr while a replay runs: counts, what is in flight, TTFT so far.
+"""Show one live line on stderr while a replay runs: counts, requests in flight, TTFT so far.
 
-Drawn by hand twice a second from the run's own loop; Rich's refreshing thread would take the
-interpreter away from the sender at moments nobody chose.
+The run's own event loop draws it twice a second. Rich's refresh thread would take the interpreter
+lock away from the sender at unpredictable moments.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ EVERY_S = 0.5
 
 
 def describe(live: Live, total: int, now_s: float) -> str:
-    """The line as plain text."""
+    """Format the line as plain text."""
     parts = [
         f"{now_s:6.1f} s",
         f"sent {live.sent}/{total}",
@@ -34,7 +34,7 @@ def describe(live: Live, total: int, now_s: float) -> str:
 
 
 async def show_progress(live: Live, total: int, clock: Clock) -> None:
-    """Keep the line up to date until cancelled, then leave it as it stands."""
+    """Update the line until cancelled, then leave it on the screen."""
     console = Console(file=sys.stderr)
     with Display(console=console, auto_refresh=False, transient=False) as display:
         while True:

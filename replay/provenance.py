@@ -1,4 +1,4 @@
-"""`run.json`: everything needed to repeat a run, and what its numbers mean."""
+"""Make `run.json`: everything needed to repeat a run, and the definitions of its numbers."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ _PACKAGES = ("forebay", "aiohttp", "uvloop", "hdrhistogram", "orjson", "pyarrow"
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What a run found out on its way; `started_unix_s` is the wall clock at second 0."""
+    """Facts that a run found out on its way; `started_unix_s` is the wall clock at second 0."""
 
     targets: tuple[Target, ...]
     served: Served
@@ -38,7 +38,7 @@ def run_record(
     provenance: Provenance,
     ended: str,
 ) -> dict[str, Any]:
-    """The content of `run.json`; must be called inside the run's loop."""
+    """Make the content of `run.json`; must be called inside the run's event loop."""
     arrivals = schedule.arrivals
     named = f"{arrivals.kind}:{arrivals.parameter:g}" if arrivals.parameter else arrivals.kind
     started = datetime.fromtimestamp(provenance.started_unix_s, UTC)

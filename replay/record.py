@@ -1,15 +1,15 @@
-"""One row of a run's table: everything that is kept about one request."""
+"""Define one row of a run's table: all facts that are kept about one request."""
 
 from dataclasses import dataclass
 
-from forebay.replay.client import Exchange
+from forebay.replay.client import ClientExchange
 from forebay.replay.measure import Latency
 from forebay.traces.schema import TraceRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Times in seconds from the start of the run; None where undefined. The columns, in order."""
+    """The columns in order. Times are seconds from the start of the run; None is undefined."""
 
     id: str
     bucket: str
@@ -44,8 +44,8 @@ class Row:
     tokens_estimated: bool | None
 
 
-def row_of(request: TraceRequest, bucket: str, exchange: Exchange, latency: Latency) -> Row:
-    """The row of a request that was sent."""
+def row_of(request: TraceRequest, bucket: str, exchange: ClientExchange, latency: Latency) -> Row:
+    """Make the row of a request that was sent."""
     return Row(
         id=request.id,
         bucket=bucket,
@@ -82,7 +82,7 @@ def row_of(request: TraceRequest, bucket: str, exchange: Exchange, latency: Late
 
 
 def never_sent_row(request: TraceRequest, bucket: str, intended_s: float | None) -> Row:
-    """The row of a request that was intended and never sent."""
+    """Make the row of a request that was scheduled and never sent."""
     unset = dict.fromkeys(Row.__slots__)
     known = {
         "id": request.id,

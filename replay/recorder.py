@@ -1,6 +1,6 @@
-"""Where every finished request goes: the log, the table, the totals, the live figures.
+"""Record every finished request in the log, the table, the totals and the live figures.
 
-It measures (through `measure`) and stores; it never decides what is sent.
+The recorder measures (with `measure`) and stores; it never decides what is sent.
 """
 
 import asyncio
@@ -11,20 +11,23 @@ from typing import Any
 from hdrh.histogram import HdrHistogram
 
 from forebay.proxy.telemetry.hlog import HIGHEST_US, IntervalLog, to_us
-from forebay.replay.client import Exchange
+from forebay.replay.client import ClientExchange
 from forebay.replay.measure import Latency, measure
 from forebay.replay.output import TableWriter
 from forebay.replay.record import Row, never_sent_row, row_of
-from forebay.replay.summary import Tally
-from forebay.traces.buckets import Bucket, bucket_of
+from forebay.replay.summary import RunTotals
+from forebay.traces.buckets import LengthBucket, bucket_of
 from forebay.traces.schema import TraceRequest
 
-BEYOND = "other"  # class of a request longer than every bucket
+BEYOND = "other"  # bucket of a request that is longer than every bucket
 
 
 @dataclass(slots=True)
 class Live:
-    """What the progress line shows; its TTFT has 2 digits, which read six times as fast."""
+    """The figures of the progress line.
+
+    The TTFT histogram has 2 significant digits, which makes its percentiles six times as fast.
+    """
 
     sent: int = 0
     done: int = 0
@@ -38,19 +41,23 @@ class Live:
 
 
 class Recorder:
-    """Keeps the books of one run."""
+    """Records the requests of one run."""
 
     def __init__(
-        self, log: IntervalLog, table: TableWriter, tally: Tally, buckets: Sequence[Bucket]
+        self,
+        log: IntervalLog,
+        table: TableWriter,
+        totals: RunTotals,
+        buckets: Sequence[LengthBucket],
     ) -> None:
         self.live = Live()
-        self.tally = tally
+        self.totals = totals
         self.log = log
         self._table = table
         self._buckets = tuple(buckets)
 
-    def finished(self, request: TraceRequest, exchange: Exchange) -> Row:
-        """Take one request that was sent, whatever became of it."""
+    def finished(self, request: TraceRequest, exchange: ClientExchange) -> Row:
+        """Record one request that was sent, whatever its outcome."""
         latency = measure(
             exchange.intended_s,
             exchange.sent_s,
@@ -60,7 +67,7 @@ class Recorder:
         )
         row = row_of(request, self._bucket(request), exchange, latency)
         self._table.add(row)
-        self.tally.add(row)
+        self.totals.add(row)
         self._log(row, latency)
         if row.outcome == "ok":
             self.live.done += 1
@@ -75,20 +82,20 @@ class Recorder:
     def never_sent(self, request: TraceRequest, intended_s: float | None) -> None:
         row = never_sent_row(request, self._bucket(request), intended_s)
         self._table.add(row)
-        self.tally.add(row)
+        self.totals.add(row)
 
     async def flush(self, now_s: float) -> None:
-        """Write the interval that ends now, in steps small enough to send between them.
+        """Write the interval that ends now, in small steps between which requests can be sent.
 
-        It may be cancelled at any of them: then nothing is lost and nothing is written twice.
+        A cancellation at any step loses nothing, and nothing is written twice.
         """
         steps = self.log.flush_steps(now_s)
         try:
             for _ in steps:
                 await asyncio.sleep(0)
         finally:
-            # A run that ends cancels us, and the log has already let go of this interval: write
-            # the rest of it now. Nothing is sent any more that this could delay.
+            # The end of the run cancels this task, and the log has already dropped this interval:
+            # write the rest of it now. No request is left to send that this could delay.
             for _ in steps:
                 pass
         await self._table.write_full_groups()

@@ -1,8 +1,7 @@
 """Replay a trace against one or more targets, from options to a finished run folder.
 
-Everything that can be wrong with the input is found before the first request leaves. Once
-sending has begun, whatever was measured is kept: on Ctrl-C, on a target that dies, on a drain
-that takes too long.
+All errors of the input are found before the first request is sent. Once sending has begun, all
+measurements are kept: on Ctrl-C, when a target dies, and when draining takes too long.
 """
 
 import asyncio
@@ -16,8 +15,8 @@ from typing import Any
 
 from forebay.proxy.runtime.event_loop import short_collections
 from forebay.proxy.telemetry.hlog import HlogWriter, IntervalLog
-from forebay.replay.bodies import PATHS, Window, body_slices, render
-from forebay.replay.client import Client, Exchange
+from forebay.replay.bodies import PATHS, PreparedQueue, body_slices, render
+from forebay.replay.client import Client, ClientExchange
 from forebay.replay.clock import Clock
 from forebay.replay.dispatch import Dispatch
 from forebay.replay.options import ReplayOptions
@@ -27,7 +26,7 @@ from forebay.replay.recorder import Live, Recorder
 from forebay.replay.schedule import Schedule, make_schedule
 from forebay.replay.slo import Slo
 from forebay.replay.source import Scan, TraceSource
-from forebay.replay.summary import Tally
+from forebay.replay.summary import RunTotals
 from forebay.replay.target import Served, Target, ask_served, parse_targets
 from forebay.replay.warm import cache_warnings
 from forebay.traces.errors import InputError
@@ -38,9 +37,9 @@ LEAST_FLUSH_WALL_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A finished run; `values` is `summary.json`, `ended` says how it ended.
+    """A finished run; `values` is `summary.json`.
 
-    `ended`: "complete", "interrupted", or "drain timeout" when answers were given up.
+    `ended` is "complete", "interrupted", or "drain timeout" if running answers were cancelled.
     """
 
     values: dict[str, Any]
@@ -53,7 +52,7 @@ class Summary:
 
 
 class Stop:
-    """Asked once: send no more. Asked twice: wait no more."""
+    """Stops a run: the first request stops sending, the second stops waiting for answers."""
 
     def __init__(self) -> None:
         self.sending = asyncio.Event()
@@ -76,8 +75,8 @@ class _Plan:
 
 
 async def replay(options: ReplayOptions, stop: Stop | None = None) -> Summary:
-    """Run one replay; raises InputError for bad input, having sent and overwritten nothing."""
-    import numpy  # noqa: F401 - here and not in the middle of the run; bulk recording uses it
+    """Run one replay; raises InputError for bad input before it sends or overwrites anything."""
+    import numpy  # noqa: F401 - bulk recording uses it: import it now, not during the run
 
     options.check()
     targets = parse_targets(options.targets)
@@ -101,11 +100,11 @@ async def replay(options: ReplayOptions, stop: Stop | None = None) -> Summary:
             else:
                 served = Served(options.model, None)
         except InputError:
-            # What is wrong with the trace or the rate needs no server to be found: say it first.
+            # Errors of the trace or the rate can be found without a server: report them first.
             _schedule(options, source.scan())
             raise
         plan = _make_plan(options, targets, served, source)
-        _say_changes(plan)
+        _print_changes(plan)
         if options.warmup:
             await _warm_up(client, plan)
         with RunFolder(options.out, force=options.force) as folder:
@@ -144,30 +143,30 @@ def _schedule(options: ReplayOptions, scan: Scan) -> Schedule:
 
 async def _run(plan: _Plan, client: Client, clock: Clock, folder: RunFolder, stop: Stop) -> Summary:
     options, schedule = plan.options, plan.schedule
-    tally = Tally([bucket.name for bucket in options.buckets], plan.slos)
-    window = Window()
+    totals = RunTotals([bucket.name for bucket in options.buckets], plan.slos)
+    prepared = PreparedQueue()
     watch_progress = _progress() if not options.quiet and sys.stderr.isatty() else None
     async with asyncio.TaskGroup() as tasks:
         rendering = render(
             plan.source.requests(),
             schedule.count,
-            window,
+            prepared,
             model=plan.served.model,
             endpoint=options.endpoint,
             salt=options.salt,
         )
         background = [tasks.create_task(rendering)]
-        await window.wait_filled()
+        await prepared.wait_filled()
         with short_collections():
             clock.restart()
             started_unix_s = time.time()
             log = IntervalLog(HlogWriter(folder.hlog, started_unix_s, _comments(plan)))
-            recorder = Recorder(log, folder.table, tally, options.buckets)
+            recorder = Recorder(log, folder.table, totals, options.buckets)
             dispatch = Dispatch(
                 clock,
                 client,
                 recorder,
-                window,
+                prepared,
                 plan.targets,
                 path=PATHS[options.endpoint],
                 max_in_flight=schedule.arrivals.closed or options.max_in_flight,
@@ -185,14 +184,14 @@ async def _run(plan: _Plan, client: Client, clock: Clock, folder: RunFolder, sto
             task.cancel()
     _count_never_sent(plan, recorder, dispatch.sent, ended)
     log.close(clock.now())
-    summary = tally.summary(
+    summary = totals.summary(
         log.totals,
         stopped_s if ended == "interrupted" else _window_s(schedule, dispatch.sent),
         closed=bool(schedule.arrivals.closed),
         scale=options.time_scale,
     )
     summary["ended"] = ended
-    counted = tally.counted_input_tokens
+    counted = totals.counted_input_tokens
     summary["warnings"] = cache_warnings(plan.source, dispatch.sent, counted, summary)
     provenance = Provenance(plan.targets, plan.served, plan.slos, plan.run_id, started_unix_s)
     record = run_record(options, plan.source, plan.scan, schedule, provenance, ended)
@@ -201,7 +200,7 @@ async def _run(plan: _Plan, client: Client, clock: Clock, folder: RunFolder, sto
 
 
 def _progress() -> Callable[[Live, int, Clock], Coroutine[Any, Any, None]]:
-    """The progress line, with what it needs (Rich) loaded before the clock starts."""
+    """Load the progress line and Rich, which it needs, before the clock starts."""
     from forebay.replay.progress import show_progress
 
     return show_progress
@@ -226,10 +225,10 @@ async def _send_all(plan: _Plan, dispatch: Dispatch, clock: Clock, stop: Stop) -
 
 
 async def _drain(plan: _Plan, dispatch: Dispatch, clock: Clock, stop: Stop, ended: str) -> str:
-    """Wait for the answers still under way, within bounds; how the run ended."""
+    """Wait for running answers, up to the drain timeout; returns how the run ended."""
     if not dispatch.idle.is_set():
         if ended == "interrupted":
-            _say("stopped sending; waiting for answers under way, Ctrl-C again gives them up")
+            _print("stopped sending; waiting for running answers, Ctrl-C again cancels them")
         waits = {asyncio.ensure_future(event.wait()) for event in (dispatch.idle, stop.waiting)}
         if ended != "interrupted":
             waits.add(asyncio.ensure_future(stop.sending.wait()))
@@ -246,9 +245,8 @@ async def _drain(plan: _Plan, dispatch: Dispatch, clock: Clock, stop: Stop, ende
         ended = "interrupted"
     else:
         ended = "drain timeout"
-        _say(
-            f"answers under way {plan.options.drain_timeout_s:g} s after the last arrival given up"
-        )
+        limit = f"{plan.options.drain_timeout_s:g} s"
+        _print(f"cancelled the answers still running {limit} after the last arrival")
     dispatch.give_up()
     await dispatch.idle.wait()
     return ended
@@ -264,9 +262,9 @@ async def _flush_every_second(recorder: Recorder, clock: Clock) -> None:
 
 
 def _window_s(schedule: Schedule, sent: int) -> float:
-    """How long arrivals went on in a run that was not stopped; 0 counts until the last answer.
+    """Return how long arrivals went on, if the run was not stopped; 0: until the last answer.
 
-    A closed loop that sent its whole trace was cut off by no duration: it counts as one without.
+    A closed loop that sent its whole trace ended before its duration, which then does not count.
     """
     if schedule.arrivals.closed and sent == schedule.count:
         return 0.0
@@ -274,7 +272,7 @@ def _window_s(schedule: Schedule, sent: int) -> float:
 
 
 def _count_never_sent(plan: _Plan, recorder: Recorder, sent: int, ended: str) -> None:
-    """Rows for what was intended and not sent; a closed loop with a duration intended no more."""
+    """Record scheduled requests that were not sent; a closed loop with a duration has none."""
     schedule = plan.schedule
     if ended != "interrupted" or (schedule.arrivals.closed and plan.options.duration_s is not None):
         return
@@ -286,7 +284,7 @@ def _count_never_sent(plan: _Plan, recorder: Recorder, sent: int, ended: str) ->
 
 
 async def _warm_up(client: Client, plan: _Plan) -> None:
-    """Open connections and wake the servers with prompts that share nothing with the trace."""
+    """Open connections and warm up the servers with prompts that share nothing with the trace."""
     options = plan.options
     failed = 0
     for number in range(options.warmup):
@@ -295,12 +293,12 @@ async def _warm_up(client: Client, plan: _Plan) -> None:
             body_slices(request, plan.served.model, options.endpoint, f"warm-up {plan.run_id}")
         )
         for target in dict.fromkeys(plan.targets):
-            exchange = Exchange(f"{plan.run_id}-warmup-{number}", 0.0)
+            exchange = ClientExchange(f"{plan.run_id}-warmup-{number}", 0.0)
             url = target.url(PATHS[options.endpoint])
             await client.send(url, body, exchange, client.watch())
             failed += exchange.outcome != "ok"
     if failed:
-        _say(f"{failed} warm-up requests were not answered")
+        _print(f"{failed} warm-up requests were not answered")
 
 
 def _comments(plan: _Plan) -> list[str]:
@@ -312,7 +310,7 @@ def _comments(plan: _Plan) -> list[str]:
     ]
 
 
-def _say_changes(plan: _Plan) -> None:
+def _print_changes(plan: _Plan) -> None:
     truncated = plan.scan.truncated(plan.schedule.count)
     for count, what in (
         (plan.scan.skipped, "bad rows skipped"),
@@ -320,10 +318,10 @@ def _say_changes(plan: _Plan) -> None:
         (truncated, "rows longer than the model's context shortened"),
     ):
         if count:
-            _say(f"{plan.source.name}: {count} {what}")
+            _print(f"{plan.source.name}: {count} {what}")
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(f"forebay replay: {text}", file=sys.stderr)
 
 

@@ -1,14 +1,14 @@
-"""When each request is due: one list of intended times, made before anything is sent.
+"""Plan when each request is due: one list of due times, made before anything is sent.
 
     trace      the trace's own times, divided by a speed
     constant   equal gaps
     poisson    exponential gaps
-    gamma:CV   gamma gaps with that coefficient of variation (1 is poisson, above is burstier)
-    closed:N   no times at all: N requests at once, the next when one ends
+    gamma:CV   gamma gaps with that coefficient of variation (1 is poisson, more is burstier)
+    closed:N   no times: N requests in flight, the next one when one ends
 
-A rate divides time and never drops rows; a duration cuts the end off. Equal seeds give equal
-times in every process (Python's own generator, not numpy's, whose streams may change).
-Pure: no clock, no global randomness.
+A rate scales time and never drops rows; a duration cuts off the end. Equal seeds give equal times
+in every process (from Python's own generator; numpy's streams may change). Pure: no clock, no
+global randomness.
 """
 
 import hashlib
@@ -26,14 +26,14 @@ KINDS = "trace, constant, poisson, gamma:CV or closed:N"
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """How arrivals are made; `parameter` is the CV of gamma, the N of closed, else 0."""
+    """The kind of arrivals; `parameter` is the CV of gamma, the N of closed, else 0."""
 
     kind: str
     parameter: float = 0.0
 
     @property
     def closed(self) -> int:
-        """Requests kept going at once, 0 for an open loop."""
+        """Number of requests kept in flight; 0 for an open loop."""
         return int(self.parameter) if self.kind == "closed" else 0
 
 
@@ -69,12 +69,12 @@ class Schedule:
     """The plan of a run.
 
     Attributes:
-        arrivals: how it was made.
-        count: requests intended (for a closed loop: at most).
+        arrivals: the kind of arrivals.
+        count: number of scheduled requests (for a closed loop: the most).
         times_s: due times from the start of the run, ascending; empty for a closed loop.
-        window_s: how long arrivals go on, 0 when that is not known beforehand; of a closed loop:
-            if the trace lasts as long.
-        sha256: of the times as little-endian doubles, to tell two schedules apart.
+        window_s: how long arrivals go on; 0 if that is not known beforehand. A closed loop may run
+            out of requests earlier.
+        sha256: hash of the times as little-endian doubles, to distinguish schedules.
     """
 
     arrivals: Arrivals
@@ -97,13 +97,13 @@ def make_schedule(
 
     Args:
         trace_s: ascending arrival times of the trace, seconds.
-        rate_per_s: mean rate wanted; without it the trace's own.
-        speed: how many times as fast as the trace; not together with a rate.
-        duration_s: keep only what is due before this second of the run.
-        seed: of the gaps.
+        rate_per_s: mean rate; by default the trace's own.
+        speed: pace as a multiple of the trace's own; not together with a rate.
+        duration_s: keep only requests that are due before this second of the run.
+        seed: seed of random gaps.
 
     Raises:
-        InputError: a number that is none, or a rate that cannot be had from this trace.
+        InputError: a number out of range, or a rate that this trace cannot be scaled to.
     """
     for value, option in (
         (rate_per_s, "--rate"),
@@ -163,7 +163,7 @@ def _times(
 
 
 def _random_times(count: int, arrivals: Arrivals, rate: float, random: Random) -> Iterator[float]:
-    """`count` times of a renewal process, the first at 0."""
+    """Make `count` times of a renewal process, the first at 0."""
     shape = 1.0 / arrivals.parameter**2 if arrivals.kind == "gamma" else 1.0
     now = 0.0
     for _ in range(count):

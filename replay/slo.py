@@ -1,8 +1,8 @@
-"""Latency targets as the user states them, and whether one request met them. Pure.
+"""Read latency targets as the user states them, and judge whether a request met them. Pure.
 
-A request meets its targets when every one that applies to it holds, counted from the moment it
-was due. A target on a quantity that is undefined for the request (TPOT of a one-token answer)
-does not apply; a request without any first token misses its TTFT target.
+A request meets its targets if each target that applies to it holds, with times counted from the
+moment it was due. A target on a quantity that is undefined for the request (TPOT of a one-token
+answer) does not apply. A request without a first token misses its TTFT target.
 """
 
 import re
@@ -20,7 +20,7 @@ DEFAULT_SLO_S = {"chat": 2.0, "document": 15.0}  # ttft, for buckets of these na
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """`metric` of requests in `bucket` (None: all) is at most `limit_s` seconds."""
+    """A target: `metric` of requests in `bucket` (None: all) is at most `limit_s` seconds."""
 
     bucket: str | None
     metric: str
@@ -57,7 +57,7 @@ def default_slos(buckets: Sequence[str]) -> tuple[Slo, ...]:
 
 
 def meets(slos: Sequence[Slo], bucket: str, values_s: Mapping[str, float | None]) -> bool:
-    """Whether a completed request met every target; `values_s` holds seconds by metric."""
+    """Tell whether a completed request met every target; `values_s` maps metrics to seconds."""
     for slo in slos:
         if slo.bucket is not None and slo.bucket != bucket:
             continue

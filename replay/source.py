@@ -1,7 +1,7 @@
-"""The trace of a run: looked through once before anything is sent, read again while sending.
+"""Read the trace of a run twice: once before anything is sent, and again while sending.
 
-Two passes keep memory flat: of a million rows only the arrival times are held. The first pass
-also settles which rows fit the model's context, so that nothing is found out half way.
+Two passes keep memory small: of a million rows only the arrival times are kept. The first pass also
+finds the rows that do not fit the model's context, so that no error comes up half way.
 """
 
 import hashlib
@@ -22,10 +22,10 @@ FORMATS = (FOREBAY, *IMPORTERS)
 
 @dataclass(slots=True)
 class Scan:
-    """What the first pass found.
+    """The results of the first pass.
 
     Attributes:
-        arrivals_s: of every row that will be sent (none that was dropped).
+        arrivals_s: arrival times of the rows that will be sent, without dropped ones.
         first_too_long: number (from 1) and request of the first row beyond the context.
     """
 
@@ -36,12 +36,12 @@ class Scan:
     _truncated: "array[int]" = field(default_factory=lambda: array("q"))
 
     def truncated(self, count: int) -> int:
-        """How many of the first `count` requests are shortened."""
+        """Count the shortened ones among the first `count` requests."""
         return bisect_left(self._truncated, count)
 
 
 class TraceSource:
-    """A trace file, or a sequence of requests, read under one rule for rows that are too long."""
+    """A trace file or a sequence of requests, with one rule for rows that are too long."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class TraceSource:
             self._rows = trace
         elif trace.is_file():
             self._path = trace
-        else:  # standard input and pipes can be read only once; a missing file is said here
+        else:  # standard input and pipes can be read only once; a missing file fails here
             reader = open_trace(trace, format_name=format_name, skip_bad=skip_bad)
             self._rows = list(reader)
             self._skipped = reader.skipped
@@ -76,7 +76,7 @@ class TraceSource:
             raise InputError(f"{self.name}: no requests in this trace")
 
     def scan(self) -> Scan:
-        """The first pass; raises InputError for anything the reader cannot use."""
+        """Do the first pass; raises InputError for anything that cannot be read."""
         found = Scan()
         for number, request in enumerate(self._read(), 1):
             fitted: TraceRequest | None = request
@@ -99,14 +99,14 @@ class TraceSource:
         return found
 
     def requests(self) -> Iterator[TraceRequest]:
-        """The rows to send, as `scan` counted them."""
+        """Read the rows to send, the same ones that `scan` counted."""
         for request in self._read():
             fitted = request if self.limit is None else fit(request, self.limit, self._too_long)
             if fitted is not None:
                 yield fitted
 
     def check(self, scan: Scan, count: int) -> None:
-        """Refuse a run whose first `count` rows hold one that is too long; raises InputError."""
+        """Raise InputError if one of the first `count` rows is too long, unless that is allowed."""
         if self._too_long != "error" or scan.first_too_long is None or self.limit is None:
             return
         number, request = scan.first_too_long
@@ -119,15 +119,15 @@ class TraceSource:
         )
 
     def sha256(self) -> str:
-        """Of the file's bytes, or of the rows as Forebay's own format writes them."""
+        """Hash the file's bytes, or the rows as Forebay's own format writes them."""
         digest = hashlib.sha256()
         if self._path is None:
             for request in self._rows or ():
                 digest.update(row_bytes(request))
         else:
             with open(self._path, "rb") as file:
-                while piece := file.read(1 << 20):
-                    digest.update(piece)
+                while chunk := file.read(1 << 20):
+                    digest.update(chunk)
         return digest.hexdigest()
 
     def _read(self) -> Iterator[TraceRequest]:
@@ -140,11 +140,11 @@ class TraceSource:
 
 
 def fit(request: TraceRequest, limit: int, too_long: str) -> TraceRequest | None:
-    """`request` itself when it fits `limit` tokens; else shortened, or None when dropped.
+    """Return `request` itself if it fits `limit` tokens; else shortened, or None if dropped.
 
-    Under "error" it is shortened too, which nobody sees: `TraceSource.check` refuses the run.
-    A shortened prompt keeps its leading blocks, so what it shares with others stays shared; an
-    answer longer than half the context gives way before the prompt loses its last token.
+    Under "error" it is shortened, too, but `TraceSource.check` then stops the run. A shortened
+    prompt keeps its leading blocks, so it still shares them with other prompts. The answer keeps at
+    most half of the context, and a prompt at least one token.
     """
     if request.input_tokens + request.output_tokens <= limit:
         return request

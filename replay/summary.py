@@ -1,8 +1,8 @@
-"""Add up rows as they come and say at the end what the run was: the numbers of `summary.json`.
+"""Add up the rows of a run and make its `summary.json` at the end.
 
-Pure: rows and histograms in, one dict out. Every percentile comes from a HdrHistogram; what is
-undefined is null, never 0. `analysis` compares runs by these keys alone. A percentile is there as
-soon as there is one sample; whoever prints one asks `is_firm` first.
+Pure: rows and histograms in, one dict out. Every percentile comes from a HdrHistogram; undefined
+values are null, never 0. `analysis` compares runs by these keys alone. A percentile is there from
+the first sample on; code that prints one must check `is_firm` first.
 """
 
 import math
@@ -17,8 +17,8 @@ from forebay.replay.slo import Slo, meets
 from forebay.replay.verdict import Lateness, lag_limit_s
 
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
-LEAST_BEYOND = 10  # samples that must lie beyond a percentile for it to be shown to people
-# summary key: metric as the tags of the log name it
+LEAST_BEYOND = 10  # samples that must exceed a percentile before it is shown to people
+# For each key of the summary: the metric as the tags of the log name it.
 METRICS = {
     "ttft_ms": "ttft_response",
     "ttft_service_ms": "ttft_service",
@@ -34,46 +34,46 @@ INFINITE = "inf"  # JSON has no infinity
 
 
 def distribution_ms(histogram: Any, failures: int = 0) -> dict[str, float | str | int | None]:
-    """Count, percentiles and maximum of a histogram, `failures` more samples being infinite."""
+    """Return count, percentiles and maximum; `failures` more samples count as infinite."""
     import numpy
 
     count = int(histogram.total_count)
     total = count + failures
     below = numpy.cumsum(numpy.frombuffer(histogram.counts, dtype=numpy.int64))
-    told: dict[str, float | str | int | None] = {"count": total}
+    figures: dict[str, float | str | int | None] = {"count": total}
     for percentile in PERCENTILES:
         rank = rank_of(percentile, total)
         name = f"p{percentile:g}"
         if not total:
-            told[name] = None
+            figures[name] = None
         elif rank > count:
-            told[name] = INFINITE
+            figures[name] = INFINITE
         else:
             value = histogram.get_value_from_index(int(numpy.searchsorted(below, rank)))
             highest = histogram.get_highest_equivalent_value(value)
-            told[name] = min(highest, histogram.max_value) / 1e3
-    told["max"] = INFINITE if failures else histogram.max_value / 1e3 if count else None
-    return told
+            figures[name] = min(highest, histogram.max_value) / 1e3
+    figures["max"] = INFINITE if failures else histogram.max_value / 1e3 if count else None
+    return figures
 
 
 def rank_of(percentile: float, count: int) -> int:
-    """The nearest rank, from 1, among `count` samples."""
+    """Return the nearest rank, from 1, among `count` samples."""
     return max(1, math.ceil(percentile / 100 * count - 1e-9))
 
 
 def is_firm(name: str, count: int) -> bool:
-    """Whether enough of `count` samples lie beyond the percentile `name`, such as p99.9.
+    """Tell whether enough of `count` samples exceed the percentile `name`, such as p99.9.
 
-    Below that it is the luck of one or two requests. True of everything else, such as max.
+    With fewer, one or two requests decide its value. Always true for other names, such as max.
     """
     if not name.startswith("p"):
         return True
     return count - rank_of(float(name[1:]), count) >= LEAST_BEYOND
 
 
-def firm(told: Mapping[str, Any], name: str) -> Any:
-    """A value of a distribution, as people may see it: None where it is not firm."""
-    return told[name] if is_firm(name, told["count"]) else None
+def firm(figures: Mapping[str, Any], name: str) -> Any:
+    """Return a value of a distribution for display: None if it is not firm."""
+    return figures[name] if is_firm(name, figures["count"]) else None
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ class _Rejects:
     with_retry_after: int = 0
 
 
-class Tally:
+class RunTotals:
     """The running totals of one run."""
 
     def __init__(self, buckets: Sequence[str], slos: Sequence[Slo]) -> None:
@@ -101,7 +101,8 @@ class Tally:
         self._prompt_tokens = 0
         self._cached_tokens = 0
         self._cached_known = False
-        self.counted_input_tokens = 0  # the trace's count of what `_prompt_tokens` counts
+        # The trace's count of the prompts whose tokens `_prompt_tokens` counts.
+        self.counted_input_tokens = 0
         self._by_backend: Counter[str] = Counter()
         self._estimated = 0
         self._without_output = 0
@@ -150,18 +151,18 @@ class Tally:
     def summary(
         self, totals: Mapping[str, Total], window_s: float, *, closed: bool, scale: float
     ) -> dict[str, Any]:
-        """The summary.
+        """Make the summary.
 
         Args:
             totals: histograms by `metric.bucket`.
-            window_s: how long arrivals went on; 0 counts until the last answer.
+            window_s: how long arrivals went on; 0: until the last answer.
             closed: a closed loop, in which requests are due when a slot is free.
             scale: seconds of the run in one wall second.
         """
         window_s = window_s or self.last_done_s
         judged = self.lateness.judge(closed=closed)
         good = sum(self._good.values())
-        told: dict[str, Any] = {
+        figures: dict[str, Any] = {
             "requests": self.requests,
             "completed": self.completed,
             "rejected": dict(sorted(self.rejected.items())),
@@ -199,9 +200,9 @@ class Tally:
             "overflow": sum(total.overflow for total in totals.values()),
         }
         for key, metric in METRICS.items():
-            told[key] = self._distributions(totals, metric)
-        told["ttft_ms_failures_as_inf"] = self._distributions(totals, "ttft_response", True)
-        return told
+            figures[key] = self._distributions(totals, metric)
+        figures["ttft_ms_failures_as_inf"] = self._distributions(totals, "ttft_response", True)
+        return figures
 
     def _seen(self) -> list[str]:
         extra = sorted(name for name in self._intended if name not in self.buckets)
@@ -218,12 +219,12 @@ class Tally:
         self, totals: Mapping[str, Total], metric: str, failures: bool = False
     ) -> dict[str, Any]:
         missing = self._missing if failures else Counter[str]()
-        told = {"all": distribution_ms(self._merged(totals, metric), missing.total())}
+        figures = {"all": distribution_ms(self._merged(totals, metric), missing.total())}
         for name in self._seen():
             total = totals.get(f"{metric}.{name}")
             histogram = total.histogram if total is not None else new_histogram()
-            told[name] = distribution_ms(histogram, missing[name])
-        return told
+            figures[name] = distribution_ms(histogram, missing[name])
+        return figures
 
 
 def _ratio(part: float, whole: float) -> float | None:

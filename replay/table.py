@@ -1,4 +1,4 @@
-"""A summary as a compact table for a terminal."""
+"""Show a summary as a compact table in a terminal."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ UNKNOWN = "–"
 
 
 def summary_table(summary: dict[str, Any]) -> "RenderableType":
-    """Per bucket the tails, below them what the run as a whole came to."""
+    """Make a table with the tails of each bucket, and below it the results of the whole run."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -63,5 +63,5 @@ def _number(value: float | None, digits: int) -> str:
 def _counts(counts: dict[str, int]) -> str:
     if not counts:
         return "0"
-    told = ", ".join(f"{name} {count}" for name, count in counts.items())
-    return f"{sum(counts.values())} ({told})"
+    listed = ", ".join(f"{name} {count}" for name, count in counts.items())
+    return f"{sum(counts.values())} ({listed})"

@@ -1,6 +1,6 @@
-"""Where a run is sent: the targets' addresses, and what they say they serve.
+"""Read the addresses of a run's targets, and ask the targets which models they serve.
 
-A target that cannot be reached is bad input: a run against nothing measures nothing.
+A target that cannot be reached is bad input: without a server there is nothing to measure.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ MAX_ANSWER_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server; `name` stands for it in results when it does not name a backend itself."""
+    """A server; results show `name` for answers that do not name a backend."""
 
     name: str
     base: str
@@ -31,14 +31,14 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The model of a run and the longest context all targets take, None when nobody said."""
+    """The model of a run and the longest context that all targets take, None if unknown."""
 
     model: str
     max_model_len: int | None
 
 
 def parse_targets(urls: Sequence[str]) -> tuple[Target, ...]:
-    """Read `--target`; a trailing `/v1` may be given or not. Raises InputError."""
+    """Read `--target`, with or without a trailing `/v1`; raises InputError."""
     if not urls:
         raise InputError("--target: give at least one, e.g. --target http://127.0.0.1:8080")
     bases = []
@@ -49,9 +49,9 @@ def parse_targets(urls: Sequence[str]) -> tuple[Target, ...]:
             port = parts.port
             URL(base)
         except ValueError as error:
-            raise InputError(f"--target: {url!r} is no URL ({error})") from error
+            raise InputError(f"--target: {url!r} is not a URL ({error})") from error
         if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-            raise InputError(f"--target: {url!r} is no URL; write e.g. http://127.0.0.1:8080")
+            raise InputError(f"--target: {url!r} is not a URL; write e.g. http://127.0.0.1:8080")
         if parts.query or parts.fragment or parts.username is not None:
             raise InputError(f"--target: {url!r}: only scheme, host, port and path belong there")
         bases.append(base)
@@ -66,7 +66,7 @@ async def ask_served(
 ) -> Served:
     """Ask every target's /v1/models; raises InputError when one is down or serves something else.
 
-    A target without a model list is taken at its word when `model` is given.
+    A target without a model list is accepted when `model` is given.
     """
     lengths: list[int] = []
     for target in dict.fromkeys(targets):
@@ -92,29 +92,9 @@ async def ask_served(
 
 
 async def _models(session: aiohttp.ClientSession, target: Target) -> dict[str, int | None]:
-    """Model names with their `max_model_len`; empty when the server has no usable list."""
+    """Return model names with their `max_model_len`; empty when the server has no usable list."""
     try:
-        async with session.get(
-            target.url("/v1/models"),
-            timeout=aiohttp.ClientTimeout(total=ASK_TIMEOUT_S),
-            allow_redirects=False,
-        ) as response:
-            if response.status in (401, 403):
-                raise InputError(
-                    f"--target {target.base}: answered {response.status}; give a key with --api-key"
-                )
-            if response.status >= 500:
-                raise InputError(
-                    f"--target {target.base}: answered {response.status} to /v1/models; is it "
-                    "still loading?"
-                )
-            if response.status != 200:
-                return {}
-            raw = await response.content.read(MAX_ANSWER_BYTES)
-            while piece := await response.content.read(MAX_ANSWER_BYTES):
-                raw += piece
-                if len(raw) > MAX_ANSWER_BYTES:
-                    return {}
+        raw = await _model_list(session, target)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         reason = str(error) or type(error).__name__
         raise InputError(f"--target {target.base}: cannot be reached ({reason})") from error
@@ -129,3 +109,29 @@ async def _models(session: aiohttp.ClientSession, target: Target) -> dict[str, i
             length = one.get("max_model_len")
             models[one["id"]] = length if type(length) is int and length > 0 else None
     return models
+
+
+async def _model_list(session: aiohttp.ClientSession, target: Target) -> bytes:
+    """Fetch /v1/models; empty when the server does not have it or sends too much."""
+    async with session.get(
+        target.url("/v1/models"),
+        timeout=aiohttp.ClientTimeout(total=ASK_TIMEOUT_S),
+        allow_redirects=False,
+    ) as response:
+        status = response.status
+        if status in (401, 403):
+            raise InputError(
+                f"--target {target.base}: answered {status}; give a key with --api-key"
+            )
+        if status >= 500:
+            raise InputError(
+                f"--target {target.base}: answered {status} to /v1/models; is it still loading?"
+            )
+        if status != 200:
+            return b""
+        raw = b""
+        while chunk := await response.content.read(MAX_ANSWER_BYTES):
+            raw += chunk
+            if len(raw) > MAX_ANSWER_BYTES:
+                return b""
+        return raw

@@ -1,8 +1,8 @@
-"""Whether a run can be believed: did requests leave when they were due? Pure.
+"""Judge whether a run is valid: did requests leave when they were due? Pure.
 
-A client that is late, or holds requests back under its own limit, measures itself. One arrival in
-a hundred may be late by more than the limit, which is 10 ms or 1 % of the tightest TTFT target,
-whichever is more: an error that small cannot decide whether a target was met.
+A client that is late, or that delays requests by its own in-flight limit, measures itself. One
+arrival in a hundred may be later than the limit, which is 10 ms or 1 % of the tightest TTFT target,
+whichever is more. An error that small cannot decide whether a target was met.
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,11 @@ def lag_limit_s(slos: Sequence[Slo]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """`word` is valid, client-limited or cap-limited; `at_s` the second it went wrong."""
+class RunVerdict:
+    """The verdict on a run: `word` is valid, client-limited or cap-limited.
+
+    `at_s` is the second of the run from which on it is not valid.
+    """
 
     word: str
     reason: str
@@ -49,10 +52,10 @@ class Lateness:
             self.cap_late += 1
             self.cap_from_s = _earlier(self.cap_from_s, intended_s)
 
-    def judge(self, *, closed: bool = False) -> Verdict:
-        """The verdict; in a `closed` loop a request is due when its slot is free."""
+    def judge(self, *, closed: bool = False) -> RunVerdict:
+        """Make the verdict; in a `closed` loop a request is due when its slot is free."""
         if not self.arrivals:
-            return Verdict("client-limited", "nothing was sent", 0.0)
+            return RunVerdict("client-limited", "nothing was sent", 0.0)
         allowed = max(1.0, LATE_SHARE * self.arrivals)
         worst = max(self.client_late, self.cap_late)
         limit = f"{self.limit_s * 1e3:g} ms"
@@ -60,26 +63,26 @@ class Lateness:
             late = f"{worst} of {self.arrivals} requests left more than {limit}"
             words = f"{late} after their slot was free"
             if worst <= allowed:
-                return Verdict("valid", words)
-            return Verdict(
+                return RunVerdict("valid", words)
+            return RunVerdict(
                 "client-limited",
                 f"{words} because this client was busy; keep fewer in flight or lower "
                 "the time scale",
                 self.client_from_s,
             )
         if worst <= allowed:
-            return Verdict(
+            return RunVerdict(
                 "valid",
                 f"{worst} of {self.arrivals} arrivals left more than {limit} after they were due",
             )
         if self.cap_late >= self.client_late:
-            return Verdict(
+            return RunVerdict(
                 "cap-limited",
                 f"{self.cap_late} of {self.arrivals} arrivals waited more than {limit} for "
                 "--max-in-flight; raise it",
                 self.cap_from_s,
             )
-        return Verdict(
+        return RunVerdict(
             "client-limited",
             f"{self.client_late} of {self.arrivals} arrivals left more than {limit} late because "
             "this client was busy; lower the rate or the time scale",

@@ -1,12 +1,12 @@
-"""Whether the servers' caches held a run's prompts before it began.
+"""Detect whether the servers' caches contained a run's prompts before it began.
 
-Every replay of a trace with one salt sends the same bytes, so that runs can be repeated; against
-the same servers the second finds what the first left in their caches. What the prompts share among
-themselves bounds what cold caches can hit: in whatever order requests are served, and however many
-fail, a block must be computed once. Hits beyond that were there before.
+Replays of a trace with one salt send the same bytes, so that runs can be repeated. Against the same
+servers the second replay hits what the first one left in their caches. Cold caches can hit only
+what the prompts share with one another: in any order, and with any failures, each block must be
+computed once. More hits mean that the caches were warm.
 
-Only for prompts that the replayer makes: text of the trace is sent unsalted, and what of it an
-engine shares depends on the tokenizer.
+This works only for prompts that the replayer makes. Text of the trace is sent without a salt, and
+the tokenizer determines which of its blocks an engine shares.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,30 +19,30 @@ from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 from forebay.traces.sharing import IdealCache
 
-CLEAR_SHARE = 0.02  # of the prompt tokens, and a block: less may be a request tried twice
-MOST_BLOCKS = 1_000_000  # looked at, 100 MB; of a larger trace nothing is said
+CLEAR_SHARE = 0.02  # excess hits, as a share of prompt tokens; fewer may be one retried request
+MOST_BLOCKS = 1_000_000  # blocks that are checked, in 100 MB; larger traces get no warning
 
 
 def cache_warnings(
     source: TraceSource, sent: int, input_tokens: int, summary: Mapping[str, Any]
 ) -> list[str]:
-    """What a run's summary says under `warnings`: a line if the caches were warm, else nothing.
+    """Make the `warnings` of a run's summary: one line if the caches were warm, else none.
 
     Args:
-        sent: requests that left, the first so many of `source`.
-        input_tokens: what the trace says of the prompts whose tokens the servers counted.
+        sent: number of requests sent, the first ones of `source`.
+        input_tokens: the trace's count of the prompts whose tokens the servers counted.
     """
     prompt, cached = summary["prompt_tokens"], summary["cached_tokens"]
     if cached is None:
         return []
     try:
         shared = most_hits(islice(source.requests(), sent), input_tokens, prompt, cached)
-    except InputError:  # the file has changed; what was measured is kept
+    except InputError:  # the file has changed; keep the measurements
         return []
     if shared is None:
         return []
     return [
-        f"the caches were warm: {cached:,} of {prompt:,} prompt tokens were found in them, and "
+        f"the caches were warm: {cached:,} of {prompt:,} prompt tokens were found in them, but "
         f"the prompts of this run share {shared:,} at most; --salt NEW makes prompts that no "
         "cache has seen"
     ]
@@ -51,12 +51,12 @@ def cache_warnings(
 def most_hits(
     sent: Iterable[TraceRequest], input_tokens: int, prompt_tokens: int, cached_tokens: int
 ) -> int | None:
-    """The tokens that cold caches can have hit, if `cached_tokens` are clearly more; else None.
+    """Return the most tokens that cold caches can hit, if `cached_tokens` is clearly more.
 
-    None as well where it cannot be known. Reads no further than it must to tell.
+    Returns None otherwise, and if this cannot be known. Reads no more requests than necessary.
     """
-    # Tokens beyond the trace's count are a chat template, which all prompts share, or a tokenizer
-    # that cuts words: either way they may be hits.
+    # Tokens beyond the trace's count come from a chat template, which all prompts share, or from a
+    # tokenizer that splits words. Both may be hits.
     shared = float(max(0, prompt_tokens - input_tokens))
     cache = IdealCache()
     clear = CLEAR_SHARE * prompt_tokens
@@ -65,7 +65,7 @@ def most_hits(
         if request.text is not None:
             return None
         clear = max(clear, request.block_tokens)
-        if request.blocks is None:  # lengths only: its text is made from its id
+        if request.blocks is None:  # only lengths are known: its text is made from its id
             name = (hash(request.id),)
             request = replace(request, blocks=name, block_tokens=request.input_tokens)
         shared += cache.look_up(request).hit_tokens

@@ -11,8 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from forebay.proxy.config.schema import BackendConfig, Config
 from forebay.proxy.config.sources import load_config
-from forebay.proxy.core.explain.recorder import ExplainedShaper
+from forebay.proxy.core.explain.receipt import Receipts
 from forebay.proxy.core.model import BackendSpec, Bucket
+from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.proxy_cli import app
 from forebay.proxy.telemetry.decision_metrics import DecisionMetrics
 from forebay.proxy.telemetry.metrics import ProxyMetrics
@@ -70,9 +71,9 @@ def test_the_image() -> None:
 def test_every_metric_is_in_the_manual() -> None:
     """And nothing else is: a renamed one would leave a dead alert behind."""
     text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
-    shaper = ExplainedShaper([BackendSpec("b0", 1)], [Bucket("chat", 9)])
+    shaper = Shaper([BackendSpec("b0", 1)], [Bucket("chat", 9)])
     metrics = ProxyMetrics(shaper)
-    metrics.registry.register(DecisionMetrics(shaper, lambda: 0.0))
+    metrics.registry.register(DecisionMetrics(shaper, Receipts(1), lambda: 0.0))
     families = text_string_to_metric_families(metrics.text().decode())
     ours = {family.name: family.type for family in families if "process" not in family.name}
     named = {f"{name}_total" if type_ == "counter" else name for name, type_ in ours.items()}

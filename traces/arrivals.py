@@ -1,4 +1,4 @@
-"""When requests arrive: endless times from a seed, in seconds from 0, never going back."""
+"""Make arrival times from a seed: endless, in seconds from 0, ascending."""
 
 from collections.abc import Iterator
 from itertools import count, repeat
@@ -11,9 +11,9 @@ KINDS = ("burst", "constant", "poisson")
 
 
 def arrival_times(kind: str, rate_per_s: float, seed: int) -> Iterator[float]:
-    """Endless arrival times, to the microsecond.
+    """Make endless arrival times, rounded to microseconds.
 
-    `constant`: one every 1/rate; `poisson`: exponential gaps of that mean; `burst`: all at 0,
+    `constant`: gaps of 1/rate; `poisson`: exponential gaps with that mean; `burst`: all at 0,
     whatever the rate.
 
     Raises:

@@ -1,8 +1,9 @@
 """Read the Azure LLM inference traces: arrival times and lengths only, no prompts.
 
-CSV with the header `TIMESTAMP,ContextTokens,GeneratedTokens`. 2023 writes seven fractional digits
-(the last always 0; Python keeps six), 2024 six or none and a UTC offset. Source:
-Azure/AzurePublicDataset. Nothing is said about sharing, so a replayed request shares nothing.
+The files are CSV with the header `TIMESTAMP,ContextTokens,GeneratedTokens`. Times of 2023 have
+seven fractional digits (the last is always 0; Python keeps six), those of 2024 six or none and a
+UTC offset. The files do not tell which prompts share a prefix, so replayed prompts share nothing.
+Source: Azure/AzurePublicDataset.
 """
 
 import re
@@ -17,7 +18,7 @@ _BEYOND_MICROSECONDS = re.compile(r"(\.[0-9]{6})[0-9]+")
 
 
 def read_azure(path: str | Path, *, skip_bad: bool = False) -> TraceReader:
-    """A stream of the requests in `path`; the first arrives at 0, ids are `azure-LINE`."""
+    """Open `path` as a stream of requests; the first arrives at 0, ids are `azure-LINE`."""
     return TraceReader(path, _AzureRows().parse, skip_bad=skip_bad)
 
 

@@ -1,6 +1,6 @@
 """Decide which length bucket a request belongs to: one rule for proxy, replay and reports.
 
-A bucket never looks at anything but the number of prompt tokens.
+Only the number of prompt tokens decides.
 """
 
 import re
@@ -9,25 +9,25 @@ from dataclasses import dataclass
 
 from forebay.traces.errors import InputError
 
-# Names become response headers, metric labels and histogram tags: nothing that needs quoting.
+# Names become response headers, metric labels and histogram tags, where none needs quoting.
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
-    """Requests of at most `up_to` prompt tokens that no smaller bucket took."""
+class LengthBucket:
+    """Requests of at most `up_to` prompt tokens that fit no smaller bucket."""
 
     name: str
     up_to: int
 
 
-DEFAULT_BUCKETS = (Bucket("chat", 5_000), Bucket("document", 131_072))
+DEFAULT_BUCKETS = (LengthBucket("chat", 5_000), LengthBucket("document", 131_072))
 
 
-def bucket_of(tokens: int, buckets: Sequence[Bucket] = DEFAULT_BUCKETS) -> str | None:
-    """The name of the first bucket that holds `tokens`; None when beyond every bucket.
+def bucket_of(tokens: int, buckets: Sequence[LengthBucket] = DEFAULT_BUCKETS) -> str | None:
+    """Return the name of the first bucket that fits `tokens`; None if no bucket does.
 
-    `buckets` stand in ascending order of `up_to`, as `parse_buckets` makes sure.
+    `buckets` are in ascending order of `up_to`, as `parse_buckets` ensures.
     """
     for bucket in buckets:
         if tokens <= bucket.up_to:
@@ -35,13 +35,13 @@ def bucket_of(tokens: int, buckets: Sequence[Bucket] = DEFAULT_BUCKETS) -> str |
     return None
 
 
-def parse_buckets(text: str, option: str = "--buckets") -> tuple[Bucket, ...]:
-    """Buckets from `chat:5000,document:131072`.
+def parse_buckets(text: str, option: str = "--buckets") -> tuple[LengthBucket, ...]:
+    """Read buckets such as `chat:5000,document:131072`.
 
     Raises:
-        InputError: a part is not NAME:TOKENS, a name comes twice, or the limits do not ascend.
+        InputError: a part is not NAME:TOKENS, a name is repeated, or the limits do not ascend.
     """
-    buckets: list[Bucket] = []
+    buckets: list[LengthBucket] = []
     for part in text.split(","):
         name, colon, limit = part.strip().partition(":")
         if not colon or not _NAME.fullmatch(name) or not re.fullmatch(r"[0-9]{1,12}", limit):
@@ -49,11 +49,11 @@ def parse_buckets(text: str, option: str = "--buckets") -> tuple[Bucket, ...]:
                 f"{option}: {part.strip()!r} is not NAME:TOKENS; "
                 "write e.g. chat:5000,document:131072"
             )
-        bucket = Bucket(name, int(limit))
+        bucket = LengthBucket(name, int(limit))
         if bucket.up_to < 1:
             raise InputError(f"{option}: {part.strip()!r} holds no request; give 1 token or more")
         if any(name == other.name for other in buckets):
-            raise InputError(f"{option}: bucket {name!r} comes twice; give each its own name")
+            raise InputError(f"{option}: bucket {name!r} is given twice; give each its own name")
         if buckets and bucket.up_to <= buckets[-1].up_to:
             raise InputError(
                 f"{option}: {name}:{limit} after {buckets[-1].name}:{buckets[-1].up_to}; "

@@ -1,12 +1,26 @@
-"""`forebay traces`: parse the words, call, print. Data goes to stdout, talk to stderr."""
+"""`forebay traces`: import, fetch, describe and make traces.
+
+Data goes to standard output, messages go to standard error.
+"""
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from forebay.traces.cli_output import Totals, print_description, report, say
+from forebay.traces.cli_output import Totals, print_description, print_message, report
+from forebay.traces.command_options import (
+    Arrivals,
+    AsJson,
+    Force,
+    Output,
+    Rate,
+    Seed,
+    SkipBad,
+    takes_options,
+)
 from forebay.traces.errors import InputError
 from forebay.traces.output import answers_path, json_bytes, meta_path, refuse_existing
 from forebay.traces.synth_cli import app as synth_app
@@ -20,15 +34,8 @@ app = typer.Typer(
 )
 app.add_typer(synth_app, name="synth")
 
-Output = Annotated[str, typer.Option("--output", "-o", help="the trace to write; - is stdout")]
-Force = Annotated[bool, typer.Option("--force", help="overwrite what is there")]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="count bad rows instead of stopping")]
-AsJson = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
-Seed = Annotated[int, typer.Option("--seed", help="equal seeds make equal traces")]
-Arrivals = Annotated[str, typer.Option("--arrivals", help="poisson, constant or burst")]
-Rate = Annotated[float, typer.Option("--rate", help="requests a second")]
 Tokens = Annotated[
-    str, typer.Option("--tokens", help="encoding or model to count by, or: estimate")
+    str, typer.Option("--tokens", help="encoding or model to count tokens with, or estimate")
 ]
 
 
@@ -40,12 +47,15 @@ def import_trace(
     skip_bad: SkipBad = False,
     force: Force = False,
     spread_ticks: Annotated[
-        bool, typer.Option("--spread-ticks", help="mooncake: spread arrivals inside 3 s ticks")
+        bool,
+        typer.Option(
+            "--spread-ticks", help="mooncake: spread arrivals at random inside ticks of 3 s"
+        ),
     ] = False,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Turn a published trace into Forebay's format.
+    """Convert a published trace to Forebay's format.
 
     example:  forebay traces import mooncake conversation_trace.jsonl -o conversation.jsonl
     """
@@ -74,12 +84,14 @@ def import_trace(
 @app.command()
 def fetch(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="what; without it: a list")
+        str | None,
+        typer.Argument(metavar="NAME", help="name of the trace or task; without it, list them"),
     ] = None,
     output: Annotated[
-        str | None, typer.Option("--output", "-o", help="the file  [default: its own name]")
+        str | None,
+        typer.Option("--output", "-o", help="file to write; default: the published name"),
     ] = None,
-    url: Annotated[str | None, typer.Option("--url", help="of a copy, a mirror")] = None,
+    url: Annotated[str | None, typer.Option("--url", help="URL of a mirror")] = None,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
@@ -99,22 +111,22 @@ def fetch(
     wanted = fetching.published(name)
     target = output or wanted.file_name
     if target == "-":
-        raise InputError("--output -: the file is checked before it is yours; name one")
+        raise InputError("--output -: the file is checked before you get it; name a file")
     refuse_existing([target], force=force)
     facts = fetching.fetch(wanted, target, url=url)
     if as_json:
         sys.stdout.buffer.write(json_bytes(facts))
     else:
-        say(f"{facts['bytes']:,} bytes, licence {facts['licence']} -> {target}")
-        say(f"next:  {wanted.then.format(target).replace(' T', ' trace.jsonl')}")
+        print_message(f"{facts['bytes']:,} bytes, licence {facts['licence']} -> {target}")
+        print_message(f"next:  {wanted.then.format(target).replace(' T', ' trace.jsonl')}")
 
 
 @app.command()
 def describe(
-    trace: Annotated[str, typer.Argument(metavar="TRACE", help="the trace; - is stdin")],
+    trace: Annotated[str, typer.Argument(metavar="TRACE", help="trace file; - is stdin")],
     as_json: AsJson = False,
     format_name: Annotated[
-        str | None, typer.Option("--format", help="forebay, mooncake or azure; else looked at")
+        str | None, typer.Option("--format", help="forebay, mooncake or azure; default: detect")
     ] = None,
     skip_bad: SkipBad = False,
 ) -> None:
@@ -133,37 +145,47 @@ def describe(
     else:
         print_description(trace, result)
     if reader.skipped:
-        say(f"{reader.skipped} bad rows skipped")
+        print_message(f"{reader.skipped} bad rows skipped")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZeroScrollsArguments:
+    """The options of `traces zeroscrolls` as they are typed."""
+
+    paths: Annotated[
+        list[str], typer.Argument(metavar="PATH...", help="zip file, directory or .jsonl file")
+    ]
+    output: Output
+    task: Annotated[
+        str | None, typer.Option("--task", help="the task, if the path does not name it")
+    ] = None
+    split: Annotated[str, typer.Option("--split", help="test or validation")] = "test"
+    form: Annotated[str, typer.Option("--form", help="completions (input unchanged) or chat")] = (
+        "completions"
+    )
+    order: Annotated[str, typer.Option("--order", help="file, grouped, shuffled or zipf")] = "file"
+    zipf: Annotated[float, typer.Option("--zipf", help="exponent of --order zipf")] = 0.8
+    context: Annotated[
+        int | None,
+        typer.Option(
+            "--context", help="context in tokens; prompts are cut to fit it with their answers"
+        ),
+    ] = None
+    limit: Annotated[
+        int | None, typer.Option("--limit", help="most requests, counted in that order")
+    ] = None
+    tokens: Tokens = DEFAULT_ENCODING
+    arrivals: Arrivals = "poisson"
+    rate: Rate = 1.0
+    seed: Seed = 0
+    skip_bad: SkipBad = False
+    force: Force = False
+    as_json: AsJson = False
 
 
 @app.command()
-def zeroscrolls(
-    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="zip, directory or .jsonl")],
-    output: Output,
-    task: Annotated[
-        str | None, typer.Option("--task", help="the task, where the path does not say")
-    ] = None,
-    split: Annotated[str, typer.Option("--split", help="test or validation")] = "test",
-    form: Annotated[
-        str, typer.Option("--form", help="completions (input unchanged) or chat")
-    ] = "completions",
-    order: Annotated[str, typer.Option("--order", help="file, grouped, shuffled or zipf")] = "file",
-    zipf: Annotated[float, typer.Option("--zipf", help="exponent of --order zipf")] = 0.8,
-    context: Annotated[
-        int | None,
-        typer.Option("--context", help="cut prompts to this many tokens, answer included"),
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", help="only the first so many, in that order")
-    ] = None,
-    tokens: Tokens = DEFAULT_ENCODING,
-    arrivals: Arrivals = "poisson",
-    rate: Rate = 1.0,
-    seed: Seed = 0,
-    skip_bad: SkipBad = False,
-    force: Force = False,
-    as_json: AsJson = False,
-) -> None:
+@takes_options
+def zeroscrolls(given: ZeroScrollsArguments) -> None:
     """Make a trace from ZeroSCROLLS tasks: real documents, several questions about each.
 
     example:  forebay traces zeroscrolls squality.zip --order shuffled --rate 2 -o squality.jsonl
@@ -174,30 +196,30 @@ def zeroscrolls(
     from forebay.traces.zeroscrolls import by_document, read_task
     from forebay.traces.zeroscrolls_trace import ordered, to_trace
 
-    for option, value in (("--context", context), ("--limit", limit)):
+    for option, value in (("--context", given.context), ("--limit", given.limit)):
         if value is not None and value < 1:
             raise InputError(f"{option} {value}: give 1 or more")
-    refuse_existing([output, meta_path(output)], force=force)
-    files = [read_task(path, task=task, split=split, skip_bad=skip_bad) for path in paths]
+    refuse_existing([given.output, meta_path(given.output)], force=given.force)
+    files = [
+        read_task(path, task=given.task, split=given.split, skip_bad=given.skip_bad)
+        for path in given.paths
+    ]
     for warning in (warning for file in files for warning in file.warnings):
-        say(f"warning: {warning}")
-    count = counter(tokens)
-    samples = ordered(
-        [sample for file in files for sample in file.samples], order, seed=seed, zipf_s=zipf
-    )[:limit]
-    totals = Totals(
-        to_trace(
-            samples,
-            count,
-            form=form,
-            context_tokens=context,
-            arrivals=arrivals,
-            rate_per_s=rate,
-            seed=seed,
-        ),
-        IdealCache(),
+        print_message(f"warning: {warning}")
+    count = counter(given.tokens)
+    everything = [sample for file in files for sample in file.samples]
+    samples = ordered(everything, given.order, seed=given.seed, zipf_s=given.zipf)[: given.limit]
+    requests = to_trace(
+        samples,
+        count,
+        form=given.form,
+        context_tokens=given.context,
+        arrivals=given.arrivals,
+        rate_per_s=given.rate,
+        seed=given.seed,
     )
-    write_trace(output, totals)
+    totals = Totals(requests, IdealCache())
+    write_trace(given.output, totals)
     facts = {
         "command": "zeroscrolls",
         "sources": [
@@ -213,17 +235,17 @@ def zeroscrolls(
             for file in files
         ],
         "documents": len(by_document(samples)),
-        "form": form,
-        "order": order,
-        "zipf_s": zipf if order == "zipf" else None,
-        "context_tokens": context,
+        "form": given.form,
+        "order": given.order,
+        "zipf_s": given.zipf if given.order == "zipf" else None,
+        "context_tokens": given.context,
         "tokens_by": count.name,
-        "arrivals": arrivals,
-        "rate_per_s": rate,
-        "seed": seed,
+        "arrivals": given.arrivals,
+        "rate_per_s": given.rate,
+        "seed": given.seed,
     }
-    say(f"tokens counted by {count.name}")
-    report(totals, output, facts, as_json)
+    print_message(f"tokens counted by {count.name}")
+    report(totals, given.output, facts, given.as_json)
 
 
 @app.command()
@@ -231,20 +253,27 @@ def needle(
     output: Output,
     haystack: Annotated[
         list[str] | None,
-        typer.Option("--haystack", help='.jsonl of {"doc_id", "text"}; else meaningless words'),
+        typer.Option(
+            "--haystack", help='.jsonl of {"doc_id", "text"} rows; default: meaningless words'
+        ),
     ] = None,
     lengths: Annotated[
-        str, typer.Option("--lengths", help="prompt tokens, with commas")
+        str, typer.Option("--lengths", help="prompt tokens, separated by commas")
     ] = "8192,32768,122880",
-    depths: Annotated[str, typer.Option("--depths", help="0 to 1, with commas")] = "0.1,0.5,0.9",
-    questions: Annotated[int, typer.Option("--questions", help="questions a haystack")] = 4,
-    output_tokens: Annotated[int, typer.Option("--output-tokens", help="answer budget")] = 32,
+    depths: Annotated[
+        str, typer.Option("--depths", help="from 0 (start) to 1 (end), separated by commas")
+    ] = "0.1,0.5,0.9",
+    questions: Annotated[int, typer.Option("--questions", help="questions for each haystack")] = 4,
+    output_tokens: Annotated[
+        int, typer.Option("--output-tokens", help="tokens of each answer")
+    ] = 32,
     tokens: Tokens = DEFAULT_ENCODING,
     arrivals: Arrivals = "constant",
     rate: Rate = 1.0,
     seed: Seed = 0,
     answers: Annotated[
-        str | None, typer.Option("--answers", help="expected answers; else OUTPUT.answers.jsonl")
+        str | None,
+        typer.Option("--answers", help="file for expected answers; default: OUTPUT.answers.jsonl"),
     ] = None,
     force: Force = False,
     as_json: AsJson = False,
@@ -264,7 +293,7 @@ def needle(
     from forebay.traces.tokens import counter
 
     if output == "-" and answers is None:
-        raise InputError("--answers: a trace on standard output has no file beside it; name one")
+        raise InputError("--answers: a trace on standard output has no file beside it; name a file")
     beside = Path(answers) if answers else answers_path(output)
     refuse_existing([output, meta_path(output), beside], force=force)
     wanted = _numbers(lengths, "--lengths", int)
@@ -272,7 +301,7 @@ def needle(
     count = counter(tokens)
     if haystack:
         text = load_haystack(haystack)
-    else:  # a third more than needed: a word may be less than a token to some vocabulary
+    else:  # a third more than needed: with some vocabularies a word is less than a token
         text = generated_haystack(max(wanted, default=0) * 4 // 3, seed)
     made = needle_requests(
         text,
@@ -303,7 +332,7 @@ def needle(
         "rate_per_s": rate,
         "seed": seed,
     }
-    say(f"tokens counted by {count.name}; expected answers in {beside}")
+    print_message(f"tokens counted by {count.name}; expected answers in {beside}")
     report(totals, output, facts, as_json)
 
 
@@ -311,4 +340,4 @@ def _numbers(text: str, option: str, kind: type[Any]) -> list[Any]:
     try:
         return [kind(part) for part in text.split(",")]
     except ValueError:
-        raise InputError(f"{option}: {text!r} is not numbers with commas between") from None
+        raise InputError(f"{option}: {text!r} is not numbers separated by commas") from None

@@ -1,22 +1,22 @@
-"""What the commands of `forebay traces` print, and the totals of a trace on its way to a file."""
+"""Print for the commands of `forebay traces`, and add up a trace on its way to a file."""
 
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from forebay.traces.describe import Description, Lengths
+from forebay.traces.describe import Description, LengthSummary
 from forebay.traces.output import json_bytes, write_meta
 from forebay.traces.schema import TraceRequest
 from forebay.traces.sharing import IdealCache
 
 
-def say(line: str) -> None:
-    """Talk: standard error, so that standard output can be a pipe of data."""
+def print_message(line: str) -> None:
+    """Print a message to standard error, so that standard output can be a pipe of data."""
     print(line, file=sys.stderr)
 
 
 class Totals:
-    """Passes requests on and adds them up; with a cache also their ideal hit ratio."""
+    """Passes requests on and adds them up; with a cache, also computes their ideal hit ratio."""
 
     def __init__(self, requests: Iterable[TraceRequest], cache: IdealCache | None = None) -> None:
         self._requests = requests
@@ -53,7 +53,7 @@ class Totals:
 
 
 def report(totals: Totals, output: str, facts: dict[str, Any], as_json: bool) -> None:
-    """Write the facts beside the trace and say, in a line or as JSON, what was made."""
+    """Write the facts beside the trace, and print them as one line or as JSON."""
     everything = {**totals.as_dict(), **facts}
     write_meta(output, everything)
     if as_json and output != "-":  # standard output is the trace then
@@ -61,7 +61,7 @@ def report(totals: Totals, output: str, facts: dict[str, Any], as_json: bool) ->
         sys.stdout.buffer.flush()
         return
     skipped = f", {facts['skipped']} bad rows skipped" if facts.get("skipped") else ""
-    say(
+    print_message(
         f"{totals.requests:,} requests, {totals.input_tokens:,} input and "
         f"{totals.output_tokens:,} output tokens over {totals.last_s:,.1f} s{skipped}"
         + (f" -> {output}" if output != "-" else "")
@@ -103,6 +103,6 @@ def print_description(trace: str, result: Description) -> None:
     console.print(lengths)
 
 
-def _length_cells(lengths: Lengths) -> list[str]:
+def _length_cells(lengths: LengthSummary) -> list[str]:
     values = (lengths.p50, lengths.p90, lengths.p99, lengths.max)
     return [f"{lengths.mean:,.0f}", *(f"{value:,}" for value in values)]

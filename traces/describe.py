@@ -1,7 +1,7 @@
-"""Describe a trace in one pass: rates, burstiness, length quantiles, the ideal prefix hit ratio.
+"""Describe a trace in one pass: rates, burstiness, length quantiles, ideal prefix hit ratio.
 
-Memory does not grow with the rows, except for distinct lengths, sessions and documents (a number
-each) and the distinct blocks of the ideal cache (see `sharing`).
+Memory does not grow with the rows. It grows with distinct lengths, sessions and documents (one
+number each), and with the distinct blocks of the ideal cache (see `sharing`).
 """
 
 from collections import Counter
@@ -15,8 +15,8 @@ from forebay.traces.sharing import IdealCache
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
-    """Tokens a request; a quantile is a value that occurred (nearest rank)."""
+class LengthSummary:
+    """Mean, quantiles and maximum of lengths in tokens; a quantile is one of the lengths."""
 
     mean: float
     p50: int
@@ -27,18 +27,18 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What `forebay traces describe` prints; None where the trace does not define it.
+    """The result of `forebay traces describe`; None if the trace does not define a value.
 
     Attributes:
-        duration_s: from the first arrival to the last.
+        duration_s: seconds from the first arrival to the last.
         rate_per_s: requests / duration_s.
         interarrival_cv: standard deviation / mean of the gaps; 1 for Poisson arrivals.
-        peak_rate_1s, peak_rate_60s: most requests of a window, a second; windows follow
-            one another from the first arrival.
+        peak_rate_1s, peak_rate_60s: requests a second in the busiest of the windows of 1 s and
+            60 s, which follow one another from the first arrival.
         dispersion_60s: variance / mean of requests in full 60 s windows; 1 for Poisson.
-        ideal_hit_ratio: share of input tokens an infinite prefix cache would hold.
-        reuse_share: share of requests that reuse more than the blocks every request has.
-        sessions, documents: how many distinct ones are named.
+        ideal_hit_ratio: share of input tokens that an infinite prefix cache would hit.
+        reuse_share: share of requests that hit more than the blocks common to all requests.
+        sessions, documents: number of distinct names.
     """
 
     requests: int
@@ -48,8 +48,8 @@ class Description:
     peak_rate_1s: float
     peak_rate_60s: float | None
     dispersion_60s: float | None
-    input_tokens: Lengths
-    output_tokens: Lengths
+    input_tokens: LengthSummary
+    output_tokens: LengthSummary
     ideal_hit_ratio: float
     reuse_share: float
     sessions: int
@@ -60,7 +60,7 @@ class Description:
 
 
 def describe(requests: Iterable[TraceRequest]) -> Description:
-    """Read every request once. ValueError when there is none (a reader says so before)."""
+    """Read every request once; ValueError if there is none (a reader raises before that)."""
     cache = IdealCache()
     gaps = _Gaps()
     seconds, minutes = _Windows(1.0), _Windows(60.0)
@@ -86,7 +86,7 @@ def describe(requests: Iterable[TraceRequest]) -> Description:
         hit_tokens += sharing.hit_tokens
         hit_blocks[sharing.hit_blocks] += 1
         if request.session is not None:
-            sessions.add(hash(request.session))  # only counted, so a number each will do
+            sessions.add(hash(request.session))  # a hash is enough to count them
         if request.document is not None:
             documents.add(hash(request.document))
     if first_s is None:
@@ -112,7 +112,7 @@ def describe(requests: Iterable[TraceRequest]) -> Description:
     )
 
 
-def _lengths(counts: Counter[int]) -> Lengths:
+def _lengths(counts: Counter[int]) -> LengthSummary:
     count = counts.total()
     ordered = sorted(counts)
     wanted = [ceil(quantile * count) for quantile in (0.5, 0.9, 0.99)]
@@ -123,11 +123,11 @@ def _lengths(counts: Counter[int]) -> Lengths:
         while len(found) < len(wanted) and below >= wanted[len(found)]:
             found.append(tokens)
     mean = sum(tokens * times for tokens, times in counts.items()) / count
-    return Lengths(mean, found[0], found[1], found[2], ordered[-1])
+    return LengthSummary(mean, found[0], found[1], found[2], ordered[-1])
 
 
 class _Gaps:
-    """Mean and variance of the gaps, by Welford: no cancellation, however long the trace."""
+    """Mean and variance of gaps by Welford's method, which avoids cancellation in long traces."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -147,7 +147,7 @@ class _Gaps:
 
 
 class _Windows:
-    """Requests in consecutive windows from time 0, without keeping the windows."""
+    """Counts requests in consecutive windows from time 0, without storing the windows."""
 
     def __init__(self, width_s: float) -> None:
         self._width_s = width_s
@@ -161,7 +161,7 @@ class _Windows:
     def add(self, time_s: float) -> None:
         window = int(time_s // self._width_s)
         if window != self._window:
-            self._full += window - self._window  # the one that ends, and empty ones after it
+            self._full += window - self._window  # the window that ends, and empty ones after it
             self._sum += self._count
             self._squares += self._count**2
             self._window, self._count = window, 0
@@ -172,7 +172,7 @@ class _Windows:
         return self._peak / self._width_s
 
     def dispersion(self) -> float | None:
-        """Over full windows only: the last one may have been cut short."""
+        """Return variance / mean over full windows; the last window may be cut short."""
         if self._full < 2 or not self._sum:
             return None
         mean = self._sum / self._full

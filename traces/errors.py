@@ -1,5 +1,9 @@
-"""The one exception for bad input: its text is the line the user reads; the exit status is 2."""
+"""Define the one exception for bad input."""
 
 
 class InputError(Exception):
-    """Input that cannot be used; the message names the file, line or option and the fix."""
+    """Input that cannot be used.
+
+    The message names the file, line or option, and the fix. Commands print it as one line and exit
+    with status 2.
+    """

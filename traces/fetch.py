@@ -1,4 +1,4 @@
-"""Download published traces: each from one commit of its repository, so that it is always the same.
+"""Download published traces, each from a fixed commit of its repository where it has one.
 
 Sources: kvcache-ai/Mooncake (FAST'25, Apache-2.0), Azure/AzurePublicDataset (Splitwise, ISCA'24,
 CC-BY-4.0), the ZeroSCROLLS archives of tau/zero_scrolls (Findings of EMNLP 2023).
@@ -33,11 +33,11 @@ STEP_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A file that somebody published.
+    """A published file.
 
     Attributes:
-        then: the command that reads it, with {} for where it is.
-        sha256: of the file, where it is known.
+        then: the command that reads it, with {} in place of its path.
+        sha256: hash of the file, None if it is not known.
     """
 
     url: str
@@ -81,7 +81,7 @@ PUBLISHED: Final[dict[str, Published]] = {
 
 
 def published(name: str) -> Published:
-    """The file called `name`; InputError names those there are."""
+    """Return the file called `name`; InputError lists the names."""
     if name not in PUBLISHED:
         raise InputError(f"nothing called {name!r} to fetch; one of: {', '.join(PUBLISHED)}")
     return PUBLISHED[name]
@@ -93,12 +93,12 @@ def fetch(
     *,
     url: str | None = None,
 ) -> dict[str, Any]:
-    """Download to `output`, whole or not at all; what came.
+    """Download to `output`, completely or not at all; returns facts about the file.
 
-    Raises InputError when it cannot be had, or is not what is known of it.
+    Raises InputError if the download fails or its hash is wrong.
 
     Args:
-        url: another place to fetch it from, a mirror.
+        url: the URL of a mirror.
     """
     source = url or one.url
     digest, size = hashlib.sha256(), 0
@@ -123,7 +123,7 @@ def fetch(
             f"{source}: cannot be fetched ({why}); download it where there is a network, or give "
             "--url of a copy"
         ) from error
-    except ValueError as error:  # what is no URL
+    except ValueError as error:  # the source is not a URL
         raise InputError(f"--url {source}: {error}; give https://...") from error
     return {
         "url": source,

@@ -1,4 +1,4 @@
-"""Which reader reads which format: one table, and a look at a file's first bytes."""
+"""Choose the reader for a trace: by the name of its format, or by the file's first bytes."""
 
 import sys
 from collections.abc import Callable
@@ -18,22 +18,22 @@ FOREBAY = "forebay"
 
 
 def importer(name: str) -> Importer:
-    """The importer called `name`; InputError names those there are."""
+    """Return the importer called `name`; InputError lists the names."""
     if name not in IMPORTERS:
         raise InputError(f"no trace format {name!r}; one of: {', '.join(IMPORTERS)}")
     return IMPORTERS[name]
 
 
 def detect(path: str | Path) -> str:
-    """The format of `path` (`-`: standard input, of which nothing is consumed) by its first bytes.
+    """Detect the format of `path` by its first bytes; nothing of standard input (`-`) is consumed.
 
-    Anything not known is taken for Forebay's own, whose reader says what is wrong with it.
+    An unknown format counts as Forebay's own, whose reader reports the error.
     """
     if str(path) == "-":
         # peek() is a BufferedReader's; a replaced standard input may lack it.
         peek = getattr(sys.stdin.buffer, "peek", None)
         head = peek(256)[:256] if peek else b""
-    elif Path(path).is_file():  # a pipe would lose what is read from it here
+    elif Path(path).is_file():  # reading here would take bytes from a pipe
         try:
             with open(path, "rb") as file:
                 head = file.read(256)
@@ -52,7 +52,7 @@ def detect(path: str | Path) -> str:
 def open_trace(
     path: str | Path, *, format_name: str | None = None, skip_bad: bool = False
 ) -> TraceReader:
-    """A trace in any format read here, by name or as `detect` finds it."""
+    """Open a trace in the named format, or in the one that `detect` finds."""
     name = format_name or detect(path)
     if name == FOREBAY:
         return read_trace(path, skip_bad=skip_bad)

@@ -1,4 +1,4 @@
-"""Forebay's own trace format: one JSON object a line, in order of arrival.
+"""Read and write Forebay's own trace format: one JSON object a line, in order of arrival.
 
     {"id": "a", "arrival_s": 0.0, "input_tokens": 1500, "output_tokens": 64, "blocks": [0, 1, 2],
      "session": "user-1", "tenant": "acme", "document": "report.pdf"}
@@ -6,16 +6,16 @@
 | key | type | |
 | --- | --- | --- |
 | `id` | string | unique within the trace (not checked, see `reader`) |
-| `arrival_s` | number | seconds from the start, 0 or more, never going back |
+| `arrival_s` | number | seconds from the start, 0 or more, ascending |
 | `input_tokens` | integer | 1 or more |
 | `output_tokens` | integer | 0 or more |
-| `blocks` | integers | optional; ids in [0, 2^64), ceil(input_tokens / block_tokens) of them |
+| `blocks` | integers | optional; ceil(input_tokens / block_tokens) ids in [0, 2^64) |
 | `block_tokens` | integer | optional; left out when 512 |
-| `text` | string | optional; the prompt itself, never beside `blocks` |
+| `text` | string | optional; the prompt itself, never together with `blocks` |
 | `session`, `tenant`, `document` | string | optional |
 | `service_class` | string | optional; `interactive`, `standard` or `batch` |
 
-Keys stand in this order; one that is null is left out; an unknown key is an error, so that a
+Keys are written in this order, without those that are null. An unknown key is an error, so that a
 misspelt one is not silently lost. Equal requests give equal bytes.
 """
 
@@ -38,19 +38,19 @@ MAX_BLOCK_ID = 2**64 - 1
 
 
 def read_trace(path: str | Path, *, skip_bad: bool = False) -> TraceReader:
-    """A stream of the requests in `path` (`-`: standard input); see `TraceReader` for errors."""
+    """Open `path` (`-`: standard input) as a stream of requests; for errors see `TraceReader`."""
     return TraceReader(path, lambda line, _: parse_row(line), skip_bad=skip_bad)
 
 
 def parse_row(line: bytes) -> TraceRequest:
-    """One line of the format; RowError when it is not."""
+    """Read one line of the format; raises RowError."""
     row = parse_object(line)
     if not _KEYS.issuperset(row):
         unknown = next(key for key in row if key not in _KEYS)
         raise RowError(f"unknown key {unknown!r}; the keys are {', '.join(TraceRequest.__slots__)}")
     identity = row.get("id")
     if type(identity) is not str or not identity:
-        raise RowError(f"id: {_shown(identity)} is not a string with something in it")
+        raise RowError(f"id: {_shown(identity)} is not a string of at least one character")
     for key in _OPTIONAL_TEXT:
         value = row.get(key)
         if value is not None and type(value) is not str:
@@ -84,7 +84,7 @@ def parse_row(line: bytes) -> TraceRequest:
 
 
 def parse_object(line: bytes) -> dict[str, Any]:
-    """One line as a JSON object; RowError when it is not one."""
+    """Read one line as a JSON object; raises RowError."""
     try:
         row = orjson.loads(line)
     except orjson.JSONDecodeError as error:
@@ -96,13 +96,13 @@ def parse_object(line: bytes) -> dict[str, Any]:
 
 def whole_number(row: dict[str, Any], key: str, *, least: int) -> int:
     value = row.get(key)
-    if type(value) is not int or value < least:  # not isinstance: True is no number of tokens
+    if type(value) is not int or value < least:  # not isinstance, which accepts True
         raise RowError(f"{key}: {_shown(value)} is not a whole number of {least} or more")
     return value
 
 
 def seconds(row: dict[str, Any], key: str) -> float:
-    """A time of 0 or more under `key`, in whatever unit the file has."""
+    """Read the time of 0 or more under `key`, in the unit of the file."""
     value: Any = row.get(key)
     if type(value) not in (int, float) or not isfinite(value) or value < 0:
         raise RowError(f"{key}: {_shown(value)} is not a time of 0 or more")
@@ -112,11 +112,11 @@ def seconds(row: dict[str, Any], key: str) -> float:
 def block_ids(
     row: dict[str, Any], key: str, input_tokens: int, block_tokens: int
 ) -> tuple[int, ...]:
-    """The ids under `key`, as many as `input_tokens` needs."""
+    """Read the ids under `key`, as many as `input_tokens` needs."""
     ids = row.get(key)
     if not isinstance(ids, list):
         raise RowError(f"{key}: {_shown(ids)} is not a list of block ids")
-    # Four passes in C are several times faster than one loop here, and traces are long.
+    # Four passes in C are several times faster than one loop in Python, and traces are long.
     if ids and (set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) > MAX_BLOCK_ID):
         wrong = next(one for one in ids if type(one) is not int or not 0 <= one <= MAX_BLOCK_ID)
         raise RowError(f"{key}: {_shown(wrong)} is not a block id (a whole number in [0, 2^64))")
@@ -130,7 +130,7 @@ def block_ids(
 
 
 def row_bytes(request: TraceRequest) -> bytes:
-    """`request` as one line of the format, with its newline."""
+    """Write `request` as one line of the format, with its newline."""
     row: dict[str, Any] = {
         "id": request.id,
         "arrival_s": float(request.arrival_s),
@@ -149,10 +149,10 @@ def row_bytes(request: TraceRequest) -> bytes:
 
 
 def write_trace(path: str | Path, rows: Iterable[TraceRequest]) -> int:
-    """Write `rows` to `path` (`-`: standard output), whole or not at all; how many there were.
+    """Write `rows` to `path` (`-`: standard output), all or none; returns their number.
 
     Raises:
-        InputError: time goes back, which no reader takes; or `path` cannot be written.
+        InputError: arrival times go back, which no reader accepts; or `path` cannot be written.
     """
     count = 0
     last_s = 0.0
@@ -170,7 +170,7 @@ def write_trace(path: str | Path, rows: Iterable[TraceRequest]) -> int:
 
 
 def _shown(value: object) -> str:
-    """`value` short enough for one line of an error."""
+    """Format `value`, short enough for one line of an error."""
     if value is None:
         return "nothing"
     text = repr(value)

@@ -1,11 +1,11 @@
 """Read kv-cache-tester sessions: real coding-agent conversations as hashed 64-token blocks.
 
-One JSON file is one session: `requests[]` with `t` (s from the session's start), `in`, `out` and
-`hash_ids`, one id for each *full* block (unlike Mooncake, whose last block is partial). Entries of
-`type: subagent` hold requests of their own whose `t` counts from the entry's and whose ids are the
-session's. Ids mean something within a session only, so each session gets a range of its own; what
-sessions share in truth (tool and system text, some 13k tokens) is not credited.
-Source: callanjfox/kv-cache-tester (Apache-2.0).
+One JSON file is one session: `requests[]` with `t` (seconds from the session's start), `in`, `out`
+and `hash_ids`, one id for each *full* block (unlike Mooncake, whose last block is partial). Entries
+of `type: subagent` contain more requests, whose `t` counts from the entry's. Ids are valid within a
+session only, so each session gets a range of its own. The text that sessions really share (tools
+and system prompt, about 13k tokens) is therefore lost. Source: callanjfox/kv-cache-tester
+(Apache-2.0).
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ from forebay.traces.jsonl import parse_object, seconds, whole_number
 from forebay.traces.reader import RowError
 from forebay.traces.schema import TraceRequest
 
-_IDS_PER_SESSION = 1 << 32  # full blocks from 0 up, partial last ones from half of it on
+_IDS_PER_SESSION = 1 << 32  # the lower half is for full blocks, the upper for partial last ones
 
 
 def read_session(path: str | Path, number: int = 0) -> list[TraceRequest]:
-    """The requests of one session file in order of time; `arrival_s` counts from its start.
+    """Read the requests of one session in order of time; `arrival_s` counts from its start.
 
     Args:
-        number: of the session; block ids of different numbers never meet.
+        number: number of the session; sessions with different numbers share no block id.
 
     Raises:
         InputError: no such file, or not a session as described above.
@@ -52,7 +52,7 @@ def read_session(path: str | Path, number: int = 0) -> list[TraceRequest]:
 
 
 def read_sessions(folder: str | Path) -> list[list[TraceRequest]]:
-    """Every session in `folder` (*.json), by name; raises InputError when there is none."""
+    """Read all sessions in `folder` (*.json), by name; raises InputError if there is none."""
     files = sorted(Path(folder).glob("*.json"))
     if not files:
         raise InputError(f"{folder}: holds no session (*.json); give the kv_cache_tester folder")
@@ -66,10 +66,10 @@ def interleaved(
     longest_gap_s: float,
     seed: int,
 ) -> list[TraceRequest]:
-    """One trace of all `sessions`: in random order, starts a Poisson process, long pauses cut.
+    """Make one trace of all `sessions` in random order.
 
-    The files say nothing about when sessions began, so starts are made: `start_gap_s` seconds
-    apart on average. A user's pause of more than `longest_gap_s` becomes that long.
+    The files do not tell when sessions began. Here they start as a Poisson process, on average
+    `start_gap_s` seconds apart. Longer pauses of a user are cut to `longest_gap_s`.
     """
     if not (start_gap_s > 0 and longest_gap_s > 0):
         raise InputError("start_gap_s and longest_gap_s: give more than 0 seconds")
@@ -108,9 +108,9 @@ def _request(
     ids = row.get("hash_ids")
     full = input_tokens // block_tokens
     if not isinstance(ids, list) or len(ids) != full:
-        told = len(ids) if isinstance(ids, list) else "no list of"
+        found = len(ids) if isinstance(ids, list) else "no list of"
         raise RowError(
-            f"request {name}: {told} hash_ids for {input_tokens} tokens; full blocks of "
+            f"request {name}: {found} hash_ids for {input_tokens} tokens; full blocks of "
             f"{block_tokens} tokens make {full}"
         )
     if any(type(one) is not int or not 0 <= one < _IDS_PER_SESSION // 2 for one in ids):
@@ -118,7 +118,7 @@ def _request(
     base = number * _IDS_PER_SESSION
     blocks = [base + one for one in ids]
     if input_tokens % block_tokens:
-        blocks.append(base + _IDS_PER_SESSION // 2 + index)  # a tail nobody shares
+        blocks.append(base + _IDS_PER_SESSION // 2 + index)  # a partial block, never shared
     return TraceRequest(
         id=name,
         arrival_s=at_s,

@@ -1,4 +1,4 @@
-"""Distributions of lengths in tokens, drawn from a `Random` that is passed in."""
+"""Draw lengths in tokens from distributions, with a `Random` that is passed in."""
 
 from bisect import bisect_right
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Fixed:
     tokens: int
 
     def draw(self, dice: Random) -> int:
-        dice.random()  # one draw as the others, so that a fixed length shifts nothing else
+        dice.random()  # one draw, as the others: another kind of length changes no later draw
         return self.tokens
 
 
@@ -36,7 +36,7 @@ class Uniform:
 
 @dataclass(frozen=True, slots=True)
 class Lognormal:
-    """Lognormal cut off (not piled up) at its bounds; `sigma` is that of the logarithm."""
+    """Lognormal, truncated (not clipped) at its bounds; `sigma` is that of the logarithm."""
 
     median: float
     sigma: float
@@ -46,14 +46,14 @@ class Lognormal:
     def draw(self, dice: Random) -> int:
         normal = NormalDist(log(self.median), self.sigma)
         low, high = normal.cdf(log(self.least)), normal.cdf(log(self.most))
-        # random() may be 0 and the bounds far out in a tail: keep inv_cdf inside (0, 1).
+        # random() may be 0 and the bounds far out in a tail: keep the argument inside (0, 1).
         share = min(max(low + dice.random() * (high - low), 1e-15), 1 - 1e-15)
         return min(max(round(exp(normal.inv_cdf(share))), self.least), self.most)
 
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """Straight lines between (share, tokens) points, from share 0 to share 1."""
+    """Linear interpolation between (share, tokens) points, from share 0 to share 1."""
 
     points: tuple[tuple[float, int], ...]
 
@@ -65,8 +65,8 @@ class Quantiles:
 
 
 # Measured on the first half of Azure's 2023 conversation trace (9,683 requests; CC-BY-4.0, Patel et
-# al., Splitwise, ISCA 2024). The 0.1 % of prompts beyond 5,000 tokens are left out of the input:
-# they would count as documents.
+# al., Splitwise, ISCA 2024). The input leaves out the 0.1 % of prompts beyond 5,000 tokens, which
+# would count as documents.
 AZURE_CONV_INPUT = Quantiles(
     (
         (0.0, 2),
@@ -116,23 +116,39 @@ SYNTAX = (
 
 
 def parse_length(text: str, option: str) -> Length:
-    """A distribution from the words of `SYNTAX`; InputError names `option` and the fix."""
-    wrong = InputError(f"{option}: {text!r} is not a length; write {SYNTAX}")
+    """Read a distribution written as `SYNTAX` says; InputError names `option` and the fix."""
     if text in NAMED:
         return NAMED[text]
     kind, colon, rest = text.partition(":")
+    parts = (rest if colon else text).split(",")
     try:
-        numbers = [float(part) for part in (rest if colon else text).split(",")]
+        match kind if colon else "fixed", parts:
+            case "fixed", [tokens]:
+                return Fixed(_tokens(tokens))
+            case "uniform", [least, most]:
+                return _uniform(_tokens(least), _tokens(most))
+            case "lognormal", [median, sigma, least, most]:
+                return _lognormal(float(median), float(sigma), _tokens(least), _tokens(most))
     except ValueError:
-        raise wrong from None
-    whole = [int(number) for number in numbers if number.is_integer() and 1 <= number <= 1e9]
-    match kind if colon else "fixed", numbers:
-        case "fixed", [_] if len(whole) == 1:
-            return Fixed(whole[0])
-        case "uniform", [least, most] if len(whole) == 2 and least <= most:
-            return Uniform(whole[0], whole[1])
-        case "lognormal", [median, sigma, least, most]:
-            bounds = least.is_integer() and most.is_integer() and 1 <= least <= median <= most
-            if bounds and most <= 1e9 and 0 < sigma <= 10:
-                return Lognormal(median, sigma, int(least), int(most))
-    raise wrong
+        pass
+    raise InputError(f"{option}: {text!r} is not a length; write {SYNTAX}")
+
+
+def _tokens(text: str) -> int:
+    """Read a number of tokens; ValueError unless it is whole and from 1 to 1e9."""
+    number = float(text)
+    if not (number.is_integer() and 1 <= number <= 1e9):
+        raise ValueError(text)
+    return int(number)
+
+
+def _uniform(least: int, most: int) -> Uniform:
+    if least > most:
+        raise ValueError(least)
+    return Uniform(least, most)
+
+
+def _lognormal(median: float, sigma: float, least: int, most: int) -> Lognormal:
+    if not (least <= median <= most and 0 < sigma <= 10):
+        raise ValueError(median)
+    return Lognormal(median, sigma, least, most)

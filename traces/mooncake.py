@@ -1,9 +1,9 @@
 """Read Mooncake traces: block ids of 512 tokens with times in whole milliseconds.
 
 A row is `{"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [...]}`. Ids are
-prefix-chained (an equal id means an equal prefix) and there are ceil(input_length / 512) of them;
-both hold on every row of the published files. Source: kvcache-ai/Mooncake, FAST25-release/traces.
-The extended form with `session_id` and `delay` is not read.
+prefix-chained (an equal id means an equal prefix), and there are ceil(input_length / 512) of them;
+both are true of every row of the published files. The extended form with `session_id` and `delay`
+is not supported. Source: kvcache-ai/Mooncake, FAST25-release/traces.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,13 +18,13 @@ from forebay.traces.reader import RowError, TraceReader
 from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
 
 TICK_S = 3.0
-"""The conversation trace stands on ticks of three seconds."""
+"""Arrivals of the conversation trace are on ticks of three seconds."""
 TICK_ERROR_S = 0.01
-"""Its ticks are a millisecond early or late."""
+"""These ticks are up to a millisecond early or late."""
 
 
 def read_mooncake(path: str | Path, *, skip_bad: bool = False) -> TraceReader:
-    """A stream of the requests in `path`; the first arrives at 0, ids are `mooncake-LINE`."""
+    """Open `path` as a stream of requests; the first arrives at 0, ids are `mooncake-LINE`."""
     return TraceReader(path, _MooncakeRows().parse, skip_bad=skip_bad)
 
 
@@ -35,7 +35,7 @@ class _MooncakeRows:
     def parse(self, line: bytes, number: int) -> TraceRequest:
         row = parse_object(line)
         if "delay" in row and "timestamp" not in row:
-            raise RowError("a row with delay and no timestamp; the extended form is not read")
+            raise RowError("delay and no timestamp: the extended form is not read")
         time_ms = seconds(row, "timestamp")
         input_tokens = whole_number(row, "input_length", least=1)
         request = TraceRequest(
@@ -45,7 +45,7 @@ class _MooncakeRows:
             output_tokens=whole_number(row, "output_length", least=0),
             blocks=block_ids(row, "hash_ids", input_tokens, BLOCK_TOKENS),
         )
-        if self._start_ms is None:  # only now: a bad first row must not set the start
+        if self._start_ms is None:  # set here, because a bad first row must not set the start
             self._start_ms = time_ms
         return request
 
@@ -57,16 +57,16 @@ def spread_ticks(
     tick_s: float = TICK_S,
     name: str = "this trace",
 ) -> Iterator[TraceRequest]:
-    """Spread the requests of one instant evenly at random over the `tick_s` seconds after it.
+    """Spread the requests of one tick uniformly at random over the `tick_s` seconds after it.
 
-    The ticks of the conversation trace make its inter-arrival CV 3.03; spread inside them it is
-    1.01. Order is kept, so sharing is unchanged. Holds the requests of one instant.
+    The ticks of the conversation trace make its inter-arrival CV 3.03; spread, it is 1.01. Order
+    is kept, so prefix sharing is unchanged. Memory: the requests of one tick.
 
     Args:
-        name: of the trace, for the error.
+        name: name of the trace, for the error.
 
     Raises:
-        InputError: two instants that are less than a tick apart: spread, they would overlap.
+        InputError: two ticks are less than `tick_s` apart, so they would overlap.
     """
     dice = Random(f"{seed}:ticks")
     tick: list[TraceRequest] = []

@@ -1,11 +1,11 @@
-"""Needle-in-a-haystack prompts: one fact hidden at a depth in a long text, and questions about it.
+"""Make needle-in-a-haystack prompts: a fact hidden in a long text, and questions about it.
 
-The needle of a haystack is fixed and the questions vary, so that the questions about one haystack
-share all but their ends. Haystacks of different depths share only the text before the shallower
-needle, and of different lengths the text before the needle of the shorter: that is what they are.
+Questions about one haystack differ only at the end, so they share nearly the whole prompt.
+Haystacks of different depths share the text before the shallower needle; those of different lengths
+share the text before the needle of the shorter one.
 
-A trace record has no room for the expected answer. It stands beside the trace, one JSON object a
-line under the request's id (`read_answers` reads it back), and `document` names the haystack.
+A trace record has no field for the expected answer. Answers are in a file beside the trace, one
+JSON object a line with the request's id (`read_answers` reads them); `document` names the haystack.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,8 +41,8 @@ _QUESTIONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a right answer to request `id` contains, and where its needle stood."""
+class NeedleAnswer:
+    """The expected answer to request `id`, with its question and the position of the needle."""
 
     id: str
     answer: str
@@ -51,12 +51,12 @@ class Answer:
     depth: float
 
     def found_in(self, output: str) -> bool:
-        """Whether `output` holds the number, however it groups its digits."""
+        """Tell whether `output` contains the number, with digits grouped in any way."""
         return self.answer in output.replace(",", "").replace(" ", "")
 
 
 def load_haystack(paths: Sequence[str | Path]) -> str:
-    """The `text` of every row of the .jsonl files, in order, an empty line between two.
+    """Read the `text` of every row of the .jsonl files, in order, with an empty line between them.
 
     Raises:
         InputError: an unreadable file, a row without text, or no text at all.
@@ -82,7 +82,7 @@ def load_haystack(paths: Sequence[str | Path]) -> str:
 
 
 def generated_haystack(tokens: int, seed: int) -> str:
-    """Sentences of meaningless words, about `tokens` tokens: for where no text is at hand."""
+    """Make sentences of meaningless words, about `tokens` tokens, to use without a text."""
     words = block_text(0, tokens, f"haystack {seed}").decode("ascii").split()
     dice = Random(f"{seed}:haystack")
     sentences: list[str] = []
@@ -105,16 +105,16 @@ def needle_requests(
     arrivals: str = "constant",
     rate_per_s: float = 1.0,
     seed: int = 0,
-) -> Iterator[tuple[TraceRequest, Answer]]:
-    """Requests and their answers: for each length, each depth, each question, in that order.
+) -> Iterator[tuple[TraceRequest, NeedleAnswer]]:
+    """Make requests and their answers: for each length, each depth, each question, in that order.
 
     Args:
-        lengths: prompt lengths in tokens, instruction and question included; a prompt may end a
-            few tokens short of it.
+        lengths: prompt lengths in tokens, including instruction and question; a prompt may be a
+            few tokens shorter.
         depths: from 0 (right after the instruction) to 1 (just before the question).
 
     Raises:
-        InputError: a length, depth or count that cannot be, or a haystack that is too short.
+        InputError: a length, depth or count out of range, or a haystack that is too short.
     """
     if not lengths or not depths:
         raise InputError("--lengths and --depths: give at least one of each")
@@ -148,13 +148,13 @@ def _requests(
     output_tokens: int,
     times: Iterator[float],
     seed: int,
-) -> Iterator[tuple[TraceRequest, Answer]]:
+) -> Iterator[tuple[TraceRequest, NeedleAnswer]]:
     for length in lengths:
         dice = Random(f"{seed}:needle:{length}")  # depths of one length hide the same needle
         place, number = dice.choice(_PLACES), str(dice.randrange(1_000_000, 10_000_000))
         needle = f" The special number of the sluice gate at {place} is {number}. "
         asked = [_question(index, place) for index in range(questions)]
-        # All questions of a haystack stand behind the same text: leave room for the longest.
+        # All questions about a haystack follow the same text: leave room for the longest.
         ends = [f"\n\nQuestion: {question}\nAnswer:" for question in asked]
         budget = length - counter.count(INSTRUCTION + needle) - max(map(counter.count, ends))
         body = counter.head(haystack, budget)
@@ -170,17 +170,17 @@ def _requests(
                     text=text + end,
                     document=f"haystack-{length}-{depth:g}",
                 )
-                yield request, Answer(name, number, question, length, depth)
+                yield request, NeedleAnswer(name, number, question, length, depth)
 
 
 def _question(index: int, place: str) -> str:
     question = _QUESTIONS[index % len(_QUESTIONS)].format(place=place)
-    round_number = index // len(_QUESTIONS)  # after all eight, say which asking this is
+    round_number = index // len(_QUESTIONS)  # when all eight are used, number the rounds
     return f"({round_number + 1}) {question}" if round_number else question
 
 
 def _hidden(body: str, needle: str, depth: float) -> str:
-    """`body` with `needle` behind the first sentence that ends at or after `depth` of it."""
+    """Insert `needle` into `body` after the first sentence that ends at or after `depth`."""
     at = round(len(body) * depth)
     if 0 < at < len(body):
         end = body.find(". ", at)
@@ -188,18 +188,18 @@ def _hidden(body: str, needle: str, depth: float) -> str:
     return body[:at] + needle + body[at:]
 
 
-def answer_line(answer: Answer) -> bytes:
+def answer_line(answer: NeedleAnswer) -> bytes:
     return orjson.dumps(asdict(answer), option=orjson.OPT_APPEND_NEWLINE)
 
 
-def read_answers(path: str | Path) -> dict[str, Answer]:
-    """The answers that stand beside a needle trace, by request id."""
-    answers: dict[str, Answer] = {}
+def read_answers(path: str | Path) -> dict[str, NeedleAnswer]:
+    """Read the file of answers beside a needle trace, by request id."""
+    answers: dict[str, NeedleAnswer] = {}
     try:
         with open(path, "rb") as file:
             for number, line in enumerate(file, start=1):
                 try:
-                    answer = Answer(**parse_object(line))
+                    answer = NeedleAnswer(**parse_object(line))
                 except (RowError, TypeError) as error:
                     raise InputError(
                         f"{path}:{number}: not an expected answer ({error})"

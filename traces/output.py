@@ -1,8 +1,7 @@
-"""Where results of `forebay traces` go: files appear whole, nothing is overwritten unasked, and a
-made trace says how it was made.
+"""Write files completely or not at all, never over existing ones unless asked.
 
-Beside a trace `T.jsonl` stands `T.jsonl.meta.json`: the command's settings, seed and counts, enough
-to make it again. A trace written to standard output has none.
+Beside a trace `T.jsonl`, `T.jsonl.meta.json` records the command's settings, seed and counts,
+enough to make the trace again. A trace on standard output has no such file.
 """
 
 import os
@@ -19,19 +18,19 @@ from forebay.traces.errors import InputError
 
 @contextmanager
 def whole_file(path: str | Path) -> Iterator[BinaryIO]:
-    """A file to write that appears under `path` only when the block ends well.
+    """Open a file that appears under `path` only when the block ends without an error.
 
-    A reader never sees half of it, and an error on the way leaves what was there before. `-` is
-    standard output, which, like a pipe or a device, is written to as it comes.
+    A reader never sees half of it, and an error leaves the old file unchanged. Standard output
+    (`-`), pipes and devices are written to directly.
     """
     if str(path) == "-":
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    target = Path(os.path.realpath(path))  # keep a symbolic link a link
+    target = Path(os.path.realpath(path))  # write to the target of a symbolic link
     if target.is_dir():
         raise InputError(f"{path}: is a directory; name the file to write")
-    if target.exists() and not target.is_file():  # cannot be renamed over
+    if target.exists() and not target.is_file():  # a rename cannot replace it
         with open(target, "wb") as file:
             yield file
         return
@@ -57,7 +56,7 @@ def answers_path(trace: str) -> Path:
 
 
 def refuse_existing(paths: Iterable[str | Path], *, force: bool) -> None:
-    """InputError for the first of `paths` that is already a file, unless `force`."""
+    """Raise InputError for the first of `paths` that is already a file, unless `force`."""
     for path in paths:
         if str(path) == "-":
             continue
@@ -69,7 +68,7 @@ def refuse_existing(paths: Iterable[str | Path], *, force: bool) -> None:
 
 
 def write_meta(trace: str, facts: dict[str, Any]) -> None:
-    """Write `facts` beside `trace`; nothing for standard output, a pipe or a device."""
+    """Write `facts` beside `trace`, unless it is standard output, a pipe or a device."""
     if trace != "-" and Path(trace).is_file():
         with whole_file(meta_path(trace)) as file:
             file.write(json_bytes(facts))

@@ -1,4 +1,4 @@
-"""Which of several documents is asked about: Zipf popularity."""
+"""Draw documents by Zipf popularity."""
 
 from bisect import bisect_right
 from itertools import accumulate
@@ -6,7 +6,10 @@ from random import Random
 
 
 class Zipf:
-    """Rank k of `count` (from 0) with a chance proportional to 1 / (k + 1)^s; s = 0 is even."""
+    """Draws rank k of `count` (from 0) with probability proportional to 1 / (k + 1)^s.
+
+    All ranks are equally likely with s = 0.
+    """
 
     def __init__(self, count: int, s: float) -> None:
         self._sums = list(accumulate((rank + 1) ** -s for rank in range(count)))

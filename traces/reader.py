@@ -1,8 +1,9 @@
-"""Read a file of one request a line as a stream: numbers the lines, checks what every format must
-keep, and turns a bad row into one clear error or, when asked, into a count.
+"""Read a file of one request a line as a stream, whatever its format.
 
-It holds one line at a time, so the size of a trace does not matter. It never repairs a row.
-Duplicate ids are not looked for: that takes memory that grows with the trace.
+The reader numbers lines and checks the rules of all formats. A bad row becomes one clear error or,
+if asked, is skipped and counted. The reader keeps one line at a time, so a trace can have any size.
+It never repairs a row. It does not look for duplicate ids, which would take memory that grows with
+the trace.
 """
 
 import sys
@@ -16,13 +17,13 @@ from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
-"""A longer line is bad: no prompt is so long, and a file without newlines must not fill memory."""
+"""A longer line is an error: no prompt is that long, and a file without newlines fills memory."""
 
 
 class RowError(ValueError):
-    """What is wrong with one row, and the fix; the reader adds the file and line.
+    """An error in one row, with its fix; the reader adds file and line.
 
-    A `fatal` one (a wrong header) concerns the whole file and cannot be skipped.
+    A `fatal` error (a wrong header) concerns the whole file and cannot be skipped.
     """
 
     def __init__(self, what: str, *, fatal: bool = False) -> None:
@@ -31,16 +32,16 @@ class RowError(ValueError):
 
 
 ParseRow = Callable[[bytes, int], TraceRequest | None]
-"""One line without its end, and its number from 1; None when it is no request (a header)."""
+"""Takes a line without its end, and its number from 1; returns None for a header."""
 
 
 class TraceReader(Iterator[TraceRequest]):
-    """An iterator over the requests of one file, once.
+    """An iterator over the requests of one file; use it once.
 
     Attributes:
         path: the file as given; `-` is standard input.
-        rows: requests handed out so far.
-        skipped: bad rows passed over so far (only with `skip_bad`).
+        rows: requests read so far.
+        skipped: bad rows skipped so far (only with `skip_bad`).
 
     Raises (while iterating, or at once for a missing file):
         InputError: unreadable file, bad row, arrival times going back, or no request at all.
@@ -57,7 +58,7 @@ class TraceReader(Iterator[TraceRequest]):
                 raise InputError(f"{path}: no such file; check the path")
             if Path(path).is_dir():
                 raise InputError(f"{path}: is a directory; name the trace file in it")
-        # A generator owns the open file, so that a reader that is dropped half way closes it.
+        # A generator owns the open file, so a reader that is abandoned half way closes it.
         self._requests = self._read()
 
     def __iter__(self) -> Self:
@@ -117,14 +118,14 @@ class TraceReader(Iterator[TraceRequest]):
 
 
 def open_input(path: str) -> "BinaryIO | nullcontext[BinaryIO]":
-    """`path` opened for reading bytes; `-` is standard input, which is left open."""
+    """Open `path` for reading bytes; `-` is standard input, which stays open."""
     if path == "-":
         return nullcontext(sys.stdin.buffer)
     return open(path, "rb", buffering=1 << 20)
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
-    """Numbered lines that are not blank, without their ends; None for one that is too long."""
+    """Number the lines that are not blank, without their ends; None stands for a too long line."""
     number = 0
     while line := file.readline(MAX_LINE_BYTES + 1):
         number += 1

@@ -1,23 +1,23 @@
-"""The trace record: one request as every reader, writer, replayer and simulator knows it."""
+"""Define the trace record: one request, the same for readers, writers, replayer and simulator."""
 
 from dataclasses import dataclass
 
 BLOCK_TOKENS = 512
-"""Tokens a block id stands for unless a trace says otherwise (Mooncake's block size)."""
+"""Default number of tokens of a block id (Mooncake's block size)."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
     """One request of a trace.
 
-    The prompt is `text`, or `blocks`: ids of runs of `block_tokens` tokens, prefix-chained, so
-    that two prompts share exactly the tokens of their equal leading ids. The last block holds
-    what remains of `input_tokens`. With neither, only the lengths are known and the prompt
+    The prompt is `text`, or `blocks`: ids of runs of `block_tokens` tokens. Ids are prefix-chained:
+    two prompts share exactly the tokens of their equal leading ids. The last block has the
+    remaining tokens of `input_tokens`. With neither, only the lengths are known and the prompt
     shares nothing.
 
     Attributes:
         id: unique within a trace.
-        arrival_s: seconds from the start of the trace, never going back.
+        arrival_s: seconds from the start of the trace, ascending.
         input_tokens: prompt length in tokens.
         output_tokens: tokens to generate.
         blocks: block ids, or None when the prompt is text or unknown.

@@ -1,9 +1,9 @@
-"""How much of each prompt an infinite prefix cache would hold, were requests served at once.
+"""Compute how much of each prompt an infinite prefix cache would hit, if requests took no time.
 
-The ideal a router can come near, never a prediction: a follower that arrives while its leader
-still prefills counts as a hit, nothing is ever evicted, generated tokens are not cached and the
-last token is not recomputed. Memory grows with the distinct blocks seen (about 100 bytes each: 512
-tokens of a trace of block ids, 16 tokens of a trace of text) and with nothing else.
+This is an upper bound for routers, not a prediction: a follower that arrives during its leader's
+prefill counts as a hit, nothing is ever evicted, generated tokens are not cached, and the last
+token is not recomputed. Memory grows only with the distinct blocks: about 100 bytes for each, which
+is 512 tokens in a trace of block ids and 16 tokens in a trace of text.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,13 +14,13 @@ import xxhash
 from forebay.traces.schema import TraceRequest
 
 TEXT_BLOCK_BYTES = 64
-"""Text is compared in blocks of 64 bytes, 16 tokens at four bytes each; a partial last one never
-counts, as an engine shares full blocks only."""
+"""Text is compared in blocks of 64 bytes, 16 tokens of four bytes each. A partial last block never
+counts, because engines share full blocks only."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sharing:
-    """What one prompt found in the cache."""
+class IdealHit:
+    """The hit of one prompt in the ideal cache."""
 
     hit_tokens: float
     hit_blocks: int
@@ -30,7 +30,7 @@ class IdealCache:
     """An infinite prefix cache; `look_up` every request in order of arrival.
 
     Attributes:
-        root_blocks: leading blocks that every request so far had in common.
+        root_blocks: leading blocks that all requests so far share.
     """
 
     def __init__(self) -> None:
@@ -38,8 +38,8 @@ class IdealCache:
         self._root: Sequence[int] | None = None
         self.root_blocks = 0
 
-    def look_up(self, request: TraceRequest) -> Sharing:
-        """What `request` shares with those before it; then its blocks are cached too."""
+    def look_up(self, request: TraceRequest) -> IdealHit:
+        """Return the hit of `request` on earlier ones; then its blocks are cached, too."""
         if request.text is not None:
             data = request.text.encode()
             keys = list(_text_keys(data))
@@ -49,13 +49,13 @@ class IdealCache:
             tokens_per_block = float(request.block_tokens)
         hits = 0
         seen = self._seen
-        for key in keys:  # chained: once one is missing, none after it can be there
+        for key in keys:  # chained: after the first missing key, all are missing
             if key not in seen:
                 break
             hits += 1
         seen.update(keys[hits:])
         self._shrink_root(keys)
-        return Sharing(min(hits * tokens_per_block, float(request.input_tokens)), hits)
+        return IdealHit(min(hits * tokens_per_block, float(request.input_tokens)), hits)
 
     def _shrink_root(self, keys: Sequence[int]) -> None:
         if self._root is None:
@@ -68,16 +68,16 @@ class IdealCache:
 
 
 def _id_keys(blocks: Sequence[int]) -> Iterator[int]:
-    """A key for each leading run of ids, so that ids that are not prefix-chained count rightly."""
+    """Make a key for each leading run of ids, so that ids that are not chained count correctly."""
     key = 0
     for block in blocks:
-        # The hash of a tuple of ints does not depend on the process, and is the fastest there is.
+        # The hash of a tuple of ints is the same in all processes, and the fastest way.
         key = hash((key, block))
         yield key
 
 
 def _text_keys(data: bytes) -> Iterator[int]:
-    key = 1  # not where the chain of ids starts
+    key = 1  # differs from the start of the chain of ids
     for start in range(0, len(data) - TEXT_BLOCK_BYTES + 1, TEXT_BLOCK_BYTES):
         key = xxhash.xxh3_64_intdigest(data[start : start + TEXT_BLOCK_BYTES], seed=key)
         yield key

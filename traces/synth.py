@@ -1,12 +1,12 @@
-"""Make traffic in which users share documents: deterministic for a seed, as an endless-safe stream.
+"""Make a trace in which users share documents, as a stream that is deterministic for a seed.
 
-A document request is the instruction (a root common to every request, the trap for naive prefix
-routing), a document and a fresh question; a chat request is the instruction and a fresh prompt.
-Prompts are block ids. The instruction and the documents are rounded up to whole blocks, so that
-they can be shared; the last block of a question or chat is partial.
+A document request is the instruction, a document and a new question. A chat request is the
+instruction and a new prompt. All requests share the instruction, which misleads naive prefix
+routing. Prompts are block ids. The instruction and the documents are rounded up to whole blocks, so
+that they can be shared; the last block of a question or chat is partial.
 
-Each aspect has its own stream of random numbers, so that changing the lengths leaves the arrivals
-as they were. Memory: the users and documents, never the rows.
+Each aspect has its own stream of random numbers, so that changing the lengths does not change the
+arrivals. Memory grows with users and documents, never with rows.
 """
 
 from collections.abc import Iterator
@@ -24,17 +24,18 @@ from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """N users who ask about D documents, and perhaps chat.
+    """Settings: N users ask about D documents, and perhaps chat.
 
     Attributes:
         users: user u is session `user-u` of tenant `tenant-(u mod tenants)`.
         documents: document d belongs to tenant d mod tenants; only its users ask about it.
-        zipf_s: popularity of a tenant's documents; 0 is even.
-        chat_share: chance that a request is chat instead.
+        zipf_s: exponent of the popularity of a tenant's documents; 0 is even.
+        chat_share: probability that a request is chat instead.
         arrivals: burst, constant or poisson at `rate_per_s`; ignored with `think_s`.
         think_s: instead of a rate, each user's mean (exponential) time between arrivals.
-        duration_s: no arrival after it. `requests`: at most so many; a burst needs it.
-        instruction_tokens: length of the root every prompt starts with; 0 for none.
+        duration_s: no request arrives after it.
+        requests: most requests; a burst needs this limit.
+        instruction_tokens: length of the prefix that all prompts share; 0 for none.
     """
 
     users: int = 50
@@ -68,12 +69,12 @@ def shared_document(
     instruction_tokens: int = 0,
     seed: int = 0,
 ) -> Iterator[TraceRequest]:
-    """Every user asks one question about one document, all at once or at a rate.
+    """Make a trace in which every user asks one question about one document, at once or at a rate.
 
     Raises:
         InputError: a setting that makes no traffic, named as the option of `traces synth`.
     """
-    # Distributions of lengths are checked where they are read, `parse_length`.
+    # `parse_length` checks the other distributions of lengths.
     check_tokens("--document-tokens", document_tokens, least=1)
     check_tokens("--question-tokens", question_tokens, least=1)
     check_tokens("--output-tokens", output_tokens, least=0)
@@ -97,7 +98,7 @@ def shared_document(
 
 
 def workload(spec: Workload, people: Iterator[int] | None = None) -> Iterator[TraceRequest]:
-    """The requests of `spec`, in order of arrival; `people` says who asks instead of the dice.
+    """Make the requests of `spec`, in order of arrival; `people` replaces random users.
 
     Raises:
         InputError: a setting that makes no traffic, named as the option of `traces synth`.
@@ -125,7 +126,7 @@ def _requests(
             spec.duration_s is not None and arrival_s > spec.duration_s
         ):
             return
-        # Every request takes the same draws, whatever it turns out to be.
+        # Every request takes the same draws, whether it becomes a question or chat.
         user = choices.randrange(spec.users)
         user = next(people) if people is not None else user if asker is None else asker
         tenant = user % spec.tenants
@@ -137,7 +138,7 @@ def _requests(
 
 
 def _arrivals(spec: Workload) -> Iterator[tuple[float, int | None]]:
-    """Times, with the user where users set the pace."""
+    """Make arrival times, each with its user if users set the pace (`think_s`)."""
     if spec.think_s is None:
         for arrival_s in arrival_times(spec.arrivals, spec.rate_per_s, spec.seed):
             yield arrival_s, None
@@ -159,7 +160,7 @@ class Document:
 
 
 class RequestMaker:
-    """Turns decisions into requests: hands out block ids, names and lengths."""
+    """Makes requests, with new block ids, names and lengths."""
 
     def __init__(self, spec: Workload) -> None:
         self._spec = spec
@@ -178,7 +179,7 @@ class RequestMaker:
         return Document(f"document-{next(self._document_numbers)}", self._fresh(tokens))
 
     def question(self, arrival_s: float, user: int, document: Document) -> TraceRequest:
-        """A fresh question about `document`."""
+        """Make a new question about `document`."""
         return self._request(
             "document",
             arrival_s,
@@ -190,7 +191,7 @@ class RequestMaker:
         )
 
     def chat(self, arrival_s: float, user: int) -> TraceRequest:
-        """A prompt that shares nothing but the instruction."""
+        """Make a prompt that shares only the instruction."""
         return self._request(
             "chat",
             arrival_s,
@@ -231,6 +232,16 @@ def check_tokens(option: str, tokens: int, *, least: int) -> None:
 
 
 def _check(spec: Workload) -> None:
+    _check_population(spec)
+    _check_pace(spec)
+    if not 0 <= spec.chat_share <= 1:
+        raise InputError(f"--chat-share {spec.chat_share:g}: not a share; give 0 to 1")
+    if not 0 <= spec.zipf_s <= 10:
+        raise InputError(f"--zipf {spec.zipf_s:g}: give an exponent from 0 (even) to 10")
+    check_tokens("--instruction-tokens", spec.instruction_tokens, least=0)
+
+
+def _check_population(spec: Workload) -> None:
     counts = {
         "--users": spec.users,
         "--documents": spec.documents,
@@ -247,11 +258,9 @@ def _check(spec: Workload) -> None:
             f"--tenants {spec.tenants}: each needs a user and a document; give at most "
             f"{min(spec.users, spec.documents)} or more --users and --documents"
         )
-    if not 0 <= spec.chat_share <= 1:
-        raise InputError(f"--chat-share {spec.chat_share:g}: not a share; give 0 to 1")
-    if not 0 <= spec.zipf_s <= 10:
-        raise InputError(f"--zipf {spec.zipf_s:g}: give an exponent from 0 (even) to 10")
-    check_tokens("--instruction-tokens", spec.instruction_tokens, least=0)
+
+
+def _check_pace(spec: Workload) -> None:
     if spec.think_s is not None:
         if not 0 < spec.think_s < float("inf"):
             raise InputError(f"--think {spec.think_s:g}: give more than 0 seconds")
@@ -262,4 +271,4 @@ def _check(spec: Workload) -> None:
     if spec.requests is None and (
         spec.duration_s is None or (spec.arrivals == "burst" and spec.think_s is None)
     ):
-        raise InputError("--requests: a burst never ends by itself; say how many requests")
+        raise InputError("--requests: a burst never ends by itself; give a number of requests")

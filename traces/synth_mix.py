@@ -1,8 +1,8 @@
 """Make chat traffic beside long documents that several users ask about one after another.
 
-Documents come and go: each opens at a random time and is asked about a fixed number of times, at
-exponential gaps. The traffic is steady from the first second: documents that opened before the
-trace begins are in it with the questions they have left.
+Each document opens at a random time and gets a fixed number of questions, with exponential gaps.
+The traffic is steady from the first second: documents that opened before the trace begins are in it
+with their remaining questions.
 """
 
 from collections.abc import Iterator
@@ -18,18 +18,18 @@ from forebay.traces.lengths import AZURE_CONV_INPUT, AZURE_CONV_OUTPUT, Fixed, L
 from forebay.traces.schema import TraceRequest
 from forebay.traces.synth import Document, RequestMaker, Workload, check_tokens
 
-# Documents opened longer ago than so many mean life spans have no question left worth the name.
+# Documents that opened before this many mean life spans have practically no questions left.
 _WARM_LIVES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatBesideDocuments:
-    """Two Poisson-like streams: chat, and questions about documents.
+    """Settings of two Poisson-like streams: chat, and questions about documents.
 
     Attributes:
         chat_rate_per_s: chat requests a second; lengths like Azure's conversation trace.
         document_rate_per_s: requests about documents a second (not documents a second).
-        questions: times each document is asked about, by users at random.
+        questions: number of questions about each document, by random users.
         follow_gap_s: mean seconds from one question about a document to the next.
     """
 
@@ -49,7 +49,7 @@ class ChatBesideDocuments:
 
 
 def chat_beside_documents(spec: ChatBesideDocuments) -> Iterator[TraceRequest]:
-    """The requests of `spec`, in order of arrival. InputError names the option and the fix."""
+    """Make the requests of `spec`, in order of arrival; InputError names the option and the fix."""
     check_rate(spec.chat_rate_per_s, "--chat-rate")
     check_rate(spec.document_rate_per_s, "--document-rate")
     if spec.questions < 1:
@@ -85,7 +85,7 @@ def _requests(spec: ChatBesideDocuments) -> Iterator[TraceRequest]:
             yield maker.chat(arrival_s, user)
             continue
         opening, left = asked
-        # Named at its first question inside the trace; forgotten after its last.
+        # A document gets its name at its first question inside the trace.
         if opening not in open_documents:
             document = maker.new_document(spec.document_tokens.draw(sizes))
             open_documents[opening] = (document, left)
@@ -103,7 +103,7 @@ def _chat_times(spec: ChatBesideDocuments) -> Iterator[tuple[float, tuple[int, i
 
 
 def _questions(spec: ChatBesideDocuments) -> Iterator[tuple[float, tuple[int, int] | None]]:
-    """(time, (document opening, questions left after this one)), from time 0 on."""
+    """Make (time, (document opening, questions left after this one)), from time 0 on."""
     openings = Random(f"{spec.seed}:arrivals")
     gaps = Random(f"{spec.seed}:gaps")
     opening_rate_per_s = spec.document_rate_per_s / spec.questions

@@ -1,16 +1,16 @@
 """Make prompt text from block ids: equal ids give equal bytes, different ids never share a block.
 
-A token is one word of three letters behind its space, four bytes exactly, so that the trace's own
-counts, an estimate of bytes/4 and an engine that cuts text into 64-byte blocks of 16 tokens all
-agree. The 256 words are single tokens in the vocabularies of GPT-4 (cl100k), GPT-4o (o200k),
-Llama 2 and DeepSeek, so a real tokenizer comes close.
+A token is a space and a word of three letters, exactly four bytes. So the trace's own counts agree
+with an estimate of bytes/4, and with an engine that cuts text into 64-byte blocks of 16 tokens. The
+256 words are single tokens in the vocabularies of GPT-4 (cl100k), GPT-4o (o200k), Llama 2 and
+DeepSeek, so the counts of real tokenizers are close.
 
-The first eight words of a block spell its 64-bit id, low byte first: two ids part within the first
-sixteen tokens whatever the salt. The rest is a keyed hash of the id, so that a fresh salt makes
-text that no engine has cached, and every process makes the same. Never random, never `hash()`.
+The first eight words of a block spell its 64-bit id, low byte first, so two ids differ within the
+first sixteen tokens with any salt. The rest is a keyed hash of the id: a new salt makes text that
+no engine has cached, and every process makes the same text. It is never random, and never `hash()`.
 
-Two limits: only the low bytes of an id are spelt in a last block of fewer than eight tokens (such
-a tail fills no engine block by itself), and text given by the trace is passed on unsalted.
+Two limits: a last block of fewer than eight tokens spells only the low bytes of its id (it fills no
+engine block by itself), and text given by the trace is sent without the salt.
 """
 
 from functools import lru_cache
@@ -21,7 +21,7 @@ from forebay.traces.schema import TraceRequest
 
 BYTES_PER_TOKEN = 4
 ENGINE_BLOCK_TOKENS = 16
-"""vLLM's default KV block; a block id is recognisable within one."""
+"""Tokens of vLLM's default KV block, within which any two block ids differ."""
 
 _ID_WORDS = 8
 _CACHED_BLOCKS = 16_384
@@ -41,15 +41,15 @@ _TABLE = (
     "sun tab tag tan tap tar tax ten the tie tin tip toe tom too top tub use van via vid wal "
     "war way web wed wet who why win wit won yes you zip zoo"
 )
-# One entry a byte value; the order is part of the format: changing it changes every prompt.
+# One word for each byte value. The order is part of the format: changing it changes every prompt.
 WORDS: tuple[bytes, ...] = tuple(f" {word}".encode("ascii") for word in _TABLE.split())
 
 
 def block_text(block_id: int, tokens: int, salt: str) -> bytes:
-    """The text of block `block_id` with `tokens` tokens: exactly 4 bytes each.
+    """Make the text of block `block_id`: `tokens` tokens of exactly 4 bytes each.
 
-    A shorter block is a prefix of a longer one with the same id and salt. ValueError when the id
-    is outside [0, 2^64).
+    A shorter block is a prefix of a longer one with the same id and salt. Raises ValueError if the
+    id is outside [0, 2^64).
     """
     if tokens <= _CACHED_BLOCK_TOKENS:
         return _cached_block(block_id, tokens, salt)
@@ -67,9 +67,9 @@ _cached_block = lru_cache(maxsize=_CACHED_BLOCKS)(_block)
 
 
 def prompt_text(request: TraceRequest, salt: str) -> str:
-    """The prompt of `request`: its own text, or `input_tokens` words from its block ids.
+    """Return the prompt of `request`: its own text, or `input_tokens` words from its block ids.
 
-    With neither, words from its id that no other request's prompt shares.
+    With neither, make words from its id, which no other request's prompt shares.
     """
     if request.text is not None:
         return request.text
@@ -90,7 +90,7 @@ def prompt_text(request: TraceRequest, salt: str) -> str:
 
 
 def _expand(kind: bytes, name: bytes, count: int, salt: str) -> bytes:
-    """At least `count` bytes from `name` under `salt`; `kind` keeps blocks and requests apart."""
+    """Make at least `count` bytes from `name` and `salt`; `kind` separates blocks and requests."""
     key = _key(salt)
     chunks = range(-(-max(count, 0) // 64))
     return b"".join(

@@ -1,8 +1,8 @@
-"""Count tokens: exactly where a vocabulary is at hand, else by an estimate that says so.
+"""Count tokens exactly if a vocabulary is on this machine, else by a named estimate.
 
-Never touches the network. tiktoken would fetch a vocabulary it does not find, so its file is looked
-for and checked first, in the places tiktoken itself reads and in an installed litellm, which
-carries cl100k and o200k.
+This module never uses the network. tiktoken would download a missing vocabulary, so the file is
+found and checked first: in the places that tiktoken reads, and in an installed litellm, which
+contains cl100k and o200k.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ _SAME_VOCABULARY = {"o200k_harmony": "o200k_base", "p50k_edit": "p50k_base"}
 
 
 class TokenCounter(Protocol):
-    """Counts tokens of text. `name` says how; `exact` is False for an estimate."""
+    """Counts tokens of text; `name` is the method, `exact` is False for an estimate."""
 
     @property
     def name(self) -> str: ...
@@ -51,11 +51,11 @@ class TokenCounter(Protocol):
     def exact(self) -> bool: ...
     def count(self, text: str) -> int: ...
     def head(self, text: str, tokens: int) -> str:
-        """The longest start of `text` of at most `tokens` tokens that is whole characters."""
+        """Return the longest prefix of `text` of at most `tokens` tokens and whole characters."""
 
 
 class ByteEstimate:
-    """Four UTF-8 bytes a token: what the simulated engine counts, and near for English prose."""
+    """Counts four UTF-8 bytes as a token, as the simulated engine does; close for English prose."""
 
     exact = False
 
@@ -70,7 +70,7 @@ class ByteEstimate:
 
 
 class VocabularyCount:
-    """tiktoken with a vocabulary found on this machine; special-token text counts as plain text."""
+    """Counts with tiktoken and a local vocabulary; special-token text counts as plain text."""
 
     exact = True
 
@@ -83,14 +83,14 @@ class VocabularyCount:
 
     def head(self, text: str, tokens: int) -> str:
         kept = self._encoding.encode_ordinary(text)[: max(tokens, 0)]
-        # A token may end inside a character: leave the broken one out.
+        # A token may end inside a character: leave out the incomplete one.
         return self._encoding.decode(kept, errors="ignore")
 
 
 def counter(model_or_encoding: str = DEFAULT_ENCODING) -> TokenCounter:
-    """The counter for an encoding (`o200k_base`), a model tiktoken knows, or `estimate`.
+    """Make the counter for an encoding (`o200k_base`), a model of tiktoken, or `estimate`.
 
-    Falls back to the estimate, whose name says why, when no vocabulary is at hand.
+    Without a local vocabulary it is the estimate, with the reason in its name.
     """
     if model_or_encoding == "estimate":
         return ByteEstimate()
@@ -116,14 +116,14 @@ def _encoding_name(model_or_encoding: str) -> str | None:
 
 
 def _folder_with(encoding: str) -> Path | None:
-    """The first folder with the vocabulary, whole, under the name tiktoken gives it."""
+    """Find the first folder with a complete vocabulary, under the name that tiktoken gives it."""
     file, sha256 = _VOCABULARIES[_SAME_VOCABULARY.get(encoding, encoding)]
     name = hashlib.sha1((_BLOB + file).encode(), usedforsecurity=False).hexdigest()
     for folder in _folders():
         try:
             if hashlib.sha256((folder / name).read_bytes()).hexdigest() == sha256:
                 return folder
-        except OSError:  # not here, or not for us to read
+        except OSError:  # not here, or not readable
             continue
     return None
 
@@ -139,7 +139,7 @@ def _folders() -> Iterator[Path]:
 
 
 def _load(encoding: str, folder: Path) -> "tiktoken.Encoding":
-    """The encoding from `folder`, which tiktoken takes from the environment only."""
+    """Load the encoding from `folder`; tiktoken reads the folder from the environment only."""
     import tiktoken
 
     before = os.environ.get("TIKTOKEN_CACHE_DIR")

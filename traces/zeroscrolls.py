@@ -1,9 +1,10 @@
-"""Read ZeroSCROLLS: the official zips, a directory or a .jsonl, grouped by shared document.
+"""Read ZeroSCROLLS tasks from the official zips, a directory or a .jsonl file.
 
-Rows of one id (several references in validation) become one sample. Odd indices, an odd row count
-or conflicting duplicates are warnings, never errors: the published files themselves differ between
-versions, so what was read is recorded (sha256, rows) instead. Whole tasks are held in memory; the
-largest is about 150 MB. Sources: tau-nlp/zero_scrolls and Shaham et al., Findings of EMNLP 2023.
+Rows with one id (several reference answers in validation) become one sample. Strange indices, row
+counts or conflicting duplicates are warnings, never errors, because the published files differ
+between versions. The sha256 and the number of rows are recorded instead. Whole tasks are kept in
+memory; the largest is about 150 MB. Sources: tau-nlp/zero_scrolls and Shaham et al., Findings of
+EMNLP 2023.
 """
 
 import hashlib
@@ -20,7 +21,7 @@ from forebay.traces.reader import MAX_LINE_BYTES, RowError
 
 SPLITS = ("test", "validation")
 
-# What zipfile raises for a file cut short, corrupted, encrypted or of an unknown compression.
+# Raised by zipfile for a file that is cut short, corrupt, encrypted or compressed in another way.
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
 
 
@@ -29,10 +30,10 @@ class Task:
     """One of the ten tasks.
 
     Attributes:
-        query: whether a row holds a question, so that rows may share a document.
+        query: whether a row has a question, so that rows may share a document.
         rows: rows of the test split (Table 1 of the paper).
-        max_new_tokens: answer budget of the official API runner.
-        summary: a summarisation task; the others are told not to explain in the chat form.
+        max_new_tokens: most output tokens, as in the official API runner.
+        summary: a summarisation task; the chat form of other tasks asks for no explanation.
     """
 
     query: bool
@@ -56,13 +57,13 @@ TASKS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ZeroScrollsSample:
     """One prompt. Indices are offsets in characters (code points) of `input`.
 
     Attributes:
-        outputs: reference answers, none in the test split.
-        separator: what replaces the rest of a document that is cut short.
-        inner_starts: where each inner document begins (musique, space_digest, book_sum_sort).
+        outputs: reference answers; none in the test split.
+        separator: text that replaces the rest of a document that is cut short.
+        inner_starts: start of each inner document (musique, space_digest, book_sum_sort).
     """
 
     task: str
@@ -81,18 +82,18 @@ class Sample:
         return self.input[self.document_start : self.document_end]
 
     def document_sha256(self) -> str:
-        """What groups samples: the same text is the same document, whatever its name."""
+        """Identify the document by its text, whatever its name; samples are grouped by this."""
         return hashlib.sha256(self.document.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class TaskFile:
-    """One task as read: the samples in file order and what there is to say about the file.
+    """One task as read: the samples in file order, and facts about the file.
 
     Attributes:
-        path: the file that was hashed: the zip, or the .jsonl.
-        rows: lines of the split, before rows of one id were joined.
-        skipped: bad rows passed over.
+        path: the zip or .jsonl file, to which `sha256` belongs.
+        rows: lines of the split, before rows with one id were merged.
+        skipped: bad rows that were skipped.
     """
 
     task: str
@@ -101,7 +102,7 @@ class TaskFile:
     sha256: str
     rows: int
     skipped: int
-    samples: tuple[Sample, ...]
+    samples: tuple[ZeroScrollsSample, ...]
     warnings: tuple[str, ...]
 
 
@@ -110,7 +111,7 @@ def read_task(
 ) -> TaskFile:
     """Read one task from a zip, a directory (`TASK/` or holding SPLIT.jsonl) or a .jsonl file.
 
-    `task` is needed only where the path does not name it.
+    `task` is needed only if the path does not name it.
 
     Raises:
         InputError: no such file or split, an unknown task, a bad row, or no row at all.
@@ -156,22 +157,15 @@ def _member(archive: zipfile.ZipFile, path: Path, task: str | None, split: str) 
         members = [name for name in members if PurePosixPath(name).parent.name in (task, "")]
     if len(members) != 1:
         found = ", ".join(members) or "none"
-        raise InputError(f"{path}: wants one {split}.jsonl inside, has {found}; give --task")
+        raise InputError(f"{path}: needs one {split}.jsonl inside, has {found}; give --task")
     return members[0]
 
 
 def _read(
     path: Path, file: Any, inner: PurePosixPath, task: str | None, split: str, skip_bad: bool
 ) -> TaskFile:
-    name = task or next(
-        (one for one in (inner.parent.name, path.stem, inner.stem) if one in TASKS), ""
-    )
-    if name not in TASKS:
-        raise InputError(
-            f"{path}: cannot tell which task this is{f' ({task!r} is none)' if task else ''}; "
-            f"give --task, one of: {', '.join(TASKS)}"
-        )
-    samples: dict[str, Sample] = {}
+    name = _task_name(path, inner, task)
+    samples: dict[str, ZeroScrollsSample] = {}
     warnings: list[str] = []
     rows = skipped = 0
     label = str(path) if inner.as_posix() == path.as_posix() else f"{path}({inner})"
@@ -192,7 +186,7 @@ def _read(
             continue
         if known.input != sample.input:
             warnings.append(
-                f"{label}:{number}: id {sample.id!r} again with another input; kept one"
+                f"{label}:{number}: id {sample.id!r} again with another input; kept the first"
             )
         samples[sample.id] = replace(known, outputs=known.outputs + sample.outputs)
     if not rows:
@@ -212,13 +206,22 @@ def _read(
     )
 
 
+def _task_name(path: Path, inner: PurePosixPath, task: str | None) -> str:
+    names = (task,) if task else (inner.parent.name, path.stem, inner.stem)
+    for name in names:
+        if name in TASKS:
+            return name
+    wrong = f" ({task!r} is not one)" if task else ""
+    raise InputError(f"{path}: unknown task{wrong}; give --task, one of: {', '.join(TASKS)}")
+
+
 def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES), b""), start=1):
         if line.strip():
             yield number, line
 
 
-def _sample(task: str, line: bytes) -> Sample:
+def _sample(task: str, line: bytes) -> ZeroScrollsSample:
     row = parse_object(line)
     separator = row.get("truncation_seperator", row.get("truncation_separator"))
     inner = row.get("inner_docs_start_indices") or []
@@ -232,7 +235,7 @@ def _sample(task: str, line: bytes) -> Sample:
         raise RowError("inner_docs_start_indices is not a list of whole numbers")
     if output is not None and type(output) is not str:
         raise RowError("output is neither a string nor null")
-    return Sample(
+    return ZeroScrollsSample(
         task,
         identity,
         row["input"],
@@ -253,7 +256,7 @@ def _index(row: dict[str, Any], key: str) -> int:
     return value
 
 
-def _index_problem(sample: Sample) -> str | None:
+def _index_problem(sample: ZeroScrollsSample) -> str | None:
     order = (
         0,
         sample.document_start,
@@ -275,9 +278,9 @@ def _index_problem(sample: Sample) -> str | None:
     return f"inner document starts outside the document: {outside[0]}" if outside else None
 
 
-def by_document(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
-    """Samples under the sha256 of their document, both in order of first appearance."""
-    groups: dict[str, list[Sample]] = {}
+def by_document(samples: Sequence[ZeroScrollsSample]) -> dict[str, list[ZeroScrollsSample]]:
+    """Group samples by the sha256 of their document, both in order of first appearance."""
+    groups: dict[str, list[ZeroScrollsSample]] = {}
     for sample in samples:
         groups.setdefault(sample.document_sha256(), []).append(sample)
     return groups

@@ -1,6 +1,6 @@
-"""What is sent for a ZeroSCROLLS sample: its chat or completions form, cut to a context length.
+"""Make the prompt of a ZeroSCROLLS sample: chat or completions form, cut to a context length.
 
-Cutting takes from the end of the document, so that the shared prefix stays shared.
+The end of the document is cut off, so that the shared prefix stays shared.
 Source: experiments/api of tau-nlp/zero_scrolls.
 """
 
@@ -8,17 +8,18 @@ from dataclasses import replace
 
 from forebay.traces.errors import InputError
 from forebay.traces.tokens import TokenCounter
-from forebay.traces.zeroscrolls import TASKS, Sample
+from forebay.traces.zeroscrolls import TASKS, ZeroScrollsSample
 
 NO_EXPLANATION = " Do not provide any explanation."
 FORMS = ("completions", "chat")
 
 
-def prompt_form(sample: Sample, form: str) -> Sample:
-    """`sample` with the input as the endpoint wants it, its indices still true.
+def prompt_form(sample: ZeroScrollsSample, form: str) -> ZeroScrollsSample:
+    """Adapt the input of `sample`, and its indices, to the endpoint.
 
-    Completions: unchanged. Chat: up to the end of the query, since the response header ("Answer:")
-    is for a text to be continued; six tasks are told in their first paragraph not to explain.
+    Completions: unchanged. Chat: up to the end of the query, because the response header
+    ("Answer:") is only for a text to be continued. The first paragraph of six tasks asks for no
+    explanation.
     """
     if form == "completions":
         return sample
@@ -29,7 +30,7 @@ def prompt_form(sample: Sample, form: str) -> Sample:
     return replace(sample, input=sample.input[: sample.query_end])
 
 
-def _without_explanation(sample: Sample) -> Sample:
+def _without_explanation(sample: ZeroScrollsSample) -> ZeroScrollsSample:
     at = sample.input.find("\n\n")
     if at < 0:
         at = sample.document_start
@@ -38,7 +39,7 @@ def _without_explanation(sample: Sample) -> Sample:
     def moved(index: int) -> int:
         return index + added if index >= at else index
 
-    # The official code forgets the inner documents; they move with the rest here.
+    # Unlike the official code, this moves the inner documents, too.
     return replace(
         sample,
         input=sample.input[:at] + NO_EXPLANATION + sample.input[at:],
@@ -51,11 +52,11 @@ def _without_explanation(sample: Sample) -> Sample:
 
 
 def truncated_prompt(
-    sample: Sample, counter: TokenCounter, context_tokens: int, max_new_tokens: int
+    sample: ZeroScrollsSample, counter: TokenCounter, context_tokens: int, max_new_tokens: int
 ) -> str:
-    """The input of `sample`, cut so that it and `max_new_tokens` fit in `context_tokens`.
+    """Cut the input of `sample` so that it and `max_new_tokens` fit in `context_tokens`.
 
-    Kept are the start, on a token, then the separator and everything from the query on.
+    The result is the beginning (whole tokens), the separator, and everything from the query on.
 
     Raises:
         InputError: not even the query fits.
@@ -71,7 +72,7 @@ def truncated_prompt(
         over = counter.count(prompt) - room
         if over <= 0:
             return prompt
-        budget -= over  # tokens at the seam may come out differently than apart
+        budget -= over  # the tokens at the joint may differ from those of the two parts
     raise InputError(
         f"{sample.task} {sample.id!r}: the query and {max_new_tokens} new tokens do not fit in "
         f"--context {context_tokens}; give a longer one"

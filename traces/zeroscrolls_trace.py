@@ -1,6 +1,6 @@
-"""Turn ZeroSCROLLS samples into a trace: in which order, at which times.
+"""Make a trace from ZeroSCROLLS samples, in a chosen order at chosen times.
 
-The order matters more to prefix caching than the rate does, so it is a choice with a seed.
+The order matters more to prefix caching than the rate, so it is an option with a seed.
 """
 
 from bisect import bisect_right
@@ -12,20 +12,20 @@ from forebay.traces.arrivals import arrival_times
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 from forebay.traces.tokens import TokenCounter
-from forebay.traces.zeroscrolls import TASKS, Sample, by_document
+from forebay.traces.zeroscrolls import TASKS, ZeroScrollsSample, by_document
 from forebay.traces.zeroscrolls_prompts import prompt_form, truncated_prompt
 
 ORDERS = ("file", "grouped", "shuffled", "zipf")
 
 
 def ordered(
-    samples: Sequence[Sample], order: str, *, seed: int, zipf_s: float = 0.8
-) -> list[Sample]:
-    """Each sample once, in one of four orders.
+    samples: Sequence[ZeroScrollsSample], order: str, *, seed: int, zipf_s: float = 0.8
+) -> list[ZeroScrollsSample]:
+    """Put the samples into one of four orders; each is used once.
 
     `file`: as read. `grouped`: those of a document together, documents by first appearance.
-    `shuffled`: at random. `zipf`: documents in a random order of popularity, each time one of those
-    with questions left by Zipf(s), its questions in file order (query without replacement).
+    `shuffled`: at random. `zipf`: documents get a random order of popularity. Each step draws one
+    of the documents with questions left by Zipf(s), and takes its next question in file order.
     """
     if order not in ORDERS:
         raise InputError(f"--order {order}: not an order; one of: {', '.join(ORDERS)}")
@@ -41,8 +41,8 @@ def ordered(
         raise InputError(f"--zipf {zipf_s:g}: give an exponent from 0 (even) to 10")
     dice.shuffle(groups)
     left = [(list(reversed(group)), (rank + 1) ** -zipf_s) for rank, group in enumerate(groups)]
-    result: list[Sample] = []
-    while left:  # quadratic in documents, of which a task has at most 500
+    result: list[ZeroScrollsSample] = []
+    while left:  # quadratic in the documents of a task, which are at most 500
         sums = list(accumulate(weight for _, weight in left))
         place = min(bisect_right(sums, dice.random() * sums[-1]), len(sums) - 1)
         group = left[place][0]
@@ -53,7 +53,7 @@ def ordered(
 
 
 def to_trace(
-    samples: Sequence[Sample],
+    samples: Sequence[ZeroScrollsSample],
     counter: TokenCounter,
     *,
     form: str = "completions",
@@ -62,16 +62,16 @@ def to_trace(
     rate_per_s: float = 1.0,
     seed: int = 0,
 ) -> Iterator[TraceRequest]:
-    """One request for each sample, in the order given; ids are `TASK/ID`.
+    """Make one request for each sample, in this order; ids are `TASK/ID`.
 
-    `document` is the first 16 hex digits of the document's sha256, before any cutting.
+    `document` is the first 16 hex digits of the sha256 of the whole document.
     """
     times = arrival_times(arrivals, rate_per_s, seed)
     return _rows(samples, counter, form, context_tokens, times)
 
 
 def _rows(
-    samples: Sequence[Sample],
+    samples: Sequence[ZeroScrollsSample],
     counter: TokenCounter,
     form: str,
     context_tokens: int | None,

@@ -1,7 +1,7 @@
-"""The studies of `forebay experiment`: one module each, all named in `STUDIES`.
+"""The studies of `forebay experiment`: one module each, all listed in `STUDIES`.
 
-A study module holds `HELP` and `command`, a Typer function that asks the target, works out what
-it says and hands a `Result` to `finish`. Nothing else needs to know of it.
+A study module defines `HELP` and `command`, a Typer function that measures the target and passes
+a `Result` to `finish`. Nothing else refers to the module.
 """
 
 STUDIES = {

@@ -1,4 +1,4 @@
-"""Ask one question at a time and read the answer; count a prompt as the server does."""
+"""Ask a server one question at a time, and count prompt tokens with its own tokenizer."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,17 +9,17 @@ import orjson
 from forebay.analysis.experiments.target import StudyFailed
 from forebay.replay import outcome
 from forebay.replay.bodies import PATHS
-from forebay.replay.engine.server.tokenizer import WORDS
+from forebay.replay.engine.tokenizer import WORDS
 from forebay.replay.target import Target as Address
 
 TIMEOUT_S = 600.0
 SIMULATED_WORDS = frozenset(word.decode().strip() for word in WORDS)
-LEAST_WORDS = 4  # fewer of them could be an answer
+LEAST_WORDS = 4  # a real model could answer with fewer of these words
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """An answer: its text, the prompt tokens the server counted, and what went wrong instead."""
+class ModelReply:
+    """The answer of a model; `error` is set instead of `text` when the request failed."""
 
     text: str = ""
     prompt_tokens: int | None = None
@@ -33,8 +33,8 @@ async def ask(
     prompt: str,
     output_tokens: int,
     endpoint: str,
-) -> Told:
-    """The most likely answer to `prompt`; raises StudyFailed when nobody answers any more."""
+) -> ModelReply:
+    """The answer at temperature 0; raises StudyFailed if the server is gone."""
     body: dict[str, Any] = {"model": model, "max_tokens": output_tokens, "temperature": 0}
     if endpoint == "chat":
         body["messages"] = [{"role": "user", "content": prompt}]
@@ -43,21 +43,20 @@ async def ask(
     status, raw = await _post(session, address, PATHS[endpoint], body)
     if status != 200:
         kind, reason = outcome.of_status(status, raw)
-        return Told(error=f"{status} {reason or kind}")
+        return ModelReply(error=f"{status} {reason or kind}")
     try:
-        told = orjson.loads(raw)
-        choice, usage = told["choices"][0], told.get("usage") or {}
+        reply = orjson.loads(raw)
+        choice, usage = reply["choices"][0], reply.get("usage") or {}
         text = choice["message"]["content"] if endpoint == "chat" else choice["text"]
-        return Told(text or "", outcome.token_count(usage.get("prompt_tokens")))
+        return ModelReply(text or "", outcome.token_count(usage.get("prompt_tokens")))
     except (orjson.JSONDecodeError, KeyError, IndexError, TypeError):
-        return Told(error="malformed answer")
+        return ModelReply(error="malformed answer")
 
 
 async def count_tokens(
     session: aiohttp.ClientSession, address: Address, model: str, prompt: str
 ) -> int | None:
-    """Tokens of `prompt` without any template, by the server's own tokenizer; None if it has no
-    /tokenize."""
+    """Tokens of `prompt` without a chat template; None if the server has no /tokenize."""
     body = {"model": model, "prompt": prompt, "add_special_tokens": False}
     status, raw = await _post(session, address, "/tokenize", body)
     if status != 200:
@@ -69,7 +68,7 @@ async def count_tokens(
 
 
 def is_simulated(text: str) -> bool:
-    """Whether an answer is made of nothing but the words that our simulated engine utters."""
+    """Whether `text` holds only the words that the simulated engine generates."""
     words = text.split()
     return len(words) >= LEAST_WORDS and all(word in SIMULATED_WORDS for word in words)
 
@@ -87,4 +86,4 @@ async def _post(
             return response.status, await response.read()
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         reason = str(error) or type(error).__name__
-        raise StudyFailed(f"{address.base}: does not answer any more ({reason})") from error
+        raise StudyFailed(f"{address.base}: no longer answers ({reason})") from error

@@ -1,15 +1,15 @@
-"""The word `forebay experiment`: one subcommand a study."""
+"""The command `forebay experiment`: one subcommand per study."""
 
 from importlib import import_module
 
 from forebay.analysis.experiments import STUDIES
 from forebay.proxy.command import new_app
 
-HELP = """Studies of a server or a service: each asks a few set questions, and
-leaves results.json, results.csv and plot.svg.
+HELP = """Studies of one server or a whole service. Each writes results.json,
+results.csv and plot.svg.
 
-The target is an OpenAI server by URL, or `sim:MODEL@GPU`, simulated engines
-in virtual time.
+The target is the URL of an OpenAI-compatible server, or `sim:MODEL@GPU` for
+simulated engines in virtual time.
 
 Example:  forebay experiment prefill --target sim:phi-3-mini@h200-nvl --out runs/prefill
 """

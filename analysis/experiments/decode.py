@@ -11,15 +11,15 @@ from forebay.analysis.experiments.fitting import fit_terms
 from forebay.analysis.experiments.plot import Series, xy_plot
 from forebay.analysis.experiments.result import Column, Result
 from forebay.analysis.experiments.study import Batched, Study, integers, study
-from forebay.analysis.experiments.target import About, Answer, Ask, StudyFailed, Target
+from forebay.analysis.experiments.target import About, Ask, MeasuredAnswer, StudyFailed, StudyTarget
 from forebay.analysis.units import duration
-from forebay.replay.engine.hardware.roofline import bound_by, least
+from forebay.replay.engine.roofline import bound_by, least
 from forebay.replay.engine.step_time import StepWork
 
-HELP = """Time per output token against output length (alone) and against batch size.
+HELP = """Time per output token against output length (one request) and batch size.
 
-Fits seconds per token and fixed seconds per request, and says what decoding
-is bound by.
+Fits seconds per token and fixed seconds per request, and names the resource
+that limits decoding.
 
 Example:  forebay experiment decode --target sim:phi-3-mini@h200-nvl --out runs/decode
 """
@@ -40,12 +40,20 @@ COLUMNS = (
 def command(
     asked: Study,
     lengths: Annotated[
-        str, typer.Option(help="Output tokens of one request alone; k is 1,024.")
+        str, typer.Option(help="Output tokens of a single request; k is 1,024.")
     ] = "128,256,512,1k,2k",
-    batches: Annotated[str, typer.Option(help="Equal requests at once.")] = "1,2,4,8,16,32,64",
-    batch_output_tokens: Annotated[int, typer.Option(min=8, help="Of those.")] = 256,
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Of every request.")] = 1000,
-    repeats: Annotated[int, typer.Option(min=1, help="Loads of each kind; medians count.")] = 3,
+    batches: Annotated[
+        str, typer.Option(help="Numbers of equal requests at once.")
+    ] = "1,2,4,8,16,32,64",
+    batch_output_tokens: Annotated[
+        int, typer.Option(min=8, help="Output tokens of each request in a batch.")
+    ] = 256,
+    prompt_tokens: Annotated[
+        int, typer.Option(min=1, help="Prompt tokens of every request.")
+    ] = 1000,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="Runs of each load; the median is reported.")
+    ] = 3,
     max_num_batched_tokens: Batched = None,
 ) -> None:
     loads = [(1, n) for n in integers(lengths, "--lengths")]
@@ -63,14 +71,14 @@ def command(
 
 
 async def decode(
-    server: Target,
+    server: StudyTarget,
     loads: Sequence[tuple[int, int]],
     prompt_tokens: int,
     batch_output: int,
     repeats: int,
     settings: dict[str, Any],
 ) -> Result:
-    """Run every (batch, output tokens) of `loads`, all requests of a batch sent at once."""
+    """Run every (batch, output tokens) of `loads`; a batch is sent at once."""
     rows = []
     for batch, output in sorted(loads):
         seen = []
@@ -89,13 +97,13 @@ async def decode(
     return _result(server.about, rows, batch_output, settings)
 
 
-def _measured(answers: list[Answer]) -> dict[str, float | None]:
-    """Medians over a load's requests; the ITL counts only while all of them decode."""
+def _measured(answers: list[MeasuredAnswer]) -> dict[str, float | None]:
+    """Medians over the requests of a load; ITL only while all of them decode."""
     tpots, e2es, gaps = [], [], list[float]()
     for answer in answers:
-        _ = answer.ttft_s  # fails here when it was not answered
+        _ = answer.ttft_s  # raises StudyFailed if it was not answered
         if answer.latency.tpot_s is None or answer.latency.e2e_service_s is None:
-            raise StudyFailed(f"{answer.ask.name}: fewer tokens than asked for")
+            raise StudyFailed(f"{answer.ask.name}: fewer tokens than requested")
         tpots.append(answer.latency.tpot_s)
         e2es.append(answer.latency.e2e_service_s)
     first = max(answer.events_s[0] for answer in answers)
@@ -105,7 +113,7 @@ def _measured(answers: list[Answer]) -> dict[str, float | None]:
     return {
         "tpot_s": median(tpots),
         "e2e_s": median(e2es),
-        # The mean, not the median: tokens that come two to a read would halve the latter.
+        # The mean, because the median halves when two tokens arrive in one read.
         "steady_itl_s": sum(gaps) / len(gaps) if gaps else None,
     }
 
@@ -126,14 +134,29 @@ def _result(
     about: About, rows: list[dict[str, Any]], batch_output: int, settings: dict[str, Any]
 ) -> Result:
     alone = [row for row in rows if row["batch"] == 1]
+    batches = [row for row in rows if row["output_tokens"] == batch_output]
+    measured = [(float(r["batch"]), float(r["steady_itl_s"] or r["tpot_s"])) for r in batches]
     facts: dict[str, Any] = {}
+    words = _cost_alone(alone, facts) + _gain_of_batches(batches, facts)
+    curve = _fitted_curve(measured, facts) if len(batches) > 2 else []
+    notes = []
+    if not (about.gpu and about.model):
+        notes.append("shares of bandwidth and FLOP/s need a known --model and --gpu")
+    series = [Series(f"{batch_output} output tokens", measured, curve)]
+    plot = xy_plot(series, "requests at once", "time between tokens")
+    sentence = "; ".join(words) + "."
+    return Result("decode", about.name, sentence, COLUMNS, rows, facts, plot, notes, settings)
+
+
+def _cost_alone(alone: list[dict[str, Any]], facts: dict[str, Any]) -> list[str]:
+    """Describe one request alone; add its fitted costs to `facts`."""
     words = []
     if len(alone) > 1:
         outputs = [float(row["output_tokens"]) for row in alone]
         (fixed_s, token_s), worst = fit_terms(outputs, [row["e2e_s"] for row in alone], (0, 1))
         facts |= {"fixed_s_per_request": fixed_s, "s_per_token": token_s, "worst_error": worst}
         words.append(
-            f"Alone, a request costs {duration(fixed_s)} and {duration(token_s)} a token "
+            f"Alone, a request costs {duration(fixed_s)} plus {duration(token_s)} per token "
             f"(worst error {worst:.1%})"
         )
     if alone and "bound" in alone[0]:
@@ -141,25 +164,31 @@ def _result(
             f"a batch of 1 is bound by {alone[0]['bound']}, at "
             f"{alone[0]['bandwidth_share']:.0%} of bandwidth"
         )
-    batches = [row for row in rows if row["output_tokens"] == batch_output]
-    if len(batches) > 1:
-        few, many = batches[0], batches[-1]
-        gain = many["tokens_per_s"] / few["tokens_per_s"]
-        facts["throughput_gain"] = gain
-        told = f"a batch of {many['batch']} makes {gain:.1f}× the tokens of {few['batch']}"
-        if "bound" in many:
-            told += f", bound by {many['bound']} at {many['bandwidth_share']:.0%} of bandwidth"
-        words.append(told)
-    notes = [] if about.gpu and about.model else ["shares need a known --model and --gpu"]
-    curve = list[tuple[float, float]]()
-    measured = [(float(r["batch"]), float(r["steady_itl_s"] or r["tpot_s"])) for r in batches]
-    if len(batches) > 2:
-        (step_s, more_s), _ = fit_terms([x for x, _ in measured], [y for _, y in measured], (0, 1))
-        facts |= {"itl_s": step_s, "itl_s_per_request": more_s}
-        low, high = measured[0][0], measured[-1][0]
-        places = [low * (high / low) ** (i / 60) for i in range(61)]
-        curve = [(n, step_s + more_s * n) for n in places]
-    series = [Series(f"{batch_output} tokens out", measured, curve)]
-    plot = xy_plot(series, "requests at once", "time between tokens")
-    sentence = "; ".join(words) + "."
-    return Result("decode", about.name, sentence, COLUMNS, rows, facts, plot, notes, settings)
+    return words
+
+
+def _gain_of_batches(batches: list[dict[str, Any]], facts: dict[str, Any]) -> list[str]:
+    """Compare the largest batch with the smallest; add the gain to `facts`."""
+    if len(batches) < 2:
+        return []
+    few, many = batches[0], batches[-1]
+    gain = many["tokens_per_s"] / few["tokens_per_s"]
+    facts["throughput_gain"] = gain
+    text = (
+        f"a batch of {many['batch']} generates {gain:.1f}× as many tokens per second as a batch "
+        f"of {few['batch']}"
+    )
+    if "bound" in many:
+        text += f", bound by {many['bound']} at {many['bandwidth_share']:.0%} of bandwidth"
+    return [text]
+
+
+def _fitted_curve(
+    measured: list[tuple[float, float]], facts: dict[str, Any]
+) -> list[tuple[float, float]]:
+    """Fit a line to (batch, ITL), add its terms to `facts`, and return points to plot."""
+    (step_s, more_s), _ = fit_terms([x for x, _ in measured], [y for _, y in measured], (0, 1))
+    facts |= {"itl_s": step_s, "itl_s_per_request": more_s}
+    low, high = measured[0][0], measured[-1][0]
+    places = [low * (high / low) ** (i / 60) for i in range(61)]
+    return [(n, step_s + more_s * n) for n in places]

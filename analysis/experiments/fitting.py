@@ -1,4 +1,4 @@
-"""Least squares with terms that cannot be negative, on relative errors."""
+"""Non-negative least squares on relative errors."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 def fit_terms(
     xs: Sequence[float], times_s: Sequence[float], powers: Sequence[int]
 ) -> tuple[list[float], float]:
-    """Coefficients of `sum c*x^power` nearest to `times_s`, none below 0, and the worst error.
+    """Fit `times_s` by `sum c*x^power` with c >= 0; return the coefficients and the worst error.
 
-    Every subset of the terms is tried, so the best one without a negative coefficient is found;
-    errors are relative to the measured times.
+    Tries every subset of the terms, which finds the best fit without a negative coefficient.
+    Errors are relative to the measured times.
     """
     x, t = np.asarray(xs, dtype=np.float64), np.asarray(times_s, dtype=np.float64)
     scale = float(x.max())
@@ -28,5 +28,5 @@ def fit_terms(
                 least, best = missed, [0.0] * len(powers)
                 for place, value in zip(chosen, found.tolist(), strict=True):
                     best[place] = value / scale ** powers[place]
-    told = sum(c * x**power for c, power in zip(best, powers, strict=True))
-    return best, float(np.max(np.abs(told / t - 1)))
+    fitted = sum(c * x**power for c, power in zip(best, powers, strict=True))
+    return best, float(np.max(np.abs(fitted / t - 1)))

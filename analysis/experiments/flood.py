@@ -1,4 +1,4 @@
-"""The study `flood`: what is left of a service that is offered more than it can do."""
+"""The study `flood`: goodput and latency when more load is offered than the capacity."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +12,7 @@ from forebay.analysis.experiments.plot import Axis, Panel, Series, count_label, 
 from forebay.analysis.experiments.result import Column, Result
 from forebay.analysis.experiments.study import Batched, Engines, Gpus, Seed, Study, numbers, study
 from forebay.analysis.experiments.target import SIM, StudyFailed, sim_config
-from forebay.analysis.experiments.ways import IN_TURN, PROXY, Load, SimWay, Way
+from forebay.analysis.experiments.ways import IN_TURN, PROXY, PlayedLoad, SimWay, Way
 from forebay.analysis.experiments.ways_of import TARGET, ways_of
 from forebay.analysis.units import duration
 from forebay.proxy.config.schema import BucketConfig, Config
@@ -24,19 +24,20 @@ from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 from forebay.traces.synth import Workload, workload
 
-HELP = """Offered load from half to three times capacity: p50 and p99 TTFT, goodput,
-rejects.
+HELP = """Offered load from 0.5 to 3 times capacity: p50 and p99 TTFT, goodput,
+rejections.
 
-Chat and questions about shared documents, Poisson. A sim: target is flooded
-three ways: engines in turn, the proxy with queues without bounds, the proxy
-as it is. A URL is flooded as it is; with --engine (again for each) it is the
-proxy, and the engines are flooded without it, too.
+The traffic is chats and questions about shared documents, with Poisson
+arrivals. A sim: target runs three times: without the proxy (round robin), with
+the proxy but without limits, and with the proxy as configured by default. A
+URL runs as it is. With --engine (once per engine) the URL is taken for the
+proxy, and the engines also run without it.
 
 Example:  forebay experiment flood --target sim:llama-3-8b@h200 --out runs/flood
 """
 NO_FAIL_FAST = "proxy, no limits"
 UNBOUNDED, FOREVER_S = 1_000_000, 3600.0
-CAPACITY_REQUESTS, IN_FLIGHT = 200, 64  # what a URL's capacity is measured with, each engine
+CAPACITY_REQUESTS, IN_FLIGHT = 200, 64  # per engine, to measure the capacity of a URL
 CHAT_SHARE, USERS, DOCUMENTS = 0.7, 200, 40
 NAMES = [bucket.name for bucket in DEFAULT_BUCKETS]
 COLUMNS = (
@@ -47,7 +48,7 @@ COLUMNS = (
     Column("attainment", "met", "share", shown=False),
     Column("ttft_p50_s", "TTFT p50"),
     Column("ttft_p99_s", "TTFT p99"),
-    Column("rejected_share", "refused", "share"),
+    Column("rejected_share", "rejected", "share"),
     Column("chat_ttft_p99_s", "chat p99", shown=False),
     Column("document_ttft_p99_s", "document p99", shown=False),
     Column("requests", "requests", "count", shown=False),
@@ -60,11 +61,13 @@ COLUMNS = (
 def command(
     asked: Study,
     engine: Engines = None,
-    loads: Annotated[str, typer.Option(help="Times the capacity.")] = "0.5,1,1.5,2,3",
+    loads: Annotated[
+        str, typer.Option(help="Offered loads, as multiples of capacity.")
+    ] = "0.5,1,1.5,2,3",
     capacity: Annotated[
-        float | None, typer.Option(help="Requests a second; default: measured.")
+        float | None, typer.Option(help="Requests per second; default: measured.")
     ] = None,
-    seconds: Annotated[float, typer.Option(min=1, help="Of each load.")] = 180.0,
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds of each load.")] = 180.0,
     slo: Annotated[
         str | None, typer.Option(help="Targets; default: chat.ttft=2s,document.ttft=15s.")
     ] = None,
@@ -75,7 +78,7 @@ def command(
     factors = numbers(loads, "--loads")
     slos = default_slos(NAMES) if slo is None else parse_slos(slo, NAMES)
     if capacity is not None and not 0 < capacity < float("inf"):
-        raise InputError(f"--capacity {capacity:g}: give requests a second, more than 0")
+        raise InputError(f"--capacity {capacity:g}: give requests per second, more than 0")
 
     async def work() -> Result:
         ways = await _ways(asked, engine, gpus, max_num_batched_tokens)
@@ -89,13 +92,13 @@ async def flooded(
     asked: Study, ways: Sequence[Way], factors: Sequence[float], limit: float, measured: bool,
     slos: Sequence[Slo], seconds: float, seed: int,
 ) -> Result:  # fmt: skip
-    """Offer each way `factors` times `limit` requests a second, for `seconds` each."""
+    """Offer each way `factors` times `limit` requests per second, for `seconds` each."""
     rows = []
     for factor in factors:
         trace = requests(factor * limit, seconds, seed)
         for way in ways:
             (load,) = await way.play(f"flood-{factor:g}", trace)
-            rows.append(told(way.name, factor, load, slos))
+            rows.append(table_row(way.name, factor, load, slos))
     settings = asked.settings(seed=seed, slos=[str(one) for one in slos], seconds=seconds)
     target = ", ".join(dict.fromkeys(way.about.name for way in ways))
     return result(target, rows, limit, measured, settings)
@@ -118,7 +121,7 @@ async def _ways(
 
 
 def patient_config() -> Config:
-    """The proxy's defaults but for its patience: nobody is refused, everybody waits."""
+    """The default configuration without limits: every request waits, none is rejected."""
     buckets = [
         BucketConfig(
             name=one.name,
@@ -135,7 +138,7 @@ def patient_config() -> Config:
 async def _capacity(
     asked: Study, ways: Sequence[Way], gpus: int, batched: int | None, seed: int
 ) -> float:
-    """Requests a second of this traffic when all of it is there: no waiting for arrivals."""
+    """Requests per second that are completed when the whole trace is queued from the start."""
     (target,) = asked.targets
     if target.startswith(SIM):
         config = sim_config(target, asked.gpu, batched)
@@ -151,7 +154,7 @@ async def _capacity(
 
 
 def requests(rate_per_s: float, seconds: float, seed: int) -> list[TraceRequest]:
-    """Chat beside questions about shared documents; equal for equal seeds but for the pace."""
+    """Chats and questions about shared documents; a seed gives the same requests at any rate."""
     count = max(2, round(rate_per_s * seconds))
     spec = Workload(
         users=USERS,
@@ -163,11 +166,11 @@ def requests(rate_per_s: float, seconds: float, seed: int) -> list[TraceRequest]
         seed=seed,
     )
     rows = list(islice(workload(spec), count))
-    pace = count / rate_per_s / rows[-1].arrival_s  # the rate is exact on the whole
+    pace = count / rate_per_s / rows[-1].arrival_s  # makes the mean rate exact
     return [replace(row, arrival_s=row.arrival_s * pace) for row in rows]
 
 
-def told(way: str, factor: float, load: Load, slos: Sequence[Slo]) -> dict[str, Any]:
+def table_row(way: str, factor: float, load: PlayedLoad, slos: Sequence[Slo]) -> dict[str, Any]:
     seen, length = load.seen, window_s(load.seen)
     met = good(seen, slos)
     row = {
@@ -205,26 +208,35 @@ def result(
         "kept": {name: last[name]["goodput_per_s"] / best[name] if best[name] else None
                  for name in names},
     }  # fmt: skip
-    how = "measured: all of it there at once" if measured else "as given"
-    alone = names == [TARGET]
-    if measured and alone:
-        how = f"measured: {IN_FLIGHT} in flight; of more than one engine, give --capacity"
-    notes = [
-        f"capacity {limit:.2f} requests/s ({how}); targets: {', '.join(settings['slos'])}",
-        "TTFT is of the answered; goodput counts the refused as missed",
-    ]
-    if alone:
-        notes.append(
-            "not measured: the engines without what stands before them; name each with --engine"
-        )
-    if any(row["ttft_p99_s"] is None for row in rows):
-        notes.append("–: a p99 needs 1,000 answers; raise --seconds")
-    if failed := sum(row["failed"] for row in rows):
-        notes.append(f"{failed} requests failed and count as missed")
+    notes = _notes(names, rows, limit, measured, settings["slos"])
     words = doubted(_sentence(names, last, best, most), notes, rows, "way", "load")
     columns = [column for column in COLUMNS if column.key != "way" or len(names) > 1]
     plot = _plot(rows, names)
     return Result("flood", target, words, columns, rows, facts, plot, notes, settings)
+
+
+def _notes(
+    names: list[str],
+    rows: list[dict[str, Any]],
+    limit: float,
+    measured: bool,
+    slos: Sequence[str],
+) -> list[str]:
+    alone = names == [TARGET]
+    how = "measured with the whole trace queued" if measured else "as given"
+    if measured and alone:
+        how = f"measured with {IN_FLIGHT} in flight; with several engines, give --capacity"
+    notes = [
+        f"capacity {limit:.2f} requests/s ({how}); targets: {', '.join(slos)}",
+        "TTFT is of answered requests; goodput counts rejected ones as missed",
+    ]
+    if alone:
+        notes.append("the engines were not measured without a proxy: name each with --engine")
+    if any(row["ttft_p99_s"] is None for row in rows):
+        notes.append("–: a p99 needs 1,000 answers; raise --seconds")
+    if failed := sum(row["failed"] for row in rows):
+        notes.append(f"{failed} requests failed and count as missed")
+    return notes
 
 
 def _sentence(
@@ -234,19 +246,19 @@ def _sentence(
         row = last[name]
         kept = row["goodput_per_s"] / best[name] if best[name] else 0.0
         p99 = row["ttft_p99_s"]
-        told = f" at a p99 TTFT of {duration(p99)}" if p99 is not None else ""
-        return f"{row['goodput_per_s']:.2f} good answers/s ({kept:.0%} of its best){told}"
+        tail = f" at a p99 TTFT of {duration(p99)}" if p99 is not None else ""
+        return f"goodput {row['goodput_per_s']:.2f}/s ({kept:.0%} of its best){tail}"
 
     if PROXY not in names:
         (name,) = names
-        refused = last[name]["rejected_share"]
-        return f"At {most:g}x capacity the {name} gives {of(name)}, refusing {refused:.0%}."
+        rejected = last[name]["rejected_share"]
+        return f"At {most:g}x capacity the {name} has {of(name)} and rejects {rejected:.0%}."
     others = [name for name in names if name != PROXY]
     peer = max(others, key=lambda name: float(last[name]["goodput_per_s"]))
     mine, theirs = last[PROXY]["goodput_per_s"], last[peer]["goodput_per_s"]
-    verb = "keeps" if mine > theirs else "does not help: it gives"
-    words = f"At {most:g}x capacity fail-fast {verb} {of(PROXY)}, refusing "
-    words += f"{last[PROXY]['rejected_share']:.0%}; "
+    words = f"At {most:g}x capacity the proxy"
+    words += " has" if mine > theirs else " does not help: it has"
+    words += f" {of(PROXY)} and rejects {last[PROXY]['rejected_share']:.0%}; "
     return words + "; ".join(f"{name}: {of(name)}" for name in others) + "."
 
 
@@ -259,10 +271,11 @@ def _plot(rows: list[dict[str, Any]], names: Sequence[str]) -> str:
             found.append(Series(name, points, points))
         return found
 
-    x = Axis("offered load, times the capacity", count_label, log=False)
-    goodput = Axis("goodput, requests a second within their targets", count_label, log=False)
+    x = Axis("offered load, multiple of capacity", count_label, log=False)
+    goodput = Axis("goodput, requests per second within their targets", count_label, log=False)
     panels = [Panel(of("goodput_per_s"), x, goodput, key_left=True)]
     for key, title in (("ttft_p99_s", "TTFT p99"), ("ttft_p50_s", "TTFT p50")):
         if any(series.points for series in of(key)):
-            panels.append(Panel([s for s in of(key) if s.points], x, Axis(f"{title}, answered")))
+            shown = [series for series in of(key) if series.points]
+            panels.append(Panel(shown, x, Axis(f"{title} of answered requests")))
     return document(*panels)

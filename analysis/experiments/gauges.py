@@ -1,6 +1,7 @@
-"""What engines say of themselves while a load runs: requests running and waiting, KV cache in use.
+"""Sample the gauges of engines while a load runs: running and waiting requests, KV cache use.
 
-The names are those of vLLM's /metrics; a proxy does not pass them on, so the engines are asked.
+The names are those of vLLM's /metrics. A proxy does not pass them on, so each engine is asked
+directly.
 """
 
 import asyncio
@@ -14,23 +15,23 @@ import aiohttp
 from forebay.replay.clock import Clock
 from forebay.replay.target import Target as Address
 
-EVERY_S, TIMEOUT_S = 0.05, 10.0  # wall time: a gauge between two looks is not seen
+EVERY_S, TIMEOUT_S = 0.05, 10.0  # wall time; peaks between two samples are missed
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
-KV_SHARE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")  # the second up to vLLM 0.9
+KV_SHARE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")  # the latter to vLLM 0.9
 PREEMPTIONS = ("vllm:num_preemptions_total", "vllm:num_preemptions")
 LAG = "forebay_engine_lag_seconds"
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """One engine at one moment of a load.
+class GaugeSample:
+    """The gauges of one engine at one moment of a load.
 
     Attributes:
-        at_s: seconds from the load's start, or nearly.
-        kv_share: of the usable KV blocks held by running requests, 0 to 1.
-        preemptions: since the engine started.
-        lag_s: how far a simulated engine is behind its own clock; 0 for a real one.
+        at_s: approximate seconds since the load started.
+        kv_share: share of the usable KV blocks that running requests use, 0 to 1.
+        preemptions: number since the engine started.
+        lag_s: seconds that a simulated engine is behind its own clock; 0 for a real one.
     """
 
     engine: str
@@ -44,7 +45,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """An engine's KV cache as it reports it; blocks include the null block."""
+    """The size of an engine's KV cache as reported; blocks include the null block."""
 
     blocks: int
     block_tokens: int
@@ -55,21 +56,21 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """What one /metrics page said; None where it does not say it."""
+class MetricsPage:
+    """The gauges on one /metrics page; None for one that the page lacks."""
 
     running: float | None
     waiting: float | None
     kv_share: float | None
     preemptions: float
     pool: Pool | None
-    lag_s: float | None  # None: not one of our simulated engines
+    lag_s: float | None  # None: not a simulated engine
 
-    def sample(self, engine: str, at_s: float) -> Sample | None:
+    def sample(self, engine: str, at_s: float) -> GaugeSample | None:
         if self.running is None or self.waiting is None or self.kv_share is None:
             return None
         running, waiting = round(self.running), round(self.waiting)
-        return Sample(
+        return GaugeSample(
             engine,
             at_s,
             running,
@@ -80,8 +81,8 @@ class Page:
         )
 
 
-def read_page(text: str) -> Page:
-    """Read Prometheus text; several engine cores behind one page are added up, shares averaged."""
+def read_page(text: str) -> MetricsPage:
+    """Read Prometheus text; sum counts over several engine cores, average their shares."""
     values: dict[str, list[float]] = {}
     pool: Pool | None = None
     for line in text.splitlines():
@@ -96,7 +97,7 @@ def read_page(text: str) -> Page:
             values.setdefault(name, []).append(float(number.split()[0]))
     shares = next((values[name] for name in KV_SHARE if name in values), None)
     preempted = next((values[name] for name in PREEMPTIONS if name in values), [0.0])
-    return Page(
+    return MetricsPage(
         sum(values[RUNNING]) if RUNNING in values else None,
         sum(values[WAITING]) if WAITING in values else None,
         sum(shares) / len(shares) if shares else None,
@@ -113,8 +114,8 @@ def _pool(labels: dict[str, str]) -> Pool | None:
         return None
 
 
-async def look(session: aiohttp.ClientSession, engine: Address) -> Page | None:
-    """The engine's /metrics now; None when it shows none."""
+async def look(session: aiohttp.ClientSession, engine: Address) -> MetricsPage | None:
+    """Read the engine's /metrics; None if it has none."""
     try:
         async with session.get(
             engine.url("/metrics"), timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)
@@ -127,9 +128,9 @@ async def look(session: aiohttp.ClientSession, engine: Address) -> Page | None:
 
 
 @asynccontextmanager
-async def watching(engines: Sequence[Address], clock: Clock) -> AsyncIterator[list[Sample]]:
-    """Samples of all `engines` for the time of the block; empty when they show no gauges."""
-    samples: list[Sample] = []
+async def watching(engines: Sequence[Address], clock: Clock) -> AsyncIterator[list[GaugeSample]]:
+    """Sample all `engines` while the block runs; the list stays empty without gauges."""
+    samples: list[GaugeSample] = []
 
     async def watch(session: aiohttp.ClientSession, engine: Address) -> None:
         while True:

@@ -1,7 +1,7 @@
-"""A way by URL: the load is replayed as `forebay replay` does, and its run folders are kept.
+"""A way by URL: replay the load as `forebay replay` does, and keep the run folders.
 
-So a level that the client could not send in time is known (its verdict), and every number can be
-looked up request by request under OUT/runs.
+Each run has a verdict, which shows a load that this client could not send in time. Every number
+can be traced to single requests under OUT/runs.
 """
 
 from collections.abc import Sequence
@@ -9,14 +9,14 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from forebay.analysis.experiments.gauges import Page, Pool, look, watching
+from forebay.analysis.experiments.gauges import MetricsPage, Pool, look, watching
 from forebay.analysis.experiments.result import RUNS
 from forebay.analysis.experiments.study import Study
 from forebay.analysis.experiments.target import About, known_model
-from forebay.analysis.experiments.ways import Load, Seen
+from forebay.analysis.experiments.ways import PlayedLoad, Seen
 from forebay.replay.client import Client
 from forebay.replay.clock import Clock
-from forebay.replay.engine.hardware.models import find_gpu
+from forebay.replay.engine.hardware.find import find_gpu
 from forebay.replay.options import ReplayOptions
 from forebay.replay.output import TABLE
 from forebay.replay.runner import replay
@@ -25,13 +25,13 @@ from forebay.replay.target import Target as Address
 from forebay.replay.target import ask_served, parse_targets
 from forebay.traces.schema import TraceRequest
 
-MOST_LAG_S = 0.1  # a simulated engine this far behind its own clock measures this machine
+MOST_LAG_S = 0.1  # with more lag of a simulated engine, the figures measure this machine
 
 
 class HttpWay:
-    """OpenAI servers in turn, or one; `engines` are asked for their gauges.
+    """One or several OpenAI servers in round robin; gauges are read from `engines`.
 
-    Every `play` and `closed` sends text that no cache has seen: a salt of its own.
+    Every `play` and `closed` uses a new salt, so that no cache has seen its prompts.
     """
 
     def __init__(
@@ -41,26 +41,26 @@ class HttpWay:
         addresses: Sequence[Address],
         engines: Sequence[Address],
         about: About,
-        pages: Sequence[Page],
+        pages: Sequence[MetricsPage],
     ) -> None:
         self.name, self.about = name, about
-        self.max_num_seqs: int | None = None  # no server tells it
+        self.max_num_seqs: int | None = None  # no server reports it
         self.pools: Sequence[Pool] = [page.pool for page in pages if page.pool is not None]
         self._asked, self._addresses, self._engines = asked, addresses, engines
 
-    async def play(self, label: str, *phases: Sequence[TraceRequest]) -> list[Load]:
+    async def play(self, label: str, *phases: Sequence[TraceRequest]) -> list[PlayedLoad]:
         salt = token_hex(8)
         return [
             await self._replay(f"{label}-{number}", phase, salt, TRACE_ARRIVALS)
             for number, phase in enumerate(phases)
         ]
 
-    async def closed(self, label: str, rows: Sequence[TraceRequest], at_once: int) -> Load:
+    async def closed(self, label: str, rows: Sequence[TraceRequest], at_once: int) -> PlayedLoad:
         return await self._replay(label, rows, token_hex(8), Arrivals("closed", at_once))
 
     async def _replay(
         self, label: str, rows: Sequence[TraceRequest], salt: str, arrivals: Arrivals
-    ) -> Load:
+    ) -> PlayedLoad:
         asked = self._asked
         folder = asked.out / RUNS / f"{self.name} {label}".replace(" ", "-").replace("/", "_")
         options = ReplayOptions(
@@ -72,27 +72,25 @@ class HttpWay:
             time_scale=asked.time_scale,
             salt=salt,
             api_key=asked.api_key,
-            force=True,  # older runs in OUT were looked for before the study began
+            force=True,  # check_out looked for older runs before the study began
             quiet=True,
             warmup=1,
         )
         async with watching(self._engines, Clock(asked.time_scale)) as samples:
-            told = await replay(options)
-        values = told.values
+            summary = await replay(options)
+        values = summary.values
         seen = seen_in(folder, rows)
         verdict, reason = values["verdict"], values["verdict_reason"]
         lags = sorted(one.lag_s for one in samples) or [0.0]
-        lag_s = lags[len(lags) * 9 // 10]  # a hiccup is none of our concern
+        lag_s = lags[len(lags) * 9 // 10]  # the 90th percentile: short hiccups do not matter
         if verdict == "valid" and lag_s > MOST_LAG_S:
             verdict = "engine-limited"
-            reason = (
-                f"a simulated engine was {lag_s:.2f} s behind its clock for a tenth of the time"
-            )
-        return Load(seen, samples, verdict, reason).checked(self.name)
+            reason = f"a simulated engine was {lag_s:.2f} s behind its clock for 10 % of the time"
+        return PlayedLoad(seen, samples, verdict, reason).checked(self.name)
 
 
 def seen_in(folder: Path, rows: Sequence[TraceRequest]) -> list[Seen]:
-    """The requests of a run folder, in the order of `rows`."""
+    """Read the requests of a run folder, in the order of `rows`."""
     import pyarrow.parquet
 
     read: list[dict[str, Any]] = pyarrow.parquet.read_table(str(folder / TABLE)).to_pylist()
@@ -120,10 +118,10 @@ def _seen(row: TraceRequest, one: dict[str, Any]) -> Seen:
 async def http_ways(
     asked: Study, named: Sequence[tuple[str, Sequence[str]]], engine_urls: Sequence[str]
 ) -> list[HttpWay]:
-    """A way for each (name, URLs); raises InputError when one is no server of the model.
+    """One way for each (name, URLs); raises InputError if a URL does not serve the model.
 
     Args:
-        engine_urls: whose /metrics are read; without any, the URLs themselves are tried.
+        engine_urls: servers whose /metrics are read; without any, those of the ways.
     """
     ways = []
     clock = Clock(asked.time_scale)

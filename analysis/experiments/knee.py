@@ -1,16 +1,16 @@
-"""Where a curve of throughput against load bends. Pure.
+"""Find the knee of a curve of throughput against load. Pure.
 
-Two rules, both stated with the result:
+Two rules; the result states which one was used:
 
-    kneedle        of a concurrency sweep: the point furthest above the chord from the first to the
-                   last one, both axes scaled to 0..1 (Satopää, Albrecht, Irwin, Raghavan: "Finding
-                   a Kneedle in a Haystack", ICDCS Workshops 2011; its offline case without
-                   smoothing, the points being measured means)
-    last_followed  of a rate sweep: the last rate of which at least `FOLLOWED` came out again, none
-                   before it having failed to
+    kneedle        for a concurrency sweep: the point furthest above the chord from the first to
+                   the last one, both axes scaled to 0..1 (Satopää, Albrecht, Irwin, Raghavan:
+                   "Finding a Kneedle in a Haystack", ICDCS Workshops 2011; the offline case
+                   without smoothing, because the points are measured means)
+    last_followed  for a rate sweep: the last rate of which at least `FOLLOWED` was completed,
+                   with no failure at a lower rate
 
-The first depends on how far the sweep goes, so whether it went far enough is said too. It finds no
-bend in a sweep that began on the plateau; `is_flat` does.
+The first rule depends on how far the sweep goes, so `gain_of_last_doubling` checks that it went
+far enough. It finds no bend in a sweep that starts on the plateau; `is_flat` does.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ KNEEDLE = "Kneedle (Satopää et al. 2011) on this sweep"
 FOLLOWED = 0.95
 FOLLOWING = f"the last rate of which at least {FOLLOWED:.0%} was completed"
 FLAT = 0.10
-"""A sweep has met the plateau when its last doubling of load brought less than this."""
-FLAT_THROUGHOUT = f"no load brought {FLAT:.0%} more than the first"
+"""A sweep has reached the plateau if its last doubling of load gained less than this share."""
+FLAT_THROUGHOUT = f"no load had {FLAT:.0%} more throughput than the first"
 
 
 def kneedle(loads: Sequence[float], throughputs: Sequence[float]) -> int | None:
-    """Index of the knee of a rising curve; None with fewer than 3 points or without a bend."""
+    """Index of the knee of a rising curve; None with fewer than 3 points or no bend."""
     if len(loads) < 3:
         return None
     low_x, high_x = loads[0], loads[-1]
@@ -40,7 +40,7 @@ def kneedle(loads: Sequence[float], throughputs: Sequence[float]) -> int | None:
 
 
 def gain_of_last_doubling(loads: Sequence[float], throughputs: Sequence[float]) -> float:
-    """By what share throughput rose from half of the largest load to it; inf with one load."""
+    """Relative gain of throughput from half the largest load to all of it; inf with one load."""
     half = [y for x, y in zip(loads, throughputs, strict=True) if x <= loads[-1] / 2 + 1e-9]
     if not half or half[-1] <= 0:
         return float("inf")
@@ -48,15 +48,15 @@ def gain_of_last_doubling(loads: Sequence[float], throughputs: Sequence[float]) 
 
 
 def is_flat(throughputs: Sequence[float]) -> bool:
-    """Whether no load brought `FLAT` more than the first: the sweep began on the plateau."""
+    """Whether the sweep starts on the plateau: no load gains `FLAT` over the first."""
     return max(throughputs) < throughputs[0] * (1 + FLAT)
 
 
 def last_followed(offered: Sequence[float], achieved: Sequence[float]) -> int | None:
-    """Index of the last rate that was followed; None when not even the first was."""
+    """Index of the last rate that was followed; None if the first was not."""
     last = None
-    for index, (rate, came) in enumerate(zip(offered, achieved, strict=True)):
-        if came < FOLLOWED * rate:
+    for index, (rate, completed) in enumerate(zip(offered, achieved, strict=True)):
+        if completed < FOLLOWED * rate:
             break
         last = index
     return last

@@ -1,6 +1,6 @@
-"""The study `kv`: the KV cache by arithmetic against what the engine reports, until it is full.
+"""The study `kv`: predicted KV-cache use against what the engine reports, until it is full.
 
-Where it is full nothing runs out of memory: vLLM lets requests wait, or preempts and recomputes.
+A full cache does not run out of memory: vLLM queues requests, or preempts and recomputes them.
 """
 
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from forebay.analysis.experiments.gauges import Pool, Sample
+from forebay.analysis.experiments.gauges import GaugeSample, Pool
 from forebay.analysis.experiments.http_way import http_ways
 from forebay.analysis.experiments.plot import (
     Axis,
@@ -21,7 +21,7 @@ from forebay.analysis.experiments.plot import (
 from forebay.analysis.experiments.result import Column, Result
 from forebay.analysis.experiments.study import Study, study
 from forebay.analysis.experiments.target import SIM, StudyFailed, sim_config
-from forebay.analysis.experiments.ways import IN_TURN, Load, SimWay, Way
+from forebay.analysis.experiments.ways import IN_TURN, PlayedLoad, SimWay, Way
 from forebay.analysis.kv.plan import Choices, Plan, choose_gpu, make_plan
 from forebay.replay.sim.scenario import DIRECT, Scenario
 from forebay.traces.errors import InputError
@@ -30,14 +30,14 @@ from forebay.traces.schema import TraceRequest
 HELP = """Predicted against reported KV-cache use, and the point where the cache is
 full.
 
-Sends 1, 2 ... long requests at once until more do not fit. The prediction
-is that of `forebay kv` from the model's and the GPU's data; a URL needs
---gpu for it, and the flags the server runs with.
+Sends 1, 2 ... long requests at once until more do not fit. The prediction is
+that of `forebay kv`, from the data of the model and the GPU. For a URL, give
+--gpu and the flags that the server runs with.
 
 Example:  forebay experiment kv --target sim:phi-3-mini@h200-nvl --out runs/kv
 """
-BEYOND = 2  # requests more than fit, to see that they wait
-MOST = 256  # requests at once that a study sends to a server of unknown seats
+BEYOND = 2  # requests beyond those that fit, to see that they wait
+MOST = 256  # requests at once for a server whose max_num_seqs is unknown
 LEVELS = 6
 BATCHED, SEATS = 8192, 256
 COLUMNS = (
@@ -56,12 +56,18 @@ COLUMNS = (
 @study("kv")
 def command(
     asked: Study,
-    prompt_tokens: Annotated[int, typer.Option(min=16, help="Of every request.")] = 32_000,
-    output_tokens: Annotated[int, typer.Option(min=2, help="Of every request.")] = 512,
-    max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="As served.")] = BATCHED,
-    max_num_seqs: Annotated[int, typer.Option(min=1, help="As served.")] = SEATS,
-    gpu_memory_utilization: Annotated[float, typer.Option(help="As served.")] = 0.9,
-    kv_cache_dtype: Annotated[str, typer.Option(help="As served: auto or fp8.")] = "auto",
+    prompt_tokens: Annotated[
+        int, typer.Option(min=16, help="Prompt tokens of every request.")
+    ] = 32_000,
+    output_tokens: Annotated[
+        int, typer.Option(min=2, help="Output tokens of every request.")
+    ] = 512,
+    max_num_batched_tokens: Annotated[
+        int, typer.Option(min=1, help="The server's value.")
+    ] = BATCHED,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="The server's value.")] = SEATS,
+    gpu_memory_utilization: Annotated[float, typer.Option(help="The server's value.")] = 0.9,
+    kv_cache_dtype: Annotated[str, typer.Option(help="The server's value: auto or fp8.")] = "auto",
 ) -> None:
     choices = Choices(
         kv_cache_dtype=kv_cache_dtype,
@@ -75,11 +81,15 @@ def command(
         pool, length = way.pools[0], prompt_tokens + output_tokens
         room = way.about.context
         if room is not None and length > room:
-            raise InputError(f"--prompt-tokens {prompt_tokens}: with its output over {room}")
+            raise InputError(
+                f"--prompt-tokens {prompt_tokens}: longer than {room} tokens with its output"
+            )
         plan = predicted_plan(asked, way, choices)
         fit = requests_that_fit(pool, length)
         if not fit:
-            raise InputError(f"--prompt-tokens {prompt_tokens}: the cache holds {pool.tokens}")
+            raise InputError(
+                f"--prompt-tokens {prompt_tokens}: the KV cache has only {pool.tokens} tokens"
+            )
         if fit + BEYOND > (way.max_num_seqs or MOST):
             raise InputError(
                 f"--prompt-tokens {prompt_tokens}: {fit} requests of that length fit, more than "
@@ -92,7 +102,7 @@ def command(
                 for i in range(count)
             ]
             (load,) = await way.play(f"kv-{count}", trace)
-            rows.append(told(load, pool, prompt_tokens, length))
+            rows.append(table_row(load, pool, prompt_tokens, length))
         return result(way, plan, pool, rows, length, asked.settings())
 
     asked.finish(work())
@@ -104,18 +114,18 @@ async def _way(asked: Study, choices: Choices) -> Way:
         (way,) = await http_ways(asked, [("target", [target])], ())
         if not way.pools:
             raise InputError(
-                f"--target {target}: shows no vllm:cache_config_info on /metrics; give the URL of "
-                "the engine itself, a proxy does not pass it on"
+                f"--target {target}: no vllm:cache_config_info on /metrics; give the URL of the "
+                "engine itself, because a proxy does not pass it on"
             )
         return way
     if choices.kv_cache_dtype != "auto" or choices.gpu_memory_utilization != 0.9:
-        raise InputError("--kv-cache-dtype, --gpu-memory-utilization: a sim: target has auto, 0.9")
+        raise InputError("--kv-cache-dtype, --gpu-memory-utilization: fixed for a sim: target")
     config = sim_config(target, asked.gpu, choices.max_num_batched_tokens, choices.max_num_seqs)
     return SimWay(IN_TURN, Scenario(config, 1, DIRECT), target, watched=True)
 
 
 def predicted_plan(asked: Study, way: Way, choices: Choices) -> Plan | None:
-    """The cache by arithmetic; None where the model or the GPU is not known."""
+    """The computed size of the cache; None if the model or the GPU is not known."""
     if way.about.model is None or way.about.gpu is None:
         return None
     gpu = choose_gpu(way.about.gpu.name, way.about.gpu.memory_gib)
@@ -123,19 +133,19 @@ def predicted_plan(asked: Study, way: Way, choices: Choices) -> Plan | None:
 
 
 def requests_that_fit(pool: Pool, length: int) -> int:
-    """Whole requests of `length` tokens in the usable blocks; the null block holds nothing."""
+    """Whole requests of `length` tokens in the usable blocks, that is, all but the null block."""
     return (pool.blocks - 1) // -(-length // pool.block_tokens)
 
 
 def counts(fit: int) -> list[int]:
-    """Numbers of requests to try: up to `fit` in a few steps, then one by one beyond it."""
+    """The numbers of requests to try: a few steps up to `fit`, then one by one beyond it."""
     steps = {max(1, round(fit * i / (LEVELS - 1))) for i in range(LEVELS)}
     return sorted(steps | {fit + extra for extra in range(1, BEYOND + 1)})
 
 
-def told(load: Load, pool: Pool, prompt_tokens: int, length: int) -> dict[str, Any]:
+def table_row(load: PlayedLoad, pool: Pool, prompt_tokens: int, length: int) -> dict[str, Any]:
     if not load.samples:
-        raise StudyFailed("the engine's /metrics stopped to show vllm:kv_cache_usage_perc")
+        raise StudyFailed("the engine's /metrics no longer has vllm:kv_cache_usage_perc")
     usable, count = pool.blocks - 1, len(load.seen)
     let_in = min(count, usable // -(-prompt_tokens // pool.block_tokens))
     predicted = min(1.0, let_in * -(-length // pool.block_tokens) / usable)
@@ -154,18 +164,18 @@ def told(load: Load, pool: Pool, prompt_tokens: int, length: int) -> dict[str, A
     }
 
 
-def settled(load: Load) -> Sequence[Sample]:
-    """The samples from when as many ran as ever did: before, requests wait for their prefill."""
+def settled(load: PlayedLoad) -> Sequence[GaugeSample]:
+    """The samples with the most running requests; before, requests wait for their prefill."""
     most = max(one.running for one in load.samples)
     first = next(one.at_s for one in load.samples if one.running == most)
     return [one for one in load.samples if one.at_s >= first and one.running == most]
 
 
 def full_at(rows: Sequence[dict[str, Any]], a_request: float) -> int | None:
-    """The first number of requests of which some waited or were preempted for want of blocks.
+    """The first number of requests of which some waited or were preempted for lack of KV blocks.
 
-    `a_request` is the share of the cache that one holds: with more than that free it was not the
-    cache that kept them out. None if never.
+    `a_request` is the share of the cache that one request uses. If more than that was free, they
+    waited for another reason. None if the cache was never full.
     """
     for row in rows:
         held_back = row["running"] < row["requests"] or row["preempted"]
@@ -198,13 +208,13 @@ def result(
     notes = []
     if plan is None:
         notes.append(
-            "the cache's size was not predicted: that needs a known --model and --gpu; use is "
-            "predicted from the reported size"
+            "the size of the cache was not predicted, because that needs a known --model and --gpu;"
+            " use is predicted from the reported size"
         )
     if way.about.name.startswith(SIM):
         notes.append(
-            "the simulated engine makes its cache by this arithmetic: its size agrees of itself, "
-            "what is checked is its use"
+            "the simulated engine computes its cache with the same arithmetic, so only the use is "
+            "checked, not the size"
         )
     if failed := sum(row["failed"] for row in rows):
         notes.append(f"{failed} requests failed")
@@ -220,26 +230,23 @@ def _sentence(
     words = f"The KV cache holds {tokens:,} tokens"
     if facts["predicted_pool_tokens"] is not None:
         words += f" (predicted {facts['predicted_pool_tokens']:,}, {facts['pool_error']:+.1%})"
-    words += f" and was predicted within {facts['worst_share_error'] * 100:.1f} points of use"
+    words += f"; its use was predicted within {facts['worst_share_error'] * 100:.1f} points"
     predicted, full = facts["predicted_full_at"], facts["reported_full_at"]
     if full is None:
         last = rows[-1]
-        words += f"; with {predicted:,} requests of {length:,} tokens it was to be full and was not"
+        words += f"; {predicted:,} requests of {length:,} tokens should have filled it and did not"
         if last["running"] < last["requests"]:
-            return (
-                f"{words}: never more than {last['running']:,} ran, which is max_num_seqs' doing."
-            )
+            return f"{words}: max_num_seqs let only {last['running']:,} run."
         return f"{words}, nor with {last['requests']:,}."
     agrees = "as predicted" if full == predicted else f"against {predicted:,} predicted"
     preempted = rows[-1]["preempted"]
-    then = f"{preempted:,} had to be preempted" if preempted else "the rest waited"
-    return (
-        f"{words}; it was full with {full:,} requests of {length:,} tokens, {agrees}, and then "
-        f"{then}: nothing ran out of memory."
-        if not rows[-1]["failed"]
-        else f"{words}; it was full with {full:,} requests of {length:,} tokens, {agrees}, and "
-        f"then {rows[-1]['failed']:,} requests failed."
-    )
+    then = "the rest waited"
+    if preempted:
+        then = f"{preempted:,} {'was' if preempted == 1 else 'were'} preempted"
+    words += f"; it was full with {full:,} requests of {length:,} tokens, {agrees}; "
+    if rows[-1]["failed"]:
+        return f"{words}then {rows[-1]['failed']:,} requests failed."
+    return f"{words}then {then} and nothing ran out of memory."
 
 
 def _plot(rows: Sequence[dict[str, Any]], fit: int) -> str:
@@ -248,7 +255,7 @@ def _plot(rows: Sequence[dict[str, Any]], fit: int) -> str:
 
     series = [
         Series("predicted", (), of("predicted_share")),
-        Series("reported, at most", of("reported_share")),
+        Series("reported peak", of("reported_share")),
     ]
     x = Axis("requests at once", count_label, log=False)
     y = Axis("KV cache in use", share_label, log=False)

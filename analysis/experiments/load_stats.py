@@ -1,4 +1,4 @@
-"""Statistics of a load's answers: percentiles that say when there are too few, rates, hits."""
+"""Statistics over the requests of a load: percentiles, TTFT, cache hits, goodput, validity."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +11,7 @@ from forebay.traces.buckets import bucket_of
 
 
 def percentile(values: Iterable[float | None], percent: float) -> float | None:
-    """Nearest rank; None with fewer samples beyond it than a replay's summary asks for."""
+    """The nearest-rank percentile; None with fewer than LEAST_BEYOND samples above it."""
     known = sorted(v for v in values if v is not None)
     rank = max(1, math.ceil(percent / 100 * len(known) - 1e-9))
     return known[rank - 1] if len(known) - rank >= LEAST_BEYOND else None
@@ -22,7 +22,7 @@ def ttfts(seen: Iterable[Seen]) -> list[float]:
 
 
 def hit_ratio(seen: Iterable[Seen]) -> float | None:
-    """Cached of all prompt tokens; None when a server does not tell them."""
+    """Cached share of the prompt tokens; None if a server does not report cached tokens."""
     answered = [one for one in seen if one.ok]
     if not answered or any(one.cached_tokens is None for one in answered):
         return None
@@ -31,7 +31,7 @@ def hit_ratio(seen: Iterable[Seen]) -> float | None:
 
 
 def good(seen: Iterable[Seen], slos: Sequence[Slo]) -> int:
-    """How many met every target that applies to them, from when they were due."""
+    """Number of requests that met all their targets, counted from when they were due."""
     met = 0
     for one in seen:
         bucket = bucket_of(one.request.input_tokens) or "other"
@@ -41,7 +41,7 @@ def good(seen: Iterable[Seen], slos: Sequence[Slo]) -> int:
 
 
 def window_s(seen: Sequence[Seen]) -> float:
-    """How long arrivals went on: one mean gap longer than from the first to the last."""
+    """Seconds of arrivals: from the first to the last, plus one mean gap."""
     if len(seen) < 2:
         return 0.0
     due = [one.due_s for one in seen]
@@ -49,7 +49,7 @@ def window_s(seen: Sequence[Seen]) -> float:
 
 
 def doubted(words: str, notes: list[str], rows: Iterable[Mapping[str, Any]], *keys: str) -> str:
-    """`words`, and that they do not hold where a row's load was not as meant; `notes` say which."""
+    """Add to `words` and `notes` which loads are not valid; `keys` name a row."""
     bad = [
         f"{' '.join(f'{row[k]:g}' if isinstance(row[k], float) else str(row[k]) for k in keys)} "
         f"({row['verdict']})"
@@ -58,5 +58,5 @@ def doubted(words: str, notes: list[str], rows: Iterable[Mapping[str, Any]], *ke
     ]
     if not bad:
         return words
-    notes.append(f"not to be believed: {', '.join(bad)}")
-    return f"Not valid, the client or an engine could not keep up: {words}"
+    notes.append(f"not valid: {', '.join(bad)}")
+    return f"Not valid, because the load generator or an engine could not keep up: {words}"

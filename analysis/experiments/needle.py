@@ -1,7 +1,7 @@
-"""The study `needle`: is a fact found, wherever it stands in a prompt of whatever length?
+"""The study `needle`: does a model find a fact at any depth of a long prompt?
 
-Only a real model can answer. A simulated engine utters meaningless words: there the study says so
-and checks that the prompts arrive whole, which is all that can be wrong.
+Only a real model can answer. A simulated engine generates meaningless words, so the study then
+only checks that the prompts arrive whole, and states that.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from forebay.analysis.experiments.asking import Told, ask, count_tokens, is_simulated
+from forebay.analysis.experiments.asking import ModelReply, ask, count_tokens, is_simulated
 from forebay.analysis.experiments.heat_map import heat_map
 from forebay.analysis.experiments.result import Column, Result
 from forebay.analysis.experiments.study import Gpus, Seed, Study, integers, study
@@ -24,21 +24,21 @@ from forebay.replay.sim.scenario import Scenario
 from forebay.replay.sim.workload import with_blocks
 from forebay.replay.target import ask_served, parse_targets
 from forebay.traces.errors import InputError
-from forebay.traces.needle import Answer, generated_haystack, load_haystack, needle_requests
+from forebay.traces.needle import NeedleAnswer, generated_haystack, load_haystack, needle_requests
 from forebay.traces.schema import TraceRequest
 from forebay.traces.tokens import ByteEstimate, TokenCounter, counter
 
-HELP = """A number hidden in a long text, and a question about it: what share of
-answers is right.
+HELP = """A number hidden in a long text and a question about it: the share of right
+answers.
 
-A grid of prompt length and depth of the hidden sentence (0: the beginning,
-1: the end). Answers mean nothing on a simulated engine; there it is checked
-that prompts arrive whole.
+Tries a grid of prompt lengths and depths of the hidden sentence (0: beginning,
+1: end). On a simulated engine answers have no meaning, so only the arrival of
+whole prompts is checked.
 
 Example:  forebay experiment needle --target http://127.0.0.1:8000 --out runs/needle
 """
-MARGIN = 1.1  # of a generated haystack, whose words are counted roughly
-APART_S = 60.0  # in virtual time, so that no question waits for another
+MARGIN = 1.1  # extra length of a generated haystack, whose tokens are estimated
+APART_S = 60.0  # of virtual time between questions, so that none waits for another
 TEMPLATE_TOKENS = 64  # room for a chat template
 COLUMNS = (
     Column("length", "length", "count"),
@@ -47,15 +47,15 @@ COLUMNS = (
     Column("recall", "right", "share"),
     Column("whole", "arrived whole", "share"),
     Column("prompt_tokens", "prompt tokens", "count", shown=False),
-    Column("refused", "refused", "count", shown=False),
+    Column("refused", "not answered", "count", shown=False),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """One question: `right` is None on a simulated engine, `whole` where nobody can tell."""
+    """One question; `right` is None on a simulated engine, `whole` where it is unknown."""
 
-    answer: Answer
+    answer: NeedleAnswer
     right: bool | None
     whole: bool | None
     prompt_tokens: int | None
@@ -66,15 +66,17 @@ class Answered:
 def command(
     asked: Study,
     lengths: Annotated[str, typer.Option(help="Prompt tokens; k is 1,024.")] = "4k,16k,32k,64k",
-    depths: Annotated[str, typer.Option(help="Of the hidden sentence.")] = "0,0.25,0.5,0.75,1",
-    questions: Annotated[int, typer.Option(min=1, help="Of each length and depth.")] = 1,
-    output_tokens: Annotated[int, typer.Option(min=1, help="Of each answer, at most.")] = 32,
+    depths: Annotated[
+        str, typer.Option(help="Positions of the hidden sentence, 0 to 1.")
+    ] = "0,0.25,0.5,0.75,1",
+    questions: Annotated[int, typer.Option(min=1, help="Questions for each length and depth.")] = 1,
+    output_tokens: Annotated[int, typer.Option(min=1, help="Longest answer in tokens.")] = 32,
     haystack: Annotated[
         list[Path] | None,
-        typer.Option(help="Text to hide it in: .jsonl with a text each; default: made up."),
+        typer.Option(help="Text around it: .jsonl, a text per line; default: generated."),
     ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="tiktoken encoding to measure lengths, or estimate.")
+        str | None, typer.Option(help="tiktoken encoding that counts lengths, or estimate.")
     ] = None,
     endpoint: Annotated[str, typer.Option(help="chat or completions.")] = "chat",
     gpus: Gpus = 2,
@@ -84,10 +86,12 @@ def command(
     if endpoint not in PATHS:
         raise InputError(f"--endpoint {endpoint}: give {' or '.join(PATHS)}")
 
-    def prompts(room: int | None, count: TokenCounter) -> list[tuple[TraceRequest, Answer]]:
+    def prompts(room: int | None, count: TokenCounter) -> list[tuple[TraceRequest, NeedleAnswer]]:
         fitting = [n for n in wanted if room is None or n + output_tokens + TEMPLATE_TOKENS <= room]
         if not fitting:
-            raise InputError(f"--lengths {lengths}: none fits in the {room} tokens of the target")
+            raise InputError(
+                f"--lengths {lengths}: none fits the target's {room} tokens of context"
+            )
         text = (
             load_haystack(haystack)
             if haystack
@@ -117,7 +121,7 @@ def command(
 
 
 def shares(text: str, option: str) -> list[float]:
-    """`0,0.5,1` as shares, ascending. Raises InputError."""
+    """Parse `0,0.5,1` into ascending shares; raises InputError."""
     found = set()
     for word in text.split(","):
         try:
@@ -131,9 +135,9 @@ def shares(text: str, option: str) -> list[float]:
 
 
 async def in_virtual_time(
-    way: SimWay, made: Sequence[tuple[TraceRequest, Answer]]
+    way: SimWay, made: Sequence[tuple[TraceRequest, NeedleAnswer]]
 ) -> list[Answered]:
-    """Whether each prompt gets through the proxy to an engine with all its tokens."""
+    """Check that each prompt reaches an engine through the proxy with all its tokens."""
     (load,) = await way.play("needle", [with_blocks(row) for row, _ in made])
     return [
         Answered(answer, None, seen.prompt_tokens == row.input_tokens, seen.prompt_tokens)
@@ -142,7 +146,7 @@ async def in_virtual_time(
 
 
 async def by_url(asked: Study, prompts: Any, count: TokenCounter, endpoint: str) -> list[Answered]:
-    """Ask the questions one by one, each haystack's together, so that it is prefilled once."""
+    """Ask the questions one by one, grouped by haystack, so that each is prefilled once."""
     (address,) = parse_targets(asked.targets)
     async with Client(
         Clock(asked.time_scale), first_token_timeout_s=60, stall_timeout_s=60,
@@ -154,43 +158,29 @@ async def by_url(asked: Study, prompts: Any, count: TokenCounter, endpoint: str)
         for row, answer in prompts(served.max_model_len, count):
             text = row.text or ""
             tokens = await count_tokens(session, address, served.model, text)
-            told = await ask(session, address, served.model, text, row.output_tokens, endpoint)
-            answers.append(judged(answer, told, tokens))
+            reply = await ask(session, address, served.model, text, row.output_tokens, endpoint)
+            answers.append(judged(answer, reply, tokens))
     if all(one.error for one in answers):
         raise StudyFailed(f"{address.base}: no question was answered ({answers[0].error})")
     return answers
 
 
-def judged(answer: Answer, told: Told, tokens: int | None) -> Answered:
-    """Whether it is right, and whether the server counted at least the prompt's `tokens`."""
-    if told.error is not None:
-        return Answered(answer, False, None, None, told.error)
+def judged(answer: NeedleAnswer, reply: ModelReply, tokens: int | None) -> Answered:
+    """Judge an answer; a prompt is whole if the server counted at least its `tokens`."""
+    if reply.error is not None:
+        return Answered(answer, False, None, None, reply.error)
     whole = None
-    if tokens is not None and told.prompt_tokens is not None:
-        whole = told.prompt_tokens >= tokens
-    right = None if is_simulated(told.text) else answer.found_in(told.text)
-    return Answered(answer, right, whole, told.prompt_tokens)
+    if tokens is not None and reply.prompt_tokens is not None:
+        whole = reply.prompt_tokens >= tokens
+    right = None if is_simulated(reply.text) else answer.found_in(reply.text)
+    return Answered(answer, right, whole, reply.prompt_tokens)
 
 
 def result(
     target: str, answers: Sequence[Answered], left_out: int, settings: dict[str, Any]
 ) -> Result:
-    answered = [one for one in answers if one.error is None]
-    simulated = all(one.right is None for one in answered)
-    lengths = sorted({one.answer.haystack_tokens for one in answers})
-    depths = sorted({one.answer.depth for one in answers})
-    rows = [
-        _row([a for a in answers if (a.answer.haystack_tokens, a.answer.depth) == (n, d)], n, d,
-             simulated)
-        for n in lengths
-        for d in depths
-    ]  # fmt: skip
-    key = "whole" if simulated else "recall"
-    title = "prompts that arrived whole (simulated engine)" if simulated else "right answers"
-    plot = heat_map(
-        {(row["length"], float(row["depth"])): row[key] for row in rows}, lengths, depths,
-        "prompt tokens", "depth", title,
-    )  # fmt: skip
+    simulated = all(one.right is None for one in answers if one.error is None)
+    rows = _rows(answers, simulated)
     right = sum(one.right is True for one in answers)
     facts: dict[str, Any] = {
         "questions": len(answers),
@@ -198,17 +188,39 @@ def result(
         "arrived_whole": sum(one.whole is True for one in answers),
         "simulated": simulated,
     }
+    words = _simulated(answers) if simulated else _sentence(rows, answers, right)
+    columns = [c for c in COLUMNS if c.key != "recall" or not simulated]
+    plot, notes = _plot(rows, simulated), _notes(answers, left_out)
+    return Result("needle", target, words, columns, rows, facts, plot, notes, settings)
+
+
+def _notes(answers: Sequence[Answered], left_out: int) -> list[str]:
     notes = []
     if left_out > 0:
-        notes.append(f"{left_out} lengths do not fit in the target's context and were left out")
+        notes.append(f"{left_out} lengths were skipped: longer than the target's context")
     errors = sorted({one.error for one in answers if one.error})
     if errors:
         notes.append(f"not answered: {', '.join(errors)}")
     if any(one.whole is None and one.error is None for one in answers):
-        notes.append("–: the target has no /tokenize, so nobody can tell that a prompt was whole")
-    words = _simulated(answers) if simulated else _sentence(rows, answers, right)
-    columns = [c for c in COLUMNS if c.key != "recall" or not simulated]
-    return Result("needle", target, words, columns, rows, facts, plot, notes, settings)
+        notes.append("–: the target has no /tokenize, so prompt lengths could not be checked")
+    return notes
+
+
+def _plot(rows: Sequence[dict[str, Any]], simulated: bool) -> str:
+    key, title = "recall", "right answers"
+    if simulated:
+        key, title = "whole", "prompts that arrived whole (simulated engine)"
+    cells = {(row["length"], float(row["depth"])): row[key] for row in rows}
+    lengths, depths = sorted({n for n, _ in cells}), sorted({d for _, d in cells})
+    return heat_map(cells, lengths, depths, "prompt tokens", "depth", title)
+
+
+def _rows(answers: Sequence[Answered], simulated: bool) -> list[dict[str, Any]]:
+    """One row for each length and depth, shortest prompts first."""
+    cells: dict[tuple[int, float], list[Answered]] = {}
+    for one in answers:
+        cells.setdefault((one.answer.haystack_tokens, one.answer.depth), []).append(one)
+    return [_row(cell, length, depth, simulated) for (length, depth), cell in sorted(cells.items())]
 
 
 def _row(of: Sequence[Answered], length: int, depth: float, simulated: bool) -> dict[str, Any]:
@@ -228,7 +240,7 @@ def _row(of: Sequence[Answered], length: int, depth: float, simulated: bool) -> 
 def _simulated(answers: Sequence[Answered]) -> str:
     whole = sum(one.whole is True for one in answers)
     longest = max(one.answer.haystack_tokens for one in answers)
-    words = "A simulated engine answers at random, so recall means nothing here; "
+    words = "A simulated engine answers at random, so recall has no meaning here; "
     if whole == len(answers):
         return f"{words}all {whole} prompts of up to {longest:,} tokens arrived whole."
     return f"{words}only {whole} of {len(answers)} prompts are known to have arrived whole."
@@ -241,8 +253,8 @@ def _sentence(rows: Sequence[dict[str, Any]], answers: Sequence[Answered], right
         return f"{words}: the fact was found at every depth, up to {rows[-1]['length']:,} tokens."
     worst = min(missed, key=lambda row: float(row["recall"]))
     words += (
-        f"; the shortest prompt with a miss has {missed[0]['length']:,} tokens, the worst is "
-        f"depth {worst['depth']} of {worst['length']:,} ({worst['recall']:.0%})"
+        f"; the shortest prompt with a miss has {missed[0]['length']:,} tokens, the worst cell is "
+        f"depth {worst['depth']} at {worst['length']:,} tokens ({worst['recall']:.0%})"
     )
     cut = sum(one.whole is False for one in answers)
     return f"{words}; {cut} prompts did not arrive whole." if cut else f"{words}."

@@ -1,4 +1,4 @@
-"""One load of a saturation sweep: its requests, how fast they came out, what the engine showed."""
+"""One load of a saturation sweep: its requests, their throughput, and the engine's gauges."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -6,18 +6,18 @@ from random import Random
 from statistics import median
 from typing import Any
 
-from forebay.analysis.experiments.gauges import Sample
+from forebay.analysis.experiments.gauges import GaugeSample
 from forebay.analysis.experiments.load_stats import percentile, ttfts
-from forebay.analysis.experiments.ways import Load, Way
+from forebay.analysis.experiments.ways import PlayedLoad, Way
 from forebay.traces.arrivals import arrival_times
 from forebay.traces.schema import TraceRequest
 
-ROUNDS, LEAST_REQUESTS = 5, 24  # a level sends so many requests for each in flight, at least
+ROUNDS, LEAST_REQUESTS = 5, 24  # requests of a level: ROUNDS per request in flight, or more
 KV_FULL = 0.9
 
 
 class Requests:
-    """Makes prompts that nobody shares; outputs vary by half, so that answers do not march."""
+    """Makes unshared prompts; output lengths vary by half, so that answers do not end together."""
 
     def __init__(self, prompt_tokens: int, output_tokens: int, seed: int) -> None:
         self._prompt, self._output, self._seed = prompt_tokens, output_tokens, seed
@@ -32,7 +32,7 @@ class Requests:
         ]
 
     def paced(self, rate: float, seconds: float) -> list[TraceRequest]:
-        """Poisson arrivals, stretched to be exactly `rate` on the whole."""
+        """Poisson arrivals, stretched so that the mean rate is exactly `rate`."""
         rows = self.make(rate, max(LEAST_REQUESTS, round(rate * seconds)))
         times = list(islice(arrival_times("poisson", rate, self._seed), len(rows)))
         stretch = len(rows) / rate / times[-1]
@@ -43,7 +43,7 @@ class Requests:
 
 
 async def at_concurrency(way: Way, made: Requests, at_once: int) -> dict[str, Any]:
-    """Throughput in the steady part: after one round of answers, before the last is sent."""
+    """Throughput of the steady part: after one round of answers, before the last is sent."""
     rows = made.make(at_once, max(LEAST_REQUESTS, ROUNDS * at_once))
     load = await way.closed(f"closed-{at_once}", rows, at_once)
     done = sorted(
@@ -65,11 +65,11 @@ async def at_concurrency(way: Way, made: Requests, at_once: int) -> dict[str, An
 
 
 async def at_rate(way: Way, made: Requests, rate: float, seconds: float) -> dict[str, Any]:
-    """The middle four fifths of the answers against the same part of the arrivals."""
+    """Throughput of the middle 80 % of the answers, beside the same part of the arrivals."""
     load = (await way.play(f"rate-{rate:g}", made.paced(rate, seconds)))[0]
     done = [one.done_s for one in load.seen if one.ok and one.done_s is not None]
     offered = middle_rate([one.due_s for one in load.seen])
-    # Of those sent: a server that refuses the half of them completes half the rate.
+    # A share of all requests sent: a server that rejects half of them completes half the rate.
     achieved = middle_rate(done) * len(done) / len(load.seen)
     tokens = sum(one.request.output_tokens for one in load.seen if one.ok)
     row = _row(load, rate, achieved, tokens * achieved / len(done))
@@ -77,9 +77,9 @@ async def at_rate(way: Way, made: Requests, rate: float, seconds: float) -> dict
 
 
 def middle_rate(times_s: Sequence[float]) -> float:
-    """Events a second between the tenth and the ninetieth of a hundred; 0 with too few.
+    """Events per second between the 10th and the 90th percentile of time; 0 with too few.
 
-    The ends are left out: the first answer comes late and the last one may be a long one.
+    The ends are left out, because the first answer comes late and the last may be a long one.
     """
     ordered = sorted(times_s)
     first, last = len(ordered) // 10, len(ordered) - 1 - len(ordered) // 10
@@ -87,7 +87,7 @@ def middle_rate(times_s: Sequence[float]) -> float:
     return (last - first) / span if span > 0 else 0.0
 
 
-def _row(load: Load, level: float, per_s: float, tokens_per_s: float) -> dict[str, Any]:
+def _row(load: PlayedLoad, level: float, per_s: float, tokens_per_s: float) -> dict[str, Any]:
     samples = load.samples
     times = ttfts(load.seen)
     return {
@@ -107,12 +107,12 @@ def _row(load: Load, level: float, per_s: float, tokens_per_s: float) -> dict[st
     }
 
 
-def seats_seen(samples: Sequence[Sample]) -> int | None:
-    """Most running at once while others waited though the KV cache had room; None if never.
+def seats_seen(samples: Sequence[GaugeSample]) -> int | None:
+    """The most running requests while others waited with free KV cache; None if never seen.
 
-    Then nothing but max_num_seqs kept them out. Prefills, too, keep requests waiting: the number
-    counts only when it stood for several samples.
+    Only max_num_seqs keeps them waiting then. Prefills keep requests waiting too, so the number
+    counts only if three samples show it.
     """
-    held = [one.running for one in samples if one.waiting and one.kv_share < KV_FULL]
-    most = max(held, default=0)
-    return most if held.count(most) >= 3 else None
+    running = [one.running for one in samples if one.waiting and one.kv_share < KV_FULL]
+    most = max(running, default=0)
+    return most if running.count(most) >= 3 else None

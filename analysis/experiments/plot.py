@@ -1,4 +1,4 @@
-"""Plots of measured points and their curves, one below the other, as one SVG document."""
+"""Draw measured points and their curves as panels of one SVG document."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ KEY_ROW = 16
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """An axis: what stands at it, how a tick reads, logarithmic or from 0."""
+    """An axis: title, tick labels, and whether it is logarithmic or starts at 0."""
 
     title: str
     label: Callable[[float], str] = svg.latency_label
@@ -52,7 +52,7 @@ def share_label(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Measured points and the curve through them; either may be empty."""
+    """Measured points and a curve; either may be empty."""
 
     name: str
     points: Points
@@ -61,10 +61,12 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One plot of a document; `note` is a place on the x axis with a word for it.
+    """One plot of a document.
 
-    The names stand at the bottom right, or with `key_left` at the left; without `keyed` nowhere,
-    for a panel below another of the same series.
+    Attributes:
+        note: a place on the x axis, and its label.
+        key_left: puts the key at the bottom left instead of the bottom right.
+        keyed: False leaves the key out, for a panel below another one of the same series.
     """
 
     series: Sequence[Series]
@@ -83,12 +85,12 @@ class Panel:
 def xy_plot(
     series: Sequence[Series], x_title: str, y_title: str, note: tuple[float, str] | None = None
 ) -> str:
-    """Seconds against a count, both axes logarithmic: all values above 0."""
+    """Plot seconds against a count on logarithmic axes; all values must be above 0."""
     return document(Panel(series, Axis(x_title, count_label), Axis(y_title), note))
 
 
 def document(*panels: Panel) -> str:
-    """The panels one below the other."""
+    """An SVG document with the panels one below the other."""
     drawn = []
     for number, panel in enumerate(panels):
         down = number * svg.HEIGHT
@@ -99,7 +101,7 @@ def document(*panels: Panel) -> str:
 
 
 def svg_document(content: str, height: float, label: str) -> str:
-    """`content` as a document of its own, `height` units high."""
+    """An SVG document of `height` units around `content`."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {svg.WIDTH:g} {height:g}" '
         f'role="img" aria-label="{escape(label)}"><style>{STYLE}</style>'

@@ -1,4 +1,4 @@
-"""The study `prefill`: TTFT against prompt length, and from where it grows with the square."""
+"""The study `prefill`: TTFT against prompt length, and where the quadratic term leads."""
 
 import math
 from collections.abc import Sequence
@@ -11,16 +11,16 @@ from forebay.analysis.experiments.fitting import fit_terms
 from forebay.analysis.experiments.plot import Series, xy_plot
 from forebay.analysis.experiments.result import Column, Result
 from forebay.analysis.experiments.study import Batched, Study, integers, study
-from forebay.analysis.experiments.target import About, Ask, Target
+from forebay.analysis.experiments.target import About, Ask, StudyTarget
 from forebay.analysis.units import duration
-from forebay.replay.engine.hardware.roofline import bound_by, least
+from forebay.replay.engine.roofline import bound_by, least
 from forebay.replay.engine.step_time import StepWork
 from forebay.traces.errors import InputError
 
-HELP = """TTFT of one request alone against the length of its prompt, each prompt new.
+HELP = """TTFT of a single request against its prompt length, without cache hits.
 
-Fits fixed + linear + quadratic seconds and says from which length the
-quadratic term leads.
+Fits fixed + linear + quadratic seconds and finds the length above which the
+quadratic term is the largest.
 
 Example:  forebay experiment prefill --target sim:phi-3-mini@h200-nvl --out runs/prefill
 """
@@ -55,9 +55,9 @@ def command(
 
 
 async def prefill(
-    server: Target, lengths: Sequence[int], repeats: int, settings: dict[str, Any]
+    server: StudyTarget, lengths: Sequence[int], repeats: int, settings: dict[str, Any]
 ) -> Result:
-    """Ask every length `repeats` times, one request at a time."""
+    """Send `repeats` prompts of every length, one request at a time."""
     about = server.about
     usable = [n for n in lengths if about.context is None or n < about.context]
     if len(usable) < 3:
@@ -81,13 +81,13 @@ async def prefill(
 
 
 def _shares(about: About, tokens: int, ttft_s: float) -> dict[str, Any]:
-    told: dict[str, Any] = {"tokens_per_s": tokens / ttft_s}
+    shares: dict[str, Any] = {"tokens_per_s": tokens / ttft_s}
     if about.model is not None and about.gpu is not None:
         work = StepWork(tokens, 1, 1, tokens, 1, tokens**2 / 2, tokens, 0)
         floor = least(about.model, about.gpu, [work])
-        told["peak_share"] = floor.compute_s / ttft_s
-        told["bound"] = bound_by(floor, ttft_s)
-    return told
+        shares["peak_share"] = floor.compute_s / ttft_s
+        shares["bound"] = bound_by(floor, ttft_s)
+    return shares
 
 
 def _result(
@@ -101,20 +101,20 @@ def _result(
         row["fitted_s"] = fixed_s + linear_s * n + square_s * n * n
     notes = []
     if left_out:
-        notes.append(f"{left_out} lengths do not fit in {about.context:,} tokens and were left out")
+        notes.append(f"{left_out} lengths were skipped: longer than {about.context:,} tokens")
     if any(row["cached_tokens"] for row in rows):
-        notes.append("the server reports cached prompt tokens: these are not cold prefills")
+        notes.append("the server reports prefix cache hits: some prefills were not cold")
     if about.model is None or about.gpu is None:
         notes.append("shares of peak need a known --model and --gpu")
     longest = rows[-1]
     words = (
-        f"TTFT = {duration(fixed_s)} + {linear_s * 1e6:.1f} µs a token + "
-        f"{square_s * 1e12:,.0f} ps a token squared (worst error {worst:.1%}); "
+        f"TTFT = {duration(fixed_s)} + {linear_s * 1e6:.1f} µs per token + "
+        f"{square_s * 1e12:,.0f} ps per token squared (worst error {worst:.1%}); "
     )
     if math.isfinite(crossover):
         words += f"the quadratic term exceeds the linear one from {crossover:,.0f} tokens"
     else:
-        words += "no quadratic term was seen at these lengths"
+        words += "no quadratic term was found at these lengths"
     if "bound" in longest:
         words += (
             f"; at {longest['prompt_tokens']:,} tokens it is bound by {longest['bound']}, "

@@ -1,4 +1,4 @@
-"""What a study leaves: a sentence, a table and a plot, with all that is needed to repeat it."""
+"""The result of a study: a sentence, a table, a plot, and the settings that repeat it."""
 
 import csv
 import io
@@ -15,11 +15,11 @@ from forebay.analysis.units import NONE, counts, durations, rates, ratios, share
 from forebay.traces.errors import InputError
 
 FILES = ("results.json", "results.csv", "plot.svg")
-RUNS = "runs"  # folder of what was replayed, of targets by URL
+RUNS = "runs"  # subfolder with the replayed runs of a target given by URL
 
 
 def _times(values: Sequence[float | None]) -> list[str]:
-    """Milliseconds of seconds-long times count too: they are what a study compares."""
+    """Durations with milliseconds even above 1 s: studies compare differences that small."""
     if max((v for v in values if v is not None), default=0.0) < 1.0:
         return durations(values)
     return [NONE if v is None else f"{v:,.3f} s" for v in values]
@@ -30,9 +30,12 @@ _FORMATS = {"s": _times, "count": counts, "rate": rates, "share": shares, "ratio
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: key in the rows, heading, and how it reads (s, count, rate, share, ratio or text).
+    """A column of a study's table.
 
-    One that is not `shown` stands in the files only.
+    Attributes:
+        key: key of its values in the rows.
+        kind: unit of its values: s, count, rate, share, ratio or text.
+        shown: False writes the column to the files but not to the terminal.
     """
 
     key: str
@@ -46,11 +49,11 @@ class Result:
     """A finished study.
 
     Attributes:
-        sentence: what it shows.
-        rows: the measurements, one value a column key.
-        facts: fitted figures by name, base units.
-        notes: what a reader must know beside the table.
+        sentence: the conclusion.
+        rows: the measurements, one value for each column key.
+        facts: derived figures by name, in base units.
         plot: an SVG document.
+        notes: what a reader must know to read the table.
     """
 
     study: str
@@ -78,9 +81,9 @@ class Result:
 
 
 def check_out(out: Path, force: bool) -> None:
-    """Raise InputError when `out` cannot take the results; creates nothing."""
+    """Raise InputError if the results cannot be written to `out`; create nothing."""
     if out.exists() and not out.is_dir():
-        raise InputError(f"--out {out}: is a file; name a folder")
+        raise InputError(f"--out {out}: is a file; give a folder")
     for name in (*FILES, RUNS):
         if not force and (out / name).exists():
             raise InputError(f"--out {out}: already holds {name}; name another or give --force")
@@ -128,10 +131,13 @@ def _print(result: Result, out: Path) -> None:
         if not column.shown:
             continue
         values = [row.get(column.key) for row in result.rows]
-        told = _FORMATS.get(column.kind)
-        cells.append(told(values) if told else [str(NONE if v is None else v) for v in values])
+        format_values = _FORMATS.get(column.kind)
+        if format_values:
+            cells.append(format_values(values))
+        else:
+            cells.append([str(NONE if v is None else v) for v in values])
         side: Literal["left", "right"] = "left" if column.kind == "text" else "right"
-        # Headings and names may break, numbers never.
+        # Headings and names may wrap, numbers must not.
         least = None if column.kind == "text" else max(map(len, cells[-1]))
         table.add_column(column.heading, justify=side, min_width=least, overflow="fold")
     for row in zip(*cells, strict=True):

@@ -1,4 +1,4 @@
-"""The study `saturation`: how throughput follows load, where it bends, and what limits it there."""
+"""The study `saturation`: throughput against load, its knee, and the limit reached there."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -27,12 +27,12 @@ from forebay.analysis.units import duration, ratio
 from forebay.replay.sim.scenario import DIRECT, Scenario
 from forebay.traces.errors import InputError
 
-HELP = """Throughput against load: where the knee is (T_sat), and max_num_seqs, read
-or inferred.
+HELP = """Throughput against load: the knee (T_sat), and max_num_seqs, read or
+inferred.
 
-Keeps 1, 2, 4 ... requests in flight (or, with --rates, sends so many a
-second) and says where more load stops to bring more throughput. A sim:
-target is one engine.
+Keeps 1, 2, 4 ... requests in flight, or offers the rates of --rates, and
+finds the load above which throughput no longer grows. A sim: target is one
+engine.
 
 Example:  forebay experiment saturation --target sim:phi-3-mini@h200-nvl --out runs/saturation
 """
@@ -57,14 +57,20 @@ def command(
     asked: Study,
     concurrency: Annotated[str, typer.Option(help="Requests in flight; k is 1,024.")] = LEVELS,
     rates: Annotated[
-        str | None, typer.Option(help="Instead: requests a second, Poisson, such as 1,2,4,8.")
+        str | None, typer.Option(help="Requests per second, Poisson, instead: 1,2,4,8.")
     ] = None,
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Of every request.")] = 1000,
-    output_tokens: Annotated[int, typer.Option(min=2, help="Of a request, ± half of it.")] = 200,
-    seconds: Annotated[float, typer.Option(min=30, help="Of each rate of --rates.")] = 120.0,
+    prompt_tokens: Annotated[
+        int, typer.Option(min=1, help="Prompt tokens of every request.")
+    ] = 1000,
+    output_tokens: Annotated[
+        int, typer.Option(min=2, help="Mean output tokens; each request ± 50 %.")
+    ] = 200,
+    seconds: Annotated[
+        float, typer.Option(min=30, help="Seconds of each rate of --rates.")
+    ] = 120.0,
     max_num_batched_tokens: Batched = None,
     max_num_seqs: Annotated[
-        int | None, typer.Option(min=1, help="Of a sim: target; default: 256.")
+        int | None, typer.Option(min=1, help="Only for a sim: target; default: 256.")
     ] = None,
     seed: Seed = 0,
 ) -> None:
@@ -72,13 +78,15 @@ def command(
     if rates is not None:
         levels = numbers(rates, "--rates")
     if len(levels) < 3:
-        raise InputError("--concurrency, --rates: give 3 loads or more, a knee lies between two")
+        raise InputError("--concurrency, --rates: give 3 loads or more: a knee lies between two")
 
     async def work() -> Result:
         way = await _way(asked, max_num_batched_tokens, max_num_seqs)
         room = way.about.context
         if room is not None and prompt_tokens + output_tokens * 3 // 2 > room:
-            raise InputError(f"--prompt-tokens {prompt_tokens}: with its output over {room}")
+            raise InputError(
+                f"--prompt-tokens {prompt_tokens}: longer than {room} tokens with its output"
+            )
         made = Requests(prompt_tokens, output_tokens, seed)
         rows = []
         for level in levels:
@@ -104,31 +112,25 @@ async def _way(asked: Study, batched: int | None, seats: int | None) -> Way:
 
 
 def max_num_seqs(way: Way, rows: Sequence[dict[str, Any]]) -> tuple[int | None, str]:
-    """The engine's seats and how they are known."""
+    """The engine's max_num_seqs (None if unknown), and how it is known."""
     if way.max_num_seqs is not None:
         return way.max_num_seqs, "read from the configuration"
     seen = [row["seats"] for row in rows if row["seats"]]
-    if len(seen) >= 2 and seen[-1] == seen[-2]:  # twice the load and no more running
-        return seen[-1], "inferred: never more ran while others waited and KV cache was free"
+    if len(seen) >= 2 and seen[-1] == seen[-2]:  # more load, but no more running
+        return seen[-1], "inferred: the most that ran while others waited and KV cache was free"
     if all(row["running"] is None for row in rows):
-        return None, "unknown: the target shows no vLLM metrics (a proxy does not pass them on)"
+        return None, "unknown: the target has no vLLM metrics (a proxy does not pass them on)"
     return None, "not reached at these loads"
 
 
 def result(way: Way, rows: list[dict[str, Any]], paced: bool, settings: dict[str, Any]) -> Result:
-    loads = [row["offered_per_s"] if paced else row["load"] for row in rows]
-    came = [row["requests_per_s"] for row in rows]
-    at = last_followed(loads, came) if paced else kneedle(loads, came)
-    rule = FOLLOWING if paced else KNEEDLE
-    gain = gain_of_last_doubling([row["load"] for row in rows], came)
-    if not paced and gain < FLAT and is_flat(came):  # no bend: the plateau was there from the start
-        at, rule = 0, FLAT_THROUGHOUT
-    reached = at is not None and (at < len(rows) - 1 if paced else gain < FLAT)
+    at, rule, gain = _knee(rows, paced)
+    knee = None if at is None else rows[at]
     seats, how = max_num_seqs(way, rows)
     facts: dict[str, Any] = {
-        "knee_load": rows[at]["load"] if reached and at is not None else None,
-        "t_sat_requests_per_s": came[at] if reached and at is not None else None,
-        "t_sat_tokens_per_s": rows[at]["tokens_per_s"] if reached and at is not None else None,
+        "knee_load": knee and knee["load"],
+        "t_sat_requests_per_s": knee and knee["requests_per_s"],
+        "t_sat_tokens_per_s": knee and knee["tokens_per_s"],
         "knee_rule": rule,
         "last_doubling_gain": gain if gain != float("inf") else None,
         "max_num_seqs": seats,
@@ -139,10 +141,22 @@ def result(way: Way, rows: list[dict[str, Any]], paced: bool, settings: dict[str
     if failed:
         notes.append(f"{failed} requests failed and count as not completed")
     columns = [_heading(column, paced) for column in COLUMNS]
-    words = _sentence(rows, at if reached else None, gain, paced)
-    words = doubted(words, notes, rows, "load")
+    words = doubted(_sentence(rows, at, gain, paced), notes, rows, "load")
     plot = _plot(rows, facts, paced)
     return Result("saturation", way.about.name, words, columns, rows, facts, plot, notes, settings)
+
+
+def _knee(rows: Sequence[dict[str, Any]], paced: bool) -> tuple[int | None, str, float]:
+    """Index of the knee (None if not reached), its rule, and the gain of the last doubling."""
+    completed = [row["requests_per_s"] for row in rows]
+    gain = gain_of_last_doubling([row["load"] for row in rows], completed)
+    if paced:
+        at = last_followed([row["offered_per_s"] for row in rows], completed)
+        # Nothing beyond the last rate was tried, so it is no knee.
+        return None if at == len(rows) - 1 else at, FOLLOWING, gain
+    if gain < FLAT and is_flat(completed):
+        return 0, FLAT_THROUGHOUT, gain
+    return kneedle([row["load"] for row in rows], completed) if gain < FLAT else None, KNEEDLE, gain
 
 
 def _heading(column: Column, paced: bool) -> Column:
@@ -150,23 +164,10 @@ def _heading(column: Column, paced: bool) -> Column:
 
 
 def _sentence(rows: list[dict[str, Any]], at: int | None, gain: float, paced: bool) -> str:
-    last, unit = rows[-1], "requests/s offered" if paced else "requests in flight"
-    if at is None and paced and last_followed(
-        [row["offered_per_s"] for row in rows], [row["requests_per_s"] for row in rows]
-    ) is None:  # fmt: skip
-        first = rows[0]
-        return (
-            f"No knee was found: already {first['load']:g} {unit} were too many, "
-            f"{first['requests_per_s']:.2f} were completed."
-        )
     if at is None:
-        still = "" if gain < FLAT else "still "
-        rise = "" if paced else f"; the last doubling {still}brought {gain:+.0%}"
-        return (
-            f"No knee was found up to {last['load']:g} {unit}: "
-            f"{last['requests_per_s']:.2f} requests/s{rise}."
-        )
-    knee = rows[at]
+        return _no_knee(rows, gain, paced)
+    knee, last = rows[at], rows[-1]
+    unit = "requests/s offered" if paced else "requests in flight"
     since = "already at the first load," if knee is rows[0] and not paced else "from"
     words = (
         f"Saturated {since} {knee['load']:g} {unit}: T_sat = {knee['requests_per_s']:.2f} "
@@ -177,18 +178,37 @@ def _sentence(rows: list[dict[str, Any]], at: int | None, gain: float, paced: bo
         return words + "."
     more = last["requests_per_s"] / knee["requests_per_s"] - 1
     later = ratio(last["ttft_s"] / knee["ttft_s"])
-    return f"{words}; {last['load']:g} bring {more:+.0%} throughput and {later} the TTFT."
+    return f"{words}; at {last['load']:g}, throughput is {more:+.0%} and TTFT {later} as long."
+
+
+def _no_knee(rows: list[dict[str, Any]], gain: float, paced: bool) -> str:
+    first, last = rows[0], rows[-1]
+    if not paced:
+        still = "" if gain < FLAT else "still "
+        return (
+            f"No knee was found up to {last['load']:g} requests in flight: "
+            f"{last['requests_per_s']:.2f} requests/s; the last doubling {still}gained {gain:+.0%}."
+        )
+    if last_followed([first["offered_per_s"]], [first["requests_per_s"]]) is None:
+        return (
+            f"No knee was found: already {first['load']:g} requests/s offered were too many, "
+            f"{first['requests_per_s']:.2f} were completed."
+        )
+    return (
+        f"No knee was found up to {last['load']:g} requests/s offered: "
+        f"{last['requests_per_s']:.2f} requests/s."
+    )
 
 
 def _plot(rows: list[dict[str, Any]], facts: dict[str, Any], paced: bool) -> str:
-    x = Axis("requests a second offered" if paced else "requests in flight", count_label)
+    x = Axis("requests per second offered" if paced else "requests in flight", count_label)
     note = (facts["knee_load"], "knee") if facts["knee_load"] else None
-    came = [(row["load"], row["requests_per_s"]) for row in rows]
+    completed = [(row["load"], row["requests_per_s"]) for row in rows]
     first = [(row["load"], row["ttft_s"]) for row in rows]
     each = [(row["load"], row["tpot_s"]) for row in rows if row["tpot_s"]]
-    per_s = Axis("completed requests a second", count_label, log=False)
+    per_s = Axis("completed requests per second", count_label, log=False)
     return document(
-        Panel([Series("throughput", came, came)], x, per_s, note),
+        Panel([Series("throughput", completed, completed)], x, per_s, note),
         Panel(
             [Series("TTFT p50", first, first), Series("time per output token p50", each, each)],
             x, Axis("time"), note,

@@ -1,4 +1,4 @@
-"""The study `shared-document`: who pays for a document that many ask about, and who finds it."""
+"""The study `shared-document`: how often a document is computed that many users ask about."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,31 +7,30 @@ from typing import Annotated, Any
 
 import typer
 
-from forebay.analysis.experiments.gauges import Sample
+from forebay.analysis.experiments.gauges import GaugeSample
 from forebay.analysis.experiments.load_stats import doubted, hit_ratio, ttfts
 from forebay.analysis.experiments.plot import Axis, Panel, Series, count_label, document
 from forebay.analysis.experiments.result import Column, Result
 from forebay.analysis.experiments.study import Batched, Engines, Gpus, Seed, Study, study
-from forebay.analysis.experiments.ways import PROXY, Load, Way
+from forebay.analysis.experiments.ways import PROXY, PlayedLoad, Way
 from forebay.analysis.experiments.ways_of import ways_of
 from forebay.analysis.units import duration, ratio
 from forebay.traces.errors import InputError
 from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
 from forebay.traces.synth import shared_document
 
-HELP = """Many users, one document: TTFT cold and cached, hit ratio, and KV use that
-stays flat.
+HELP = """Many users, one document: TTFT cold and cached, hit ratio, and KV use.
 
-The first user asks alone, the others all at once after it, one more alone;
-then all of them at once about a second document. A sim: target is asked
-with the engines in turn and through the proxy; with URLs, --engine asks the
-engines behind --target directly, too.
+One user asks alone, then the others together, then one more alone; at last
+all of them ask together about a second document. A sim: target runs without
+the proxy (round robin) and with it. With URLs, --engine also measures the
+engines behind --target directly.
 
 Example:  forebay experiment shared-document --target sim:llama-3-8b@h200 --out runs/shared
 """
 FIRST, OTHERS, ALONE, AT_ONCE = "first", "the others", "one more", "all at once"
 PHASES = (FIRST, OTHERS, ALONE, AT_ONCE)
-OTHER_DOCUMENT = 1 << 32  # added to block ids: text that shares nothing with the first's
+OTHER_DOCUMENT = 1 << 32  # added to block ids: a text that shares nothing with the first
 COLUMNS = (
     Column("way", "way", "text"),
     Column("phase", "who asks", "text"),
@@ -50,14 +49,16 @@ COLUMNS = (
 def command(
     asked: Study,
     engine: Engines = None,
-    users: Annotated[int, typer.Option(min=3, help="Who ask about it.")] = 50,
+    users: Annotated[int, typer.Option(min=3, help="Users who ask about it.")] = 50,
     document_tokens: Annotated[
-        int, typer.Option(min=BLOCK_TOKENS, help="Rounded up to 512.")
+        int, typer.Option(min=BLOCK_TOKENS, help="Tokens of the document, rounded up to 512.")
     ] = 60_000,
-    question_tokens: Annotated[int, typer.Option(min=1, help="Of each user's own.")] = 64,
-    output_tokens: Annotated[int, typer.Option(min=2, help="Of each answer.")] = 128,
+    question_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens of each user's own question.")
+    ] = 64,
+    output_tokens: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 128,
     apart: Annotated[
-        float, typer.Option(min=0, help="Seconds between two users who ask at once.")
+        float, typer.Option(min=0, help="Seconds between users who ask together.")
     ] = 0.02,
     gpus: Gpus = 2,
     max_num_batched_tokens: Batched = None,
@@ -74,10 +75,12 @@ def command(
         for way in ways:
             room = way.about.context
             if room is not None and longest > room:
-                raise InputError(f"--document-tokens {document_tokens}: {way.name} holds {room}")
+                raise InputError(
+                    f"--document-tokens {document_tokens}: {way.name} takes at most {room} tokens"
+                )
             loads[way.name] = await way.play("shared", *phases)
             rows += [
-                told(way, phase, load, document_tokens)
+                table_row(way, phase, load, document_tokens)
                 for phase, load in zip(PHASES, loads[way.name], strict=True)
             ]
         settings = asked.settings(seed=seed, users=users, document_tokens=document_tokens)
@@ -89,7 +92,7 @@ def command(
 def requests(
     users: int, document_tokens: int, question_tokens: int, output_tokens: int, seed: int
 ) -> list[list[TraceRequest]]:
-    """The phases: the first, the others, one more alone; everybody about another document."""
+    """The requests of each phase; the last phase is about another document."""
     rows = list(
         shared_document(
             users=users + 1,
@@ -110,12 +113,12 @@ def requests(
     return [rows[:1], rows[1:users], rows[users:], others]
 
 
-def told(way: Way, phase: str, load: Load, document_tokens: int) -> dict[str, Any]:
-    """A row; cold is whose document was, for the most part, computed anew."""
+def table_row(way: Way, phase: str, load: PlayedLoad, document_tokens: int) -> dict[str, Any]:
+    """The row of a phase; cold counts users with a cache hit of less than half the document."""
     answered = [one for one in load.seen if one.ok]
     if any(one.cached_tokens is None for one in answered):
         raise InputError(
-            f"--target {way.about.name}: does not say what was cached; start vLLM with "
+            f"--target {way.about.name}: does not report cached tokens; start vLLM with "
             "--enable-prompt-tokens-details"
         )
     times = ttfts(load.seen)
@@ -127,14 +130,14 @@ def told(way: Way, phase: str, load: Load, document_tokens: int) -> dict[str, An
         "ttft_s": median(times),
         "ttft_max_s": max(times),
         "hit_ratio": hit_ratio(load.seen),
-        "kv_tokens": max((held for _, held in held_tokens(way, load.samples)), default=None),
+        "kv_tokens": max((tokens for _, tokens in kv_tokens_used(way, load.samples)), default=None),
         "failed": len(load.seen) - len(answered),
         "verdict": load.verdict,
     }
 
 
-def held_tokens(way: Way, samples: Sequence[Sample]) -> list[tuple[int, float]]:
-    """(requests running, KV tokens they hold) over all engines, sample by sample."""
+def kv_tokens_used(way: Way, samples: Sequence[GaugeSample]) -> list[tuple[int, float]]:
+    """(running requests, KV tokens in use) summed over all engines, one entry per sample."""
     names = list(dict.fromkeys(one.engine for one in samples))
     if len(way.pools) < len(names) or not names:
         return []
@@ -142,7 +145,7 @@ def held_tokens(way: Way, samples: Sequence[Sample]) -> list[tuple[int, float]]:
         name: (pool.blocks - 1) * pool.block_tokens
         for name, pool in zip(names, way.pools, strict=False)
     }
-    latest: dict[str, Sample] = {}
+    latest: dict[str, GaugeSample] = {}
     found = []
     for one in sorted(samples, key=lambda one: one.at_s):
         latest[one.engine] = one
@@ -154,39 +157,19 @@ def held_tokens(way: Way, samples: Sequence[Sample]) -> list[tuple[int, float]]:
 def result(
     ways: Sequence[Way],
     rows: list[dict[str, Any]],
-    loads: dict[str, list[Load]],
+    loads: dict[str, list[PlayedLoad]],
     settings: dict[str, Any],
 ) -> Result:
     way = next((one for one in ways if one.name == PROXY), ways[-1])
     of = {row["phase"]: row for row in rows if row["way"] == way.name}
-    prompt = loads[way.name][0].seen[0].request.input_tokens
-    others = of[OTHERS]["users"]
-    grown = None
-    if of[FIRST]["kv_tokens"] and of[OTHERS]["kv_tokens"]:
-        grown = (of[OTHERS]["kv_tokens"] - of[FIRST]["kv_tokens"]) / others
-    cold = of[FIRST]["cold"] + of[OTHERS]["cold"]
-    facts: dict[str, Any] = {
-        "cold": cold,
-        "cold_at_once": of[AT_ONCE]["cold"],
-        "ttft_cold_s": of[FIRST]["ttft_s"],
-        "ttft_cached_s": None if of[ALONE]["cold"] else of[ALONE]["ttft_s"],
-        "ttft_cached_beside_others_s": of[OTHERS]["ttft_s"],
-        "cold_over_cached": None
-        if of[ALONE]["cold"]
-        else of[FIRST]["ttft_s"] / of[ALONE]["ttft_s"],
-        "hit_ratio_of_the_others": of[OTHERS]["hit_ratio"],
-        "kv_tokens_per_added_user": grown,
-        "prompt_tokens": prompt,
-    }
-    words = _sentence(f" ({way.name})" if len(ways) > 1 else "", facts, others + 1)
-    for name in (one.name for one in ways if one is not way):
-        paid = sum(r["cold"] for r in rows if r["way"] == name and r["phase"] in (FIRST, OTHERS))
-        words += f" {name[0].upper()}{name[1:]}: {paid} paid."
+    facts = _facts(of, loads[way.name][0].seen[0].request.input_tokens)
+    words = _sentence(f" ({way.name})" if len(ways) > 1 else "", facts, of[OTHERS]["users"] + 1)
+    words += _cold_elsewhere(rows, way.name)
     notes = []
-    if grown is None:
-        notes.append("KV use is unknown: no vLLM metrics there; name the engines with --engine")
+    if facts["kv_tokens_per_added_user"] is None:
+        notes.append("KV use is unknown without vLLM metrics; name the engines with --engine")
     if failed := sum(row["failed"] for row in rows):
-        notes.append(f"{failed} requests were refused or failed and are in no other column")
+        notes.append(f"{failed} requests were rejected or failed and are in no other column")
     words = doubted(words, notes, rows, "way", "phase")
     target = ", ".join(dict.fromkeys(one.about.name for one in ways))
     columns = [c for c in COLUMNS if c.key != "way" or len(ways) > 1]
@@ -194,34 +177,62 @@ def result(
     return Result("shared-document", target, words, columns, rows, facts, plot, notes, settings)
 
 
+def _cold_elsewhere(rows: Sequence[dict[str, Any]], name: str) -> str:
+    """How often the other ways than `name` computed the document."""
+    cold: dict[str, int] = {}
+    for row in rows:
+        if row["way"] != name and row["phase"] in (FIRST, OTHERS):
+            cold[row["way"]] = cold.get(row["way"], 0) + row["cold"]
+    return "".join(f" {way[0].upper()}{way[1:]}: {count} cold." for way, count in cold.items())
+
+
+def _facts(of: dict[str, dict[str, Any]], prompt_tokens: int) -> dict[str, Any]:
+    """The figures of one way from its rows by phase."""
+    first, others, alone = of[FIRST], of[OTHERS], of[ALONE]
+    grown = None
+    if first["kv_tokens"] and others["kv_tokens"]:
+        grown = (others["kv_tokens"] - first["kv_tokens"]) / others["users"]
+    return {
+        "cold": first["cold"] + others["cold"],
+        "cold_at_once": of[AT_ONCE]["cold"],
+        "ttft_cold_s": first["ttft_s"],
+        "ttft_cached_s": None if alone["cold"] else alone["ttft_s"],
+        "ttft_cached_beside_others_s": others["ttft_s"],
+        "cold_over_cached": None if alone["cold"] else first["ttft_s"] / alone["ttft_s"],
+        "hit_ratio_of_the_others": others["hit_ratio"],
+        "kv_tokens_per_added_user": grown,
+        "prompt_tokens": prompt_tokens,
+    }
+
+
 def _sentence(way: str, facts: dict[str, Any], users: int) -> str:
     cold, faster = facts["cold"], facts["cold_over_cached"]
     if cold > users / 2:
         return (
-            f"The document was not shared: {cold} of {users} users paid for it in full{way}; "
-            "is prefix caching on?"
+            f"The document was not shared: {cold} of {users} users waited for its whole prefill"
+            f"{way}; is prefix caching on?"
         )
-    words = f"{cold} of {users} users paid for the document{way}: TTFT "
+    words = f"The document was computed for {cold} of {users} users{way}: TTFT "
     words += f"{duration(facts['ttft_cold_s'])} cold and "
     if faster is None:
-        words += "not found in the cache by one who asked alone later"
+        words += "no cache hit for a single later user"
     else:
-        words += f"{duration(facts['ttft_cached_s'])} cached ({ratio(faster)} less)"
+        words += f"{duration(facts['ttft_cached_s'])} cached ({ratio(faster)} shorter)"
     words += (
-        f"; {duration(facts['ttft_cached_beside_others_s'])} for the median of the others all at "
-        f"once, {facts['hit_ratio_of_the_others']:.1%} of whose tokens were hits"
+        f"; a median of {duration(facts['ttft_cached_beside_others_s'])} for the others, who ask "
+        f"together and find {facts['hit_ratio_of_the_others']:.1%} of their tokens cached"
     )
     grown = facts["kv_tokens_per_added_user"]
     if grown is not None:
         flat = "stayed flat" if grown < 0.05 * facts["prompt_tokens"] else "did not stay flat"
-        words += f"; KV use {flat}: {grown:,.0f} tokens a user more, a copy being "
+        words += f"; KV use {flat}: {grown:,.0f} tokens per added user, where a copy would take "
         words += f"{facts['prompt_tokens']:,}"
-    at_once = facts["cold_at_once"]
-    return f"{words}. When all asked at once, {at_once} paid."
+    at_once = "once" if facts["cold_at_once"] == 1 else f"{facts['cold_at_once']} times"
+    return f"{words}. When all asked at once, the document was computed {at_once}."
 
 
-def _plot(ways: Sequence[Way], loads: dict[str, list[Load]]) -> str:
-    waits, held, most = [], [], 1
+def _plot(ways: Sequence[Way], loads: dict[str, list[PlayedLoad]]) -> str:
+    waits, used, most = [], [], 1
     for way in ways:
         first, others, _, at_once = loads[way.name]
         for name, of in (("one first", [*first.seen, *others.seen]), ("at once", at_once.seen)):
@@ -229,18 +240,18 @@ def _plot(ways: Sequence[Way], loads: dict[str, list[Load]]) -> str:
             waits.append(Series(f"{way.name}, {name}", points))
             most = max(most, len(of))
         peaks: dict[int, float] = {}
-        for running, tokens in held_tokens(way, others.samples):
+        for running, tokens in kv_tokens_used(way, others.samples):
             if running:
                 peaks[running] = max(peaks.get(running, 0.0), tokens)
         if peaks:
-            held.append(Series(way.name, [(float(n), t) for n, t in sorted(peaks.items())]))
+            used.append(Series(way.name, [(float(n), t) for n, t in sorted(peaks.items())]))
     panels = [
-        Panel(waits, Axis("users, the fastest first", count_label, log=False), Axis("TTFT")),
+        Panel(waits, Axis("users, fastest first", count_label, log=False), Axis("TTFT")),
     ]
-    if held:
+    if used:
         row = loads[ways[0].name][0].seen[0].request
         copies = [(float(n), float(n * row.input_tokens)) for n in range(1, most + 1)]
-        held.append(Series("a copy each", (), copies))
-        x = Axis("users served at a time", count_label, log=False)
-        panels.append(Panel(held, x, Axis("KV tokens held", count_label)))
+        used.append(Series("one copy per user", (), copies))
+        x = Axis("users served at once", count_label, log=False)
+        panels.append(Panel(used, x, Axis("KV tokens in use", count_label)))
     return document(*panels)

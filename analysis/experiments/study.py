@@ -1,7 +1,7 @@
-"""What every study's command has in common: its options, its target, its errors, its end.
+"""The options, target, errors and output that all study commands share.
 
-`@study(NAME)` gives a command the shared options and hands them over as one `Study`; the command
-adds what is its own. So a new option of all studies is one line here.
+`@study(NAME)` adds the shared options to a command and passes them as one `Study`. The command
+declares only its own options, so a new option of all studies is one line here.
 """
 
 import asyncio
@@ -18,14 +18,14 @@ from typing import Annotated, Any
 import typer
 
 from forebay.analysis.experiments.result import Result, check_out, finish
-from forebay.analysis.experiments.target import StudyFailed, Target, open_target
+from forebay.analysis.experiments.target import StudyFailed, StudyTarget, open_target
 from forebay.proxy.runtime.event_loop import fast_runner
 from forebay.traces.errors import InputError
 
 Work = Coroutine[Any, Any, Result]
 Command = Callable[..., None]
 SECRET = "api_key"
-MOST_TIME_SCALE = 1e6  # as of a replay
+MOST_TIME_SCALE = 1e6  # the bound of a replay
 ONE = Annotated[str, typer.Option("--target", help="URL, or sim:MODEL@GPU.")]
 SEVERAL = Annotated[list[str], typer.Option("--target", help="URL, or sim:MODEL@GPU.")]
 FIRST: dict[str, Any] = {
@@ -34,11 +34,11 @@ FIRST: dict[str, Any] = {
 }
 LAST: dict[str, tuple[Any, Any]] = {
     "model": (
-        Annotated[str | None, typer.Option(help="Default: the one the target lists.")],
+        Annotated[str | None, typer.Option(help="Model name; default: the one the target lists.")],
         None,
     ),
     "gpu": (
-        Annotated[str | None, typer.Option(help="Of a URL, its data sheet: h200 or h200-nvl.")],
+        Annotated[str | None, typer.Option(help="GPU behind a URL: h200 or h200-nvl.")],
         None,
     ),
     "api_key": (
@@ -49,31 +49,34 @@ LAST: dict[str, tuple[Any, Any]] = {
     ),
     "time_scale": (
         Annotated[
-            float, typer.Option("--time-scale", help="Of a simulated engine behind the URL.")
+            float,
+            typer.Option("--time-scale", help="Time scale of a simulated engine behind the URL."),
         ],
         1.0,
     ),
-    "force": (Annotated[bool, typer.Option("--force", help="Overwrite results.")], False),
+    "force": (Annotated[bool, typer.Option("--force", help="Overwrite earlier results.")], False),
     "as_json": (
-        Annotated[bool, typer.Option("--json", help="Print data instead of a table.")],
+        Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")],
         False,
     ),
 }
 Batched = Annotated[
     int | None,
-    typer.Option("--max-num-batched-tokens", help="Of a sim: target; default: 8192."),
+    typer.Option(
+        "--max-num-batched-tokens", help="Token budget of a step of a sim: target; default: 8192."
+    ),
 ]
-Seed = Annotated[int, typer.Option("--seed", help="Of lengths and arrivals.")]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of lengths and arrivals.")]
 Engines = Annotated[
     list[str] | None,
-    typer.Option("--engine", help="URL of an engine behind --target: asked directly, too."),
+    typer.Option("--engine", help="URL of an engine behind --target, to measure it directly."),
 ]
 Gpus = Annotated[int, typer.Option("--gpus", min=1, help="Engines of a sim: target.")]
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """One call of a study, as the user gave it; `line` is the command, secrets left out."""
+    """The shared options of one call; `line` is the command without secrets."""
 
     name: str
     line: str
@@ -88,8 +91,8 @@ class Study:
 
     def open(
         self, text: str | None = None, batched: int | None = None
-    ) -> AbstractAsyncContextManager[Target]:
-        """The target `text` (default: the first), `batched` its step budget where simulated."""
+    ) -> AbstractAsyncContextManager[StudyTarget]:
+        """Open the target `text` (default: the first); `batched` is a simulated step's budget."""
         return open_target(
             text or self.targets[0],
             model=self.model,
@@ -99,15 +102,15 @@ class Study:
             batched_tokens=batched,
         )
 
-    def settings(self, server: Target | None = None, **more: Any) -> dict[str, Any]:
-        """What a result needs to be repeated."""
-        told: dict[str, Any] = {"command": self.line, **more}
+    def settings(self, server: StudyTarget | None = None, **more: Any) -> dict[str, Any]:
+        """The settings that repeat a result."""
+        found: dict[str, Any] = {"command": self.line, **more}
         if server is not None:
-            told["salt"] = server.about.salt
-        return told
+            found["salt"] = server.about.salt
+        return found
 
     def finish(self, work: Work) -> None:
-        """Run `work` and leave its result; a target that fails it is one line and status 1."""
+        """Run `work` and write its result; StudyFailed becomes one line and exit status 1."""
         try:
             with fast_runner() as runner:
                 result = runner.run(work)
@@ -120,7 +123,7 @@ class Study:
 
 
 def study(name: str, *, several: bool = False) -> Callable[[Command], Command]:
-    """A command whose first argument is the `Study`; `several`: --target may be given again."""
+    """Decorate a command that takes a `Study`; `several` allows --target more than once."""
 
     def with_options(command: Command) -> Command:
         @wraps(command)
@@ -151,7 +154,7 @@ def study(name: str, *, several: bool = False) -> Callable[[Command], Command]:
 
 
 def integers(text: str, option: str) -> list[int]:
-    """`1k,4096,128k` as numbers; k is 1,024. Raises InputError."""
+    """Parse `1k,4096,128k` into ascending numbers; k is 1,024. Raises InputError."""
     found = []
     for word in text.split(","):
         digits, scale = word.strip().lower(), 1
@@ -164,7 +167,7 @@ def integers(text: str, option: str) -> list[int]:
 
 
 def numbers(text: str, option: str) -> list[float]:
-    """`0.5,1,2` as numbers above 0, ascending. Raises InputError."""
+    """Parse `0.5,1,2` into ascending numbers above 0. Raises InputError."""
     found = set()
     for word in text.split(","):
         try:
@@ -178,7 +181,7 @@ def numbers(text: str, option: str) -> list[float]:
 
 
 def command_line(context: typer.Context) -> str:
-    """The command as it would be typed, secrets left out."""
+    """The command as typed, without secrets."""
     words = context.command_path.split()
     for name, value in context.params.items():
         if value is None or value is False or name == SECRET:

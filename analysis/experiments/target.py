@@ -1,8 +1,8 @@
-"""What a study asks and gets back, and the two kinds of servers it can ask.
+"""The servers that a study can measure: the simulated engine, or an OpenAI-compatible server.
 
-A target runs a handful of requests at set offsets and returns when each token came. Prompts are
-never repeated, so nothing is found in a prefix cache. The simulated target runs the engine's own
-scheduler in virtual time: no socket, no sleep, the same answer every time.
+A target runs a few requests at set offsets and returns the time of each token. Prompts are never
+repeated, so none is found in a prefix cache. The simulated target runs the engine's own scheduler
+in virtual time: no socket, no sleep, the same result every time.
 """
 
 import asyncio
@@ -13,12 +13,13 @@ from secrets import token_hex
 from typing import Protocol
 
 from forebay.replay.bodies import PATHS, body_slices
-from forebay.replay.client import Client, Exchange, Watch
+from forebay.replay.client import Client, ClientExchange, ProgressWatch
 from forebay.replay.clock import Clock
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.engine import EngineCore
-from forebay.replay.engine.hardware.models import GpuSpec, ModelSpec, find_gpu, find_model
-from forebay.replay.engine.request import Request
+from forebay.replay.engine.hardware.find import find_gpu, find_model
+from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
+from forebay.replay.engine.request import EngineRequest
 from forebay.replay.measure import Latency, OutputEvents, measure
 from forebay.replay.target import Served, ask_served, parse_targets
 from forebay.replay.target import Target as Address
@@ -31,7 +32,7 @@ MOST_SEQUENCES = 256
 
 
 class StudyFailed(Exception):
-    """The target did not answer what the study needs; the message says what it said."""
+    """The target's answers are not enough for the study; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,8 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What came of it; `events_s` are the times of its output events from the load's start."""
+class MeasuredAnswer:
+    """The measured answer to one request; `events_s` are output times since the load began."""
 
     ask: Ask
     latency: Latency
@@ -57,7 +58,7 @@ class Answer:
 
     @property
     def ttft_s(self) -> float:
-        """Service TTFT; raises StudyFailed when there was no token."""
+        """TTFT since the request was sent; raises StudyFailed if no token came."""
         if self.latency.ttft_service_s is None or self.outcome != "ok":
             raise StudyFailed(f"{self.ask.name}: {self.outcome}")
         return self.latency.ttft_service_s
@@ -65,10 +66,13 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What is known of a target; model and gpu are None when no data sheet is known.
+    """Facts about a target.
 
-    `salt` makes its prompts: random, as equal prompts would be found in the cache the second
-    time. None where no prompt has a text.
+    Attributes:
+        model, gpu: None without a data sheet.
+        context: longest request in tokens, None if unknown.
+        salt: seeds the text of its prompts. It is random, because a second run with equal prompts
+            would find them in the cache. None where prompts have no text.
     """
 
     name: str
@@ -78,25 +82,25 @@ class About:
     salt: str | None = None
 
 
-class Target(Protocol):
-    """A server that can be asked."""
+class StudyTarget(Protocol):
+    """A server that runs the requests of a study."""
 
     @property
     def about(self) -> About: ...
 
-    async def run(self, asks: Sequence[Ask], until: str | None = None) -> list[Answer]:
-        """Answers in the order of `asks`; once `until` is answered the others are given up."""
+    async def run(self, asks: Sequence[Ask], until: str | None = None) -> list[MeasuredAnswer]:
+        """Answers in the order of `asks`; the answer to `until` ends all other requests."""
         ...
 
 
 class SimTarget:
-    """The simulated engine in virtual time; every load finds it empty."""
+    """The simulated engine in virtual time; every load starts with an empty engine."""
 
     def __init__(self, config: EngineConfig, name: str) -> None:
         self.config = config
         self.about = About(name, config.model_spec, config.gpu_spec, config.context)
 
-    async def run(self, asks: Sequence[Ask], until: str | None = None) -> list[Answer]:
+    async def run(self, asks: Sequence[Ask], until: str | None = None) -> list[MeasuredAnswer]:
         core = EngineCore(self.config)
         waiting = sorted(range(len(asks)), key=lambda i: asks[i].at_s, reverse=True)
         events = [OutputEvents() for _ in asks]
@@ -106,7 +110,7 @@ class SimTarget:
                 now_s = max(now_s, asks[waiting[-1]].at_s + core.request_s)
             while waiting and asks[waiting[-1]].at_s + core.request_s <= now_s:
                 i = waiting.pop()
-                core.add(Request(str(i), asks[i].prompt_tokens, asks[i].output_tokens))
+                core.add(EngineRequest(str(i), asks[i].prompt_tokens, asks[i].output_tokens))
             now_s += core.start_step(now_s)
             step = core.finish_step()
             for request in step.outputs:
@@ -130,9 +134,11 @@ class HttpTarget:
             address.base, known_model(served.model), gpu, served.max_model_len, self._salt
         )
 
-    async def run(self, asks: Sequence[Ask], until: str | None = None) -> list[Answer]:
+    async def run(self, asks: Sequence[Ask], until: str | None = None) -> list[MeasuredAnswer]:
         bodies = [self._body(ask) for ask in asks]
-        exchanges = [Exchange(f"study-{self._sent}-{i}", ask.at_s) for i, ask in enumerate(asks)]
+        exchanges = [
+            ClientExchange(f"study-{self._sent}-{i}", ask.at_s) for i, ask in enumerate(asks)
+        ]
         self._clock.restart()
         watches = [self._client.watch() for _ in asks]
         async with asyncio.TaskGroup() as tasks:
@@ -155,7 +161,12 @@ class HttpTarget:
         return b"".join(body_slices(row, self._served.model, "completions", self._salt))
 
     async def _send(
-        self, ask: Ask, body: bytes, exchange: Exchange, watch: Watch, others: list[Watch]
+        self,
+        ask: Ask,
+        body: bytes,
+        exchange: ClientExchange,
+        watch: ProgressWatch,
+        others: list[ProgressWatch],
     ) -> None:
         await self._clock.sleep(ask.at_s - self._clock.now())
         await self._client.send(self._address.url(PATHS["completions"]), body, exchange, watch)
@@ -164,13 +175,15 @@ class HttpTarget:
 
 
 def _answer(ask: Ask, events: OutputEvents, sent_s: float, output: int | None, cached: int,
-            outcome: str, prompt: int | None = None) -> Answer:  # fmt: skip
+            outcome: str, prompt: int | None = None) -> MeasuredAnswer:  # fmt: skip
     latency = measure(ask.at_s, sent_s, 0.0, events, output)
-    return Answer(ask, latency, tuple(events.at_s), prompt or ask.prompt_tokens, cached, outcome)
+    return MeasuredAnswer(
+        ask, latency, tuple(events.at_s), prompt or ask.prompt_tokens, cached, outcome
+    )
 
 
 def known_model(name: str) -> ModelSpec | None:
-    """The data of a model by the name a server gives it; None when it is not one we know."""
+    """The model that a server lists under `name`; None if it is not built in."""
     try:
         return find_model(name)
     except InputError:
@@ -180,7 +193,7 @@ def known_model(name: str) -> ModelSpec | None:
 def sim_config(
     text: str, gpu: str | None, batched_tokens: int | None, seats: int | None = None
 ) -> EngineConfig:
-    """The engine of `sim:MODEL@GPU`; raises InputError."""
+    """The engine that `sim:MODEL@GPU` names; raises InputError."""
     model, _, named = text.removeprefix(SIM).partition("@")
     if not model:
         raise InputError(f"--target {text}: name a model, e.g. sim:phi-3-mini@h200-nvl")
@@ -202,8 +215,8 @@ async def open_target(
     api_key: str | None = None,
     time_scale: float = 1.0,
     batched_tokens: int | None = None,
-) -> AsyncIterator[Target]:
-    """The target that `text` names; raises InputError when there is no such thing."""
+) -> AsyncIterator[StudyTarget]:
+    """Open the target that `text` names; raises InputError if it names none."""
     if text.startswith(SIM):
         yield SimTarget(sim_config(text, gpu, batched_tokens), text)
         return

@@ -1,18 +1,19 @@
-"""The ways from users to engines that a study compares, and what came of a load on each.
+"""The ways from users to engines that a study compares, and the results of a load on each.
 
-`sim:MODEL@GPU` has two: the engines in turn, and the proxy in front of the same engines, both in
-virtual time. By URL there are as many as are given. A load is phases of requests; a phase begins
-when the one before it is over, and finds in the cache what that left.
+`sim:MODEL@GPU` has two ways: the engines in round robin, and the proxy in front of the same
+engines, both in virtual time. Each URL is one more way. A load consists of phases. A phase begins
+when the one before has ended, with the prefix cache that it left.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from forebay.analysis.experiments.gauges import Pool, Sample
+from forebay.analysis.experiments.gauges import GaugeSample, Pool
 from forebay.analysis.experiments.target import About, StudyFailed
 from forebay.replay.sim.closed_loop import closed_loop
-from forebay.replay.sim.fleet import Fleet, Outcome
+from forebay.replay.sim.fleet import Fleet, SimOutcome
 from forebay.replay.sim.request import SimRequest
 from forebay.replay.sim.scenario import DIRECT, Scenario, can_skip, check_lengths
 from forebay.replay.sim.skipping import SkippingEngine
@@ -20,15 +21,17 @@ from forebay.replay.sim.stepping import SteppingEngine
 from forebay.traces.schema import TraceRequest
 
 IN_TURN, PROXY = "engines in turn", "proxy"
-APART_S = 600.0  # between phases in virtual time, where waiting costs nothing
+APART_S = 600.0  # between the starts of phases; waiting costs nothing in virtual time
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What became of one request; seconds, from when it was due; None where it never happened.
+    """The measurements of one request, None where an event never happened.
 
-    `outcome`: ok, rejected or failed, with the `reason`; `due_s` and `done_s` count from the start
-    of its phase.
+    Attributes:
+        outcome: ok, rejected or failed, with the `reason`.
+        due_s, done_s: seconds from the start of its phase.
+        ttft_s, e2e_s: seconds from when the request was due.
     """
 
     request: TraceRequest
@@ -50,16 +53,16 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """One phase, played; `verdict` as of a replay, with its reason."""
+class PlayedLoad:
+    """The measurements of one phase; `verdict` and `reason` are those of a replay."""
 
     seen: Sequence[Seen]
-    samples: Sequence[Sample] = ()
+    samples: Sequence[GaugeSample] = ()
     verdict: str = "valid"
     reason: str = "simulated: every arrival is at its time"
 
-    def checked(self, way: str) -> "Load":
-        """Itself; raises StudyFailed when nothing at all was answered."""
+    def checked(self, way: str) -> "PlayedLoad":
+        """Return self; raises StudyFailed if no request was answered."""
         if not any(one.ok for one in self.seen):
             why = ", ".join(sorted({one.reason or one.outcome for one in self.seen}))
             raise StudyFailed(f"{way}: none of {len(self.seen)} requests was answered ({why})")
@@ -67,7 +70,7 @@ class Load:
 
 
 class Way(Protocol):
-    """One way in. `pools` is what each engine says its KV cache is; empty when nobody says."""
+    """One way from users to engines; `pools` are the reported KV caches, empty if unknown."""
 
     @property
     def name(self) -> str: ...
@@ -78,35 +81,37 @@ class Way(Protocol):
     @property
     def pools(self) -> Sequence[Pool]: ...
 
-    async def play(self, label: str, *phases: Sequence[TraceRequest]) -> list[Load]:
-        """Send each request when it is due in its phase; raises StudyFailed."""
+    async def play(self, label: str, *phases: Sequence[TraceRequest]) -> list[PlayedLoad]:
+        """Send every request when it is due in its phase; raises StudyFailed."""
         ...
 
-    async def closed(self, label: str, rows: Sequence[TraceRequest], at_once: int) -> Load:
-        """Send all, `at_once` in flight; raises StudyFailed."""
+    async def closed(self, label: str, rows: Sequence[TraceRequest], at_once: int) -> PlayedLoad:
+        """Send all requests, `at_once` in flight; raises StudyFailed."""
         ...
 
 
 class WatchedEngine(SteppingEngine):
-    """An engine that notes its gauges after every step."""
+    """An engine that records its gauges after every step."""
 
-    def __init__(self, scenario: Scenario, name: str, samples: list[Sample]) -> None:
+    def __init__(self, scenario: Scenario, name: str, samples: list[GaugeSample]) -> None:
         super().__init__(scenario.engine)
         self._name, self._samples = name, samples
 
     def advance(self, now: float) -> tuple[list[SimRequest], list[SimRequest]]:
-        told = super().advance(now)
+        finished = super().advance(now)
         core = self.core
         self._samples.append(
-            Sample(self._name, now, core.running, core.waiting, core.kv_usage, core.preemptions)
+            GaugeSample(
+                self._name, now, core.running, core.waiting, core.kv_usage, core.preemptions
+            )
         )
-        return told
+        return finished
 
 
 class SimWay:
-    """Simulated engines in virtual time, with or without the proxy; every load finds them empty.
+    """Simulated engines in virtual time, with or without the proxy; every load starts empty.
 
-    `watched` notes gauges, for which every step is computed: slower, the same times.
+    `watched` records gauges. Every step is then computed: slower, with the same times.
     """
 
     def __init__(self, name: str, scenario: Scenario, target: str, *, watched: bool) -> None:
@@ -116,37 +121,33 @@ class SimWay:
         self.max_num_seqs: int | None = engine.seqs
         self.pools: Sequence[Pool] = [Pool(engine.num_blocks(), engine.block_size)] * scenario.gpus
 
-    async def play(self, label: str, *phases: Sequence[TraceRequest]) -> list[Load]:
+    async def play(self, label: str, *phases: Sequence[TraceRequest]) -> list[PlayedLoad]:
         starts = [number * APART_S for number in range(len(phases))]
         rows: list[TraceRequest] = []
         for start, phase in zip(starts, phases, strict=True):
             rows += [replace(row, arrival_s=start + row.arrival_s) for row in phase]
         check_lengths(rows, self._scenario.engine.context)
-        samples: list[Sample] = []
+        samples: list[GaugeSample] = []
         names = [f"gpu{number}" for number in range(self._scenario.gpus)]
         engines = {name: self._engine(name, samples) for name in names}
         outcomes = iter(Fleet(self._scenario.new_policy(names), engines).run(rows))
         loads = []
         for start, phase in zip(starts, phases, strict=True):
+            end = math.inf if start == starts[-1] else start + APART_S
             of_phase = [next(outcomes) for _ in phase]
-            end = max((one.finished_s or 0.0 for one in of_phase), default=0.0)
-            if end >= start + APART_S and start != starts[-1]:
+            if max((one.finished_s or 0.0 for one in of_phase), default=0.0) >= end:
                 raise StudyFailed(f"{self.name}: a phase took more than {APART_S:g} s")
-            within = [
-                replace(one, at_s=one.at_s - start)
-                for one in samples
-                if start <= one.at_s < start + APART_S or start == starts[-1] <= one.at_s
-            ]
-            loads.append(Load([seen_of(one, start) for one in of_phase], within))
+            seen = [seen_of(one, start) for one in of_phase]
+            loads.append(PlayedLoad(seen, _within(samples, start, end)))
         return [load.checked(self.name) for load in loads]
 
-    async def closed(self, label: str, rows: Sequence[TraceRequest], at_once: int) -> Load:
+    async def closed(self, label: str, rows: Sequence[TraceRequest], at_once: int) -> PlayedLoad:
         check_lengths(rows, self._scenario.engine.context)
-        samples: list[Sample] = []
+        samples: list[GaugeSample] = []
         outcomes = closed_loop(rows, self._engine("gpu0", samples), "gpu0", at_once)
-        return Load([seen_of(one, 0.0) for one in outcomes], samples).checked(self.name)
+        return PlayedLoad([seen_of(one, 0.0) for one in outcomes], samples).checked(self.name)
 
-    def _engine(self, name: str, samples: list[Sample]) -> SkippingEngine | SteppingEngine:
+    def _engine(self, name: str, samples: list[GaugeSample]) -> SkippingEngine | SteppingEngine:
         if self._watched:
             return WatchedEngine(self._scenario, name, samples)
         if can_skip(self._scenario.engine):
@@ -163,8 +164,13 @@ def sim_ways(target: str, scenario: Scenario, *, watched: bool = False) -> list[
     ]
 
 
-def seen_of(outcome: Outcome, start_s: float) -> Seen:
-    """What the simulation knows of a request whose phase began at `start_s`."""
+def _within(samples: Sequence[GaugeSample], start_s: float, end_s: float) -> list[GaugeSample]:
+    """The samples from `start_s` to `end_s`, with times counted from `start_s`."""
+    return [replace(one, at_s=one.at_s - start_s) for one in samples if start_s <= one.at_s < end_s]
+
+
+def seen_of(outcome: SimOutcome, start_s: float) -> Seen:
+    """Convert the outcome of a request whose phase began at `start_s`."""
     row, first, last = outcome.request, outcome.first_token_s, outcome.finished_s
     many = row.output_tokens > 1
     rejected = outcome.reject

@@ -1,4 +1,4 @@
-"""The ways that a command's --target, --engine and --gpus name."""
+"""Build the ways that --target, --engine and --gpus name."""
 
 from collections.abc import Sequence
 
@@ -20,14 +20,14 @@ async def ways_of(
     *,
     watched: bool = False,
 ) -> Sequence[Way]:
-    """Engines in turn and proxy, simulated or by URL; raises InputError.
+    """The engines without and with the proxy, simulated or by URL; raises InputError.
 
-    A URL without --engine is one way only, called the target: what it is nobody knows.
+    A URL without --engine is a single way, called the target: it may be an engine or a proxy.
     """
     (target,) = asked.targets
     if target.startswith(SIM):
         if engines:
-            raise InputError("--engine: a sim: target has its engines; leave it out")
+            raise InputError("--engine: not with a sim: target, which brings its own engines")
         scenario = Scenario(sim_config(target, asked.gpu, batched), gpus)
         return sim_ways(target, scenario, watched=watched)
     if not engines:

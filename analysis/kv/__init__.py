@@ -1,1 +1,1 @@
-"""KV-cache arithmetic: what fits a GPU, and whether a real vLLM agrees."""
+"""KV-cache arithmetic: the tokens that fit a GPU, checked against a real vLLM."""

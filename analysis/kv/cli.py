@@ -1,20 +1,22 @@
-"""The word `forebay kv`: parse, call, print."""
+"""The command `forebay kv`: parse, call, print."""
 
 import sys
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from forebay.analysis.kv.options import KvArguments
 from forebay.proxy.command import new_app
+from forebay.traces.command_options import takes_options
 from forebay.traces.errors import InputError
 
 if TYPE_CHECKING:
-    from forebay.analysis.kv.verify import Verdict
+    from forebay.analysis.kv.verify import CacheCheck
 
-HELP = """How many tokens of KV cache fit beside a model on a GPU, how many requests of a length
-that is, and where memory ends. Option names and defaults are those of `vllm serve`.
+HELP = """KV-cache arithmetic: how many tokens of cache fit beside a model on a GPU, how many
+requests of a length they hold, and the longest request. Option names and defaults are those of
+`vllm serve`.
 
 Example:
 
@@ -24,9 +26,9 @@ Example:
 
   forebay kv verify vllm.log --gpu h100
 """
-VERIFY_HELP = """Compare the cache a real vLLM made, by its start-up log or its /metrics, with the
-arithmetic. Flags, model and GPU memory are taken from the log where it tells them; options win.
-Exit status 1: further off than --tolerance.
+VERIFY_HELP = """Compare the computed KV cache with that of a real vLLM, from its start-up log or
+/metrics. Flags, model and GPU memory come from the log where it has them; options take precedence.
+Exit status 1: the difference exceeds --tolerance.
 
 Example:
 
@@ -37,53 +39,17 @@ Example:
 
 app = new_app(help=HELP)
 
-ModelName = Annotated[
-    str | None, typer.Option(help="llama-3-8b, phi-3-mini, qwen2.5-14b, or a config.json.")
-]
-GpuName = Annotated[str | None, typer.Option(help="h200, h100, a100, b200, l40s, rtx-4090 ...")]
-Memory = Annotated[
-    float | None, typer.Option(help="Memory as the CUDA runtime reports it; any GPU.")
-]
-Weights = Annotated[float | None, typer.Option(help="All weights, GiB, where better known.")]
-Parallel = Annotated[int | None, typer.Option("--tp", min=1, help="Tensor parallelism, GPUs.")]
-Dtype = Annotated[str | None, typer.Option(help="auto (16 bits) or fp8.")]
-Utilization = Annotated[float | None, typer.Option(help="Share of GPU memory.  [default: 0.9]")]
-Batched = Annotated[
-    int | None, typer.Option(min=1, help="Token budget of a step.  [default: vLLM's for the GPU]")
-]
-Sequences = Annotated[
-    int | None, typer.Option(min=1, help="Requests in a step.  [default: vLLM's for the GPU]")
-]
-BlockSize = Annotated[int | None, typer.Option(min=1, help="Tokens of a block.  [default: 16]")]
-MaxLen = Annotated[int | None, typer.Option(min=1, help="Context.  [default: the model's]")]
-Draft = Annotated[int | None, typer.Option(min=0, help="KV layers of a draft head (EAGLE: 1).")]
-Padded = Annotated[bool, typer.Option("--pad-latent", help="MLA rows padded as vLLM 0.7 does.")]
-NonTorch = Annotated[float | None, typer.Option(help="GiB outside torch, where known.")]
-Graphs = Annotated[float | None, typer.Option(help="GiB that vLLM sets aside for CUDA graphs.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print data instead of a table.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 @app.callback(invoke_without_command=True)
+@takes_options
 def kv(
     context: typer.Context,
-    model: ModelName = None,
-    gpu: GpuName = None,
-    gpu_memory_gib: Memory = None,
-    weights_gib: Weights = None,
-    tp: Parallel = None,
-    kv_cache_dtype: Dtype = None,
-    gpu_memory_utilization: Utilization = None,
-    max_num_batched_tokens: Batched = None,
-    max_num_seqs: Sequences = None,
-    block_size: BlockSize = None,
-    max_model_len: MaxLen = None,
+    asked: KvArguments,
     length: Annotated[
-        str | None, typer.Option(help="Tokens of a request.  [default: 8192,32768,131072]")
+        str | None, typer.Option(help="Tokens of a request; default: 8192,32768,131072.")
     ] = None,
-    draft_layers: Draft = None,
-    pad_latent: Padded = False,
-    non_torch_gib: NonTorch = None,
-    cuda_graph_gib: Graphs = None,
     as_json: AsJson = False,
 ) -> None:
     if context.invoked_subcommand is not None:
@@ -92,108 +58,61 @@ def kv(
     from forebay.analysis.kv.table import as_json as plan_as_json
     from forebay.analysis.kv.table import print_plan
 
-    if model is None:
+    if asked.model is None:
         raise InputError("--model: give a name such as llama-3-8b, or a config.json")
-    chosen = _given(
-        tp=tp,
-        kv_cache_dtype=kv_cache_dtype,
-        gpu_memory_utilization=gpu_memory_utilization,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_num_seqs=max_num_seqs,
-        block_size=block_size,
-        max_model_len=max_model_len,
-        draft_layers=draft_layers,
-        pad_latent=pad_latent or None,
-        non_torch_gib=non_torch_gib,
-        cuda_graph_gib=cuda_graph_gib,
-    )
-    shape = planning.choose_model(model, _positive("--weights-gib", weights_gib))
-    made = planning.make_plan(
-        shape, planning.choose_gpu(gpu, gpu_memory_gib), planning.Choices(**chosen)
-    )
-    lengths = planning.parse_lengths(length, made.max_model_len)
-    planning.check_fits(made, max_model_len)
+    shape = planning.choose_model(asked.model, asked.checked_weights_gib())
+    gpu = planning.choose_gpu(asked.gpu, asked.gpu_memory_gib)
+    plan = planning.make_plan(shape, gpu, planning.Choices(**asked.choices()))
+    lengths = planning.parse_lengths(length, plan.max_model_len)
+    planning.check_fits(plan, asked.max_model_len)
     if as_json:
-        _print_json(plan_as_json(made, lengths))
+        _print_json(plan_as_json(plan, lengths))
         return
     from rich.console import Console
 
-    print_plan(made, lengths, Console(highlight=False))
+    print_plan(plan, lengths, Console(highlight=False))
 
 
 @app.command(help=VERIFY_HELP)
+@takes_options
 def verify(
+    asked: KvArguments,
     log: Annotated[
-        Path | None, typer.Argument(metavar="LOG", help="Start-up log, or a /metrics page.")
+        Path | None, typer.Argument(metavar="LOG", help="Start-up log, or a saved /metrics page.")
     ] = None,
     metrics: Annotated[str | None, typer.Option(help="URL of a server's /metrics.")] = None,
-    model: ModelName = None,
-    gpu: GpuName = None,
-    gpu_memory_gib: Memory = None,
-    weights_gib: Weights = None,
-    tp: Parallel = None,
-    kv_cache_dtype: Dtype = None,
-    gpu_memory_utilization: Utilization = None,
-    max_num_batched_tokens: Batched = None,
-    max_num_seqs: Sequences = None,
-    block_size: BlockSize = None,
-    max_model_len: MaxLen = None,
-    draft_layers: Draft = None,
-    pad_latent: Padded = False,
-    non_torch_gib: NonTorch = None,
-    cuda_graph_gib: Graphs = None,
-    tolerance: Annotated[float, typer.Option(min=0, help="Per cent that is near enough.")] = 6.0,
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="Largest accepted difference in per cent.")
+    ] = 6.0,
     as_json: AsJson = False,
 ) -> None:
     from forebay.analysis.kv.verify import read_source, verify_log
 
     text, where = read_source(log, metrics)
-    verdict = verify_log(
+    check = verify_log(
         text,
         where,
-        _given(
-            tp=tp,
-            kv_cache_dtype=kv_cache_dtype,
-            gpu_memory_utilization=gpu_memory_utilization,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_num_seqs=max_num_seqs,
-            block_size=block_size,
-            max_model_len=max_model_len,
-            draft_layers=draft_layers,
-            pad_latent=pad_latent or None,
-            non_torch_gib=non_torch_gib,
-            cuda_graph_gib=cuda_graph_gib,
-        ),
-        model=model,
-        weights_gib=_positive("--weights-gib", weights_gib),
-        gpu=gpu,
-        gpu_memory_gib=gpu_memory_gib,
+        asked.choices(),
+        model=asked.model,
+        weights_gib=asked.checked_weights_gib(),
+        gpu=asked.gpu,
+        gpu_memory_gib=asked.gpu_memory_gib,
     )
-    near = verdict.within(tolerance / 100)
+    near = check.within(tolerance / 100)
     if as_json:
-        _print_json({**verdict.as_json(), "tolerance": tolerance / 100, "within": near})
+        _print_json({**check.as_json(), "tolerance": tolerance / 100, "within": near})
     else:
-        _print_verdict(verdict, tolerance, near)
+        _print_check(check, tolerance, near)
     if not near:
         raise typer.Exit(1)
 
 
-def _print_verdict(verdict: "Verdict", tolerance: float, near: bool) -> None:
+def _print_check(check: "CacheCheck", tolerance: float, near: bool) -> None:
     from rich.console import Console
 
-    from forebay.analysis.kv.verify_table import print_verdict
+    from forebay.analysis.kv.verify_table import print_check
 
-    print_verdict(verdict, tolerance, near, Console(highlight=False))
-
-
-def _given(**options: Any) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def _positive(flag: str, value: float | None) -> float | None:
-    if value is not None and not 0 < value < inf:
-        raise InputError(f"{flag} {value}: give GiB, more than 0")
-    return value
+    print_check(check, tolerance, near, Console(highlight=False))
 
 
 def _print_json(data: dict[str, Any]) -> None:

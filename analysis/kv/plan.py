@@ -1,15 +1,16 @@
-"""From the options of `forebay kv` to a memory budget; what does not fit is said with its cure."""
+"""Turn the options of `forebay kv` into a memory budget; errors name what would fit."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite
 from pathlib import Path
 
+from forebay.replay.engine.hardware.find import find_model
 from forebay.replay.engine.hardware.gpu_memory import GpuMemory, find_gpu_memory
 from forebay.replay.engine.hardware.hf_config import read_shape
 from forebay.replay.engine.hardware.kv_layout import KvOptions, ModelShape
 from forebay.replay.engine.hardware.memory import MemoryBudget, MemoryOptions, memory_budget
-from forebay.replay.engine.hardware.models import GIB, find_model
+from forebay.replay.engine.hardware.specs import GIB
 from forebay.traces.errors import InputError
 
 VALUE_BYTES = {
@@ -21,13 +22,13 @@ VALUE_BYTES = {
     "fp8_e5m2": 1,
     "fp8_inc": 1,
 }
-"""Bytes of one cached number by --kv-cache-dtype; models are served in 16 bits, so auto is 2."""
+"""Bytes per cached value by --kv-cache-dtype; models are served in 16 bits, so auto is 2."""
 USUAL_LENGTHS = (8192, 32_768, 131_072)
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Options as given; None takes vLLM's default for the GPU."""
+    """The engine flags; None takes vLLM's default for the GPU."""
 
     tp: int = 1
     kv_cache_dtype: str = "auto"
@@ -44,7 +45,7 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A model on a GPU with its options, and the budget that follows."""
+    """A model on a GPU with its options, and the resulting memory budget."""
 
     shape: ModelShape
     gpu: GpuMemory
@@ -54,7 +55,7 @@ class Plan:
 
 
 def choose_model(name: str, weights_gib: float | None = None) -> ModelShape:
-    """A built-in model by name, or one from a config.json or the folder that holds it."""
+    """A built-in model by name, or one from a config.json or its folder."""
     path = Path(name)
     if path.is_file() or (path / "config.json").is_file():
         return read_shape(path, weights_gib)
@@ -67,7 +68,7 @@ def choose_model(name: str, weights_gib: float | None = None) -> ModelShape:
 
 
 def choose_gpu(name: str | None, memory_gib: float | None) -> GpuMemory:
-    """A GPU by name, by its memory, or both (the memory wins)."""
+    """A GPU by name, by its memory, or by both; the memory takes precedence."""
     if memory_gib is not None and not 0 < memory_gib < inf:
         raise InputError(f"--gpu-memory-gib {memory_gib}: give GiB, more than 0")
     if name is None:
@@ -80,7 +81,7 @@ def choose_gpu(name: str | None, memory_gib: float | None) -> GpuMemory:
 
 
 def make_plan(shape: ModelShape, gpu: GpuMemory, choices: Choices) -> Plan:
-    """The budget; raises InputError for options that cannot work, not for what does not fit."""
+    """Compute the budget; raises InputError for invalid options, not for lack of memory."""
     if choices.kv_cache_dtype not in VALUE_BYTES:
         raise InputError(
             f"--kv-cache-dtype {choices.kv_cache_dtype}: give one of {', '.join(VALUE_BYTES)}"
@@ -122,16 +123,16 @@ def make_plan(shape: ModelShape, gpu: GpuMemory, choices: Choices) -> Plan:
     longest = choices.max_model_len or shape.max_model_len
     if longest > shape.max_model_len:
         raise InputError(
-            f"--max-model-len {longest}: {shape.name} holds {shape.max_model_len:,} tokens"
+            f"--max-model-len {longest}: {shape.name} takes at most {shape.max_model_len:,} tokens"
         )
     return Plan(shape, gpu, options, longest, memory_budget(shape, gpu.gib, options))
 
 
 def check_fits(plan: Plan, asked_len: int | None) -> None:
-    """Raise InputError where vLLM would not start: how many GiB are missing, and what helps.
+    """Raise InputError if vLLM would not start, with the missing GiB and options that help.
 
     Args:
-        asked_len: --max-model-len where it was given; one such request must fit.
+        asked_len: --max-model-len if given; one such request must fit.
     """
     budget = plan.budget
     tokens = asked_len or budget.layout.block_size
@@ -152,7 +153,7 @@ def _cure(plan: Plan, asked_len: int | None) -> str:
     tokens = asked_len or min(USUAL_LENGTHS[0], plan.max_model_len)  # room for a useful request
     cures = []
     share = plan.budget.least_utilization(tokens)
-    if share <= 0.95:  # vLLM's own advice; beyond it the driver and other processes run short
+    if share <= 0.95:  # vLLM's own advice; above it, driver and other processes lack memory
         cures.append(f"--gpu-memory-utilization {share:g}")
     if asked_len and (longest := plan.budget.longest(asked_len)):
         cures.append(f"--max-model-len {longest}")
@@ -176,7 +177,7 @@ def _fits(plan: Plan, tokens: int, kv: KvOptions) -> bool:
 
 
 def parse_lengths(text: str | None, longest: int) -> Sequence[int]:
-    """`8192,32768` as numbers; by default the usual ones up to `longest`."""
+    """Parse `8192,32768`; the default is USUAL_LENGTHS up to `longest`."""
     if text is None:
         return [n for n in USUAL_LENGTHS if n <= longest] or [longest]
     lengths = []

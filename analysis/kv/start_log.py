@@ -1,7 +1,7 @@
-"""What a vLLM said about its memory: start-up logs of 0.5 to 0.32, /metrics, or a saved config.
+"""Read vLLM's memory figures from a start-up log (0.5 to 0.32), /metrics, or a saved config.
 
-Every line is looked for by its words, not by its place, because each version worded and split them
-differently. Several workers print the same line; the smallest cache counts, as vLLM decides.
+Lines are found by their words, not by their place, because versions word and split them
+differently. Several workers log the same line; the smallest cache counts, as in vLLM.
 """
 
 import re
@@ -77,14 +77,14 @@ _VERSION = (
 
 @dataclass(frozen=True, slots=True)
 class StartLog:
-    """What was found; None where a version does not say it.
+    """The figures of one log; None for those that a version does not log.
 
     Attributes:
-        set_bytes: kv_cache_memory_bytes, where the operator set the cache's size.
-        available_gib: memory for the KV cache, to two decimals as logged.
+        set_bytes: kv_cache_memory_bytes, if the operator set the size of the cache.
+        available_gib: memory for the KV cache, logged with two decimals.
         tokens, blocks: size of the cache.
-        concurrency: "Maximum concurrency": requests, and of how many tokens.
-        old_engine: vLLM's V0 engine, whose dry run was another.
+        concurrency: "Maximum concurrency" as (requests, tokens per request).
+        old_engine: vLLM's V0 engine, which measured its memory differently.
     """
 
     model: str | None
@@ -111,12 +111,12 @@ class StartLog:
 
 
 def parse_start_log(text: str, where: str) -> StartLog:
-    """Read `text`; raises InputError, naming `where`, if it says nothing of a KV cache."""
+    """Read `text`; raises InputError that names `where` if the size of the cache is missing."""
     facts = {name: min(_numbers(text, found), default=None) for name, found in _FACTS.items()}
     flags = {name: _flag(text, name) for name in _FLAGS}
     if flags["num_gpu_blocks_override"] is not None:
         raise InputError(
-            f"{where}: num_gpu_blocks_override was set, so memory did not decide the cache's size"
+            f"{where}: num_gpu_blocks_override was set, so memory did not decide the cache size"
         )
     if all(facts[name] is None for name in ("tokens", "blocks", "available_gib")):
         raise InputError(
@@ -159,12 +159,12 @@ def parse_start_log(text: str, where: str) -> StartLog:
 
 
 def _is_old(text: str) -> bool:
-    # Words that only V0 used; V1 says "Model loading took" and "non-torch memory".
+    # Only V0 logged these words; V1 logs "Model loading took" and "non-torch memory".
     return bool(re.search(r"# CPU blocks:|Loading model weights took|\bnon_torch_memory\b", text))
 
 
 def _numbers(text: str, patterns: tuple[str, ...]) -> Iterator[float]:
-    """What the first pattern that matches anything says, each time it does."""
+    """All numbers found by the first pattern that matches."""
     for pattern in patterns:
         found = re.findall(pattern, text)
         if found:
@@ -173,7 +173,7 @@ def _numbers(text: str, patterns: tuple[str, ...]) -> Iterator[float]:
 
 
 def _flag(text: str, name: str) -> int | None:
-    """A flag as `--name 5`, `name=5`, `'name': 5` or `name="5"`; the first that has a number."""
+    """The first number given as `--name 5`, `name=5`, `'name': 5` or `name="5"`."""
     words = name.replace("_", "[-_]")
     if name == "tensor_parallel_size":
         words = rf"(?:{words}|(?<=-)tp)"

@@ -1,23 +1,23 @@
-"""A memory budget as data and as a table; nothing is computed here but units and shares."""
+"""Print a memory budget as JSON or as a table; only units and shares are computed here."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from forebay.analysis.kv.plan import Plan
-from forebay.replay.engine.hardware.models import GIB
+from forebay.replay.engine.hardware.specs import GIB
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 NO_GRAPHS = (
-    "vLLM 0.21 and later also sets an estimate for CUDA graphs aside; it depends on the model "
+    "vLLM 0.21 and later also reserves memory for CUDA graphs; the amount depends on the model "
     "(1.3 GiB in vllm-project/vllm#50722): give yours with --cuda-graph-gib. Utilisation defaults "
     "to 0.9 here and up to vLLM 0.19, to 0.92 in 0.28."
 )
 
 
 def as_json(plan: Plan, lengths: Sequence[int]) -> dict[str, Any]:
-    """The whole answer as data: bytes, blocks, tokens."""
+    """The plan as plain data: bytes, blocks, tokens."""
     budget, options, layout = plan.budget, plan.options, plan.budget.layout
     return {
         "model": plan.shape.name,
@@ -59,13 +59,13 @@ def as_json(plan: Plan, lengths: Sequence[int]) -> dict[str, Any]:
 
 
 def _share(plan: Plan, tokens: int) -> float | None:
-    """Least utilisation for one request; None where it fits at none."""
+    """The least utilisation for one request of `tokens`; None if it never fits."""
     share = plan.budget.least_utilization(tokens)
     return share if share <= 1 else None
 
 
 def print_plan(plan: Plan, lengths: Sequence[int], console: "Console") -> None:
-    """The budget in GiB, the concurrency at each length, and where it ends."""
+    """Print the budget in GiB, the concurrency at each length, and the longest request."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -104,7 +104,7 @@ def _title(plan: Plan) -> str:
     layout = plan.budget.layout
     title = (
         f"{plan.shape.name} on {where}: {plan.shape.attention}, {layout.layers} layers, "
-        f"{layout.bytes_per_token / 1024:g} KiB a token"
+        f"{layout.bytes_per_token / 1024:g} KiB per token"
     )
     if plan.shape.sliding_layers:
         title += (
@@ -118,7 +118,7 @@ def _lines(plan: Plan) -> list[tuple[str, float, str]]:
     tokens = budget.pool_tokens(plan.max_model_len)
     rows = [
         (
-            "memory asked for",
+            "requested memory",
             budget.requested,
             f"{options.gpu_memory_utilization:g} of {plan.gpu.gib:.2f}",
         ),
@@ -139,12 +139,12 @@ def _lines(plan: Plan) -> list[tuple[str, float, str]]:
 def _limits(plan: Plan) -> list[str]:
     longest = plan.budget.longest(plan.max_model_len)
     if longest < plan.max_model_len:
-        told = (
+        text = (
             f"One request of the model's {plan.max_model_len:,} tokens does not fit: vLLM starts "
             f"with --max-model-len {longest} or less"
         )
         share = _share(plan, plan.max_model_len)
-        return [told + (f", or with utilisation {share:.2f}." if share else ".")]
+        return [text + (f", or with utilisation {share:.2f}." if share else ".")]
     share = plan.budget.least_utilization(plan.max_model_len)
     return [
         f"Out of memory below utilisation {share:.2f} for one request of {longest:,} tokens, the "

@@ -1,4 +1,4 @@
-"""Compare the cache a vLLM made with what the configuration says, and with the GiB it logged."""
+"""Compare the KV cache of a real vLLM with the computed one, and with the GiB it logged."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -6,24 +6,26 @@ from typing import Any
 
 from forebay.analysis.kv.plan import Choices, Plan, choose_gpu, choose_model, make_plan
 from forebay.analysis.kv.start_log import StartLog, parse_start_log
-from forebay.replay.engine.hardware.models import GIB
+from forebay.replay.engine.hardware.gpu_memory import GpuMemory
+from forebay.replay.engine.hardware.specs import GIB
 from forebay.traces.errors import InputError
 
 _ROUNDING_GIB = 0.005
 """vLLM logs GiB to two decimals."""
 _OLD_SEQUENCES = 256
 _OLD_WHOLE_PROMPTS = 32_768
-"""V0 took prompts whole, up to this --max-model-len; beyond, chunks of 512 tokens by default."""
+"""V0 ran prompts whole up to this --max-model-len, and in chunks of 512 tokens beyond it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """A log beside the arithmetic.
+class CacheCheck:
+    """A log beside the computed plan.
 
     Attributes:
-        predicted_tokens, actual_tokens: size of the cache; the first from the configuration alone.
-        low_blocks, high_blocks: what the logged GiB allow, given its two decimals; None unlogged.
-        notes: what was taken from the log that the configuration does not say.
+        predicted_tokens, actual_tokens: size of the cache, computed and logged.
+        low_blocks, high_blocks: the blocks that fit the logged GiB, which have two decimals; None
+            if no GiB are logged.
+        notes: values taken from the log that no configuration determines.
     """
 
     plan: Plan
@@ -37,26 +39,26 @@ class Verdict:
 
     @property
     def error(self) -> float:
-        """Predicted from the configuration over actual, less 1."""
+        """Relative error of the predicted tokens."""
         return self.predicted_tokens / self.actual_tokens - 1
 
     @property
     def exact(self) -> bool | None:
-        """Whether the blocks are what the logged GiB hold; None where no GiB are logged."""
+        """Whether the actual blocks fit the logged GiB; None if no GiB are logged."""
         if self.low_blocks is None or self.high_blocks is None:
             return None
         return self.low_blocks <= self.actual_blocks <= self.high_blocks
 
     @property
     def bytes_error(self) -> float | None:
-        """How far the nearest block count the logged GiB allow is from the actual one."""
+        """Relative distance of the actual blocks from the nearest count that fits the GiB."""
         if self.low_blocks is None or self.high_blocks is None:
             return None
         nearest = min(max(self.actual_blocks, self.low_blocks), self.high_blocks)
         return nearest / self.actual_blocks - 1
 
     def within(self, tolerance: float) -> bool:
-        """Whether both comparisons stay within `tolerance`, a share."""
+        """Whether both errors are at most `tolerance`, a share."""
         errors = (self.error, self.bytes_error or 0.0)
         return all(abs(error) <= tolerance for error in errors)
 
@@ -83,9 +85,9 @@ class Verdict:
         }
 
 
-def parts(verdict: Verdict) -> list[tuple[str, float, float | None]]:
-    """(name, predicted bytes, logged GiB) of each line of the budget."""
-    budget, log = verdict.plan.budget, verdict.log
+def parts(check: CacheCheck) -> list[tuple[str, float, float | None]]:
+    """(name, predicted bytes, logged GiB) of each part of the memory budget."""
+    budget, log = check.plan.budget, check.log
     return [
         ("weights", budget.weights, log.weights_gib),
         ("activation", budget.activation, log.activation_gib),
@@ -104,43 +106,36 @@ def verify_log(
     weights_gib: float | None = None,
     gpu: str | None = None,
     gpu_memory_gib: float | None = None,
-) -> Verdict:
-    """Judge the log `text` from `where`; `choices` (fields of Choices) win over what it says.
+) -> CacheCheck:
+    """Compare the log `text` from `where`; `choices` (fields of Choices) override its flags.
 
-    Raises InputError where the log lacks the cache's size, or neither it nor the options tell the
-    model or the GPU.
+    Raises InputError if the log lacks the size of the cache, or if neither the log nor the options
+    name the model and the GPU.
     """
     log = parse_start_log(text, where)
     name = model or log.model
     if name is None:
         raise InputError(f"{where}: does not name the model; give --model")
     shape = choose_model(name, weights_gib)
-    # It did start with this length: its operator may have stretched the context.
+    # The server started with this length: its operator may have extended the context.
     longest = choices.get("max_model_len") or log.max_model_len or shape.max_model_len
     shape = replace(shape, max_model_len=max(shape.max_model_len, longest))
-    if gpu_memory_gib is None:
-        gpu_memory_gib = log.total_gib
-    if gpu is None and gpu_memory_gib is None and log.set_bytes is not None:
-        gpu, gpu_memory_gib = "any GPU", log.set_bytes / GIB  # its size does not matter then
-    if gpu is None and gpu_memory_gib is None:
-        raise InputError(f"{where}: does not tell the GPU's memory; give --gpu")
-    chosen_gpu = choose_gpu(gpu, gpu_memory_gib)
-    said, notes = _said(log)
-    plan = make_plan(shape, chosen_gpu, replace(Choices(), **{**said, **choices}))
-    low = high = None
+    chosen_gpu = _gpu_of(log, where, gpu, gpu_memory_gib)
+    logged, notes = _logged_choices(log)
+    plan = make_plan(shape, chosen_gpu, replace(Choices(), **{**logged, **choices}))
     if log.set_bytes is not None:
-        low = high = plan.budget.layout.blocks_in(log.set_bytes)
+        blocks = plan.budget.layout.blocks_in(log.set_bytes)
         requested = plan.budget.taken + log.set_bytes
-        plan = replace(plan, budget=replace(plan.budget, requested=requested, blocks=low))
-        notes.append("kv_cache_memory_bytes set the cache's size: only its division is checked")
-    elif log.available_gib is not None and (log.blocks or log.tokens) is not None:
-        low = plan.budget.layout.blocks_in((log.available_gib - _ROUNDING_GIB) * GIB)
-        high = plan.budget.layout.blocks_in((log.available_gib + _ROUNDING_GIB) * GIB)
+        plan = replace(plan, budget=replace(plan.budget, requested=requested, blocks=blocks))
+        notes.append(
+            "kv_cache_memory_bytes set the size of the cache; only blocks and tokens are checked"
+        )
+    low, high = _logged_range(log, plan)
     blocks = _actual_blocks(log, plan)
     if blocks < 1:
-        raise InputError(f"{where}: the KV cache has no blocks: there is nothing to compare with")
+        raise InputError(f"{where}: the KV cache has no blocks, so there is nothing to compare")
     actual = replace(plan.budget, blocks=blocks)
-    return Verdict(
+    return CacheCheck(
         plan=plan,
         log=log,
         predicted_tokens=plan.budget.pool_tokens(plan.max_model_len),
@@ -152,8 +147,34 @@ def verify_log(
     )
 
 
+def _gpu_of(log: StartLog, where: str, gpu: str | None, memory_gib: float | None) -> GpuMemory:
+    """The GPU of the options, else the logged memory; raises InputError if both are missing."""
+    if memory_gib is None:
+        memory_gib = log.total_gib
+    if gpu is None and memory_gib is None:
+        if log.set_bytes is None:
+            raise InputError(f"{where}: does not state the GPU's memory; give --gpu")
+        # kv_cache_memory_bytes set the size of the cache, so that of the GPU does not matter.
+        gpu, memory_gib = "any GPU", log.set_bytes / GIB
+    return choose_gpu(gpu, memory_gib)
+
+
+def _logged_range(log: StartLog, plan: Plan) -> tuple[int | None, int | None]:
+    """The fewest and the most blocks that the logged memory allows; None if it is not logged."""
+    layout = plan.budget.layout
+    if log.set_bytes is not None:
+        blocks = layout.blocks_in(log.set_bytes)
+        return blocks, blocks
+    if log.available_gib is None or (log.blocks or log.tokens) is None:
+        return None, None
+    return (
+        layout.blocks_in((log.available_gib - _ROUNDING_GIB) * GIB),
+        layout.blocks_in((log.available_gib + _ROUNDING_GIB) * GIB),
+    )
+
+
 def _actual_blocks(log: StartLog, plan: Plan) -> int:
-    """Blocks as logged, else from the logged tokens, else what the logged GiB hold."""
+    """The logged blocks, else computed from the logged tokens, else from the logged GiB."""
     layout = plan.budget.layout
     if log.blocks is not None:
         return log.blocks
@@ -162,9 +183,9 @@ def _actual_blocks(log: StartLog, plan: Plan) -> int:
         by_length = round(log.tokens / longest * layout.request_blocks(longest))
         groups = layout.full_groups + layout.sliding_groups
         by_groups = round(log.tokens / layout.block_size * groups)
-        if layout.one_kind:  # a number that is no multiple is concurrency x length, too
+        if layout.one_kind:  # a number that is no multiple of a block is concurrency x length
             return by_length if log.tokens % layout.block_size else by_groups
-        # With two kinds of layers older versions print the one and newer ones the other.
+        # With two kinds of layers, older versions log by length and newer ones by groups.
         if log.concurrency is None:
             return by_length
         requests, tokens = log.concurrency
@@ -174,9 +195,9 @@ def _actual_blocks(log: StartLog, plan: Plan) -> int:
     return layout.blocks_in(log.available_gib * GIB)
 
 
-def _said(log: StartLog) -> tuple[dict[str, Any], list[str]]:
-    """Choices the log tells, and notes on those that are no configuration."""
-    said: dict[str, Any] = {
+def _logged_choices(log: StartLog) -> tuple[dict[str, Any], list[str]]:
+    """The choices in the log, and notes on those that no configuration determines."""
+    logged: dict[str, Any] = {
         "tp": log.tensor_parallel_size,
         "kv_cache_dtype": log.kv_cache_dtype,
         "gpu_memory_utilization": log.gpu_memory_utilization,
@@ -188,26 +209,26 @@ def _said(log: StartLog) -> tuple[dict[str, Any], list[str]]:
     }
     notes = []
     if log.old_engine:
-        said["max_num_seqs"] = log.max_num_seqs or _OLD_SEQUENCES
+        logged["max_num_seqs"] = log.max_num_seqs or _OLD_SEQUENCES
         if log.max_num_batched_tokens is None and log.max_model_len is not None:
             whole = log.max_model_len <= _OLD_WHOLE_PROMPTS
-            said["max_num_batched_tokens"] = log.max_model_len if whole else 512
+            logged["max_num_batched_tokens"] = log.max_model_len if whole else 512
         if log.non_torch_gib is not None:
-            said["non_torch_gib"] = log.non_torch_gib
+            logged["non_torch_gib"] = log.non_torch_gib
             notes.append(
-                f"vLLM's V0 engine: its {log.non_torch_gib:g} GiB outside torch are taken from the "
-                "log (they ranged from 0.1 to 1.8)"
+                f"vLLM's V0 engine: its {log.non_torch_gib:g} GiB outside torch come from the log, "
+                "because they vary from 0.1 to 1.8"
             )
     if log.cuda_graph_gib is not None and log.cuda_graph_gib > 0 and not log.old_engine:
         notes.append(
-            f"the log sets {log.cuda_graph_gib:g} GiB aside for CUDA graphs; if your version takes "
-            "that from the cache, add --cuda-graph-gib"
+            f"the log estimates {log.cuda_graph_gib:g} GiB for CUDA graphs; if your version takes "
+            "them from the cache, add --cuda-graph-gib"
         )
-    return {name: value for name, value in said.items() if value is not None}, notes
+    return {name: value for name, value in logged.items() if value is not None}, notes
 
 
 def read_source(log: Path | None, metrics: str | None) -> tuple[str, str]:
-    """The text to judge and what to call it; raises InputError where it cannot be had."""
+    """The text of the log or page, and its name; raises InputError if it cannot be read."""
     if (log is None) == (metrics is None):
         raise InputError("give a log file, or --metrics with the /metrics page of a server")
     if log is not None:

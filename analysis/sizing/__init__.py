@@ -1,1 +1,1 @@
-"""How many GPUs a workload needs: found by simulation, never by a formula alone."""
+"""Find the number of GPUs that a workload needs, by simulation."""

@@ -1,7 +1,7 @@
-"""What an idle GPU does at best: targets below that no number of GPUs can meet. Pure.
+"""Reject targets that even an idle GPU misses, so that no number of GPUs meets them. Pure.
 
-One request alone goes through the simulated engine, so chunks and overheads are those of the
-fleet; FLOPs and bytes are the roofline's.
+A single request runs through the simulated engine, so chunks and overheads are those of the
+fleet; FLOPs and bytes come from the roofline.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,11 +11,11 @@ from math import inf
 from typing import Any
 
 from forebay.analysis.kv.plan import Choices, check_fits, choose_gpu, make_plan
-from forebay.analysis.sizing.targets import NotMet, Target
+from forebay.analysis.sizing.targets import LatencyTarget, NotMet
 from forebay.analysis.sizing.workload import DOCUMENT, Users
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.hardware.models import find_gpu, find_model
-from forebay.replay.engine.hardware.roofline import bound_by, least
+from forebay.replay.engine.hardware.find import find_gpu, find_model
+from forebay.replay.engine.roofline import bound_by, least
 from forebay.replay.engine.step_time import StepTimeModel, StepWork
 from forebay.replay.sim.request import SimRequest
 from forebay.replay.sim.scenario import Scenario
@@ -25,7 +25,7 @@ from forebay.traces.schema import BLOCK_TOKENS
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """One request on an idle GPU; seconds from its arrival."""
+    """Times of a single request on an idle GPU, in seconds from its arrival."""
 
     ttft_s: float
     end_s: float
@@ -33,7 +33,7 @@ class Alone:
 
 @lru_cache(1024)
 def alone(config: EngineConfig, prompt: int, output: int = 1, cached: int = 0) -> Alone:
-    """Serve one request of so many tokens, of which the first `cached` lie in the cache."""
+    """Simulate a single request whose first `cached` prompt tokens are in the prefix cache."""
     engine = Scenario(config).new_engine()
     now, ids = 0.0, tuple(range(cached // BLOCK_TOKENS))
     requests = [SimRequest("alone", prompt, output, ids)]
@@ -51,7 +51,7 @@ def alone(config: EngineConfig, prompt: int, output: int = 1, cached: int = 0) -
 
 
 def decode_step_s(config: EngineConfig, sequences: int, context: float) -> float:
-    """One step in which so many requests decode, with `context` tokens each."""
+    """Seconds of a step in which `sequences` requests decode, with `context` tokens each."""
     timing = StepTimeModel(config.model_spec, config.gpu_spec, config.step_constants())
     fixed, per_token = timing.decode_terms(sequences)
     return fixed + per_token * context * sequences
@@ -65,10 +65,11 @@ def check_memory(
     named: str = "--document-tokens",
     **options: Any,
 ) -> None:
-    """Raise InputError where the model, or one request, does not fit the GPU or the context.
+    """Raise InputError if the model, or one request, does not fit the GPU or the context.
 
-    `options` are those of `forebay kv`; None takes vLLM's default. `named` is what the length of
-    documents was given with.
+    Args:
+        named: the option that set the length of documents, for the error.
+        options: those of `forebay kv`; None takes vLLM's default.
     """
     rates = users.rates_per_s()
     given = {name: value for name, value in options.items() if value is not None}
@@ -79,27 +80,29 @@ def check_memory(
         if tokens > plan.max_model_len:
             option = named if kind == DOCUMENT else "--chat-tokens"
             raise InputError(
-                f"{option}: a {kind} request of {tokens:,} tokens with its answer is more than the "
+                f"{option}: a {kind} request of {tokens:,} tokens with its answer exceeds the "
                 f"context of {plan.max_model_len:,} tokens of {shape.name}; shorten it"
             )
     for asked in (None, max(longest.values())):
         try:
             check_fits(plan, asked)
         except InputError as error:
-            raise InputError(f"{error} (here an engine is one GPU, KV cache 16 bits)") from error
+            raise InputError(
+                f"{error} (here, an engine has one GPU and a 16-bit KV cache)"
+            ) from error
 
 
-def check_floor(config: EngineConfig, users: Users, targets: Sequence[Target]) -> None:
-    """Raise NotMet that names the physics where an idle GPU misses a target already."""
+def check_floor(config: EngineConfig, users: Users, targets: Sequence[LatencyTarget]) -> None:
+    """Raise NotMet, with the limiting resource, if an idle GPU already misses a target."""
     for target in targets:
         for kind, rate in users.rates_per_s().items():
             if not target.concerns(kind):
                 continue
-            # How far this class may miss it: all of the misses may be this class's.
+            # The share of this class that may miss the target, if all misses are of this class.
             may_miss = (1 - target.share) * (
                 1.0 if target.kind else users.rate_per_s / rate
             )  # fmt: skip
-            # Common documents are warm at best, so only the others must be computed.
+            # Common documents are cached at best, so only the others must be computed.
             cold = 1.0 - users.shared if kind == DOCUMENT else 1.0
             if cold <= may_miss + 1e-9:
                 continue
@@ -110,7 +113,7 @@ def check_floor(config: EngineConfig, users: Users, targets: Sequence[Target]) -
                 _check_decode(config, target, kind, users.prompt_tokens(kind, 0.0))
 
 
-def _check_prefill(config: EngineConfig, target: Target, kind: str, prompt: int) -> None:
+def _check_prefill(config: EngineConfig, target: LatencyTarget, kind: str, prompt: int) -> None:
     took = alone(config, prompt)
     if took.ttft_s <= target.limit_s:
         return
@@ -133,7 +136,7 @@ def _check_prefill(config: EngineConfig, target: Target, kind: str, prompt: int)
     )
 
 
-def _check_decode(config: EngineConfig, target: Target, kind: str, prompt: int) -> None:
+def _check_decode(config: EngineConfig, target: LatencyTarget, kind: str, prompt: int) -> None:
     step_s = decode_step_s(config, 1, prompt)
     if step_s <= target.limit_s:
         return

@@ -1,4 +1,4 @@
-"""The whole answer: search, the counts around it, what binds, and what changes the answer."""
+"""Size a fleet: search, neighbouring counts, the binding resource, and what-if variants."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -6,11 +6,11 @@ from math import ceil
 
 from forebay.analysis.sizing.binding import Binding, binding
 from forebay.analysis.sizing.floor import alone, check_floor
-from forebay.analysis.sizing.judge import Judged
+from forebay.analysis.sizing.judge import FleetJudgement
 from forebay.analysis.sizing.naive import Naive, demands, erlangs, formulas
-from forebay.analysis.sizing.search import Found, Question, Window, ask, search
-from forebay.analysis.sizing.targets import NotMet, Target
-from forebay.analysis.sizing.workers import Workers
+from forebay.analysis.sizing.search import JudgedWindow, LeastCount, Question, ask, search
+from forebay.analysis.sizing.targets import LatencyTarget, NotMet
+from forebay.analysis.sizing.workers import JobRunner
 from forebay.analysis.sizing.workload import DOCUMENT, Users
 from forebay.proxy.config.schema import BackendConfig
 from forebay.replay.engine.config import EngineConfig
@@ -18,37 +18,37 @@ from forebay.replay.sim.scenario import Scenario
 from forebay.traces.errors import InputError
 
 BEYOND = 20
-"""Requests beyond each percentile that the window of one seed should hold on average."""
-FRESH = 1_000  # seeds of the validation, which the search never saw
-LONGER = 4  # times the window of the search
-GUESSED_BUSY = 0.75  # of the first count that is tried; only time depends on it
+"""Requests beyond each percentile that the window of one seed has on average."""
+FRESH = 1_000  # first seed of the validation, which the search never uses
+LONGER = 4  # window of the validation, as a multiple of that of the search
+GUESSED_BUSY = 0.75  # utilisation at the first count tried; affects only the search time
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One thing changed: the least GPUs of the first seed; None: not met by any number."""
+    """The least GPUs of the first seed with one thing changed; None: no number meets it."""
 
     what: str
     gpus: int | None
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What `size` found.
+class SizingAnswer:
+    """The result of `size`.
 
     Attributes:
         gpus: the least count that met the targets with every seed.
-        range: least counts of the seeds, lowest and highest.
-        around: the counts next to it, and every seed's judgement there.
-        binding: None where one GPU does and nothing is short.
-        base: the first seed's least count; `variants` compare with it, being of that seed alone.
+        range: lowest and highest least count of the seeds.
+        around: the judgement of every seed at `gpus` and the counts next to it.
+        binding: the scarce resource; None if one GPU is enough.
+        base: the least count of the first seed, with which `variants` compare.
     """
 
     question: Question
     seeds: tuple[int, ...]
     gpus: int
     range: tuple[int, int]
-    around: dict[int, list[Judged]]
+    around: dict[int, list[FleetJudgement]]
     binding: Binding | None
     naive: list[Naive]
     base: int
@@ -57,12 +57,12 @@ class Answer:
 
 def window_for(
     users: Users,
-    targets: Sequence[Target],
+    targets: Sequence[LatencyTarget],
     config: EngineConfig,
     guess: int,
     judged_s: float | None,
-) -> Window:
-    """Long enough for BEYOND requests beyond every percentile, after the caches are warm."""
+) -> JudgedWindow:
+    """A window with BEYOND requests beyond every percentile, after the caches are warm."""
     rates = users.rates_per_s()
     needed_s = [60.0]
     for target in targets:
@@ -75,15 +75,19 @@ def window_for(
         warmup_s = max(warmup_s, 5 * prefill_s)
         if users.shared:
             warmup_s += users.documents * prefill_s / guess
-    return Window(warmup_s, judged_s or float(ceil(max(needed_s))))
+    return JudgedWindow(warmup_s, judged_s or float(ceil(max(needed_s))))
 
 
 def question_of(
-    users: Users, scenario: Scenario, targets: tuple[Target, ...], window_s: float | None, seed: int
+    users: Users,
+    scenario: Scenario,
+    targets: tuple[LatencyTarget, ...],
+    window_s: float | None,
+    seed: int,
 ) -> tuple[Question, int, int]:
-    """A job for `search`; raises InputError for what physics forbids or nobody asks.
+    """A job for `search`; raises InputError for targets that cannot be met or judged.
 
-    The search starts where engines would be GUESSED_BUSY, and ends at four times the work.
+    The search starts at the count with utilisation GUESSED_BUSY and ends at four times the work.
     """
     config = scenario.engine
     _check_judgeable(users, targets, window_s)
@@ -95,11 +99,13 @@ def question_of(
     return question, guess, max(16, ceil(4 * offered) + 8)
 
 
-def _check_judgeable(users: Users, targets: Sequence[Target], judged_s: float | None) -> None:
-    """Raise InputError for a target that no request, or hardly any, would be judged by.
+def _check_judgeable(
+    users: Users, targets: Sequence[LatencyTarget], judged_s: float | None
+) -> None:
+    """Raise InputError for a target with no requests, or with too few to judge it.
 
-    A percentile with less than one request expected beyond it is a maximum: it says how lucky a
-    window was, and of an empty one every target would hold.
+    With less than one request expected beyond it, a percentile is a maximum and depends on luck.
+    Without requests, every target would hold.
     """
     rates = users.rates_per_s()
     for target in targets:
@@ -113,22 +119,22 @@ def _check_judgeable(users: Users, targets: Sequence[Target], judged_s: float | 
         if judged_s is not None and judged_s < needed_s * (1 - 1e-9):
             raise InputError(
                 f"--window {judged_s:g}: too short for {target.name}: less than one request would"
-                f" be beyond the percentile; give {ceil(needed_s):,} or more, or leave it out for"
-                f" {BEYOND} of them"
+                f" be beyond the percentile; give {ceil(needed_s):,} or more, or omit --window for"
+                f" {BEYOND} such requests"
             )
 
 
 def size(
     users: Users,
     scenario: Scenario,
-    targets: tuple[Target, ...],
-    run: Workers,
+    targets: tuple[LatencyTarget, ...],
+    run: JobRunner,
     *,
     seeds: Sequence[int],
     window_s: float | None = None,
     sensitivity: bool = True,
-) -> Answer:
-    """Find the least count; raises InputError for what does not fit or cannot be met."""
+) -> SizingAnswer:
+    """Find the least count; raises InputError if a target cannot be met or judged."""
     question, guess, most = question_of(users, scenario, targets, window_s, seeds[0])
     found = run.all(search, [(replace(question, seed=seed), guess, most) for seed in seeds[:2]])
     guess = found[0].gpus
@@ -138,7 +144,7 @@ def size(
     found += [one.result() for one in later]
     gpus, around = _around(run, question, found)
     bound = _binding(run, around, gpus, question)
-    return Answer(
+    return SizingAnswer(
         question=question,
         seeds=tuple(seeds),
         gpus=gpus,
@@ -154,27 +160,36 @@ def size(
 
 
 def _around(
-    run: Workers, question: Question, found: Sequence[Found]
-) -> tuple[int, dict[int, list[Judged]]]:
-    """One GPU fewer and one more than the least count that all seeds agree on."""
+    run: JobRunner, question: Question, found: Sequence[LeastCount]
+) -> tuple[int, dict[int, list[FleetJudgement]]]:
+    """The least count that all seeds meet, and the judgements at it, one fewer and one more."""
     known = {(one.question.seed, gpus): j for one in found for gpus, j in one.asked.items()}
     seeds = [one.question.seed for one in found]
     gpus = max(one.gpus for one in found)
     while True:
         counts = [count for count in (gpus - 1, gpus, gpus + 1) if count]
-        missing = [
-            (seed, count) for count in counts for seed in seeds if (seed, count) not in known
-        ]
-        jobs = [(replace(question, seed=seed), count) for seed, count in missing]
-        known.update(zip(missing, run.all(ask, jobs), strict=True))
-        # One more GPU can place requests less luckily, so that a seed fails again.
-        if all(known[seed, gpus].met for seed in seeds):
-            return gpus, {count: [known[seed, count] for seed in seeds] for count in counts}
+        _add_missing(run, question, [(seed, count) for count in counts for seed in seeds], known)
+        around = {count: [known[seed, count] for seed in seeds] for count in counts}
+        # With one more GPU, requests may be placed less luckily, so that a seed fails again.
+        if all(one.met for one in around[gpus]):
+            return gpus, around
         gpus += 1
 
 
+def _add_missing(
+    run: JobRunner,
+    question: Question,
+    wanted: Sequence[tuple[int, int]],
+    known: dict[tuple[int, int], FleetJudgement],
+) -> None:
+    """Simulate every (seed, GPUs) of `wanted` that is not `known`, and add its judgement."""
+    missing = [key for key in wanted if key not in known]
+    jobs = [(replace(question, seed=seed), count) for seed, count in missing]
+    known.update(zip(missing, run.all(ask, jobs), strict=True))
+
+
 def _binding(
-    run: Workers, around: dict[int, list[Judged]], gpus: int, question: Question
+    run: JobRunner, around: dict[int, list[FleetJudgement]], gpus: int, question: Question
 ) -> Binding | None:
     failed = [one for one in around.get(gpus - 1, []) if not one.met]
     if not failed:
@@ -192,7 +207,9 @@ def _binding(
 def _with_slots(question: Question, slots: int) -> Question:
     scenario = question.scenario
     engine = replace(scenario.engine, max_num_seqs=max(slots, scenario.engine.seqs))
-    backend = BackendConfig(url="http://127.0.0.1:1", max_concurrency=slots)  # only slots count
+    backend = BackendConfig(
+        url="http://127.0.0.1:1", max_concurrency=slots
+    )  # only max_concurrency is used
     proxy = scenario.proxy.model_copy(update={"backends": (backend,)})
     return replace(question, scenario=replace(scenario, engine=engine, proxy=proxy))
 
@@ -231,12 +248,12 @@ def _variants(question: Question) -> list[tuple[str, Question]]:
     return listed
 
 
-def _vary(job: tuple[Question, Found]) -> int | None:
+def _vary(job: tuple[Question, LeastCount]) -> int | None:
     changed, base = job
     users, config = changed.users, changed.scenario.engine
     offered = erlangs(demands(config, users))
     before = erlangs(demands(base.question.scenario.engine, base.question.users))
-    # Shared documents are not warm everywhere: the work alone guesses far too low.
+    # Shared documents are not cached everywhere, so the work alone gives far too low a guess.
     guess = max(1, round(base.gpus * max(0.25, offered / before)))
     try:
         check_floor(config, users, changed.targets)
@@ -247,15 +264,15 @@ def _vary(job: tuple[Question, Found]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """Fresh seeds, a longer window: judgements at one GPU fewer (empty if there is none) and N."""
+    """Judgements of new seeds over a longer window, at N - 1 (empty if N is 1) and N GPUs."""
 
-    window: Window
-    fewer: list[Judged]
-    recommended: list[Judged]
+    window: JudgedWindow
+    fewer: list[FleetJudgement]
+    recommended: list[FleetJudgement]
 
 
-def validate(answer: Answer, run: Workers) -> Validation:
-    """Replay what the search never saw, `LONGER` times as long."""
+def validate(answer: SizingAnswer, run: JobRunner) -> Validation:
+    """Simulate seeds that the search never used, `LONGER` times as long."""
     asked = answer.question
     window = replace(asked.window, judged_s=LONGER * asked.window.judged_s)
     counts = [count for count in (answer.gpus - 1, answer.gpus) if count]

@@ -1,8 +1,8 @@
-"""Whether a simulated fleet met its targets, and how sure the sample makes that. Pure.
+"""Judge whether a simulated fleet met its targets. Pure.
 
-A percentile target holds when at least that share of the requests it is about stayed within the
-limit. A refused request took forever, whatever the metric; a TPOT that is undefined (an answer of
-one token) does not count. Requests that arrived in the warm-up or the cool-down are left out.
+A percentile target is met if at least that share of its requests stayed within the limit. A
+rejected request exceeds every limit. An answer of one token has no TPOT and does not count there.
+Requests that arrived during the warm-up or the cool-down are left out.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from forebay.analysis.quantiles import order_statistic
 from forebay.analysis.sizing.binding import Usage, usage
-from forebay.analysis.sizing.targets import Target
+from forebay.analysis.sizing.targets import LatencyTarget
 from forebay.analysis.sizing.workload import CLASSES, class_of
 from forebay.analysis.units import NONE
 from forebay.replay.sim.scenario import Simulated
@@ -23,16 +23,16 @@ from forebay.replay.sim.summary import Table
 
 @dataclass(frozen=True, slots=True)
 class Attained:
-    """One target: how many of `count` requests met it, and the percentile in seconds."""
+    """One target: `good` of `count` requests met it; `value_s` is the measured percentile."""
 
-    target: Target
+    target: LatencyTarget
     good: int
     count: int
     value_s: float
 
     @property
     def share(self) -> float | None:
-        """None without a request that the target is about."""
+        """The share of requests that met the target; None without requests."""
         return self.good / self.count if self.count else None
 
     @property
@@ -41,27 +41,27 @@ class Attained:
 
     @property
     def met(self) -> bool:
-        """Nothing that was judged is nothing that was met."""
+        """Whether the target is met; False without requests."""
         return self.count > 0 and self.good >= self.target.share * self.count - 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class ClassTimes:
-    """TTFT percentiles of one class, seconds; inf where so many were refused."""
+    """TTFT percentiles of one class in seconds; inf if that share was rejected."""
 
     count: int
-    refused: int
+    rejected: int
     p50_s: float
     p95_s: float
     p99_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """What one simulation came to, within the judged window.
+class FleetJudgement:
+    """The result of one simulation within the judged window.
 
     Attributes:
-        hit_ratio: cached share of the prompt tokens that were served.
+        hit_ratio: cached share of the prompt tokens of served requests.
         cpu_s: processor seconds of the simulation.
     """
 
@@ -81,24 +81,24 @@ class Judged:
 
     @property
     def busy(self) -> float:
-        """Work of an engine in a second of arrivals; 1 where a backlog grew."""
+        """Share of time that an engine works; 1 if a backlog grew."""
         return min(1.0, self.usage.work_s)
 
     @property
-    def refused(self) -> int:
-        return sum(one.refused for one in self.classes.values())
+    def rejected(self) -> int:
+        return sum(one.rejected for one in self.classes.values())
 
 
 def judge(
     simulated: Simulated,
-    targets: Sequence[Target],
+    targets: Sequence[LatencyTarget],
     *,
     seed: int,
     from_s: float,
     to_s: float,
     until_s: float,
-) -> Judged:
-    """Judge arrivals from `from_s` to `to_s`; arrivals went on until `until_s`."""
+) -> FleetJudgement:
+    """Judge the arrivals from `from_s` to `to_s`; arrivals continued until `until_s`."""
     table = Table(simulated)
     inside = (table.arrival_s >= from_s) & (table.arrival_s < to_s)
     kinds = np.array([class_of(one.request) for one in simulated.outcomes], dtype=object)
@@ -110,9 +110,9 @@ def judge(
         if chosen.any():
             ttft = _samples(table, "ttft", chosen)
             marks = [order_statistic(ttft, share) for share in (0.5, 0.95, 0.99)]
-            refused = int((chosen & ~table.done).sum())
-            classes[kind] = ClassTimes(int(chosen.sum()), refused, *marks)
-    return Judged(
+            rejected = int((chosen & ~table.done).sum())
+            classes[kind] = ClassTimes(int(chosen.sum()), rejected, *marks)
+    return FleetJudgement(
         gpus=simulated.scenario.gpus,
         seed=seed,
         attained=tuple(
@@ -129,7 +129,7 @@ def judge(
 
 
 def _samples(table: Table, metric: str, chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Ascending; inf for the refused, nothing for the undefined."""
+    """Ascending values of `metric`: inf for rejected requests, none where undefined."""
     values = np.where(table.done, table.metrics[metric], inf)[chosen]
     return np.sort(values[~np.isnan(values)])
 
@@ -138,14 +138,14 @@ def _quantile(ordered: NDArray[np.float64], share: float) -> float:
     return order_statistic(ordered, share) if len(ordered) else 0.0
 
 
-def _attained(table: Table, target: Target, chosen: NDArray[np.bool_]) -> Attained:
+def _attained(table: Table, target: LatencyTarget, chosen: NDArray[np.bool_]) -> Attained:
     values = _samples(table, target.metric, chosen)
     good = int((values <= target.limit_s).sum())
     return Attained(target, good, len(values), _quantile(values, target.share))
 
 
-def pooled(judged: Sequence[Judged], which: int) -> tuple[int, int]:
-    """Good requests and all of them, over several seeds, of target number `which`."""
+def pooled(judged: Sequence[FleetJudgement], which: int) -> tuple[int, int]:
+    """Good and all requests over several seeds, for target number `which`."""
     return (
         sum(one.attained[which].good for one in judged),
         sum(one.attained[which].count for one in judged),

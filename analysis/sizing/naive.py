@@ -1,6 +1,6 @@
-"""What the usual formulas would say, beside the simulation, and why they differ. Pure.
+"""Compute GPU counts by the usual formulas, to compare with the simulation. Pure.
 
-All of them take requests as alone on their GPU; each sentence says what that leaves out.
+All formulas take each request as alone on its GPU; each result states what that leaves out.
 """
 
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import ceil, exp
 
 from forebay.analysis.sizing.floor import Alone, alone, decode_step_s
-from forebay.analysis.sizing.targets import Target
+from forebay.analysis.sizing.targets import LatencyTarget
 from forebay.analysis.sizing.workload import DOCUMENT, Users
 from forebay.proxy.config.schema import MAX_CONCURRENCY
 from forebay.replay.engine.config import EngineConfig
@@ -18,10 +18,10 @@ USUAL_UTILISATION = 0.7
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """One class on idle GPUs: what a request of mean length takes.
+    """The cost of a request of mean length of one class on an idle GPU.
 
     Attributes:
-        gpu_s: seconds of GPU time, prefill and its part of full decode batches.
+        gpu_s: seconds of GPU time: prefill, and its part of full decode batches.
     """
 
     kind: str
@@ -39,7 +39,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Naive:
-    """One formula's answer; `gpus` None where it has none."""
+    """The result of one formula; `gpus` is None if it has no solution."""
 
     name: str
     gpus: int | None
@@ -47,7 +47,7 @@ class Naive:
 
 
 def demands(config: EngineConfig, users: Users) -> list[Demand]:
-    """The classes; shared documents count as cached, as if every engine held all of them."""
+    """The demand of each class; shared documents count as cached on every engine."""
     found = []
     for kind, rate in users.rates_per_s().items():
         mean, output = users.mean_tokens(kind)
@@ -70,18 +70,18 @@ def demands(config: EngineConfig, users: Users) -> list[Demand]:
 
 
 def _batch(config: EngineConfig, context: float) -> int:
-    """Requests that decode together at best: seats and KV cache allow no more."""
+    """The most requests that decode together, limited by slots and KV cache."""
     pool = (config.num_blocks() - 1) * config.block_size
     return max(1, min(MAX_CONCURRENCY, config.seqs, int(pool / context)))
 
 
 def erlangs(classes: Sequence[Demand]) -> float:
-    """GPUs that are busy on average (Little's law on GPU time)."""
+    """Mean number of busy GPUs (Little's law on GPU time)."""
     return sum(one.rate_per_s * one.gpu_s for one in classes)
 
 
 def formulas(
-    config: EngineConfig, users: Users, targets: Sequence[Target], simulated: int
+    config: EngineConfig, users: Users, targets: Sequence[LatencyTarget], simulated: int
 ) -> list[Naive]:
     """KV cache only, utilisation at 100 % and 70 %, and M/M/c."""
     classes = demands(config, users)
@@ -92,27 +92,27 @@ def formulas(
         Naive(
             "utilisation 100 %",
             max(1, ceil(offered)),
-            f"{offered:.1f} GPU-seconds of work arrive a second; leaves no idle time to absorb the"
+            f"{offered:.1f} GPU-seconds of work arrive per second; this leaves no idle time for the"
             " variation of arrivals, so queues grow without bound"
-            + (", and takes shared documents as cached on every GPU" if users.shared else ""),
+            + ("; counts shared documents as cached on every GPU" if users.shared else ""),
         ),
         Naive(
             f"utilisation {USUAL_UTILISATION * 100:.0f} %",
             max(1, ceil(offered / USUAL_UTILISATION)),
-            "a margin that knows neither the targets nor the fleet's size: large fleets pool"
-            " variation and need less, tight targets or long prefills need more",
+            "a margin that ignores targets and fleet size: large fleets pool variation and need"
+            " less, tight targets or long prefills need more",
         ),
         Naive(
             "M/M/c",
             mmc,
-            "one queue, one request a GPU at a time, exponential service: knows no batching, so no"
-            " decode slowed by a prefill beside it (TPOT), and no two kinds of request 100x apart",
+            "one queue, one request per GPU, exponential service times: ignores batching, decode"
+            " steps slowed by prefills (TPOT), and two kinds of requests 100x apart",
         ),
     ]
 
 
 def _kv_only(config: EngineConfig, classes: Sequence[Demand]) -> int:
-    """Tokens resident at once (Little's law: rate x residence alone x tokens) over the pool."""
+    """Tokens in use at once (Little's law: rate x time alone x tokens) over the KV cache."""
     tokens = sum(one.rate_per_s * one.alone.end_s * (one.prompt + one.output) for one in classes)
     return max(1, ceil(tokens / ((config.num_blocks() - 1) * config.block_size)))
 
@@ -120,16 +120,18 @@ def _kv_only(config: EngineConfig, classes: Sequence[Demand]) -> int:
 def _why_kv(simulated: int, config: EngineConfig, classes: Sequence[Demand]) -> str:
     needed, offered = _kv_only(config, classes), erlangs(classes)
     if needed < offered:
-        return "memory would hold the requests, but their prefills need the compute of more GPUs"
+        return "the requests would fit in memory, but their prefills need the compute of more GPUs"
     if needed <= simulated:
-        return "counts requests as short as alone on a GPU; together they stay longer and hold more"
-    return "counts every prompt in full; shared documents are held once"
+        return (
+            "counts each request as alone on a GPU; together they take longer and use more memory"
+        )
+    return "counts every prompt in full; shared documents are stored once"
 
 
 def erlang_c(servers: int, offered: float) -> float:
-    """Chance that an arrival waits in M/M/c (A. K. Erlang, 1917); 1 where the load is too much.
+    """Probability that an arrival waits in M/M/c (A. K. Erlang, 1917); 1 under overload.
 
-    Through Erlang B's recursion, which does not overflow.
+    Uses Erlang B's recursion, which does not overflow.
     """
     if offered >= servers:
         return 1.0
@@ -139,7 +141,7 @@ def erlang_c(servers: int, offered: float) -> float:
     return blocked / (1 - offered / servers * (1 - blocked))
 
 
-def _mmc(classes: Sequence[Demand], targets: Sequence[Target]) -> int | None:
+def _mmc(classes: Sequence[Demand], targets: Sequence[LatencyTarget]) -> int | None:
     """The least c with P(wait > limit - TTFT alone) <= 1 - share for every TTFT target.
 
     P(wait > t) = C(c, a) exp(-(c - a) t / s), s the mean service time, a the offered load.

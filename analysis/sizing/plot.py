@@ -1,4 +1,4 @@
-"""Users against GPUs, one curve a document size: a search a point. Returns SVG; writes nothing."""
+"""Plot users against GPUs, one curve per document size; every point is one search."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -7,15 +7,15 @@ from html import escape
 
 from forebay.analysis import svg
 from forebay.analysis.sizing.guide import question_of
-from forebay.analysis.sizing.search import Found, search
-from forebay.analysis.sizing.targets import Target
-from forebay.analysis.sizing.workers import Workers
+from forebay.analysis.sizing.search import LeastCount, search
+from forebay.analysis.sizing.targets import LatencyTarget
+from forebay.analysis.sizing.workers import JobRunner
 from forebay.analysis.sizing.workload import Users
 from forebay.replay.sim.scenario import Scenario
 from forebay.traces.errors import InputError
 from forebay.traces.lengths import Fixed
 
-SHARES = (0.25, 0.5, 1.0, 1.5)  # of the users asked for
+SHARES = (0.25, 0.5, 1.0, 1.5)  # points of a curve, as multiples of --users
 COLOURS = ("#2a6f97", "#c8553d", "#588157", "#7b5ea7", "#b08900", "#444444")
 STYLE = (
     "text{font:12px system-ui,sans-serif;fill:#333}.grid{stroke:#ddd}.base{stroke:#333}"
@@ -25,27 +25,27 @@ STYLE = (
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Least GPUs of one seed by users; `refused` says why where points are missing."""
+    """Least GPUs of one seed by number of users; `error` states why points are missing."""
 
     document_tokens: int
     points: tuple[tuple[int, int], ...]
-    refused: str = ""
+    error: str = ""
 
 
 def curves(
     users: Users,
     scenario: Scenario,
-    targets: tuple[Target, ...],
-    run: Workers,
+    targets: tuple[LatencyTarget, ...],
+    run: JobRunner,
     *,
     sizes: Sequence[int],
     seed: int,
 ) -> list[Curve]:
-    """One search a point: minutes where fleets are large."""
+    """Run one search per point, which takes minutes for large fleets."""
     counts = sorted({max(1, round(users.users * share)) for share in SHARES})
     started = []
     for tokens in sizes:
-        found: list[Future[Found]] = []
+        found: list[Future[LeastCount]] = []
         why = ""
         try:
             jobs = []
@@ -60,8 +60,10 @@ def curves(
     return [_curve(tokens, counts, found, why) for tokens, found, why in started]
 
 
-def _curve(tokens: int, counts: Sequence[int], found: Sequence[Future[Found]], why: str) -> Curve:
-    """What was found up to the first refusal: the answer beside it is worth more than the plot."""
+def _curve(
+    tokens: int, counts: Sequence[int], found: Sequence[Future[LeastCount]], why: str
+) -> Curve:
+    """The points up to the first failed search: a partial plot must not cost the answer."""
     points = []
     try:
         for count, one in zip(counts, found, strict=False):
@@ -72,7 +74,7 @@ def _curve(tokens: int, counts: Sequence[int], found: Sequence[Future[Found]], w
 
 
 def draw(drawn: Sequence[Curve], label: str) -> str:
-    """The plot as one SVG that stands alone; a mark a search."""
+    """Draw the plot as a standalone SVG with one mark per search."""
     points = [point for curve in drawn for point in curve.points]
     most_users = max((n for n, _ in points), default=1)
     most_gpus = max((gpus for _, gpus in points), default=1)

@@ -1,4 +1,4 @@
-"""The answer on a terminal and as data."""
+"""Print the result of `size` on a terminal, or as JSON."""
 
 import platform
 from collections.abc import Callable, Iterator
@@ -8,9 +8,9 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from forebay.analysis.shares import wilson
-from forebay.analysis.sizing.guide import Answer, Validation
-from forebay.analysis.sizing.judge import Judged, pooled
-from forebay.replay.engine.calibration.constants import calibration_file_of, read_calibration
+from forebay.analysis.sizing.guide import SizingAnswer, Validation
+from forebay.analysis.sizing.judge import FleetJudgement, pooled
+from forebay.replay.engine.step_constants import calibration_file_of, read_calibration
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 HOURS_A_MONTH = 730.0
 
 
-def provenance(answer: Answer, command: str) -> dict[str, Any]:
-    """What it takes to repeat the answer, and what its step times rest on."""
+def provenance(answer: SizingAnswer, command: str) -> dict[str, Any]:
+    """The settings that repeat the answer, and the source of its step times."""
     engine = answer.question.scenario.engine
     model, gpu = engine.model_spec.name, engine.gpu_spec.name
     file = (
@@ -44,8 +44,8 @@ def provenance(answer: Answer, command: str) -> dict[str, Any]:
     }
 
 
-def cost(answer: Answer, price_per_gpu_hour: float | None) -> dict[str, float] | None:
-    """Money a month of the GPUs to buy, the spare included."""
+def cost(answer: SizingAnswer, price_per_gpu_hour: float | None) -> dict[str, float] | None:
+    """Cost of the GPUs, one spare included; None without a price."""
     if price_per_gpu_hour is None:
         return None
     hourly = price_per_gpu_hour * (answer.gpus + 1)
@@ -57,9 +57,12 @@ def cost(answer: Answer, price_per_gpu_hour: float | None) -> dict[str, float] |
 
 
 def as_json(
-    answer: Answer, told: dict[str, Any], price: dict[str, float] | None, check: Validation | None
+    answer: SizingAnswer,
+    origin: dict[str, Any],
+    price: dict[str, float] | None,
+    check: Validation | None,
 ) -> dict[str, Any]:
-    """Everything on the terminal, seconds and shares; null stands for 'never'."""
+    """All figures of the terminal as plain data; null stands for 'never'."""
     return {
         "recommended_gpus": answer.gpus,
         "with_one_spare": answer.gpus + 1,
@@ -85,11 +88,11 @@ def as_json(
             "one_fewer": [_judged(one) for one in check.fewer],
             "recommended": [_judged(one) for one in check.recommended],
         },
-        **told,
+        **origin,
     }
 
 
-def _judged(one: Judged) -> dict[str, Any]:
+def _judged(one: FleetJudgement) -> dict[str, Any]:
     return {
         "seed": one.seed,
         "met": one.met,
@@ -100,7 +103,7 @@ def _judged(one: Judged) -> dict[str, Any]:
         "classes": {
             kind: {
                 "count": c.count,
-                "refused": c.refused,
+                "refused": c.rejected,
                 "ttft_p50_s": _finite(c.p50_s),
                 "ttft_p95_s": _finite(c.p95_s),
                 "ttft_p99_s": _finite(c.p99_s),
@@ -123,8 +126,8 @@ def _finite(value: float) -> float | None:
 
 
 def print_answer(
-    answer: Answer,
-    told: dict[str, Any],
+    answer: SizingAnswer,
+    origin: dict[str, Any],
     price: dict[str, float] | None,
     check: Validation | None,
     console: "Console",
@@ -143,18 +146,18 @@ def print_answer(
         )
     )
     lines = [
-        f"{users.users:,} users, a question every {users.think_s:g} s each, "
+        f"{users.users:,} users, each with a question every {users.think_s:g} s, "
         f"{users.document_share:.0%} with a document, {users.shared:.0%} of those shared",
-        f"targets {', '.join(str(one) for one in targets)}",
-        f"least count by seed: {spread} ({len(answer.seeds)} seeds); the worst seed counts; "
-        f"with {answer.gpus + 1} and one gone, {answer.gpus} are left, which meet the targets",
+        f"targets: {', '.join(str(one) for one in targets)}",
+        f"least count by seed: {spread} ({len(answer.seeds)} seeds); the worst seed decides; "
+        f"if one of {answer.gpus + 1} fails, the other {answer.gpus} still meet the targets",
     ]
     if answer.binding:
-        lines.append(f"binds: {answer.binding.resource}: {answer.binding.why}")
+        lines.append(f"scarce resource: {answer.binding.resource}: {answer.binding.why}")
     if price:
         lines.append(
-            f"cost: {price['per_hour']:,.2f} an hour, {price['per_month']:,.0f} a month of "
-            f"{HOURS_A_MONTH:g} h for {answer.gpus + 1}"
+            f"cost of {answer.gpus + 1} GPUs: {price['per_hour']:,.2f} per hour, "
+            f"{price['per_month']:,.0f} per month of {HOURS_A_MONTH:g} h"
         )
     for line in lines:
         console.print(Text(line))
@@ -167,17 +170,18 @@ def print_answer(
     if check:
         for line in validation_lines(check):
             console.print(Text(line))
-    calibration = told["calibration"]
+    calibration = origin["calibration"]
     for line in (
         f"step times: {calibration['model']}@{calibration['gpu']} for {calibration['for']}; "
         f"checked: {calibration['checked']}",
-        f"{told['command']}   seeds {', '.join(map(str, answer.seeds))}; forebay "
-        f"{told['versions']['forebay']}, Python {told['versions']['python']}, {told['engine']}",
+        f"{origin['command']}   seeds {', '.join(map(str, answer.seeds))}; "
+        f"forebay {origin['versions']['forebay']}, Python {origin['versions']['python']}, "
+        f"{origin['engine']}",
     ):
         console.print(Text(line, style="dim"))
 
 
-def _around_table(answer: Answer) -> "Table":
+def _around_table(answer: SizingAnswer) -> "Table":
     from rich import box
     from rich.table import Table
 
@@ -191,13 +195,13 @@ def _around_table(answer: Answer) -> "Table":
     return table
 
 
-def _around_rows(answer: Answer) -> Iterator[list[str]]:
+def _around_rows(answer: SizingAnswer) -> Iterator[list[str]]:
     columns = list(answer.around.values())
 
-    def row(label: str, cell: Callable[[list[Judged]], str]) -> list[str]:
+    def row(label: str, cell: Callable[[list[FleetJudgement]], str]) -> list[str]:
         return [label, *(cell(judged) for judged in columns)]
 
-    yield row("seeds that met all", lambda js: f"{sum(j.met for j in js)} of {len(js)}")
+    yield row("seeds that met all targets", lambda js: f"{sum(j.met for j in js)} of {len(js)}")
     for which, target in enumerate(answer.question.targets):
         yield row(
             f"within {target}",
@@ -216,9 +220,9 @@ def _around_rows(answer: Answer) -> Iterator[list[str]]:
                 ),
             )
     yield row("TPOT p95, ms", lambda js: _shown(max(j.tpot_p95_s for j in js) * 1e3))
-    yield row("refused, all seeds", lambda js: f"{sum(j.refused for j in js):,}")
+    yield row("rejected, all seeds", lambda js: f"{sum(j.rejected for j in js):,}")
     yield row("busy, mean", lambda js: f"{fmean(j.busy for j in js):.0%}")
-    yield row("KV cache held, mean", lambda js: f"{fmean(j.usage.kv_mean for j in js):.0%}")
+    yield row("KV cache in use, mean", lambda js: f"{fmean(j.usage.kv_mean for j in js):.0%}")
     yield row("prompt tokens cached", lambda js: f"{fmean(j.hit_ratio for j in js):.0%}")
 
 
@@ -226,22 +230,22 @@ def _shown(value: float) -> str:
     return f"{value:.3g}" if isfinite(value) else "never"
 
 
-def _certainty(answer: Answer) -> list[str]:
+def _certainty(answer: SizingAnswer) -> list[str]:
     judged = answer.around[answer.gpus]
-    said = []
+    intervals = []
     for which, target in enumerate(answer.question.targets):
         good, count = pooled(judged, which)
         low, high = wilson(good, count)
-        said.append(f"{target.name} {count:,} requests, {low:.1%} to {high:.1%}")
+        intervals.append(f"{target.name} {count:,} requests, {low:.1%} to {high:.1%}")
     window = answer.question.window
     return [
-        f"at {answer.gpus}, all seeds together, share within the target, 95 % interval (Wilson): "
-        f"{'; '.join(said)}",
+        f"at {answer.gpus} GPUs, share within target over all seeds, 95 % interval (Wilson): "
+        f"{'; '.join(intervals)}",
         f"each seed: {window.judged_s:,.0f} s judged after {window.warmup_s:,.0f} s of warm-up",
     ]
 
 
-def _naive_table(answer: Answer) -> "Table":
+def _naive_table(answer: SizingAnswer) -> "Table":
     from rich import box
     from rich.table import Table
 
@@ -254,12 +258,12 @@ def _naive_table(answer: Answer) -> "Table":
     return table
 
 
-def _variants_table(answer: Answer) -> "Table":
+def _variants_table(answer: SizingAnswer) -> "Table":
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column(f"what if (seed {answer.seeds[0]} alone: {answer.base})")
+    table.add_column(f"what if (seed {answer.seeds[0]} only; unchanged: {answer.base})")
     table.add_column("GPUs", justify="right")
     table.add_column("change", justify="right")
     for one in answer.variants:
@@ -269,7 +273,7 @@ def _variants_table(answer: Answer) -> "Table":
 
 
 def validation_lines(check: Validation) -> list[str]:
-    """What fresh seeds said, and whether they agree with the search."""
+    """The results of new seeds, and whether they agree with the search."""
     lines = []
     for judged in (check.fewer, check.recommended):
         if not judged:
@@ -283,8 +287,8 @@ def validation_lines(check: Validation) -> list[str]:
         lines.append(f"validation, {judged[0].gpus} GPUs: {each}")
     doubt = ""
     if not all(one.met for one in check.recommended):
-        doubt = "; a fresh seed misses: take one more"
+        doubt = "; a new seed misses the targets: take one GPU more"
     elif any(one.met for one in check.fewer):
-        doubt = "; one fewer meets with some of them: the worst-seed rule is on the safe side here"
-    lines.append(f"validation: fresh seeds, {check.window.judged_s:,.0f} s judged{doubt}")
+        doubt = "; one GPU fewer is enough for some of them: the answer is on the safe side"
+    lines.append(f"validation: new seeds, {check.window.judged_s:,.0f} s judged{doubt}")
     return lines

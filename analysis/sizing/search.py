@@ -1,16 +1,16 @@
-"""The least number of GPUs that meets the targets, by simulating one count after the other.
+"""Find the least number of GPUs that meets the targets, by simulating one count after another.
 
-A search belongs to one seed: it starts at a guess, doubles its stride until it has a count that
-fails below one that meets, and halves the distance between them. Searches run side by side in
-processes; each is deterministic, so where it runs changes nothing.
+A search belongs to one seed. It starts at a guess, doubles its stride until one count fails and a
+larger one meets the targets, and then halves the distance between them. Searches run in parallel
+processes; each is deterministic, so its result does not depend on the process.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from forebay.analysis.sizing.judge import Judged, judge
-from forebay.analysis.sizing.targets import NotMet, Target
+from forebay.analysis.sizing.judge import FleetJudgement, judge
+from forebay.analysis.sizing.targets import LatencyTarget, NotMet
 from forebay.analysis.sizing.workload import Users
 from forebay.replay.sim.scenario import Scenario, simulate
 from forebay.traces.errors import InputError
@@ -18,8 +18,8 @@ from forebay.traces.schema import TraceRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """Seconds of arrivals: not judged, judged, and not judged again so that the load stays on."""
+class JudgedWindow:
+    """Seconds of arrivals; only requests of `judged_s` count, and load continues after them."""
 
     warmup_s: float
     judged_s: float
@@ -32,16 +32,16 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One simulation but for the number of GPUs."""
+    """A simulation with everything set but the number of GPUs."""
 
     users: Users
     scenario: Scenario
-    targets: tuple[Target, ...]
-    window: Window
+    targets: tuple[LatencyTarget, ...]
+    window: JudgedWindow
     seed: int
 
-    def ask(self, gpus: int) -> Judged:
-        """Simulate so many GPUs; raises InputError where a target has no request to judge."""
+    def ask(self, gpus: int) -> FleetJudgement:
+        """Simulate `gpus` GPUs; raises InputError if a target has no request to judge."""
         window = self.window
         simulated = simulate(
             _trace(self.users, self.seed, window.total_s), replace(self.scenario, gpus=gpus)
@@ -59,7 +59,7 @@ class Question:
                 raise InputError(
                     f"--slo {one.target}: not one request of seed {self.seed} to judge it by in"
                     f" {window.judged_s:g} s; give a longer --window (an answer of one token has"
-                    " no tpot), or leave the target out"
+                    " no tpot), or omit the target"
                 )
         return judged
 
@@ -70,17 +70,17 @@ def _trace(users: Users, seed: int, duration_s: float) -> Sequence[TraceRequest]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """The least count that met the targets, the one below which did not (or was 0)."""
+class LeastCount:
+    """The least count that met the targets, and the judgements of all counts tried."""
 
     question: Question
     gpus: int
-    asked: dict[int, Judged] = field(repr=False)
+    asked: dict[int, FleetJudgement] = field(repr=False)
 
 
-def least_gpus(question: Question, guess: int, most: int) -> Found:
-    """Search from `guess`; raises NotMet when `most` GPUs do not meet the targets."""
-    asked: dict[int, Judged] = {}
+def least_gpus(question: Question, guess: int, most: int) -> LeastCount:
+    """Search from `guess`; raises NotMet if `most` GPUs do not meet the targets."""
+    asked: dict[int, FleetJudgement] = {}
 
     def meets(gpus: int) -> bool:
         asked[gpus] = question.ask(gpus)
@@ -112,22 +112,22 @@ def least_gpus(question: Question, guess: int, most: int) -> Found:
             high = at
         else:
             low = at
-    return Found(question, high, asked)
+    return LeastCount(question, high, asked)
 
 
-def _unmet(judged: Judged) -> str:
+def _unmet(judged: FleetJudgement) -> str:
     missed = [one for one in judged.attained if not one.met]
-    said = ", ".join(f"{one.target}: {one.shown} within it" for one in missed)
+    shares = ", ".join(f"{one.target}: met by {one.shown}" for one in missed)
     return (
-        f"--slo: not met with {judged.gpus} GPUs either ({said}, GPUs {judged.busy:.0%} busy): more"
-        " GPUs do not help; smaller chunks (--max-num-batched-tokens) shorten the gaps that a"
-        " prefill makes, else relax the target"
+        f"--slo: not met with {judged.gpus} GPUs either ({shares}, GPUs {judged.busy:.0%} busy):"
+        " more GPUs do not help; smaller chunks (--max-num-batched-tokens) shorten the stalls that"
+        " prefills cause, else relax the target"
     )
 
 
-def ask(job: tuple[Question, int]) -> Judged:
+def ask(job: tuple[Question, int]) -> FleetJudgement:
     return job[0].ask(job[1])
 
 
-def search(job: tuple[Question, int, int]) -> Found:
+def search(job: tuple[Question, int, int]) -> LeastCount:
     return least_gpus(*job)

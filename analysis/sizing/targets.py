@@ -1,4 +1,4 @@
-"""Latency targets on percentiles, as a service states them."""
+"""Latency targets on percentiles."""
 
 import re
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ _NAME = re.compile(r"(?:([a-z]+)\.)?([a-z0-9]+)_p([0-9]+(?:\.[0-9]+)?)")
 
 
 class NotMet(InputError):
-    """No number of GPUs meets a target; other bad input says nothing about that."""
+    """No number of GPUs meets a target; any other bad input is a plain InputError."""
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """`share` of the requests of `kind` (None: of all) have `metric` within `limit_s` seconds."""
+class LatencyTarget:
+    """At least `share` of the requests of `kind` (None: all) have `metric` <= `limit_s`."""
 
     kind: str | None
     metric: str
@@ -36,16 +36,16 @@ class Target:
         return self.kind in (None, kind)
 
 
-def default_targets(users: Users) -> tuple[Target, ...]:
-    """Those of `DEFAULT_SLO` that some request of `users` is about."""
+def default_targets(users: Users) -> tuple[LatencyTarget, ...]:
+    """The targets of `DEFAULT_SLO` for the kinds of requests that `users` send."""
     rates = users.rates_per_s()
     return tuple(one for one in parse_targets(DEFAULT_SLO) if one.kind is None or one.kind in rates)
 
 
-def parse_targets(text: str) -> tuple[Target, ...]:
+def parse_targets(text: str) -> tuple[LatencyTarget, ...]:
     """Read `chat.ttft_p95=2s,tpot_p95=100ms`; raises InputError.
 
-    `itl` is judged as `stall`, the longest gap of an answer: stricter than over all gaps.
+    `itl` is judged as `stall`, the longest gap in an answer, which is stricter than all gaps.
     """
     targets = []
     for part in text.split(","):
@@ -60,5 +60,5 @@ def parse_targets(text: str) -> tuple[Target, ...]:
             raise InputError(f"--slo: no metric {metric!r}; one of: {', '.join(METRICS)}, itl")
         bucket = f"{kind}." if kind else ""
         (slo,) = parse_slos(f"{bucket}{metric}={value}", CLASSES)
-        targets.append(Target(kind, metric, float(found[3]) / 100, slo.limit_s))
+        targets.append(LatencyTarget(kind, metric, float(found[3]) / 100, slo.limit_s))
     return tuple(targets)

@@ -1,4 +1,4 @@
-"""Jobs side by side in processes, or at once in this one."""
+"""Run jobs in parallel processes, or directly in this one."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -10,8 +10,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-class Workers:
-    """Where jobs run; results are the same wherever that is."""
+class JobRunner:
+    """Runs jobs in a pool, or in this process without one; the results are equal."""
 
     def __init__(self, pool: ProcessPoolExecutor | None) -> None:
         self._pool = pool
@@ -28,16 +28,16 @@ class Workers:
 
 
 @contextmanager
-def workers(jobs: int, needed: str) -> Iterator[Workers]:
-    """`jobs` processes, which load the module `needed` while the caller does so too."""
+def workers(jobs: int, needed: str) -> Iterator[JobRunner]:
+    """Open `jobs` processes, which import the module `needed` while the caller does the same."""
     if jobs <= 1:
-        yield Workers(None)
+        yield JobRunner(None)
         return
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         for _ in range(jobs):
             pool.submit(import_module, needed).add_done_callback(Future.exception)
         try:
-            yield Workers(pool)
+            yield JobRunner(pool)
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise

@@ -1,7 +1,7 @@
-"""What so many users ask: chat beside questions about long documents, made from a seed.
+"""Generate the traffic of a number of users: chats and questions about long documents.
 
-The arrivals are open: users who wait long do not ask less. That is the safe side of a closed
-population, and the usual model of many users.
+Arrivals are open-loop: users who wait long do not ask less. This is the usual model of many users,
+and gives higher load than a closed population.
 """
 
 from dataclasses import dataclass, field
@@ -15,19 +15,19 @@ from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
 
 CHAT, DOCUMENT = "chat", "document"
 CLASSES = (CHAT, DOCUMENT)
-SAMPLED = 2_000  # draws that stand for a distribution of lengths
+SAMPLED = 2_000  # draws that represent a distribution of lengths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Users:
-    """A population; raises InputError for one that makes no traffic.
+    """A population of users; raises InputError for invalid values.
 
     Attributes:
         think_s: mean seconds between two questions of one user.
         document_share: share of the questions that carry a document; the others are chat.
-        shared: share of these that are about one of `documents` common documents, drawn with
-            Zipf popularity of exponent `zipf_s`; the others bring a document of their own.
-        cv: coefficient of variation of the gaps between arrivals, gamma distributed; 1: Poisson.
+        shared: share of those about one of `documents` common documents, with Zipf popularity of
+            exponent `zipf_s`; each other question brings a document of its own.
+        cv: coefficient of variation of the gamma-distributed arrival gaps; 1: Poisson.
     """
 
     users: int = 100
@@ -65,7 +65,7 @@ class Users:
         return self.users / self.think_s
 
     def rates_per_s(self) -> dict[str, float]:
-        """Requests a second of each class that has any."""
+        """Requests per second of each class, without empty classes."""
         documents = self.rate_per_s * self.document_share
         rates = {CHAT: self.rate_per_s - documents, DOCUMENT: documents}
         return {name: rate for name, rate in rates.items() if rate > 0}
@@ -73,10 +73,9 @@ class Users:
     def requests(self, seed: int, duration_s: float) -> list[TraceRequest]:
         """All arrivals within `duration_s`, in order.
 
-        The mean rate and the shares of the kinds are exactly as asked over the whole duration:
-        arrivals are conditioned on their number, kinds are dealt from a shuffled pack. What
-        varies between seeds is then how they bunch, not how much was asked; without this a
-        window of minutes says more about its luck than about the fleet.
+        The mean rate and the shares of the kinds are exact over the whole duration: arrivals are
+        conditioned on their number, kinds are drawn without replacement. So seeds differ in how
+        requests bunch, not in how many arrive; otherwise a window of minutes would measure luck.
         """
         dice = {name: Random(f"{seed}:{name}") for name in ("gaps", "kinds", "lengths", "choices")}
         sizes = Random(f"{seed}:documents")
@@ -110,11 +109,11 @@ class Users:
         return rows
 
     def prompt_tokens(self, kind: str, share: float) -> int:
-        """The `share` quantile of prompt lengths of a class, of a sample."""
+        """The `share` quantile of a sample of the prompt lengths of a class."""
         return self._sample(kind)[0][min(SAMPLED - 1, int(share * SAMPLED))]
 
     def output_tokens(self, kind: str, share: float) -> int:
-        """The same of answers."""
+        """The `share` quantile of a sample of the answer lengths of a class."""
         return self._sample(kind)[1][min(SAMPLED - 1, int(share * SAMPLED))]
 
     def mean_tokens(self, kind: str) -> tuple[float, float]:
@@ -129,14 +128,14 @@ class Users:
     def _sample(self, kind: str) -> tuple[list[int], list[int]]:
         if kind == CHAT:
             return _drawn(self.chat_tokens), _drawn(self.chat_output_tokens)
-        # Long with long: nearly the same sum, as questions are short beside documents.
+        # Adds sorted lengths: nearly the same sums, because questions are short beside documents.
         questions = _drawn(self.question_tokens)
         asked = [a + b for a, b in zip(_drawn(self.document_tokens), questions, strict=True)]
         return asked, _drawn(self.document_output_tokens)
 
 
 def dealt(count: int, share: float, dice: Random) -> list[bool]:
-    """`count` places, of which a `share` drawn at random is True."""
+    """A random order of `count` values, of which exactly a `share` are True."""
     chosen = round(count * share)
     pack = [True] * chosen + [False] * (count - chosen)
     dice.shuffle(pack)
@@ -149,11 +148,10 @@ def _drawn(length: Length) -> list[int]:
 
 
 class _Library:
-    """The common documents, each in whole blocks of its own: blocks are what engines share.
+    """The common documents, each made of whole blocks, because engines share whole blocks.
 
-    Rounded down, and none is longer than the sample that was checked against the context: a
-    document that fits must not outgrow the context because it is shared. What is shorter than one
-    block comes with every question anew.
+    Lengths are rounded down, and none exceeds the longest sample, which was checked against the
+    context. A document shorter than one block is part of every question instead.
     """
 
     def __init__(self, users: Users, sizes: Random) -> None:

@@ -1,7 +1,7 @@
-"""Read of a request body what the policy needs, and nothing else.
+"""Parse of a request body what the policy needs, and nothing else.
 
-Validates only what is routed on; the rest is the backend's to judge. Nothing here counts tokens
-exactly: a tokenizer would stop the loop for 20 ms at 100k tokens.
+Only fields that decisions depend on are validated; the backend judges the rest. Tokens are
+estimated: a tokenizer would block the loop for 20 ms at 100k tokens.
 """
 
 import math
@@ -19,28 +19,28 @@ from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.core.model import Request, ServiceClass
 from forebay.proxy.http1.errors import ApiError, invalid_type
 
-DEFAULT_OUTPUT_TOKENS = 512  # reserved for an answer to a request that states no limit
-MOST_OUTPUT_TOKENS = 1 << 20  # reserved for all answers to one request
+DEFAULT_OUTPUT_TOKENS = 512  # reserved for the output of a request without a limit
+MOST_OUTPUT_TOKENS = 1 << 20  # bound of what is reserved for all outputs of one request
 BYTES_PER_TOKEN_ID = 4
-LARGE_BYTES = 1 << 20  # of a body: others are let in between while it is parsed
+LARGE_BYTES = 1 << 20  # a larger body is parsed in steps, so that other requests go on
 WHOLE_ONLY = frozenset(
     ("echo", "prompt_logprobs", "truncate_prompt_tokens", "use_beam_search", "suffix")
 )
-"""Fields of which an engine makes more of the prompt than tokens to compute."""
+"""Fields for which an engine needs the whole prompt in one request."""
 CLASSES: tuple[ServiceClass, ...] = ("interactive", "standard", "batch")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A request body, understood.
+class ParsedBody:
+    """A parsed request body.
 
     Attributes:
-        body: what is to be sent on: what came, unless a salt had to be written.
-        prompt_bytes: length of the prompt as text, 0 when it was token ids or held media: what a
-            backend counts then says nothing about text.
+        body: the bytes to send on: those received, with a cache salt if there is one.
+        prompt_bytes: length of the prompt as text; 0 for token ids or media, from which the bytes
+            per token of text cannot be learned.
         streams: the client asked for a stream.
-        chat: not a completion.
-        block_bytes: of the prompt, in each block of `request`.
+        chat: a chat, not a completion.
+        block_bytes: bytes of the prompt in each block of `request`.
     """
 
     request: Request
@@ -63,11 +63,11 @@ def read_fields(
     block_bytes: int,
     tenant: str = "",
     salts: CacheSalts | None = None,
-) -> Asked:
-    """Understand a chat (or completion) request; raises ApiError 400 naming the parameter.
+) -> ParsedBody:
+    """Parse a chat or completion request; raises ApiError 400 naming the parameter.
 
     Args:
-        fields: the body, parsed: for a large one that is half of the work, and done apart.
+        fields: `body` as JSON. Parsing that is half of the work for a large body (`parse_any`).
     """
     streams = _typed(fields, "stream", bool, False)
     _typed(fields, "model", str, "")
@@ -82,7 +82,7 @@ def read_fields(
     answer_tokens = _answer_tokens(fields)
     salt = _client_salt(fields)
     if salts is not None:
-        _refuse_media_ids(fields)
+        _reject_media_ids(fields)
         salt = salts.salt(tenant, salt)
         body = with_salt(body, salt)
     request = Request(
@@ -90,34 +90,34 @@ def read_fields(
         prompt_tokens=tokens + text.media_tokens,
         output_tokens=min(answer_tokens * _answers(fields, chat), MOST_OUTPUT_TOKENS),
         blocks=_chain(prompt, block_bytes, salt),
-        # Media are no part of it: prompts that share their first blocks need not share these.
+        # Without media: prompts that share their first blocks may have other media.
         block_tokens=tokens * block_bytes / max(1, len(prompt)),
         timeout_s=_timeout_s(headers),
-        streams=streams or answer_tokens == 1,  # the end of one token is its beginning
+        streams=streams or answer_tokens == 1,  # one token: the end shows it
         tenant=tenant,
         service_class=_service_class(fields, headers),
         whole=bool(text.media_tokens) or _only_whole(fields, chat),
     )
     teaches = not (text.token_ids or text.media_tokens)
-    return Asked(
+    return ParsedBody(
         request, body, len(prompt) if teaches else 0, text.token_ids, streams, chat, block_bytes
     )
 
 
 async def salted(body: bytes, content_type: str, tenant: str, salts: CacheSalts) -> bytes:
-    """The body of a request that is not shaped, with the tenant's salt; raises ApiError 400.
+    """Return the body of a request that is not shaped with the tenant's salt; raises ApiError 400.
 
-    Forms (audio) pass: vLLM reads no salt from them.
+    Forms (audio) stay as they are: vLLM reads no salt from them.
     """
     if content_type == "multipart/form-data":
         return body
     fields = await parse_any(body)
-    _refuse_media_ids(fields)
+    _reject_media_ids(fields)
     return with_salt(body, salts.salt(tenant, _client_salt(fields)), empty=not fields)
 
 
 async def parse_any(body: bytes) -> dict[str, Any]:
-    """As `parse`, but in steps where it would take long; raises ApiError 400."""
+    """Parse a body, in steps if it would take long; raises ApiError 400."""
     if len(body) < LARGE_BYTES and not is_dense(body):
         return parse(body)
     try:
@@ -129,7 +129,7 @@ async def parse_any(body: bytes) -> dict[str, Any]:
 
 
 def parse(body: bytes) -> dict[str, Any]:
-    """The fields of a body; raises ApiError 400."""
+    """Parse a small body; raises ApiError 400."""
     try:
         return _fields(orjson.loads(body))
     except orjson.JSONDecodeError as error:
@@ -137,7 +137,7 @@ def parse(body: bytes) -> dict[str, Any]:
 
 
 def _not_json(error: orjson.JSONDecodeError) -> ApiError:
-    # The decoder's own words may quote the prompt: only where it stopped is said.
+    # The decoder's message may quote the prompt, so only the place is reported.
     where = f"line {error.lineno}, column {error.colno}"
     return ApiError(400, "invalid_json", f"The body is not valid JSON ({where}).")
 
@@ -149,9 +149,9 @@ def _fields(fields: Any) -> dict[str, Any]:
 
 
 def _chain(prompt: bytes, block_bytes: int, salt: str | None) -> tuple[int, ...]:
-    """Hashes of the full blocks, each covering all before it, and the cache salt first."""
+    """Return chained hashes of the full blocks; the first is chained to the cache salt."""
     before, hashes = xxh3_64_intdigest(salt.encode()) if salt else 0, []
-    # A view costs more than a copy of a block that the CPU's cache holds, and less than another.
+    # A view is slower than copying a block within the CPU's cache, and faster beyond it.
     text = prompt if len(prompt) < LARGE_BYTES else memoryview(prompt)
     for start in range(0, len(prompt) - block_bytes + 1, block_bytes):
         before = xxh3_64_intdigest(text[start : start + block_bytes], before)
@@ -160,7 +160,7 @@ def _chain(prompt: bytes, block_bytes: int, salt: str | None) -> tuple[int, ...]
 
 
 def _only_whole(fields: dict[str, Any], chat: bool) -> bool:
-    """Whether the prompt must be sent as it is."""
+    """Return whether the prompt must be sent in one request (no split prefill)."""
     if not WHOLE_ONLY.isdisjoint(fields) and (
         any(fields.get(name) for name in WHOLE_ONLY) or fields.get("prompt_logprobs") == 0
     ):
@@ -172,12 +172,12 @@ def _only_whole(fields: dict[str, Any], chat: bool) -> bool:
 
 
 def _answers(fields: dict[str, Any], chat: bool) -> int:
-    """How many are generated side by side, each with KV cache of its own behind the prompt."""
+    """Return the number of outputs; each has KV cache of its own after the prompt."""
     answers = 1
     for name in ("n",) if chat else ("n", "best_of"):
-        asked = fields.get(name)
-        if type(asked) is int and asked > answers:  # anything else is the backend's to refuse
-            answers = asked
+        count = fields.get(name)
+        if type(count) is int and count > answers:  # the backend rejects anything else
+            answers = count
     return answers
 
 
@@ -196,11 +196,11 @@ def _client_salt(fields: dict[str, Any]) -> str | None:
     return salt  # type: ignore[no-any-return]
 
 
-def _refuse_media_ids(fields: dict[str, Any]) -> None:
-    """Raise ApiError 400 for a part of a message whose client says under what it is cached.
+def _reject_media_ids(fields: dict[str, Any]) -> None:
+    """Raise ApiError 400 for a content part with a `uuid`.
 
-    vLLM caches media under such a `uuid` whatever the salt is, and takes one without media for what
-    is there: another tenant's image.
+    vLLM caches media under that id without regard to the salt. A part with an id and no media then
+    means the cached media: another tenant's image.
     """
     for name in ("messages", "input"):
         items = fields.get(name)
@@ -210,12 +210,12 @@ def _refuse_media_ids(fields: dict[str, Any]) -> None:
             content = item.get("content") if isinstance(item, dict) else None
             for part in content if isinstance(content, list) else ():
                 if isinstance(part, dict) and part.get("uuid") is not None:
-                    message = "A content part may not have a uuid here: caches are kept apart."
+                    message = "A content part may not have a uuid: caches are isolated here."
                     raise ApiError(400, "uuid_not_allowed", message, param=name)
 
 
 def _service_class(fields: dict[str, Any], headers: Mapping[str, str]) -> ServiceClass:
-    """The header decides, else vLLM's `priority`, where lower is sooner."""
+    """Return the class of the header, or of vLLM's `priority`, where lower is more urgent."""
     priority: int = _typed(fields, "priority", int, 0)
     named = headers.get("x-forebay-class")
     if named is None:

@@ -1,8 +1,8 @@
-"""Keep tenants from seeing each other's prompts in vLLM's prefix cache.
+"""Keep tenants from detecting each other's prompts by the timing of vLLM's prefix cache.
 
-A cached prefix answers sooner, so whoever shares a cache can ask what others asked (arXiv
-2409.20002, 2502.07776). vLLM hashes `cache_salt` into the first block: only equal salts share. Each
-tenant, or named trust group, gets a salt that nobody else can make, whatever the client sends.
+A cached prompt gets its first token sooner, so a tenant could test which prompts others have sent
+(arXiv 2409.20002, 2502.07776). vLLM hashes `cache_salt` into the first block, so only requests with
+equal salts share a cache. Each tenant or trust group gets a salt that no client can produce.
 """
 
 from base64 import urlsafe_b64encode
@@ -19,18 +19,18 @@ _SALT_CHARACTERS = 22  # 132 bits
 
 
 class CacheSalts:
-    """The salt of each tenant, or of the trust group it is in."""
+    """Makes the salt of each tenant, or of its trust group."""
 
     def __init__(self, secret: bytes, groups: Mapping[str, str]) -> None:
         self._secret = secret
         # A tenant's name holds no colon, so no tenant can be taken for a group.
         self._holders = {tenant: f"group:{group}" for tenant, group in groups.items()}
-        self._plain: dict[str, str] = {}  # of tenants whose clients give no salt: nearly all
+        self._plain: dict[str, str] = {}  # for requests without a salt of the client: nearly all
 
     def salt(self, tenant: str, client_salt: str | None = None) -> str:
         """base64url(HMAC-SHA256(secret, tenant || 0 || client_salt))[:22]
 
-        A client's own salt still parts its users from each other, within what is its tenant's.
+        A client's own salt still separates its users from each other within the tenant.
         """
         if client_salt:
             return self._made(tenant, client_salt)
@@ -46,10 +46,14 @@ class CacheSalts:
 
 
 def with_salt(body: bytes, salt: str, *, empty: bool = False) -> bytes:
-    """`body`, a valid JSON object (`empty`: without members), with the salt as its last member.
+    """Return `body` with the salt as its last member.
 
-    The last of several equal keys counts, for the parsers of vLLM as for ours, so this overrides
-    what a client wrote, however it was spelt, without a second pass over a long prompt.
+    The last of several equal keys counts, in vLLM's parsers as in ours. So this overrides a salt of
+    the client, however its key is spelled, without a second pass over a long prompt.
+
+    Args:
+        body: a valid JSON object.
+        empty: the object has no members.
     """
     end = len(body) - 1
     while body[end] != 0x7D:  # white space may follow the brace
@@ -59,10 +63,9 @@ def with_salt(body: bytes, salt: str, *, empty: bool = False) -> bytes:
 
 
 def cache_secret(environ: Mapping[str, str]) -> bytes:
-    """The key of the salts: FOREBAY_CACHE_SECRET, else random; raises InputError if it is short.
+    """Return the key of the salts: FOREBAY_CACHE_SECRET, else random; raises InputError.
 
-    Proxies in front of the same backends need the same secret, or they cannot use what the
-    backends cached for each other.
+    Proxies in front of the same backends need the same secret, to share the backends' caches.
     """
     given = environ.get(SECRET)
     if given is None:
@@ -75,5 +78,5 @@ def cache_secret(environ: Mapping[str, str]) -> bytes:
 
 
 def share_cache_secret(environ: MutableMapping[str, str]) -> None:
-    """Give processes that are about to be started one secret, unless there is one."""
+    """Set a secret for processes that will be started, unless there is one."""
     environ.setdefault(SECRET, token_hex(32))

@@ -1,9 +1,9 @@
-"""Parse a large JSON body in steps, so that the event loop is never held for long.
+"""Parse a large JSON body in steps, so that the event loop is never blocked for long.
 
-orjson takes 1.5 to 3 ms a MB, and neither stops in between nor lets other threads run. Nearly all
-of a large body is a few long strings: they are cut out, parsed in pieces and put back. Whatever
-does not fit that picture, or is no valid JSON, is parsed as a whole: the result is always orjson's.
-So what stands outside of strings is counted first: a MB of `[],` takes 0.1 s and 20 MB.
+orjson takes 1.5 to 3 ms per MB, without a pause and without releasing the GIL. Nearly all of a
+large body is a few long strings: they are cut out, parsed in pieces, and put back. Any other body,
+and invalid JSON, is parsed as a whole, so the result is always orjson's. Therefore values outside
+of strings are counted first: a MB of `[],` takes 0.1 s and 20 MB of memory.
 """
 
 import asyncio
@@ -15,34 +15,32 @@ from typing import Any
 
 import orjson
 
-LONG_BYTES = 256 << 10  # a string of so many is cut out, and parsed in pieces of so many
-SHORT_BYTES = 256 << 10  # of what is left, at most: it is parsed at once
+LONG_BYTES = 256 << 10  # longer strings are cut out, and parsed in pieces of this size
+SHORT_BYTES = 256 << 10  # bound of the rest, which is parsed at once
 QUOTES_AT_ONCE = 2000  # about a millisecond
-LONGEST_UNIT = (
-    12  # bytes of the longest thing that cannot be cut: two escapes that are one character
-)
+LONGEST_UNIT = 12  # bytes that must not be cut: at most two escapes, for one character
 COUNTED_AT_ONCE = 256 << 10  # bytes
 
-# Each is good for 50 to 150 ms. A batch of 16,384 chat messages has a fifth of them.
+# Each bound stands for 50 to 150 ms. A batch of 16,384 chat messages reaches a fifth of them.
 MOST_CONTAINERS = 1 << 17  # lists and objects
 MOST_STRINGS = 1 << 18  # keys too
 MOST_VALUES = 1 << 22  # 16 MiB of token ids have about 2.5 million
 
 
-_STRIDE = choice((61, 67, 71, 73, 79, 83, 89, 97))  # unknown to whoever would step around it
+_STRIDE = choice((61, 67, 71, 73, 79, 83, 89, 97))  # random: no body can avoid it
 
 
 class TooMuchJson(ValueError):
-    """More values than anybody asks with; the text says of what."""
+    """The body has more values than any sensible request; the message names the kind."""
 
 
 def is_dense(body: bytes) -> bool:
-    """Whether a small body may take long for its length; what is in strings counts as well.
+    """Return whether a small body may take long for its length.
 
-    By a sample: counting all of a prompt of 400 KB would cost as much as parsing it. Who is taken
-    for dense is only counted, by `loads_in_steps`.
+    This looks at a sample: counting all of a 400 KB prompt would cost as much as parsing it. The
+    sample includes strings, so it may be wrong; then `loads_in_steps` counts exactly.
     """
-    if len(body) < 2 * MOST_CONTAINERS:  # each is closed, too
+    if len(body) < 2 * MOST_CONTAINERS:  # each opens and closes
         return False
     sample = body[::_STRIDE]
     return (sample.count(b"{") + sample.count(b"[")) * _STRIDE > MOST_CONTAINERS // 2
@@ -50,14 +48,14 @@ def is_dense(body: bytes) -> bool:
 
 @dataclass(slots=True)
 class _Counts:
-    """What was seen outside of strings; more than the most raises TooMuchJson."""
+    """Counts values outside of strings; raises TooMuchJson above the bounds."""
 
     containers: int = 0
     strings: int = 0
     values: int = 0
 
     def add(self, body: bytes, start: int, end: int) -> None:
-        if end - start == 1 and body[start] == 0x3A:  # between a key and its text: nearly half
+        if end - start == 1 and body[start] == 0x3A:  # a colon: half of the calls
             return
         self.containers += body.count(b"{", start, end) + body.count(b"[", start, end)
         self.values += body.count(b",", start, end)
@@ -70,20 +68,20 @@ class _Counts:
 
 
 async def loads_in_steps(body: bytes) -> Any:
-    """What `orjson.loads` gives; raises orjson.JSONDecodeError, and TooMuchJson before it."""
+    """Return what `orjson.loads` returns; raises orjson.JSONDecodeError or TooMuchJson."""
     try:
         cut = await _cut_out(body)
         if cut is not None:
             return await _put_together(body, *cut)
     except orjson.JSONDecodeError:
-        pass  # it was said of a piece: where the fault is shows the whole
+        pass  # parsing the whole shows the place of the fault
     return orjson.loads(body)
 
 
 async def _cut_out(body: bytes) -> tuple[bytes, dict[str, tuple[int, int]]] | None:
-    """The body with a name in place of each long string, and where these strings are.
+    """Return the body with a name in place of each long string, and the spans of these strings.
 
-    None if that does not make it short; raises TooMuchJson.
+    Returns None if the rest is not short enough; raises TooMuchJson.
     """
     parts: list[bytes] = []
     spans: dict[str, tuple[int, int]] = {}
@@ -113,7 +111,7 @@ async def _cut_out(body: bytes) -> tuple[bytes, dict[str, tuple[int, int]]] | No
 
 
 async def _count_far(counts: _Counts, body: bytes, start: int, end: int) -> int:
-    """Count from `start` on in steps, up to the last before `end`; says how far that was."""
+    """Count from `start` on in steps, up to the last before `end`; returns how far that was."""
     while end - start > COUNTED_AT_ONCE:
         counts.add(body, start, start + COUNTED_AT_ONCE)
         start += COUNTED_AT_ONCE
@@ -122,7 +120,7 @@ async def _count_far(counts: _Counts, body: bytes, start: int, end: int) -> int:
 
 
 def _strings(body: bytes) -> Iterator[tuple[int, int]]:
-    """Where strings begin and end, without their quotes; an empty span for each escaped quote."""
+    """Yield the spans of strings without their quotes, and an empty span per escaped quote."""
     start = body.find(b'"') + 1
     while start:
         seen, end = start, body.find(b'"', start)
@@ -136,7 +134,7 @@ def _strings(body: bytes) -> Iterator[tuple[int, int]]:
 
 
 async def _put_together(body: bytes, short: bytes, spans: dict[str, tuple[int, int]]) -> Any:
-    whole = [orjson.loads(short)]  # in a list, should it be one string
+    whole = [orjson.loads(short)]  # in a list, because the whole body may be one string
     nodes: list[Any] = [whole]
     while nodes:
         node = nodes.pop()
@@ -162,7 +160,10 @@ async def _decoded(body: bytes, start: int, end: int) -> str:
 
 
 def _piece(body: bytes, start: int, stop: int, tries: int) -> tuple[str, int]:
-    """A piece that ends at `stop` or a little before, and where: what parses was not cut in two."""
+    """Parse a piece that ends at `stop` or a little before; returns it and its end.
+
+    A piece that parses has not cut a character in two.
+    """
     while True:
         try:
             return str(orjson.loads(b'"%b"' % body[start:stop])), stop

@@ -1,8 +1,8 @@
-"""The beginning of a prompt as a request of its own: its body, for an engine to compute and keep.
+"""Make the body of a request for a leading part of a prompt (split prefill).
 
-Cut where the policy's index blocks end, which is between any two characters: the engine's last
-block may then hold other tokens than in the whole prompt, and is computed again. In a chat the
-template closes the message that was cut; that, too, is in the last block alone.
+The prompt is cut at the end of one of the policy's index blocks, between any two characters. So
+the engine's last block may hold other tokens than in the whole prompt, and is computed again. In a
+chat the template closes the message that was cut, which also changes the last block only.
 """
 
 from typing import Any
@@ -15,10 +15,10 @@ from forebay.proxy.api.prompt_text import chat_text
 DROPPED = ("stream_options", "max_completion_tokens", "min_tokens", "best_of", "n")
 
 
-async def piece_of(body: bytes, length: int, *, chat: bool) -> bytes | None:
-    """A body that asks for one token behind the first `length` bytes of the prompt.
+async def prefix_body(body: bytes, length: int, *, chat: bool) -> bytes | None:
+    """Return a body that asks for one token after the first `length` bytes of the prompt.
 
-    None where the prompt cannot be cut there: before the first message, or at its very end.
+    Returns None if the prompt cannot be cut there: before the first message, or at its end.
     """
     fields = await parse_any(body)
     if chat:
@@ -36,14 +36,14 @@ async def piece_of(body: bytes, length: int, *, chat: bool) -> bytes | None:
 
 
 def _first_messages(fields: dict[str, Any], length: int) -> list[dict[str, Any]]:
-    """Those whose text fits into so many bytes, and what fits of the next."""
+    """Return the messages whose text fits into `length` bytes, and what fits of the next."""
     messages, head = fields["messages"], {**fields, "messages": []}
 
     def size(upto: list[dict[str, Any]]) -> int:
         return len(chat_text({**head, "messages": upto}).data) if upto else 0
 
     low, high = 0, len(messages)
-    while low < high:  # how many fit whole
+    while low < high:  # binary search for the number of whole messages
         middle = (low + high + 1) // 2
         if size(messages[:middle]) <= length:
             low = middle
@@ -59,4 +59,4 @@ def _first_messages(fields: dict[str, Any], length: int) -> list[dict[str, Any]]
 
 
 def _first_bytes(text: str, length: int) -> str:
-    return text.encode()[:length].decode(errors="ignore")  # no half a character
+    return text.encode()[:length].decode(errors="ignore")  # drops a character that was cut

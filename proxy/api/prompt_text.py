@@ -1,8 +1,7 @@
-"""A prompt as bytes, in the order in which a chat template puts its parts: tools, documents,
-messages.
+"""Turn a prompt into bytes, in the order of a chat template: tools, documents, messages.
 
-Equal prefixes of the text are equal prefixes of the bytes. All of it runs before admission, so the
-work is bounded by what is counted before it is looped over.
+Equal prefixes of the text are equal prefixes of the bytes. This runs before admission, so its work
+is bounded: items are counted before they are looped over.
 """
 
 from array import array
@@ -14,8 +13,11 @@ from xxhash import xxh3_128_digest
 from forebay.proxy.api.media_tokens import hidden_media_tokens, media_tokens
 from forebay.proxy.http1.errors import ApiError, invalid_type
 
-MOST_ITEMS = 16_384  # messages, their parts and tool calls together; prompts of a batch
-REASONING = ("reasoning", "reasoning_content")  # of an assistant's message: now and formerly
+MOST_ITEMS = 16_384  # bound of messages, parts and tool calls together, and of prompts in a batch
+REASONING = (
+    "reasoning",
+    "reasoning_content",
+)  # the new name and the old one
 
 
 class PromptText(NamedTuple):
@@ -23,7 +25,7 @@ class PromptText(NamedTuple):
 
     Attributes:
         token_ids: the bytes are token ids.
-        media_tokens: what stands in the bytes as digests alone is taken for so many.
+        media_tokens: estimated tokens of media, which are in the bytes as digests only.
     """
 
     data: bytes
@@ -32,30 +34,18 @@ class PromptText(NamedTuple):
 
 
 def chat_text(fields: dict[str, Any]) -> PromptText:
-    """The text of a chat; raises ApiError 400."""
+    """Return the text of a chat; raises ApiError 400."""
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise invalid_type("messages", "a list of one or more messages", "messages")
     items = _counted(0, messages, "messages")
-    # Added to at once: what orjson returns holds a buffer of 1 KB or more, however short it is.
+    # Appended at once: what orjson returns holds a buffer of 1 KB or more, however short it is.
     text, media = bytearray(), 0
-    if tools := fields.get("tools"):
-        text += _dumped(tools, "tools")
-    if isinstance(documents := fields.get("documents"), list) and documents:
-        text += _dumped(documents, "documents")
-    if isinstance(options := fields.get("chat_template_kwargs"), dict) and options:
-        text += _dumped(options, "chat_template_kwargs")
+    _add_preamble(text, fields)
     for index, message in enumerate(messages):
         if not isinstance(message, dict):
             raise invalid_type(f"messages[{index}]", "an object", "messages")
-        role = message.get("role")
-        # Anything else is the backend's to refuse; its text may be too deep to be made.
-        text += f"\0{role if isinstance(role, str) else ''}\0".encode()
-        for name in REASONING:
-            if thought := message.get(name):
-                text += (
-                    thought.encode() if isinstance(thought, str) else _dumped(thought, "messages")
-                )
+        _add_role(text, message)
         content = message.get("content")
         if isinstance(content, str):
             text += content.encode()
@@ -71,6 +61,26 @@ def chat_text(fields: dict[str, Any]) -> PromptText:
     return PromptText(bytes(text), media_tokens=media)
 
 
+def _add_preamble(text: bytearray, fields: dict[str, Any]) -> None:
+    """Add what a chat template puts before the messages."""
+    if tools := fields.get("tools"):
+        text += _dumped(tools, "tools")
+    if isinstance(documents := fields.get("documents"), list) and documents:
+        text += _dumped(documents, "documents")
+    if isinstance(options := fields.get("chat_template_kwargs"), dict) and options:
+        text += _dumped(options, "chat_template_kwargs")
+
+
+def _add_role(text: bytearray, message: dict[str, Any]) -> None:
+    """Add the role of a message, and its reasoning."""
+    role = message.get("role")
+    # Any other role is for the backend to reject; its JSON may be nested too deeply to be dumped.
+    text += f"\0{role if isinstance(role, str) else ''}\0".encode()
+    for name in REASONING:
+        if thought := message.get(name):
+            text += thought.encode() if isinstance(thought, str) else _dumped(thought, "messages")
+
+
 def _counted(before: int, items: list[Any], param: str) -> int:
     count = before + len(items)
     if count > MOST_ITEMS:
@@ -81,13 +91,13 @@ def _counted(before: int, items: list[Any], param: str) -> int:
 
 
 def _add_parts(text: bytearray, parts: list[Any]) -> int:
-    """Multi-part content: the text of text parts, a digest of media, anything else as it stands.
+    """Add multi-part content, and return the estimated tokens of its media.
 
-    Returns the tokens of the media.
+    Text is added as it is, media as a digest, anything else as JSON.
     """
     media = 0
     for part in parts:
-        if not isinstance(part, dict | str):  # vLLM takes strings for text parts
+        if not isinstance(part, dict | str):  # vLLM treats strings as text parts
             raise invalid_type("A content part", "a string or an object", "messages")
         tokens = media_tokens(part) if isinstance(part, dict) else 0
         if not tokens and isinstance(part, dict) and isinstance(part.get("text"), str):
@@ -104,12 +114,12 @@ def _add_parts(text: bytearray, parts: list[Any]) -> int:
 def _dumped(value: Any, param: str) -> bytes:
     try:
         return orjson.dumps(value)
-    except orjson.JSONEncodeError:  # it reads 1024 levels and writes 254
+    except orjson.JSONEncodeError:  # orjson reads 1024 levels and writes 254
         raise invalid_type(param, "nested less deeply", param) from None
 
 
 def completion_text(fields: dict[str, Any]) -> PromptText:
-    """The prompt of a completion, or the prompts of a batch; raises ApiError 400."""
+    """Return the prompt of a completion, or the prompts of a batch; raises ApiError 400."""
     prompt = fields.get("prompt")
     if isinstance(prompt, str):
         return PromptText(prompt.encode())

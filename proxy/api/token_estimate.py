@@ -1,37 +1,34 @@
-"""How many tokens a prompt has, from its bytes: learned from the `usage` of the answers.
+"""Estimate the tokens of a prompt from its bytes, learned from the `usage` of responses.
 
-A tenant's texts are alike (one language, one template), so each is learned apart, from the common
-ratio on: what one tenant sends does not move what another's prompts are taken for.
+The texts of a tenant are similar (one language, one template), so each tenant has a ratio of its
+own, which starts at the common one. One tenant's prompts do not change another's estimates.
 """
 
 from collections import OrderedDict
 
 GAIN = 0.05
-STEP = 2.0  # one answer counts as at most this factor away from what was known
-LEAST, MOST = 1.0, 16.0  # bytes a token: beyond these the answer is not about this text
-MAX_TENANTS = 1024  # the least recently seen is forgotten
+STEP = 2.0  # one response counts as at most this factor away from the known ratio
+LEAST, MOST = 1.0, 16.0  # bytes per token: beyond these the count does not concern this text
+MAX_TENANTS = 1024  # the least recent one is forgotten
 MAX_PROMPT_TOKENS = 1 << 30
 
 
 class TokenEstimate:
-    """A smoothed ratio of prompt bytes to prompt tokens, for each tenant and for all."""
+    """Smoothed ratios of prompt bytes to prompt tokens, of each tenant and of all."""
 
     def __init__(self, bytes_per_token: float) -> None:
         self.bytes_per_token = bytes_per_token
         self._tenants: OrderedDict[str, float] = OrderedDict()
 
     def tokens(self, prompt_bytes: int, tenant: str = "") -> int:
-        """Estimated tokens of a prompt of so many bytes, at least 1."""
+        """Return the estimated tokens of a prompt, at least 1."""
         return max(1, round(prompt_bytes / self._ratio(tenant)))
 
     def learn(self, prompt_bytes: int, prompt_tokens: int, tenant: str = "") -> None:
-        """A backend counted `prompt_tokens` in a prompt of `prompt_bytes`.
-
-        Counts that no prompt can have are ignored; the others are clamped.
-        """
+        """Learn from the count of a backend; an impossible count is ignored."""
         if type(prompt_tokens) is not int or not 0 < prompt_tokens <= MAX_PROMPT_TOKENS:
             return
-        if prompt_bytes < 256:  # below, the chat template dominates
+        if prompt_bytes < 256:  # in shorter prompts the chat template dominates
             return
         ratio = min(MOST, max(LEAST, prompt_bytes / prompt_tokens))
         if tenant:

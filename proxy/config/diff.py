@@ -1,20 +1,21 @@
-"""What is different between two configurations, and what of it can change while it runs."""
+"""Compare two configurations: which keys changed, and which of them need a restart."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
 
-from forebay.proxy.config.schema import BackendConfig, Config, Tls
+from forebay.proxy.config.schema import BackendConfig, Config
+from forebay.proxy.config.sections import Tls
 
-# Whole sections or single keys; everything else changes in place.
+# Sections or single keys. Other keys of the sections in IN_PLACE change while the proxy runs.
 NEEDS_RESTART = frozenset(
     {
         *("capture", "listen", "metrics", "share", "tokens", "tracing", "upstream_tls"),
         *("limits.header", "logs.format"),
     }
 )
-# All blocks of text in one file of a capture stand for equally many tokens.
+# In one capture file all blocks of text stand for the same number of tokens.
 NEEDS_RESTART_IN_CAPTURE = frozenset({"affinity.block_bytes"})
 IN_PLACE = frozenset(
     {
@@ -25,72 +26,90 @@ IN_PLACE = frozenset(
 )
 
 
+Backends = tuple[BackendConfig, ...]
+Names = tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Changes:
     """The way from one configuration to another.
 
     Attributes:
-        config: what is in force afterwards: the new one, with the old values of `restart`.
-        keys: what changes in place, such as `timeouts.idle`.
-        restart: what differs and cannot change in place.
-        added, moved, resized: backends that are new, have another URL, or other limits or
-            KV events at the same one.
-        removed: names of those that are to go.
+        config: the new configuration, with the old values of the keys in `restart`.
+        keys: the keys that change in place, such as `timeouts.idle`.
+        restart: the changed keys that need a restart.
+        added, moved, resized: backends that are new, have another URL, or have other limits or
+            KV events at the same URL.
+        removed: names of the backends to remove.
     """
 
     config: Config
     keys: tuple[str, ...]
     restart: tuple[str, ...]
-    added: tuple[BackendConfig, ...]
-    moved: tuple[BackendConfig, ...]
-    resized: tuple[BackendConfig, ...]
-    removed: tuple[str, ...]
+    added: Backends
+    moved: Backends
+    resized: Backends
+    removed: Names
 
 
 def changes(old: Config, new: Config) -> Changes:
-    """What leads from `old` to `new`. A key that nobody has thought about needs a restart."""
-    needs_restart = NEEDS_RESTART
-    if old.capture.path is not None:  # the new one's would not be used before a restart
-        needs_restart |= NEEDS_RESTART_IN_CAPTURE
+    """Compare two configurations. A key that is not listed above needs a restart."""
     keys: list[str] = []
     restart: list[str] = []
     kept: dict[str, Any] = {}
+    needs_restart = NEEDS_RESTART
+    if old.capture.path is not None:  # a new capture.path is not used before a restart
+        needs_restart |= NEEDS_RESTART_IN_CAPTURE
     for section in Config.model_fields:
         before, after = getattr(old, section), getattr(new, section)
         if before == after:
             continue
-        if section not in IN_PLACE or _switched(before, after):
+        if section not in IN_PLACE or _switches_tls(before, after):
             restart.append(section)
             kept[section] = before
         elif not isinstance(after, BaseModel):
             keys.append(section)
         else:
-            kept_here: dict[str, Any] = {}
-            for name in type(after).model_fields:
-                if getattr(before, name) != getattr(after, name):
-                    if (key := f"{section}.{name}") in needs_restart:
-                        restart.append(key)
-                        kept_here[name] = getattr(before, name)
-                    else:
-                        keys.append(key)
-            if kept_here:
-                kept[section] = after.model_copy(update=kept_here)
-    had = {backend.name: backend for backend in old.backends}
-    have = {backend.name: backend for backend in new.backends}
-    both = [(had[name], have[name]) for name in have if name in had]
+            changed = [f"{section}.{name}" for name in _changed_fields(before, after)]
+            keys += [key for key in changed if key not in needs_restart]
+            if held_back := [key for key in changed if key in needs_restart]:
+                restart += held_back
+                names = [key.removeprefix(f"{section}.") for key in held_back]
+                kept[section] = after.model_copy(
+                    update={name: getattr(before, name) for name in names}
+                )
+    added, moved, resized, removed = _backend_changes(old.backends, new.backends)
     return Changes(
         config=new.model_copy(update=kept),
         keys=tuple(keys),
         restart=tuple(restart),
-        added=tuple(backend for name, backend in have.items() if name not in had),
-        moved=tuple(now for was, now in both if was.url != now.url),
-        resized=tuple(now for was, now in both if was.url == now.url and was != now),
-        removed=tuple(name for name in had if name not in have),
+        added=added,
+        moved=moved,
+        resized=resized,
+        removed=removed,
     )
 
 
-def _switched(before: object, after: object) -> bool:
-    """A port speaks TLS or does not; another certificate is no such change."""
+def _changed_fields(before: BaseModel, after: BaseModel) -> list[str]:
+    names = type(after).model_fields
+    return [name for name in names if getattr(before, name) != getattr(after, name)]
+
+
+def _backend_changes(old: Backends, new: Backends) -> tuple[Backends, Backends, Backends, Names]:
+    """Return the backends that are added, moved and resized, and the names of the removed."""
+    had = {backend.name: backend for backend in old}
+    have = {backend.name: backend for backend in new}
+    both = [(had[name], have[name]) for name in have if name in had]
+    return (
+        tuple(backend for name, backend in have.items() if name not in had),
+        tuple(now for was, now in both if was.url != now.url),
+        tuple(now for was, now in both if was.url == now.url and was != now),
+        tuple(name for name in had if name not in have),
+    )
+
+
+def _switches_tls(before: object, after: object) -> bool:
+    """Return whether TLS is switched on or off; another certificate is no such change."""
     return (
         isinstance(before, Tls)
         and isinstance(after, Tls)

@@ -1,4 +1,4 @@
-"""Durations and sizes as people write them: `2s`, `300ms`, `16MiB`."""
+"""Parse durations and sizes such as `2s`, `300ms` and `16MiB`."""
 
 import re
 from typing import Any
@@ -9,12 +9,12 @@ _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
 
 
 def seconds(value: Any) -> Any:
-    """`300ms`, `2s`, `1m`, `1h` or a plain number of seconds; raises ValueError."""
+    """Parse `300ms`, `2s`, `1m`, `1h` or a plain number of seconds; raises ValueError."""
     return _quantity(value, _SECONDS, "a duration such as 2s or 300ms")
 
 
 def size_bytes(value: Any) -> Any:
-    """`16KiB`, `16MiB`, `1GiB`, `10MB` or a plain number of bytes; raises ValueError."""
+    """Parse `16KiB`, `16MiB`, `1GiB`, `10MB` or a plain number of bytes; raises ValueError."""
     size = _quantity(value, _BYTES, "a size such as 16MiB")
     return int(size) if isinstance(size, float) and size.is_integer() else size
 

@@ -1,19 +1,14 @@
-"""The configuration of the proxy: what keys there are, and what makes a value right.
+"""The configuration of the proxy: its keys, defaults and allowed values.
 
-Where values come from, and who wins, is `config_sources.py`.
+Sections that do not concern the policy are in `sections.py`. Values come from files, the
+environment and flags (`sources.py`).
 """
 
-import re
 from collections.abc import Sequence
 from math import inf
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypedDict
-from urllib.parse import urlsplit
+from typing import Annotated, Literal, Self, TypedDict
 
 from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
     Field,
     PositiveInt,
     SecretStr,
@@ -21,60 +16,52 @@ from pydantic import (
     model_validator,
 )
 
-from forebay.proxy.config.quantities import seconds, size_bytes
+from forebay.proxy.config.checks import (
+    check_origins,
+    check_paths,
+    check_share_url,
+    check_unique,
+    check_zmq_endpoint,
+    checked_base_url,
+)
+from forebay.proxy.config.sections import (
+    CaptureConfig,
+    HealthConfig,
+    Limits,
+    Listen,
+    Logs,
+    MetricsConfig,
+    Seconds,
+    Section,
+    Timeouts,
+    Tls,
+    Tokens,
+    Tracing,
+    UpstreamTls,
+)
 from forebay.proxy.core.model import BackendSpec, Tenant
 from forebay.proxy.core.model import Bucket as CoreBucket
-from forebay.proxy.core.policy.routes import ROUTES
-from forebay.proxy.core.policy.routing import Affinity, Route
-from forebay.proxy.share.redis_link import check_url
+from forebay.proxy.core.policy.routing import ROUTES, Affinity, Route
 
-Seconds = Annotated[float, BeforeValidator(seconds), Field(gt=0)]
-NoOrSeconds = Annotated[float, BeforeValidator(seconds), Field(ge=0)]
-Bytes = Annotated[int, BeforeValidator(size_bytes), Field(gt=0)]
 ROUTED = (
     "/v1/models", "/v1/embeddings", "/v1/responses", "/tokenize", "/detokenize", "/version",
 )  # fmt: skip
-
-
 NAME = r"^[A-Za-z0-9._-]{1,64}$"
 MAX_CONCURRENCY = 256
-"""Requests that run on a backend, unless stated. KV cache is the limit that counts, and it is
-reckoned with; short chats fill a GPU's batch only by the hundred."""
-ANSWER_FIRST_TOKENS = 5  # so long a whole answer may take, in units of timeouts.first_token
-BURST_S = 60.0  # a tenant's burst, unless stated: what its rate brings in this time
+"""Default bound of running requests on a backend. The real limit is the KV cache, which the policy
+models; short chats fill a GPU's batch only by the hundred."""
+BURST_S = 60.0  # a tenant's default burst: the tokens its rate brings in this time
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
-
-
-class Listen(_Section):
-    """Where to listen; port 0 takes any free one. reuse_port: a second proxy may start beside.
-
-    admin_host: where operators ask, without keys or TLS; null: as host. Keep it private.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = Field(8080, ge=0, le=65535)
-    admin_host: str | None = Field(None, min_length=1)
-    admin_port: int = Field(9090, ge=0, le=65535)
-    reuse_port: bool = False
-
-    @property
-    def asked_at(self) -> str:
-        """The host of the admin port, of one process as of many."""
-        return self.admin_host or self.host
-
-
-class BackendConfig(_Section):
+class BackendConfig(Section):
     """One vLLM server.
 
-    long_prefill_token_threshold: its flag of that name, if it has one: shorter prefills then pass
-    longer ones, and no server need be kept clear of these.
-    prefill_piece: it caches prefixes, and prompts whose prefill takes longer go there in pieces of
-    about so long while shorter ones come in, which so get in between.
-    kv_events, kv_replay: its --kv-events-config's endpoint, as seen from here, and its
-    replay_endpoint. With `*` in it the endpoint is bound here, for a vLLM that connects.
+    long_prefill_token_threshold: the server's flag of that name, if it is set. Shorter prefills
+    then overtake longer ones, so no server is reserved for short prompts.
+    prefill_piece: split prefill. A longer prefill is sent in parts of about this many seconds while
+    shorter prompts arrive, which run in between. The server must cache prefixes.
+    kv_events, kv_replay: endpoint and replay_endpoint of the server's --kv-events-config, as seen
+    from here. An endpoint with `*` is bound here, for a vLLM that connects to it.
     """
 
     name: str = Field("", pattern=r"^[A-Za-z0-9._-]{0,64}$")
@@ -88,8 +75,8 @@ class BackendConfig(_Section):
     @field_validator("kv_events", "kv_replay")
     @classmethod
     def _endpoint(cls, endpoint: str | None) -> str | None:
-        if endpoint is not None and not re.fullmatch(r"tcp://[^/]+:\d+|ipc://.+", endpoint):
-            raise ValueError("give a ZeroMQ endpoint such as tcp://127.0.0.1:5557")
+        if endpoint is not None:
+            check_zmq_endpoint(endpoint)
         return endpoint
 
     @model_validator(mode="after")
@@ -101,35 +88,17 @@ class BackendConfig(_Section):
     @field_validator("url")
     @classmethod
     def _base_url(cls, url: str) -> str:
-        try:
-            parts = urlsplit(url)
-            host = parts.hostname
-            known = parts.scheme in ("http", "https") and parts.port != 0
-        except ValueError:
-            known, host = False, None
-        if not (known and host):
-            raise ValueError("give a URL such as http://127.0.0.1:8001")
-        if "@" in parts.netloc:  # even with an empty name, and no key would be sent by it
-            raise ValueError(
-                "give the server only, such as http://127.0.0.1:8001, without user or password; "
-                "a key for the backends is upstream_api_key"
-            )
-        if parts.path.strip("/") or parts.query or parts.fragment:
-            raise ValueError("give the server only, such as http://127.0.0.1:8001, with no path")
-        try:
-            host.encode("idna")  # as it is looked up
-            named = parts.netloc.isascii()  # as it goes into the Host header
-        except UnicodeError:
-            named = False
-        if not named:
-            raise ValueError(
-                "no name of a host: give it in ASCII, 1 to 63 characters from dot to dot"
-            )
-        return f"{parts.scheme}://{parts.netloc}"
+        return checked_base_url(url)
 
 
-class BucketConfig(_Section):
-    """A length bucket: requests of up to `up_to` estimated prompt tokens share its queue."""
+class BucketConfig(Section):
+    """A length bucket: requests of up to `up_to` estimated prompt tokens share a queue.
+
+    max_queue: waiting requests; one more is rejected.
+    max_wait: a request whose predicted wait is longer is rejected.
+    prefills_per_backend: prefills of this bucket that may run at once on one backend.
+    backends: names of those it may use; empty: all.
+    """
 
     name: str = Field(pattern=r"^[a-z0-9_-]{1,32}$")
     up_to: int = Field(ge=1)
@@ -139,8 +108,14 @@ class BucketConfig(_Section):
     backends: tuple[str, ...] = ()
 
 
-class AffinityConfig(_Section):
-    """What a cached prefix is worth. kv_tokens: the KV pool of each backend; auto asks it."""
+class AffinityConfig(Section):
+    """Routing to cached prefixes.
+
+    block_bytes: prompt bytes in one block of the prefix index.
+    min_match: share of the prompt that must be cached for the cache to count in routing.
+    max_imbalance: load of a backend, relative to the mean, up to which a cached prefix counts.
+    kv_tokens: size of each backend's KV cache in tokens; auto asks the backend.
+    """
 
     block_bytes: int = Field(2048, ge=256, le=65536)
     min_match: float = Field(0.25, ge=0, le=1)
@@ -148,96 +123,25 @@ class AffinityConfig(_Section):
     kv_tokens: Literal["auto"] | PositiveInt = "auto"
 
 
-class Admission(_Section):
-    """dispatch_ahead: a backend is sent more while less than this is left for it to prefill.
+class Admission(Section):
+    """When requests are sent.
 
-    itl_slo: fewer requests run on a backend while their tokens come further apart than this.
+    dispatch_ahead: a backend is sent more work while it has less than this left to prefill.
+    itl_slo: target of the time between two tokens; while it is missed on a backend, fewer requests
+    run there.
     """
 
     dispatch_ahead: Seconds = 0.3
     itl_slo: Seconds | None = None
 
 
-class Timeouts(_Section):
-    """first_token: until the first event of a stream, and for a whole answer of another path.
+class KnownTenant(Section):
+    """One tenant.
 
-    answer: for a whole chat or completion that is no stream: its first byte comes with its last
-    token, so it gets more; null: five times first_token, so that a shorter one counts here too.
-    lame_duck: when told to stop, still take work so long, while /health says no already.
+    weight: share of prefill time, relative to other tenants that wait.
+    tokens_per_s, burst_tokens: quota of prompt tokens, and the most that may be sent at once.
+    trust_group: tenants of one group share cached prefixes.
     """
-
-    connect: Seconds = 2.0
-    first_token: Seconds = 120.0
-    answer: Seconds | None = None
-    idle: Seconds = 60.0
-    client_headers: Seconds = 10.0
-    client_body: Seconds = 30.0
-    client_write: Seconds = 30.0
-    lame_duck: NoOrSeconds = 0.0
-    drain: Seconds = 30.0
-
-    @property
-    def whole_answer(self) -> float:
-        """`answer`, or what stands for it."""
-        return self.answer or ANSWER_FIRST_TOKENS * self.first_token
-
-
-class Limits(_Section):
-    """header: of all fields together. connections: auto is half of the process's descriptors.
-
-    memory: auto is the cgroup's. loop_lag: at a p99 above it the event loop has too much to do
-    for batch, at a median above it for standard, too.
-    """
-
-    body: Bytes = 16 << 20
-    header: Bytes = 16 << 10
-    connections: Literal["auto"] | PositiveInt = "auto"
-    queue_bytes: Bytes = 256 << 20
-    memory: Literal["auto"] | Bytes = "auto"
-    loop_lag: Seconds = 0.05
-    answer: Bytes = 64 << 20
-
-
-class Health(_Section):
-    interval: Seconds = 1.0
-    timeout: Seconds = 1.0
-
-
-class Tokens(_Section):
-    """bytes_per_token: of prompt text; a start, corrected by the answers' usage."""
-
-    bytes_per_token: float = Field(4.0, gt=0, le=64)
-
-
-class MetricsConfig(_Section):
-    """hlog: a file for the TTFT of each bucket, once a second.
-
-    receipts: how many requests that have ended are remembered for `forebay explain`.
-    """
-
-    hlog: Path | None = None
-    receipts: int = Field(2_000, ge=0, le=1_000_000)
-
-
-class Logs(_Section):
-    """sample: share of the finished requests that get a line; level debug gives every one its."""
-
-    format: Literal["console", "json"] = "console"
-    level: Literal["debug", "info", "warning", "error"] = "info"
-    sample: float = Field(0.0, ge=0, le=1)
-
-
-class Tracing(_Section):
-    """OpenTelemetry spans (extra `otel`); endpoint takes OTLP over HTTP."""
-
-    enabled: bool = False
-    endpoint: str = "http://127.0.0.1:4318/v1/traces"
-    sample: float = Field(1.0, ge=0, le=1)
-    service_name: str = "forebay"
-
-
-class KnownTenant(_Section):
-    """What one tenant gets; rates are prompt tokens. Tenants of one trust group share caches."""
 
     weight: float | None = Field(None, gt=0, allow_inf_nan=False)
     tokens_per_s: float | None = Field(None, gt=0, allow_inf_nan=False)
@@ -251,52 +155,21 @@ class KnownTenant(_Section):
         return self
 
 
-class Tenants(_Section):
-    """keys: a file, or env:NAME for an environment variable; what stands in it, see keys.py.
+class Tenants(Section):
+    """keys: a file, or env:NAME for an environment variable (format: security/keys.py).
 
-    isolate_cache: auto is on when there are keys.
+    default_weight: weight of tenants that have none of their own.
+    isolate_cache: keep tenants from hitting each other's cached prefixes; auto: if there are keys.
     """
 
     keys: str | None = Field(None, min_length=1)
     default_weight: float = Field(1.0, gt=0, allow_inf_nan=False)
     isolate_cache: Literal["auto"] | bool = "auto"
-    known: dict[Annotated[str, Field(pattern=NAME)], KnownTenant] = {}
+    known: dict[Annotated[str, Field(pattern=NAME)], KnownTenant] = Field(default_factory=dict)
 
     @property
     def isolates(self) -> bool:
         return self.keys is not None if self.isolate_cache == "auto" else self.isolate_cache
-
-
-class Tls(_Section):
-    """The public port's certificate chain and private key, PEM files; without them, plain HTTP."""
-
-    cert: Path | None = None
-    key: Path | None = None
-
-    @model_validator(mode="after")
-    def _both(self) -> Self:
-        if (self.cert is None) != (self.key is None):
-            raise ValueError("give both cert and key")
-        return self
-
-    @property
-    def files(self) -> tuple[Path, Path] | tuple[()]:
-        return (self.cert, self.key) if self.cert and self.key else ()
-
-
-class UpstreamTls(_Section):
-    """How https backends are checked. ca: PEM file of authorities instead of the system's."""
-
-    ca: Path | None = None
-    verify: bool = True
-
-
-class CaptureConfig(_Section):
-    """Traffic written down as a trace. salt: env is FOREBAY_CAPTURE_SALT, which keys its hashes."""
-
-    path: Path | None = None
-    salt: Literal["env"] = "env"
-    max_size: Bytes = 1 << 30
 
 
 class ShaperOptions(TypedDict):
@@ -310,8 +183,8 @@ class ShaperOptions(TypedDict):
     itl_slo_s: float
 
 
-class Config(_Section):
-    """Everything."""
+class Config(Section):
+    """The whole configuration."""
 
     listen: Listen = Listen()
     backends: tuple[BackendConfig, ...] = ()
@@ -325,7 +198,7 @@ class Config(_Section):
     admission: Admission = Admission()
     timeouts: Timeouts = Timeouts()
     limits: Limits = Limits()
-    health: Health = Health()
+    health: HealthConfig = HealthConfig()
     tokens: Tokens = Tokens()
     metrics: MetricsConfig = MetricsConfig()
     logs: Logs = Logs()
@@ -340,7 +213,7 @@ class Config(_Section):
     debug_headers: bool = False
     cors_origins: tuple[str, ...] = ()
     upstream_api_key: SecretStr | None = None
-    share: SecretStr | None = None  # a URL, and it may hold a password
+    share: SecretStr | None = None  # secret, because the URL may hold a password
 
     @field_validator("backends")
     @classmethod
@@ -350,7 +223,7 @@ class Config(_Section):
             for i, b in enumerate(backends)
         )
         for key in ("name", "url"):
-            _unique([getattr(b, key) for b in named], key)
+            check_unique([getattr(b, key) for b in named], key)
         return named
 
     @field_validator("buckets")
@@ -358,7 +231,7 @@ class Config(_Section):
     def _ascending(cls, buckets: tuple[BucketConfig, ...]) -> tuple[BucketConfig, ...]:
         if not buckets:
             raise ValueError("give at least one bucket")
-        _unique([b.name for b in buckets], "name")
+        check_unique([b.name for b in buckets], "name")
         limits = [b.up_to for b in buckets]
         if limits != sorted(set(limits)):
             raise ValueError(f"up_to must grow from one bucket to the next, not {limits}")
@@ -375,23 +248,19 @@ class Config(_Section):
     @classmethod
     def _share_url(cls, share: SecretStr | None) -> SecretStr | None:
         if share is not None:
-            check_url(share.get_secret_value())
+            check_share_url(share.get_secret_value())
         return share
 
     @field_validator("routes")
     @classmethod
     def _raw_paths(cls, routes: tuple[str, ...]) -> tuple[str, ...]:
-        for path in routes:
-            if not re.fullmatch(r"(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+", path):
-                raise ValueError(f"{path!r} is not a plain path such as /v1/models")
+        check_paths(routes)
         return routes
 
     @field_validator("cors_origins")
     @classmethod
     def _origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
-        for origin in origins:
-            if not re.fullmatch(r"https?://[a-z0-9.\-\[\]:]+", origin):
-                raise ValueError(f"{origin!r} is not an origin such as https://chat.example.com")
+        check_origins(origins)
         return origins
 
     @model_validator(mode="after")
@@ -428,7 +297,7 @@ class Config(_Section):
         ]
 
     def core_tenants(self) -> list[Tenant]:
-        """The tenants with something of their own; others have `tenants.default_weight`."""
+        """The configured tenants; all others have `tenants.default_weight`."""
         return [
             Tenant(
                 name,
@@ -440,7 +309,7 @@ class Config(_Section):
         ]
 
     def shaper_options(self) -> ShaperOptions:
-        """What `Shaper` and its `reconfigure` take beside backends and buckets."""
+        """Options of `Shaper` and `Shaper.reconfigure`, besides backends and buckets."""
         return {
             "route": ROUTES[self.routing],
             "affinity": self.core_affinity(),
@@ -454,7 +323,7 @@ class Config(_Section):
         return Affinity(self.affinity.min_match, self.affinity.max_imbalance)
 
     def max_connections(self) -> float:
-        """Client connections at once."""
+        """The most client connections at once."""
         if self.limits.connections != "auto":
             return self.limits.connections
         try:
@@ -462,9 +331,3 @@ class Config(_Section):
         except ImportError:  # Windows: no such limit
             return inf
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0] / 2
-
-
-def _unique(values: list[Any], what: str) -> None:
-    for value in values:
-        if values.count(value) > 1:
-            raise ValueError(f"the {what} {value!r} is there twice")

@@ -1,8 +1,8 @@
-"""Read a configuration: flag over environment over file over default.
+"""Read a configuration: options override the environment, then the file, then the defaults.
 
-Environment: FOREBAY_ and the key in capitals, two underscores a level, the value as YAML:
-FOREBAY_LISTEN__PORT=8081, FOREBAY_BACKENDS='[{url: "http://127.0.0.1:8001"}]'.
-Every error is one line that says where the value came from and what would be right.
+A variable is FOREBAY_ and the key in capitals, with two underscores per level and the value as
+YAML: FOREBAY_LISTEN__PORT=8081, FOREBAY_BACKENDS='[{url: "http://127.0.0.1:8001"}]'.
+Every error is one line that names the source of the value and what would be right.
 """
 
 import difflib
@@ -27,7 +27,7 @@ NOT_OURS = {  # read by other parts or by tests
     "FOREBAY_VLLM_PYTHON",
     "FOREBAY_VLLM_WORKLOADS",
 }
-SECRET = ("share", "upstream_api_key")  # values that no message repeats
+SECRET = ("share", "upstream_api_key")  # these values are in no message
 
 
 def load_config(
@@ -37,11 +37,11 @@ def load_config(
     *,
     to_serve: bool = True,
 ) -> Config:
-    """The configuration in force; raises InputError.
+    """Return the effective configuration; raises InputError.
 
     Args:
-        overrides: what the flags say, nested as the file is.
-        to_serve: a backend must be there; False to look at the keys only.
+        overrides: values of the options, nested as in the file.
+        to_serve: at least one backend is required.
     """
     layers = [(str(path), _file(path))] if path else []
     layers += _environment(environ)
@@ -60,13 +60,13 @@ def load_config(
 
 
 def config_yaml(config: Config) -> str:
-    """The configuration as a file that would give it; secrets masked."""
+    """Return the configuration as YAML, secrets masked."""
     shown = _masked(config.model_dump(mode="json"))
     return yaml.safe_dump(shown, sort_keys=False, allow_unicode=True)
 
 
 def _masked(value: Any) -> Any:
-    """Without the passwords of URLs that are no secret as a whole, such as `tracing.endpoint`."""
+    """Mask passwords in URLs that are not secret as a whole, such as `tracing.endpoint`."""
     if isinstance(value, dict):
         return {key: _masked(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -115,7 +115,7 @@ def _merge(
     name: str,
     at: tuple[str, ...],
 ) -> None:
-    """Later layers win key by key; lists are replaced whole."""
+    """Merge a layer: later layers override earlier ones key by key, and lists as a whole."""
     for key, value in values.items():
         path = (*at, str(key))
         if isinstance(value, dict) and isinstance(into.get(key), dict):
@@ -128,12 +128,12 @@ def _merge(
 
 
 def _line(error: ValidationError, origin: dict[tuple[str, ...], str]) -> str:
-    """The first problem in one line, and how many more there are."""
+    """Return the first problem in one line, and the number of others."""
     problems = error.errors()
     first, path, words = problems[0], problems[0]["loc"], ""
-    # auto, or a number: there is a problem with each
+    # "auto or a number" is two problems: one with each
     if path and str(path[-1]).startswith("literal["):
-        path, words = path[:-1], f"{first['ctx']['expected']} or else: "
+        path, words = path[:-1], f"{first['ctx']['expected']} or: "
         del problems[0]
         first = problems[0]
     at = tuple(str(part) for part in path)
@@ -149,13 +149,13 @@ def _line(error: ValidationError, origin: dict[tuple[str, ...], str]) -> str:
     message = words + without_user_info(first["msg"].removeprefix("Value error, "))
     if first["type"] == "missing":
         return f"{where}: {key}: missing{more}"
-    unsaid = isinstance(first["input"], dict | list | tuple | BaseModel) or at[0] in SECRET
-    given = "" if unsaid else repr(_shown(first["input"]))
+    hidden = isinstance(first["input"], dict | list | tuple | BaseModel) or at[0] in SECRET
+    given = "" if hidden else repr(_shown(first["input"]))
     return f"{where}: {f'{key}: ' if key else ''}{f'{given}: ' if given else ''}{message}{more}"
 
 
 def _shown(given: Any) -> Any:
-    """What was given, less what may be a password, even where a scheme is wanting."""
+    """Mask what may be a password in a value, even if the URL has no scheme."""
     if not isinstance(given, str) or "@" not in given:
         return given
     user, _, host = given.rpartition("@")
@@ -164,7 +164,7 @@ def _shown(given: Any) -> Any:
 
 
 def _keys(at: tuple[int | str, ...]) -> list[str]:
-    """The keys known where an unknown one was found."""
+    """Return the known keys at a place where an unknown one was found."""
     model: Any = Config
     for part in at:
         if isinstance(part, str):

@@ -1,34 +1,47 @@
-"""Send those who wait, when and where they may start; refuse those whose time is over.
+"""Start, queue, reject and move waiting requests.
 
-Who comes in, and what is known of backends and other proxies, is told by the `Shaper`, which is a
-dispatcher with doors. A subclass and not an owner: what keeps receipts (`explain.py`) looks in at
-the same few verbs whether a request has just come or waited.
+The dispatcher carries out what the policy decides and keeps the state true: a slot is taken when
+`Send` is returned, not when a socket opens. `shaper.py` has the events that lead here.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from math import inf
 from typing import Final
 
-from forebay.proxy.core.model import Action, Bucket, Reject, RejectReason, Send
-from forebay.proxy.core.peers import Sharing
-from forebay.proxy.core.policy.admission import retry_after_s
-from forebay.proxy.core.policy.forecast import Outlook
-from forebay.proxy.core.policy.precedence import Ahead
+from forebay.proxy.core.explain.recorder import DecisionRecorder
+from forebay.proxy.core.model import Action, Bucket, Reject, RejectReason, Request, Send
+from forebay.proxy.core.policy.admission import ReturnTimes, retry_after_s
+from forebay.proxy.core.policy.coalesce import (
+    expected_tokens,
+    freed_followers,
+    hits_elsewhere,
+    must_follow,
+)
+from forebay.proxy.core.policy.forecast import Forecast
+from forebay.proxy.core.policy.precedence import Precedence
 from forebay.proxy.core.policy.routing import Affinity, Option, Route
+from forebay.proxy.core.policy.start import kv_fits
 from forebay.proxy.core.state.backend import Backend
-from forebay.proxy.core.state.fleet import Queues, heads_of
-from forebay.proxy.core.state.in_flight import STEP_TOKENS, Flight
-from forebay.proxy.core.state.queue import Waiting, due_at, late_at
-from forebay.proxy.core.state.quota import Quotas
-from forebay.proxy.core.state.tenants import Fairness
+from forebay.proxy.core.state.fleet import FleetQueues, heads_of
+from forebay.proxy.core.state.in_flight import InFlight
+from forebay.proxy.core.state.kv_budget import OutputLengths
+from forebay.proxy.core.state.queue import QueuedRequest, due_at
+from forebay.proxy.core.state.tenants import Fairness, Quotas, RecentUse
 
 LOOKS_ELSEWHERE: Final = 8  # heads of other queues that a backend with room looks at
-LOST: Final = 0.5  # of its prefill: reckoned with less, it waited for what nobody computes now
-LOOK_AGAIN_S: Final = 0.05  # a head that would rather stay is not asked again before
+LOOK_AGAIN_S: Final = 0.05  # a head that would rather stay is not asked again before this
 
 
 class Dispatcher:
+    """The state of the policy, and the steps that all events share.
+
+    Attributes:
+        running: requests that were sent and have not finished, with their backend.
+        sharing: there are other proxies in front of the same backends.
+        now: the latest time that any event had.
+    """
+
     def __init__(
         self,
         backends: dict[str, Backend],
@@ -39,323 +52,355 @@ class Dispatcher:
         dispatch_ahead_s: float,
         fairness: Fairness,
         quotas: Quotas,
+        recorder: DecisionRecorder | None,
     ) -> None:
         self.backends = backends
         self.buckets = buckets
         self.affinity = affinity
-        self._route = route
-        self._dispatch_ahead_s = dispatch_ahead_s
-        self._fairness = fairness
-        self._ahead = Ahead(backends, fairness)
-        self._outlook = Outlook(
-            backends, buckets, dispatch_ahead_s, affinity.min_match, self._ahead
+        self.route = route
+        self.dispatch_ahead_s = dispatch_ahead_s
+        self.fairness = fairness
+        self.quotas = quotas
+        self.recorder = recorder
+        self.precedence = Precedence(backends, buckets, fairness)
+        self.forecast = Forecast(
+            backends, buckets, dispatch_ahead_s, affinity.min_match, self.precedence
         )
-        self._queues = Queues(buckets)
-        self._running: dict[str, tuple[Backend, Waiting]] = {}
-        self._silent: dict[str, Backend] = {}  # those whose line time alone can shorten
-        self._least_patience_s = least_patience_s(buckets)
-        self._now = 0.0
-        self._quotas = quotas
-        self._sharing = Sharing(backends, fairness, quotas)
+        self.queues = FleetQueues(buckets)
+        self.running: dict[str, tuple[Backend, QueuedRequest]] = {}
+        self.silent: dict[str, Backend] = {}  # with prefills that end by time alone
+        self.least_patience_s = least_patience_s(buckets)
+        self.by_length = list(buckets.values())
+        self.return_times = ReturnTimes(buckets)
+        self.output_lengths = OutputLengths()
+        self.recent_use = RecentUse()
+        self.sharing = False
+        self.now = 0.0
+
+    def bucket_of(self, prompt_tokens: int) -> Bucket | None:
+        """Return the first bucket that holds such a prompt; None above all of them."""
+        for bucket in self.by_length:
+            if prompt_tokens <= bucket.up_to:
+                return bucket
+        return None
+
+    # Time.
+
+    def pass_time(self, now: float) -> None:
+        """Let time pass until `now`; every event begins with this."""
+        if self.recorder is not None:
+            self.recorder.time_passes(self.forecast.gate, self.backends, now)
+        self.now = max(self.now, now)
+        if not self.silent:
+            return
+        for backend in list(self.silent.values()):
+            if backend.end_silent_prefills(now):
+                self.forecast.moved(backend)
+            if not backend.prefill_queue.silent:
+                del self.silent[backend.name]
 
     def wake_at(self) -> float:
-        """When `wake` has something to do; infinity if no timer is needed."""
-        queues = self._queues
-        if not queues.waiting:
+        """Return when `wake` has something to do; inf if no timer is needed."""
+        if not self.queues.waiting:
             return inf
-        return min(queues.first_deadline(), self._outlook.next_moment(queues.heads(), self._now))
+        next_moment = self.forecast.next_moment(self.queues.heads(), self.now)
+        return min(self.queues.first_deadline(), next_moment)
 
     def wake(self, now: float) -> list[Action]:
-        """Time has passed: send those whose turn it is, refuse those whose deadline is over."""
-        self._pass_time(now)
-        actions, left = self._dispatch_all(now), False
-        for backend in list(self._queues.backends.values()):
+        """Send requests that may start by now; reject those whose deadline is over."""
+        actions, left = self.dispatch_all(now), False
+        for backend in list(self.queues.backends.values()):
             for queue in backend.queues.values():
                 while (head := queue.earliest()) and head.deadline <= now:
-                    self._dequeue(head.request.id)
-                    wait_s = backend.backlog_s(now) + queue.work_s
-                    actions.append(self._reject(head, "deadline_unattainable", now, wait_s))
+                    self.dequeue(head.request.id)
+                    wait_s = backend.prefill_queue.backlog_s(now) + queue.work_s
+                    actions.append(self.reject(head, "deadline_unattainable", now, wait_s))
                     left = True
-        # Whoever has left may have kept those behind from starting.
-        return actions + self._dispatch_all(now) if left else actions
+        # A request that has left may have kept those behind it from starting.
+        return actions + self.dispatch_all(now) if left else actions
 
-    # How it acts.
+    # Starting waiting requests.
 
-    def _freed(self, backend: Backend, prefilled: Flight | None, now: float) -> list[Action]:
-        """Something ended on `backend`; `prefilled` has left its line of prefills, if any has."""
-        self._outlook.moved(backend)
-        if not self._queues.waiting:
+    def freed(self, backend: Backend, prefilled: InFlight | None, now: float) -> list[Action]:
+        """Use what a request has given back; `prefilled`: it, if its prefill has ended now."""
+        self.forecast.moved(backend)
+        if not self.queues.waiting:
             return []
         came = prefilled is not None and prefilled.counts and self._gather(backend, now)
-        if came or (prefilled and prefilled.prefill_s > self._least_patience_s):
-            return self._dispatch_all(now)  # it may be clear of long prefills now
+        if came or (prefilled and prefilled.prefill_s > self.least_patience_s):
+            return self.dispatch_all(now)  # the backend may be clear of long prefills now
         return self._dispatch([backend], now)
 
-    def _dispatch_all(self, now: float) -> list[Action]:
-        return self._dispatch(self.backends.values(), now) if self._queues.waiting else []
+    def dispatch_all(self, now: float) -> list[Action]:
+        return self._dispatch(self.backends.values(), now) if self.queues.waiting else []
 
     def _dispatch(self, backends: Collection[Backend], now: float) -> list[Action]:
         """Start what may start on these backends; those left with room look at other queues."""
         actions: list[Action] = []
         for backend in backends:
-            actions += self._start_next(backend, now)
-        for backend in backends if self._queues.waiting else ():
+            actions += self.start_next(backend, now)
+        for backend in backends if self.queues.waiting else ():
             while waiting := self._better_here(backend, now):
-                home = self._dequeue(waiting.request.id)
+                home = self.dequeue(waiting.request.id)
                 matched = backend.matched_tokens(waiting.request)
-                actions.append(self._send(waiting, backend, matched, now))
-                actions += self._start_next(home, now)  # it may have kept those behind it
+                actions.append(self.send(waiting, backend, matched, now))
+                actions += self.start_next(home, now)  # it may have kept those behind it
         return actions
 
-    def _start_next(self, backend: Backend, now: float) -> list[Action]:
-        """Send those who wait for this backend while they may start, the most urgent first."""
+    def start_next(self, backend: Backend, now: float) -> list[Action]:
+        """Send requests that wait for this backend while they may start, the most urgent first."""
         actions: list[Action] = self._review(backend, now) if backend.review else []
-        while backend.queued and self._outlook.has_room(backend, now):
+        gate = self.forecast.gate
+        while backend.queued and gate.has_room(backend, now):
             heads = heads_of([backend])
-            ready = [h for h in heads if self._outlook.may_start(backend, h, now)]
-            if len(ready) < len(heads) and backend.aside.waiting is None:
-                self._put_aside(backend, heads, now)
+            ready = [head for head in heads if gate.may_start(backend, head, now)]
+            if len(ready) < len(heads) and backend.starving.waiting is None:
+                self._keep_kv_cache(backend, heads, now)
             if not ready:
                 break
             waiting = backend.turns.first(ready, now)
-            self._dequeue(waiting.request.id)
+            self.dequeue(waiting.request.id)
             matched = backend.matched_tokens(waiting.request)
-            actions.append(self._send(waiting, backend, matched, now))
+            actions.append(self.send(waiting, backend, matched, now))
+        if self.recorder is not None and backend.queued:
+            self.recorder.waits(heads_of([backend]), backend, gate, now)
         return actions
 
+    def _keep_kv_cache(
+        self, backend: Backend, heads: Collection[QueuedRequest], now: float
+    ) -> None:
+        """Begin to keep KV cache for a head that has waited long for it."""
+        for head in heads:
+            if now >= head.late_at and not kv_fits(backend, head, now):
+                backend.starve(head, now)
+                return
+
+    def _better_here(self, backend: Backend, now: float) -> QueuedRequest | None:
+        """Return the head of another backend's queue that would now rather start here."""
+        gate = self.forecast.gate
+        if backend.queued or not gate.has_room(backend, now):
+            return None
+        for head in self.queues.heads()[:LOOKS_ELSEWHERE]:
+            if now < head.looks_again_at or not self.forecast.suits(backend, head):
+                continue
+            if gate.may_start(backend, head, now):
+                home = self.backends[head.backend]
+                if not home.takes_another:  # no request waits for a pause while others have room
+                    return head
+                head.looks_again_at = now + LOOK_AGAIN_S
+                options = self.forecast.options_among([home, backend], head, now)
+                if self.better(head, options).backend == backend.name:
+                    return head
+        return None
+
     def _review(self, backend: Backend, now: float) -> list[Action]:
-        """Who followed one that is computed, or gone, is as long now as what is missing of it."""
+        """Reorder followers whose leader's prefill has ended; reroute those that lost it."""
         backend.review = False
         actions: list[Action] = []
-        for waiting in list(backend.followers.values()):
-            request = waiting.request
-            if waiting.backend != backend.name:  # gone with one of those before it
-                continue
-            if backend.leads(waiting.leader) or backend.awaits(request):
-                continue
-            matched, _ = backend.expected_tokens(waiting)
-            prefill_s = backend.prefill_s(request, matched)
-            if waiting.work_s < LOST * prefill_s:
-                self._dequeue(request.id)
-                actions += self._elsewhere(waiting, now)
+        for waiting, prefill_s, lost in freed_followers(backend):
+            if lost:
+                self.dequeue(waiting.request.id)
+                actions += self.requeue(waiting, now)
                 if waiting.backend not in ("", backend.name):
-                    actions += self._start_next(self.backends[waiting.backend], now)
+                    actions += self.start_next(self.backends[waiting.backend], now)
             else:
-                self._queues.leave(waiting, backend)
+                self.queues.leave(waiting, backend)
                 self._take_place(waiting, backend, prefill_s)
         return actions
 
     def _gather(self, backend: Backend, now: float) -> bool:
-        """It has computed something long: who waits elsewhere to have that computed may come.
+        """Pull requests that share a prefix just computed here, if the route prefers it now.
 
-        Returns whether anybody did.
+        Returns whether any came.
         """
         came = False
-        for home in list(self._queues.backends.values()):
-            if home is backend:
+        for waiting, home in hits_elsewhere(backend, self.queues):
+            if not self.forecast.suits(backend, waiting):
                 continue
-            for waiting in [*home.leaders, *home.begun, *home.followers.values()]:
-                request = waiting.request
-                if waiting.backend != home.name or not self._outlook.suits(backend, waiting):
-                    continue
-                if backend.matched_tokens(request) - home.matched_tokens(request) <= STEP_TOKENS:
-                    continue
-                options = self._outlook.options_among([home, backend], waiting, now)
-                option = self._better(waiting, options)
-                if option.backend == backend.name:
-                    self._dequeue(request.id)
-                    self._enqueue(waiting, option, now)
-                    came = True
+            options = self.forecast.options_among([home, backend], waiting, now)
+            option = self.better(waiting, options)
+            if option.backend == backend.name:
+                self.dequeue(waiting.request.id)
+                self.enqueue(waiting, option, now)
+                came = True
         return came
 
-    def _put_aside(self, backend: Backend, heads: Iterable[Waiting], now: float) -> None:
-        """KV cache for one that has waited long for it, while others take it as it comes free."""
-        for head in heads:
-            if now >= late_at(head) and not backend.kv_fits(head, now):
-                backend.put_aside(head, now)
-                return
+    # One request.
 
-    def _better_here(self, backend: Backend, now: float) -> Waiting | None:
-        """The head of another backend's queue that would now rather come here."""
-        if backend.queued or not self._outlook.has_room(backend, now):
-            return None
-        for head in self._queues.heads()[:LOOKS_ELSEWHERE]:
-            if now < head.looks_again_at or not self._outlook.suits(backend, head):
-                continue
-            if self._outlook.may_start(backend, head, now):
-                home = self.backends[head.backend]
-                if not home.tries_more:  # nobody should wait for a pause while others have room
-                    return head
-                head.looks_again_at = now + LOOK_AGAIN_S
-                both = [home, backend]
-                options = self._outlook.options_among(both, head, now)
-                if self._better(head, options).backend == backend.name:
-                    return head
-        return None
-
-    def _send(self, waiting: Waiting, backend: Backend, matched_tokens: int, now: float) -> Send:
+    def send(
+        self, waiting: QueuedRequest, backend: Backend, matched_tokens: int, now: float
+    ) -> Send:
+        """Send a request that waits in no queue, or the next piece of its prompt."""
+        if self.recorder is not None:
+            self.recorder.starts(waiting, backend, self.forecast.gate, self.buckets, now)
         request = waiting.request
         waiting.paid = False  # spent
-        ahead_s = backend.ahead_s(request.prompt_tokens - matched_tokens, now)
+        ahead_s = backend.prefill_queue.ahead_s(request.prompt_tokens - matched_tokens, now)
         fresh = (
             waiting.piece_on == backend.name
-            and not request.whole  # else it did not keep what it computed
+            and not request.whole  # else the backend did not keep the last piece
             and round(matched_tokens / request.block_tokens) >= waiting.piece_blocks
         )
-        piece = self._outlook.piece(backend, waiting, matched_tokens, now)
-        if piece is not None:
-            waiting.piece_blocks, waiting.piece_on = len(piece.blocks), backend.name
-            waiting.began_at = min(now, waiting.began_at)
-            flight = backend.sent(
-                piece, waiting.bucket, matched_tokens, now, 1, waiting.rank,
-                piece=True, fresh=fresh,
-            )  # fmt: skip
-            backend.begin(waiting, flight)
-            # As it will have when the piece is computed, for those who want to know what waits.
-            waiting.deadline = now + self.buckets[waiting.bucket].max_wait_s
-            waiting.due = self._due(waiting, waiting.rest_s)
-        else:
-            flight = backend.sent(
+        piece = self.forecast.piece(backend, waiting, matched_tokens, now)
+        if piece is None:
+            sent = backend.send(
                 request, waiting.bucket, matched_tokens, now, waiting.output_tokens, waiting.rank,
                 fresh=fresh,
             )  # fmt: skip
-            self._outlook.sent(request.prompt_tokens, now)
-        if self._ahead.on:
-            self._ahead.sent(waiting, flight.prefill_s, now)
-            self._queues.reorder()  # another tenant may be next
-            self._sharing.gave(request.tenant, flight.prefill_s, now)
-        self._outlook.moved(backend)
-        self._running[request.id] = backend, waiting
-        if not flight.request.streams:
-            self._silent[backend.name] = backend
+            self.forecast.sent(request.prompt_tokens, now)
+        else:
+            sent = self._send_piece(waiting, piece, backend, matched_tokens, now, fresh=fresh)
+        if self.precedence.on:
+            self.precedence.sent(waiting, sent.prefill_s, now)
+            self.queues.reorder()  # another tenant may be next
+            self._note_use(request.tenant, sent.prefill_s, now)
+        self.forecast.moved(backend)
+        self.running[request.id] = backend, waiting
+        if not sent.request.streams:
+            self.silent[backend.name] = backend
         queued_s = min(now, waiting.began_at) - waiting.arrived_at
-        ttft_s = ahead_s + flight.prefill_s
+        ttft_s = ahead_s + sent.prefill_s
         blocks = len(piece.blocks) if piece is not None else 0
-        return Send(request, backend.name, waiting.bucket, queued_s, ttft_s, matched_tokens, blocks)
+        send = Send(request, backend.name, waiting.bucket, queued_s, ttft_s, matched_tokens, blocks)
+        if self.recorder is not None:
+            self.recorder.sent(send, now)
+        return send
 
-    def _enqueue(self, waiting: Waiting, option: Option, now: float) -> None:
+    def _send_piece(
+        self,
+        waiting: QueuedRequest,
+        piece: Request,
+        backend: Backend,
+        matched_tokens: int,
+        now: float,
+        *,
+        fresh: bool,
+    ) -> InFlight:
+        waiting.piece_blocks, waiting.piece_on = len(piece.blocks), backend.name
+        waiting.began_at = min(now, waiting.began_at)
+        sent = backend.send(
+            piece, waiting.bucket, matched_tokens, now, 1, waiting.rank, piece=True, fresh=fresh
+        )
+        backend.begin_split(waiting, sent)
+        # Its place among the waiting requests once the piece is computed: forecasts need it now.
+        waiting.deadline = now + self.buckets[waiting.bucket].max_wait_s
+        waiting.due = self._due(waiting, waiting.rest_s)
+        return sent
+
+    def enqueue(self, waiting: QueuedRequest, option: Option, now: float) -> None:
+        """Let a request wait where the option says."""
         bucket = self.buckets[waiting.bucket]
-        request = waiting.request
+        request, backend = waiting.request, self.backends[option.backend]
         if waiting.deadline == inf:
-            left_s = request.timeout_s - (now - waiting.arrived_at)  # less than all for a retry
+            left_s = request.timeout_s - (now - waiting.arrived_at)  # shorter after a retry
             bearable_s = min(bucket.max_wait_s, left_s - option.prefill_s)
             waiting.deadline = now + max(0.0, bearable_s)
-        self._take_place(waiting, self.backends[option.backend], option.prefill_s)
-        if self._fairness.on:
-            self._fairness.queued(request.tenant)
+        self._take_place(waiting, backend, option.prefill_s)
+        if self.fairness.on:
+            self.fairness.queued(request.tenant)
+        if self.recorder is not None:
+            self.recorder.queued(waiting, backend, self.forecast.gate, now)
 
-    def _take_place(self, waiting: Waiting, backend: Backend, prefill_s: float) -> None:
-        """In the queue of the backend, where its prefill is predicted to take so long."""
+    def _take_place(self, waiting: QueuedRequest, backend: Backend, prefill_s: float) -> None:
+        """Enter the backend's queue with this predicted prefill."""
         request = waiting.request
         waiting.work_s = prefill_s
-        waiting.next_s = backend.next_s(request, prefill_s)
+        waiting.next_s = backend.next_piece_s(request, prefill_s)
         waiting.backend = backend.name
-        _, leader = backend.expected_tokens(waiting)
+        _, leader = expected_tokens(backend, waiting)
         waiting.leader = leader
-        waiting.follows = leader is not None or backend.awaits(request)
-        # It keeps its place behind a leader as one that is as long: as a hit it would be in front.
+        waiting.follows = leader is not None or must_follow(backend, request)
+        # A follower is ordered as if it were cold: as a hit it would be in front of its leader.
         worth_s = backend.prefill_s(request, 0) if waiting.follows else prefill_s
         waiting.due = self._due(waiting, worth_s)
-        self._queues.enter(waiting, backend)
+        self.queues.enter(waiting, backend)
         if leader is not None and leader.backend:
             backend.hasten(leader, self._due(leader, leader.work_s))
-        self._outlook.moved(backend)
+        self.forecast.moved(backend)
 
-    def _due(self, waiting: Waiting, worth_s: float) -> float:
+    def _due(self, waiting: QueuedRequest, worth_s: float) -> float:
         deadline = waiting.deadline
-        if waiting.began_at < inf:  # it does not fall behind for having one that is later now
+        if waiting.began_at < inf:  # the later deadline of its next piece costs it no place
             deadline = waiting.arrived_at + self.buckets[waiting.bucket].max_wait_s
         return due_at(waiting.arrived_at, deadline, worth_s / (1 + waiting.followed))
 
-    def _dequeue(self, request_id: str) -> Backend:
-        waiting = self._queues.waiting[request_id]
+    def dequeue(self, request_id: str) -> Backend:
+        """Take a waiting request out of its queue; return the backend it waited for."""
+        waiting = self.queues.waiting[request_id]
         backend = self.backends[waiting.backend]
-        self._queues.leave(waiting, backend)
-        self._outlook.moved(backend)
+        self.queues.leave(waiting, backend)
+        self.forecast.moved(backend)
         waiting.backend = ""
-        if self._fairness.on:
-            self._fairness.left_queue(waiting.request.tenant)
+        if self.fairness.on:
+            self.fairness.left_queue(waiting.request.tenant)
         return backend
 
-    def _take_out(self, backend: Backend, now: float) -> list[Action]:
-        """It takes no work: those who wait for it go elsewhere or are refused."""
-        backend.up = False
-        self._outlook.moved(backend)
-        actions: list[Action] = []
-        for queue in backend.queues.values():
-            for waiting in queue.everyone():
-                self._dequeue(waiting.request.id)
-                actions += self._elsewhere(waiting, now)
-        return actions + self._dispatch_all(now)
-
-    def _elsewhere(self, waiting: Waiting, now: float) -> list[Action]:
-        """One who lost the place in a queue: to another, or refused when there is none."""
-        options = self._outlook.options(waiting, now)
+    def requeue(self, waiting: QueuedRequest, now: float) -> list[Action]:
+        """Route a request that lost its place anew; reject it if no backend may take it."""
+        options = self.forecast.options(waiting, now)
         if not options:
-            return [self._reject(waiting, "no_backend_available", now)]
-        self._enqueue(waiting, self._better(waiting, options), now)
+            return [self.reject(waiting, "no_backend_available", now)]
+        self.enqueue(waiting, self.better(waiting, options), now)
         return []
 
-    def _better(self, waiting: Waiting, options: list[Option]) -> Option:
-        """For one who has waited: what is computed of its own prompt counts, however little."""
+    def better(self, waiting: QueuedRequest, options: list[Option]) -> Option:
+        """Route a request that has waited; what is computed of its own prompt always counts."""
         affinity = replace(self.affinity, min_match=0.0) if waiting.piece_on else self.affinity
-        return self._route(waiting.request, options, affinity)
+        return self.route(waiting.request, options, affinity)
 
-    def _rebuild(self) -> None:
-        """Other backends or buckets: what looks at all of them starts anew."""
-        self._outlook = self._outlook.rebuilt(
-            self.backends, self.buckets, self._dispatch_ahead_s, self.affinity.min_match
-        )
-        self._queues.reorder()
+    def reject(
+        self, waiting: QueuedRequest, reason: RejectReason, now: float, wait_s: float = 0.0
+    ) -> Reject:
+        """Reject a request; capacity is predicted to be back after `wait_s`."""
+        self.refund_quota(waiting, now)
+        after_s = retry_after_s(waiting.request, self.buckets[waiting.bucket], wait_s)
+        queued_s = now - waiting.arrived_at
+        reject = Reject(waiting.request, reason, waiting.bucket, queued_s, after_s)
+        if self.recorder is not None:
+            self.recorder.rejected(reject, now)
+        return reject
 
-    def _tell_tenants_apart(self) -> None:
-        """From the first request that names a tenant."""
-        if self._fairness.on:
+    # Tenants.
+
+    def tell_tenants_apart(self) -> None:
+        """Order by tenants, from the first request that names one."""
+        if self.fairness.on:
             return
-        self._fairness.on = self._ahead.on = True
-        for waiting in self._queues.waiting.values():
-            self._fairness.queued(waiting.request.tenant)
+        self.fairness.on = self.precedence.on = True
+        for waiting in self.queues.waiting.values():
+            self.fairness.queued(waiting.request.tenant)
 
-    def _refund(self, backend: Backend, waiting: Waiting, now: float) -> None:
-        """It leaves its backend: a prefill that was not computed is not paid for."""
+    def refund_prefill(self, backend: Backend, waiting: QueuedRequest, now: float) -> None:
+        """Refund the part of a prefill that was not computed when its request ended."""
         request = waiting.request
-        flight = backend.prefills.get(request.id)
-        if flight is not None and request.streams:
-            computed_s = backend.line.computed_s(flight, now)
-            self._correct(request.tenant, computed_s - flight.prefill_s, now)
+        sent = backend.prefills.get(request.id)
+        if sent is not None and request.streams:
+            computed_s = min(sent.prefill_s, backend.prefill_queue.computed_s(sent, now))
+            self.correct_charge(request.tenant, computed_s - sent.prefill_s, now)
 
-    def _correct(self, tenant: str, more_s: float, now: float) -> None:
-        self._fairness.correct(tenant, more_s)
-        self._sharing.gave(tenant, more_s, now)
+    def correct_charge(self, tenant: str, more_s: float, now: float) -> None:
+        self.fairness.correct(tenant, more_s)
+        self._note_use(tenant, more_s, now)
 
-    def _pay_back(self, waiting: Waiting, now: float) -> None:
-        """It leaves the queue and was never sent: its tenant has its tokens again, here.
+    def refund_quota(self, waiting: QueuedRequest, now: float) -> None:
+        """Refund the quota of a request that was never sent, at this proxy.
 
-        Other proxies go on counting them: in what they are told, sums only rise.
+        Other proxies go on counting it: in reports, sums of tokens only rise.
         """
         if waiting.paid:
             waiting.paid = False
-            self._quotas.take(waiting.request.tenant, -waiting.request.prompt_tokens, now)
+            self.quotas.take(waiting.request.tenant, -waiting.request.prompt_tokens, now)
 
-    def _reject(
-        self, waiting: Waiting, reason: RejectReason, now: float, wait_s: float = 0.0
-    ) -> Reject:
-        self._pay_back(waiting, now)
-        after_s = retry_after_s(waiting.request, self.buckets[waiting.bucket], wait_s)
-        queued_s = now - waiting.arrived_at
-        return Reject(waiting.request, reason, waiting.bucket, queued_s, after_s)
+    def note_admitted(self, tenant: str, prompt_tokens: int, now: float) -> None:
+        """Note a prompt that was admitted, for other proxies to know."""
+        if self.sharing and self.fairness.on:
+            self.recent_use.admitted(tenant, prompt_tokens, now)
 
-    def _pass_time(self, now: float) -> None:
-        self._now = max(self._now, now)
-        if not self._silent:
-            return
-        for backend in list(self._silent.values()):
-            if backend.pass_time(now):
-                self._outlook.moved(backend)
-            if not backend.line.silent:
-                del self._silent[backend.name]
+    def _note_use(self, tenant: str, prefill_s: float, now: float) -> None:
+        if self.sharing and self.fairness.on:
+            self.recent_use.computed(tenant, prefill_s, now)
 
 
 def least_patience_s(buckets: Mapping[str, Bucket]) -> float:
-    """Of the bucket that waits the least."""
+    """Return the shortest `max_wait_s` of all buckets."""
     return min(bucket.max_wait_s for bucket in buckets.values())

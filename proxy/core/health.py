@@ -1,21 +1,21 @@
-"""Decide which backends take new work, from what probes and requests met there.
+"""Decide which backends take new work, from the results of probes and requests.
 
-A backend is `up`, or does not take work for one of two reasons:
+A backend is `up`, or it takes no work for one of two reasons:
  - `down`: it refuses connections (3 requests in a row), or its /health failed (2 probes in a row).
-   A good probe takes it back: within 2 s, and at once when nobody else is up.
- - `out`: it answers, but badly: 3 requests in a row failed before the first byte, or its first
-   tokens come more than 3 times as late, against prediction, as its peers' (a gray failure).
-   /health says nothing about that, so after a while it is put on `trial`: one request at a time,
-   until one is answered well (`up`) or badly (`out` again).
+   A good probe brings it back: within 2 s, and at once if no other backend is up.
+ - `out`: it answers, but badly. 3 requests in a row failed before the first byte, or its first
+   tokens are more than 3 times as late against prediction as those of its peers (a gray failure).
+   /health does not show that, so after a while it is put on `trial`: one request at a time,
+   until one succeeds (`up`) or fails (`out` again).
 
-Every time it leaves `up` soon after it came it stays away twice as long, which damps flapping.
-Whoever answers "full" (429, 503) is sent nothing for a moment, and is neither.
+A backend that leaves `up` soon after it came stays away twice as long, which damps flapping.
+A backend that answers "full" (429, 503) is sent nothing for a moment and keeps its state.
 
-Panic: when none is up, all that are `out` or on `trial` are used without limit. Bad answers are
-better than none, and a rule that ejects the last backend turns a slow hour into an outage.
+Panic: when no backend is up, all that are `out` or on `trial` are used without limit. Bad answers
+are better than none, and a rule that ejects the last backend turns a slow hour into an outage.
 
-No clock is read: `now` comes in, `intakes()` says what changed. As for the shaper, every tie has
-a defined order, and nothing is iterated whose order is not that of the configuration.
+Health reads no clock: `now` comes in, and `intakes()` returns what changed. Every tie has a
+defined order, and every iteration has the order of the configuration.
 """
 
 from collections import deque
@@ -28,25 +28,25 @@ State = Literal["up", "down", "out", "trial"]
 FAILURES = 3  # in a row, by requests
 FAILED_PROBES = 2  # in a row
 HOLD_S, LONGEST_HOLD_S = 0.5, 30.0  # the first time; doubled each time
-LONGEST_DOWN_S = 2.0  # the same for one that was down: its good probe says more than its past
-STEADY_S = 60.0  # up for longer than this: the next hold is the first again
+LONGEST_DOWN_S = 2.0  # the same after `down`: its good probe counts for more than its past
+STEADY_S = 60.0  # after so long `up`, the next hold is as short as the first
 GRAY_RATIO = 3.0
 GRAY_WINDOW_S = 10.0
-GRAY_LEAST = 5  # first tokens in the window: fewer say nothing
+GRAY_LEAST = 5  # first tokens in the window: fewer prove nothing
 RATIO_SLACK_S = 0.05  # added to both sides of a ratio: a 2 ms prefill may take 10 ms
 RATIOS_KEPT = 256
-FULL_S, LONGEST_FULL_S = 0.25, 5.0  # the first time; doubled while it says so again
+FULL_S, LONGEST_FULL_S = 0.25, 5.0  # the first time; doubled while it stays full
 
 ANY, ONE, PAUSED, NONE = 1 << 30, 1, 0, -1
-"""How many prefills at once a backend may be sent: NONE is down, PAUSED lets its queue stand."""
+"""Prefills that a backend may be sent at once. NONE: it is down. PAUSED: its queue stays."""
 
 
 class Intake(NamedTuple):
-    """What a backend may be sent from now on.
+    """The work that a backend may be sent from now on.
 
     Attributes:
         most_prefills: ANY, ONE, PAUSED or NONE.
-        restarted: its cache has probably gone with it.
+        restarted: its prefix cache is probably gone.
     """
 
     backend: str
@@ -90,7 +90,7 @@ class _Backend:
         self.enter(state, why, now)
 
     def lately(self, now: float) -> list[float]:
-        """Observed over predicted times to first token; of those still waiting, so far."""
+        """Return observed over predicted times to first token, running requests included."""
         while self.ratios and self.ratios[0][0] < now - GRAY_WINDOW_S:
             self.ratios.popleft()
         late = [
@@ -102,7 +102,7 @@ class _Backend:
 
 
 def median(values: list[float]) -> float:
-    """The middle one, of an even number the mean of the two; `values` is not empty."""
+    """Return the middle value, or the mean of the two middle ones; `values` is not empty."""
     ordered, half = sorted(values), len(values) // 2
     return ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
@@ -116,18 +116,18 @@ class Health:
 
     def __init__(self, names: Iterable[str]) -> None:
         self._backends = {name: _Backend(name) for name in names}
-        self.moved = False  # something was told that `intakes` has not looked at yet
+        self.moved = False  # an event came that `intakes` has not looked at
 
     def __repr__(self) -> str:
         return f"<Health {' '.join(f'{b.name}={b.state}' for b in self._backends.values())}>"
 
     def add(self, name: str) -> None:
-        """A backend has joined; it is down until a probe succeeds."""
+        """Add a backend; it is down until a probe succeeds."""
         self.moved = True
         self._backends[name] = _Backend(name)
 
     def remove(self, name: str) -> None:
-        """A backend has been taken away; what is told of it from now on is ignored."""
+        """Remove a backend; later events about it are ignored."""
         self.moved = True  # it may have been the last one up
         self._backends.pop(name, None)
 
@@ -137,10 +137,10 @@ class Health:
     def why(self, name: str) -> str:
         return self._backends[name].why
 
-    # What probes say.
+    # Results of probes.
 
     def probe_passed(self, name: str, now: float) -> None:
-        """/health was 200."""
+        """Note that /health answered 200."""
         if backend := self._backends.get(name):
             backend.failed_probes = 0
             alone = all(other.state != "up" for other in self._backends.values())
@@ -148,7 +148,7 @@ class Health:
                 self._enter(backend, "up", "", now)
 
     def probe_failed(self, name: str, why: str, now: float) -> None:
-        """/health was no 200, or none came in time."""
+        """Note that /health answered something else, or nothing in time."""
         if backend := self._backends.get(name):
             backend.failed_probes += 1
             if backend.state == "down":
@@ -156,22 +156,22 @@ class Health:
             elif backend.failed_probes >= FAILED_PROBES:
                 self._eject(backend, "down", why, now)
 
-    # What requests say.
+    # Results of requests.
 
     def sent(self, name: str, request_id: str, predicted_s: float, now: float) -> None:
-        """A request has been sent; `predicted_s` is inf where its first token cannot be seen."""
+        """Note a request that is sent; `predicted_s` is inf if its first token cannot be seen."""
         if backend := self._backends.get(name):
             backend.waiting[request_id] = now, predicted_s
 
     def answered(self, name: str, request_id: str, now: float) -> None:
-        """A good first byte, or a refusal that is the client's own fault."""
+        """Note a good first byte, or a rejection that is the client's own fault."""
         if not (backend := self._backends.get(name)):
             return
         backend.failures = backend.refusals = backend.fulls = 0
         sent_at, predicted_s = backend.waiting.pop(request_id, (now, inf))
         ratio = 0.0 if predicted_s == inf else _ratio(now - sent_at, predicted_s)
         if sent_at < backend.since:
-            return  # sent before what took it out: that it is answered proves nothing
+            return  # sent before the backend was taken out: this answer proves nothing
         if ratio:
             backend.ratios.append((now, ratio))
         if backend.state == "trial" or (backend.state == "out" and backend.told == ANY):
@@ -181,7 +181,7 @@ class Health:
                 self._enter(backend, "up", "", now)
 
     def failed(self, name: str, request_id: str, now: float, *, refused: bool = False) -> None:
-        """No good first byte: the connection was refused or lost, a 5xx, nonsense, a time-out."""
+        """Note a failure before the first byte: connection refused or lost, 5xx, time-out."""
         if not (backend := self._backends.get(name)):
             return
         sent_at, _ = backend.waiting.pop(request_id, (now, 0.0))
@@ -197,28 +197,28 @@ class Health:
             self._eject(backend, "out", f"{FAILURES} failures in a row", now)
 
     def full(self, name: str, request_id: str, now: float, retry_after_s: float = 0.0) -> None:
-        """It said that it is too busy: no failure, but no room either for a moment."""
+        """Note that the backend reports to be full: no failure, but no room for a moment."""
         if not (backend := self._backends.get(name)):
             return
         backend.waiting.pop(request_id, None)
         backend.failures = backend.refusals = 0
-        if now >= backend.full_until:  # those sent together are refused together: once is enough
+        if now >= backend.full_until:  # requests sent together are rejected together: count once
             doubled_s = FULL_S * 2 ** min(backend.fulls, 8)
             backend.fulls += 1
             backend.full_until = now + min(LONGEST_FULL_S, max(doubled_s, retry_after_s))
             self.moved = True
 
     def left(self, name: str, request_id: str) -> None:
-        """The client went away before the first byte: nobody's fault."""
+        """Note a client that left before the first byte; this proves nothing."""
         if backend := self._backends.get(name):
             backend.waiting.pop(request_id, None)
 
-    # What follows.
+    # Conclusions.
 
     def look_for_gray(self, now: float) -> None:
-        """Take the worst of those out that are late against prediction while their peers are not.
+        """Take out the backend that is latest against prediction, if its peers are not late.
 
-        Costs a median of up to RATIOS_KEPT numbers a backend: for once a second.
+        Costs a median of up to RATIOS_KEPT numbers per backend: to be called once a second.
         """
         worst, worst_ratio = None, 0.0
         for backend in self._backends.values():
@@ -226,7 +226,7 @@ class Health:
                 continue
             ratio = median(ratios)
             if ratio <= max(worst_ratio, GRAY_RATIO):
-                continue  # whatever its peers say: they need not be asked
+                continue  # no need to look at its peers
             if ratio > GRAY_RATIO * self._peers_ratio(backend, now):
                 worst, worst_ratio = backend, ratio
         if worst is not None:
@@ -234,7 +234,7 @@ class Health:
             self._eject(worst, "out", why, now)
 
     def intakes(self, now: float) -> list[Intake]:
-        """What changed since the last call, those that may be sent more first."""
+        """Return the changes since the last call; backends that may be sent more come first."""
         for backend in self._backends.values():
             if backend.state == "out" and now >= backend.held_until:
                 self._enter(backend, "trial", f"on trial: {backend.why}", now)
@@ -249,7 +249,7 @@ class Health:
         return [Intake(b.name, most, b.why, b.restarted) for _, most, b in changed]
 
     def wake_at(self, now: float) -> float:
-        """When time alone changes something; inf if it does not."""
+        """Return when time alone changes something; inf if it does not."""
         at = inf
         for backend in self._backends.values():
             if backend.state == "out":
@@ -259,9 +259,9 @@ class Health:
         return at
 
     def _peers_ratio(self, backend: _Backend, now: float) -> float:
-        """The median of the other backends' medians, at least 1; inf when none can tell.
+        """Return the median of the other backends' medians, at least 1; inf without any.
 
-        At least 1: being three times later than a peer that is early is not being late.
+        At least 1: three times later than a peer that is early is not late.
         """
         peers = [b for b in self._backends.values() if b is not backend and b.state == "up"]
         lately = [ratios for b in peers if len(ratios := b.lately(now)) >= GRAY_LEAST]

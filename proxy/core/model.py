@@ -1,15 +1,15 @@
-"""What the shaper is told and what it answers. Times are seconds on the caller's clock."""
+"""Values that go into the policy and come out. Times are seconds on the caller's clock."""
 
 from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
 RejectReason = Literal[
-    "queue_full",  # the bucket's queue holds max_queue already
+    "queue_full",  # the bucket's queue holds max_queue requests
     "deadline_unattainable",  # the predicted wait is too long, or the deadline passed in the queue
     "no_backend_available",  # every backend of the bucket is down
     "prompt_too_long",  # beyond every bucket
-    "tenant_quota",  # the tenant's token bucket is empty
+    "tenant_quota",  # the tenant's quota is used up
 ]
 
 ServiceClass = Literal["interactive", "standard", "batch"]  # the most urgent first
@@ -24,10 +24,10 @@ class Bucket:
 
     Attributes:
         up_to: largest prompt, in estimated tokens.
-        max_queue: requests that may wait; one more is refused.
+        max_queue: requests that may wait; further ones are rejected.
         max_wait_s: longest wait before dispatch.
-        prefills_per_backend: how many of the bucket may be in prefill at once on one backend.
-        backends: names it may use; empty means all.
+        prefills_per_backend: how many may be in prefill on one backend at once; hits do not count.
+        backends: names of the backends it may use; empty means all.
     """
 
     name: str
@@ -48,12 +48,12 @@ class BackendSpec:
     """A vLLM server.
 
     Attributes:
-        kv_tokens: the size of its KV pool; infinite when unknown.
-        chunk_tokens: of one prompt it computes at most so many in a step while there are others
-            (`--long-prefill-token-threshold`), so that shorter prefills pass longer ones;
-            infinite: they are computed one after the other.
-        piece_s: it caches prefixes, and long prompts go there in pieces of about so many seconds
-            of prefill (`pieces.py`); infinite: whole.
+        kv_tokens: size of its KV pool; infinite if unknown.
+        chunk_tokens: `--long-prefill-token-threshold`: the engine computes at most so many tokens
+            of one prompt per step while others wait, so shorter prefills pass longer ones;
+            infinite: prefills are computed one after the other.
+        piece_s: long prompts are split into pieces of about so many seconds of prefill
+            (`policy/long_prefills.py`); infinite: they are sent whole.
     """
 
     name: str
@@ -65,12 +65,12 @@ class BackendSpec:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Who shares the backends with whom.
+    """A tenant: requests that share a weight and a quota.
 
     Attributes:
-        weight: its share of prefill seconds, relative to other tenants that have work waiting.
-        tokens_per_s: prompt tokens it may send a second in the long run.
-        burst_tokens: prompt tokens it may send at once.
+        weight: its share of prefill seconds, relative to other tenants with waiting requests.
+        tokens_per_s: prompt tokens that it may send per second in the long run.
+        burst_tokens: prompt tokens that it may send at once.
     """
 
     name: str
@@ -84,11 +84,11 @@ class Tenant:
         assert self.burst_tokens > 0
 
 
-class _Told:
-    """What the shaper is told or answers: equal when all values are.
+class _Value:
+    """Base of values that are equal if all their fields are.
 
-    Plain classes, not named tuples: compiled, these are made and read without the interpreter,
-    and a simulation makes two a request.
+    Plain classes, not named tuples: compiled code makes and reads them without the interpreter,
+    and a simulation makes two per request.
     """
 
     __slots__ = ()
@@ -98,7 +98,7 @@ class _Told:
 
     def __eq__(self, other: object) -> bool:
         return (
-            isinstance(other, _Told)
+            isinstance(other, _Value)
             and type(self) is type(other)
             and self.values() == other.values()
         )
@@ -110,19 +110,20 @@ class _Told:
         return f"<{type(self).__name__} {self.values()}>"
 
 
-class Request(_Told):
-    """A request as the policy sees it: lengths and hashes, never text.
+class Request(_Value):
+    """A request as the policy sees it: lengths and hashes, no text.
 
     Attributes:
         prompt_tokens: estimated.
-        output_tokens: the most it may generate (max_tokens), estimated when not stated.
-        blocks: chained hashes of the prompt's full blocks; equal leading hashes, equal prefix.
-        block_tokens: estimated tokens in one of those blocks.
-        timeout_s: the client wants its first token within this time of arrival.
-        streams: the first token can be seen; otherwise only the end of the answer can.
-        tenant: who pays for it; "" when tenants are not told apart.
-        service_class: how urgent it is to its sender.
-        whole: its prompt cannot be sent in pieces.
+        output_tokens: the most it may generate (max_tokens), estimated if not stated.
+        blocks: chained hashes of the prompt's full blocks; prompts with equal leading hashes share
+            that prefix.
+        block_tokens: estimated tokens in one block.
+        timeout_s: the client wants its first token within this time after arrival.
+        streams: its first token can be seen; otherwise only the end of the answer can.
+        tenant: the tenant that it counts for; "" without tenants.
+        service_class: its urgency.
+        whole: its prompt must not be split.
     """
 
     __slots__ = (
@@ -162,16 +163,21 @@ class Request(_Told):
         self.service_class = service_class
         self.whole = whole
 
+    @property
+    def splittable(self) -> bool:
+        """Whether the prompt can be split at block boundaries."""
+        return bool(self.blocks) and not self.whole
+
     def values(self) -> tuple[object, ...]:
         lengths = self.prompt_tokens, self.output_tokens, self.blocks, self.block_tokens
         return self.id, *lengths, self.timeout_s, self.streams, self.tenant, self.service_class
 
 
-class Send(_Told):
-    """Send the request to `backend` now; its slot is taken until `finish`.
+class Send(_Value):
+    """Send the request to `backend` now; it holds a slot until `finish`.
 
-    `piece_blocks`: only so many leading blocks of its prompt, for one token that nobody sees, until
-    `computed`; 0: the request itself.
+    `piece_blocks`: send only so many leading blocks of its prompt, for one token that the client
+    does not see, and then call `piece_computed`; 0: send the request itself.
     """
 
     __slots__ = (
@@ -207,10 +213,10 @@ class Send(_Told):
         return self.request, self.backend, self.bucket, self.queued_s, *predicted
 
 
-class Reject(_Told):
-    """Answer the request at once; `retry_after_s` is when capacity is predicted to be back.
+class Reject(_Value):
+    """Reject the request at once; capacity is predicted to be back after `retry_after_s`.
 
-    `hopeless`: with nothing else to do, no backend would answer it in the client's time either.
+    `hopeless`: even an idle backend would take longer than the client waits.
     """
 
     __slots__ = ("bucket", "hopeless", "queued_s", "reason", "request", "retry_after_s")

@@ -1,29 +1,32 @@
-"""Which requests a proxy that is short of something itself still takes.
+"""Which service classes does a proxy shed when it is short of resources itself?
 
-A proxy that runs out of event loop, memory or file descriptors fails everybody. Before that it
-refuses the least urgent: first batch, then standard, at the last everyone. It goes one step up
-each time it looks and finds too much for the step it is on, and one step down once everything is
-well below the limit of that step, so that it does not flap around it. A loop that is late now and
-then costs batch its place; standard is refused only where the loop is late as a rule.
+A proxy that runs out of event loop, memory or file descriptors fails every request. Before that it
+rejects the least urgent class: first batch, then standard, at last every class. At each look it
+goes one step up if a reading is above the limit of its step, and one step down once every reading
+is well below, so that it does not flap. A loop that is late now and then sheds batch; standard is
+shed only where the loop is late as a rule.
 """
 
 from dataclasses import dataclass
 
 from forebay.proxy.core.model import ServiceClass
 
-ORDER: tuple[ServiceClass, ...] = ("batch", "standard", "interactive")  # who goes first
+ORDER: tuple[ServiceClass, ...] = (
+    "batch",
+    "standard",
+    "interactive",
+)  # shed in this order
 
-SHARE_MOST = (0.8, 0.9, 0.95)  # above which each class of ORDER is refused
-CALM = 0.9  # of a limit: below that, one step down
+SHARE_MOST = (0.8, 0.9, 0.95)  # the limit for each class of ORDER
+CALM = 0.9  # of a limit: below it, one step down
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the process uses; 0 where that is not known.
+    """Resources that the process uses; 0 where unknown.
 
     Attributes:
-        lag: how late the event loop was lately, at the 99th percentile, as a multiple of the
-            limit.
+        lag: lateness of the event loop lately, 99th percentile, as a multiple of the limit.
         usual_lag: the same at the median.
         memory: resident memory, as a share of what it may have.
         descriptors: file descriptors, as a share of what it may have.
@@ -35,7 +38,7 @@ class Reading:
     descriptors: float = 0.0
 
     def over(self, step: int, share: float = 1.0) -> tuple[str, ...]:
-        """What is above `share` of the limit for the class ORDER[step]."""
+        """Return the readings above `share` of the limit for the class ORDER[step]."""
         lag = (self.lag, self.usual_lag, 0.0)[step]  # a busy loop still serves the most urgent
         shares = share * SHARE_MOST[step]
         return tuple(
@@ -50,7 +53,7 @@ class Reading:
 
 
 def next_shed(shed: int, reading: Reading) -> int:
-    """How many classes of ORDER to refuse from now on, when it was `shed` until now."""
+    """Return how many classes of ORDER to shed from now on; `shed` until now."""
     if shed < len(ORDER) and reading.over(shed):
         return shed + 1
     if shed > 0 and not reading.over(shed - 1, CALM):
@@ -59,5 +62,5 @@ def next_shed(shed: int, reading: Reading) -> int:
 
 
 def refused(service_class: ServiceClass, shed: int) -> bool:
-    """Whether a request of this class is turned away."""
+    """Return whether requests of this class are rejected."""
     return service_class in ORDER[:shed]

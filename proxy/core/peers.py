@@ -1,72 +1,95 @@
-"""The same backends with other proxies: what each tells the other, and what that changes here."""
+"""Other proxies in front of the same backends: what they report, and what this one reports."""
 
-from collections.abc import Mapping
-
-from forebay.proxy.core.policy.forecast import Outlook
+from forebay.proxy.core.dispatcher import Dispatcher
+from forebay.proxy.core.model import Action
 from forebay.proxy.core.state.backend import Backend
-from forebay.proxy.core.state.elsewhere import Books, Peers, TenantUse
-from forebay.proxy.core.state.quota import Quotas
-from forebay.proxy.core.state.spending import Spending
-from forebay.proxy.core.state.tenants import Fairness
+from forebay.proxy.core.state.elsewhere import BackendReport, Peers, ProxyReport
+
+LEAST_SHARE = 1e-4  # of an engine's time: less is left out of a report
 
 
-class Sharing:
-    """`on` while there are any."""
+class Peering:
+    """Keeps a dispatcher's view of other proxies; `peers` has their reports."""
 
-    def __init__(self, backends: Mapping[str, Backend], fairness: Fairness, quotas: Quotas) -> None:
-        self._backends = backends
-        self._fairness = fairness
-        self._quotas = quotas
-        self._spending = Spending()
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
         self.peers = Peers()
-        self.on = False
 
-    # What we tell.
+    def reported(self, peer: str, report: ProxyReport, now: float) -> list[Action]:
+        """Replace what another proxy reported before."""
+        dispatcher, peers = self._dispatcher, self.peers
+        dispatcher.pass_time(now)
+        peers.know(dispatcher.backends, now)
+        for name, tokens in peers.replace(peer, report, now).items():
+            if tokens > 0.0 and name in dispatcher.backends:  # it may have been removed
+                dispatcher.backends[name].cache.crowd(tokens)
+        used = peers.used()
+        if used:
+            dispatcher.tell_tenants_apart()
+            seconds = {name: use.prefill_s for name, use in used.items()}
+            dispatcher.fairness.used_elsewhere(seconds, now)
+            if dispatcher.quotas.any:
+                for name, use in used.items():
+                    dispatcher.quotas.take(name, use.prompt_tokens, now)
+            dispatcher.queues.reorder()  # another tenant may be next
+        return self.settle(now)
 
-    def took(self, tenant: str, prompt_tokens: int, now: float) -> None:
-        """A prompt was taken in."""
-        if self.on and self._fairness.on:
-            self._spending.took(tenant, prompt_tokens, now)
+    def gone(self, peer: str, now: float) -> list[Action]:
+        """Forget another proxy that has left."""
+        self._dispatcher.pass_time(now)
+        return self.settle(now) if self.peers.gone(peer, now) else []
 
-    def gave(self, tenant: str, prefill_s: float, now: float) -> None:
-        """So many prefill seconds; fewer than none when some were not computed after all."""
-        if self.on and self._fairness.on:
-            self._spending.gave(tenant, prefill_s, now)
+    def forget_silent(self, now: float) -> list[Action]:
+        """Forget proxies without a report for SILENT_S; to be called every 0.1 s or so."""
+        actions: list[Action] = []
+        for peer in self.peers.silent(now):
+            actions += self.gone(peer, now)
+        return actions
 
-    def books(self, now: float) -> Books:
-        """What we have under way; of the tenants those of the last seconds."""
-        lately = self._spending.lately(now)
-        return Books({name: b.books(now) for name, b in self._backends.items()}, lately)
+    def report(self, now: float) -> ProxyReport:
+        """Return what this proxy has under way, for other proxies."""
+        dispatcher = self._dispatcher
+        dispatcher.pass_time(now)
+        lately = dispatcher.recent_use.lately(now)
+        reports = {name: report_of(b, now) for name, b in dispatcher.backends.items()}
+        return ProxyReport(reports, lately)
 
-    # What we are told.
-
-    def heard(self, peer: str, books: Books, now: float) -> dict[str, TenantUse]:
-        """Another proxy says what it has under way; what tenants were given there since."""
-        self.peers.know(self._backends, now)
-        for name, tokens in self.peers.say(peer, books, now).items():
-            if tokens > 0.0 and name in self._backends:  # it may have been removed
-                self._backends[name].crowded(tokens)
-        return self.peers.given()
-
-    def charge(self, given: Mapping[str, TenantUse], now: float) -> None:
-        """What tenants were given elsewhere counts as if it had been here."""
-        self._fairness.given({name: use.prefill_s for name, use in given.items()}, now)
-        if self._quotas.any:
-            for name, use in given.items():
-                self._quotas.take(name, use.prompt_tokens, now)
-
-    def settle(self, outlook: Outlook, now: float) -> None:
-        """Proxies have spoken, come or gone, or backends have: every backend's books change."""
-        on = len(self.peers) > 0
-        if on != self.on:
-            self.on = on
-            outlook.share_with(self.peers if on else None)
-            if not on:
-                for backend in self._backends.values():
+    def settle(self, now: float) -> list[Action]:
+        """Bring every backend up to date after a report, or after proxies or backends changed."""
+        dispatcher, peers = self._dispatcher, self.peers
+        sharing = len(peers) > 0
+        if sharing != dispatcher.sharing:
+            dispatcher.sharing = sharing
+            dispatcher.forecast.share_with(peers if sharing else None)
+            if not sharing:
+                for backend in dispatcher.backends.values():
                     backend.share_with(None, now)
-        if on:
-            self.peers.know(self._backends, now)
-        for backend in self._backends.values():
-            if on and backend.others is None:
-                backend.share_with(self.peers.elsewhere(backend.name), now)
-            outlook.moved(backend)
+        if sharing:
+            peers.know(dispatcher.backends, now)
+        for backend in dispatcher.backends.values():
+            if sharing and backend.elsewhere is None:
+                backend.share_with(peers.elsewhere(backend.name), now)
+            dispatcher.forecast.moved(backend)
+        return dispatcher.dispatch_all(now)
+
+
+def report_of(backend: Backend, now: float) -> BackendReport:
+    """Return what this proxy has on one backend, without what other proxies reported."""
+    queue, worked = backend.prefill_queue, backend.worked
+    return BackendReport(
+        backlog_s=queue.own_backlog_s(now),
+        running=len(backend.in_flight),
+        kv_tokens=backend.kv.held,
+        longest_s=queue.longest_s(),
+        load=backend.load.value(now),
+        fresh_tokens=backend.fresh_tokens,
+        work=backend.observer.work,
+        prefills={bucket: count for bucket, count in queue.prefills_of.items() if count},
+        queued_s={bucket: q.work_s for bucket, q in backend.queues.items() if len(q)},
+        worked={
+            bucket: share
+            for bucket in backend.queues
+            if (share := worked[bucket].rate(now)) > LEAST_SHARE
+        },
+        short_s=queue.own_short_s(now),
+    )

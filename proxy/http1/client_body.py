@@ -1,6 +1,6 @@
-"""Read a client's body whole, bounded in size and time, before anything waits for it.
+"""Read a client's whole body, bounded in size and time, before the request is queued.
 
-A paused transport hides a disconnect (aiohttp stops reading when a body is not consumed), so a
+aiohttp stops reading while a body is not consumed, and then it does not see a disconnect. So a
 request that queued with its body unread could not be cancelled.
 """
 
@@ -12,11 +12,11 @@ from forebay.proxy.http1 import errors
 from forebay.proxy.http1.errors import ApiError
 
 LEAST_BYTES_PER_S = 100_000  # a slower body is a slow loris
-AHEAD_BYTES = 64 << 10  # of a stated length, held before they come
+AHEAD_BYTES = 64 << 10  # part of a stated length that is reserved before it comes
 
 
 class ByteBudget:
-    """The bytes that the bodies of all requests may hold at once; `status` refuses more."""
+    """Bound of the bytes of all requests' bodies; `status` is the HTTP status beyond it."""
 
     def __init__(self, limit: int, status: int = 429) -> None:
         self.limit = limit
@@ -25,7 +25,7 @@ class ByteBudget:
 
 
 class Hold:
-    """What one request holds of a budget, given back at the end of the `with` block."""
+    """The bytes of one request in a budget; the end of the `with` block frees them."""
 
     def __init__(self, budget: ByteBudget) -> None:
         self._budget = budget
@@ -39,13 +39,13 @@ class Hold:
         self._held = 0
 
     def check(self, size: int) -> None:
-        """Raises ApiError when there is no room to hold `size` bytes now."""
+        """Raise ApiError if there is no room for `size` bytes now."""
         more = size - self._held
         if more > 0 and self._budget.held + more > self._budget.limit:
             raise errors.overfull(self._budget.status)
 
     def reach(self, size: int) -> None:
-        """Hold `size` bytes if it is less now; raises ApiError when there is no room."""
+        """Hold at least `size` bytes; raises ApiError if there is no room."""
         self.check(size)
         if size > self._held:
             self._budget.held += size - self._held
@@ -55,12 +55,12 @@ class Hold:
 async def read_client_body(
     request: web.BaseRequest, limit: int, patience_s: float, hold: Hold
 ) -> bytes:
-    """The body; raises ApiError 400, 408, 413, 415, and that of a full budget.
+    """Return the body; raises ApiError 400, 408, 413, 415, and that of a full budget.
 
-    Room is held as bytes come, and for the next few of a stated length: whoever states much and
-    sends nothing must not keep the others out. A stated length that does not fit now is refused at
-    once. A body is too slow when, `patience_s` after it was begun or later, it has not come at
-    LEAST_BYTES_PER_S. `100 Continue` is sent once nothing but the bytes themselves is wanting.
+    Room is reserved as bytes come, and for the next few of a stated length. A client that states
+    much and sends nothing must not keep others out. A stated length that does not fit now is
+    rejected at once. A body is too slow if it comes at less than LEAST_BYTES_PER_S on average,
+    after its first `patience_s`. `100 Continue` is sent when only the bytes are missing.
     """
     headers = request.headers
     if "content-encoding" in headers and any(
@@ -80,7 +80,7 @@ async def read_client_body(
         request.writer.output_size = 0
     if request.content.is_eof():
         return _already_here(request, limit, hold)
-    body = bytearray()  # not a list of parts: small ones would take 30 times their size
+    body = bytearray()  # a list of small parts would take 30 times their size
     since = asyncio.get_running_loop().time() + patience_s
     try:
         async with asyncio.timeout_at(since) as deadline:
@@ -99,7 +99,7 @@ async def read_client_body(
 
 
 def _already_here(request: web.BaseRequest, limit: int, hold: Hold) -> bytes:
-    """A small body has come with its head: nothing is to be waited for."""
+    """Return a small body that has come with its head."""
     try:
         body = request.content.read_nowait()
     except web.RequestPayloadError:

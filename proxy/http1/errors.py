@@ -1,7 +1,4 @@
-"""The one place where what went wrong becomes an OpenAI-shaped answer.
-
-No message holds prompt text or the address of a backend.
-"""
+"""Errors as OpenAI-shaped responses. No message holds prompt text or the address of a backend."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,10 +12,10 @@ CLIENT, LOAD, SERVER = "invalid_request_error", "rate_limit_error", "server_erro
 
 @dataclass(slots=True)
 class ApiError(Exception):
-    """An answer that is an error.
+    """An error response.
 
     Attributes:
-        close: the connection cannot be used again: the body was not read, or framing is in doubt.
+        close: close the connection: the body was not read, or the framing is in doubt.
     """
 
     status: int
@@ -34,7 +31,7 @@ class ApiError(Exception):
 
 
 def error_body(message: str, type_: str, code: str, param: str | None = None) -> bytes:
-    """The four keys that OpenAI clients expect, all of them always."""
+    """Return an error as JSON, always with the four keys that OpenAI clients expect."""
     return orjson.dumps(
         {"error": {"message": message, "type": type_, "param": param, "code": code}}
     )
@@ -45,9 +42,9 @@ def invalid_type(what: str, right: str, param: str | None) -> ApiError:
 
 
 def stream_error_event() -> bytes:
-    """The last event of a stream that was cut; no `[DONE]` follows, and no clean end."""
+    """Return the last event of a stream that was cut; neither `[DONE]` nor a clean end follows."""
     body = error_body(
-        "The server stopped before the answer was complete.", SERVER, "upstream_stream_error"
+        "The server stopped before the response was complete.", SERVER, "upstream_stream_error"
     )
     return b"data: " + body + b"\n\n"
 
@@ -57,19 +54,19 @@ _REASONS = {
     "deadline_unattainable": "The server cannot answer this request in time.",
     "no_backend_available": "No backend is available.",
     "tenant_quota": "This API key has used up its quota.",
-    "prompt_too_long": "The prompt is longer than any backend takes.",
+    "prompt_too_long": "The prompt is longer than the largest bucket allows.",
 }
 
 
 def rejected(action: Reject, load_status: int = 429) -> ApiError:
-    """The answer to a refused request."""
+    """Return the error of a request that the policy rejected."""
     message = _REASONS[action.reason]
     if action.reason == "prompt_too_long":
         return ApiError(413, action.reason, message, param="messages")
     headers = retry_headers(action.retry_after_s)
     if action.reason == "no_backend_available":
         return ApiError(503, action.reason, message, SERVER, headers=headers)
-    if action.hopeless:  # OpenAI's clients obey, and do not come back in vain
+    if action.hopeless:  # OpenAI's clients obey this header
         headers["x-should-retry"] = "false"
     return ApiError(
         load_status, action.reason, f"{message} Try again later.", LOAD, headers=headers
@@ -77,7 +74,7 @@ def rejected(action: Reject, load_status: int = 429) -> ApiError:
 
 
 def retry_headers(seconds: float) -> dict[str, str]:
-    """Both spellings: whole seconds for everyone, milliseconds for OpenAI's clients."""
+    """Return Retry-After in whole seconds, and in milliseconds for OpenAI's clients."""
     return {"Retry-After": str(max(1, round(seconds))), "retry-after-ms": str(round(seconds * 1e3))}
 
 
@@ -88,15 +85,15 @@ def draining() -> ApiError:
 
 
 def no_such_path() -> ApiError:
-    return ApiError(404, "not_found", "There is no such path here.")
+    return ApiError(404, "not_found", "Unknown path.")
 
 
 def cross_site() -> ApiError:
-    return ApiError(403, "cross_site", "Pages of other sites may not do this.")
+    return ApiError(403, "cross_site", "Web pages of other sites may not do this.")
 
 
 def overloaded() -> ApiError:
-    """The proxy itself is short of something: it serves the more urgent."""
+    """The proxy is short of a resource, and serves more urgent classes only."""
     return ApiError(
         503, "overloaded", "The server is overloaded. Try again later.", SERVER,
         headers=retry_headers(2.0),
@@ -104,9 +101,9 @@ def overloaded() -> ApiError:
 
 
 def overfull(load_status: int = 429) -> ApiError:
-    """The bytes of all waiting requests have reached their bound."""
+    """The bodies of all requests have reached limits.queue_bytes."""
     return ApiError(
-        load_status, "queue_full", "Too many bytes are waiting. Try again later.", LOAD,
+        load_status, "queue_full", "Waiting requests use too much memory. Try again later.", LOAD,
         headers=retry_headers(1.0), close=True,
     )  # fmt: skip
 
@@ -119,16 +116,16 @@ def too_many_connections() -> ApiError:
 
 
 def upstream_error() -> ApiError:
-    return ApiError(502, "upstream_error", "The backend failed to answer.", SERVER)
+    return ApiError(502, "upstream_error", "The backend failed to respond.", SERVER)
 
 
 def upstream_timeout() -> ApiError:
-    return ApiError(504, "upstream_timeout", "The backend did not answer in time.", SERVER)
+    return ApiError(504, "upstream_timeout", "The backend did not respond in time.", SERVER)
 
 
 def answer_too_large(limit: int) -> ApiError:
     return ApiError(
-        502, "upstream_error", f"The backend's answer is larger than {limit} bytes.", SERVER
+        502, "upstream_error", f"The response of the backend is larger than {limit} bytes.", SERVER
     )
 
 

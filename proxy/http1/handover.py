@@ -1,10 +1,10 @@
-"""Stop listening on a port that another process listens on too, and lose nobody.
+"""Stop listening on a port that another process listens on too, without losing a client.
 
-The kernel deals new connections out among the sockets that listen on a port (SO_REUSEPORT), and
-resets those that wait to be accepted on one that is closed. So they are accepted first. Who comes
-between the last accept and the close would still be reset: a socket that is about to be closed
-does not hear SYNs (a filter of the kernel's, socket(7) SO_ATTACH_FILTER), so such a client sends
-its SYN again, a second later, and another process answers.
+The kernel distributes new connections among the sockets that listen on a port (SO_REUSEPORT). When
+such a socket is closed, connections that wait to be accepted on it are reset. So they are accepted
+first. A connection between the last accept and the close would still be reset: therefore the
+kernel drops SYNs to that socket beforehand (socket(7), SO_ATTACH_FILTER). The client sends its SYN
+again a second later, and another process answers.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from aiohttp import web
 from forebay.proxy.http1.server import HttpServer
 from forebay.proxy.http1.tls import HANDSHAKE_S
 
-TCP_HANDSHAKE_S = 0.005  # what was begun before the filter; a few round trips of a data centre
+TCP_HANDSHAKE_S = 0.005  # for handshakes that began before the filter: a few round trips
 SO_ATTACH_FILTER = 26  # Linux on x86 and ARM; Python has no name for it
 # Classic BPF, (code, jump if true, jump if false, constant) each; the TCP header is at 0.
 IGNORE_SYN = (
@@ -31,14 +31,14 @@ IGNORE_SYN = (
     (0x54, 0, 0, 0x12),  # and SYN | ACK
     (0x15, 0, 1, 0x02),  # is it SYN alone?
     (0x06, 0, 0, 0),  # then drop it
-    (0x06, 0, 0, 0xFFFFFFFF),  # else take it whole
+    (0x06, 0, 0, 0xFFFFFFFF),  # else accept the whole packet
 )
 
 
 async def stop_listening(runner: web.ServerRunner, server: HttpServer) -> None:
-    """Close the listening sockets; connections that were made are served, open ones go on.
+    """Close the listening sockets; connections that were made are served.
 
-    Never fails: a drain follows, whatever the last clients do. Takes HANDSHAKE_S at most.
+    Never fails, as a drain follows. Takes HANDSHAKE_S at most.
     """
     loop = asyncio.get_running_loop()
     for site in runner.sites:
@@ -47,10 +47,10 @@ async def stop_listening(runner: web.ServerRunner, server: HttpServer) -> None:
     await asyncio.sleep(TCP_HANDSHAKE_S)
     accepted: list[tuple[socket.socket, web.BaseSite]] = []
     for site in list(runner.sites):
-        # Duplicates keep the sockets open when the loop closes its own: it accepts no more.
+        # Duplicates keep the sockets open when the loop closes its own and stops accepting.
         duplicates: list[socket.socket] = []
         for each in _listening(site):
-            with contextlib.suppress(OSError):  # no descriptor is left: then nobody is accepted
+            with contextlib.suppress(OSError):  # no descriptor is left: nothing is accepted
                 duplicates.append(socket.socket(fileno=os.dup(each.fileno())))
         await site.stop()
         for duplicate in duplicates:
@@ -64,7 +64,7 @@ async def stop_listening(runner: web.ServerRunner, server: HttpServer) -> None:
             server, connection, ssl=tls, ssl_handshake_timeout=HANDSHAKE_S if tls else None
         )
 
-    # At once, for each may take HANDSHAKE_S; one that fails is closed, and nobody else's concern.
+    # All at once, because each may take HANDSHAKE_S. One that fails is closed.
     await asyncio.gather(
         *(serve(connection, site._ssl_context) for connection, site in accepted),
         return_exceptions=True,
@@ -77,21 +77,21 @@ def _listening(site: web.BaseSite) -> Sequence[socket.socket]:
 
 
 def _ignore_syn(listening: socket.socket) -> None:
-    """Have the kernel drop new attempts to connect; where it cannot, they are reset."""
+    """Let the kernel drop new attempts to connect; without filters they are reset."""
     if sys.platform != "linux":
         return
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in IGNORE_SYN))
     program = struct.pack("HP", len(IGNORE_SYN), ctypes.addressof(code))
-    with contextlib.suppress(OSError):  # a sandbox may know no filters
+    with contextlib.suppress(OSError):  # a sandbox may not allow filters
         listening.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
 
 
 def _accepted(listening: socket.socket) -> Iterator[socket.socket]:
-    """Those who wait to be accepted, as far as there are descriptors for them."""
+    """Accept the waiting connections, as far as there are descriptors for them."""
     while True:
         try:
             yield listening.accept()[0]
         except ConnectionAbortedError:
-            continue  # it left while it waited
+            continue  # the client has left
         except OSError:
-            return  # nobody waits any more, or no descriptor is left
+            return  # none waits any more, or no descriptor is left

@@ -1,4 +1,4 @@
-"""Which headers pass, both ways: an allow-list, so that nothing that frames a message ever does."""
+"""Headers that are passed on: allow-lists, so that headers that frame a message never are."""
 
 import re
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from os import urandom
 from multidict import CIMultiDictProxy
 
 REQUEST_ID = "x-request-id"
-SERVER = "forebay"  # else aiohttp names itself and its version
+SERVER = "forebay"  # replaces aiohttp's name and version
 # Authorization passes: a vLLM started with --api-key checks it.
 _TO_BACKEND = ("content-type", "accept", "authorization", "traceparent", "tracestate")
 _TO_CLIENT = ("content-type", "retry-after", "retry-after-ms", "x-should-retry", "cache-control")
@@ -15,15 +15,15 @@ _WELL_FORMED = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 def request_id(headers: Mapping[str, str]) -> str:
-    """The client's id if it is well-formed, else a new one."""
+    """Return the client's id if it is well-formed, else a new one."""
     given = headers.get(REQUEST_ID, "")
     return given if _WELL_FORMED.fullmatch(given) else urandom(16).hex()
 
 
 def unforwardable(headers: CIMultiDictProxy[str]) -> str | None:
-    """The first header that should pass but cannot as it stands, None if all can.
+    """Return the first header that should be passed on but must not be; None if there is none.
 
-    Two credentials are refused: which one counts would be for each reader to choose.
+    Two credentials are rejected: parsers differ in which one counts.
     """
     for name in _TO_BACKEND:
         if name in headers:
@@ -39,10 +39,10 @@ def unforwardable(headers: CIMultiDictProxy[str]) -> str | None:
 def to_backend(
     headers: CIMultiDictProxy[str], id_: str, *, authorization: bool = True
 ) -> dict[str, str]:
-    """What a backend sees of the client's headers.
+    """Return the client's headers for a backend.
 
     Args:
-        authorization: the client's key is the backend's to check; False once we have.
+        authorization: pass the client's key on; False if the proxy has checked it.
     """
     passed = {name: ", ".join(headers.getall(name)) for name in _TO_BACKEND if name in headers}
     passed[REQUEST_ID] = id_
@@ -52,5 +52,5 @@ def to_backend(
 
 
 def to_client(headers: Mapping[str, str]) -> dict[str, str]:
-    """What a client sees of the backend's headers."""
+    """Return the backend's headers for the client."""
     return {name: headers[name] for name in _TO_CLIENT if name in headers}

@@ -1,9 +1,9 @@
-"""An aiohttp server as a proxy needs it: no router, JSON errors, bounded waits for clients.
+"""An aiohttp server for a proxy: no router, OpenAI-shaped errors, bounded waits for clients.
 
-aiohttp's own answers to malformed requests are text/plain with a traceback in the log that quotes
-the bytes; here they are OpenAI-shaped and silent. What its parser lets through and a proxy must
-not (other versions than 1.0 and 1.1, transfer codings, expectations) is refused before the
-handler; where the end of a request is in doubt, the connection ends with the answer.
+aiohttp answers malformed requests with text/plain, and logs a traceback that quotes the bytes. Here
+these errors are OpenAI-shaped and not logged. Requests that its parser accepts and a proxy must not
+(HTTP versions but 1.0 and 1.1, transfer codings, expectations) are rejected before the handler. If
+the end of a request is in doubt, the connection is closed after the response.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ from forebay.proxy.http1.tls import HANDSHAKE_S
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 KEEPALIVE_S = 75.0
-SHUTDOWN_S = 0.25  # for handlers to end by themselves, and again once they are cancelled
-TARGET_BYTES = 8190  # of a request's target: longer ones are 414
+SHUTDOWN_S = 0.25  # for handlers to end, and again after they are cancelled
+TARGET_BYTES = 8190  # bound of a request's target; a longer one is a 414
 
 
 def error_response(
     error: ApiError, id_: str, extra: Mapping[str, str] | None = None
 ) -> web.Response:
-    """The answer to a request that failed before anything was sent."""
+    """Return the response to a request that failed before anything was sent."""
     headers = {**(extra or {}), **error.headers, REQUEST_ID: id_, "Server": SERVER_NAME}
     response = web.Response(
         status=error.status, body=error.body(), headers=headers, content_type="application/json"
@@ -43,7 +43,7 @@ def error_response(
 
 
 def _raw_response(error: ApiError) -> bytes:
-    """The same for a connection that has no request to answer."""
+    """Return an error response as bytes, for a connection without a request."""
     body = error.body()
     headers = {
         **error.headers, "content-type": "application/json", "content-length": str(len(body)),
@@ -65,9 +65,9 @@ def _bad(message: str, status: int = 400) -> ApiError:
 
 
 def _parse_error(exc: BaseException | None) -> ApiError:
-    """What the parser refused."""
+    """Return the error for a request that the parser rejected."""
     if isinstance(exc, LineTooLong):
-        # The two bounds differ, which tells what was too long.
+        # The bounds of target and headers differ, so the bound shows which was too long.
         if exc.args[1] == TARGET_BYTES:
             return ApiError(414, "uri_too_long", "The request target is too long.", close=True)
         return _headers_too_large()
@@ -77,22 +77,22 @@ def _parse_error(exc: BaseException | None) -> ApiError:
 
 
 def _head_fault(request: web.BaseRequest, header_bytes: int) -> ApiError | None:
-    """What is wrong with a head that the parser took."""
+    """Return the fault of a head that the parser accepted; None if there is none."""
     headers = request.headers
     if request._message.version not in (HttpVersion10, HttpVersion11):
-        request._version = HttpVersion10  # the answer must not claim theirs
+        request._version = HttpVersion10  # the response must not claim their version
         return _bad("HTTP/1.0 or HTTP/1.1 is needed.", 505)
     if sum([len(name) + len(value) + 4 for name, value in request.raw_headers]) > header_bytes:
         return _headers_too_large()
     if (coding := headers.get("transfer-encoding")) is not None:
         if coding.lower() != "chunked":
-            return _bad("Only chunked transfer encoding is known.", 501)
+            return _bad("The only supported transfer encoding is chunked.", 501)
         if request.version == HttpVersion10:
-            return _bad("HTTP/1.0 has no transfer encodings.")
+            return _bad("HTTP/1.0 has no transfer encoding.")
     if headers.get("expect", "100-continue").lower() != "100-continue":
-        return _bad("Only 100-continue can be expected.", 417)
+        return _bad("The only supported expectation is 100-continue.", 417)
     if request.method == "CONNECT":
-        error = _bad("This is no forward proxy.", 405)
+        error = _bad("This is not a forward proxy.", 405)
         error.headers = {"Allow": "GET, HEAD, POST, OPTIONS"}
         return error
     if name := unforwardable(headers):
@@ -101,21 +101,21 @@ def _head_fault(request: web.BaseRequest, header_bytes: int) -> ApiError | None:
 
 
 class _Protocol(web.RequestHandler):
-    """One connection."""
+    """One client connection."""
 
     __slots__ = ("_broken", "_cut_timer", "_head_bytes", "_head_timer", "_last_payload", "_wire")
 
     def __init__(self, server: "HttpServer", *, loop: asyncio.AbstractEventLoop, **kw: Any) -> None:
         super().__init__(server, loop=loop, **kw)
-        self._broken = False  # where the next request begins is no longer known
-        self._head_bytes = 0  # of a head that is not complete
+        self._broken = False  # it is not known where the next request begins
+        self._head_bytes = 0  # bytes of a head that is not complete
         self._head_timer: asyncio.TimerHandle | None = None
         self._last_payload: StreamReader | None = None
-        self._wire: asyncio.Transport | None = None  # aiohttp forgets its own when it closes it
+        self._wire: asyncio.Transport | None = None  # kept, as aiohttp drops its reference on close
         self._cut_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._wire = cast(asyncio.Transport, transport)  # uvloop's do not inherit from it
+        self._wire = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
         super().connection_made(transport)
         server = self._manager
         assert isinstance(server, HttpServer)
@@ -132,16 +132,16 @@ class _Protocol(web.RequestHandler):
         super().connection_lost(exc)
 
     async def start(self) -> None:
-        """Serve one request after the other; aiohttp closes the connection when this ends."""
+        """Serve one request after another; aiohttp closes the connection when this ends."""
         try:
             await super().start()
         finally:
             self._cut_later()
 
     def _cut_later(self) -> None:
-        """Cut a closed connection whose client does not take the rest.
+        """Cut a closed connection if its client does not take the rest in time.
 
-        A closed transport waits for its buffer to be taken, for ever if the client never reads.
+        A closed transport waits until its buffer is taken: for ever if the client never reads.
         """
         wire, server = self._wire, self._manager
         if wire is not None and wire.is_closing() and self._cut_timer is None:
@@ -160,8 +160,8 @@ class _Protocol(web.RequestHandler):
             message, self._last_payload = self._messages[-1]
             if not isinstance(message, RawRequestMessage):
                 self._broken = True
-                # The parser tells the queue of requests, not the one whose body it was reading:
-                # its handler would wait for the rest until it timed out.
+                # The parser reports this to the queue of requests, not to the request whose body
+                # it was reading. Its handler would wait for the rest until its time-out.
                 payload = self._messages[-2][1] if len(self._messages) > 1 else last
                 if payload is not None and not payload.is_eof():
                     payload.set_exception(web.RequestPayloadError("not valid HTTP"))
@@ -193,13 +193,13 @@ class _Protocol(web.RequestHandler):
         self._end(ApiError(408, "request_timeout", message, close=True))
 
     def _end(self, error: ApiError) -> None:
-        """Close, saying why; but an answer that is under way goes out first."""
+        """Close with an error response; a response that is being written goes out first."""
         if self._waiter is None or self._waiter.done():  # not idle
             self.close()
         elif self._head_bytes:
             self._refuse(error)
         elif self.transport is not None:
-            self.transport.close()  # nothing was asked, so nothing is answered
+            self.transport.close()  # no request has begun, so there is nothing to answer
             self._cut_later()
 
     def _refuse(self, error: ApiError) -> None:
@@ -209,7 +209,7 @@ class _Protocol(web.RequestHandler):
             self._cut_later()
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        """Say nothing: parse errors quote what the client sent."""
+        """Log nothing: parse errors quote what the client sent."""
 
     def handle_error(
         self,
@@ -219,12 +219,12 @@ class _Protocol(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         if request.writer is not None and request.writer.output_size > 0:
-            raise ConnectionError("an answer was begun: it can only be cut")
+            raise ConnectionError("a response has begun: it can only be cut")
         if status >= 500:
             server = self._manager
             if isinstance(server, HttpServer):
                 server.failed(exc)
-            error = ApiError(500, "internal_error", "Something went wrong here.", SERVER)
+            error = ApiError(500, "internal_error", "Internal error of the proxy.", SERVER)
             error.close = True
         else:
             error = _parse_error(exc)
@@ -232,12 +232,12 @@ class _Protocol(web.RequestHandler):
 
 
 class HttpServer(web.Server):
-    """Gives every connection to `handler`.
+    """Serves requests by `handler`.
 
     Attributes:
-        header_bytes: of all header fields of a request together; more are 431.
-        client_write_s: for a client to take what was written when its connection is closed.
-        failed: told of an exception that nobody expected.
+        header_bytes: bound of all header fields of a request together; more is a 431.
+        client_write_s: time for a client to take the rest when its connection is closed.
+        failed: called with unexpected exceptions.
     """
 
     def __init__(
@@ -275,7 +275,7 @@ class HttpServer(web.Server):
         if error := _head_fault(request, self.header_bytes):
             return error_response(error, request_id(request.headers))
         response = await self._handler(request)
-        if not response.prepared:  # an answer of the admin port, which nobody has named yet
+        if not response.prepared:  # a response of the admin port, which has no id yet
             response.headers.setdefault(REQUEST_ID, request_id(request.headers))
             response.headers.setdefault("Server", SERVER_NAME)
         if cannot_go_on(request):
@@ -287,21 +287,21 @@ class HttpServer(web.Server):
 
 
 def no_such_path(request: web.BaseRequest) -> web.Response:
-    """404, in the form of every other error."""
+    """Return a 404 in the form of all other errors."""
     return error_response(errors.no_such_path(), request_id(request.headers))
 
 
 def cannot_go_on(request: web.BaseRequest) -> bool:
-    """Whether the connection must close once this request is answered.
+    """Return whether the connection must be closed after this request.
 
-    After a request to change the protocol the parser stops, or drops what follows; and a client
+    After a request to change the protocol the parser stops, or drops what follows. And a client
     whose body was not waited for (Expect) may send its next request instead.
     """
     return bool(request._message.upgrade) or not request._payload.is_eof()
 
 
 class _TlsSite(web.TCPSite):
-    """A site with a bound on the handshake; aiohttp's own leaves asyncio's minute."""
+    """A site with a bound on the TLS handshake; aiohttp's own has asyncio's 60 s."""
 
     async def start(self) -> None:
         await web.BaseSite.start(self)
@@ -327,10 +327,10 @@ async def listen(
     reuse_port: bool = False,
     tls: ssl.SSLContext | None = None,
 ) -> tuple[web.ServerRunner, int]:
-    """Start listening; the runner, and the port that was taken.
+    """Start listening; returns the runner and the port.
 
     Args:
-        reuse_port: other processes that say so too may listen there as well.
+        reuse_port: share the port with other processes that set this too.
         tls: None for plain HTTP.
     """
     runner = web.ServerRunner(server, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
@@ -343,3 +343,8 @@ async def listen(
         await runner.cleanup()
         raise
     return runner, int(runner.addresses[0][1])
+
+
+def url_host(host: str) -> str:
+    """Return a host as part of a URL: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host

@@ -1,8 +1,8 @@
-"""Cut a server-sent event stream into events and say what each one means for the request.
+"""Split a server-sent event stream into events, and parse OpenAI's events.
 
-Bytes come in as the network cut them; nothing here changes what is relayed. The format is the
-WHATWG event stream: lines end in LF, CRLF or CR, an empty line ends an event, comments start
-with a colon. One event is bounded, so a peer that never ends one cannot fill memory.
+Bytes come in pieces as the network cut them; nothing here changes what is relayed. The format is
+the WHATWG event stream: lines end in LF, CRLF or CR, an empty line ends an event, comments start
+with a colon. The size of an event is bounded, so that an endless one cannot fill the memory.
 """
 
 import re
@@ -17,11 +17,11 @@ _DATA = re.compile(rb"(?:^|[\r\n])data:")
 
 
 class MalformedStream(Exception):
-    """The stream is not a sequence of OpenAI events: too long an event or no JSON object."""
+    """The stream is not a sequence of OpenAI events: an event is too long, or no JSON object."""
 
 
 class EventTooLarge(MalformedStream):
-    """An event with data goes on beyond `limit` bytes; it need not be the sender's fault."""
+    """An event with data is longer than `limit` bytes; perhaps not a fault of the sender."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"an event of more than {limit} bytes")
@@ -32,68 +32,68 @@ class EventScanner:
     """Split chunks of bytes into the `data` payloads of complete events.
 
     Attributes:
-        held: of an event that is not complete; always the same object.
+        partial: bytes of an incomplete event; always the same object.
     """
 
     def __init__(self, limit: int = MAX_EVENT_BYTES) -> None:
-        self.held = bytearray()
+        self.partial = bytearray()
         self._limit = limit
 
     @property
     def mid_event(self) -> bool:
-        """An event has begun and not ended: a stream that stops here was cut."""
-        return bool(self.held.strip())
+        """An event is incomplete: a stream that stops here was cut."""
+        return bool(self.partial.strip())
 
     def plain(self, chunk: bytes) -> bool:
-        """It is whole `data` events, none of which means anything for the request.
+        """Return whether `chunk` is whole `data` events that carry output only.
 
-        Cheap, and true of nearly every chunk of a stream; when it is not, use `events`.
+        This is cheap, and true of nearly every chunk of a stream. Otherwise use `events`.
         """
         return (
             chunk[:6] == b"data: "
             and chunk[-2:] == b"\n\n"
-            and not self.held
-            and means_nothing(chunk)
+            and not self.partial
+            and output_only(chunk)
         )
 
     def events(self, chunk: bytes) -> list[tuple[bytes, bytes]]:
-        """The events completed by `chunk`, in order: as received, and their payloads.
+        """Return the events completed by `chunk`, in order: bytes as received, and payloads.
 
-        The first parts joined are the stream, byte for byte. A comment has an empty payload.
+        The bytes joined are the stream. A comment has an empty payload.
         """
         data = chunk
-        if self.held:
-            # Only what is new can end the event: looking at all of it again would be quadratic.
-            searched = max(0, len(self.held) - 3)
-            self.held += chunk
-            if _END.search(self.held, searched) is None:
+        if self.partial:
+            # Only new bytes can end the event; searching all of them again would be quadratic.
+            searched = max(0, len(self.partial) - 3)
+            self.partial += chunk
+            if _END.search(self.partial, searched) is None:
                 self._check()
                 return []
-            data = bytes(self.held)
-            self.held.clear()
+            data = bytes(self.partial)
+            self.partial.clear()
         events, start = [], 0
         for end in _END.finditer(data):
             events.append((data[start : end.end()], _payload(data[start : end.start()])))
             start = end.end()
-        self.held += data[start:]
+        self.partial += data[start:]
         self._check()
         return events
 
     def _check(self) -> None:
-        if len(self.held) <= self._limit:
+        if len(self.partial) <= self._limit:
             return
-        if _DATA.search(self.held):
+        if _DATA.search(self.partial):
             raise EventTooLarge(self._limit)
         raise MalformedStream(f"more than {self._limit} bytes and no event")
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The payloads completed by `chunk`, in order; comments and other fields are dropped."""
+        """Return the payloads completed by `chunk`, without comments and other fields."""
         return [payload for _, payload in self.events(chunk) if payload]
 
 
-def means_nothing(events: bytes) -> bool:
-    """Whole `data` events have none of the words that could mean something for the request."""
-    find = events.find  # `in` makes and drops an exception (Python 3.11): twice the time
+def output_only(events: bytes) -> bool:
+    """Return whether whole `data` events hold no usage, error, abort or end of the stream."""
+    find = events.find  # `in` raises and drops an exception (Python 3.11): twice the time
     return (
         find(b'"usage"') < 0
         and find(b'"error"') < 0
@@ -111,7 +111,7 @@ def _payload(event: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class StreamEvent:
-    """What one event of an OpenAI stream says.
+    """One event of an OpenAI stream.
 
     Attributes:
         done: the `[DONE]` mark.
@@ -133,7 +133,7 @@ _DONE = StreamEvent(done=True)
 
 
 def parse_event(payload: bytes) -> StreamEvent:
-    """Read one payload of a chat or completion stream; raises MalformedStream."""
+    """Parse one payload of a chat or completion stream; raises MalformedStream."""
     if payload == b"[DONE]":
         return _DONE
     try:
@@ -158,7 +158,7 @@ def parse_event(payload: bytes) -> StreamEvent:
 
 
 def _error_in(body: dict[str, Any]) -> dict[str, Any] | None:
-    """The error object, however it is spelled."""
+    """Return the error object, in any of its spellings."""
     error = body.get("error")
     if isinstance(error, dict):
         return error

@@ -1,7 +1,7 @@
-"""TLS contexts: the public port's certificate, and how backends' certificates are checked.
+"""TLS contexts: the certificate of the public port, and the check of backends' certificates.
 
-A new certificate is taken for the next handshake, without a new listener: the listener's context
-hands each handshake to the newest one. HTTP/2 is not offered. TLS 1.2 is the least.
+A new certificate is used from the next handshake on, without a new listener: the listener's context
+passes each handshake to the newest context. HTTP/2 is not offered. TLS 1.2 is the oldest version.
 """
 
 import ssl
@@ -30,17 +30,17 @@ class ServerTls:
 
 
 def server_context(cert: Path, key: Path) -> ssl.SSLContext:
-    """A context with this certificate chain and private key (PEM); raises InputError."""
+    """Make a context with this certificate chain and private key (PEM); raises InputError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     for name, path in (("cert", cert), ("key", key)):
         _readable(path, f"tls.{name}")
     try:
-        # The password function keeps OpenSSL from asking at the terminal.
+        # Without a password function OpenSSL would ask at the terminal.
         context.load_cert_chain(cert, key, password=_no_password)
     except _Encrypted:
-        raise InputError(f"tls.key: {key} is encrypted; give it without a pass phrase") from None
+        raise InputError(f"tls.key: {key} is encrypted; give a key without a pass phrase") from None
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise InputError(f"tls: the key {key} does not belong to {cert}") from None
@@ -52,7 +52,7 @@ def server_context(cert: Path, key: Path) -> ssl.SSLContext:
 
 
 def client_context(ca: Path | None, verify: bool) -> ssl.SSLContext:
-    """How a backend's certificate is checked: against `ca` (PEM), else the system's authorities."""
+    """Make a context that checks backends with `ca` (PEM), or the system's authorities."""
     if not verify:
         context = ssl.create_default_context()
         context.check_hostname = False
@@ -77,7 +77,7 @@ def _no_password() -> bytes:
 
 
 def _readable(path: Path, key: str) -> None:
-    """OpenSSL does not say which of two files it cannot read."""
+    """Raise InputError if the file cannot be read: OpenSSL does not name the file."""
     try:
         with path.open("rb"):
             pass

@@ -1,7 +1,7 @@
-"""What the words of vLLM's KV events mean for an index of held prefixes.
+"""Apply vLLM's KV events to an index of the prefixes that an engine has cached.
 
-The engine's own block hashes are opaque: they hang on its version, seed and settings. Ours are
-chained over the tokens that the events carry, so they can be computed for a tokenised prompt too.
+The engine's block hashes are opaque: they depend on its version, seed and settings. Our keys are
+chained over the tokens in the events, so they can be computed for a tokenised prompt too.
 """
 
 from array import array
@@ -10,11 +10,11 @@ from typing import Any
 
 from xxhash import xxh3_64_intdigest
 
-from forebay.proxy.core.learn.engine_blocks import HeldPrefixes
+from forebay.proxy.core.learn.engine_blocks import EngineBlocks
 
-ROOT = 0  # what the first block is chained to
-MOST_BLOCKS = 1 << 22  # of one engine: no GPU holds so many
-# In the order of vLLM's own classes: newer versions have more at the end, older ones fewer.
+ROOT = 0  # parent of the first block
+MOST_BLOCKS = 1 << 22  # bound for one engine: no GPU holds so many
+# In the order of vLLM's classes; newer versions append fields.
 OLD_STORED = (
     "type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium",
     "lora_name", "extra_keys", "group_idx",
@@ -23,11 +23,11 @@ OLD_REMOVED = ("type", "block_hashes", "medium", "group_idx")
 
 
 class BadEvent(Exception):
-    """An event that cannot be understood, or that does not fit what was told before."""
+    """An event cannot be parsed, or contradicts earlier events."""
 
 
-class SaltUntold(BadEvent):
-    """A prompt's first block comes without its salt: it is not known whose prompts hit it."""
+class NoSalt(BadEvent):
+    """The first block of a prompt comes without its salt, so its tenant is unknown."""
 
 
 def chain_keys(
@@ -36,9 +36,12 @@ def chain_keys(
     parent: int = ROOT,
     extra_keys: Sequence[Any] = (),
 ) -> list[int]:
-    """Keys of the full blocks, chained to `parent`; `extra_keys` (a salt) tell equal tokens apart.
+    """Return the keys of the full blocks, chained to `parent`.
 
-    Raises OverflowError or TypeError for what are no token ids.
+    Raises OverflowError or TypeError for values that are no token ids.
+
+    Args:
+        extra_keys: for each block, values such as a salt that distinguish equal tokens.
     """
     data, width = array("I", token_ids).tobytes(), 4 * block_size
     keys = []
@@ -52,29 +55,29 @@ def chain_keys(
 
 
 class KvBlocks:
-    """One engine's blocks by its own hashes, and the index that is told of them.
+    """The cached blocks of one engine by its own hashes; keeps the index `held` up to date.
 
     Attributes:
-        salted: every prompt is sent with a salt, so events that cannot tell it are of no use.
+        salted: every prompt is sent with a salt, so events without salts are useless.
     """
 
-    def __init__(self, held: HeldPrefixes, *, salted: bool = False) -> None:
+    def __init__(self, held: EngineBlocks, *, salted: bool = False) -> None:
         self.held = held
         self.salted = salted
-        self._keys: dict[Any, list[int]] = {}  # engine's hash: key, copies
+        self._keys: dict[Any, list[int]] = {}  # engine's hash: [key, number of copies]
 
     def clear(self, *, complete: bool) -> None:
-        """The cache is empty (`complete`), or what is in it is not known."""
+        """Clear the index: the cache is empty (`complete`), or its contents are unknown."""
         self._keys.clear()
         self.held.cleared(complete=complete)
 
     def apply(self, events: Sequence[Any]) -> None:
-        """One batch, in order; raises BadEvent."""
+        """Apply one batch in order; raises BadEvent."""
         for event in events:
             try:
                 fields = _fields(event)
-                # Groups of layers with a shorter memory, and tiers below the GPU, are not asked
-                # when a prompt is matched.
+                # Layer groups with a sliding window, and tiers below the GPU, do not decide
+                # whether a prompt is cached.
                 if fields.get("group_idx") or fields.get("medium") not in (None, "GPU"):
                     continue
                 match fields["type"]:
@@ -92,9 +95,9 @@ class KvBlocks:
     def _stored(self, fields: dict[str, Any]) -> None:
         size, translations = fields["block_size"], self.held.translations
         parent = fields["parent_block_hash"]
-        # [None, ...] is a word: somebody else's prompt, without a salt.
+        # [None, ...] is fine: the prompt of another client, sent without a salt.
         if parent is None and self.salted and not fields.get("extra_keys"):
-            raise SaltUntold("its KV events do not tell cache salts (vLLM 0.20 and newer do)")
+            raise NoSalt("its KV events have no cache salts (those of vLLM 0.20 and newer do)")
         if not isinstance(size, int) or size < 1:
             raise BadEvent(f"blocks of {size!r} tokens")
         if len(self._keys) > MOST_BLOCKS:
@@ -102,11 +105,11 @@ class KvBlocks:
         if not translations.block_size:
             translations.block_size = size
         if size != translations.block_size:
-            raise BadEvent(f"blocks of {size} tokens, other engines': {translations.block_size}")
+            raise BadEvent(f"blocks of {size} tokens, other engines have {translations.block_size}")
         if parent is not None and parent not in self._keys:
             if self.held.complete:
-                raise BadEvent("a block behind one that was never stored")
-            return  # its parent was stored before we listened
+                raise BadEvent("a block after one that was never stored")
+            return  # its parent was stored before we followed
         before = ROOT if parent is None else self._keys[parent][0]
         extra = fields.get("extra_keys") or ()
         hashes = fields["block_hashes"]
@@ -132,7 +135,7 @@ class KvBlocks:
 
 
 def _fields(event: Any) -> dict[str, Any]:
-    """An event as a mapping; up to vLLM 0.2x it is a list, its kind first."""
+    """Return an event as a mapping; up to vLLM 0.2x it is a list that begins with its type."""
     if isinstance(event, dict):
         return event
     names = OLD_STORED if event[0] == "BlockStored" else OLD_REMOVED

@@ -1,10 +1,9 @@
-"""Follow the KV events of the engines, so that their prefix indexes are what they really hold.
+"""Follow the KV events of the engines, so that their prefix indexes are exact.
 
 vLLM publishes over ZeroMQ: [topic, sequence number (8 bytes, big-endian), msgpack [time, events,
-rank]], and answers ["", first number] on a replay endpoint with what it still has. Batches that
-were missed are asked for there; where nobody can tell them any more the index is given up, and
-routing goes back to what is believed, until the cache is cleared or all that was unknown is gone.
-Nothing here is waited for by a request.
+rank]]. A replay endpoint answers ["", first number] with the batches it still has. Missed batches
+are requested there. If they are lost, the index is dropped and routing uses estimates again, until
+the cache is cleared or all unknown blocks have been evicted. No request waits for any of this.
 """
 
 import asyncio
@@ -17,27 +16,28 @@ from xxhash import xxh3_64_intdigest
 
 from forebay.proxy.backends import Backends
 from forebay.proxy.config.schema import BackendConfig, Config
-from forebay.proxy.core.learn.engine_blocks import HeldPrefixes, Translations
+from forebay.proxy.core.learn.engine_blocks import BlockTranslations, EngineBlocks
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.driver import Driver
-from forebay.proxy.kv_events.decode import BadEvent, KvBlocks, SaltUntold
+from forebay.proxy.kv_events.decode import BadEvent, KvBlocks, NoSalt
 from forebay.proxy.kv_events.tokenize import Translator
 from forebay.traces.errors import InputError
 
-END = (-1).to_bytes(8, "big", signed=True)  # number of the end of a replay
-QUIET_S = 5.0  # without a batch: then it is asked whether there was one
-REPLAY_S = 5.0  # longest wait for one answer of a replay
-AGAIN_S = 5.0  # after an error that nobody thought of
-WAITING_BATCHES = 10_000  # that ZeroMQ keeps for us; beyond it drops, and we ask again
+END = (-1).to_bytes(8, "big", signed=True)  # sequence number of the end of a replay
+QUIET_S = 5.0  # without a batch; then a replay is requested, as the last one may be lost
+REPLAY_S = 5.0  # longest wait for one message of a replay
+AGAIN_S = 5.0  # delay after an unexpected error
+WAITING_BATCHES = 10_000  # bound of ZeroMQ's queue; beyond it drops batches, and we replay
 BIND_TRIES, BIND_AGAIN_S = 10, 0.05
-POOL_SHARE = 0.95  # of the pool known to be held: the rest is blocks in use
+FALLBACK = "its prefix index is corrected by its responses instead"
+POOL_SHARE = 0.95  # of the KV cache that blocks can be known of; the rest is in use
 
 
 class Followers:
     """One follower for each backend that has `kv_events`; use as a context.
 
     Attributes:
-        translator: prompts that were computed are to be offered to it.
+        translator: gets the prompts that backends have computed.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Followers:
         self._salted = config.tenants.isolates
         self._driver = driver
         self._say = say
-        self._translations = Translations(0)  # the first event says how large a block is
+        self._translations = BlockTranslations(0)  # the first event has the size of a block
         self.translator = Translator(backends, self._translations, config.affinity.block_bytes, say)
         self._followers: dict[str, Follower] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -55,7 +55,7 @@ class Followers:
         self._translating: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "Followers":
-        """Raises InputError without pyzmq or msgspec, and for an endpoint that cannot be had."""
+        """Raises InputError without pyzmq or msgspec, and for an endpoint that cannot be used."""
         try:
             for backend in self._first:
                 await self.follow(backend)
@@ -75,11 +75,11 @@ class Followers:
             self._context.destroy(linger=0)
 
     def reconfigure(self, config: Config) -> None:
-        """Another length of text blocks, salts or none; backends are followed one by one."""
+        """Use another length of text blocks, and salts or none; `follow` does the rest."""
         self.translator.reconfigure(config.affinity.block_bytes)
         self._salted = config.tenants.isolates
         for follower in self._followers.values():
-            follower.salted(self._salted)
+            follower.set_salted(self._salted)
 
     def check(self, config: Config) -> None:
         """Raises InputError if `config` needs pyzmq or msgspec and they are not installed."""
@@ -89,7 +89,7 @@ class Followers:
     async def follow(self, config: BackendConfig) -> None:
         """Follow this backend from now on, if it has `kv_events`; raises InputError.
 
-        One that is followed at the same endpoints already goes on as it is.
+        Nothing changes if it is followed at the same endpoints already.
         """
         before = self._followers.get(config.name)
         if before is not None:
@@ -103,21 +103,21 @@ class Followers:
             try:
                 self._context = zmq.asyncio.Context()
             except zmq.ZMQError as error:
-                raise _not_had(config, error) from None
+                raise _unusable(config, error) from None
             run = self.translator.run()
             self._translating = asyncio.create_task(run, name="translations")
         follower = Follower(config, self._translations, self._say)
-        follower.salted(self._salted)
+        follower.set_salted(self._salted)
         await follower.open(zmq, self._context, msgspec.msgpack.Decoder().decode)
-        # What it holds is not known before the first batch, so that the belief stands until then.
-        follower.tell(self._driver.shaper.backends[config.name])
+        # Its cache is not known before the first batch, so the estimate is used until then.
+        follower.attach(self._driver.shaper.backends[config.name])
         self._followers[config.name] = follower
         self._tasks[config.name] = asyncio.create_task(
             follower.run(), name=f"KV events of {config.name}"
         )
 
     def leave(self, name: str) -> None:
-        """It is followed no more: what it holds is believed, and corrected by its answers."""
+        """Stop following: the cache is estimated, and corrected by responses."""
         follower = self._followers.pop(name, None)
         if follower is None:
             return
@@ -128,43 +128,43 @@ class Followers:
 
 
 class Follower:
-    """Listens to one engine."""
+    """Follows the events of one engine."""
 
     def __init__(
         self,
         config: BackendConfig,
-        translations: Translations,
+        translations: BlockTranslations,
         say: Callable[[str], None],
     ) -> None:
         self._config = config
         self.endpoints = config.kv_events, config.kv_replay
         self._backend: Backend | None = None
         self._say = say
-        self._blocks = KvBlocks(HeldPrefixes(translations))
-        self._next = 0  # number of the batch that goes on where the index is
-        self._last = 0  # digest of the batch before it: a restarted engine has another, or none
+        self._blocks = KvBlocks(EngineBlocks(translations))
+        self._next = 0  # number of the next batch for the index
+        self._last = 0  # digest of the last batch: a restarted engine has another, or none
         self._last_live = -1
-        self._said_untold = False
+        self._logged_no_salt = False
 
-    def salted(self, salted: bool) -> None:
-        """Whether prompts are sent with salts from now on."""
+    def set_salted(self, salted: bool) -> None:
+        """Set whether prompts are sent with salts from now on."""
         self._blocks.salted = salted
 
-    def tell(self, backend: Backend) -> None:
-        """From now on it is this backend's index that is told."""
+    def attach(self, backend: Backend) -> None:
+        """Let this backend use the index."""
         self._backend = backend
-        backend.held = self._blocks.held
+        backend.cache.engine_blocks = self._blocks.held
 
     def close(self) -> None:
-        """Tell nobody any more; `run` is to be cancelled."""
-        if self._backend is not None and self._backend.held is self._blocks.held:
-            self._backend.held = None
+        """Detach the index and close the socket, after `run` was cancelled."""
+        if self._backend is not None and self._backend.cache.engine_blocks is self._blocks.held:
+            self._backend.cache.engine_blocks = None
         self._sub.close(linger=0)
 
     async def open(self, zmq: Any, context: Any, decode: Callable[[bytes], Any]) -> None:
         """Subscribe; raises InputError.
 
-        An address that is to be bound may be free only soon: ZeroMQ closes in the background.
+        An address to bind may become free only after a moment: ZeroMQ closes in the background.
         """
         self._zmq, self._context, self._decode = zmq, context, decode
         endpoint = self._config.kv_events
@@ -172,71 +172,64 @@ class Follower:
         try:
             self._sub = context.socket(zmq.SUB)
         except zmq.ZMQError as error:
-            raise _not_had(self._config, error) from None
+            raise _unusable(self._config, error) from None
         self._sub.set_hwm(WAITING_BATCHES)
         self._sub.subscribe(b"")
         tries = BIND_TRIES
         while True:
             try:
-                # vLLM connects to an address without a wildcard: such a one we bind.
+                # vLLM connects to an endpoint without a wildcard; then ours has one, and we bind.
                 (self._sub.bind if "*" in endpoint else self._sub.connect)(endpoint)
                 return
             except zmq.ZMQError as error:
                 tries -= 1
                 if error.errno != zmq.EADDRINUSE or not tries:
                     self._sub.close(linger=0)
-                    raise _not_had(self._config, error) from None
+                    raise _unusable(self._config, error) from None
             await asyncio.sleep(BIND_AGAIN_S)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Follow the engine until cancelled."""
         while True:
             try:
                 await self._listen()
             except Exception as error:
-                # Nobody waits for this task: were it to end, what it knew would pass for exact
-                # for ever. The text of the error may quote tokens.
+                # If this task ended, its last index would count as exact for ever. The text of the
+                # error may quote tokens.
                 self._say(
-                    f"{self._config.name}: KV events: internal error: {type(error).__name__}; its "
-                    "prefix index is corrected by its answers instead"
+                    f"{self._config.name}: KV events: internal error: {type(error).__name__}; "
+                    f"{FALLBACK}"
                 )
                 self._blocks.clear(complete=False)
                 await asyncio.sleep(AGAIN_S)
 
     async def _listen(self) -> None:
         if await self._replay() == 0 and self._next == 0:
-            self._blocks.clear(complete=True)  # it has published nothing, so it holds nothing
+            self._blocks.clear(complete=True)  # it has published nothing, so its cache is empty
         while True:
             if not await self._sub.poll(QUIET_S * 1e3):
-                await self._replay()  # the last of them may be lost: nothing else would tell
+                await self._replay()  # the last batch may be lost, which nothing else would show
                 continue
             frames = await self._sub.recv_multipart()
             if len(frames) == 3 and len(frames[1]) == 8:
                 await self._live(int.from_bytes(frames[1], "big"), frames[2])
 
     async def _live(self, number: int, payload: bytes) -> None:
-        """A batch as it is published; one publisher's come in order, some may be missing."""
+        """Take a published batch; they come in order, but some may be missing."""
         if number <= self._last_live:
             self._restarted()
         elif self._last_live < 0 and number < self._next:
-            await self._replay()  # replayed already, or of an engine that has restarted since
+            await self._replay()  # replayed already, or the engine has restarted since
         self._last_live = number
         if number > self._next:
             await self._replay()
         self._take(number, payload)
 
     def _take(self, number: int, payload: bytes) -> None:
-        held, name = self._blocks.held, self._config.name
+        """Apply one batch to the index, unless it was replayed before."""
         if number < self._next:
-            return  # replayed before
-        if number == 0:
-            self._blocks.clear(complete=True)
-        elif number > self._next:
-            if held.complete or self._next:
-                self._say(f"{name}: KV events {self._next} to {number - 1} are lost")
-            self._blocks.clear(complete=False)
-        else:
-            held.confirm()
+            return
+        self._follow_on(number)
         self._next = number + 1
         self._last = xxh3_64_intdigest(payload)
         try:
@@ -244,26 +237,44 @@ class Follower:
             if not isinstance(batch, list) or len(batch) < 2 or not isinstance(batch[1], list):
                 raise BadEvent("no batch of KV events")
             self._blocks.apply(batch[1])
-        except (BadEvent, ValueError) as error:  # what does not decode is a ValueError
-            # Every prompt tells as little: once is enough.
-            if not (isinstance(error, SaltUntold) and self._said_untold):
-                self._say(f"{name}: {error}; its prefix index is corrected by its answers instead")
-            self._said_untold |= isinstance(error, SaltUntold)
-            self._blocks.clear(complete=False)
+        except (BadEvent, ValueError) as error:  # msgspec raises ValueError
+            self._give_up(error)
+        held = self._blocks.held
         if not held.complete and self._backend is not None and self._backend.kv_tokens < inf:
             size = held.translations.block_size or 1
             held.pool_blocks = int(POOL_SHARE * self._backend.kv_tokens / size)
 
+    def _follow_on(self, number: int) -> None:
+        """Clear the index if the batch is the engine's first, or does not follow the last one."""
+        held = self._blocks.held
+        if number == 0:
+            self._blocks.clear(complete=True)
+        elif number > self._next:
+            if held.complete or self._next:
+                lost = f"KV events {self._next} to {number - 1} are lost"
+                self._say(f"{self._config.name}: {lost}")
+            self._blocks.clear(complete=False)
+        else:
+            held.confirm()
+
+    def _give_up(self, error: Exception) -> None:
+        """Clear the index after a batch that cannot be applied."""
+        no_salt = isinstance(error, NoSalt)
+        if not (no_salt and self._logged_no_salt):  # every prompt raises NoSalt
+            self._say(f"{self._config.name}: {error}; {FALLBACK}")
+        self._logged_no_salt |= no_salt
+        self._blocks.clear(complete=False)
+
     def _restarted(self) -> None:
-        self._say(f"{self._config.name} has restarted: its prefix index starts anew")
+        self._say(f"{self._config.name} has restarted: its prefix index starts empty")
         self._next, self._last_live = 0, -1
-        self._said_untold = False  # it may be of another version now
+        self._logged_no_salt = False  # its version may have changed
 
     async def _replay(self) -> int:
-        """Take what the engine still has from where the index is; how many batches, -1: no end.
+        """Request the batches after the last one; returns their number, -1 without an end.
 
-        The last batch that is known is asked for too. An engine without it, or with another, is
-        not the one that told it: its numbers may have passed ours while nobody listened.
+        The last known batch is requested too. If the engine has not the same one, it has restarted,
+        and its numbers may have passed ours in the meantime.
         """
         endpoint = self._config.kv_replay
         if endpoint is None:
@@ -272,7 +283,7 @@ class Follower:
         try:
             with self._context.socket(self._zmq.DEALER) as dealer:
                 dealer.linger = 0
-                dealer.set_hwm(0)  # a whole replay must fit; the engine bounds it
+                dealer.set_hwm(0)  # the whole replay must fit; the engine bounds it
                 dealer.connect(endpoint)
                 await dealer.send_multipart([b"", max(0, self._next - 1).to_bytes(8, "big")])
                 while True:
@@ -286,11 +297,11 @@ class Follower:
                             break
                         checked = True
                         continue
-                    checked = True  # there is more than it keeps, so nothing to compare
+                    checked = True  # the last known batch is no longer kept
                     count += 1
                     self._take(number, payload)
-                    await asyncio.sleep(0)  # thousands may come: others have their turn
-        except (TimeoutError, self._zmq.ZMQError):  # also where no descriptor is left for it
+                    await asyncio.sleep(0)  # thousands may come: let other tasks run
+        except (TimeoutError, self._zmq.ZMQError):  # also without a free descriptor
             return -1
         if checked:
             return count
@@ -299,13 +310,13 @@ class Follower:
         return await self._replay()
 
 
-def _not_had(config: BackendConfig, error: Any) -> InputError:
-    """For a ZMQError."""
+def _unusable(config: BackendConfig, error: Any) -> InputError:
+    """Return the error for an endpoint that raised a ZMQError."""
     return InputError(f"backends.{config.name}.kv_events: {config.kv_events}: {error.strerror}")
 
 
 def _modules() -> tuple[ModuleType, ModuleType]:
-    """pyzmq and msgspec, needed for KV events only."""
+    """Import zmq and msgspec, which only KV events need; raises InputError."""
     try:
         import msgspec
         import zmq.asyncio

@@ -1,7 +1,7 @@
-"""What makes a backend's answer a failure, while nothing has been sent to the client yet.
+"""Check a backend's response before anything is sent to the client; a bad one is a `Failure`.
 
 HTTP allows more than may be passed on: framing given twice, other content types, compressed bodies
-that nobody asked for. Each of these is refused here, in one place.
+that nobody asked for. All of these checks are here.
 """
 
 from collections.abc import Mapping
@@ -12,24 +12,24 @@ from typing import Any, Literal
 import orjson
 from aiohttp import web
 
-from forebay.proxy.http1.client import Answer
+from forebay.proxy.http1.connection import UpstreamResponse
 from forebay.proxy.http1.errors import ApiError, retry_headers, upstream_error
 from forebay.proxy.relay.retries import Retry
 
 Verdict = Literal["failed", "refused", "full", "answered", "nothing"]
-FULL = frozenset({429, 503})  # too busy for now: not broken
+FULL = frozenset({429, 503})  # the backend is too busy, not broken
 
 
-@dataclass(slots=True)  # not frozen: whoever hands an exception on may set its traceback
+@dataclass(slots=True)  # not frozen: a traceback is set on exceptions
 class Failure(Exception):
     """The backend failed before the client was sent anything.
 
     Attributes:
-        kind: for the metrics; one of a few words, never what the backend sent.
-        answer: what the client gets if nobody else answers.
+        kind: a label for the metrics (metrics.KINDS), never text of the backend.
+        answer: the response for the client if no other backend serves the request.
         retry: whether another backend may be asked.
-        verdict: what it says about the health of the backend.
-        retry_after_s: of a backend that is full, when it wants to be asked again.
+        verdict: what the failure means for the health of the backend.
+        retry_after_s: the Retry-After of a full backend, in seconds.
     """
 
     kind: str
@@ -40,30 +40,36 @@ class Failure(Exception):
 
     @property
     def declined(self) -> bool:
-        """The backend answered, and the answer was that it cannot serve."""
+        """The backend itself answered that it cannot serve."""
         return self.kind in ("full", "5xx")
 
+    def result(self) -> web.Response:
+        """Return the response for the client; raises it if it is an ApiError."""
+        if isinstance(self.answer, ApiError):
+            raise self.answer from self
+        return self.answer
 
-def check_head(response: Answer) -> None:
-    """Raise Failure unless status line and headers are those of an answer to be passed on."""
+
+def check_head(response: UpstreamResponse) -> None:
+    """Raise Failure unless status and headers are those of a response that may be passed on."""
     headers, status = response.headers, response.status
-    if 300 <= status < 400:  # it could lead anywhere
+    if 300 <= status < 400:  # the target could be anywhere
         raise Failure("redirect", upstream_error())
     if "transfer-encoding" in headers and "content-length" in headers:
-        raise Failure("framing", upstream_error())  # whoever is behind us may see it otherwise
+        raise Failure("framing", upstream_error())  # another parser may choose the other one
     if headers.get("content-encoding", "identity").lower() != "identity":
         raise Failure("encoding", upstream_error())  # none was offered
 
 
-def check_type(response: Answer, streams: bool) -> None:
-    """Raise Failure if a success is not of the kind that was asked for."""
+def check_type(response: UpstreamResponse, streams: bool) -> None:
+    """Raise Failure if a successful response has not the requested content type."""
     wanted = "text/event-stream" if streams else "application/json"
     if response.status == 200 and response.content_type != wanted:
         raise Failure("content_type", upstream_error())
 
 
-def check_status(response: Answer, answer: web.Response) -> None:
-    """Raise Failure if the status, read with its body, is one that another backend may not give."""
+def check_status(response: UpstreamResponse, answer: web.Response) -> None:
+    """Raise Failure for a status that another backend might not give; the body has been read."""
     status = response.status
     if status in FULL:
         raise full(answer, response.headers)
@@ -72,7 +78,7 @@ def check_status(response: Answer, answer: web.Response) -> None:
 
 
 def check_whole(status: int, body: bytes) -> dict[str, Any]:
-    """The fields of a whole answer; raises Failure if it is no answer, or was broken off."""
+    """Parse a whole response; raises Failure if it is no JSON object, or was aborted."""
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -83,14 +89,14 @@ def check_whole(status: int, body: bytes) -> dict[str, Any]:
         return {}
     choices = fields.get("choices")
     for choice in choices if isinstance(choices, list) else ():
-        # A vLLM that is shut down ends what runs so: a success by every other sign.
+        # A vLLM that shuts down ends running requests like this; all else looks like a success.
         if isinstance(choice, dict) and choice.get("finish_reason") == "abort":
             raise Failure("abort", upstream_error())
     return fields
 
 
 def full(answer: web.Response, given: Mapping[str, str]) -> Failure:
-    """The backend is too busy: its own words, with a time to come back added if it gave none."""
+    """Make the failure of a backend that is too busy; adds a Retry-After if it gave none."""
     after_s = _seconds(given.get("retry-after"))
     if "retry-after" not in given:
         answer.headers.update(retry_headers(1.0))
@@ -98,7 +104,7 @@ def full(answer: web.Response, given: Mapping[str, str]) -> Failure:
 
 
 def _seconds(text: str | None) -> float:
-    """Of a Retry-After in seconds; 0 for a date, which needs a wall clock that agrees with ours."""
+    """Parse a Retry-After; 0 for a date, which needs a wall clock that agrees with ours."""
     try:
         seconds = float(text or 0)
     except ValueError:

@@ -1,22 +1,23 @@
-"""Who may be asked for an answer a second time: the retry budget.
+"""Limit retries, so that they cannot overload a fleet that already fails.
 
-A retry is work that a fleet in trouble is given on top. It is worth it for one request, and ruin
-for all of them: so a request is tried twice at most, and those that are being tried again are a
-small share of all.
+One retry rescues a request; a retry of every request doubles the load. So a request is tried twice
+at most, and only a small share of all requests may be in retry at once.
 """
 
 from typing import Literal
 
 Retry = Literal["never", "shared", "lost", "refused", "reserved"]
-"""What a failure allows: `shared` counts towards the share. A `lost` connection does not, for the
-backend works on the request no longer; nor does a `refused` one, for which it never began, and
-which is not an attempt either. `reserved` was counted when it was decided."""
+"""Retries that a failure allows. `shared`: within the share. `lost` (connection lost): outside the
+share, as the backend no longer works on the request. `refused` (no connection): outside the share,
+and no attempt, as the backend never had the request. `reserved`: counted by `Tries.reserve`."""
 
 RETRIES = 1
-LEAST, SHARE = 3, 0.1  # retries at once: of the requests at once
+LEAST, SHARE = 3, 0.1  # requests in retry at once: this many, or this share of the active ones
 
 
 class RetryBudget:
+    """Counts active requests, and those of them that are in retry."""
+
     def __init__(self) -> None:
         self.active = 0
         self.retrying = 0
@@ -27,7 +28,7 @@ class RetryBudget:
 
 
 class Tries:
-    """The attempts of one request; use as a context while it is being served."""
+    """The retries of one request; use as a context while it is being served."""
 
     def __init__(self, budget: RetryBudget) -> None:
         self._budget = budget
@@ -44,12 +45,12 @@ class Tries:
 
     @property
     def spent(self) -> bool:
-        """It has been tried again already."""
+        """The request has used its retries."""
         return self._retried >= RETRIES
 
     def again(self, retry: Retry) -> bool:
-        """Whether another backend may be asked; if so, it is counted."""
-        if retry in ("refused", "reserved"):  # ends: a backend is asked once only
+        """Return whether another backend may be asked, and count the retry."""
+        if retry in ("refused", "reserved"):  # bounded by the number of backends
             return True
         if retry == "never" or self.spent:
             return False
@@ -62,5 +63,5 @@ class Tries:
         return True
 
     def reserve(self) -> bool:
-        """The same for a request that is about to be given up: many may be, at one instant."""
+        """Count a retry before the attempt is ended: many attempts may end at one instant."""
         return self.again("shared")

@@ -1,6 +1,6 @@
-"""End what stalls: one task looks at everything that is being waited for, four times a second.
+"""End requests that stall: one task checks every wait of every request four times a second.
 
-One task instead of a timer a chunk (2.7 us each).
+A timer for each chunk would cost 2.7 us a chunk.
 """
 
 import asyncio
@@ -9,30 +9,31 @@ from types import TracebackType
 
 from aiohttp import web
 
-from forebay.proxy.http1.client import Answer, UpstreamFault
+from forebay.proxy.http1.connection import UpstreamResponse
+from forebay.proxy.http1.faults import UpstreamFault
 
 TICK_S = 0.25
 
 
-class Stalled(UpstreamFault):
-    """The backend sent nothing for too long, or its answer is not waited for any more."""
+class StalledUpstream(UpstreamFault):
+    """The backend sent nothing for too long, or the proxy stopped waiting for it."""
 
 
 class Limit:
-    """Ends a `with` block by TimeoutError, as `asyncio.timeout` does, when its holder says so.
+    """Ends a `with` block by TimeoutError when `end` is called, as `asyncio.timeout` does.
 
-    A timer of its own would take 14 us of every request.
+    A timer of its own would cost every request 14 us.
 
     Attributes:
-        at: when to end it, by the clock of the event loop.
-        expired: it was told to.
+        at: when to end the block, on the clock of the event loop.
+        expired: `end` was called.
     """
 
     __slots__ = ("_cancelling", "_loop", "_task", "at", "expired")
 
     def __init__(self, at: float, loop: asyncio.AbstractEventLoop) -> None:
         self.at = at
-        self._loop = loop  # asking which it is takes a system call (Python 3.11)
+        self._loop = loop  # get_running_loop() makes a system call (Python 3.11)
         self.expired = False
         self._cancelling = 0
         self._task: asyncio.Task[object] | None = None
@@ -52,39 +53,43 @@ class Limit:
         if (
             self.expired
             and task is not None
-            and task.uncancel() <= self._cancelling  # else it was cancelled by another as well
+            and task.uncancel()
+            <= self._cancelling  # otherwise the task was cancelled by another caller too
             and kind is asyncio.CancelledError
         ):
             raise TimeoutError from error
 
     def end(self) -> None:
-        """End the block, if it runs and was not told yet."""
+        """End the block, if it runs and was not ended yet."""
         if self._task is not None and not self.expired:
             self.expired = True
             self._task.cancel()
 
 
-class Watch:
-    """What is watched of one answer: what it now waits for, and since when.
+class TimeoutWatch:
+    """One request under the watchdog: what it waits for now, and since when.
 
     Attributes:
-        answer: the backend's; None when only the client is waited for.
-        heard: something came since the last tick; setting it costs less than asking the time.
+        response: the backend's; None when only the client is waited for.
+        heard: bytes came since the last tick. Setting this costs less than reading the clock.
     """
 
-    __slots__ = ("_watches", "answer", "heard", "reading_since", "request", "writing_since")
+    __slots__ = ("_watches", "heard", "reading_since", "request", "response", "writing_since")
 
     def __init__(
-        self, request: web.BaseRequest, answer: Answer | None, watches: "set[Watch]"
+        self,
+        request: web.BaseRequest,
+        response: UpstreamResponse | None,
+        watches: "set[TimeoutWatch]",
     ) -> None:
         self._watches = watches
         self.request = request
-        self.answer = answer
+        self.response = response
         self.heard = False
         self.reading_since: float | None = None
         self.writing_since: float | None = None
 
-    def __enter__(self) -> "Watch":
+    def __enter__(self) -> "TimeoutWatch":
         self._watches.add(self)
         return self
 
@@ -93,17 +98,19 @@ class Watch:
 
 
 class Watchdog:
-    """Use as a context around the life of the proxy.
+    """Checks the watched requests; use as a context around the life of the proxy.
 
     Attributes:
-        on_tick: told the time, every TICK_S.
+        clock: the time of the event loop.
+        on_tick: called with the time every TICK_S.
     """
 
     def __init__(self, idle_s: float, client_write_s: float) -> None:
         self._idle_s = idle_s
         self._client_write_s = client_write_s
-        self._watches: set[Watch] = set()
+        self._watches: set[TimeoutWatch] = set()
         self._task: asyncio.Task[None] | None = None
+        self.clock = asyncio.get_running_loop().time
         self.on_tick: Callable[[float], None] = lambda now: None
 
     def reconfigure(self, idle_s: float, client_write_s: float) -> None:
@@ -118,35 +125,34 @@ class Watchdog:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
-    def watching(self, request: web.BaseRequest, answer: Answer | None) -> Watch:
-        """Watch an exchange for the time of a `with` block."""
-        return Watch(request, answer, self._watches)
+    def watching(self, request: web.BaseRequest, response: UpstreamResponse | None) -> TimeoutWatch:
+        """Watch a request during a `with` block."""
+        return TimeoutWatch(request, response, self._watches)
 
     def end_all(self, why: str) -> None:
-        """Fail every answer that is being read from a backend."""
+        """Fail every response that is being read from a backend."""
         for watch in list(self._watches):
-            if watch.answer is not None:
-                watch.answer.fail(Stalled(why))
+            if watch.response is not None:
+                watch.response.fail(StalledUpstream(why))
 
     async def _run(self) -> None:
-        clock = asyncio.get_running_loop().time
         while True:
             await asyncio.sleep(TICK_S)
-            self.on_tick(clock())
+            self.on_tick(self.clock())
             for watch in list(self._watches):
-                self._look(watch, clock())
+                self._check(watch, self.clock())
 
-    def _look(self, watch: Watch, now: float) -> None:
+    def _check(self, watch: TimeoutWatch, now: float) -> None:
         if watch.heard:
             watch.heard = False
             if watch.reading_since is not None:
                 watch.reading_since = now
         if watch.writing_since is not None and now - watch.writing_since > self._client_write_s:
             if watch.request.transport is not None:
-                watch.request.transport.abort()  # the handler is cancelled by that
+                watch.request.transport.abort()  # this cancels the handler
         elif (
-            watch.answer is not None
+            watch.response is not None
             and watch.reading_since is not None
             and now - watch.reading_since > self._idle_s
         ):
-            watch.answer.fail(Stalled("nothing came"))
+            watch.response.fail(StalledUpstream("nothing came"))

@@ -1,23 +1,23 @@
-"""Tell at a glance which pieces of a chunked event stream can go on as they stand.
+"""Recognise chunks of an event stream that can be sent on as they are, without parsing them.
 
-Nearly all that comes is whole chunks of whole events that mean nothing for the request, alike but
-for one short text: `"content":" the"`. What cannot be told from the bytes alone, framing written in
-an unusual way too, is left to the parser and the scanner.
+Nearly everything that comes is whole chunks of whole events that differ in one short text only:
+`"content":" the"`. Anything else, such as unusual framing, is left to the parser and the scanner.
 """
 
 import re
 
-from forebay.proxy.http1.sse import EventScanner, means_nothing
+from forebay.proxy.http1.sse import EventScanner, output_only
 
-CHUNK_BYTES = 4096  # of a chunk with its framing; longer ones are the parser's
-# Of at most 64 bytes, which bounds what is remembered.
+CHUNK_BYTES = 4096  # bound of a chunk with its framing; longer ones go to the parser
+# At most 64 bytes, which bounds the memory of `TokenChunks._begin`.
 _TEXT = re.compile(rb'"(?:content|reasoning|reasoning_content|text)":"([^"\n]{0,64})"')
 
 
 def _chunk_heads() -> tuple[bytes, ...]:
-    """What a chunk of so many bytes in all begins with: its size, as nearly every server writes it.
+    """Return the head (size line) of a chunk by the length of the whole chunk.
 
-    Where there is none, something that no such chunk can begin with.
+    Sizes are written as nearly every server writes them. A length that no chunk can have gets a
+    text that no chunk begins with.
     """
     heads = [b"-" * CHUNK_BYTES] * CHUNK_BYTES
     for size in range(1, CHUNK_BYTES):
@@ -31,32 +31,35 @@ CHUNK_HEADS = _chunk_heads()
 
 
 class TokenChunks:
-    """Looks at what begins where a chunk begins; `scanner` is shown all that is not plain."""
+    """Recognises chunks by comparing them with the last one that was parsed.
+
+    `scanner` gets everything that is not recognised.
+    """
 
     def __init__(self, scanner: EventScanner) -> None:
-        self._held = scanner.held
-        # Of the last event that was looked through: what stands before and behind its text.
+        self._partial = scanner.partial
+        # Before and after the text of the last event that was searched.
         self._around = (b"", b"")
         self._after = b""
-        self._begin: dict[int, bytes] = {}  # with the framing, by the length of the chunk
+        self._begin: dict[int, bytes] = {}  # bytes before the text, by chunk length
 
     def plain(self, piece: bytes) -> bool:
-        """It is whole chunks of whole `data` events, none of which means anything."""
+        """Return whether `piece` is whole chunks of whole `data` events that carry output only."""
         size = len(piece)
         begin = self._begin.get(size)
-        if begin is not None and not self._held:
+        if begin is not None and not self._partial:
             # Slices cost less than startswith and endswith, which parse arguments.
             at, after = len(begin), self._after
             if (
                 piece[:at] == begin
                 and piece[-len(after) :] == after
-                and piece.find(b'"', at) == size - len(after)  # the text ends where it did
-                and piece.find(b"\n", at) == size - 4  # and the event nowhere before
+                and piece.find(b'"', at) == size - len(after)  # the text ends at the same place
+                and piece.find(b"\n", at) == size - 4  # and no event ends before
             ):
                 return True
-        return self._looked_through(piece)
+        return self._searched(piece)
 
-    def _looked_through(self, piece: bytes) -> bool:
+    def _searched(self, piece: bytes) -> bool:
         start, find = 0, piece.find
         while start < len(piece):
             end = find(b"\n\n\r\n", start) + 4
@@ -65,7 +68,7 @@ class TokenChunks:
             if not piece.startswith(CHUNK_HEADS[end - start] + b"data: ", start):
                 return False
             start = end
-        if self._held or not means_nothing(piece):
+        if self._partial or not output_only(piece):
             return False
         if find(b"\n\n\r\n") + 4 == len(piece):
             self._remember(piece)
@@ -73,7 +76,7 @@ class TokenChunks:
 
     def _remember(self, chunk: bytes) -> None:
         start, text = len(CHUNK_HEADS[len(chunk)]), _TEXT.search(chunk)
-        if text is None or chunk[start : start + 7] != b"data: {":  # [DONE] is none
+        if text is None or chunk[start : start + 7] != b"data: {":  # not [DONE]
             return
         around = chunk[start : text.start(1)], chunk[text.end(1) :]
         if around != self._around:

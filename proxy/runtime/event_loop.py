@@ -1,4 +1,4 @@
-"""An event loop that is rarely late: uvloop where it is installed, and short collections."""
+"""An event loop with short delays: uvloop where it is installed, and short garbage collections."""
 
 import asyncio
 import gc
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 def fast_runner() -> asyncio.Runner:
-    """A runner for a program's one event loop; use in `with`."""
+    """Return a runner for the event loop of a program; use it in `with`."""
     try:
         import uvloop
     except ImportError:  # Windows
@@ -17,10 +17,10 @@ def fast_runner() -> asyncio.Runner:
 
 @contextmanager
 def short_collections() -> Iterator[None]:
-    """Keep the garbage collector's pauses below a millisecond; enter it when all is set up.
+    """Keep the pauses of garbage collection below 1 ms; enter this when everything is set up.
 
-    What is there by then (modules, mostly) is not searched again: 20 to 40 ms a time, measured.
-    Young objects are searched less often; nothing is turned off.
+    Objects that exist by then, mostly modules, are not searched again: that takes 20 to 40 ms each
+    time (measured). Young objects are searched less often; nothing is switched off.
     """
     thresholds = gc.get_threshold()
     gc.collect()

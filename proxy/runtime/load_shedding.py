@@ -1,9 +1,9 @@
-"""Protect the proxy itself: measure what the process uses, and shed when it is too much.
+"""Protect the proxy from overload: measure its resources, and shed classes of requests.
 
-One task. It sleeps in short steps and sees how late it wakes, which is how late everything else
-on the event loop is; once a second it reads memory and file descriptors and decides (the decision
-is `core/pressure.py`). Of the lateness only what the process computed meanwhile counts there: on a
-shared machine, others take the processor away for a tenth of a second and more.
+One task sleeps in short steps and measures how late it wakes: this is the lag of the event loop.
+Once a second it also reads memory and file descriptors, and lets `core/overload.py` decide. Of the
+lag only the CPU time of the process counts: on a shared machine, other processes take the processor
+away for 0.1 s and more.
 """
 
 import asyncio
@@ -15,23 +15,27 @@ from math import inf
 from pathlib import Path
 from time import process_time
 
-from forebay.proxy.config.schema import Limits
+from forebay.proxy.config.sections import Limits
 from forebay.proxy.core.model import ServiceClass
 from forebay.proxy.core.overload import Reading, next_shed, refused
 
 LAG_STEP_S = 0.05
-LAG_STEPS = 200  # percentiles are over the last ten seconds
+LAG_STEPS = 200  # percentiles are over the last 10 s
 DECIDE_EVERY = 20  # steps
 CGROUPS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
 NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
-NO_LIMIT = 1 << 60  # cgroup v1 says "no limit" with a number about as large
+NO_LIMIT = 1 << 60  # cgroup v1 means "no limit" by a number of about this size
 
 
 class Protection:
-    """Use as a context around the life of the proxy."""
+    """Sheds classes while resources are short; use as a context around the life of the proxy.
+
+    Attributes:
+        shed: number of classes that are rejected now.
+    """
 
     def __init__(
         self,
@@ -40,22 +44,22 @@ class Protection:
         lagged: Callable[[float], None],
         read: Callable[[float, float], Reading] | None = None,
     ) -> None:
-        """`lagged` is told every lateness; `read` (of lag p99 and median) replaces the readings."""
+        """`lagged` gets each lag; `read` (of the lag's p99 and median) replaces the measurement."""
         self._say = say
         self._lagged = lagged
         self._read = read or self._measure
         self._lags: deque[float] = deque(maxlen=LAG_STEPS)
         self._task: asyncio.Task[None] | None = None
-        self._resident_bytes = 0.0  # at the last look
+        self._resident_bytes = 0.0  # at the last reading
         self.reconfigure(limits)
         self.reading = Reading()
-        self.shed = 0  # classes that are refused now
+        self.shed = 0
 
     def reconfigure(self, limits: Limits) -> None:
         self._memory_bytes = memory_limit(limits)
         self._lag_s = limits.loop_lag
 
-    def refuses(self, service_class: ServiceClass) -> bool:
+    def rejects(self, service_class: ServiceClass) -> bool:
         return self.shed > 0 and refused(service_class, self.shed)
 
     async def __aenter__(self) -> "Protection":
@@ -68,7 +72,7 @@ class Protection:
         await asyncio.gather(self._task, return_exceptions=True)
 
     def decide(self) -> None:
-        """Look once and draw the conclusion."""
+        """Measure once, and decide which classes to shed."""
         lags = sorted(self._lags)
         p99_s, median_s = (lags[len(lags) * n // 100] if lags else 0.0 for n in (99, 50))
         self.reading = self._read(p99_s, median_s)
@@ -76,9 +80,9 @@ class Protection:
         self.shed = shed
         if shed > before:
             why = ", ".join(self.reading.over(before)).replace("_", " ")
-            self._say(f"overloaded ({why}): refusing {shed} of 3 service classes")
+            self._say(f"overloaded ({why}): rejecting {shed} of 3 service classes")
         elif before and not shed:
-            self._say("no longer overloaded: every service class is taken")
+            self._say("no longer overloaded: all service classes are accepted")
 
     async def _run(self) -> None:
         clock = asyncio.get_running_loop().time
@@ -87,7 +91,7 @@ class Protection:
             due, computed_s = clock() + LAG_STEP_S, process_time()
             await asyncio.sleep(LAG_STEP_S)
             lag_s = max(0.0, clock() - due)
-            # A machine that stood still is no sign of too much to do.
+            # A machine that stood still is no sign of overload.
             self._lags.append(min(lag_s, process_time() - computed_s))
             self._lagged(lag_s)
             steps += 1
@@ -102,7 +106,7 @@ class Protection:
 
 
 def memory_limit(limits: Limits) -> float:
-    """Bytes this process may use: as configured, else of its cgroup, else of the machine."""
+    """Return the memory this process may use: configured, of its cgroup, or of the machine."""
     if limits.memory != "auto":
         return float(limits.memory)
     for path in CGROUPS:
@@ -114,12 +118,12 @@ def memory_limit(limits: Limits) -> float:
             return float(size)
     try:
         return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    except (ValueError, OSError, AttributeError):  # not known there
+    except (ValueError, OSError, AttributeError):  # unknown on this system
         return inf
 
 
 def resident_bytes(last: float = 0.0) -> float:
-    """Resident memory; 0 where /proc is not, `last` while no descriptor is left to look with."""
+    """Return resident memory; 0 without /proc, `last` while no descriptor is left to read it."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except OSError as error:
@@ -130,13 +134,13 @@ def resident_bytes(last: float = 0.0) -> float:
 
 
 def descriptor_share() -> float:
-    """Share of the file descriptors that is in use; 0 where it cannot be seen."""
+    """Return the share of the file descriptors in use; 0 if it is unknown."""
     try:
         import resource
 
         used = len(os.listdir("/proc/self/fd"))
     except ImportError:
         return 0.0
-    except OSError as error:  # looking takes a descriptor, too
+    except OSError as error:  # reading this needs a descriptor too
         return 1.0 if error.errno in NO_DESCRIPTOR else 0.0
     return used / resource.getrlimit(resource.RLIMIT_NOFILE)[0]

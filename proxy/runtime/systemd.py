@@ -1,4 +1,4 @@
-"""Tell systemd how the service is doing (sd_notify: a datagram to $NOTIFY_SOCKET)."""
+"""Report the state of the service to systemd (sd_notify: a datagram to $NOTIFY_SOCKET)."""
 
 import os
 import socket
@@ -6,7 +6,7 @@ import time
 
 
 def notify(*lines: str) -> bool:
-    """Send e.g. `READY=1`; False when nobody listens. Never raises: it must not stop a server."""
+    """Send lines such as `READY=1`; returns False if it fails. Never raises."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address or not hasattr(socket, "AF_UNIX"):
         return False
@@ -25,7 +25,7 @@ def ready(status: str) -> None:
 
 
 def reloading() -> None:
-    """Type=notify-reload wants the monotonic moment as well."""
+    """Report a reload; Type=notify-reload needs the monotonic time too."""
     notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
 

@@ -1,8 +1,8 @@
-"""Tell who asks: a bearer token names a tenant, or the request is refused with its body unread.
+"""Authenticate: a bearer token names a tenant; without one a request is rejected unread.
 
-Wrong keys are counted by address. Past the allowance they get a 429, but a right key is never
-refused for them: behind a load balancer all clients share one address, and a stranger could lock
-everybody out. So the allowance bounds work and noise, not guessing; long keys do that.
+Wrong keys are counted by address. Beyond the allowance they get a 429, but a valid key is never
+rejected because of them. Behind a load balancer all clients share one address, and a stranger could
+lock all of them out. So the allowance bounds work and noise. Against guessing, long keys help.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ ADDRESSES = 4096
 
 
 class Failures:
-    """Wrong keys by address, in a leaky bucket each; the table is bounded."""
+    """Counts wrong keys by address, each in a leaky bucket; the table is bounded."""
 
     def __init__(
         self,
@@ -31,13 +31,13 @@ class Failures:
         self._at_once = at_once
         self._per_s = per_s
         self._addresses = addresses
-        self._levels: dict[str, tuple[float, float]] = {}  # the longest unheard of first
+        self._levels: dict[str, tuple[float, float]] = {}  # in order of the last failure
 
     def __len__(self) -> int:
         return len(self._levels)
 
     def count(self, address: str, now: float) -> float:
-        """One more failure; 0 if it is within the allowance, else seconds until one will be."""
+        """Count a failure; returns 0 within the allowance, else the seconds until it has room."""
         network = _network(address)
         level, at = self._levels.pop(network, (0.0, now))
         level = max(0.0, level - (now - at) * self._per_s)
@@ -51,7 +51,7 @@ class Failures:
 
 
 class Authenticator:
-    """Maps requests to tenants; `swap` takes a new ring at once."""
+    """Maps requests to tenants."""
 
     def __init__(self, ring: KeyRing | None) -> None:
         self._ring = ring
@@ -65,17 +65,17 @@ class Authenticator:
         self._ring = ring
 
     def tenant(self, request: web.BaseRequest, now: float) -> str:
-        """Whose request it is, "" when there are no keys; raises ApiError 401 or 429."""
+        """Return the tenant of a request, "" without keys; raises ApiError 401 or 429."""
         ring = self._ring
         if ring is None:
             return ""
         key = bearer(request.headers)
         tenant = ring.tenant(key) if key else None
         if tenant is None:
-            raise self._refusal(request, now)
+            raise self._rejection(request, now)
         return tenant
 
-    def _refusal(self, request: web.BaseRequest, now: float) -> ApiError:
+    def _rejection(self, request: web.BaseRequest, now: float) -> ApiError:
         wait_s = self._failures.count(request.remote or "", now)
         if wait_s:
             return ApiError(
@@ -89,16 +89,16 @@ class Authenticator:
 
 
 def bearer(headers: Mapping[str, str]) -> str:
-    """The bearer token, "" if there is none."""
+    """Return the bearer token, "" if there is none."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
 
 
 def _network(address: str) -> str:
-    """The address, or the /64 that one holder of IPv6 addresses has to itself."""
+    """Return the address, or the /64 network of an IPv6 address: one client owns all of it."""
     if ":" not in address:
         return address
     whole = IPv6Address(address.partition("%")[0])
-    if whole.ipv4_mapped:  # what a socket for both families calls an IPv4 client
+    if whole.ipv4_mapped:  # an IPv4 client at a socket for both families
         return str(whole.ipv4_mapped)
     return str(IPv6Network((whole, 64), strict=False))

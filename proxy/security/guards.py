@@ -1,6 +1,6 @@
-"""What guards the public port: keys, cache salts, certificate; read together, swapped together.
+"""Keys, cache salts and certificate of the public port: read together, replaced together.
 
-`read` reads and checks everything and changes nothing, so a bad file keeps what was.
+`read` reads and checks everything and changes nothing, so a bad file leaves all as it was.
 """
 
 import asyncio
@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forebay.proxy.api.cache_salt import CacheSalts, cache_secret
-from forebay.proxy.config.schema import Config, UpstreamTls
+from forebay.proxy.config.schema import Config
+from forebay.proxy.config.sections import UpstreamTls
 from forebay.proxy.http1.tls import ServerTls, client_context, server_context
 from forebay.proxy.security.auth import Authenticator
 from forebay.proxy.security.keys import ENVIRONMENT, SHORT_KEY, KeyRing, read_keys
@@ -20,20 +21,24 @@ WATCH_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What a configuration and its files came to, checked."""
+class LoadedSecurity:
+    """The checked contents of a configuration's files.
+
+    Attributes:
+        seen: modification stamps of the files.
+    """
 
     config: Config
-    seen: list[tuple[int, int, int]]  # stamps of the files
+    seen: list[tuple[int, int, int]]
     ring: KeyRing | None
     certificate: ssl.SSLContext | None
 
 
 class Security:
-    """Raises InputError when made with a configuration whose files are not right."""
+    """Holds the keys, salts and certificates in force; the constructor raises InputError."""
 
     def __init__(self, config: Config, environ: Mapping[str, str]) -> None:
-        self._seen = _stamps(config)  # before they are read, so that no change is missed
+        self._seen = _stamps(config)  # before reading, so that no change is missed
         self._environ = environ
         self._config = config
         self._secret = cache_secret(environ)
@@ -41,43 +46,43 @@ class Security:
         self.salts = self._new_salts(config)
         tls = config.tls
         self.tls = ServerTls(server_context(*tls.files)) if tls.files else None
-        # None: aiohttp checks against the system's authorities, and loads them when first needed.
+        # None: the system's authorities, loaded when first needed.
         upstream = config.upstream_tls
         plain = upstream == UpstreamTls()
         self.upstream_tls = None if plain else client_context(upstream.ca, upstream.verify)
 
     def reload(self, config: Config) -> None:
-        """Take keys, tenants and certificate as `config` and the files now are.
+        """Read and apply keys, tenants and certificate.
 
-        Raises InputError, with nothing changed, when something is not right. The authorities for
-        backends and whether the port speaks TLS stay as they were at the start.
+        Raises InputError and changes nothing if something is wrong. The authorities for backends,
+        and TLS on or off, stay as at the start.
         """
         self.take(self.read(config))
 
-    def read(self, config: Config) -> Found:
-        """Read the files that `config` names; raises InputError."""
+    def read(self, config: Config) -> LoadedSecurity:
+        """Read and check the files that `config` names; raises InputError."""
         if bool(config.tls.files) != bool(self.tls):
             raise InputError("tls: cannot be switched on or off without a restart")
-        return Found(
+        return LoadedSecurity(
             config=config,
-            seen=_stamps(config),  # before they are read
+            seen=_stamps(config),  # before reading
             ring=_ring(config, self._environ),
             certificate=server_context(*config.tls.files) if config.tls.files else None,
         )
 
-    def take(self, found: Found) -> bool:
-        """Put it in force; whether the files are others than before."""
-        renewed = found.seen != self._seen
-        self._config = found.config
-        self.auth.swap(found.ring)
-        self.salts = self._new_salts(found.config)
-        if self.tls and found.certificate:
-            self.tls.swap(found.certificate)
-        self._seen = found.seen
+    def take(self, loaded: LoadedSecurity) -> bool:
+        """Apply what was read; returns whether the files have changed."""
+        renewed = loaded.seen != self._seen
+        self._config = loaded.config
+        self.auth.swap(loaded.ring)
+        self.salts = self._new_salts(loaded.config)
+        if self.tls and loaded.certificate:
+            self.tls.swap(loaded.certificate)
+        self._seen = loaded.seen
         return renewed
 
     def notes(self) -> list[str]:
-        """What an operator should hear about the keys in force; never a key."""
+        """Return log lines about the keys in force, without keys."""
         ring = self.auth.ring
         if ring is None:
             return []
@@ -90,12 +95,12 @@ class Security:
         return lines
 
     async def watch(self, say: Callable[[str], None]) -> None:
-        """Reload when the files of keys or certificate change; for ever."""
+        """Reload whenever the files of keys or certificate change."""
         while True:
             await asyncio.sleep(WATCH_S)
-            self.look(say)
+            self.check_files(say)
 
-    def look(self, say: Callable[[str], None]) -> None:
+    def check_files(self, say: Callable[[str], None]) -> None:
         """Reload if a file has changed since it was last read."""
         stamps = _stamps(self._config)
         if stamps == self._seen:
@@ -103,17 +108,17 @@ class Security:
         try:
             self.reload(self._config)
         except InputError as error:
-            self._seen = stamps  # said once, not at every look
-            say(f"kept the old keys and certificate: {error}")
+            self._seen = stamps  # logged once, not at every check
+            say(f"keeping the old keys and certificate: {error}")
         else:
             say(self.renewed())
 
     def renewed(self) -> str:
-        """One line for the operator when the files have changed and were taken."""
-        return "; ".join(["took the new keys and certificate", *self.notes()])
+        """Return the log line for changed files that were applied."""
+        return "; ".join(["using the new keys and certificate", *self.notes()])
 
     def files(self) -> list[Path]:
-        """The files that are looked at."""
+        """Return the watched files."""
         return _files(self._config)
 
     def _new_salts(self, config: Config) -> CacheSalts | None:
@@ -141,7 +146,7 @@ def _stamps(config: Config) -> list[tuple[int, int, int]]:
 
 def _stamp(path: Path) -> tuple[int, int, int]:
     try:
-        status = path.stat()  # through links: Kubernetes swaps a link to renew a secret
+        status = path.stat()  # follows links: Kubernetes renews a secret by replacing a link
     except OSError:
         return (0, 0, 0)
     return (status.st_mtime_ns, status.st_size, status.st_ino)

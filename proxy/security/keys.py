@@ -1,8 +1,8 @@
-"""API keys and the tenants they name: read from a file or the environment, kept as digests only.
+"""API keys of tenants: read from a file or the environment, kept as digests only.
 
-One key a line, `tenant: key` or `tenant: sha256:HEX` (64 hex digits, of the key's SHA-256);
-several lines may name one tenant; `#` begins a comment line. A message about a bad line names the
-line and never what stands in it.
+Each line is `tenant: key` or `tenant: sha256:HEX` (64 hex digits of the key's SHA-256). A tenant
+may have several keys. `#` begins a comment line. A message about a bad line has its number, never
+its text.
 """
 
 import re
@@ -15,20 +15,20 @@ from forebay.traces.errors import InputError
 
 ENVIRONMENT = "env:"
 FILE_BYTES = 16 << 20
-SHORT_KEY = 16  # characters; fewer can be guessed
-_HEAD = 8  # bytes of a digest by which a key is found
+SHORT_KEY = 16  # characters; shorter keys can be guessed
+_HEAD = 8  # bytes of a digest by which keys are looked up
 _ENTRY = re.compile(r"""(?P<quote>["']?)(?P<tenant>[^\s:"',]+)(?P=quote)\s*:\s+(?P<key>\S+)""")
 _TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_KEY = re.compile(r"[A-Za-z0-9._~+/=-]{1,512}")  # what RFC 6750 lets a bearer token be
+_KEY = re.compile(r"[A-Za-z0-9._~+/=-]{1,512}")  # bearer tokens of RFC 6750
 _DIGEST = re.compile(r"sha256:([0-9A-Fa-f]{64})")
 
 
 class KeyRing:
-    """Which tenant a key belongs to; immutable.
+    """Maps keys to tenants; immutable.
 
     Attributes:
-        tenants: names in the order of the source, each once.
-        short_keys: how many keys are short enough to be guessed, as far as can be seen.
+        tenants: unique names in the order of the source.
+        short_keys: number of plain keys that are short enough to be guessed.
     """
 
     __slots__ = ("_by_head", "short_keys", "tenants")
@@ -45,9 +45,9 @@ class KeyRing:
         return sum(map(len, self._by_head.values()))
 
     def tenant(self, key: str) -> str | None:
-        """Whose key it is, None if nobody's.
+        """Return the tenant of a key; None if it is unknown.
 
-        How long it takes depends on digests alone, which nobody can steer towards a known one.
+        The time depends on digests only, which nobody can bring close to a known one.
         """
         digest = sha256(key.encode("utf-8", "surrogateescape")).digest()
         for known, tenant in self._by_head.get(digest[:_HEAD], ()):
@@ -57,7 +57,7 @@ class KeyRing:
 
 
 def read_keys(source: str, environ: Mapping[str, str]) -> KeyRing:
-    """The keys of `tenants.keys`, a path or `env:NAME`; raises InputError."""
+    """Read the keys of `tenants.keys`, a path or `env:NAME`; raises InputError."""
     if source.startswith(ENVIRONMENT):
         name = source.removeprefix(ENVIRONMENT)
         if name not in environ:
@@ -79,14 +79,16 @@ def read_keys(source: str, environ: Mapping[str, str]) -> KeyRing:
 
 
 def parse_keys(text: str, source: str) -> KeyRing:
-    """The keys in `text`; commas part entries as line ends do. Raises InputError."""
+    """Parse keys; entries are separated by line ends or commas. Raises InputError."""
     digests: dict[bytes, str] = {}
     short_keys = 0
     for number, entry in _entries(text):
         where = f"{source}:{number}"
         found = _ENTRY.fullmatch(entry)
         if found is None:
-            raise InputError(f"{where}: give `tenant: key` or `tenant: sha256:HEX`, a key a line")
+            raise InputError(
+                f"{where}: give `tenant: key` or `tenant: sha256:HEX`, one key per line"
+            )
         tenant, key = found["tenant"], found["key"]
         if key[0] in "\"'" and key[-1] == key[0]:
             key = key[1:-1]
@@ -109,7 +111,7 @@ def parse_keys(text: str, source: str) -> KeyRing:
         if digests.setdefault(digest, tenant) != tenant:
             raise InputError(f"{where}: this key already belongs to {digests[digest]}")
     if not digests:
-        raise InputError(f"tenants.keys: {source} holds no key; give lines `tenant: key`")
+        raise InputError(f"tenants.keys: {source} has no key; give lines `tenant: key`")
     return KeyRing(digests, short_keys)
 
 

@@ -1,7 +1,7 @@
-"""Tell the other proxies ten times a second what we have under way, and hear it from them.
+"""Exchange state with the other proxies: publish ours ten times a second, and apply theirs.
 
-How messages travel is a link's business (`hub.py`, `redis_link.py`). An exchange waits for nobody:
-a link that is down drops what it is given, and the proxy goes on alone and says so.
+Links carry the messages (`hub.py`, `redis_link.py`). The exchange never waits: a link that is down
+drops messages. Then the proxy goes on alone, and logs that.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from forebay.proxy.core.state.elsewhere import NEWS_S
+from forebay.proxy.core.state.elsewhere import SILENT_S
 from forebay.proxy.driver import Driver
 from forebay.proxy.share.wire import MOST_NAME, BadMessage, Message, decode, encode
 
@@ -23,7 +23,7 @@ PERIOD_S = 0.1
 
 
 class Link(Protocol):
-    """One way to the others; a context, which never raises for a link that is down."""
+    """One way to other proxies. A link that is down never raises."""
 
     @property
     def name(self) -> str: ...
@@ -31,18 +31,18 @@ class Link(Protocol):
     def connected(self) -> bool: ...
     @property
     def trouble(self) -> str:
-        """Why it is not connected; empty if it is."""
+        """Why the link is not connected; "" if it is."""
 
     def send(self, data: bytes) -> None:
-        """Hand a message over; never waits, drops it if it must."""
+        """Send a message without waiting, or drop it."""
 
     def listen(self, heard: Callable[[bytes], None]) -> Any:
-        """A context within which `heard` gets every message of anybody, perhaps our own."""
+        """Return a context in which `heard` gets every message, perhaps also our own."""
 
 
 @dataclass(slots=True)
-class Exchange:
-    """Our side of the exchange; `run` it in a task."""
+class PeerExchange:
+    """This proxy's side of the exchange; `run` is for a task."""
 
     driver: Driver
     links: Sequence[Link]
@@ -54,31 +54,32 @@ class Exchange:
     bad: int = 0
     failed: int = 0
     alone_since: float | None = field(default_factory=time.time)
-    _numbers: dict[str, int] = field(default_factory=dict)  # last heard of each sender
+    _numbers: dict[str, int] = field(default_factory=dict)  # last message of each sender
 
     async def run(self) -> None:
-        """Publish and forget the silent, ten times a second, until cancelled."""
+        """Publish our state, and forget silent proxies, every PERIOD_S until cancelled."""
         loop = asyncio.get_running_loop()
         due = loop.time()
         while True:
             try:
                 self.turn()
             except Exception as error:
-                # A fault of ours here must not leave the books of those who have gone for good.
+                # Our own fault must not end this: the state of proxies that left must be forgotten.
                 self.failed += 1
                 if self.failed == 1:
                     self.say(f"share: internal error: {type(error).__name__}")
-            due = max(due + PERIOD_S, loop.time())  # a late turn is not made up for
+            due = max(due + PERIOD_S, loop.time())  # after a late turn none is added
             await asyncio.sleep(due - loop.time())
 
     def turn(self) -> None:
-        """Say what we have, forget whom we have not heard."""
+        """Publish our state once, and forget proxies that are silent."""
         driver = self.driver
-        driver.apply(driver.shaper.forget_silent(driver.now))
-        for sender in [s for s in self._numbers if s not in driver.shaper.peers.names]:
+        driver.apply(driver.shaper.peering.forget_silent(driver.now))
+        for sender in [s for s in self._numbers if s not in driver.shaper.peering.peers.names]:
             del self._numbers[sender]
-        self._mind_links()
-        data = encode(Message(self.sender, self.published, driver.shaper.books(driver.now)))
+        self._log_links()
+        report = driver.shaper.peering.report(driver.now)
+        data = encode(Message(self.sender, self.published, report))
         self.published += 1
         for link in self.links:
             if link.connected:
@@ -86,23 +87,23 @@ class Exchange:
                 self.published_bytes += len(data)
 
     def heard(self, data: bytes) -> None:
-        """A message from anybody. What is bad, our own or old is no news."""
+        """Apply a message, unless it is bad, old or our own."""
         try:
             message = decode(data)
         except BadMessage:
             self.bad += 1
             return
-        # By two links the same message may come twice, or an older one after a newer.
+        # With two links a message may come twice, or an older one after a newer one.
         if message.sender == self.sender or self._numbers.get(message.sender, -1) >= message.number:
             return
         self._numbers[message.sender] = message.number
         self.received += 1
         driver = self.driver
-        driver.apply(driver.shaper.others(message.sender, message.books, driver.now))
+        driver.apply(driver.shaper.peering.reported(message.sender, message.report, driver.now))
 
     def status(self) -> dict[str, Any]:
-        """What `/status` says about it."""
-        peers, now = self.driver.shaper.peers, self.driver.now
+        """Return the JSON of `/status`."""
+        peers, now = self.driver.shaper.peering.peers, self.driver.now
         since = self.alone_since
         return {
             "mode": "+".join(link.name for link in self.links) or "off",
@@ -123,28 +124,28 @@ class Exchange:
             "internal_errors": self.failed,
         }
 
-    def _mind_links(self) -> None:
+    def _log_links(self) -> None:
         connected = any(link.connected for link in self.links)
         if connected and self.alone_since is not None:
             self.alone_since = None
-            self.say("share: in touch with the other proxies' exchange")
+            self.say("share: connected to the other proxies")
         elif not connected and self.alone_since is None:
             self.alone_since = time.time()
             trouble = "; ".join(f"{link.name}: {link.trouble}" for link in self.links)
-            self.say(f"share: alone from here on ({trouble})")
+            self.say(f"share: not connected, deciding alone ({trouble})")
 
 
 def new_sender() -> str:
-    """A name no other proxy has, nor this one after a restart."""
+    """Return a name that no other proxy has, nor this one after a restart."""
     return f"{socket.gethostname()[: MOST_NAME - 40]}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 @asynccontextmanager
 async def exchanging(
     driver: Driver, links: Sequence[Link], say: Callable[[str], None]
-) -> AsyncIterator[Exchange]:
-    """An exchange that runs while the block does; without links it only has a status."""
-    exchange = Exchange(driver, links, say)
+) -> AsyncIterator[PeerExchange]:
+    """Run an exchange while the block runs; without links it only has a status."""
+    exchange = PeerExchange(driver, links, say)
     if not links:
         exchange.alone_since = None
         yield exchange
@@ -164,4 +165,4 @@ def _utc(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
 
 
-assert PERIOD_S * 5 < NEWS_S  # a few lost messages are no farewell
+assert PERIOD_S * 5 < SILENT_S  # a few lost messages do not make a proxy silent

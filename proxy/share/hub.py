@@ -1,8 +1,8 @@
-"""Between the workers of one `forebay proxy --workers N`: datagrams through the parent process.
+"""The link between the workers of `forebay proxy --workers N`: datagrams through the parent.
 
-Each worker has one Unix socket pair to the parent; what one says, the parent hands to the others.
-Datagrams keep messages whole, and a full buffer drops one instead of making anybody wait. When the
-parent is gone its workers go on alone. A first byte tells books from a worker's greeting.
+Each worker has a Unix socket pair to the parent, which relays each message to the other workers.
+Datagrams keep messages whole, and a full buffer drops one instead of blocking. If the parent ends,
+its workers go on alone. The first byte of a datagram marks a report (REPORT) or a greeting (HELLO).
 """
 
 import asyncio
@@ -12,12 +12,12 @@ from contextlib import asynccontextmanager
 
 from forebay.proxy.share.wire import MOST_BYTES
 
-BOOKS, HELLO = b"B", b"H"
-AT_ONCE = 64  # datagrams read in one turn of the loop
+REPORT, HELLO = b"B", b"H"
+AT_ONCE = 64  # datagrams read in one turn of the event loop
 
 
 class HubLink:
-    """A worker's end."""
+    """The end of a worker."""
 
     name = "hub"
 
@@ -31,25 +31,25 @@ class HubLink:
         return not self.trouble
 
     def hello(self, data: bytes) -> None:
-        """Tell the parent about ourselves."""
+        """Send a greeting to the parent."""
         self._send(HELLO + data)
 
     def send(self, data: bytes) -> None:
-        self._send(BOOKS + data)
+        self._send(REPORT + data)
 
     @asynccontextmanager
     async def listen(self, heard: Callable[[bytes], None]) -> AsyncIterator[None]:
-        def books(data: bytes) -> None:
-            if data[:1] == BOOKS:
+        def take(data: bytes) -> None:
+            if data[:1] == REPORT:
                 heard(data[1:])
 
         loop = asyncio.get_running_loop()
         self._end.setblocking(False)
 
         def readable() -> None:
-            if not read_all(self._end, books):
+            if not read_all(self._end, take):
                 loop.remove_reader(self._end)
-                self.trouble = "the parent process is gone"
+                self.trouble = "the parent process has ended"
 
         loop.add_reader(self._end, readable)
         try:
@@ -66,13 +66,13 @@ class HubLink:
         try:
             self._end.send(data)
         except BlockingIOError:
-            self.dropped += 1  # the parent is behind: the next message says it all again
+            self.dropped += 1  # the parent is slow; the next message holds the whole state again
         except OSError as error:
-            self.trouble = f"the parent process is gone ({error.strerror})"
+            self.trouble = f"the parent process has ended ({error.strerror})"
 
 
 class Hub:
-    """The parent's ends: relays books, keeps greetings."""
+    """The ends of the parent: relays state, and passes greetings to `greeted`."""
 
     def __init__(self, greeted: Callable[[int, bytes], None]) -> None:
         self._greeted = greeted
@@ -82,7 +82,7 @@ class Hub:
         self.dropped = 0
 
     def new_end(self, worker: int) -> socket.socket:
-        """A fresh pair for a worker about to start; its end, to be closed here once it has it."""
+        """Make a socket pair for a new worker; returns its end, to close once it has started."""
         self.close_end(worker)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         ours.setblocking(False)
@@ -91,7 +91,7 @@ class Hub:
         return theirs
 
     def close_end(self, worker: int) -> None:
-        """The worker is gone."""
+        """Close the end of a worker that has ended."""
         end = self._ends.pop(worker, None)
         if end is not None:
             asyncio.get_running_loop().remove_reader(end)
@@ -105,7 +105,7 @@ class Hub:
         def take(data: bytes) -> None:
             if data[:1] == HELLO:
                 self._greeted(worker, data[1:])
-            elif data[:1] == BOOKS:
+            elif data[:1] == REPORT:
                 self._relay(worker, data)
 
         if not read_all(self._ends[worker], take):
@@ -116,7 +116,7 @@ class Hub:
             if other != worker:
                 try:
                     end.send(data)
-                except OSError:  # behind or gone: the next message says it all again
+                except OSError:  # slow or ended; the next message holds the whole state again
                     self.dropped += 1
                 else:
                     self.relayed += 1
@@ -124,7 +124,7 @@ class Hub:
 
 
 def read_all(end: socket.socket, take: Callable[[bytes], None]) -> bool:
-    """Give on what lies ready, a bounded number; False when the other side is gone."""
+    """Pass ready datagrams to `take`, a bounded number; False if the other side has closed."""
     for _ in range(AT_ONCE):
         try:
             data = end.recv(MOST_BYTES + 1)

@@ -1,8 +1,8 @@
-"""Between proxies on several machines: publish and subscribe on a Redis or Valkey server.
+"""The link between proxies on several machines: publish and subscribe on Redis or Valkey.
 
-Nothing is stored there: a message that nobody hears is lost, and the next one, 0.1 s later, says
-it all again. Every wait is bounded, and a server that fails is tried again ever more slowly. A
-publisher hears itself: silence means that the subscription is dead, whatever the socket says.
+Nothing is stored there: a message without a receiver is lost, and the next one, 0.1 s later, holds
+the whole state again. Every wait is bounded, and a server that fails is retried, ever more slowly.
+A proxy receives its own messages, so silence means that the subscription is dead.
 """
 
 import asyncio
@@ -17,26 +17,13 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
     from redis.asyncio.client import PubSub
 
-WAIT_S = 1.0  # for any one thing the server does
-SILENT_S = 2.0  # without hearing even ourselves: the subscription is dead
+WAIT_S = 1.0  # bound of one operation of the server
+SILENT_S = 2.0  # without any message, even our own: the subscription is dead
 RETRY_S, RETRY_MOST_S = 0.1, 5.0
-SCHEMES = ("redis", "rediss", "unix")
-
-
-def check_url(url: str) -> str:
-    """The URL, if it is one; raises ValueError."""
-    try:
-        parts = urlsplit(url)
-        known = parts.scheme in SCHEMES and bool(parts.hostname or parts.path) and parts.port != 0
-    except ValueError:
-        known = False
-    if not known:
-        raise ValueError("give a URL such as redis://host:6379/0?prefix=forebay")
-    return url
 
 
 class RedisLink:
-    """A connection to one server, made and made again while `listen` runs."""
+    """A connection to one server, which is renewed while `listen` runs."""
 
     name = "redis"
 
@@ -52,7 +39,7 @@ class RedisLink:
         prefix = query.pop("prefix", ["forebay"])[0]
         rest = "&".join(f"{key}={value}" for key, values in query.items() for value in values)
         self._url = urlunsplit(parts._replace(query=rest))
-        # Databases of one server share their channels: the number must be in the name.
+        # The databases of a server share their channels, so the number is in the name.
         self._channel = f"{prefix}:{parts.path.strip('/') or '0'}:books"
         self._latest: bytes | None = None
         self._ready = asyncio.Event()
@@ -63,20 +50,20 @@ class RedisLink:
         return not self.trouble
 
     def send(self, data: bytes) -> None:
-        self._latest = data  # of two that wait, the later says more
+        self._latest = data  # replaces an older one, which holds no more
         self._ready.set()
 
     @asynccontextmanager
     async def listen(self, heard: Callable[[bytes], None]) -> AsyncIterator[None]:
-        task = asyncio.create_task(self._keep(heard))
+        task = asyncio.create_task(self._connect_forever(heard))
         try:
             yield
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def _keep(self, heard: Callable[[bytes], None]) -> None:
-        """Connect; when that fails or ends, again, after a longer and longer wait."""
+    async def _connect_forever(self, heard: Callable[[bytes], None]) -> None:
+        """Connect, and reconnect with growing delays."""
         from redis.exceptions import RedisError
 
         wait_s = RETRY_S
@@ -86,11 +73,11 @@ class RedisLink:
                 await self._session(heard)
             # TypeError, ValueError: the URL has an option that the client does not know.
             except* (RedisError, OSError, TimeoutError, TypeError, ValueError) as group:
-                trouble = _class(group)
+                trouble = _class_name(group)
             except* Exception as group:
-                # A fault of ours or of the client: it would be "connected" for ever, and nobody at
-                # it. It is said each time it happens, so not often.
-                trouble, least_s = f"internal error: {_class(group)}", RETRY_MOST_S
+                # Our own fault, or the client's: without this the link would stay "connected" with
+                # no task. It is logged each time, so the delay is the longest.
+                trouble, least_s = f"internal error: {_class_name(group)}", RETRY_MOST_S
             again_s = RETRY_S if self.connected else min(RETRY_MOST_S, 2 * wait_s)
             wait_s = max(least_s, again_s)
             self.trouble = trouble
@@ -144,8 +131,8 @@ class RedisLink:
             heard(message["data"])
 
 
-def _class(error: BaseException) -> str:
-    """What kind of error it is, or the first of a group: its text may hold the address and data."""
+def _class_name(error: BaseException) -> str:
+    """Return the class of an error, or of the first in a group: its text may hold data."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return type(error).__name__

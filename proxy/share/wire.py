@@ -1,11 +1,11 @@
-"""The message in which one proxy tells the others what it has under way: small, versioned JSON.
+"""The message in which a proxy publishes its state: small, versioned JSON.
 
     {"v": 2, "id": "host-pid-boot", "n": 17,
      "backends": {"gpu0": [backlog_s, running, kv_tokens, longest_s, load, fresh_tokens,
                            short_s, [work, work, work], {"chat": [prefills, queued_s, worked]}]},
      "tenants": {"a": [prefill_s, prompt_tokens]}}
 
-What comes in was written by somebody else: everything is checked before the core sees it.
+Messages come from outside: everything is checked before the core sees it.
 """
 
 from math import isfinite
@@ -13,42 +13,42 @@ from typing import Any
 
 import orjson
 
-from forebay.proxy.core.state.elsewhere import BackendBooks, Books, TenantUse
+from forebay.proxy.core.state.elsewhere import BackendReport, ProxyReport, TenantUse
 
 VERSION = 2
 MOST_BYTES = 1 << 16
 MOST_NAMES = 1024  # backends, buckets or tenants in one message
 MOST_NAME = 128  # characters
-MOST = 1e15  # any number: beyond all reason
+MOST = 1e15  # bound of any number
 
 
 class BadMessage(Exception):
-    """Not a message of this version; it is ignored and counted."""
+    """The data is no message of this version; it is ignored and counted."""
 
 
 class Message:
-    """Who says what. `number` grows with every message of a sender."""
+    """The state of one sender. `number` grows with every message of a sender."""
 
-    __slots__ = ("books", "number", "sender")
+    __slots__ = ("number", "report", "sender")
 
-    def __init__(self, sender: str, number: int, books: Books) -> None:
+    def __init__(self, sender: str, number: int, report: ProxyReport) -> None:
         self.sender = sender
         self.number = number
-        self.books = books
+        self.report = report
 
 
 def encode(message: Message) -> bytes:
-    """As bytes for the wire."""
-    books = message.books
+    """Encode a message for the wire."""
+    report = message.report
     return orjson.dumps(
         {
             "v": VERSION,
             "id": message.sender,
             "n": message.number,
-            "backends": {name: _row(b) for name, b in books.backends.items()},
+            "backends": {name: _row(b) for name, b in report.backends.items()},
             "tenants": {
                 name: [round(use.prefill_s, 3), round(use.prompt_tokens)]
-                for name, use in books.tenants.items()
+                for name, use in report.tenants.items()
                 if len(name) <= MOST_NAME
             },
         }
@@ -56,7 +56,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """What somebody sent; raises BadMessage."""
+    """Decode a message from the wire; raises BadMessage."""
     if len(data) > MOST_BYTES:
         raise BadMessage(f"{len(data)} bytes")
     try:
@@ -75,38 +75,38 @@ def decode(data: bytes) -> Message:
         name: TenantUse(*_numbers(row, 2, least=-MOST))
         for name, row in _table(fields.get("tenants")).items()
     }
-    return Message(sender, number, Books(backends, tenants))
+    return Message(sender, number, ProxyReport(backends, tenants))
 
 
-def _row(books: BackendBooks) -> list[Any]:
-    buckets = dict.fromkeys([*books.prefills, *books.queued_s, *books.worked])
+def _row(report: BackendReport) -> list[Any]:
+    buckets = dict.fromkeys([*report.prefills, *report.queued_s, *report.worked])
     return [
-        round(books.backlog_s, 4),
-        books.running,
-        round(books.kv_tokens),
-        round(books.longest_s, 4),
-        round(books.load, 1),
-        round(books.fresh_tokens),
-        round(books.short_s, 4),
-        [round(term, 5) for term in books.work],
+        round(report.backlog_s, 4),
+        report.running,
+        round(report.kv_tokens),
+        round(report.longest_s, 4),
+        round(report.load, 1),
+        round(report.fresh_tokens),
+        round(report.short_s, 4),
+        [round(term, 5) for term in report.work],
         {
             name: [
-                books.prefills.get(name, 0),
-                round(books.queued_s.get(name, 0.0), 4),
-                round(books.worked.get(name, 0.0), 4),
+                report.prefills.get(name, 0),
+                round(report.queued_s.get(name, 0.0), 4),
+                round(report.worked.get(name, 0.0), 4),
             ]
             for name in buckets
         },
     ]
 
 
-def _backend(row: object) -> BackendBooks:
+def _backend(row: object) -> BackendReport:
     if not isinstance(row, list) or len(row) != 9:
         raise BadMessage("a backend is a list of 9")
     backlog_s, running, kv_tokens, longest_s, load, fresh_tokens, short_s = _numbers(row[:7], 7)
     work = _numbers(row[7], 3)
     buckets = {name: _numbers(values, 3) for name, values in _table(row[8]).items()}
-    return BackendBooks(
+    return BackendReport(
         backlog_s,
         int(running),
         kv_tokens,
@@ -130,7 +130,7 @@ def _table(value: object) -> dict[str, object]:
 
 
 def _numbers(value: object, count: int, least: float = 0.0) -> list[float]:
-    """So many numbers, none of them below `least` or beyond all reason."""
+    """Return `value` as `count` numbers from `least` to MOST; raises BadMessage."""
     if not isinstance(value, list) or len(value) != count:
         raise BadMessage(f"not {count} numbers")
     numbers: list[float] = []

@@ -1,4 +1,4 @@
-"""What makes a proxy one of `--workers N`: its end of the hub, and files of its own."""
+"""One worker of `--workers N`: its link to the hub, and its own output files."""
 
 import os
 import socket
@@ -21,24 +21,24 @@ class WorkerLink(HubLink):
         self.index = index
 
     def listening(self, url: str, admin_url: str) -> None:
-        """Tell the parent that we serve, and where it can ask us."""
+        """Greet the parent with our URLs, once we listen."""
         self.hello(orjson.dumps({"url": url, "admin_url": admin_url}))
 
 
 def worker_link(text: str) -> WorkerLink:
-    """The link of the worker that `--worker INDEX:FD` says we are."""
+    """Return the link of a worker, from its option `--worker INDEX:FD`."""
     index, _, number = text.partition(":")
     try:
         end = socket.socket(fileno=int(number))
         os.set_inheritable(end.fileno(), False)
         link = WorkerLink(int(index), end)
     except (ValueError, OSError):
-        raise InputError("--worker is for --workers to use; give --workers N") from None
+        raise InputError("--worker is internal; use --workers N") from None
     return link
 
 
 def words_of(context: typer.Context, leave_out: set[str]) -> list[str]:
-    """The options a command was given, as words that give them again."""
+    """Return the options of a command as words of a command line."""
     words: list[str] = []
     for parameter in context.command.params:
         value = context.params.get(parameter.name or "")
@@ -53,16 +53,15 @@ def words_of(context: typer.Context, leave_out: set[str]) -> list[str]:
 
 
 def worker_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the workers: ours, less what is for the parent alone.
+    """Return the environment of the workers: ours, without variables for the parent only.
 
-    What all workers must have alike and one process would choose by dice (a secret that is made
-    at the start) belongs into `environ` before the first of them starts.
+    A random secret that all workers must share has to be in `environ` before the first one starts.
     """
     return {key: value for key, value in environ.items() if key != "NOTIFY_SOCKET"}
 
 
 def with_own_files(config: Config, worker: str) -> Config:
-    """The same configuration, with a file of its own where two may not write one."""
+    """Return the configuration with output files of the worker's own."""
     index = worker.partition(":")[0]
     changed: dict[str, object] = {}
     if (hlog := config.metrics.hlog) is not None:

@@ -1,14 +1,14 @@
-"""The admin port of a proxy with several workers: asks each worker's own, and puts together.
+"""The admin port of a proxy with several workers: combines the workers' own admin ports.
 
-`/metrics` has every worker's series with a label `worker`; what is a sum to Prometheus it can sum
-itself. A worker that does not answer in time is left out and told as down.
+`/metrics` has the series of all workers, with a label `worker`; Prometheus can sum them. A worker
+that does not answer in time is left out and reported as down.
 """
 
 import asyncio
 import time
 from collections.abc import Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import aiohttp
@@ -18,21 +18,19 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from forebay.proxy.admin import asked_for
-from forebay.proxy.http1 import cross_site
+from forebay.proxy.admin import requested_id
+from forebay.proxy.http1.cross_origin import cross_site_refusal
 from forebay.proxy.http1.errors import SERVER, error_body
 from forebay.proxy.http1.server import no_such_path
-
-if TYPE_CHECKING:
-    from forebay.proxy.share.workers import Worker, Workers
+from forebay.proxy.share.workers import Worker, WorkerPool
 
 ANSWER_S = 2.0
 
 
 class WorkersAdmin:
-    """Use as a context: it holds a client session."""
+    """Handles the requests of the admin port; use as a context."""
 
-    def __init__(self, workers: "Workers") -> None:
+    def __init__(self, workers: WorkerPool) -> None:
         self._workers = workers
         self._started_at = time.monotonic()
         self._session: aiohttp.ClientSession
@@ -50,7 +48,7 @@ class WorkersAdmin:
         await self._session.close()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        if (refusal := cross_site.refused(request)) is not None:
+        if (refusal := cross_site_refusal(request)) is not None:
             return refusal
         match request.method, request.raw_path.partition("?")[0]:
             case "GET" | "HEAD", "/healthz":
@@ -68,8 +66,8 @@ class WorkersAdmin:
                 return web.Response(
                     body=text, headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"}
                 )
-            case "GET", "/status" if (asked := asked_for(request)) is not None:
-                return await self._explain(asked)
+            case "GET", "/status" if (id_ := requested_id(request)) is not None:
+                return await self._explain(id_)
             case "GET", "/status":
                 return web.Response(
                     body=orjson.dumps(await self._status()), content_type="application/json"
@@ -82,24 +80,24 @@ class WorkersAdmin:
         return no_such_path(request)
 
     async def _explain(self, request_id: str) -> web.Response:
-        """What the worker says that had the request; the latest of several."""
+        """Answer with the decisions of the worker that had the request; of several, the latest."""
         answers = await self._ask(f"/status?request={quote(request_id, safe='')}")
-        told = {i: orjson.loads(body) for i, (status, body) in answers.items() if status == 200}
-        if not told:  # every worker says why, in the same words
+        found = {i: orjson.loads(body) for i, (status, body) in answers.items() if status == 200}
+        if not found:  # all workers give the same reason
             for status, body in answers.values():
                 return web.Response(status=status, body=body, content_type="application/json")
-            message = "No worker answers."
+            message = "No worker responds."
             body = error_body(message, SERVER, "no_worker")
             return web.Response(status=503, body=body, content_type="application/json")
-        latest = min(told, key=lambda index: told[index]["age_s"])
-        same_id = [told[i]["request"] for i in told if i != latest] + told[latest]["same_id"]
-        body = orjson.dumps({**told[latest], "same_id": same_id, "worker": latest})
+        latest = min(found, key=lambda index: found[index]["age_s"])
+        same_id = [found[i]["request"] for i in found if i != latest] + found[latest]["same_id"]
+        body = orjson.dumps({**found[latest], "same_id": same_id, "worker": latest})
         return web.Response(body=body, content_type="application/json")
 
     async def _ask(self, path: str) -> dict[int, tuple[int, bytes]]:
-        """Status and body of every worker that answers."""
+        """Return status and body of each worker that responds."""
 
-        async def one(worker: "Worker") -> tuple[int, bytes] | None:
+        async def one(worker: Worker) -> tuple[int, bytes] | None:
             if worker.admin_url is None:
                 return None
             try:
@@ -116,10 +114,10 @@ class WorkersAdmin:
 
     async def _status(self) -> dict[str, Any]:
         answers = await self._ask("/status")
-        told = {i: orjson.loads(body) for i, (status, body) in answers.items() if status == 200}
+        statuses = {i: orjson.loads(body) for i, (status, body) in answers.items() if status == 200}
         hub = self._workers.hub
         return {
-            "ready": any(status["ready"] for status in told.values()),
+            "ready": any(status["ready"] for status in statuses.values()),
             "draining": self._workers.stopping,
             "uptime_s": round(time.monotonic() - self._started_at, 1),
             "hub": {
@@ -133,7 +131,7 @@ class WorkersAdmin:
                     "pid": worker.pid,
                     "admin_url": worker.admin_url,
                     "restarts": max(0, worker.starts - 1),
-                    "status": told.get(worker.index),
+                    "status": statuses.get(worker.index),
                 }
                 for worker in self._workers.workers
             ],
@@ -142,9 +140,9 @@ class WorkersAdmin:
     async def _registry(self) -> CollectorRegistry:
         answers = await self._ask("/metrics")
         texts = {i: body.decode() for i, (status, body) in answers.items() if status == 200}
-        up = GaugeMetricFamily("forebay_worker_up", "The worker answers", labels=["worker"])
+        up = GaugeMetricFamily("forebay_worker_up", "1 if the worker responds", labels=["worker"])
         restarts = CounterMetricFamily(
-            "forebay_worker_restarts", "Times the worker died", labels=["worker"]
+            "forebay_worker_restarts", "Number of times the worker died", labels=["worker"]
         )
         for worker in self._workers.workers:
             up.add_metric([str(worker.index)], float(worker.index in texts))
@@ -174,14 +172,14 @@ class _Collected:
 
 
 def merged(texts: dict[int, str]) -> list[Metric]:
-    """Expositions of several workers as one, each sample with the label `worker`."""
+    """Merge the expositions of several workers; each sample gets the label `worker`."""
     families: dict[str, Metric] = {}
     for index, text in texts.items():
-        for told in text_string_to_metric_families(text):
+        for part in text_string_to_metric_families(text):
             family = families.setdefault(
-                told.name, Metric(told.name, told.documentation, told.type)
+                part.name, Metric(part.name, part.documentation, part.type)
             )
-            for sample in told.samples:
+            for sample in part.samples:
                 labels = {**sample.labels, "worker": str(index)}
                 family.add_sample(sample.name, labels, sample.value)
     return list(families.values())

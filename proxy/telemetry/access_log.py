@@ -1,7 +1,6 @@
-"""Logs: one logger, as text for people or one JSON object a line.
+"""The log: one logger, with lines of text or of JSON.
 
-Every line carries what the operator configured or the proxy counted; never prompt text, a query,
-a header of the client, or the answer.
+A line holds configured values and counts; never a prompt, a query, a client's header or a response.
 """
 
 import logging
@@ -12,14 +11,14 @@ from zlib import crc32
 
 import orjson
 
-from forebay.proxy.config.schema import Logs
-from forebay.proxy.telemetry.record import Record
+from forebay.proxy.config.sections import Logs
+from forebay.proxy.telemetry.record import RequestRecord
 
 LOGGER = logging.getLogger("forebay.proxy")
 
 
 def configure_logs(logs: Logs, stream: TextIO | None = None) -> None:
-    """Send the log of this process to `stream` (standard output), as configured."""
+    """Send the log of this process to `stream` (default: standard output), as configured."""
     handler = logging.StreamHandler(stream or sys.stdout)
     handler.setFormatter(JsonLines() if logs.format == "json" else ConsoleLines())
     for old in list(LOGGER.handlers):
@@ -34,7 +33,7 @@ def set_level(logs: Logs) -> None:
 
 
 def say(line: str) -> None:
-    """Something started, stopped or changed."""
+    """Log that something started, stopped or changed."""
     LOGGER.info(line)
 
 
@@ -49,7 +48,7 @@ def _stamp(line: logging.LogRecord) -> str:
 
 
 class JsonLines(logging.Formatter):
-    """`{"time": ..., "level": ..., "message": ..., fields}`, a line each."""
+    """Formats lines as `{"time": ..., "level": ..., "message": ..., fields}`."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -62,7 +61,7 @@ class JsonLines(logging.Formatter):
 
 
 class ConsoleLines(logging.Formatter):
-    """`TIME LEVEL message key=value ...`."""
+    """Formats lines as `TIME LEVEL message key=value ...`."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = "".join(f" {key}={value}" for key, value in _fields(record).items())
@@ -70,7 +69,7 @@ class ConsoleLines(logging.Formatter):
 
 
 class AccessLog:
-    """One line for each finished request: all at level debug, else a share of them at info."""
+    """Logs finished requests: all of them at level debug, else a sample at info."""
 
     def __init__(self, logs: Logs) -> None:
         self._sample = logs.sample
@@ -79,8 +78,8 @@ class AccessLog:
         self._sample = logs.sample
         set_level(logs)
 
-    def finished(self, record: Record, status: int, now: float) -> None:
-        """The request was answered with `status`; CLIENT_GONE if its client left first."""
+    def finished(self, record: RequestRecord, status: int, now: float) -> None:
+        """A request was answered with `status`, or its client has left (CLIENT_GONE)."""
         debug = LOGGER.isEnabledFor(logging.DEBUG)
         if not debug and not self._sampled(record.id):
             return
@@ -103,5 +102,5 @@ class AccessLog:
         LOGGER.log(logging.DEBUG if debug else logging.INFO, "request", extra={"fields": fields})
 
     def _sampled(self, id_: str) -> bool:
-        """By the id, so that proxies in a row choose the same requests."""
+        """Choose by the id, so that proxies in a chain choose the same requests."""
         return self._sample > 0 and crc32(id_.encode()) < self._sample * 2**32

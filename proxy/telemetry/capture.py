@@ -1,13 +1,13 @@
-"""Write the traffic down as a trace that `forebay replay` and `simulate` take: no text, no names.
+"""Write the traffic as a trace for `forebay replay` and `simulate`, without text and names.
 
-A row a shaped request, refused ones too, in order of arrival, the first at 0. Of a prompt stand
-its length and the hashes of its blocks, keyed by a secret salt: who has the file can see that two
-prompts begin alike, not guess what they say. Tenants are keyed hashes as well. Lengths are the
-engine's own count where the answer told them; else the prompt's is estimated and the output's is
-the most that was asked for.
+Each shaped request is a row, also a rejected one, in order of arrival; the first arrives at 0. A
+prompt becomes its length and the hashes of its blocks, keyed by a secret salt. So the file shows
+that two prompts begin alike, but no prompt can be guessed from it. Tenants are keyed hashes too.
+Lengths are the engine's counts where the response reported them. Otherwise the prompt's length is
+estimated, and the output's is the requested limit.
 
-All blocks of text in a file stand for equally many tokens, by `tokens.bytes_per_token`. The end of
-a prompt that fills no block is new in every row.
+All blocks of text in a file stand for the same number of tokens, by `tokens.bytes_per_token`. The
+end of a prompt that does not fill a block is new in every row.
 """
 
 import queue
@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
 from forebay.proxy.api.body import BYTES_PER_TOKEN_ID
-from forebay.proxy.config.schema import CaptureConfig, Config
+from forebay.proxy.config.schema import Config
+from forebay.proxy.config.sections import CaptureConfig
 from forebay.proxy.core.model import Request
-from forebay.proxy.telemetry.record import Record
+from forebay.proxy.telemetry.record import RequestRecord
 from forebay.traces.errors import InputError
 from forebay.traces.jsonl import row_bytes
 from forebay.traces.schema import TraceRequest
@@ -31,15 +32,15 @@ from forebay.traces.schema import TraceRequest
 SALT: Final = "FOREBAY_CAPTURE_SALT"
 LEAST_SALT: Final = 16  # characters
 MOST_PENDING: Final = 10_000  # rows that wait for an earlier request to end
-MOST_QUEUED: Final = 2 * MOST_PENDING  # rows that wait for the disk: a burst behind another
+MOST_QUEUED: Final = 2 * MOST_PENDING  # rows that wait for the disk: two such bursts
 MOST_FILES: Final = 10_000
 CLOSE_S: Final = 5.0
 
 
 class Due(NamedTuple):
-    """What a row says of a request, as it stood when nothing came before it any more.
+    """The values of one row that can be written, as all rows before it can.
 
-    Copied: the record of one that has not ended goes on changing, and another thread reads this.
+    They are copied for the writing thread: the record of a request that still runs changes.
     """
 
     number: int
@@ -52,9 +53,9 @@ class Due(NamedTuple):
 
 
 class Rows:
-    """Finished requests as rows of a trace, in order of arrival; pure.
+    """Puts finished requests into order of arrival, and makes rows of them; no I/O.
 
-    Hashing is `row`'s, which changes nothing here, so that another thread can do it: the end of one
+    `row` does the hashing and changes nothing, so that another thread can call it: the end of one
     long request may make thousands of rows due.
     """
 
@@ -63,23 +64,23 @@ class Rows:
         self._text_tokens = max(1, round(block_bytes / bytes_per_token))
         self._id_tokens = max(1, block_bytes // BYTES_PER_TOKEN_ID)
         self._first_at = inf
-        # In order of arrival. A plain dict finds its first key in time linear in those taken out.
-        self._pending: OrderedDict[int, Record] = OrderedDict()
+        # In order of arrival. In a plain dict, finding the first key is linear in the deletions.
+        self._pending: OrderedDict[int, RequestRecord] = OrderedDict()
         self._ended: set[int] = set()
         self._due = 0
 
-    def began(self, record: Record) -> None:
-        """A request has come; `finished` must be told of it too."""
+    def started(self, record: RequestRecord) -> None:
+        """A request has arrived; call `finished` when it ends."""
         self._pending[id(record)] = record
 
-    def finished(self, record: Record) -> list[Due]:
-        """It has ended: those that wait for nothing now."""
+    def finished(self, record: RequestRecord) -> list[Due]:
+        """A request has ended; returns the rows that can be written now."""
         if id(record) in self._pending:
             self._ended.add(id(record))
         return self._ready(MOST_PENDING)
 
     def rest(self) -> list[Due]:
-        """What is left, ended or not."""
+        """Return the rows of all remaining requests, ended or not."""
         return self._ready(0)
 
     def _ready(self, most_pending: int) -> list[Due]:
@@ -91,7 +92,7 @@ class Rows:
             self._ended.discard(first)
             record = self._pending.pop(first)
             if record.request is None:
-                continue  # it was no request that could be read
+                continue  # its body could not be parsed
             self._due += 1
             self._first_at = min(self._first_at, record.arrived_at)
             due.append(
@@ -108,6 +109,7 @@ class Rows:
         return due
 
     def row(self, due: Due) -> TraceRequest:
+        """Make the row; may be called from another thread."""
         request = due.request
         block_tokens = self._id_tokens if due.token_ids else self._text_tokens
         input_tokens = due.prompt_tokens or request.prompt_tokens
@@ -134,7 +136,11 @@ class Rows:
 
 
 class Capture:
-    """Rows on their way to the file, by a thread: no hashing, no slow disk may stop the loop."""
+    """Writes rows to the file in a thread, so that hashing and a slow disk never block the loop.
+
+    Attributes:
+        stopped: why nothing is written any more; "" while rows are written.
+    """
 
     def __init__(
         self, rows: Rows, path: Path, file: BinaryIO, most_bytes: float, say: Callable[[str], None]
@@ -151,22 +157,22 @@ class Capture:
         self._thread = threading.Thread(target=self._write, name="capture", daemon=True)
         self._thread.start()
 
-    def began(self, record: Record) -> None:
+    def started(self, record: RequestRecord) -> None:
         if not self.stopped:
-            self._rows.began(record)
+            self._rows.started(record)
 
-    def finished(self, record: Record) -> None:
+    def finished(self, record: RequestRecord) -> None:
         for due in self._rows.finished(record):
             self._put(due)
 
     def close(self) -> None:
-        """Write what is left; bounded in time."""
+        """Write the remaining rows, within a time limit."""
         for due in self._rows.rest():
             self._put(due)
         try:
             self._queue.put(None, timeout=CLOSE_S)
         except queue.Full:
-            return  # the disk hangs, and a daemon thread may be left behind
+            return  # the disk hangs; a daemon thread may stay behind
         self._thread.join(CLOSE_S)
 
     def status(self) -> dict[str, object]:
@@ -185,18 +191,18 @@ class Capture:
             self._queue.put_nowait(due)
         except queue.Full:
             if not self.dropped:
-                self._say(f"capture: {self.path} is written too slowly: rows are left out")
+                self._say(f"capture: {self.path} is written too slowly: rows are dropped")
             self.dropped += 1
 
     def _write(self) -> None:
         try:
             with self._file as file:
                 self._write_rows(file)
-        except OSError as error:  # of the last rows, which are flushed when it is closed
+        except OSError as error:  # closing flushes the last rows
             if not self.stopped:
                 self._stop(f"it cannot be written ({error.strerror})")
         except Exception as error:
-            # A fault of ours, or a count of a backend's that is none: no thread dies unheard.
+            # Our own fault, or an impossible count of a backend: the thread must not die silently.
             self._stop(f"internal error: {type(error).__name__}")
 
     def _write_rows(self, file: BinaryIO) -> None:
@@ -207,7 +213,7 @@ class Capture:
                 continue
             line = row_bytes(self._rows.row(due))
             if size + len(line) > self._most_bytes:
-                self._stop("it is as long as capture.max_size allows")
+                self._stop("it has reached capture.max_size")
                 self.dropped += 1
                 continue
             try:
@@ -223,14 +229,14 @@ class Capture:
 
     def _stop(self, why: str) -> None:
         self.stopped = why
-        self._say(f"capture: {self.path} ends here: {why}")
+        self._say(f"capture: {self.path} stopped: {why}")
 
 
 @asynccontextmanager
 async def capturing(
     config: Config, environ: Mapping[str, str], say: Callable[[str], None]
 ) -> AsyncIterator[Capture | None]:
-    """The capture that the configuration asks for; raises InputError."""
+    """Run the capture that the configuration asks for; raises InputError."""
     if config.capture.path is None:
         yield None
         return
@@ -255,7 +261,7 @@ async def capturing(
 
 
 def _new_file(config: CaptureConfig) -> tuple[Path, BinaryIO]:
-    """`path`, or where that is taken `name.2.jsonl` and so on: no start loses what another took."""
+    """Open `path`, or `name.2.jsonl` and so on: a start never overwrites an earlier capture."""
     path = config.path
     assert path is not None
     for number in range(1, MOST_FILES):
@@ -266,4 +272,4 @@ def _new_file(config: CaptureConfig) -> tuple[Path, BinaryIO]:
             continue
         except OSError as error:
             raise InputError(f"capture.path: cannot write {at} ({error.strerror})") from error
-    raise InputError(f"capture.path: {path} and {MOST_FILES} more are there; move them away")
+    raise InputError(f"capture.path: {path} and {MOST_FILES} more exist; move them away")

@@ -1,7 +1,7 @@
-"""Counters and histograms for Prometheus that cost next to nothing to count with.
+"""Counters and histograms for Prometheus that are cheap to update.
 
-prometheus_client's own take a lock for every number, for the sake of threads: 2 to 5 us each, and
-ten a request. Everything here is counted on one event loop.
+prometheus_client's own take a lock per update, 2 to 5 us each, and a request makes ten updates.
+Here everything is counted on one event loop, without locks.
 """
 
 from bisect import bisect_left
@@ -14,7 +14,7 @@ from prometheus_client.utils import floatToGoString
 
 
 class Counter:
-    """As prometheus_client.Counter; without label names it is its own only child."""
+    """Like prometheus_client.Counter; without label names it is its own only child."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Counter:
             registry.register(self)
 
     def labels(self, *values: str) -> "Counter":
-        """The child with these values, in the order of the label names."""
+        """Return the child with these values, in the order of the label names."""
         assert len(values) == len(self._labels)
         if values not in self._children:
             self._children[values] = Counter(self._name, self._text)
@@ -47,8 +47,8 @@ class Counter:
         yield family
 
 
-class Histogram:
-    """As prometheus_client.Histogram."""
+class BucketHistogram:
+    """Like prometheus_client.Histogram."""
 
     def __init__(
         self,
@@ -59,20 +59,20 @@ class Histogram:
         buckets: Sequence[float],
         registry: CollectorRegistry | None = None,
     ) -> None:
-        """`buckets`: upper edges, rising; what is beyond the last is counted too."""
+        """`buckets`: rising upper edges; larger values are counted too."""
         self._name, self._text, self._labels = name, text, tuple(labels)
         self._edges = tuple(buckets)
         self._counts = [0] * (len(self._edges) + 1)
         self._sum = 0.0
-        self._children: dict[tuple[str, ...], Histogram] = {} if labels else {(): self}
+        self._children: dict[tuple[str, ...], BucketHistogram] = {} if labels else {(): self}
         if registry is not None:
             registry.register(self)
 
-    def labels(self, *values: str) -> "Histogram":
-        """The child with these values, in the order of the label names."""
+    def labels(self, *values: str) -> "BucketHistogram":
+        """Return the child with these values, in the order of the label names."""
         assert len(values) == len(self._labels)
         if values not in self._children:
-            self._children[values] = Histogram(self._name, self._text, buckets=self._edges)
+            self._children[values] = BucketHistogram(self._name, self._text, buckets=self._edges)
         return self._children[values]
 
     def observe(self, amount: float) -> None:

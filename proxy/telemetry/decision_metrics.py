@@ -1,6 +1,6 @@
-"""How good the decisions were, for Prometheus: promises kept, refusals in hindsight, predictions.
+"""Metrics of the quality of decisions: SLO attainment, needless rejections, prediction errors.
 
-Read from the receipts' sums when somebody asks. Labels: buckets, and fixed lists.
+They are read from the sums of the receipts at each scrape. Labels: buckets, and fixed lists.
 """
 
 from collections.abc import Callable, Iterable
@@ -8,34 +8,35 @@ from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
-from forebay.proxy.core.explain.receipt import ERROR_S, Tally
-from forebay.proxy.core.explain.recorder import ExplainedShaper
+from forebay.proxy.core.explain.receipt import ERROR_S, DecisionTally, Receipts
+from forebay.proxy.core.shaper import Shaper
 
 
 class DecisionMetrics:
-    """A collector; `clock` is the one that the shaper is told."""
+    """A collector; `clock` is the clock of the shaper."""
 
-    def __init__(self, shaper: ExplainedShaper, clock: Callable[[], float]) -> None:
+    def __init__(self, shaper: Shaper, receipts: Receipts, clock: Callable[[], float]) -> None:
         self._shaper = shaper
+        self._receipts = receipts
         self._clock = clock
 
     def collect(self) -> Iterable[Metric]:
         self._shaper.settle(self._clock())
         # Every series from the start, so that the first one counts in a rate.
-        tallies = [(bucket, self._shaper.receipts.tally(bucket)) for bucket in self._shaper.buckets]
+        tallies = [(bucket, self._receipts.tally(bucket)) for bucket in self._shaper.buckets]
         admitted = CounterMetricFamily(
             "forebay_admitted",
-            "Requests that were taken, by whether the first token came within the target",
+            "Admitted requests, by whether the first token came within the target",
             labels=["bucket", "outcome"],
         )
         refusals = CounterMetricFamily(
             "forebay_refusals_in_hindsight",
-            "Requests refused for want of time or room, by whether that was right (an estimate)",
+            "Requests rejected for lack of time or room, by whether that was right (an estimate)",
             labels=["bucket", "verdict"],
         )
         errors = HistogramMetricFamily(
             "forebay_ttft_error_seconds",
-            "First tokens later or earlier than predicted on arrival",
+            "Error of the time to first token predicted on arrival, late and early",
             labels=["bucket", "side"],
         )
         for bucket, tally in tallies:
@@ -50,6 +51,6 @@ class DecisionMetrics:
         yield from (admitted, refusals, errors)
 
 
-def _errors(tally: Tally) -> Iterable[tuple[str, list[int], float]]:
+def _errors(tally: DecisionTally) -> Iterable[tuple[str, list[int], float]]:
     yield "late", tally.late, tally.late_s
     yield "early", tally.early, tally.early_s

@@ -1,11 +1,11 @@
-"""Write and read HdrHistogram interval logs (text format V2, as the Java and JS tools read them).
+"""Write and read HdrHistogram interval logs (text format V2 of the Java and JavaScript tools).
 
-Durations go in as seconds under a tag; once a second each tag that saw anything becomes one line.
+Durations are recorded in seconds under a tag. Once a second each tag with values becomes one line.
 hdrhistogram's own log writer is not used: it cannot write a StartTime, never writes a tag and
-floors Interval_Max; its encoder is sound. Nothing here reads a clock: stamps come in.
+floors Interval_Max; its encoder is correct. Nothing here reads a clock: time stamps are arguments.
 
-Every histogram: whole microseconds, 1 us to 1 h, 3 significant digits (worst error 0.05 %).
-A value outside is clamped to the bound; above 1 h it is also counted as overflow.
+Every histogram holds whole microseconds from 1 us to 1 h with 3 significant digits (worst error
+0.05 %). A value outside is clamped to the bound; above 1 h it is also counted as overflow.
 """
 
 import binascii
@@ -29,8 +29,8 @@ LOWEST_US = 1
 HIGHEST_US = 3_600_000_000
 SIGNIFICANT_DIGITS = 3
 MAX_VALUE_UNIT_RATIO = 1000  # Interval_Max is in ms, the histogram in us
-MAX_PENDING = 65_536  # values held before they are folded into the interval's histogram
-BULK_FROM = 64  # below this numpy's fixed cost is more than the loop's
+MAX_PENDING = 65_536  # values kept before they are added to the interval's histogram
+BULK_FROM = 64  # for fewer values a loop is faster than numpy's fixed cost
 YEAR_S = 366 * 86_400
 LEGEND = '"StartTimestamp","Interval_Length","Interval_Max","Interval_Compressed_Histogram"'
 
@@ -45,7 +45,7 @@ _DECODE_ERRORS = (
     HdrLengthException,
     HdrHistogramSettingsException,
     ArithmeticError,
-    AssertionError,  # the decoder's own, for a payload of nothing
+    AssertionError,  # of the decoder, for an empty payload
     LookupError,
     MemoryError,
     OSError,
@@ -56,20 +56,20 @@ _DECODE_ERRORS = (
 
 
 def new_histogram() -> Any:
-    """An empty histogram as every log of ours uses it."""
+    """Return an empty histogram with the bounds of every log."""
     return HdrHistogram(LOWEST_US, HIGHEST_US, SIGNIFICANT_DIGITS)
 
 
 def to_us(seconds: float) -> int:
-    """Seconds as whole microseconds, at least 1 (0 is not a value of the histogram)."""
+    """Convert seconds to whole microseconds, at least 1 (a histogram has no 0)."""
     return max(LOWEST_US, round(seconds * 1e6))
 
 
 def record_all(histogram: Any, values_us: "array[int]") -> int:
-    """Record microseconds in bulk; the number that overflowed and was clamped to 1 h.
+    """Record values in bulk; returns the number of values above 1 h, which are clamped.
 
-    Bit for bit what `record_value` one by one gives. numpy (8 to 40 ns a value against 570) is used
-    where the program has loaded it: loading it here would stop a running loop for 0.1 s.
+    The result is identical to `record_value` for each. numpy (8 to 40 ns a value, not 570 ns) is
+    used if the program has loaded it: loading it here would block a running loop for 0.1 s.
     """
     numpy = sys.modules.get("numpy")
     if numpy is not None and len(values_us) >= BULK_FROM:
@@ -106,10 +106,10 @@ def add_into(total: Any, other: Any) -> None:
 
 
 class HlogWriter:
-    """Write header and interval lines to a text stream the caller owns."""
+    """Writes header and interval lines to a text stream of the caller."""
 
     def __init__(self, stream: TextIO, start_unix_s: float, comments: Sequence[str] = ()) -> None:
-        """`start_unix_s`: the wall clock at stamp 0; `comments`: one line each, no brackets."""
+        """`start_unix_s`: wall clock at time stamp 0; `comments`: one line each, no brackets."""
         self._stream = stream
         self.comment(
             f"microseconds; Interval_Max in ms: max value unit ratio {MAX_VALUE_UNIT_RATIO}"
@@ -125,7 +125,7 @@ class HlogWriter:
         self._stream.write(f"#[{' '.join(text.split())}]\n")
 
     def write(self, tag: str, start_s: float, length_s: float, histogram: Any) -> None:
-        """One interval; `start_s` counts from the base time, an empty tag is the default one."""
+        """Write one interval; `start_s` counts from the base time; "" is the default tag."""
         if tag and not _TAG.fullmatch(tag):
             raise ValueError(f"a tag holds no comma and no space: {tag!r}")
         prefix = f"Tag={tag}," if tag else ""
@@ -135,7 +135,7 @@ class HlogWriter:
 
 
 def _java_date(unix_s: float) -> str:
-    """`Tue Nov 14 22:13:20 UTC 2023`, whatever the locale."""
+    """Format as `Tue Nov 14 22:13:20 UTC 2023`, in any locale."""
     words = time.asctime(time.gmtime(unix_s)).split()
     return f"{words[0]} {words[1]} {int(words[2]):02d} {words[3]} UTC {words[4]}"
 
@@ -149,9 +149,9 @@ class Total:
 
 
 class IntervalLog:
-    """Collect durations by tag; every `flush` writes one line for each tag that saw any.
+    """Collects durations by tag; each `flush` writes one line for each tag with values.
 
-    Recording appends to an array (40 ns); the histogram work is done once an interval.
+    Recording appends to an array (40 ns); histograms are filled once per interval.
     """
 
     def __init__(self, writer: HlogWriter, start_s: float = 0.0) -> None:
@@ -162,21 +162,21 @@ class IntervalLog:
         self._since_s = start_s
 
     def record(self, tag: str, seconds: float, count: int = 1) -> None:
-        """Take `count` equal durations under `tag`."""
+        """Record `count` equal durations under `tag`."""
         pending = self._pending.get(tag)
         if pending is None:
             pending = self._pending[tag] = array("q")
         value = to_us(seconds)
         if count == 1:
             pending.append(value)
-        elif count > 1:  # as it came: a count may be a server's claim, and no size for a buffer
+        elif count > 1:  # not into the array: a server may report any count
             self._total(tag).overflow += count if value > HIGHEST_US else 0
             self._open(tag).record_value(min(value, HIGHEST_US), count)
         if len(pending) >= MAX_PENDING:
             self._fold(tag)
 
     def record_each(self, tag: str, seconds: Iterable[float]) -> None:
-        """Take several durations under `tag`."""
+        """Record several durations under `tag`."""
         pending = self._pending.get(tag)
         if pending is None:
             pending = self._pending[tag] = array("q")
@@ -192,7 +192,7 @@ class IntervalLog:
     def flush_steps(self, now_s: float) -> Iterator[None]:
         """`flush` in steps of one tag, so that a loop can do other work between them.
 
-        The interval is cut at the first step: what is recorded meanwhile goes to the next one.
+        The interval ends at the first step: later values belong to the next one.
         """
         for tag in list(self._pending):
             self._fold(tag)
@@ -204,7 +204,7 @@ class IntervalLog:
             yield
 
     def close(self, now_s: float) -> None:
-        """Flush, and say what overflowed."""
+        """Flush, and write the overflows as comments."""
         self.flush(now_s)
         for tag, total in self.totals.items():
             if total.overflow:
@@ -228,7 +228,7 @@ class IntervalLog:
         return total
 
 
-class Interval(NamedTuple):
+class LogInterval(NamedTuple):
     """One line of a log; `start_s` counts from the log's StartTime."""
 
     start_s: float
@@ -236,14 +236,14 @@ class Interval(NamedTuple):
     histogram: Any
 
 
-def read_hlog(path: Path | str) -> dict[str, list[Interval]]:
-    """The intervals of a log by tag ("" for untagged lines), in file order.
+def read_hlog(path: Path | str) -> dict[str, list[LogInterval]]:
+    """Return the intervals of a log by tag ("" for untagged lines), in file order.
 
-    Nothing is skipped in silence: a line that is neither comment nor interval raises InputError
-    with its number. Stamps follow the Java reader: with a BaseTime they count from it; without
-    one they count from the StartTime when they lie more than a year before it, else from 1970.
+    A line that is neither comment nor interval raises InputError with its number. Time stamps are
+    read as by the Java reader: with a BaseTime they count from it. Without one they count from the
+    StartTime if they are more than a year before it, else from 1970.
     """
-    logs: dict[str, list[Interval]] = {}
+    logs: dict[str, list[LogInterval]] = {}
     base: float | None = None
     start: float | None = None
     try:
@@ -262,7 +262,7 @@ def read_hlog(path: Path | str) -> dict[str, list[Interval]]:
                         stamp += base - start
                     elif stamp >= start - YEAR_S:
                         stamp -= start
-                    logs.setdefault(tag, []).append(Interval(stamp, length, histogram))
+                    logs.setdefault(tag, []).append(LogInterval(stamp, length, histogram))
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

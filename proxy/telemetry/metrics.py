@@ -1,9 +1,9 @@
-"""What the proxy tells Prometheus. Labels come from the configuration and the key file, never from
-clients.
+"""The Prometheus metrics of the proxy.
 
-Where OpenTelemetry's conventions for generative AI name a measurement it has that name too, with
-the buckets they prescribe (github.com/open-telemetry/semantic-conventions-genai,
-docs/gen-ai/gen-ai-metrics.md), as Prometheus spells it. The model is left out: clients choose it.
+Labels come from the configuration and the key file, never from clients. Measurements that
+OpenTelemetry's conventions for generative AI define are exported under their name too, with the
+prescribed buckets (github.com/open-telemetry/semantic-conventions-genai,
+docs/gen-ai/gen-ai-metrics.md). The model is not a label, because clients choose it.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,13 +19,13 @@ from prometheus_client import (
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from forebay.proxy.core.learn.prefix_error import PrefixError
+from forebay.proxy.core.learn.prefix_cache import PrefixError
 from forebay.proxy.core.model import Action, Reject, Send
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
-from forebay.proxy.telemetry.counters import Counter, Histogram
+from forebay.proxy.telemetry.counters import BucketHistogram, Counter
 from forebay.proxy.telemetry.hlog import IntervalLog
-from forebay.proxy.telemetry.record import CLIENT_GONE, Record
+from forebay.proxy.telemetry.record import CLIENT_GONE, RequestRecord
 from forebay.proxy.telemetry.tenant_labels import TenantLabels
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0)
@@ -40,9 +40,9 @@ GEN_AI_FIRST = (
 GEN_AI_EACH = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 GEN_AI_TOKENS = tuple(4.0**n for n in range(14))
 
-# A backend may answer with anything; what is not listed counts as its class.
+# A backend may return any status; others than these are counted as 4xx and so on.
 STATUSES = frozenset({200, 400, 401, 404, 408, 413, 429, CLIENT_GONE, 500, 502, 503, 504})
-KINDS = frozenset(  # of failures.Failure
+KINDS = frozenset(  # of relay.failures.Failure
     {
         *("connect", "before_first_byte", "timeout", "mid_stream", "abort", "empty", "hang"),
         *("full", "5xx", "5xx_event", "4xx_event", "content_type", "encoding", "framing"),
@@ -51,7 +51,7 @@ KINDS = frozenset(  # of failures.Failure
 )
 
 
-Family = TypeVar("Family", Counter, Histogram)
+Family = TypeVar("Family", Counter, BucketHistogram)
 
 
 class ProxyMetrics:
@@ -63,55 +63,65 @@ class ProxyMetrics:
         connections: Callable[[], int] = lambda: 0,
         tenants: Iterable[str] = (),
     ) -> None:
-        """`tenants`: those that surely have a label of their own."""
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # a series for each series, which nobody reads
-        self._children: dict[tuple[Counter | Histogram, tuple[str, ...]], Counter | Histogram] = {}
-        self.log: IntervalLog | None = None  # where each TTFT goes as well
+        """`tenants`: those that always have a label of their own."""
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the series
+        self._children: dict[
+            tuple[Counter | BucketHistogram, tuple[str, ...]], Counter | BucketHistogram
+        ] = {}
+        self.log: IntervalLog | None = None  # gets each TTFT as well
         self.tenant_labels = TenantLabels(tenants)
         self.registry = registry = CollectorRegistry()
-        registry.register(_Books(shaper, connections))
+        registry.register(_ShaperMetrics(shaper, connections))
         ProcessCollector(registry=registry)
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"forebay_{name}", text, labels, registry=registry)
 
-        def histogram(name: str, text: str, buckets: Iterable[float], *labels: str) -> Histogram:
-            return Histogram(name, text, labels, registry=registry, buckets=tuple(buckets))
+        def histogram(
+            name: str, text: str, buckets: Iterable[float], *labels: str
+        ) -> BucketHistogram:
+            return BucketHistogram(name, text, labels, registry=registry, buckets=tuple(buckets))
 
         self.answers = counter(
-            "responses", "Answers, by bucket and status; 499: the client left first",
+            "responses", "Responses, by bucket and status; 499: the client left first",
             "bucket", "status",
         )  # fmt: skip
         self._tenants = counter(
-            "tenant_requests", "Answers, by tenant and status; none: no key was asked or right",
+            "tenant_requests", "Responses, by tenant and status; none: no keys, or no valid one",
             "tenant", "status",
         )  # fmt: skip
-        self.rejects = counter("rejects", "Requests refused, by reason", "bucket", "reason")
-        self._shed = counter("shed", "Requests refused to protect the proxy itself", "class")
+        self.rejects = counter("rejects", "Requests rejected, by reason", "bucket", "reason")
+        self._shed = counter(
+            "shed", "Requests rejected to protect the proxy itself, by class", "class"
+        )
         self.upstream_errors = counter(
-            "upstream_errors", "Failures of a backend", "backend", "kind"
+            "upstream_errors", "Failures of a backend, by kind", "backend", "kind"
         )
-        self.retries = counter(
-            "retries", "Requests tried again after this backend failed", "backend"
+        self.retries = counter("retries", "Requests retried after this backend failed", "backend")
+        self.prompt_tokens = counter(
+            "prompt_tokens", "Prompt tokens, as the backend counts", "backend"
         )
-        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens, as counted there", "backend")
         self.cached_tokens = counter(
-            "cached_tokens", "Prompt tokens found in the prefix cache, as counted there", "backend"
+            "cached_tokens",
+            "Prompt tokens found in the prefix cache, as the backend counts",
+            "backend",
         )
         self.ttft = histogram(
             "forebay_time_to_first_token_seconds",
-            "From arrival at the proxy to the first event", SECONDS, "bucket",
+            "Time from arrival at the proxy to the first event", SECONDS, "bucket",
         )  # fmt: skip
         self.queue = histogram(
-            "forebay_queue_seconds", "Wait in the proxy before dispatch or refusal", SECONDS,
+            "forebay_queue_seconds", "Time in the queue before dispatch or rejection", SECONDS,
             "bucket",
         )  # fmt: skip
         self.prediction = histogram(
             "forebay_ttft_prediction_ratio",
-            "Time to the first event from dispatch, observed over predicted", RATIOS, "bucket",
+            "Time from dispatch to the first event, observed over predicted", RATIOS, "bucket",
         )  # fmt: skip
         self._lag = histogram(
-            "forebay_event_loop_lag_seconds", "How late the event loop woke a sleeper", LAGS
+            "forebay_event_loop_lag_seconds",
+            "Delay of the event loop in waking a sleeping task",
+            LAGS,
         )
         self._reloads = counter(
             "config_reloads", "Reloads of the configuration, by result", "result"
@@ -119,11 +129,13 @@ class ProxyMetrics:
         for result in ("applied", "partly", "unchanged", "failed"):
             self._reloads.labels(result)
         self._generation = Gauge(
-            "forebay_config_generation", "Reloads that changed something", registry=registry
+            "forebay_config_generation",
+            "Reloads of the configuration that changed something",
+            registry=registry,
         )
         self._shedding = Gauge(
             "forebay_shedding_classes",
-            "Service classes refused now to protect the proxy itself",
+            "Service classes rejected now to protect the proxy itself",
             registry=registry,
         )
         Gauge("forebay_build_info", "Always 1", ["version"], registry=registry).labels(
@@ -132,12 +144,12 @@ class ProxyMetrics:
         operation = "gen_ai_operation_name"
         self._duration = histogram(
             "gen_ai_server_request_duration_seconds",
-            "From arrival to the last byte, of requests that reached a backend",
+            "Time from arrival to the last byte, of requests that were sent to a backend",
             GEN_AI_DURATION, operation, "error_type",
         )  # fmt: skip
         self._first = histogram(
             "gen_ai_server_time_to_first_token_seconds",
-            "From arrival to the first token, of successful streams", GEN_AI_FIRST, operation,
+            "Time from arrival to the first token, of successful streams", GEN_AI_FIRST, operation,
         )  # fmt: skip
         self._each = histogram(
             "gen_ai_server_time_per_output_token_seconds",
@@ -150,56 +162,57 @@ class ProxyMetrics:
         )  # fmt: skip
 
     def _child(self, family: Family, *labels: str) -> Family:
-        """What `family.labels` gives, kept: asking it again takes 3 us, ten times a request."""
+        """Return `family.labels`, kept: calling that takes 3 us, and a request needs ten."""
         child = self._children.get((family, labels))
         if child is None:
             child = self._children[family, labels] = family.labels(*labels)
-        return child  # type: ignore[return-value]  # of the type of its family
+        return child  # type: ignore[return-value]  # it has the type of its family
 
     def first_token(self, bucket: str, seconds: float) -> None:
-        """A first event came, so long after the request did."""
+        """A first event came `seconds` after the request."""
         self._child(self.ttft, bucket).observe(seconds)
         if self.log is not None:
             self.log.record(f"ttft.{bucket}", seconds)
 
     def decided(self, now: float, action: Action) -> None:
-        """One decision of the shaper."""
+        """Count one decision of the shaper."""
         if isinstance(action, Reject):
             self._child(self.rejects, action.bucket or "none", action.reason).inc()
         if action.bucket and not (isinstance(action, Send) and action.piece_blocks):
             self._child(self.queue, action.bucket).observe(action.queued_s)
 
     def shed(self, service_class: str) -> None:
-        """A request was refused because the proxy itself has too much to do."""
+        """A request was rejected because the proxy is overloaded."""
         self._child(self._shed, service_class).inc()
 
     def predicted(self, bucket: str, ratio: float) -> None:
-        """A first event came after `ratio` times the time that was predicted for it."""
+        """A first event came after `ratio` times the predicted time."""
         self._child(self.prediction, bucket).observe(ratio)
 
     def upstream_error(self, backend: str, kind: str) -> None:
-        """A backend failed: one of KINDS."""
+        """A backend failed; `kind` is one of KINDS."""
         self._child(self.upstream_errors, backend, kind if kind in KINDS else "other").inc()
 
     def used(self, backend: str, prompt_tokens: int, cached_tokens: int) -> None:
-        """Usage of one answer."""
+        """Count the usage of one response."""
         self._child(self.prompt_tokens, backend).inc(prompt_tokens)
         self._child(self.cached_tokens, backend).inc(cached_tokens)
 
     def lagged(self, seconds: float) -> None:
-        """The event loop was so late."""
+        """The event loop was late by `seconds`."""
         self._lag.observe(seconds)
 
-    def shedding(self, classes: int) -> None:
-        self._shedding.set(classes)
+    def read_shedding(self, classes: Callable[[], int]) -> None:
+        """Read the number of shed classes from `classes` at each scrape."""
+        self._shedding.set_function(classes)
 
     def reloaded(self, result: str, generation: int) -> None:
-        """A reload ended: applied, partly, unchanged or failed."""
+        """A reload ended; `result` is applied, partly, unchanged or failed."""
         self._child(self._reloads, result).inc()
         self._generation.set(generation)
 
-    def finished(self, record: Record, status: int, now: float) -> None:
-        """A request has been answered, or its client has gone."""
+    def finished(self, record: RequestRecord, status: int, now: float) -> None:
+        """A request has been answered, or its client has left."""
         known = str(status) if status in STATUSES else f"{status // 100}xx"
         self._child(self.answers, record.bucket, known).inc()
         self._child(self._tenants, self.tenant_labels.label(record.tenant), known).inc()
@@ -223,8 +236,8 @@ class ProxyMetrics:
         return generate_latest(self.registry)
 
 
-class _Books:
-    """The shaper's books, read when somebody asks."""
+class _ShaperMetrics:
+    """The state of the shaper, read at each scrape."""
 
     def __init__(self, shaper: Shaper, connections: Callable[[], int]) -> None:
         self._shaper = shaper
@@ -233,12 +246,18 @@ class _Books:
     def collect(self) -> Iterable[Metric]:
         per_backend: dict[str, tuple[str, Callable[[Backend], float]]] = {
             "backend_up": ("1 if the backend takes work", lambda b: b.up),
-            "in_flight_requests": ("Requests sent and not finished", lambda b: len(b.flights)),
-            "prefilling_requests": ("Of those, without a first token", lambda b: len(b.prefills)),
+            "in_flight_requests": (
+                "Requests sent to the backend and not finished",
+                lambda b: len(b.in_flight),
+            ),
+            "prefilling_requests": (
+                "Requests sent to the backend that have no first token yet",
+                lambda b: len(b.prefills),
+            ),
             "queued_requests": ("Requests waiting for the backend", lambda b: b.queued),
             "prefix_index_blocks": (
-                "Prompt blocks it is believed to hold",
-                lambda b: len(b.prefixes),
+                "Prompt blocks that the backend is assumed to have cached",
+                lambda b: len(b.cache.prefixes),
             ),
         }
         for name, (text, read) in per_backend.items():
@@ -247,17 +266,26 @@ class _Books:
                 family.add_metric([backend.name], float(read(backend)))
             yield family
         sums: dict[str, tuple[str, Callable[[PrefixError], float]]] = {
-            "predicted_cached_tokens": ("Predicted to be cached", lambda e: e.predicted_tokens),
-            "reported_cached_tokens": ("Cached, as answers said", lambda e: e.reported_tokens),
-            "cached_tokens_error": ("Sum of the differences", lambda e: e.absolute_tokens),
-            "cached_tokens_answers": ("Answers that said it", lambda e: e.answers),
+            "predicted_cached_tokens": (
+                "Prompt tokens predicted to be cached",
+                lambda e: e.predicted_tokens,
+            ),
+            "reported_cached_tokens": (
+                "Prompt tokens reported as cached",
+                lambda e: e.reported_tokens,
+            ),
+            "cached_tokens_error": (
+                "Sum of the absolute differences between predicted and reported cached tokens",
+                lambda e: e.absolute_tokens,
+            ),
+            "cached_tokens_answers": ("Responses that reported cached tokens", lambda e: e.answers),
         }
         for name, (text, amount) in sums.items():
             counted = CounterMetricFamily(f"forebay_{name}", text, labels=["backend"])
             for backend in self._shaper.backends.values():
-                counted.add_metric([backend.name], amount(backend.prefix_error))
+                counted.add_metric([backend.name], amount(backend.cache.error))
             yield counted
-        family = GaugeMetricFamily("forebay_queue_depth", "Requests waiting", labels=["bucket"])
+        family = GaugeMetricFamily("forebay_queue_depth", "Waiting requests", labels=["bucket"])
         for bucket in self._shaper.buckets:
             family.add_metric([bucket], self._shaper.queued(bucket))
         yield family

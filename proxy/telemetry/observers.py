@@ -1,4 +1,4 @@
-"""Who wants to hear of requests: metrics, access log, trace and capture, told in one place."""
+"""Report the start and end of each request to metrics, access log, trace and capture."""
 
 from collections.abc import Mapping
 
@@ -6,11 +6,13 @@ from forebay.proxy.core.explain.receipt import Receipts
 from forebay.proxy.telemetry.access_log import AccessLog
 from forebay.proxy.telemetry.capture import Capture
 from forebay.proxy.telemetry.metrics import ProxyMetrics
-from forebay.proxy.telemetry.record import Record
+from forebay.proxy.telemetry.record import RequestRecord
 from forebay.proxy.telemetry.tracing import Tracer
 
 
 class Telemetry:
+    """Passes the events of requests to all observers."""
+
     def __init__(
         self,
         metrics: ProxyMetrics,
@@ -25,16 +27,16 @@ class Telemetry:
         self._capture = capture
         self._receipts = receipts
 
-    def began(self, record: Record, operation: str, headers: Mapping[str, str]) -> None:
-        """A shaped request has come, with these headers."""
+    def started(self, record: RequestRecord, operation: str, headers: Mapping[str, str]) -> None:
+        """A shaped request has arrived, with these headers."""
         record.operation = operation
         if self._capture is not None:
-            self._capture.began(record)
+            self._capture.started(record)
         if self._tracer is not None:
-            record.span = self._tracer.begin(headers, operation)
+            record.span = self._tracer.start(headers, operation)
 
-    def finished(self, record: Record, status: int, now: float) -> None:
-        """It was answered with `status`, or its client has gone (record.CLIENT_GONE)."""
+    def finished(self, record: RequestRecord, status: int, now: float) -> None:
+        """A request was answered with `status`, or its client has left (record.CLIENT_GONE)."""
         self._metrics.finished(record, status, now)
         if record.request is not None:
             self._receipts.answered(record.request.id, status, record.reason)

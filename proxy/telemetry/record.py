@@ -1,30 +1,36 @@
-"""What is known of one request when it ends: for the log, the metrics and the trace.
+"""The record of one request, for the access log, the metrics, the trace and the capture.
 
 Nothing in it comes from a prompt, a query or an Authorization header.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from forebay.proxy.core.model import Request, Send
 
-if TYPE_CHECKING:
-    from forebay.proxy.telemetry.tracing import RequestSpan
+CLIENT_GONE = 499  # the status in logs if the client has left, as in nginx
 
-CLIENT_GONE = 499  # the status logs give to a request whose client left first, as nginx does
+
+class RequestSpan(Protocol):
+    """The trace span of one request (`tracing.py`)."""
+
+    def headers(self) -> dict[str, str]: ...
+    def sent(self, backend: str, queued_s: float) -> None: ...
+    def first_token(self) -> None: ...
+    def finished(self, record: "RequestRecord", status: int) -> None: ...
 
 
 @dataclass(slots=True)
-class Record:
-    """Times are of the event loop's clock; None: it did not get so far.
+class RequestRecord:
+    """One request. Times are on the event loop's clock; None if the request did not get so far.
 
     Attributes:
-        operation: as OpenTelemetry names it: chat or text_completion; "" if it is not shaped.
-        request: as the policy sees it, once the body is understood; `token_ids` says that the
-            prompt came as these.
-        reason: the code of the error it was answered with.
-        cached_tokens: of its prompt, found in the backend's cache before any of it was computed.
-        computed_tokens: of its prompt, what pieces of it had computed there, as the backend counts.
+        operation: OpenTelemetry's name: chat or text_completion; "" for a path that is not shaped.
+        request: the request as the policy sees it, once the body is parsed.
+        token_ids: the prompt came as token ids.
+        reason: code of the error that was returned.
+        cached_tokens: prompt tokens found in the backend's cache, parts of a split prefill aside.
+        computed_tokens: prompt tokens computed by parts of a split prefill on this backend.
     """
 
     id: str
@@ -48,27 +54,27 @@ class Record:
     span: "RequestSpan | None" = None
 
     def sent(self, send: Send, now: float) -> None:
-        """It has a slot on a backend: the first, or another after a failure."""
+        """The request has been sent to a backend, perhaps again after a failure."""
         if send.backend != self.backend:
-            self.computed_tokens = 0  # elsewhere
+            self.computed_tokens = 0  # those are on another backend
         self.bucket, self.backend = send.bucket, send.backend
         self.queued_s, self.sent_at = send.queued_s, now
         self.predicted_ttft_s = send.predicted_ttft_s
         if self.span is not None:
-            self.span.sent(self)
+            self.span.sent(send.backend, send.queued_s)
 
     def first_token(self, now: float) -> None:
         self.first_token_at = now
         if self.span is not None:
             self.span.first_token()
 
-    def piece(self, cached_tokens: int | None, prompt_tokens: int) -> None:
-        """A piece of its prompt is computed; None: the backend did not say what was cached."""
+    def prefix_computed(self, cached_tokens: int | None, prompt_tokens: int) -> None:
+        """A part of a split prefill has ended; `cached_tokens` is None if not reported."""
         if cached_tokens is not None:
             self.computed_tokens += prompt_tokens - cached_tokens
 
     def used(self, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> None:
-        """As the backend counted."""
+        """Take the usage that the backend reported."""
         self.prompt_tokens = prompt_tokens
         self.cached_tokens = max(0, cached_tokens - self.computed_tokens)
         self.output_tokens = output_tokens
@@ -78,7 +84,7 @@ class Record:
         return None if self.first_token_at is None else self.first_token_at - self.arrived_at
 
     def time_per_output_token_s(self, now: float) -> float | None:
-        """Of a streamed answer that ends now; None with fewer than two tokens."""
+        """Return the TPOT of a stream that ends now; None with fewer than two tokens."""
         if self.first_token_at is None or self.output_tokens < 2:
             return None
         return (now - self.first_token_at) / (self.output_tokens - 1)

@@ -1,12 +1,12 @@
-"""Text that may be shown: what stands before the host of a URL may be a password."""
+"""Mask the user and password of URLs in text that is shown."""
 
 import re
 
 STANDS_FOR = "***"
-# To the last @ before a space or a quote: a password may hold an @ or a slash itself.
+# Up to the last @ before a space or a quote: a password may contain @ and slashes.
 _USER_INFO = re.compile(r"(?<=//)[^\s'\"]*(?=@)")
 
 
 def without_user_info(text: str) -> str:
-    """`text` with the user and password of every URL in it masked."""
+    """Return `text` with the user and password of every URL masked."""
     return _USER_INFO.sub(STANDS_FOR, text)

@@ -1,4 +1,4 @@
-"""Tenants as metric labels: a bounded number of series, whatever the key file says."""
+"""Labels of tenants in metrics: their number is bounded, whatever the key file holds."""
 
 from collections.abc import Iterable
 
@@ -7,9 +7,10 @@ OTHER, NONE = "other", "none"
 
 
 class TenantLabels:
-    """Configured tenants keep their names; of the rest the first few seen do, others share one.
+    """Gives configured tenants, and the first few others, labels of their own.
 
-    A name once given as a label stays one: series must not change their meaning.
+    The remaining tenants share one label. A label is never withdrawn: series must not change their
+    meaning.
     """
 
     def __init__(self, configured: Iterable[str], most: int = MOST) -> None:
@@ -18,11 +19,11 @@ class TenantLabels:
         self.configure(configured)
 
     def configure(self, configured: Iterable[str]) -> None:
-        """These have names of their own from now on; who had one keeps it."""
+        """Give these tenants labels of their own; existing labels stay."""
         self._labels.update((name, name) for name in configured)
 
     def label(self, tenant: str) -> str:
-        """What `tenant` is called in metrics; "" (no keys) is `none`."""
+        """Return the label of a tenant; "" (no keys) is `none`."""
         label = self._labels.get(tenant)
         if label is None:
             if not self._room:

@@ -1,31 +1,31 @@
-"""One OpenTelemetry span for each shaped request, as a child of the client's.
+"""One OpenTelemetry span for each shaped request, as a child of the client's span.
 
-The packages (extra `forebay[otel]`) are imported when tracing is switched on, and never else. The
-backend gets the span's own `traceparent`, so a vLLM that traces hangs its spans below ours.
+The packages (extra `forebay[otel]`) are imported only if tracing is on. The backend gets our span's
+`traceparent`, so the spans of a vLLM that traces are children of ours.
 """
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from forebay.proxy.config.schema import Tracing
-from forebay.proxy.telemetry.record import Record
+from forebay.proxy.config.sections import Tracing
+from forebay.proxy.telemetry.record import RequestRecord
 from forebay.traces.errors import InputError
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Span
 
-PASSED_ON = ("traceparent", "tracestate")
+TRACE_HEADERS = ("traceparent", "tracestate")
 
 
-class RequestSpan:
-    """The span of one request."""
+class OtelSpan:
+    """The span of one request; a `RequestSpan`."""
 
     def __init__(self, span: "Span") -> None:
         self._span = span
 
     def headers(self) -> dict[str, str]:
-        """What the backend is told, in place of what the client sent."""
+        """Return the trace headers for the backend, in place of the client's."""
         from opentelemetry.trace import set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -33,17 +33,15 @@ class RequestSpan:
         TraceContextTextMapPropagator().inject(carrier, set_span_in_context(self._span))
         return carrier
 
-    def sent(self, record: Record) -> None:
-        """It has left the queue: the prefill begins."""
-        queued_ms = round((record.queued_s or 0.0) * 1e3, 1)
-        self._span.add_event(
-            "prefill", {"forebay.backend": record.backend, "forebay.queue_ms": queued_ms}
-        )
+    def sent(self, backend: str, queued_s: float) -> None:
+        """The request has left the queue: the prefill begins."""
+        queued_ms = round(queued_s * 1e3, 1)
+        self._span.add_event("prefill", {"forebay.backend": backend, "forebay.queue_ms": queued_ms})
 
     def first_token(self) -> None:
         self._span.add_event("stream")
 
-    def finished(self, record: Record, status: int) -> None:
+    def finished(self, record: RequestRecord, status: int) -> None:
         from opentelemetry.trace import Status, StatusCode
 
         span = self._span
@@ -63,10 +61,14 @@ class RequestSpan:
 
 
 class Tracer:
-    """Begins spans, and sends them off in the background."""
+    """Starts spans, and exports them in the background."""
 
     def __init__(self, tracing: Tracing, exporter: "SpanExporter | None" = None) -> None:
-        """Raises InputError when the packages are missing. `exporter`: for tests; sent at once."""
+        """Raises InputError if the packages are missing.
+
+        Args:
+            exporter: gets each span at once, for tests.
+        """
         try:
             from opentelemetry.sdk.resources import Resource
             from opentelemetry.sdk.trace import TracerProvider
@@ -90,13 +92,13 @@ class Tracer:
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("forebay.proxy")
 
-    def begin(self, headers: Mapping[str, str], operation: str) -> RequestSpan:
-        """The span of a request that came with these headers."""
+    def start(self, headers: Mapping[str, str], operation: str) -> OtelSpan:
+        """Start the span of a request with these headers."""
         from opentelemetry.trace import SpanKind
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        carrier = {name: headers[name] for name in PASSED_ON if name in headers}
-        return RequestSpan(
+        carrier = {name: headers[name] for name in TRACE_HEADERS if name in headers}
+        return OtelSpan(
             self._tracer.start_span(
                 operation,
                 context=TraceContextTextMapPropagator().extract(carrier),
@@ -106,5 +108,5 @@ class Tracer:
         )
 
     def close(self) -> None:
-        """Send off what is left."""
+        """Export the remaining spans."""
         self._provider.shutdown()

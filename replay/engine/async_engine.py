@@ -1,31 +1,34 @@
 """Async scheduling, vLLM's default on a GPU: plan step N+1 before step N's tokens are known.
 
-A token being sampled is a placeholder: it counts as one output token, so its successor can be
-planned. Consequences, all vLLM's: a request that ends unforeseen (EOS, abort) is computed once
-more for nothing; one that comes in during step N can first take part in N+2; a block of output
-enters the prefix cache when its tokens arrive. What ends by max_tokens is foreseen.
-Follows vllm/v1/core/sched/async_scheduler.py and EngineCore.step_with_batch_queue of vLLM 0.32.
+A token that is being sampled is a placeholder. It counts as one output token, so that its successor
+can be planned. The consequences are vLLM's:
+- A request that ends unexpectedly (EOS, abort) is computed once more for nothing. An end by
+  max_tokens is known in advance.
+- A request that arrives during step N takes part in step N+2 at the earliest.
+- A block of output enters the prefix cache when its tokens arrive.
+The module follows vllm/v1/core/sched/async_scheduler.py and EngineCore.step_with_batch_queue of
+vLLM 0.32.
 """
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.engine import EngineCore, StepResult
-from forebay.replay.engine.request import Request
+from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.scheduler import Scheduled, Scheduler
 
 
 class AsyncScheduler(Scheduler):
-    """The scheduler when tokens arrive only after the next step is planned."""
+    """A scheduler for tokens that arrive after the next step is planned."""
 
-    def arrived(self, request: Request) -> None:
-        """The oldest unknown token of `request` is known now."""
+    def arrived(self, request: EngineRequest) -> None:
+        """Record that the oldest placeholder of `request` became a token."""
         request.tokens += 1
-        if request.placeholders:  # else it was preempted meanwhile, and starts over with it
+        if request.placeholders:  # none left: it was preempted, and its prefill includes the token
             request.placeholders -= 1
             self._register(request, (request.computed - request.placeholders) // self._block_size)
 
-    def finish(self, requests: list[Request]) -> None:
+    def finish(self, requests: list[EngineRequest]) -> None:
         for request in requests:
-            if not request.blocks:  # preempted while its last token was being sampled
+            if not request.blocks:  # it was preempted while its last token was being sampled
                 self.waiting.remove(request)
         super().finish([request for request in requests if request.blocks])
 
@@ -36,7 +39,7 @@ class AsyncScheduler(Scheduler):
 
 
 class AsyncEngineCore(EngineCore):
-    """An engine core that keeps one planned step behind the one under way."""
+    """An engine core that plans the next step while one is running."""
 
     scheduler: AsyncScheduler
 
@@ -49,15 +52,15 @@ class AsyncEngineCore(EngineCore):
 
     @property
     def has_work(self) -> bool:
-        """A planned step runs even when all its requests ended in the meantime."""
+        """True also for a planned step whose requests have all ended: it still runs."""
         return bool(self._requests) or bool(self._next and self._next.tokens)
 
     def start_step(self, now: float) -> float:
-        """Start the step planned last and plan the next; the seconds until `finish_step`."""
+        """Start the planned step and plan the next; return the seconds until `finish_step`."""
         if self._step is not None:
-            raise RuntimeError("a step is under way")
+            raise RuntimeError("a step is running")
         step = self._next
-        while step is None or not step.tokens:  # an empty one takes no time on the GPU
+        while step is None or not step.tokens:  # an empty step takes no time on the GPU
             step = self._plan(now)
             if not step.tokens and not step.preempted:
                 raise RuntimeError(f"nothing can be scheduled: {self!r}")
@@ -67,10 +70,10 @@ class AsyncEngineCore(EngineCore):
         return self._duration_s
 
     def finish_step(self) -> StepResult:
-        """The tokens of the step under way; ends the requests that are done."""
+        """Return the tokens of the running step and end the requests that are done."""
         step = self._step
         if step is None:
-            raise RuntimeError("no step is under way")
+            raise RuntimeError("no step is running")
         self._step = None
         outputs = [one for one in step.sampled if self._requests.get(one.id) is one]
         finished = []
@@ -95,5 +98,5 @@ class AsyncEngineCore(EngineCore):
 
 
 def new_core(config: EngineConfig) -> EngineCore:
-    """The engine core that `config` asks for."""
+    """Return the engine core that `config` asks for."""
     return AsyncEngineCore(config) if config.async_scheduling else EngineCore(config)

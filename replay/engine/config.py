@@ -1,36 +1,38 @@
-"""The options of one simulated engine, checked: names and defaults are those of `vllm serve`."""
+"""The checked options of one simulated engine: names and defaults are those of `vllm serve`."""
 
 import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from forebay.replay.engine.calibration.constants import (
+from forebay.replay.engine.hardware.find import find_gpu, find_model
+from forebay.replay.engine.hardware.memory import pool_blocks
+from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
+from forebay.replay.engine.scheduler import POLICIES, SchedulerLimits
+from forebay.replay.engine.step_constants import (
     ANY,
     Calibration,
     calibration_of,
     read_calibration,
 )
-from forebay.replay.engine.hardware.memory import pool_blocks
-from forebay.replay.engine.hardware.models import GpuSpec, ModelSpec, find_gpu, find_model
-from forebay.replay.engine.scheduler import POLICIES, SchedulerLimits
 from forebay.replay.engine.vllm_versions import SINCE, VllmRelease, find_release
 from forebay.traces.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Options; a value that cannot work raises InputError here, not at the first request.
+    """Options of an engine; a value that cannot work raises InputError here.
+
+    The attributes not listed are vLLM's options of the same names; None is vLLM's default.
 
     Attributes:
         model, gpu: a name, a JSON file (see `find_model`, `find_gpu`) or the sizes themselves.
         time_scale: simulated seconds that pass in one wall second (servers only).
-        seed: of output lengths, output words and request ids.
+        seed: random seed of output lengths, output words and request ids.
         calibration: file of step-time constants; default: the shipped ones of model and GPU.
-        vllm_version: whose scheduling rules and defaults hold; options that this version lacks
-            are bad input.
+        vllm_version: vLLM version whose scheduling rules and defaults hold; options that this
+            version lacks are bad input.
         async_scheduling: off by default, unlike vLLM's on a GPU, because the step times were
             fitted with it off.
-        The others are vLLM's options of the same names; None is vLLM's default.
     """
 
     model: str | ModelSpec = "llama-3-8b"
@@ -60,7 +62,7 @@ class EngineConfig:
     calibration: Path | None = None
 
     def __post_init__(self) -> None:
-        _ = self.model_spec, self.gpu_spec  # a name that nobody knows is named first
+        _ = self.model_spec, self.gpu_spec  # report an unknown name first
         self._check_version()
         _check_positive(self.time_scale, "--time-scale", "simulated seconds in a wall second")
         for name in (
@@ -101,14 +103,14 @@ class EngineConfig:
         self.step_constants()
 
     def step_constants(self) -> Calibration:
-        """The constants of the step-time model; raises InputError for a bad --calibration."""
+        """Return the constants of the step-time model; raises InputError for a bad file."""
         model, gpu = self.model_spec, self.gpu_spec
         if self.calibration is None:
             return calibration_of(model, gpu)
         read = read_calibration(self.calibration)
         if read.model not in (ANY, model.name) or read.gpu != gpu.name:
             raise InputError(
-                f"--calibration {self.calibration}: is of {read.model} on {read.gpu}, not of "
+                f"--calibration {self.calibration}: is for {read.model} on {read.gpu}, not for "
                 f"{model.name} on {gpu.name}"
             )
         return read.constants
@@ -123,12 +125,12 @@ class EngineConfig:
 
     @property
     def served_name(self) -> str:
-        """The name clients use: as given, like vLLM, unless --served-model-name says otherwise."""
+        """Return the name for clients: --served-model-name, or the model as given, like vLLM."""
         return self.served_model_name or self.model_name
 
     @property
     def model_name(self) -> str:
-        """The model as given."""
+        """Return the model as given."""
         return self.model if isinstance(self.model, str) else self.model.name
 
     @property
@@ -137,14 +139,15 @@ class EngineConfig:
 
     @property
     def release(self) -> VllmRelease:
-        """The vLLM version that is simulated."""
+        """Return the rules of the vLLM version that is simulated."""
         return find_release(self.vllm_version)
 
     @property
     def batched_tokens(self) -> int:
-        """As given; by default as the GPU's memory has it, or a whole context without chunks.
+        """Return max_num_batched_tokens: as given, or the default for the GPU's memory.
 
-        Never more than all seats times the context, as in EngineArgs of vLLM 0.32.
+        The default is at least the context without chunked prefill, and at most max_num_seqs times
+        the context, as in EngineArgs of vLLM 0.32.
         """
         if self.max_num_batched_tokens:
             return self.max_num_batched_tokens
@@ -155,7 +158,7 @@ class EngineConfig:
 
     @property
     def seqs(self) -> int:
-        """max_num_seqs as given; by default as the GPU's memory has it, within batched_tokens."""
+        """Return max_num_seqs: as given, or the default for the GPU's memory."""
         if self.max_num_seqs:
             return self.max_num_seqs
         _tokens, seqs = self.release.batch_defaults(self.gpu_spec.memory_gib)
@@ -185,7 +188,7 @@ class EngineConfig:
         )
 
     def num_blocks(self) -> int:
-        """Blocks of KV cache, the null block included."""
+        """Return the number of KV blocks, the null block included."""
         if self.num_gpu_blocks_override:
             return self.num_gpu_blocks_override
         return pool_blocks(
@@ -211,7 +214,8 @@ class EngineConfig:
         longest = self.model_spec.max_model_len
         if self.context > longest:
             raise InputError(
-                f"--max-model-len {self.context}: {self.model_spec.name} holds {longest} tokens"
+                f"--max-model-len {self.context}: {self.model_spec.name} has a context of "
+                f"{longest} tokens"
             )
         if self.context < 2:
             raise InputError(f"--max-model-len {self.context}: leave room for prompt and output")
@@ -223,7 +227,7 @@ class EngineConfig:
         if not self.enable_chunked_prefill and self.batched_tokens < self.context:
             raise InputError(
                 f"--max-num-batched-tokens {self.batched_tokens} is less than --max-model-len "
-                f"{self.context}: needed whole without chunked prefill"
+                f"{self.context}: without chunked prefill a step must hold a whole prompt"
             )
         usable = (self.num_blocks() - 1) * self.block_size
         if usable < self.context:

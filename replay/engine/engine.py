@@ -1,41 +1,41 @@
-"""The engine core: scheduler, block pool and step-time model behind two calls a step.
+"""The engine core: scheduler, block pool and step-time model behind two calls for each step.
 
-Time is passed in. A driver (an asyncio server, a discrete-event simulator, a test) calls
-`start_step`, lets the returned seconds pass, calls `finish_step` and hands out the tokens;
-requests added or aborted in between take part in the next step, as in vLLM.
+Time is an argument. A driver (an asyncio server, a discrete-event simulator, a test) calls
+`start_step`, lets the returned seconds pass, calls `finish_step` and delivers the tokens. Requests
+that are added or aborted in between take effect in the next step, as in vLLM.
 """
 
 from dataclasses import dataclass
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.kv_cache import BlockPool
-from forebay.replay.engine.request import Request
+from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.scheduler import Scheduled, Scheduler
 from forebay.replay.engine.step_time import step_time_model
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one step brought.
+    """The outcome of one step.
 
     Attributes:
         duration_s: seconds the step took.
         tokens: tokens computed, prefill and decode.
-        outputs: requests that got one token each, in scheduling order; a request's
-            `first_token_s` and `last_token_s` still speak of earlier steps.
-        finished: those of `outputs` that are done; no longer in the engine.
-        aborted: requests aborted since the step before; no longer in the engine.
+        outputs: requests that got one token each, in scheduling order. The driver has yet to set
+            their `first_token_s` and `last_token_s`.
+        finished: requests of `outputs` that are done and have left the engine.
+        aborted: requests aborted since the previous step; they have left the engine.
     """
 
     duration_s: float
     tokens: int
-    outputs: list[Request]
-    finished: list[Request]
-    aborted: list[Request]
+    outputs: list[EngineRequest]
+    finished: list[EngineRequest]
+    aborted: list[EngineRequest]
 
 
 class EngineCore:
-    """One simulated engine; pure: no clock, no I/O, no randomness."""
+    """One simulated engine, without clock, I/O or randomness."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
@@ -50,10 +50,10 @@ class EngineCore:
         self.generation_tokens = 0
         self.steps = 0
         self.busy_s = 0.0
-        self._requests: dict[str, Request] = {}
+        self._requests: dict[str, EngineRequest] = {}
         self._step: Scheduled | None = None
         self._duration_s = 0.0
-        self._aborted: list[Request] = []
+        self._aborted: list[EngineRequest] = []
 
     def __repr__(self) -> str:
         return (
@@ -66,12 +66,12 @@ class EngineCore:
 
     @property
     def request_s(self) -> float:
-        """Seconds of HTTP and tokenisation before a request reaches the scheduler."""
+        """Return the seconds of HTTP and tokenisation before a request reaches the scheduler."""
         return self.timing.request_s
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens the KV cache holds."""
+        """Return the number of tokens that the KV cache holds."""
         return self.pool.num_blocks * self.limits.block_size
 
     @property
@@ -102,23 +102,23 @@ class EngineCore:
     def preemptions(self) -> int:
         return self.scheduler.preemptions
 
-    def unfinished(self) -> list[Request]:
-        """The requests in the engine, oldest first."""
+    def unfinished(self) -> list[EngineRequest]:
+        """Return the requests in the engine, oldest first."""
         return list(self._requests.values())
 
-    def add(self, request: Request) -> None:
+    def add(self, request: EngineRequest) -> None:
         """Queue a request; ValueError when it can never run (callers check first)."""
         if not 0 < request.prompt_tokens < self.limits.max_model_len:
             raise ValueError(f"{request!r}: the context holds {self.limits.max_model_len} tokens")
         if request.output_target < 1:
-            raise ValueError(f"{request!r}: no output wanted")
+            raise ValueError(f"{request!r}: output_target is below 1")
         if request.id in self._requests:
             raise ValueError(f"{request!r}: the id is in use")
         self._requests[request.id] = request
         self.scheduler.add(request)
 
     def abort(self, request_id: str) -> bool:
-        """Drop a request wherever it is; False when it is not here (any more)."""
+        """Drop a waiting or running request; return False when the engine does not have it."""
         request = self._requests.pop(request_id, None)
         if request is None:
             return False
@@ -128,25 +128,25 @@ class EngineCore:
         return True
 
     def start_step(self, now: float) -> float:
-        """Schedule a step; the seconds until `finish_step` is due."""
+        """Schedule a step; return the seconds until `finish_step` is due."""
         if self._step is not None:
-            raise RuntimeError("a step is under way")
+            raise RuntimeError("a step is running")
         step = self._step = self.scheduler.schedule()
         if not step.tokens and not step.preempted:
             raise RuntimeError(f"nothing can be scheduled: {self!r}")
         for request in step.admitted:
             if request.admitted_s < 0:
                 request.admitted_s = now
-        # A step may preempt and schedule nobody (the victim was next in line): it costs the CPU.
+        # A step that preempts may schedule no request: it takes only the CPU's time.
         timing = self.timing
         self._duration_s = timing.step_s(step.work) if step.tokens else timing.calibration.step_s
         return self._duration_s
 
     def finish_step(self) -> StepResult:
-        """The tokens of the step under way; ends the requests that are done."""
+        """Return the tokens of the running step and end the requests that are done."""
         step = self._step
         if step is None:
-            raise RuntimeError("no step is under way")
+            raise RuntimeError("no step is running")
         self._step = None
         longest = self.limits.max_model_len
         outputs, finished = step.sampled, []
@@ -165,9 +165,9 @@ class EngineCore:
         return self._ended(step, outputs, finished)
 
     def _ended(
-        self, step: Scheduled, outputs: list[Request], finished: list[Request]
+        self, step: Scheduled, outputs: list[EngineRequest], finished: list[EngineRequest]
     ) -> StepResult:
-        """Take out who is done, count, and say what the step gave."""
+        """Remove finished requests, update the counters and return the step's outcome."""
         self.scheduler.finish(finished)
         for request in finished:
             del self._requests[request.id]
@@ -178,6 +178,6 @@ class EngineCore:
         return StepResult(self._duration_s, step.work.tokens, outputs, finished, aborted)
 
     def step(self, now: float) -> StepResult:
-        """Both halves at once, for drivers to whom nothing can happen during a step."""
+        """Start and finish a step at once, for drivers without events during a step."""
         self.start_step(now)
         return self.finish_step()

@@ -1,49 +1,65 @@
-"""Ways a backend fails, injected on purpose so that the proxy in front can be tested.
+"""Inject faults of a backend, to test the proxy in front of it.
 
-A fault is a name and a number of tokens after which a stream fails. Each row of the table says
-what happens then; a server has at most one fault, and a test may change it between requests.
+A fault is a name and a number of tokens after which a stream fails. Each row of the table describes
+one. A server has at most one fault, and a test may change it between requests.
 """
 
+import asyncio
 import socket
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
-from forebay.replay.engine.server.api_errors import BACKLOG_FULL, overloaded
-from forebay.replay.engine.server.streams import TokenStream
+from forebay.replay.engine.loop import Unavailable
 from forebay.traces.errors import InputError
+
+
+class BreakableStream(Protocol):
+    """The parts of the API server's token stream that faults use."""
+
+    dead: bool
+    done: asyncio.Future[None]
+
+    @property
+    def produced(self) -> int: ...
+    def end(self, produced: int, reason: str) -> None: ...
+    def fail(self, why: Unavailable) -> None: ...
+    def next_event(self) -> bytes: ...
+    def transport(self) -> Any: ...
+    def write(self, data: bytes) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One way to fail.
+    """One kind of failure.
 
     Attributes:
         name: its name in the table.
-        says: what it does, for --help.
+        text: its effect, for --help.
         tokens: a stream fails instead of sending the token after this many.
-        on_stream: how; None leaves streams alone.
+        on_stream: makes a stream fail; None leaves streams alone.
         health: status of /health, None for healthy.
         reject: every generation request is answered 503 before the first byte.
-        kills_engine: the first stream that gets so far takes the engine with it.
+        kills_engine: the first stream with `tokens` tokens kills the engine.
     """
 
     name: str
-    says: str
+    text: str
     tokens: int = 0
-    on_stream: Callable[[TokenStream], None] | None = None
+    on_stream: Callable[[BreakableStream], None] | None = None
     health: int | None = None
     reject: bool = False
     kills_engine: bool = False
 
     @property
     def breaks_streams(self) -> bool:
-        """It happens after a number of tokens."""
+        """Return True if the fault happens after a number of tokens."""
         return self.on_stream is not None or self.kills_engine
 
 
 def parse_fault(text: str) -> Fault:
-    """NAME or NAME:TOKENS as a Fault; raises InputError that lists the names."""
+    """Parse NAME or NAME:TOKENS; raises InputError that lists the names."""
     name, colon, tokens = text.partition(":")
     fault = FAULTS.get(name)
     if fault is None or (colon and not tokens.isdecimal()):
@@ -54,27 +70,27 @@ def parse_fault(text: str) -> Fault:
 
 
 def fault_help() -> str:
-    """All of them with what they do, for --help."""
+    """List all faults and their effects, for --help."""
     return "\n".join(
-        f"  {fault.name + (f':{fault.tokens}' if fault.breaks_streams else ''):<14}{fault.says}"
+        f"  {fault.name + (f':{fault.tokens}' if fault.breaks_streams else ''):<14}{fault.text}"
         for fault in FAULTS.values()
     )
 
 
-def _stop(stream: TokenStream) -> None:
-    """The handler returns and ends the response properly."""
+def _stop(stream: BreakableStream) -> None:
+    """Let the handler return and end the response properly."""
     stream.dead = True
     if not stream.done.done():
         stream.done.set_result(None)
 
 
-def _error_event(stream: TokenStream) -> None:
-    """vLLM's second admission check fails: an error inside a 200, then [DONE]."""
-    stream.fail(overloaded(BACKLOG_FULL))
+def _error_event(stream: BreakableStream) -> None:
+    """Fail like vLLM's second admission check: an error inside a 200, then [DONE]."""
+    stream.fail(Unavailable.BACKLOG_FULL)
 
 
-def _reset(stream: TokenStream) -> None:
-    """The connection is reset: what a crashed process or a cut network looks like."""
+def _reset(stream: BreakableStream) -> None:
+    """Reset the connection, like a crashed process or a cut network."""
     stream.dead = True
     transport = stream.transport()
     if transport is None:
@@ -84,18 +100,18 @@ def _reset(stream: TokenStream) -> None:
     transport.abort()
 
 
-def _stall(stream: TokenStream) -> None:
-    """Silence on an open connection until the client gives up."""
+def _stall(stream: BreakableStream) -> None:
+    """Keep silent on an open connection until the client gives up."""
     stream.dead = True
 
 
-def _truncate(stream: TokenStream) -> None:
-    """A clean end of the response without [DONE]."""
+def _truncate(stream: BreakableStream) -> None:
+    """End the response cleanly, but without [DONE]."""
     _stop(stream)
 
 
-def _half_chunk(stream: TokenStream) -> None:
-    """Half an event, then the connection is closed."""
+def _half_chunk(stream: BreakableStream) -> None:
+    """Send half an event, then close the connection."""
     event = stream.next_event()
     stream.write(event[: len(event) // 2])
     stream.dead = True
@@ -103,8 +119,8 @@ def _half_chunk(stream: TokenStream) -> None:
         transport.close()
 
 
-def _abort(stream: TokenStream) -> None:
-    """What SIGTERM does to vLLM: finish_reason "abort", usage and [DONE] as if all were well."""
+def _abort(stream: BreakableStream) -> None:
+    """End like vLLM on SIGTERM: finish_reason "abort", usage and [DONE], like a normal answer."""
     stream.end(stream.produced, "abort")
     stream.dead = True
 

@@ -1,36 +1,42 @@
-"""KV-cache blocks: how many there are, who holds them, which can be reused, which goes next.
+"""The pool of KV-cache blocks: allocation, reference counts, prefix cache and eviction.
 
-Follows vLLM 0.32 (v1, full attention): block 0 is the null block; a block nobody holds lies in
-the free list whether or not it is cached, and is evicted only when it is handed out again.
-Nothing here knows requests' lengths or decides who gets blocks.
+The pool follows vLLM 0.32 (v1, full attention). Block 0 is the null block. A block without a
+reference lies in the free list, cached or not, and is evicted only when it is allocated again.
+The scheduler decides which requests get blocks.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from forebay.replay.engine.request import Request
+from forebay.replay.engine.request import EngineRequest
 
 
 class CacheObserver(Protocol):
-    """Told what the prefix cache holds, in the order in which it changes."""
+    """Receives the changes of the prefix cache in their order."""
 
-    def stored(self, request: Request, first: int, stop: int) -> None:
-        """Blocks `first`..`stop` of `request` can be hit from now on."""
+    def stored(self, request: EngineRequest, first: int, stop: int) -> None:
+        """Record that blocks `first`..`stop` of `request` are cached from now on."""
 
     def removed(self, block_hash: int) -> None:
-        """One block of this content was evicted."""
+        """Record that one block of this content was evicted."""
 
     def cleared(self) -> None:
-        """The whole cache was dropped."""
+        """Record that the whole cache was dropped."""
 
 
 class BlockPool:
-    """The blocks of one engine and the index of what they hold.
+    """The blocks of one engine and the index of their contents.
 
-    Hashes are chained (each covers everything before it), so equal hashes mean equal prefixes.
-    `observer` hears of evictions from here and of stored blocks from the scheduler.
-    `uncached_first`: freed blocks that can never hit are reused first, as since vLLM 0.26.
+    Hashes are chained (each covers all blocks before it), so equal hashes mean equal prefixes.
+
+    Attributes:
+        observer: learns evictions from the pool and stored blocks from the scheduler.
+        changes: registrations and evictions so far; while it is equal, the same lookup has the
+            same hits.
+
+    Args:
+        uncached_first: reuse freed blocks that can never hit first, as since vLLM 0.26.
     """
 
     def __init__(self, num_blocks: int, *, uncached_first: bool = True) -> None:
@@ -38,14 +44,14 @@ class BlockPool:
             raise ValueError(f"{num_blocks} blocks: at least 2 are needed (one is the null block)")
         self.num_blocks = num_blocks
         self._uncached_first = uncached_first
-        # An ordered dict is a deque with removal from the middle: left end is handed out first.
+        # An ordered dict is a deque with removal from the middle. The left end is allocated first.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
-        self._holders = [0] * num_blocks
+        self._references = [0] * num_blocks
         self._hash_of: list[int | None] = [None] * num_blocks
-        # One block a hash nearly always; equal prompts prefilled together register several.
+        # A hash nearly always has one block; equal prompts prefilled together register several.
         self._cached: dict[int, int | dict[int, None]] = {}
         self.observer: CacheObserver | None = None
-        self.changes = 0  # registrations and evictions so far: an unchanged count, unchanged hits
+        self.changes = 0
 
     @property
     def free_blocks(self) -> int:
@@ -53,16 +59,16 @@ class BlockPool:
 
     @property
     def usage(self) -> float:
-        """Share of usable blocks held by live requests (cached but free ones do not count)."""
+        """Return the share of usable blocks that requests hold; cached free blocks are not held."""
         return 1.0 - len(self._free) / (self.num_blocks - 1)
 
     @property
     def cached_blocks(self) -> int:
-        """Distinct block contents a new prompt could hit."""
+        """Return the number of distinct block contents that a new prompt could hit."""
         return len(self._cached)
 
     def leading_run(self, hashes: Sequence[int], limit: int) -> list[int]:
-        """Blocks holding the first of `hashes` without a gap, at most `limit`."""
+        """Return the blocks of the first of `hashes` without a gap, at most `limit`."""
         cached, found = self._cached, []
         for index in range(min(limit, len(hashes))):
             entry = cached.get(hashes[index])
@@ -72,46 +78,46 @@ class BlockPool:
         return found
 
     def count_free(self, blocks: Iterable[int]) -> int:
-        """How many of `blocks` nobody holds: taking them uses up free blocks too."""
-        holders = self._holders
-        return sum(1 for block in blocks if not holders[block])
+        """Count the blocks in the free list: taking them uses up free blocks."""
+        references = self._references
+        return sum(1 for block in blocks if not references[block])
 
     def take(self, blocks: Iterable[int]) -> None:
-        """Hold cached blocks once more."""
-        holders, free = self._holders, self._free
+        """Add a reference to cached blocks."""
+        references, free = self._references, self._free
         for block in blocks:
-            if not holders[block]:
+            if not references[block]:
                 del free[block]
-            holders[block] += 1
+            references[block] += 1
 
     def allocate(self, count: int) -> list[int]:
-        """Hand out the `count` least valuable free blocks, evicting what they cached."""
-        free, holders, hash_of = self._free, self._holders, self._hash_of
+        """Allocate the `count` least valuable free blocks and evict their cached contents."""
+        free, references, hash_of = self._free, self._references, self._hash_of
         blocks = []
         for _ in range(count):
             block, _none = free.popitem(last=False)
-            holders[block] = 1
+            references[block] = 1
             if hash_of[block] is not None:
                 self._evict(block)
             blocks.append(block)
         return blocks
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Let go of a request's blocks, given head first.
+        """Drop a reference to each of a request's blocks, which are given head first.
 
-        The tail is put back first, so that of one prompt the end is evicted before the beginning;
-        uncached blocks can never hit and go to the front (up to vLLM 0.23: to the back as well).
+        The tail is freed first, so that the end of a prompt is evicted before its beginning.
+        Uncached blocks can never hit and go to the front (up to vLLM 0.23: to the back as well).
         """
-        free, holders, hash_of = self._free, self._holders, self._hash_of
+        free, references, hash_of = self._free, self._references, self._hash_of
         worthless = []
         for block in reversed(blocks):
-            holders[block] -= 1
-            if not holders[block]:
+            references[block] -= 1
+            if not references[block]:
                 if hash_of[block] is None and self._uncached_first:
                     worthless.append(block)
                 else:
                     free[block] = None
-        for block in reversed(worthless):  # keeps their own order at the front
+        for block in reversed(worthless):  # their own order is kept at the front
             free[block] = None
             free.move_to_end(block, last=False)
 
@@ -130,7 +136,7 @@ class BlockPool:
             entry[block] = None
 
     def forget_all(self) -> bool:
-        """Drop the whole prefix cache; refused (False) while any block is held."""
+        """Drop the whole prefix cache; return False and keep it while any block is in use."""
         if len(self._free) != self.num_blocks - 1:
             return False
         self._cached.clear()
@@ -141,23 +147,23 @@ class BlockPool:
         return True
 
     def hash_of(self, block: int) -> int | None:
-        """What `block` is registered as; for tests."""
+        """Return the hash under which `block` is registered; for tests."""
         return self._hash_of[block]
 
     def free_order(self) -> list[int]:
-        """The free list from the next one handed out to the last; for tests."""
+        """Return the free list in the order of allocation; for tests."""
         return list(self._free)
 
     def check(self) -> None:
-        """Raise AssertionError where the books disagree; for tests."""
+        """Raise AssertionError if references, free list and index disagree; for tests."""
         for block in range(1, self.num_blocks):
-            assert (self._holders[block] == 0) == (block in self._free), block
+            assert (self._references[block] == 0) == (block in self._free), block
             block_hash = self._hash_of[block]
             if block_hash is not None:
                 entry = self._cached[block_hash]
                 assert entry == block or (isinstance(entry, dict) and block in entry), block
-        held = sum(1 if isinstance(e, int) else len(e) for e in self._cached.values())
-        assert held == sum(h is not None for h in self._hash_of)
+        indexed = sum(1 if isinstance(e, int) else len(e) for e in self._cached.values())
+        assert indexed == sum(h is not None for h in self._hash_of)
         assert 0 not in self._free
 
     def _evict(self, block: int) -> None:

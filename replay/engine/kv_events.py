@@ -1,7 +1,7 @@
-"""What the prefix cache tells others: KV events in the words of vLLM 0.32.
+"""Collect the changes of the prefix cache as KV events of vLLM 0.32.
 
-Here are the events and the option that asks for them; `kv_publisher` sends them. A hit makes no
-event. The hashes are this engine's own 64-bit block hashes: chained as vLLM's are, never equal.
+This module has the events and their option; `kv_publisher` sends them. A prefix hit makes no event.
+The hashes are this engine's own 64-bit block hashes: chained like vLLM's, but never equal to them.
 """
 
 from dataclasses import asdict, dataclass
@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from forebay.replay.engine.request import Request
+from forebay.replay.engine.request import EngineRequest
 from forebay.traces.errors import InputError
 
 FLAG = "--kv-events-config"
@@ -21,12 +21,12 @@ class KvEventsConfig:
     """vLLM's KVEventsConfig, names and defaults; a value that cannot work raises InputError.
 
     Attributes:
-        endpoint: where events are published. One with `*` or `::`, and any ipc://, is bound;
-            any other is connected to, so that several engines can feed one bound subscriber.
-        replay_endpoint: always bound; answers subscribers that missed batches.
+        endpoint: address for events. An address with `*` or `::`, and any ipc://, is bound. The
+            publisher connects to any other, so that several engines can feed one subscriber.
+        replay_endpoint: address that answers subscribers that missed batches; always bound.
         buffer_steps: batches kept for the replay.
         hwm: batches queued for one slow subscriber; more are dropped for it.
-        max_queue_size: taken and not needed: nothing is queued in front of the socket here.
+        max_queue_size: accepted but unused: nothing is queued in front of the socket here.
         topic: first frame of every message.
     """
 
@@ -43,9 +43,9 @@ class KvEventsConfig:
         for name, kind in _KINDS.items():
             value = getattr(self, name)
             optional = name in ("publisher", "replay_endpoint")
-            # bool is an int to Python and not to whoever writes the option.
+            # isinstance would accept a bool as an int.
             if type(value) is not kind and not (value is None and optional):
-                raise InputError(f"{FLAG} {name}: {value!r} is no {kind.__name__}")
+                raise InputError(f"{FLAG} {name}: {value!r} is not of type {kind.__name__}")
         if self.publisher is None:
             chosen = "zmq" if self.enable_kv_cache_events else "null"
             object.__setattr__(self, "publisher", chosen)
@@ -60,7 +60,7 @@ class KvEventsConfig:
         return self.enable_kv_cache_events and self.publisher == "zmq"
 
     def as_dict(self) -> dict[str, Any]:
-        """For GET /kv_event_sources."""
+        """Return the answer to GET /kv_event_sources."""
         return asdict(self)
 
 
@@ -77,7 +77,7 @@ _KINDS = {
 
 
 def parse_kv_events(text: str) -> KvEventsConfig:
-    """The JSON object of `--kv-events-config`; raises InputError where it is none."""
+    """Parse the JSON object of `--kv-events-config`; raises InputError."""
     try:
         given = orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -85,26 +85,26 @@ def parse_kv_events(text: str) -> KvEventsConfig:
     if not isinstance(given, dict):
         raise InputError(f'{FLAG}: give a JSON object such as {{"enable_kv_cache_events": true}}')
     if unknown := given.keys() - _KINDS.keys():
-        raise InputError(f"{FLAG}: no such key {min(unknown)!r}; there are {', '.join(_KINDS)}")
+        raise InputError(f"{FLAG}: no such key {min(unknown)!r}; known are {', '.join(_KINDS)}")
     return KvEventsConfig(**given)
 
 
 class KvEvents:
-    """Collects what happens to the cache until somebody takes it: a `CacheObserver`."""
+    """Collects the changes of the cache until they are taken; a `CacheObserver`."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._events: list[dict[str, Any]] = []
 
     def take(self) -> list[dict[str, Any]]:
-        """The events since the last call, in order."""
+        """Return the events since the last call, in order."""
         events, self._events = self._events, []
         return events
 
-    def stored(self, request: Request, first: int, stop: int) -> None:
+    def stored(self, request: EngineRequest, first: int, stop: int) -> None:
         content, size = request.content, self._block_size
         if content is None:
-            raise ValueError(f"{request!r}: KV events need its tokens")
+            raise ValueError(f"{request!r}: KV events need the request's tokens")
         extra_keys: list[list[str] | None] = [None] * (stop - first)
         if content.cache_salt and not first:
             extra_keys[0] = [content.cache_salt]

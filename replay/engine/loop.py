@@ -1,48 +1,49 @@
-"""Step an engine core in real (or virtual) time and hand each token to whoever waits for it.
+"""Step an engine core in real (or virtual) time and deliver each token to its request's sink.
 
-One task. Step boundaries lie on the simulated clock: a step starts exactly where the one before
-ended, so lateness of this process never accumulates; a late step is made up for by sleeping less.
-How late it ever was is published, because a simulation that cannot keep up must say so.
+One task runs the steps. Step boundaries lie on the simulated clock: a step starts exactly where the
+previous one ended. Lateness of this process never accumulates, because the next sleep is shorter.
+The lateness is a metric, because a simulation that cannot keep up must show it.
 """
 
 import asyncio
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from enum import Enum
 from typing import Protocol
 
 from forebay.replay.engine.engine import EngineCore, StepResult
 from forebay.replay.engine.metrics import EngineMetrics
-from forebay.replay.engine.request import Request
-from forebay.replay.engine.server.api_errors import (
-    BACKLOG_FULL,
-    ENGINE_DEAD,
-    QUEUE_FULL,
-    SHUTTING_DOWN,
-    ApiError,
-    overloaded,
-    server_error,
-)
+from forebay.replay.engine.request import EngineRequest
+
+
+class Unavailable(Enum):
+    """Why the engine serves no request: over a queue limit, shutting down or dead."""
+
+    QUEUE_FULL = "max_num_queued_reqs"
+    BACKLOG_FULL = "max_num_queued_tokens"
+    SHUTTING_DOWN = "shutting down"
+    ENGINE_DEAD = "engine dead"
 
 
 class Sink(Protocol):
-    """Where a request's tokens go. Called from the step loop: must not block."""
+    """The receiver of a request's tokens. The step loop calls it: it must not block."""
 
     def push(self, produced: int) -> None:
-        """`produced` tokens are there now."""
+        """Take note that `produced` tokens exist now."""
 
     def end(self, produced: int, reason: str) -> None:
-        """So many were all, for `reason`."""
+        """End the answer after `produced` tokens for `reason`."""
 
-    def fail(self, error: ApiError) -> None:
-        """There will be no more: the engine is gone."""
+    def fail(self, why: Unavailable) -> None:
+        """End without further tokens: the engine is gone."""
 
 
 class EngineLoop:
-    """Drives one `EngineCore`; times it reports are simulated seconds since it was made.
+    """Drives one `EngineCore`; its times are simulated seconds since it was created.
 
     Attributes:
-        after_step: called when a step is done, before its tokens are handed out.
+        after_step: called when a step is done, before its tokens are delivered.
         died: set when an injected fault killed the engine.
     """
 
@@ -57,43 +58,41 @@ class EngineLoop:
         self._clock = asyncio.get_running_loop().time
         self._born = self._clock()
         self._wake = asyncio.Event()
-        self._untouched_tokens = 0  # prompts of requests with no first token yet
-        self._last_end_s = math.nan  # equal to no time
+        self._backlog_tokens = 0  # prompt tokens of requests without a first token
+        self._last_end_s = math.nan  # not equal to any time
 
     def now(self) -> float:
-        """Simulated seconds."""
+        """Return the simulated seconds since the start."""
         return (self._clock() - self._born) * self._scale
 
     def wall_s(self, simulated_s: float) -> float:
         return simulated_s / self._scale
 
-    def refusal(self) -> ApiError | None:
-        """Why the API server would turn a request away now; counted if for its queue limits."""
+    def unavailable(self) -> Unavailable | None:
+        """Return why a request would be rejected now; count it if a queue limit is the reason."""
         if self.died.is_set():
-            return server_error(ENGINE_DEAD)
+            return Unavailable.ENGINE_DEAD
         if self._draining:
-            return server_error(SHUTTING_DOWN)
+            return Unavailable.SHUTTING_DOWN
         config = self.core.config
         limit = config.max_num_queued_reqs
         if limit is not None and self.core.running + self.core.waiting >= limit:
-            self.metrics.rejections["max_num_queued_reqs"] += 1
-            return overloaded(QUEUE_FULL)
+            return self._over_limit(Unavailable.QUEUE_FULL)
         limit = config.max_num_queued_tokens
-        if limit is not None and self._untouched_tokens >= limit:
-            self.metrics.rejections["max_num_queued_tokens"] += 1
-            return overloaded(BACKLOG_FULL)
+        if limit is not None and self._backlog_tokens >= limit:
+            return self._over_limit(Unavailable.BACKLOG_FULL)
         return None
 
-    def add(self, request: Request) -> None:
-        """Queue a request whose `sink` is a Sink; it takes part from the next step on."""
+    def add(self, request: EngineRequest) -> None:
+        """Queue a request whose `sink` is a Sink; the next step can include it."""
         self.core.add(request)
-        self._untouched_tokens += request.prompt_tokens
+        self._backlog_tokens += request.prompt_tokens
         self._wake.set()
 
-    def abort(self, request: Request) -> None:
-        """Its client is gone; nothing when it is finished already."""
+    def abort(self, request: EngineRequest) -> None:
+        """Drop a request whose client has left; a finished request stays as it is."""
         if self.core.abort(request.id):
-            self._touch(request)
+            self._leave_backlog(request)
 
     def abort_all(self) -> None:
         """End every request with finish reason "abort", as vLLM does on SIGTERM."""
@@ -103,7 +102,7 @@ class EngineLoop:
             request.sink.end(request.output_tokens, "abort")
 
     async def drain(self, timeout_s: float) -> None:
-        """Take no more requests and let the ones there are finish, for at most so long."""
+        """Accept no more requests and let the present ones finish within `timeout_s`."""
         self._draining = True
         if self.core.has_work:
             with suppress(TimeoutError):
@@ -111,15 +110,15 @@ class EngineLoop:
                     await self._idle.wait()
 
     def die(self) -> None:
-        """The engine process is gone: every request fails and `run` returns."""
+        """End like a crashed engine process: every request fails and `run` returns."""
         self.died.set()
         self._wake.set()
         for request in self.core.unfinished():
             self.abort(request)
-            request.sink.fail(server_error(ENGINE_DEAD))
+            request.sink.fail(Unavailable.ENGINE_DEAD)
 
     async def run(self) -> None:
-        """Step while there is work, sleep while there is none; until cancelled or dead."""
+        """Step while there is work and sleep while there is none, until cancelled or dead."""
         end_s = 0.0
         while not self.died.is_set():
             if not self.core.has_work:
@@ -128,9 +127,9 @@ class EngineLoop:
                 await self._wake.wait()
                 self._idle.clear()
                 end_s = max(end_s, self.now())
-                continue  # what woke it may be gone again
+                continue  # the request that woke the loop may have been aborted
             end_s += self.core.start_step(end_s)
-            # Sleeping 0 still lets sockets be served, so a late engine stays reachable.
+            # A sleep of 0 s still serves sockets, so that a late engine stays reachable.
             await asyncio.sleep(max(0.0, self._born + end_s / self._scale - self._clock()))
             self._note_lag(end_s)
             result = self.core.finish_step()
@@ -138,6 +137,10 @@ class EngineLoop:
             if self.after_step is not None:
                 self.after_step()
             self._deliver(result, end_s)
+
+    def _over_limit(self, limit: Unavailable) -> Unavailable:
+        self.metrics.rejections[limit.value] += 1
+        return limit
 
     def _note_lag(self, due_s: float) -> None:
         lag_s = max(0.0, self.now() - due_s)
@@ -150,7 +153,7 @@ class EngineLoop:
         last_end_s, self._last_end_s = self._last_end_s, now
         inter_token = self.metrics.inter_token
         finished = set(map(id, result.finished)) if result.finished else ()
-        steady = 0  # requests that also got a token in the step before: one observation for all
+        steady = 0  # requests with a token in the previous step too: one observation for all
         for request in result.outputs:
             last_s = request.last_token_s
             if last_s == last_end_s:
@@ -158,7 +161,7 @@ class EngineLoop:
             elif last_s >= 0:
                 inter_token.observe(now - last_s)
             else:
-                self._touch(request)
+                self._leave_backlog(request)
                 request.first_token_s = now
                 self.metrics.first_token(request, now)
             request.last_token_s = now
@@ -170,7 +173,7 @@ class EngineLoop:
             self.metrics.finished(request, now)
             request.sink.end(request.output_tokens, request.finish_reason)
 
-    def _touch(self, request: Request) -> None:
-        """Its prompt no longer counts as backlog."""
+    def _leave_backlog(self, request: EngineRequest) -> None:
+        """Subtract the prompt of a request without a first token from the backlog."""
         if request.first_token_s < 0:
-            self._untouched_tokens -= request.prompt_tokens
+            self._backlog_tokens -= request.prompt_tokens

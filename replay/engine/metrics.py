@@ -1,6 +1,6 @@
-"""What a vLLM server counts, as plain numbers; `exposition` shows it in Prometheus' format.
+"""Count as a vLLM server does, in plain numbers; `exposition` shows them in Prometheus' format.
 
-Counting happens once a token or a step, so nothing here makes objects. All times are simulated
+Counters change with every token or step, so no objects are created here. All times are simulated
 seconds.
 """
 
@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from forebay.replay.engine.engine import EngineCore
-from forebay.replay.engine.request import Request
+from forebay.replay.engine.request import EngineRequest
 
 # vLLM's buckets, seconds.
 TTFT_BUCKETS = (
@@ -23,7 +23,7 @@ REQUEST_BUCKETS = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
-# Tokens; vLLM makes the last one from its context length, this is that of a 128k model.
+# Tokens; vLLM's last bucket follows from its context length: here that of a 128k model.
 LENGTH_BUCKETS = (*(float(n * 10**p) for p in range(5) for n in (1, 2, 5)), 100_000.0)
 STEP_BUCKETS = (1.0, *(float(8 << power) for power in range(12)))
 COUNT_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0)
@@ -33,8 +33,8 @@ FINISHED_REASONS = ("stop", "length", "abort", "error", "repetition")
 REJECTION_REASONS = ("max_num_queued_reqs", "max_num_queued_tokens")
 
 
-class Histogram:
-    """Counts per bucket, cumulative only when read."""
+class EngineHistogram:
+    """Observations by bucket; they are summed up only when read."""
 
     __slots__ = ("_counts", "bounds", "total")
 
@@ -52,7 +52,7 @@ class Histogram:
         return sum(self._counts)
 
     def buckets(self) -> list[tuple[str, float]]:
-        """(upper bound, observations at or below it), as Prometheus wants them."""
+        """Return (upper bound, observations at or below it), as Prometheus wants them."""
         below, rows = 0, []
         for bound, count in zip((*self.bounds, float("inf")), self._counts, strict=True):
             below += count
@@ -61,39 +61,39 @@ class Histogram:
 
 
 class EngineMetrics:
-    """The counters of one server; what the engine counts itself is read from `core`."""
+    """The counters of one server, besides those of the engine itself, which `core` has."""
 
     def __init__(self, core: EngineCore, served_name: str) -> None:
         self.core = core
         self.served_name = served_name
-        self.ttft = Histogram(TTFT_BUCKETS)
-        self.inter_token = Histogram(TOKEN_BUCKETS)
-        self.per_output_token = Histogram(TOKEN_BUCKETS)
-        self.e2e = Histogram(REQUEST_BUCKETS)
-        self.queue_time = Histogram(REQUEST_BUCKETS)
-        self.prefill_time = Histogram(REQUEST_BUCKETS)
-        self.decode_time = Histogram(REQUEST_BUCKETS)
-        self.inference_time = Histogram(REQUEST_BUCKETS)
-        self.step_tokens = Histogram(STEP_BUCKETS)
-        self.prompt_length = Histogram(LENGTH_BUCKETS)
-        self.output_length = Histogram(LENGTH_BUCKETS)
-        self.computed_prompt = Histogram(LENGTH_BUCKETS)
-        self.choices = Histogram(COUNT_BUCKETS)
-        self.preempted = Histogram(PREEMPTION_BUCKETS)
-        self.cached_tokens = 0  # of the prompts in `core.prompt_tokens`
+        self.ttft = EngineHistogram(TTFT_BUCKETS)
+        self.inter_token = EngineHistogram(TOKEN_BUCKETS)
+        self.per_output_token = EngineHistogram(TOKEN_BUCKETS)
+        self.e2e = EngineHistogram(REQUEST_BUCKETS)
+        self.queue_time = EngineHistogram(REQUEST_BUCKETS)
+        self.prefill_time = EngineHistogram(REQUEST_BUCKETS)
+        self.decode_time = EngineHistogram(REQUEST_BUCKETS)
+        self.inference_time = EngineHistogram(REQUEST_BUCKETS)
+        self.step_tokens = EngineHistogram(STEP_BUCKETS)
+        self.prompt_length = EngineHistogram(LENGTH_BUCKETS)
+        self.output_length = EngineHistogram(LENGTH_BUCKETS)
+        self.computed_prompt = EngineHistogram(LENGTH_BUCKETS)
+        self.choices = EngineHistogram(COUNT_BUCKETS)
+        self.preempted = EngineHistogram(PREEMPTION_BUCKETS)
+        self.cached_tokens = 0  # cached tokens among `core.prompt_tokens`
         self.success = dict.fromkeys(FINISHED_REASONS, 0)
         self.rejections = dict.fromkeys(REJECTION_REASONS, 0)
         self.lag_s = 0.0  # how far the server is behind its own clock, simulated seconds
         self.max_lag_s = 0.0
-        self.step_lag = Histogram(LAG_BUCKETS)  # the same, of every step
+        self.step_lag = EngineHistogram(LAG_BUCKETS)  # `lag_s` of every step
 
-    def first_token(self, request: Request, now: float) -> None:
+    def first_token(self, request: EngineRequest, now: float) -> None:
         self.cached_tokens += max(0, request.cached_tokens)
         self.ttft.observe(now - request.arrival_s)
         self.queue_time.observe(request.admitted_s - request.arrival_s)
         self.prefill_time.observe(now - request.admitted_s)
 
-    def finished(self, request: Request, now: float) -> None:
+    def finished(self, request: EngineRequest, now: float) -> None:
         self.success[request.finish_reason] += 1
         self.e2e.observe(now - request.arrival_s)
         self.inference_time.observe(now - request.admitted_s)

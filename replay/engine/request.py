@@ -6,32 +6,32 @@ from typing import Any, Protocol
 from xxhash import xxh3_64_intdigest
 
 Extend = Callable[[int, int], int]
-"""(hash of the block before, index of the block) -> hash of a block that holds output tokens."""
+"""Return the hash of a block with output tokens from the previous block's hash and its index."""
 
 
 class Content(Protocol):
-    """The tokens of a request, for whoever must show them (KV events)."""
+    """The tokens of a request; KV events need them."""
 
     cache_salt: str | None
 
     def token_ids(self, start: int, stop: int) -> list[int]:
-        """Tokens `start`..`stop` of prompt and output."""
+        """Return tokens `start`..`stop` of prompt and output."""
 
 
-class Request:
-    """A request and how far it is; the scheduler owns every field below the line.
+class EngineRequest:
+    """A request and its progress.
 
     Attributes:
         id: unique among the requests in the engine.
         prompt_tokens: length of the prompt.
-        output_target: tokens after which it ends by itself.
-        max_tokens: tokens after which it must end, known beforehand; by default the same.
-        finish_reason: what ending by itself is called, "length" or "stop".
+        output_target: output tokens after which it ends by itself.
+        max_tokens: most output tokens, known in advance; by default `output_target`.
+        finish_reason: reason of its own end, "length" or "stop".
         hashes: chained hashes of the prompt's full blocks; grows as output fills blocks.
-        arrival_s: when the server took it in.
-        priority: smaller first, under the priority policy only.
+        arrival_s: when the server received it.
+        priority: smaller goes first, under the priority policy only.
         content: its tokens, where the driver knows them.
-        sink: whatever the driver wants to find again with the request.
+        sink: an object of the driver's.
     """
 
     __slots__ = (
@@ -87,17 +87,17 @@ class Request:
         self.content = content
         self.sink = sink
         self._extend = extend
-        # ---- progress
+        # The scheduler and the engine core change these fields; the driver sets token times.
         self.tokens = prompt_tokens  # prompt and output so far
-        self.computed = 0  # of those, the ones whose keys and values are in the cache
-        self.placeholders = 0  # tokens being sampled, not known yet; async scheduling only
+        self.computed = 0  # tokens whose keys and values are in the KV cache
+        self.placeholders = 0  # tokens that are being sampled; async scheduling only
         self.blocks: list[int] = []
         self.registered = 0  # leading blocks entered in the prefix cache
-        self.cached_tokens = -1  # hit at the first admission; -1 before it
+        self.cached_tokens = -1  # prefix hit at the first admission; -1 before it
         self.preemptions = 0
         self.aborted = False
-        self.lookup: list[int] = []  # hits found by the last lookup ...
-        self.lookup_at = -1  # ... and the pool's change count then
+        self.lookup: list[int] = []  # hits of the last lookup
+        self.lookup_at = -1  # the pool's change count at that lookup
         self.admitted_s = -1.0
         self.first_token_s = -1.0
         self.last_token_s = -1.0
@@ -113,7 +113,7 @@ class Request:
         return self.tokens - self.prompt_tokens
 
     def hash_at(self, index: int) -> int:
-        """The chained hash of block `index`, which must be filled by known tokens."""
+        """Return the chained hash of block `index`, which must be full of known tokens."""
         hashes = self.hashes
         while len(hashes) <= index:
             before = hashes[-1] if hashes else 0  # `extend` knows the salt of a first block

@@ -1,22 +1,24 @@
-"""Which requests get how many tokens in the next step, after vLLM 0.32's v1 scheduler.
+"""Decide how many tokens of which requests the next step computes, as vLLM 0.32's v1 scheduler.
 
 The rules, in order:
-1. RUNNING requests first, in the order they were admitted, prefills and decodes alike, until the
-   token budget is spent. One that finds no blocks preempts: the last in RUNNING (fcfs) or the
-   worst by (priority, arrival); the victim loses its blocks, starts over and goes first in line.
-2. If nobody was preempted, WAITING requests from the head: prefix lookup, then admission when
-   blocks for the *whole* request (unless told otherwise: for its next tokens) are free now.
-   Nobody overtakes a head that does not fit.
-3. What is scheduled counts as computed at once; full blocks enter the prefix cache before they
-   are computed. A request whose every token is computed produces one token at the end of the step.
+1. RUNNING requests get tokens first, in the order of their admission, prefills and decodes alike,
+   until the token budget is spent. A request without free blocks preempts another: the last in
+   RUNNING (fcfs) or the worst by (priority, arrival). The preempted request loses its blocks,
+   starts over and goes to the head of the queue.
+2. If no request was preempted, WAITING requests follow from the head: a prefix-cache lookup, then
+   admission if enough blocks are free for the *whole* request (or, without
+   scheduler_reserve_full_isl, for its next tokens). No request overtakes a head that does not fit.
+3. Scheduled tokens count as computed at once, and full blocks enter the prefix cache before they
+   are computed. A request whose tokens are all computed produces one token at the end of the step.
 
-No clock, no randomness, no text. A request that arrives during a step waits for the next.
+The scheduler has no clock, no randomness and no text. A request that arrives during a step waits
+for the next one.
 """
 
 from dataclasses import dataclass, field
 
 from forebay.replay.engine.kv_cache import BlockPool
-from forebay.replay.engine.request import Request
+from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.step_time import StepWork
 from forebay.replay.engine.waiting import WaitingQueue
 
@@ -39,59 +41,59 @@ class SchedulerLimits:
     scheduler_reserve_full_isl: bool = True
     long_prefill_token_threshold_adaptive: bool = False
     max_num_active_seqs: int | None = None
-    cap_spares_lone_request: bool = True  # not an option: so since vLLM 0.31
-    counts_every_lookup: bool = False  # not an option: up to vLLM 0.26
-    whole_prompts_overtake: bool = False  # not an option: in vLLM 0.11
+    cap_spares_lone_request: bool = True  # not an option: the rule since vLLM 0.31
+    counts_every_lookup: bool = False  # not an option: the rule up to vLLM 0.26
+    whole_prompts_overtake: bool = False  # not an option: the rule of vLLM 0.11
 
 
 @dataclass(slots=True)
 class Scheduled:
-    """One step: who computes how many tokens.
+    """One step: the requests in it and their tokens.
 
     Attributes:
         tokens: scheduled tokens of each request, in scheduling order.
         sampled: the requests that produce a token at the end of the step, in the same order.
         admitted: the requests that moved from WAITING to RUNNING.
-        preempted: the requests that lost their place.
-        work: the same in sums, for the step-time model.
+        preempted: the requests that moved from RUNNING to WAITING.
+        work: sums over the step, for the step-time model.
     """
 
-    tokens: dict[Request, int] = field(default_factory=dict)
-    sampled: list[Request] = field(default_factory=list)
-    admitted: list[Request] = field(default_factory=list)
-    preempted: list[Request] = field(default_factory=list)
+    tokens: dict[EngineRequest, int] = field(default_factory=dict)
+    sampled: list[EngineRequest] = field(default_factory=list)
+    admitted: list[EngineRequest] = field(default_factory=list)
+    preempted: list[EngineRequest] = field(default_factory=list)
     work: StepWork = field(default_factory=StepWork)
 
 
 class Scheduler:
-    """The books of one engine: WAITING, RUNNING and the block pool."""
+    """Schedules the WAITING and RUNNING requests of one engine over its block pool."""
 
     def __init__(self, limits: SchedulerLimits, pool: BlockPool) -> None:
         self.limits = limits
         self.pool = pool
         self.waiting = WaitingQueue(limits.scheduling_policy)
-        self.running: list[Request] = []
-        self.prefix_queries = 0  # tokens looked up for requests never preempted ...
-        self.prefix_hits = 0  # ... and the ones found
+        self.running: list[EngineRequest] = []
+        self.prefix_queries = 0  # tokens looked up for requests that were never preempted
+        self.prefix_hits = 0  # cached tokens among them
         self.preemptions = 0
         self._block_size = limits.block_size
         self._watermark_blocks = int(limits.watermark * pool.num_blocks)
         self._seats = limits.max_num_active_seqs or limits.max_num_seqs
         self._fcfs = limits.scheduling_policy == "fcfs"
 
-    def add(self, request: Request) -> None:
+    def add(self, request: EngineRequest) -> None:
         self.waiting.append(request)
 
-    def remove(self, request: Request) -> None:
-        """Take a request out wherever it is and free its blocks."""
+    def remove(self, request: EngineRequest) -> None:
+        """Remove a waiting or running request and free its blocks."""
         if request.blocks or request in self.running:
             self.running.remove(request)
             self._release(request)
         else:
             self.waiting.remove(request)
 
-    def finish(self, requests: list[Request]) -> None:
-        """Take requests that produced their last token out; their blocks serve the next step."""
+    def finish(self, requests: list[EngineRequest]) -> None:
+        """Remove requests that produced their last token; the next step can use their blocks."""
         if len(requests) == 1:
             self.running.remove(requests[0])
         elif requests:
@@ -101,7 +103,7 @@ class Scheduler:
             self._release(request)
 
     def schedule(self) -> Scheduled:
-        """Decide the next step and enter it in the books."""
+        """Decide the next step and record it in the requests."""
         limits, step, cap = self.limits, Scheduled(), self._prefill_cap()
         budget = self._schedule_running(step, limits.max_num_batched_tokens, cap)
         if not step.preempted and budget > 0 and self.waiting:
@@ -110,7 +112,7 @@ class Scheduler:
         return step
 
     def _prefill_cap(self) -> int:
-        """Most tokens of one request in this step; 0: no cap."""
+        """Return the most tokens of one request in this step; 0: no cap."""
         limits = self.limits
         cap, together = limits.long_prefill_token_threshold, len(self.running) + len(self.waiting)
         if not cap or (together <= 1 and limits.cap_spares_lone_request):
@@ -128,7 +130,7 @@ class Scheduler:
             index += 1
             computed, unknown = request.computed, request.placeholders
             if unknown and computed + 2 - unknown >= request.prompt_tokens + request.max_tokens:
-                continue  # its last token is being sampled
+                continue  # the request's last token is being sampled
             count = request.tokens + unknown - computed
             if 0 < cap < count:
                 count = cap
@@ -136,11 +138,11 @@ class Scheduler:
             if count <= 0:
                 continue
             end = computed + count
-            # A decode inside a block that was registered before costs no more than this test.
+            # A decode within a registered block needs nothing: this test keeps it fast.
             if end > len(request.blocks) * block_size or not end % block_size or count > 1:
                 while not self._extend(request, end):
                     victim = running[-1] if self._fcfs else max(running, key=_worst_first)
-                    if victim in scheduled:  # only under priority: it stands before `request`
+                    if victim in scheduled:  # only under priority: it comes before `request`
                         budget += scheduled.pop(victim)
                         index -= 1
                     self._preempt(victim, step)
@@ -191,27 +193,29 @@ class Scheduler:
         for request in reversed(overtaken):
             waiting.put_back(request)
 
-    def _count_lookup(self, request: Request, hits: int) -> None:
+    def _count_lookup(self, request: EngineRequest, hits: int) -> None:
         if self.limits.enable_prefix_caching and not request.preemptions:
             self.prefix_queries += request.tokens
             self.prefix_hits += hits
 
-    def _hits(self, request: Request) -> list[int]:
-        """Leading cached blocks; the last token is always computed again."""
+    def _hits(self, request: EngineRequest) -> list[int]:
+        """Return the leading cached blocks; the last token is always computed again."""
         if not self.limits.enable_prefix_caching:
             return []
-        if request.lookup_at != self.pool.changes:  # a head that does not fit is asked every step
+        # A head that does not fit is looked up in every step: reuse the result while it is valid.
+        if request.lookup_at != self.pool.changes:
             limit = (request.tokens - 1) // self._block_size
             if limit > len(request.hashes) and request.preemptions:
-                request.hash_at(limit - 1)  # a token that came after the preemption filled a block
+                request.hash_at(limit - 1)  # a token that arrived after preemption filled a block
             request.lookup = self.pool.leading_run(request.hashes, limit)
             request.lookup_at = self.pool.changes
         return request.lookup
 
-    def _admissible(self, request: Request, hits: list[int], end: int) -> bool:
-        """Blocks for all of its tokens are free now, hits in the free list counted as needed.
+    def _admissible(self, request: EngineRequest, hits: list[int], end: int) -> bool:
+        """Return True if enough blocks are free for all tokens of the request.
 
-        Without scheduler_reserve_full_isl: for those up to `end`.
+        Without scheduler_reserve_full_isl, blocks up to `end` are enough. Prefix hits in the free
+        list count as needed.
         """
         if self.limits.scheduler_reserve_full_isl:
             end = request.tokens
@@ -219,8 +223,8 @@ class Scheduler:
         spare = self.pool.free_blocks - (self._watermark_blocks if self.running else 0)
         return needed <= spare and needed + self.pool.count_free(hits) <= spare
 
-    def _extend(self, request: Request, end: int) -> bool:
-        """Give `request` blocks up to token `end` and register the full ones; False: too few."""
+    def _extend(self, request: EngineRequest, end: int) -> bool:
+        """Allocate blocks up to token `end` and register the full ones; False: too few are free."""
         blocks, block_size, pool = request.blocks, self._block_size, self.pool
         missing = -(-end // block_size) - len(blocks)
         if missing > 0:
@@ -230,8 +234,8 @@ class Scheduler:
         self._register(request, min(end, request.tokens) // block_size)
         return True
 
-    def _register(self, request: Request, full: int) -> None:
-        """Enter its first `full` blocks in the prefix cache."""
+    def _register(self, request: EngineRequest, full: int) -> None:
+        """Enter the request's first `full` blocks in the prefix cache."""
         if self.limits.enable_prefix_caching and full > request.registered:
             for index in range(request.registered, full):
                 self.pool.register(request.blocks[index], request.hash_at(index))
@@ -239,7 +243,7 @@ class Scheduler:
                 self.pool.observer.stored(request, request.registered, full)
             request.registered = full
 
-    def _preempt(self, victim: Request, step: Scheduled) -> None:
+    def _preempt(self, victim: EngineRequest, step: Scheduled) -> None:
         if self.running[-1] is victim:
             self.running.pop()
         else:
@@ -250,7 +254,7 @@ class Scheduler:
         self.waiting.put_back(victim)
         step.preempted.append(victim)
 
-    def _release(self, request: Request) -> None:
+    def _release(self, request: EngineRequest) -> None:
         self.pool.release(request.blocks)
         request.blocks = []
         request.registered = request.computed = request.placeholders = 0
@@ -277,5 +281,5 @@ class Scheduler:
         work.sampled = len(sampled)
 
 
-def _worst_first(request: Request) -> tuple[int, float]:
+def _worst_first(request: EngineRequest) -> tuple[int, float]:
     return request.priority, request.arrival_s

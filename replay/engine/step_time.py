@@ -1,11 +1,11 @@
-"""How long one engine step takes on the GPU: a roofline with the constants of `calibration`.
+"""Compute how long one engine step takes on the GPU: a roofline with fitted constants.
 
     step = t_cpu + t_seq*n + L*t_layer
            + L * sum over {qkv, o, gate_up, down} of gemm(T)  + lm_head gemm(sampled)
            + prefill attention(sum(c*ctx + c^2/2))            + decode attention(sum ctx)
 
-Every term needs aggregates only, so a step costs the same to price whatever it holds. Nothing
-here schedules, and nothing was tuned to a run of the simulator.
+Every term needs only sums over the step, so the computation costs the same for every step. Nothing
+was tuned to a run of the simulator.
 """
 
 from collections.abc import Callable
@@ -13,29 +13,30 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import fsum
 
-from forebay.replay.engine.calibration.constants import Calibration, calibration_of
-from forebay.replay.engine.hardware.models import GpuSpec, ModelSpec
+from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
+from forebay.replay.engine.step_constants import Calibration, calibration_of
 
 ROWS_PER_MULTIPROCESSOR = 96
-"""Query rows times heads that keep one SM busy in prefill attention: chosen so that chunks of 256
-tokens cost what the chunk table of the same study says; no kernel measurement behind it."""
+"""Query rows times heads that keep one SM busy in prefill attention. Chosen so that chunks of 256
+tokens cost as much as in a published table of chunk sizes; there is no kernel measurement."""
 LEAST_OCCUPANCY = 0.5
-"""Below this, kernels split the keys between SMs instead (flash-decoding); an assumption."""
+"""Below this share, kernels split the keys between SMs (flash-decoding); an assumption."""
 
 
 @dataclass(slots=True)
 class StepWork:
-    """What one step computes, in sums.
+    """The work of one step, in sums.
 
     Attributes:
         tokens: all scheduled tokens, prefill and decode.
         sequences: requests in the step.
         sampled: requests that produce a token.
-        prefill_tokens: tokens of chunks longer than one token.
-        prefill_chunks: how many such chunks.
-        prefill_pairs: sum of c*ctx + c^2/2 over them: query-key pairs under the causal mask.
-        prefill_context: sum of ctx + c over them.
-        decode_context: sum of the context read by the others.
+        prefill_tokens: tokens of prefill chunks: chunks longer than one token.
+        prefill_chunks: number of prefill chunks.
+        prefill_pairs: sum of c*ctx + c^2/2 over prefill chunks: query-key pairs under the causal
+            mask.
+        prefill_context: sum of ctx + c over prefill chunks.
+        decode_context: sum of the context read by the other requests.
     """
 
     tokens: int = 0
@@ -50,12 +51,12 @@ class StepWork:
 
 @lru_cache(64)
 def step_time_model(model: ModelSpec, gpu: GpuSpec, constants: Calibration) -> "StepTimeModel":
-    """One for all engines of a kind, which then share what was computed before."""
+    """Return one model for all engines of a kind, so that they share its computed results."""
     return StepTimeModel(model, gpu, constants)
 
 
 class StepTimeModel:
-    """Seconds of one step of `model` on `gpu`."""
+    """Computes the seconds of one step of `model` on `gpu`."""
 
     def __init__(
         self, model: ModelSpec, gpu: GpuSpec, calibration: Calibration | None = None
@@ -65,7 +66,7 @@ class StepTimeModel:
         self.request_s = c.request_s
         self._layer_gemms = _layer_gemms(model, gpu, c)
         self._head_gemm = _gemm(model.vocab, model.hidden, model, gpu, c)
-        # What they gave, by number of rows: the tokens of a step and those sampled in it.
+        # Computed results by number of rows: the tokens of a step, and the sampled ones.
         self._layers_s: dict[int, float] = {}
         self._head_s: dict[int, float] = {}
         self._pair_s = (
@@ -78,7 +79,7 @@ class StepTimeModel:
         self._sequence_s = c.sequence_s
 
     def step_s(self, work: StepWork) -> float:
-        """Seconds the step takes."""
+        """Return the seconds that the step takes."""
         rows = work.tokens
         layers_s = self._layers_s.get(rows)
         if layers_s is None:
@@ -100,8 +101,10 @@ class StepTimeModel:
         return seconds
 
     def decode_terms(self, sequences: int) -> tuple[float, float]:
-        """A step in which `sequences` requests decode and nobody else computes anything: its
-        seconds without any context, and those that each token of context adds."""
+        """Return the seconds of a step of `sequences` decodes and nothing else, in two parts.
+
+        The first is without any context, the second is added by each token of context.
+        """
         work = StepWork(tokens=sequences, sequences=sequences, sampled=sequences)
         return self.step_s(work), self._context_s
 
@@ -111,14 +114,14 @@ class StepTimeModel:
         occupancy = min(1.0, max(LEAST_OCCUPANCY, work.prefill_tokens / self._full_rows))
         return max(
             self._pair_s * work.prefill_pairs / (ramp * occupancy),
-            self._context_s * work.prefill_context,  # the keys and values are read at least once
+            self._context_s * work.prefill_context,  # keys and values are read at least once
         )
 
 
 def _gemm(
     outputs: int, inputs: int, model: ModelSpec, gpu: GpuSpec, c: Calibration
 ) -> Callable[[int], float]:
-    """Seconds of one (rows x inputs) @ (inputs x outputs) product as a function of the rows."""
+    """Return the seconds of a (rows x inputs) @ (inputs x outputs) product, by rows."""
     width, power = model.bytes_per_value, c.roofline_power
     per_row_compute = 2 * outputs * inputs / (gpu.peak_flops * c.gemm_compute)
     weights = width * outputs * inputs / (gpu.bandwidth * c.gemm_bandwidth)

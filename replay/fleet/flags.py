@@ -1,6 +1,6 @@
-"""The flags and environment a server is started with, each with one line why.
+"""The flags and environment variables of a server, each with the reason for it.
 
-Nothing here looks at the machine: what was found comes in as `Setting`.
+Nothing here looks at the machine: `Setting` holds the facts that were found.
 """
 
 import json
@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from forebay.replay.fleet.profiles import Profile
 
 SINCE = {"--max-num-queued-reqs": (0, 29), "--shutdown-timeout": (0, 20)}
-"""Flags by the first vLLM known to have them; the others are in 0.11 (read in the wheels of 0.11.2,
+"""First vLLM version known to have each flag; 0.11 has the others (read in the wheels of 0.11.2,
 0.14.1, 0.17.1, 0.20.2, 0.23.0, 0.26.0, 0.29.0 and 0.32.0)."""
-ROPE_PARAMETERS_SINCE = (0, 14)  # before it: rope_scaling, with rope_theta left where it was
+ROPE_PARAMETERS_SINCE = (0, 14)  # before it: rope_scaling, with rope_theta outside of it
 YARN_BASE = 32_768
-YARN_THETA = 1_000_000.0  # Qwen2.5's: an override replaces the whole section, so it is said again
+YARN_THETA = 1_000_000.0  # Qwen2.5's; repeated, because an override replaces the whole section
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One flag of `vllm serve`, or one environment variable, and why it is there."""
+    """One flag of `vllm serve`, or one environment variable, and the reason for it."""
 
     name: str
     value: str | None
@@ -32,18 +32,18 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What the flags follow from.
+    """Facts about model, machine and vLLM that the flags follow from.
 
     Attributes:
         release: vLLM's major and minor version.
-        served_name: what clients call the model.
+        served_name: the model's name for clients.
         context: --max-model-len; None leaves it to the model's config.json.
-        seqs, seqs_why: --max-num-seqs and where it comes from.
+        seqs, seqs_why: --max-num-seqs and the reason for it.
         batched_tokens: token budget of a step.
-        chunk: tokens of it that a document gets at most; 0: no limit.
-        kv_memory: --kv-cache-memory-bytes; None: what the GPU has left.
+        chunk: most tokens of the budget that a document gets; 0: no limit.
+        kv_memory: --kv-cache-memory-bytes; None: the memory that the GPU has left.
         cpu_threads: threads of one server; None on a GPU.
-        drain_s: how long running answers may go on after SIGTERM.
+        drain_s: seconds that running answers get after SIGTERM.
         cache_root: VLLM_CACHE_ROOT of all servers; each has a folder in it.
         loopback: whether the servers listen on this machine only.
     """
@@ -65,16 +65,16 @@ class Setting:
 
 
 def serve_flags(s: Setting) -> tuple[list[Flag], list[Flag]]:
-    """The flags all servers share, and those that this vLLM has not (their `why` says so)."""
+    """Return the flags that all servers share, and those that this vLLM version lacks."""
     wanted = [
-        Flag("--served-model-name", s.served_name, "what clients write as `model`"),
+        Flag("--served-model-name", s.served_name, "the value of `model` in clients' requests"),
         *_context(s),
-        Flag("--enable-prefix-caching", None, "a document that was read once is not read again"),
-        Flag("--enable-chunked-prefill", None, "chats go on while a document is being read"),
+        Flag("--enable-prefix-caching", None, "a document is computed once, not on every request"),
+        Flag("--enable-chunked-prefill", None, "chats go on during a document's prefill"),
         Flag(
             "--max-num-batched-tokens",
             str(s.batched_tokens),
-            "tokens a step computes: larger is faster for documents, slower for chats beside them",
+            "tokens of a step: more make documents faster, and chats beside them slower",
         ),
         Flag(
             "--long-prefill-token-threshold",
@@ -86,22 +86,20 @@ def serve_flags(s: Setting) -> tuple[list[Flag], list[Flag]]:
         Flag(
             "--max-num-queued-reqs",
             str(2 * s.seqs),
-            f"503 beyond it, for what comes past the proxy; the proxy sends {s.seqs} at most",
+            f"503 beyond it, for requests that bypass the proxy, which sends at most {s.seqs}",
         ),
         *_memory(s),
         Flag(
             "--enable-prompt-tokens-details",
             None,
-            "answers tell cached_tokens: the proxy learns what is held, replays count hits",
+            "usage has cached_tokens: the proxy learns the cache, replays count prefix hits",
         ),
         Flag("--enable-request-id-headers", None, "one x-request-id in proxy, server and logs"),
-        Flag(
-            "--disable-uvicorn-access-log", None, "/health is asked every second: no line for each"
-        ),
+        Flag("--disable-uvicorn-access-log", None, "no log line for each /health, every second"),
         Flag(
             "--shutdown-timeout",
             str(s.drain_s),
-            "running answers may finish; else SIGTERM cuts them with finish_reason abort",
+            "running answers may finish; else SIGTERM ends them with finish_reason abort",
         ),
     ]  # fmt: skip
     if not s.drain_s:
@@ -122,7 +120,7 @@ def _release(release: tuple[int, int]) -> str:
 def _context(s: Setting) -> list[Flag]:
     if s.context is None:
         return []
-    flags = [Flag("--max-model-len", str(s.context), "longest prompt and answer together, tokens")]
+    flags = [Flag("--max-model-len", str(s.context), "most tokens of prompt and answer together")]
     if s.profile.native and s.context > s.profile.native:
         scaling = {
             "rope_type": "yarn",
@@ -133,7 +131,7 @@ def _context(s: Setting) -> list[Flag]:
         if s.release >= ROPE_PARAMETERS_SINCE:
             section, scaling = "rope_parameters", {**scaling, "rope_theta": YARN_THETA}
         value = json.dumps({section: scaling, "max_position_embeddings": s.context})
-        why = f"YaRN: the model itself holds {s.profile.native:,} tokens"
+        why = f"YaRN: the model's own context is {s.profile.native:,} tokens"
         flags.append(Flag("--hf-overrides", value, why))
     return flags
 
@@ -141,7 +139,7 @@ def _context(s: Setting) -> list[Flag]:
 def _memory(s: Setting) -> list[Flag]:
     if s.kv_memory is not None:
         why = "memory for the KV cache of one server" + (
-            "; without it each would take what it finds" if s.cpu_threads else ""
+            "; without it each would take all free memory" if s.cpu_threads else ""
         )
         flags = [Flag("--kv-cache-memory-bytes", str(s.kv_memory), why)]
     else:
@@ -153,14 +151,14 @@ def _memory(s: Setting) -> list[Flag]:
             Flag(
                 "--distributed-executor-backend",
                 "uni",
-                "worker inside the engine; else both spin on shared memory and take two cores",
+                "the worker runs inside the engine; two processes would spin on two cores",
             ),
         ]
     return flags
 
 
 def kv_events_flag(publish: str, replay: str) -> Flag:
-    """One server's --kv-events-config."""
+    """Return one server's --kv-events-config."""
     value = json.dumps(
         {
             "enable_kv_cache_events": True,
@@ -170,11 +168,11 @@ def kv_events_flag(publish: str, replay: str) -> Flag:
             "replay_endpoint": replay,
         }
     )
-    return Flag("--kv-events-config", value, "tells the proxy which blocks are held, exactly")
+    return Flag("--kv-events-config", value, "the proxy learns exactly which blocks are cached")
 
 
 def environment(s: Setting, name: str, gpu: int | None) -> list[Flag]:
-    """Environment variables of the server `name`."""
+    """Return the environment variables of the server `name`."""
     variables = []
     if gpu is not None:
         variables += [
@@ -185,24 +183,24 @@ def environment(s: Setting, name: str, gpu: int | None) -> list[Flag]:
         Flag(
             "VLLM_CACHE_ROOT",
             f"{s.cache_root}/{name}",
-            "compiled graphs outlive a restart; one folder each, or two compile into one",
+            "compiled graphs survive a restart; one folder for each server avoids races",
         )
     )
     if s.loopback:
-        variables.append(Flag("VLLM_HOST_IP", "127.0.0.1", "its inner ports listen here only"))
-    variables.append(Flag("VLLM_NO_USAGE_STATS", "1", "nothing is reported to anybody"))
+        variables.append(Flag("VLLM_HOST_IP", "127.0.0.1", "internal ports listen here only"))
+    variables.append(Flag("VLLM_NO_USAGE_STATS", "1", "vLLM sends no usage statistics"))
     if s.cpu_threads is not None:
         variables += [
-            Flag("VLLM_ENABLE_V1_MULTIPROCESSING", "0", "goes with executor backend uni"),
+            Flag("VLLM_ENABLE_V1_MULTIPROCESSING", "0", "required by executor backend uni"),
             Flag("OMP_NUM_THREADS", str(s.cpu_threads), "this server's share of the cores"),
         ]
     return variables
 
 
 def value_in(words: Sequence[str], name: str) -> str | None:
-    """What the flag `name` is given in `words`, empty where that is missing; None: it is not there.
+    """Return the value of the flag `name` in `words`: empty without a value, None if it is absent.
 
-    The last one counts, as for vLLM.
+    The last occurrence counts, as for vLLM.
     """
     found = None
     for word, after in zip(words, [*words, ""][1:], strict=True):
@@ -213,7 +211,7 @@ def value_in(words: Sequence[str], name: str) -> str | None:
 
 
 def names_in(words: Sequence[str]) -> set[str]:
-    """Names of the flags in `words`, as `--max-num-seqs`, however they are written."""
+    """Return the names of the flags in `words` in the form `--max-num-seqs`."""
     return {
         "--" + word[2:].partition("=")[0].removeprefix("no-").replace("_", "-")
         for word in words

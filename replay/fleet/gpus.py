@@ -1,4 +1,4 @@
-"""Which NVIDIA GPUs are here and how much of their memory is free, as nvidia-smi says."""
+"""Find this machine's NVIDIA GPUs and their free memory with nvidia-smi."""
 
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ class Gpu:
 
 
 def found_gpus() -> list[Gpu]:
-    """All of this machine, none without a driver."""
+    """Return all GPUs of this machine; none without a driver."""
     try:
         done = subprocess.run(QUERY, capture_output=True, text=True, timeout=ASK_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -39,7 +39,7 @@ def found_gpus() -> list[Gpu]:
 
 
 def parse_gpus(text: str) -> list[Gpu]:
-    """The lines of QUERY; a field that the driver does not tell (`[N/A]`) leaves its line out."""
+    """Read the answer to QUERY; lines with a field that the driver does not report are skipped."""
     gpus = []
     for line in text.splitlines():
         fields = [field.strip() for field in line.split(",")]
@@ -50,7 +50,7 @@ def parse_gpus(text: str) -> list[Gpu]:
 
 
 def parse_indexes(text: str | None, environ: Mapping[str, str]) -> list[int] | None:
-    """`0,1` of --gpus, else of CUDA_VISIBLE_DEVICES; None: all there are. Raises InputError."""
+    """Read `0,1` of --gpus, else of CUDA_VISIBLE_DEVICES; None: all GPUs. Raises InputError."""
     where = "--gpus"
     if text is None:
         where, text = "CUDA_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES") or None
@@ -63,10 +63,10 @@ def parse_indexes(text: str | None, environ: Mapping[str, str]) -> list[int] | N
 
 
 def choose_gpus(indexes: Sequence[int] | None, found: Sequence[Gpu]) -> list[Gpu]:
-    """Those to serve on; raises InputError where there is none, or not that one."""
+    """Return the GPUs to serve on; raises InputError where one of them does not exist."""
     if not found:
         raise InputError(
-            "no GPU here (nvidia-smi lists none): give --cpu, or --dry-run to read the plan only"
+            "no GPU here (nvidia-smi lists none): give --cpu, or --dry-run to only see the plan"
         )
     if indexes is None:
         return list(found)
@@ -79,13 +79,13 @@ def choose_gpus(indexes: Sequence[int] | None, found: Sequence[Gpu]) -> list[Gpu
 
 
 def check_free(gpus: Sequence[Gpu], utilization: float) -> None:
-    """Raise InputError where something else holds the memory that vLLM would ask for."""
+    """Raise InputError if another process uses the memory that vLLM would ask for."""
     for gpu in gpus:
         wanted = utilization * gpu.total_gib
         if gpu.free_gib < wanted:
             share = int(gpu.free_gib / gpu.total_gib * 100) / 100
             raise InputError(
                 f"GPU {gpu.index}: {gpu.free_gib:.1f} of {gpu.total_gib:.1f} GiB are free, "
-                f"--gpu-memory-utilization {utilization:g} asks for {wanted:.1f}: end what runs "
-                f"there (nvidia-smi shows it) or give --gpu-memory-utilization {share:g}"
+                f"--gpu-memory-utilization {utilization:g} asks for {wanted:.1f}: end the "
+                f"processes there (see nvidia-smi) or give --gpu-memory-utilization {share:g}"
             )

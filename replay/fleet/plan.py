@@ -1,7 +1,7 @@
-"""From the options of `forebay fleet up` to the servers to start; nothing is started here.
+"""Plan the servers of a fleet from the options of `forebay fleet up`; nothing is started here.
 
-Every wrong option is an InputError before the first process, because vLLM would say it a minute
-later and in a hundred lines.
+A wrong option is an InputError before the first process starts, because vLLM would report it a
+minute later and in a hundred lines.
 """
 
 import os
@@ -27,9 +27,9 @@ from forebay.traces.errors import InputError
 
 GPU_BATCHED_TOKENS, CPU_BATCHED_TOKENS = 8192, 2048
 CPU_KV_MEMORY = "1G"
-SOCKET_PATH = 107  # bytes that a Unix socket's path may have
-EVENTS_PORT, REPLAY_PORT = 1_000, 2_000  # beyond the server's, where sockets would not reach
-OURS = {  # what the proxy's configuration hangs on, and the option that sets it
+SOCKET_PATH = 107  # longest path of a Unix socket, bytes
+EVENTS_PORT, REPLAY_PORT = 1_000, 2_000  # added to the server's port; used without Unix sockets
+FIXED = {  # flags that the proxy's configuration depends on, and the option that sets each
     "--model": "--model",
     "--host": "--host",
     "--port": "--port",
@@ -50,12 +50,12 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(frozen=True, slots=True)
 class FleetOptions:
-    """What was asked for; None: as it follows from model and machine.
+    """The user's choices; None: the value follows from model and machine.
 
     Attributes:
-        folder: of the state file, logs, sockets and the proxy's configuration.
-        drain_s: seconds that running answers may go on when the fleet is stopped.
-        vllm_args: further flags, passed on as they are.
+        folder: folder of the state file, logs, sockets and the proxy's configuration.
+        drain_s: seconds that running answers get when the fleet is stopped.
+        vllm_args: further flags, passed on unchanged.
     """
 
     model: str
@@ -87,20 +87,20 @@ class ServerPlan:
 
     @property
     def shell(self) -> str:
-        """The command as one would type it."""
+        """Return the command as one would type it."""
         words = [f"{name}={shlex.quote(value)}" for name, value in self.env.items()]
         return " ".join([*words, *map(shlex.quote, self.command)])
 
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """All of it.
+    """The plan of a whole fleet.
 
     Attributes:
-        flags, variables: of the first server, explained; the others differ in numbers only.
-        left_out: flags that this vLLM has not.
-        notes: what the reader should know.
-        kv_tokens: of one server, reckoned; None where the model's sizes are not known.
+        flags, variables: those of the first server, explained; the others differ in numbers only.
+        left_out: flags that this vLLM version does not have.
+        notes: remarks for the user.
+        kv_tokens: computed KV cache size of one server; None where the model's sizes are unknown.
     """
 
     install: VllmInstall
@@ -117,15 +117,44 @@ class FleetPlan:
 def make_plan(
     options: FleetOptions, install: VllmInstall, gpus: Sequence[Gpu], ports: Sequence[int]
 ) -> FleetPlan:
-    """The plan for one server on each of `gpus`, on the CPU where there are none.
+    """Plan one server on each of `gpus`, or servers on the CPU where there are none.
 
     Args:
         ports: one for each server; their number is the number of servers.
 
     Raises:
-        InputError: for an option that vLLM would refuse, or a model that does not fit.
+        InputError: for an option that vLLM would reject, or a model that does not fit.
     """
     _check_options(options)
+    setting, tokens = _setting(options, install, gpus, len(ports))
+    wanted, left_out = serve_flags(setting)
+    given = names_in(options.vllm_args)
+    shared = [flag for flag in wanted if flag.name not in given]
+    places: list[Gpu | None] = [*gpus] if gpus else [None] * len(ports)
+    planned = [
+        _server(
+            setting, install, options, shared, f"gpu{gpu.index}" if gpu else f"cpu{n}", gpu, port
+        )
+        for n, (gpu, port) in enumerate(zip(places, ports, strict=True))
+    ]
+    profile = setting.profile
+    return FleetPlan(
+        install=install,
+        options=options,
+        setting=setting,
+        servers=tuple(server for server, _, _ in planned),
+        flags=planned[0][1],
+        variables=planned[0][2],
+        left_out=tuple(left_out),
+        notes=(profile.note,) if profile.note and not options.max_model_len else (),
+        kv_tokens=tokens,
+    )
+
+
+def _setting(
+    options: FleetOptions, install: VllmInstall, gpus: Sequence[Gpu], servers: int
+) -> tuple[Setting, int | None]:
+    """Return the facts that flags follow from, and the KV cache size of a server in tokens."""
     profile = find_profile(options.model)
     context = _context(options, profile)
     batched = min([GPU_BATCHED_TOKENS, *(gpu.memory.batched_tokens for gpu in gpus)])
@@ -154,46 +183,39 @@ def make_plan(
         chunk=_chunk(options, profile.chunk if gpus else CPU_CHUNK, context),
         utilization=options.utilization,
         kv_memory=parse_bytes(kv_memory) if kv_memory is not None else None,
-        cpu_threads=None if gpus else max(1, len(os.sched_getaffinity(0)) // len(ports)),
+        cpu_threads=None if gpus else max(1, len(os.sched_getaffinity(0)) // servers),
         drain_s=options.drain_s,
         cache_root=str(options.cache_root or Path.home() / ".cache" / "forebay" / "vllm"),
         loopback=options.host in LOOPBACK,
     )
-    wanted, left_out = serve_flags(setting)
-    given = names_in(options.vllm_args)
-    shared = [flag for flag in wanted if flag.name not in given]
-    servers: list[ServerPlan] = []
-    explained: tuple[list[Flag], list[Flag]] = [], []
-    places: list[Gpu | None] = [*gpus] if gpus else [None] * len(ports)
-    for number, (gpu, port) in enumerate(zip(places, ports, strict=True)):
-        name = f"gpu{gpu.index}" if gpu else f"cpu{number}"
-        endpoints = _endpoints(options, name, port)
-        flags = [*shared, kv_events_flag(*endpoints)] if endpoints else shared
-        variables = environment(setting, name, gpu.index if gpu else None)
-        servers.append(
-            ServerPlan(
-                name=name,
-                url=_url(options.host, port),
-                gpu=gpu.index if gpu else None,
-                command=_command(install, profile, options, port, flags),
-                env={variable.name: variable.value or "" for variable in variables},
-                log=options.folder / f"{name}.log",
-                kv_events=_reached(endpoints, 0),
-                kv_replay=_reached(endpoints, 1),
-            )
-        )
-        explained = explained if number else (flags, variables)
-    return FleetPlan(
-        install=install,
-        options=options,
-        setting=setting,
-        servers=tuple(servers),
-        flags=tuple(explained[0]),
-        variables=tuple(explained[1]),
-        left_out=tuple(left_out),
-        notes=(profile.note,) if profile.note and not options.max_model_len else (),
-        kv_tokens=tokens,
+    return setting, tokens
+
+
+def _server(
+    setting: Setting,
+    install: VllmInstall,
+    options: FleetOptions,
+    shared: Sequence[Flag],
+    name: str,
+    gpu: Gpu | None,
+    port: int,
+) -> tuple[ServerPlan, tuple[Flag, ...], tuple[Flag, ...]]:
+    """Plan one server; return it with its flags and its environment variables."""
+    index = gpu.index if gpu else None
+    endpoints = _endpoints(options, name, port)
+    flags = (*shared, kv_events_flag(*endpoints)) if endpoints else tuple(shared)
+    variables = tuple(environment(setting, name, index))
+    plan = ServerPlan(
+        name=name,
+        url=_url(options.host, port),
+        gpu=index,
+        command=_command(install, setting.profile, options, port, flags),
+        env={variable.name: variable.value or "" for variable in variables},
+        log=options.folder / f"{name}.log",
+        kv_events=_reachable(endpoints, 0),
+        kv_replay=_reachable(endpoints, 1),
     )
+    return plan, flags, variables
 
 
 def _command(
@@ -214,16 +236,14 @@ def _check_options(options: FleetOptions) -> None:
             f"--gpu-memory-utilization {options.utilization:g}: give a share in (0, 1], e.g. 0.9"
         )
     if options.vllm_args and not options.vllm_args[0].startswith("-"):
-        raise InputError(
-            f"{options.vllm_args[0]}: only flags of `vllm serve` stand here, after `--`"
-        )
+        raise InputError(f"{options.vllm_args[0]}: only flags of `vllm serve` may follow `--`")
     long = [SHORT.get(word.partition("=")[0], word) for word in options.vllm_args]
     for flag in sorted(names_in(long)):
         if flag in NOT_HERE:
             raise InputError(f"{flag}: a fleet has one server on each GPU; leave it out")
-        if flag in OURS:
+        if flag in FIXED:
             raise InputError(
-                f"{flag} after `--`: the proxy's configuration hangs on it; give {OURS[flag]} "
+                f"{flag} after `--`: the proxy's configuration depends on it; give {FIXED[flag]} "
                 "before the `--`"
             )
 
@@ -236,7 +256,10 @@ def _context(options: FleetOptions, profile: Profile) -> int | None:
 
 
 def _chunk(options: FleetOptions, usual: int, context: int | None) -> int:
-    """As given after `--`, because the proxy reckons with it too; else what fits the context."""
+    """Return the prefill threshold: as given after `--`, else what fits the context.
+
+    The proxy's configuration contains it too.
+    """
     given = value_in(options.vllm_args, CHUNK_FLAG)
     if given is None:
         return min(usual, context or usual)
@@ -248,7 +271,7 @@ def _chunk(options: FleetOptions, usual: int, context: int | None) -> int:
 
 
 def _served_name(profile: Profile) -> str:
-    """The repository as it is; of a folder its name."""
+    """Return the repository unchanged, or the name of a folder."""
     name = profile.repository
     return Path(name).name if name.startswith("/") else name
 
@@ -259,7 +282,11 @@ def _url(host: str, port: int) -> str:
 
 
 def _endpoints(options: FleetOptions, name: str, port: int) -> tuple[str, str] | None:
-    """Where it publishes KV events and replays them: Unix sockets where the proxy is beside it."""
+    """Return where a server publishes KV events and replays them.
+
+    A fleet that listens on the loopback only uses Unix sockets, because its proxy is on the same
+    machine.
+    """
     if not options.kv_events:
         return None
     if options.host not in LOOPBACK:
@@ -268,7 +295,7 @@ def _endpoints(options: FleetOptions, name: str, port: int) -> tuple[str, str] |
                 f"--port {port}: KV events need ports {EVENTS_PORT} and {REPLAY_PORT} above it; "
                 "give a lower one, or --no-kv-events"
             )
-        # vLLM binds an endpoint with a `*` only, so these are open to whoever reaches the machine.
+        # vLLM binds only endpoints with a `*`, so every host that reaches the machine can connect.
         return f"tcp://*:{port + EVENTS_PORT}", f"tcp://*:{port + REPLAY_PORT}"
     folder = options.folder.resolve()
     paths = [f"{folder / name}.{kind}" for kind in ("events", "replay")]
@@ -280,6 +307,6 @@ def _endpoints(options: FleetOptions, name: str, port: int) -> tuple[str, str] |
     return f"ipc://{paths[0]}", f"ipc://{paths[1]}"
 
 
-def _reached(endpoints: tuple[str, str] | None, which: int) -> str | None:
-    """As the proxy on this machine reaches it."""
+def _reachable(endpoints: tuple[str, str] | None, which: int) -> str | None:
+    """Return the endpoint's address for a proxy on this machine."""
     return endpoints[which].replace("*", "127.0.0.1") if endpoints else None

@@ -1,4 +1,4 @@
-"""Ask a server whether it is well, and what its /metrics say."""
+"""Read the health and the load of a vLLM server."""
 
 import re
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ _LINE = re.compile(r"^(?:vllm:)?(\w+)(?:\{[^}]*\})? ([0-9.eE+-]+|NaN)$", re.MULT
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """What a server does now; sums over its engines. Shares are 0 to 1."""
+class ServerLoad:
+    """Requests and KV cache of a server, summed over its engines. Shares are 0 to 1."""
 
     running: int
     waiting: int
@@ -21,7 +21,7 @@ class Load:
 
 
 async def healthy(session: aiohttp.ClientSession, url: str, timeout_s: float = ASK_S) -> bool:
-    """Whether /health says 200 in time."""
+    """Return True if /health answers 200 in time."""
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     try:
         async with session.get(f"{url}/health", timeout=timeout) as answer:
@@ -30,8 +30,8 @@ async def healthy(session: aiohttp.ClientSession, url: str, timeout_s: float = A
         return False
 
 
-async def load(session: aiohttp.ClientSession, url: str) -> Load | None:
-    """What /metrics say; None when they cannot be had."""
+async def load(session: aiohttp.ClientSession, url: str) -> ServerLoad | None:
+    """Read /metrics; None when they cannot be read."""
     timeout = aiohttp.ClientTimeout(total=ASK_S)
     try:
         async with session.get(f"{url}/metrics", timeout=timeout) as answer:
@@ -40,13 +40,13 @@ async def load(session: aiohttp.ClientSession, url: str) -> Load | None:
         return None
 
 
-def read_load(text: str) -> Load:
-    """From the text of vLLM's /metrics; what is missing counts as 0."""
+def read_load(text: str) -> ServerLoad:
+    """Read the text of vLLM's /metrics; a missing metric counts as 0."""
     sums: dict[str, float] = {}
     for name, value in _LINE.findall(text):
         sums[name] = sums.get(name, 0.0) + float(value)
     queries = sums.get("prefix_cache_queries_total", 0.0)
-    return Load(
+    return ServerLoad(
         running=int(sums.get("num_requests_running", 0)),
         waiting=int(sums.get("num_requests_waiting", 0)),
         kv_usage=sums.get("kv_cache_usage_perc", 0.0),

@@ -1,6 +1,6 @@
-"""The models a fleet knows: what to fetch, how long a prompt may be, how much of it goes in a step.
+"""The models that a fleet knows: repository, longest context and prefill chunk of each.
 
-A name that is not here is passed to vLLM as it stands (a Hugging Face repository or a folder).
+Any other name is passed to vLLM unchanged: a Hugging Face repository or a folder.
 """
 
 import re
@@ -9,28 +9,28 @@ from pathlib import Path
 
 from forebay.replay.engine.hardware.hf_config import read_shape
 from forebay.replay.engine.hardware.kv_layout import ModelShape
-from forebay.replay.engine.hardware.models import LLAMA_3_8B, PHI_3_MINI, QWEN_2_5_14B, ModelSpec
+from forebay.replay.engine.hardware.specs import LLAMA_3_8B, PHI_3_MINI, QWEN_2_5_14B, ModelSpec
 from forebay.traces.errors import InputError
 
 STEP_TARGET_S = 0.25
-"""What a step may take that computes a document's next chunk behind the whole context before it:
-the gap that a reader sees beside it."""
+"""Longest step, seconds, that computes the last chunk of a document of full context length. Answers
+that run beside it have gaps between tokens of this length."""
 USUAL_CHUNK = 2048
 CPU_CHUNK = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A model that vLLM is to serve.
+    """A model for vLLM to serve.
 
     Attributes:
-        repository: what vLLM fetches or reads.
-        context: longest prompt and answer together, tokens; None: what its config.json says.
-        native: what the model holds without YaRN.
+        repository: Hugging Face repository or folder that vLLM reads.
+        context: most tokens of prompt and answer together; None: as in the model's config.json.
+        native: context without YaRN, tokens.
         chunk: --long-prefill-token-threshold, tokens: the largest power of two whose step on an
-            H200 stays under STEP_TARGET_S (a test reckons it again).
-        shape: what its memory depends on; None where that is not known before vLLM reads it.
-        note: what a reader should know of it.
+            H200 stays under STEP_TARGET_S (a test computes it again).
+        shape: sizes that its memory depends on; None where only vLLM will read them.
+        note: remark for the user.
     """
 
     repository: str
@@ -82,9 +82,9 @@ _NAMES = {
 
 
 def find_profile(model: str) -> Profile:
-    """The model called `model`, forgivingly, or one of that repository or folder.
+    """Find a model by its name (spelled loosely), its repository or its folder.
 
-    Raises InputError for a bare word that is neither: vLLM would look for it on the Internet.
+    Raises InputError for another bare word: vLLM would look for it on the Internet.
     """
     path = Path(model)
     if (path / "config.json").is_file():
@@ -95,7 +95,7 @@ def find_profile(model: str) -> Profile:
     last = model.rsplit("/", 1)[-1].lower()
     known = _NAMES.get(re.sub(r"(instruct|chat)$", "", re.sub(r"[^a-z0-9]", "", last)))
     if known is not None:
-        # Somebody's own copy of it has the same sizes.
+        # A copy in another repository has the same sizes.
         return known if "/" not in model or model == known.repository else _copy(known, model)
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
         raise InputError(

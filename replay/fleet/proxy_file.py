@@ -1,4 +1,4 @@
-"""The proxy's configuration that fits a fleet: `forebay proxy --config` takes it as it is."""
+"""Write the proxy's configuration for a fleet, ready for `forebay proxy --config`."""
 
 from pathlib import Path
 from typing import Any
@@ -12,24 +12,24 @@ from forebay.replay.fleet.sizes import CHAT_TOKENS
 from forebay.traces.errors import InputError
 
 HEADER = """\
-# Written by `forebay fleet up` and overwritten by the next one; your own keys go in a file for
-# its --config. max_concurrency is the servers' --max-num-seqs, long_prefill_token_threshold the
-# flag of that name; kv_tokens: auto asks their /metrics.
+# Written by `forebay fleet up`; the next one overwrites it. Put your own keys in a file and give
+# it to `fleet up --config`. max_concurrency is the servers' --max-num-seqs, and
+# long_prefill_token_threshold is their flag of that name. kv_tokens: auto reads their /metrics.
 """
 NEEDS_EXTRA = (
-    "kv_events is left out of the proxy's configuration: it needs pip install 'forebay[kv-events]'"
+    "the proxy's configuration is without kv_events: they need pip install 'forebay[kv-events]'"
 )
 
 
 def proxy_yaml(plan: FleetPlan, base: Path | None, *, kv_events: bool) -> str:
-    """The file's text.
+    """Return the text of the file.
 
     Args:
         base: a configuration whose keys are kept; it may not have backends.
-        kv_events: whether the proxy can follow them.
+        kv_events: whether the proxy can follow KV events.
 
     Raises:
-        InputError: where `base` is no proxy configuration, or has backends.
+        InputError: where `base` is not a proxy configuration, or has backends.
     """
     backends = []
     for server in plan.servers:
@@ -43,17 +43,17 @@ def proxy_yaml(plan: FleetPlan, base: Path | None, *, kv_events: bool) -> str:
         if kv_events and server.kv_events:
             backend |= {"kv_events": server.kv_events, "kv_replay": server.kv_replay}
         backends.append(backend)
-    ours: dict[str, Any] = {"backends": backends, "affinity": {"kv_tokens": "auto"}}
+    written: dict[str, Any] = {"backends": backends, "affinity": {"kv_tokens": "auto"}}
     kept = _read(base, backends) if base else {}
     if "buckets" not in kept:
-        ours["buckets"] = _buckets(plan.setting.context)
-    affinity = {**ours["affinity"], **(kept.get("affinity") or {})}
-    merged = {**ours, **kept, "affinity": affinity}
+        written["buckets"] = _buckets(plan.setting.context)
+    affinity = {**written["affinity"], **(kept.get("affinity") or {})}
+    merged = {**written, **kept, "affinity": affinity}
     return HEADER + yaml.safe_dump(merged, sort_keys=False, allow_unicode=True, width=120)
 
 
 def _buckets(context: int | None) -> list[dict[str, Any]]:
-    """The proxy's own, up to the context of the model."""
+    """Return the proxy's default buckets, limited to the context of the model."""
     longest = context or Config().buckets[-1].up_to
     buckets = [bucket.model_dump(exclude_defaults=True) for bucket in Config().buckets]
     if longest <= CHAT_TOKENS:
@@ -62,9 +62,9 @@ def _buckets(context: int | None) -> list[dict[str, Any]]:
 
 
 def _read(base: Path, backends: list[dict[str, Any]]) -> dict[str, Any]:
-    """The keys of `base`, which must be right for a proxy in front of the fleet."""
+    """Return the keys of `base`; raises InputError if they do not suit a proxy for the fleet."""
     load_config(base, {"backends": backends}, {})
     kept: dict[str, Any] = yaml.safe_load(base.read_text(encoding="utf-8")) or {}
     if "backends" in kept:
-        raise InputError(f"--config {base}: backends: leave them out, they are the fleet's")
+        raise InputError(f"--config {base}: backends: leave them out, the fleet's are written")
     return kept

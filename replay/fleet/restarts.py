@@ -1,18 +1,18 @@
-"""When a server that died is started again, and when no longer."""
+"""Decide when a server that died is restarted, and when it is given up."""
 
 from dataclasses import dataclass
 
-FURTHEST = 30  # doublings; beyond 1,023 a float overflows
+MOST_DOUBLINGS = 30  # beyond 1,023 a float overflows
 
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """Waits double from `first_s` to `most_s`; after `tries` in a row it is given up.
+    """Waits double from `first_s` to `most_s`; a server is given up after `tries` in a row.
 
     Attributes:
-        forgiven_after_s: a server that was up so long begins anew.
-        start_s: longest start, from the process to its first good /health.
-        hung_s: a server whose /health fails so long is killed and counts as dead.
+        forgiven_after_s: a server that was up this long gets all its tries back.
+        start_s: longest start, from the process to its first healthy answer.
+        hung_s: a server whose /health fails this long is killed and counts as dead.
     """
 
     tries: int = 5
@@ -24,24 +24,24 @@ class RestartPolicy:
 
 
 class Restarts:
-    """The books of one server."""
+    """Counts the restarts of one server."""
 
     def __init__(self, policy: RestartPolicy) -> None:
         self._policy = policy
         self.in_a_row = 0
 
     def died(self, up_s: float) -> float | None:
-        """Seconds to wait before it is started again, None: given up.
+        """Return the seconds to wait before the restart; None: the server is given up.
 
         Args:
-            up_s: how long it had been healthy; 0 when it never was.
+            up_s: how long the server had been healthy; 0 when it never was.
         """
         if up_s >= self._policy.forgiven_after_s:
             self.in_a_row = 0
         if self.in_a_row >= self._policy.tries:
             return None
         wait_s = min(
-            self._policy.first_s * 2.0 ** min(self.in_a_row, FURTHEST), self._policy.most_s
+            self._policy.first_s * 2.0 ** min(self.in_a_row, MOST_DOUBLINGS), self._policy.most_s
         )
         self.in_a_row += 1
         return wait_s

@@ -1,4 +1,4 @@
-"""`forebay fleet up` once everything is decided: hold the folder, write the files, supervise."""
+"""Carry out the plan of `forebay fleet up`: lock the folder, write the files, supervise."""
 
 import asyncio
 import signal
@@ -16,8 +16,8 @@ from forebay.replay.fleet.state import (
     PROXY,
     FleetState,
     ServerState,
-    held,
     left_of,
+    locked,
     read_state,
     remove_state,
     this_process,
@@ -25,28 +25,29 @@ from forebay.replay.fleet.state import (
 from forebay.replay.fleet.supervisor import StartFailed, Supervisor
 from forebay.traces.errors import InputError
 
-END_S = 15.0  # for a server without running answers, from SIGTERM to its end
+END_S = 15.0  # for a server without running answers to end after SIGTERM
 
 
 async def run_fleet(
     plan: FleetPlan,
     proxy_yaml: str,
     policy: RestartPolicy,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
     as_json: bool,
 ) -> bool:
-    """Until SIGINT, SIGTERM, SIGHUP or the last server is given up; whether all went well.
+    """Supervise until SIGINT, SIGTERM, SIGHUP or all servers are given up.
 
-    A second signal ends running answers too. Raises InputError when the folder is in use.
+    A second signal ends running answers too. Returns True if all servers were well to the end.
+    Raises InputError when the folder is in use.
     """
-    folder = plan.options.folder.resolve()  # asked about from anywhere
-    with held(folder):
+    folder = plan.options.folder.resolve()  # `status` may be asked from another folder
+    with locked(folder):
         _check_nothing_left(plan)
         proxy_file = folder / PROXY
         new = folder / f"{PROXY}.new"
         try:
             new.write_text(proxy_yaml, encoding="utf-8")
-            new.replace(proxy_file)  # a proxy that runs watches it
+            new.replace(proxy_file)  # atomic, because a running proxy watches the file
         except OSError as error:
             raise InputError(f"--dir {folder}: {PROXY}: {error.strerror}") from error
         state = FleetState(
@@ -63,40 +64,43 @@ async def run_fleet(
 
         def all_up() -> None:
             line = f"all {len(state.servers)} up; now: forebay proxy --config {proxy_file}"
-            say(line)
+            report(line)
             notify.ready(line)
             if as_json:
                 data = {key: value for key, value in asdict(state).items() if key != "stop_s"}
-                with suppress(OSError):  # a reader that left is no reason to end the servers
+                with suppress(OSError):  # the servers outlive the reader of stdout
                     print(orjson.dumps(data).decode(), flush=True)
 
         plans = {one.name: one for one in plan.servers}
-        supervisor = Supervisor(plans, state, folder, policy, say, all_up)
+        supervisor = Supervisor(plans, state, folder, policy, report, all_up)
         loop = asyncio.get_running_loop()
 
-        def told(name: str) -> None:
+        def on_signal(name: str) -> None:
             if supervisor.stop.is_set():
                 supervisor.now.set()
                 return
-            supervisor.stop.set()  # first: nothing that is said decides whether servers live
-            say(f"{name}: stopping; running answers have {plan.options.drain_s} s, again: none")
+            supervisor.stop.set()  # before the report, which may fail
+            report(
+                f"{name}: stopping; running answers have {plan.options.drain_s} s; a second "
+                "signal ends them at once"
+            )
             notify.stopping(name)
 
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # Ignored from the start: nohup, which is to outlive its terminal.
+            # nohup ignores SIGHUP from the start, so that the fleet outlives its terminal.
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-                loop.add_signal_handler(number, told, number.name)
+                loop.add_signal_handler(number, on_signal, number.name)
         try:
             well = await supervisor.run()
         except StartFailed as error:
-            say(str(error))
+            report(str(error))
             well = False
         finally:
             try:
                 _clean(plan, folder)
             except OSError as error:
-                say(f"{folder}: not cleaned up: {error.strerror}")
-        say("stopped" if well else "stopped; not all was well")
+                report(f"{folder}: not cleaned up: {error.strerror}")
+        report("stopped" if well else "stopped; not all servers were well")
         return well
 
 
@@ -109,7 +113,7 @@ def _clean(plan: FleetPlan, folder: Path) -> None:
 
 
 def _check_nothing_left(plan: FleetPlan) -> None:
-    """Raise InputError where servers of a supervisor that was killed still run."""
+    """Raise InputError if servers of a killed supervisor are still running."""
     folder = plan.options.folder
     before = read_state(folder)
     left = [

@@ -1,4 +1,4 @@
-"""One `vllm serve` process in a group of its own: start it, watch it, end exactly it."""
+"""Start, watch and end one `vllm serve` process and its process group."""
 
 import asyncio
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from forebay.replay.fleet.plan import ServerPlan
-from forebay.replay.fleet.state import Process, began
+from forebay.replay.fleet.state import Process, start_time
 from forebay.traces.errors import InputError
 
 LOG_TAIL = 50_000  # bytes
@@ -19,25 +19,27 @@ _ERROR = re.compile(r"^(?!.*\bWARNING\b).*?(\b\w*(?:Error|Exception): .+|\berror
 
 
 class ServerProcess:
-    """Started; `wait` tells how it ended."""
+    """A started server; `wait` returns how it ended."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
-        self.identity = Process(process.pid, began(process.pid))
+        self.identity = Process(process.pid, start_time(process.pid))
 
     @classmethod
     async def start(cls, plan: ServerPlan) -> "ServerProcess":
-        """Start it, its output appended to its log; raises InputError where it cannot be run."""
+        """Start a server that appends to its log; raises InputError where it cannot be run."""
         try:
-            with plan.log.open("ab", buffering=0) as log:  # nothing is left to fail when it closes
+            with plan.log.open("ab", buffering=0) as log:  # unbuffered, so closing cannot fail
                 log.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {plan.shell}\n".encode())
                 return cls(await _run(plan, log))
         except OSError as error:
             raise InputError(f"{plan.log}: {error.strerror}; give another --dir") from error
 
     async def wait(self) -> str:
-        """How it ended, once it has. What it left in its group is killed: an API server that dies
-        leaves its engine behind, and that the GPU's memory."""
+        """Wait for the end, kill the rest of the process group, and return how the server ended.
+
+        An API server that dies leaves its engine running, which still occupies the GPU's memory.
+        """
         status = await self._process.wait()
         self._kill_group()
         if status < 0:
@@ -45,34 +47,38 @@ class ServerProcess:
         return f"ended with status {status}"
 
     async def stop(self, patience_s: float, now: asyncio.Event) -> bool:
-        """SIGTERM to the server, which ends its engine; SIGKILL to what is left after `patience_s`
-        seconds or when `now` is set. Whether it ended by itself."""
+        """Send SIGTERM to the server, which ends its engine; then SIGKILL to the group.
+
+        SIGKILL follows after `patience_s` seconds or when `now` is set. Returns True if the server
+        ended by itself.
+        """
         if self._process.returncode is not None:
             return True
         with suppress(ProcessLookupError):
             self._process.terminate()
-        ended, asked = asyncio.create_task(self.wait()), asyncio.create_task(now.wait())
+        ended, hurried = asyncio.create_task(self.wait()), asyncio.create_task(now.wait())
         try:
             await asyncio.wait(
-                {ended, asked}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED
+                {ended, hurried}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED
             )
-            willing = ended.done()
-            if not willing:
+            by_itself = ended.done()
+            if not by_itself:
                 self._kill_group()
             await ended
         finally:
-            asked.cancel()
-            self.kill()  # where this is cancelled
+            hurried.cancel()
+            self.kill()  # if this task is cancelled
             await self._process.wait()
-        return willing
+        return by_itself
 
     def kill(self) -> None:
-        """At once, with its engine."""
+        """Kill the server and its engine at once."""
         if self._process.returncode is None:
             self._kill_group()
 
     def _kill_group(self) -> None:
-        # The group has the number of its first process; while any of it lives, nobody else has it.
+        # The group's number is that of its first process. The kernel does not give it to another
+        # process while a member of the group lives.
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -85,21 +91,21 @@ async def _run(plan: ServerPlan, log: IO[bytes]) -> asyncio.subprocess.Process:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            start_new_session=True,  # its engine is in its group; Ctrl-C does not reach it
+            start_new_session=True,  # its engine joins the group; Ctrl-C does not reach it
         )
     except OSError as error:
         raise InputError(f"{plan.command[0]}: {error.strerror}") from error
 
 
 def last_words(log: Path) -> str:
-    """The line of the log that says best what went wrong: the last exception, or the last line."""
+    """Return the last exception in the log, or its last line."""
     lines = _tail(log)
-    told = [found[1] for line in lines if (found := _ERROR.search(line))]
-    return shorten((told or lines or ["it said nothing"])[-1])
+    errors = [found[1] for line in lines if (found := _ERROR.search(line))]
+    return shorten((errors or lines or ["its log is empty"])[-1])
 
 
 def last_line(log: Path) -> str:
-    """What it said last, without the logger's preamble."""
+    """Return the last line of the log without the logger's preamble."""
     lines = _tail(log)
     return shorten(_PREAMBLE.sub("", lines[-1])) if lines else ""
 
@@ -109,7 +115,7 @@ def shorten(line: str, most: int = 160) -> str:
 
 
 def _tail(log: Path) -> list[str]:
-    """The last lines of this start that say something."""
+    """Return the last non-empty lines of the log since the last start."""
     try:
         with log.open("rb") as file:
             file.seek(0, os.SEEK_END)

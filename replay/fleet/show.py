@@ -1,4 +1,4 @@
-"""A fleet's plan and status for people, and the same as data."""
+"""Show a fleet's plan and status as text or as data."""
 
 import textwrap
 from typing import Any
@@ -11,7 +11,7 @@ LINE_WIDTH = 118
 
 
 def plan_text(plan: FleetPlan, *, commands: bool) -> str:
-    """Every flag with its reason; with `commands` also what would be typed."""
+    """Describe every flag and its reason; with `commands` also the commands to type."""
     where = ", ".join(
         f"{server.name} {server.url}" if server.gpu is None else f"GPU {server.gpu} {server.url}"
         for server in plan.servers
@@ -25,7 +25,11 @@ def plan_text(plan: FleetPlan, *, commands: bool) -> str:
         *_explained(plan.variables, join="="),
     ]
     if plan.left_out:
-        lines += ["", f"left out: vLLM {plan.install.version} has not", *_explained(plan.left_out)]
+        lines += [
+            "",
+            f"left out, because vLLM {plan.install.version} does not have them",
+            *_explained(plan.left_out),
+        ]
     if plan.options.vllm_args:
         lines += ["", f"as given: {' '.join(plan.options.vllm_args)}"]
     if commands:
@@ -49,7 +53,7 @@ def _explained(flags: tuple[Flag, ...], join: str = " ") -> list[str]:
 
 
 def plan_data(plan: FleetPlan, proxy_config: str) -> dict[str, Any]:
-    """The same for programs."""
+    """Return the plan as data for programs."""
     return {
         "model": plan.setting.profile.repository,
         "served_model_name": plan.setting.served_name,
@@ -81,10 +85,10 @@ def _flags(flags: tuple[Flag, ...]) -> list[dict[str, str | None]]:
 
 
 def status_text(status: dict[str, Any]) -> str:
-    """One line a server."""
+    """Describe the fleet with one line for each server."""
     supervisor = status["supervisor"]
-    who = f"supervisor {supervisor['pid']}" + ("" if supervisor["alive"] else " is gone")
-    lines = [f"{status['model']} with vLLM {status['vllm']}, {who}"]
+    watched = f"supervisor {supervisor['pid']}" + ("" if supervisor["alive"] else " is gone")
+    lines = [f"{status['model']} with vLLM {status['vllm']}, {watched}"]
     width = max(len(one["name"]) + len(one["url"]) for one in status["servers"]) + 2
     for one in status["servers"]:
         place = f"{one['name']}  {one['url']}".ljust(width)

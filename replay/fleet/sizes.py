@@ -1,4 +1,4 @@
-"""How many tokens of KV cache a server has, and how many requests may run in it at once."""
+"""Compute a server's KV cache in tokens, and how many requests may run in it at once."""
 
 import re
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from forebay.replay.fleet.profiles import Profile
 from forebay.traces.errors import InputError
 
 CHAT_TOKENS = 5_000
-"""Longest prompt of the bucket `chat`; so many requests of it as fit may run at once."""
+"""Longest prompt of the bucket `chat`; --max-num-seqs follows from how many of them fit."""
 LEAST_SEQS, MOST_SEQS, USUAL_SEQS = 16, 256, 64
 _UNITS = {
     "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
@@ -29,11 +29,11 @@ def kv_tokens(
     batched_tokens: int,
     seqs: int | None,
 ) -> int | None:
-    """Tokens of KV cache of the server that has the least; None where sizes are not known.
+    """Return the KV cache, tokens, of the server with the least; None where sizes are unknown.
 
     Args:
         context: longest request, tokens; raises InputError where it does not fit.
-        kv_memory: --kv-cache-memory-bytes; None: what `utilization` of the GPU leaves.
+        kv_memory: --kv-cache-memory-bytes; None: the memory that `utilization` leaves.
     """
     if kv_memory is not None:
         size = parse_bytes(kv_memory)
@@ -68,8 +68,11 @@ def kv_tokens(
 
 
 def parse_bytes(text: str) -> int:
-    """`256M`, `20.5g` or bytes, as vLLM 0.32 reads it: K, M, G, T are powers of 1024 and take whole
-    numbers, k, m, g, t are powers of 1000. Older ones lack T and t, so vLLM is given the number."""
+    """Read `256M`, `20.5g` or bytes as vLLM 0.32 does.
+
+    K, M, G, T are powers of 1024 and take whole numbers; k, m, g, t are powers of 1000. Older
+    versions lack T and t, so vLLM is given the number of bytes.
+    """
     found = _BYTES.fullmatch(text.strip())
     whole, fraction, unit = found.groups() if found else ("0", None, "")
     if fraction and unit.islower():
@@ -85,14 +88,14 @@ def parse_bytes(text: str) -> int:
 
 
 def sequences(asked: int | None, kv_tokens: int | None) -> tuple[int, str]:
-    """--max-num-seqs, and where it comes from."""
+    """Return --max-num-seqs and the reason for it."""
     if asked is not None:
-        return asked, "requests in a step, as given; the proxy keeps the others waiting"
+        return asked, "most requests in a step, as given; the others wait in the proxy"
     if kv_tokens is None:
-        return USUAL_SEQS, "requests in a step; the proxy keeps the others waiting"
+        return USUAL_SEQS, "most requests in a step; the others wait in the proxy"
     fit = kv_tokens // CHAT_TOKENS
     seqs = min(MOST_SEQS, max(LEAST_SEQS, 1 << max(0, fit.bit_length() - 1)))
     return seqs, (
-        f"requests in a step: the KV cache ({kv_tokens:,} tokens, reckoned) holds {fit} of "
-        f"{CHAT_TOKENS:,}; the power of two below, {LEAST_SEQS} to {MOST_SEQS}"
+        f"most requests in a step: the KV cache (computed: {kv_tokens:,} tokens) holds {fit} of "
+        f"{CHAT_TOKENS:,} tokens; the power of two below, {LEAST_SEQS} to {MOST_SEQS}"
     )

@@ -1,11 +1,11 @@
-"""The folder of a fleet: who holds it, what runs, and whether a process is still the one meant.
+"""The folder of a fleet: its lock, its state, and the identity of its processes.
 
-    lock        held (flock) by the supervisor for as long as it lives
-    state.json  what runs; replaced at every change, gone after a clean end
-    proxy.yaml  the configuration that fits
-    NAME.log    what a server says; NAME.events, NAME.replay: its sockets
+    lock        locked (flock) by the supervisor as long as it lives
+    state.json  the running servers; replaced at every change, removed after a clean end
+    proxy.yaml  the proxy's configuration for this fleet
+    NAME.log    output of a server; NAME.events, NAME.replay: its sockets
 
-The folder is the owner's only (0700): KV events carry the tokens of prompts.
+Only the owner can read the folder (0700), because KV events carry the tokens of prompts.
 """
 
 import fcntl
@@ -28,20 +28,22 @@ Phase = Literal["starting", "up", "waiting", "failed", "stopping", "stopped"]
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process and when it began, since numbers are used again; empty: it was gone before that
-    could be read, and nothing is known to be it."""
+    """A process, identified by its number and its start time, because numbers are reused.
+
+    An empty start time: the process ended before it could be read.
+    """
 
     pid: int
     began: str
 
     @property
     def alive(self) -> bool:
-        return bool(self.began) and began(self.pid) == self.began
+        return bool(self.began) and start_time(self.pid) == self.began
 
 
 @dataclass(slots=True)
 class ServerState:
-    """One server. `since`: seconds of the epoch of its last change of phase."""
+    """One server; `since` is the time of its last change of phase, seconds of the epoch."""
 
     name: str
     url: str
@@ -56,7 +58,7 @@ class ServerState:
 
 @dataclass(slots=True)
 class FleetState:
-    """The whole file."""
+    """The content of the state file."""
 
     supervisor: Process
     model: str
@@ -69,33 +71,36 @@ class FleetState:
         return {"format": FORMAT, **asdict(self)}
 
 
-def began(pid: int) -> str:
-    """When the process began, as a text that no other with its number has; empty: it is gone.
+def start_time(pid: int) -> str:
+    """Return when the process started, unique among processes with its number; empty: it ended.
 
-    From /proc: the boot, and clock ticks since it (field 22 of stat, proc(5)).
+    The text comes from /proc: the boot's id, and clock ticks since the boot (field 22 of stat,
+    proc(5)).
     """
-    return _look(pid)[0]
+    return _start_and_session(pid)[0]
 
 
 def left_of(leader: Process) -> list[Process]:
-    """What is left of the session of `leader`, which is gone: an API server that dies leaves its
-    engine. Nothing where its number is somebody else's by now, since the kernel gives no number
-    away that a session still has."""
+    """Return the remaining processes of the session of `leader`, which has ended.
+
+    An API server that dies leaves its engine running. The result is empty if the leader's number
+    belongs to another process: the kernel does not reuse a number that a session still has.
+    """
     boot, _, tick = leader.began.partition(":")
-    if not boot or began(leader.pid):
+    if not boot or start_time(leader.pid):
         return []
     left = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
-            begun, session = _look(int(entry.name))
-            boot_then, _, tick_then = begun.partition(":")
+            started, session = _start_and_session(int(entry.name))
+            boot_then, _, tick_then = started.partition(":")
             if session == leader.pid and boot_then == boot and int(tick_then) >= int(tick):
-                left.append(Process(int(entry.name), begun))
+                left.append(Process(int(entry.name), started))
     return left
 
 
-def _look(pid: int) -> tuple[str, int]:
-    """When it began and its session (field 6); empty and 0 when it is gone."""
+def _start_and_session(pid: int) -> tuple[str, int]:
+    """Return start time and session (field 6) of a process; empty and 0 if it has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")  # a name may be any bytes
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -106,15 +111,15 @@ def _look(pid: int) -> tuple[str, int]:
 
 
 def this_process() -> Process:
-    """Raises InputError where there is no /proc to tell one process from another."""
-    if not (mine := began(os.getpid())):
-        raise InputError("forebay fleet needs Linux's /proc to tell its own processes")
-    return Process(os.getpid(), mine)
+    """Return this process; raises InputError where there is no /proc to identify processes."""
+    if not (started := start_time(os.getpid())):
+        raise InputError("forebay fleet needs Linux's /proc to identify its own processes")
+    return Process(os.getpid(), started)
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Hold the folder of a fleet; raises InputError when another supervisor does."""
+def locked(folder: Path) -> Iterator[None]:
+    """Lock the folder of a fleet; raises InputError when another supervisor has locked it."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -125,8 +130,8 @@ def held(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InputError(
-                f"--dir {folder}: a fleet is up there: `forebay fleet down --dir {folder}`, or "
-                "give another folder"
+                f"--dir {folder}: a fleet is up there: stop it with `forebay fleet down --dir "
+                f"{folder}`, or give another folder"
             ) from None
         yield
     finally:
@@ -134,7 +139,7 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def write_state(folder: Path, state: FleetState) -> None:
-    """Replace the file at once: a reader sees the old one or the new one."""
+    """Replace the file atomically: a reader sees the old one or the new one."""
     new = folder / f"{STATE}.new"
     new.write_bytes(orjson.dumps(state.as_json(), option=orjson.OPT_INDENT_2) + b"\n")
     new.replace(folder / STATE)
@@ -145,14 +150,14 @@ def remove_state(folder: Path) -> None:
 
 
 def read_state(folder: Path) -> FleetState | None:
-    """What runs there, None when nothing does; raises InputError for what is no fleet's folder."""
+    """Read the state file, None if there is none; raises InputError for a wrong folder or file."""
     if not folder.is_dir():
         raise InputError(f"--dir {folder}: no such folder; `forebay fleet up` makes it")
     file = folder / STATE
     try:
         data = orjson.loads(file.read_bytes())
         if data.pop("format") != FORMAT:
-            raise InputError(f"{file}: written by another version of forebay; stop it with that")
+            raise InputError(f"{file}: written by another version of forebay; use that to stop it")
         servers = [
             ServerState(**{**one, "process": _process(one["process"])})
             for one in data.pop("servers")

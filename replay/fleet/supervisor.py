@@ -1,7 +1,7 @@
-"""Keep the servers of a fleet running until told to stop.
+"""Keep the servers of a fleet running until the fleet is stopped.
 
-One task a server: start, wait for /health, watch, start again. At the first start nothing is tried
-again: what is wrong then (a flag, memory, a model's name) would be wrong again.
+Each server has a task: start it, wait for /health, watch it, restart it. The first start is not
+repeated, because its usual faults (a flag, memory, a model's name) would not go away.
 """
 
 import asyncio
@@ -19,19 +19,25 @@ from forebay.replay.fleet.server_process import ServerProcess, last_line, last_w
 from forebay.replay.fleet.state import FleetState, Phase, ServerState, write_state
 from forebay.traces.errors import InputError
 
-ASK_EVERY_S = 0.5  # while it starts
-LOOK_EVERY_S = 5.0  # once it is up
-TALK_EVERY_S = 10.0
-Ends = asyncio.Task[bool] | asyncio.Task[str]  # told to stop; ended
+ASK_EVERY_S = 0.5  # between health checks while a server starts
+LOOK_EVERY_S = 5.0  # between health checks once it is up
+REPORT_EVERY_S = 10.0  # between reports that a server is still starting
+Ends = asyncio.Task[bool] | asyncio.Task[str]  # the fleet is stopped; the server's process ended
 
 
 class StartFailed(Exception):
-    """A server did not come up the first time; the message says which, and what it said last."""
+    """A server's first start failed; the message has its name and the end of its log."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Life:
-    """How a process ended, what it said last, and how long it was up, None: it never was."""
+    """One process of a server.
+
+    Attributes:
+        how: how it ended.
+        words: the last error in its log.
+        up_s: seconds it was up; None if it never was.
+    """
 
     how: str
     words: str
@@ -39,11 +45,15 @@ class _Life:
 
 
 class Supervisor:
-    """Runs `plans`; `state` is kept up to date in `folder`.
+    """Runs the servers of `plans` and keeps `state` up to date in `folder`.
 
     Args:
-        say: one line for people.
+        report: receives one line of text for the user.
         when_up: called once, when all servers are up for the first time.
+
+    Attributes:
+        stop: set it to stop the fleet; running answers may finish.
+        now: set it to end running answers too.
     """
 
     def __init__(
@@ -52,25 +62,25 @@ class Supervisor:
         state: FleetState,
         folder: Path,
         policy: RestartPolicy,
-        say: Callable[[str], None],
+        report: Callable[[str], None],
         when_up: Callable[[], None],
     ) -> None:
         self._plans = plans
         self._state = state
         self._folder = folder
         self._policy = policy
-        self._say = say
+        self._report = report
         self._when_up = when_up
         self._all_were_up = False
         self._written = True
-        self.stop = asyncio.Event()  # let running answers finish
-        self.now = asyncio.Event()  # and no longer
+        self.stop = asyncio.Event()
+        self.now = asyncio.Event()
 
     async def run(self) -> bool:
-        """Until `stop` is set or every server is given up; whether all were well to the end.
+        """Run until `stop` is set or every server is given up; leave no process behind.
 
-        Raises StartFailed, or InputError for a command that cannot be run; whichever way it ends,
-        no process is left.
+        Returns True if all servers were well to the end. Raises StartFailed, or InputError for a
+        command that cannot be run.
         """
         async with aiohttp.ClientSession() as session:
             stopping = asyncio.create_task(self.stop.wait())
@@ -98,7 +108,7 @@ class Supervisor:
             except InputError as error:
                 if not was_up:
                     raise
-                # Its log or its command is gone by now: no reason to end the others.
+                # Its log or its command was removed while it ran: keep the other servers.
                 life = _Life("could not be started", str(error), None)
             if stopping.done():
                 self._change(server, "stopped")
@@ -111,11 +121,11 @@ class Supervisor:
             wait_s = restarts.died(up_s)
             if wait_s is None:
                 self._change(server, "failed")
-                self._say(f"{server.name} {how} after {up_s:.0f} s: given up, {words}")
+                self._report(f"{server.name} {how} after {up_s:.0f} s: given up, {words}")
                 return
             self._change(server, "waiting")
             tries = f"restart {restarts.in_a_row} of {self._policy.tries}"
-            self._say(f"{server.name} {how} after {up_s:.0f} s: {tries} in {wait_s:g} s")
+            self._report(f"{server.name} {how} after {up_s:.0f} s: {tries} in {wait_s:g} s")
             await asyncio.wait({stopping}, timeout=wait_s)
             if stopping.done():
                 self._change(server, "stopped")
@@ -128,14 +138,14 @@ class Supervisor:
         session: aiohttp.ClientSession,
         stopping: "asyncio.Task[bool]",
     ) -> _Life:
-        """One process of it, from start to end, of its own or because `stopping` is done."""
+        """Run one process of a server until it ends by itself or `stopping` is done."""
         process = await ServerProcess.start(self._plans[server.name])
         ended = asyncio.create_task(process.wait())
         up_s = None
         try:
             server.process = process.identity
             self._change(server, "starting")
-            self._say(f"{server.name}: starting as process {process.identity.pid}")
+            self._report(f"{server.name}: starting as process {process.identity.pid}")
             if await self._starts(server, session, {ended, stopping}):
                 up_s = await self._stays(server, session, {ended, stopping})
             if stopping.done():
@@ -156,21 +166,22 @@ class Supervisor:
         session: aiohttp.ClientSession,
         either: set[Ends],
     ) -> bool:
-        """Whether it came up before it ended, was told to stop, or took too long."""
-        begun = said = time.monotonic()
+        """Wait until the server is healthy; False if it ended, is stopped or took too long."""
+        started = reported = time.monotonic()
         while not any(task.done() for task in either):
             if await healthy(session, server.url):
-                self._say(f"{server.name}: up after {time.monotonic() - begun:.1f} s, {server.url}")
+                took_s = time.monotonic() - started
+                self._report(f"{server.name}: up after {took_s:.1f} s, {server.url}")
                 self._change(server, "up")
                 return True
             now = time.monotonic()
-            if now - begun > self._policy.start_s:
+            if now - started > self._policy.start_s:
                 return False
-            if now - said >= TALK_EVERY_S:
-                said = now
+            if now - reported >= REPORT_EVERY_S:
+                reported = now
                 line = last_line(Path(server.log))
-                saying = f", at: {line}" if line else ""
-                self._say(f"{server.name}: not up yet after {now - begun:.0f} s{saying}")
+                log = f"; its log: {line}" if line else ""
+                self._report(f"{server.name}: not up yet after {now - started:.0f} s{log}")
             await asyncio.wait(either, timeout=ASK_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
         return False
 
@@ -180,29 +191,29 @@ class Supervisor:
         session: aiohttp.ClientSession,
         either: set[Ends],
     ) -> float:
-        """How long it was up, s, until it ended, hung, or was told to stop."""
-        begun = well = time.monotonic()
+        """Wait until the server ends, hangs or is stopped; return how many seconds it was up."""
+        started = well = time.monotonic()
         while True:
             await asyncio.wait(either, timeout=LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
             now = time.monotonic()
             if any(task.done() for task in either):
-                return now - begun
+                return now - started
             if await healthy(session, server.url):
                 well = now
             elif now - well > self._policy.hung_s:
-                self._say(f"{server.name}: /health has not answered for {now - well:.0f} s")
-                return now - begun
+                self._report(f"{server.name}: /health has not answered for {now - well:.0f} s")
+                return now - started
 
     async def _end(self, server: ServerState, process: ServerProcess) -> None:
-        """Stop it if it still runs, whatever becomes of the books."""
+        """Stop the process if it still runs, even if the change of phase fails."""
         try:
             if self.stop.is_set():
                 self._change(server, "stopping")
         finally:
-            willing = await process.stop(self._state.stop_s, self.now)
+            by_itself = await process.stop(self._state.stop_s, self.now)
         server.process = None
-        if not willing:
-            self._say(f"{server.name}: killed, it had not ended on SIGTERM")
+        if not by_itself:
+            self._report(f"{server.name}: killed, it had not ended on SIGTERM")
         if self.stop.is_set():
             self._change(server, "stopped")
 
@@ -214,14 +225,14 @@ class Supervisor:
             self._when_up()
 
     def _write(self) -> None:
-        """Servers do not hang on the file: a full disk or a folder that is gone is said, once."""
+        """Write the state; a full disk or a missing folder is reported once and ends no server."""
         try:
             write_state(self._folder, self._state)
         except OSError as error:
             if self._written:
-                self._say(
+                self._report(
                     f"{self._folder}: the state cannot be written ({error.strerror}): `status` and "
-                    "`down` know what was before; Ctrl-C or SIGTERM still stop the fleet"
+                    "`down` see an older state; Ctrl-C or SIGTERM still stop the fleet"
                 )
             self._written = False
         else:

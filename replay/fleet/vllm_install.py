@@ -1,4 +1,4 @@
-"""Which vLLM is here: its command and its version, without importing it (that takes 10 s)."""
+"""Find vLLM's command and version without importing it, which takes 10 s."""
 
 import re
 import shutil
@@ -10,7 +10,7 @@ from pathlib import Path
 from forebay.traces.errors import InputError
 
 OLDEST = (0, 11)
-"""The first version whose flags were read; what came before may lack any of them."""
+"""The first version whose flags were checked; older ones may lack any of them."""
 NEWEST = (0, 32)
 ASK_S = 120.0
 _HOW = (
@@ -22,19 +22,19 @@ _ASK = "import importlib.metadata as m; print(m.version('vllm'))"
 
 @dataclass(frozen=True, slots=True)
 class VllmInstall:
-    """The command to start, and its version as vLLM writes it (`0.32.0+cpu`)."""
+    """The vllm command, and its version as vLLM writes it (`0.32.0+cpu`)."""
 
     command: str
     version: str
 
     @property
     def release(self) -> tuple[int, int]:
-        """Major and minor."""
+        """Return the major and minor version."""
         return release_of(self.version)
 
 
 def release_of(version: str) -> tuple[int, int]:
-    """Major and minor of `0.32.0+cpu`; raises InputError."""
+    """Read the major and minor version of `0.32.0+cpu`; raises InputError."""
     found = re.match(r"v?(\d+)\.(\d+)", version)
     if not found:
         raise InputError(f"--vllm-version {version}: give one such as 0.32")
@@ -42,7 +42,7 @@ def release_of(version: str) -> tuple[int, int]:
 
 
 def find_vllm(given: str | None) -> VllmInstall:
-    """The one given, else this environment's, else the one on the PATH; raises InputError."""
+    """Find the given vllm, else this environment's, else the one on PATH; raises InputError."""
     beside = Path(sys.executable).with_name("vllm")
     command = shutil.which(given or (str(beside) if beside.is_file() else "vllm"))
     if command is None:
@@ -60,7 +60,7 @@ def find_vllm(given: str | None) -> VllmInstall:
 
 
 def _by_metadata(command: str) -> str | None:
-    """What the interpreter in the script's first line has installed."""
+    """Ask the interpreter in the script's first line for its installed vLLM version."""
     try:
         with open(command, "rb") as script:
             first = script.readline(1_000).decode(errors="replace")
@@ -88,6 +88,6 @@ def _by_asking(command: str) -> str:
     lines = [line for line in (done.stdout or done.stderr).splitlines() if line.strip()]
     found = re.search(r"\d+\.\d+\S*", lines[-1]) if lines and done.returncode == 0 else None
     if found is None:
-        said = lines[-1].strip() if lines else f"it ended with status {done.returncode}"
-        raise InputError(f"--vllm {command}: `vllm --version` failed: {said}")
+        reason = lines[-1].strip() if lines else f"it ended with status {done.returncode}"
+        raise InputError(f"--vllm {command}: `vllm --version` failed: {reason}")
     return found.group()

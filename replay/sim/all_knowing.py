@@ -1,11 +1,13 @@
-"""A reference for hit ratios: a router that looks into the engines instead of guessing.
+"""Route by the true contents of the engines' caches: a reference for hit ratios.
 
-It sees what each engine's cache holds at the instant of the arrival, and what is on the way there:
-blocks of prompts sent and not answered yet, which a later prompt will hit. It sends a request to
-the engine where most of the prompt will be hit, however busy that is, if that is more than a
-quarter of it (what everybody shares draws nobody), else to the engine with the least uncached
-prefill left. It refuses nothing. Not the best hit ratio there can be, which would need the future;
-no router that knows less can be expected to beat it.
+This router sees each engine's prefix cache at the instant of an arrival. It also counts blocks of
+prompts that were sent and have no first token yet, because a later prompt will hit them. A request
+goes to the engine where most of its prompt will be hit, however busy that engine is. If no engine
+would hit more than a quarter of the prompt, the request goes to the engine with the least uncached
+prefill left; so a prefix that all prompts share attracts no request. No request is rejected.
+
+The best possible hit ratio would need the future, so this is not it; but no router that knows less
+can be expected to exceed it.
 """
 
 from collections.abc import Mapping
@@ -13,27 +15,28 @@ from math import inf
 from typing import Final
 
 from forebay.proxy.core.model import Action, Request, Send
-from forebay.replay.sim.peers import Peer, Place
+from forebay.replay.sim.router_models import EngineView, RouterModel
 from forebay.replay.sim.skipping import SkippingEngine
 from forebay.replay.sim.stepping import SteppingEngine
 
 MIN_MATCH: Final = 0.25
 
 
-class AllKnowing(Peer):
+class AllKnowing(RouterModel):
     def __init__(self) -> None:
         super().__init__()
         self._engines: list[SkippingEngine] = []
-        self._coming: list[dict[int, int]] = []  # by engine: blocks, and in how many prompts
+        # For each engine: blocks of prompts without a first token, and in how many prompts.
+        self._coming: list[dict[int, int]] = []
 
     def look_into(self, engines: Mapping[str, SkippingEngine | SteppingEngine]) -> None:
-        """These are the engines, in the order in which they come up."""
+        """Set the engines, in the order in which they come up."""
         for engine in engines.values():
             assert isinstance(engine, SkippingEngine), "needs engines that skip (not --exact)"
             self._engines.append(engine)
             self._coming.append({})
 
-    def choose(self, request: Request) -> Place:
+    def choose(self, request: Request) -> EngineView:
         best, most = self.places[0], MIN_MATCH * request.prompt_tokens
         found = False
         for place in self.places:
@@ -48,7 +51,7 @@ class AllKnowing(Peer):
                 best, least = place, float(place.prefill_tokens)
         return best
 
-    def send(self, request: Request, place: Place, now: float, queued_s: float = 0.0) -> Send:
+    def send(self, request: Request, place: EngineView, now: float, queued_s: float = 0.0) -> Send:
         coming = self._coming[place.number]
         for block in request.blocks:
             coming[block] = coming.get(block, 0) + 1
@@ -73,5 +76,5 @@ class AllKnowing(Peer):
         coming, ahead = self._coming[number], 0
         while ahead < len(blocks) and blocks[ahead] in coming:
             ahead += 1
-        held = self._engines[number].cached_tokens(blocks, int(request.block_tokens), tokens)
-        return max(held, int(ahead * request.block_tokens))
+        cached = self._engines[number].cached_tokens(blocks, int(request.block_tokens), tokens)
+        return max(cached, int(ahead * request.block_tokens))

@@ -1,9 +1,9 @@
-"""How many requests a second of one core the simulator plays, with the live policy deciding.
+"""Measure how many requests the simulator plays in a second of one core, with the live policy.
 
     make bench-sim      plain Python, then compiled (FOREBAY_COMPILE=1)
 
-Processor time of `simulate` alone: making the trace and reading results are not counted. The
-reference loop tells how fast the machine is just then.
+Only the processor time of `simulate` counts: not making the trace, not reading the results. The
+time of the reference loop shows how fast the machine is at that moment.
 """
 
 import argparse
@@ -27,7 +27,7 @@ DOCUMENTS = 200
 
 
 def chat(count: int, gpus: int, seed: int) -> list[TraceRequest]:
-    """Prompts of about 1,024 tokens that share nothing, answers of about 200."""
+    """Make prompts of about 1,024 tokens that share nothing, with answers of about 200."""
     rng, at = random.Random(seed), 0.0
     rows = []
     for number in range(count):
@@ -37,7 +37,7 @@ def chat(count: int, gpus: int, seed: int) -> list[TraceRequest]:
 
 
 def mix(count: int, gpus: int, seed: int) -> list[TraceRequest]:
-    """The same chats, and one request in ten about one of 200 documents of Zipf popularity."""
+    """Make the same chats, and one request in ten about one of 200 documents (Zipf)."""
     rng, at = random.Random(seed), 0.0
     weights = [1 / (rank + 1) for rank in range(DOCUMENTS)]
     rows = []
@@ -66,7 +66,7 @@ WORKLOADS: dict[str, tuple[Callable[[int, int, int], list[TraceRequest]], int]] 
 
 
 def reference_ms() -> float:
-    """A fixed loop of plain Python."""
+    """Time a fixed loop of plain Python."""
     started = time.process_time()
     sum(i * i for i in range(1_000_000))
     return (time.process_time() - started) * 1e3
@@ -84,15 +84,15 @@ def main() -> None:
         f"{options.runs} seeds (slowest to fastest); reference loop {reference_ms():.0f} ms"
     )
     for name, (make, gpus) in WORKLOADS.items():
-        speeds, refused = [], 0
+        speeds, rejected = [], 0
         for seed in range(options.runs):
             trace = make(options.requests, gpus, seed)
             done = simulate(trace, Scenario(EngineConfig(), gpus))
             speeds.append(len(trace) / done.cpu_s)
-            refused += sum(o.reject is not None for o in done.outcomes)
+            rejected += sum(o.reject is not None for o in done.outcomes)
         print(
             f"  {name:<11} {gpus:3d} GPUs  {statistics.median(speeds):8,.0f} requests/s "
-            f"({min(speeds):,.0f} to {max(speeds):,.0f}); {refused} refused"
+            f"({min(speeds):,.0f} to {max(speeds):,.0f}); {rejected} rejected"
         )
 
 

@@ -1,43 +1,43 @@
-"""KV-cache blocks in runs: what `engine.kv_cache.BlockPool` does, at a cost per run of blocks.
+"""Model `engine.kv_cache.BlockPool` in runs of blocks, at a cost per run instead of per block.
 
-Two facts make it exact. Uncached free blocks always lie in front of the cached ones (they are
-freed to the front, and only handing out a block uncaches it), so a number stands for them. And a
-request lets go of its tail before its head, so what is cached never has a gap: a prefix tree
-tells all that can be hit.
+Two facts make this exact. First, uncached free blocks always lie in front of the cached ones: they
+are freed to the front, and only allocation uncaches a block. So a number stands for them. Second, a
+request frees its tail before its head, so a cached prefix never has a gap: a prefix tree finds all
+blocks that a prompt can hit.
 """
 
-from forebay.replay.sim.runs import Node, Run, agreed, last_piece, pieces
+from forebay.replay.sim.runs import Node, Run, agreed, last_part, parts
 
 
 class RunPool:
     """The blocks of one engine: free list and prefix tree.
 
     Attributes:
-        free: free blocks. To hand some out, the least valuable ones, is to lower this number.
-            What that evicts is worked out (`settle`) before somebody looks at the cache or frees
-            blocks to the front of the list; it can wait while blocks are freed to the other end.
+        free: free blocks. Lowering this number allocates the least valuable ones. `settle` works
+            out the evictions later, before a look-up or before blocks are freed to the front of
+            the list. Blocks freed to the other end do not change them.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.free = num_blocks - 1  # block 0 is the null block
-        self._blank = self.free  # the uncached ones at the front of the list
-        self._listed = self.free  # all in the list; more than `free` are handed out
+        self._blank = self.free  # uncached free blocks, at the front of the list
+        self._listed = self.free  # length of the list; those beyond `free` are allocated
         self._block_size = block_size
         self._roots: dict[int, Node] = {}  # by block_tokens
         # The cached part of the free list: a ring of runs, each from its end to its start.
         self._ring = ring = Run(0, 0, None, 1)
         ring.before = ring.after = ring
-        self._spent = ring  # the run at the back, when it is private blocks of ended requests
+        self._spent = ring  # the last run that was made of private blocks of ended requests
 
     def hold_back(self, count: int) -> None:
-        """Do not hand out `count` of the uncached blocks; negative: do so again."""
+        """Stop allocating `count` of the uncached blocks; a negative count reverts this."""
         self.settle()
         self._blank -= count
         self._listed -= count
         self.free -= count
 
     def settle(self) -> None:
-        """Take what was handed out off the list: uncached blocks first, then by eviction."""
+        """Remove allocated blocks from the list: uncached blocks first, then by eviction."""
         blank = self._blank - (self._listed - self.free)
         self._listed = self.free
         if blank < 0:
@@ -49,8 +49,10 @@ class RunPool:
     def lookup(
         self, ids: tuple[int, ...], block_tokens: int, limit: int
     ) -> tuple[int, int, list[Node]]:
-        """Leading blocks that are cached, at most `limit`: how many, how many of them are free,
-        and the nodes they are in."""
+        """Find the leading blocks that are cached, at most `limit`.
+
+        Returns their number, how many of them are free, and the nodes they are in.
+        """
         if self._listed > self.free:
             self.settle()
         hits = free = 0
@@ -70,10 +72,10 @@ class RunPool:
         return hits, free, path
 
     def take(self, path: list[Node], hits: int, free: int) -> list[tuple[Run, int]]:
-        """Hold what `lookup` found, for one more request; the list is what `release` wants."""
+        """Allocate blocks that `lookup` found to one more request; returns runs for `release`."""
         self.free -= free
         self._listed -= free
-        held = []
+        runs = []
         for node in path:
             if hits < node.stop:
                 self._split(node, hits)
@@ -81,35 +83,35 @@ class RunPool:
             if not run.holders:
                 run.before.after, run.after.before = run.after, run.before
             run.holders += 1
-            held.append((run, node.stop))
-        return held
+            runs.append((run, node.stop))
+        return runs
 
     def take_private(self, run: Run) -> None:
-        """Give a preempted request the private blocks back that are still cached; settled."""
+        """Give a preempted request its still cached private blocks back; call `settle` first."""
         self.free -= run.stop - run.start
         self._listed -= run.stop - run.start
         run.before.after, run.after.before = run.after, run.before
 
     def register(
-        self, held: list[tuple[Run, int]], ids: tuple[int, ...], block_tokens: int, stop: int
+        self, runs: list[tuple[Run, int]], ids: tuple[int, ...], block_tokens: int, stop: int
     ) -> None:
-        """Let later prompts hit blocks up to `stop` of the request that holds `held`.
+        """Let later prompts hit blocks up to `stop` of the request that holds `runs`.
 
-        They are allocated already. As long as nobody shares the end of what the request holds,
-        its last run just grows; so a long prefill makes one run, not one a chunk.
+        These blocks are allocated already. As long as no other request shares the last run, it
+        grows. So a long prefill makes one run, not one for each chunk.
         """
         if self._listed > self.free:
             self.settle()
         per_id = block_tokens // self._block_size
-        if held:
-            first, start = held[-1]
-            run = last_piece(first, start)
+        if runs:
+            first, start = runs[-1]
+            run = last_part(first, start)
             node = run.node
             assert node is not None
             if run.holders == 1 and not node.children and len(node.copies) == 1:
                 run.stop = node.stop = stop
-                node.ids = ids  # may know more of the prompt than the request that came before
-                held[-1] = (first, stop)
+                node.ids = ids  # may be longer than the ids of the request that made the node
+                runs[-1] = (first, stop)
                 return
         else:
             start = 0
@@ -126,17 +128,17 @@ class RunPool:
                     node.children[key] = child
                 else:
                     node.children = {key: child}
-            else:  # somebody else registered the same content first: a second copy
+            else:  # another request registered the same content first: a second copy
                 same = agreed(child, ids, stop)
                 if same < child.stop:
                     self._split(child, same)
             run = Run(start, child.stop, child, 1)
             child.copies.append(run)
-            held.append((run, child.stop))
+            runs.append((run, child.stop))
             start, node = child.stop, child
 
-    def release(self, held: list[tuple[Run, int]], private: int, uncached: int) -> None:
-        """Let go of `held`, and of so many private and uncached blocks behind it, for good."""
+    def release(self, runs: list[tuple[Run, int]], private: int, uncached: int) -> None:
+        """Free `runs`, and as many private and uncached blocks behind them, of an ended request."""
         if uncached:
             self.release_uncached(uncached)
         if private > 0:
@@ -148,7 +150,7 @@ class RunPool:
                 self._append(spent)
             self.free += private
             self._listed += private
-        for first, stop in reversed(held):
+        for first, stop in reversed(runs):
             if first.stop == stop and first.holders == 1:
                 first.holders = 0
                 self._append(first)
@@ -156,20 +158,22 @@ class RunPool:
                 self.free += blocks
                 self._listed += blocks
             else:
-                self._release_pieces(first, stop)
+                self._release_parts(first, stop)
 
     def release_for_now(
-        self, held: list[tuple[Run, int]], start: int, private: int, uncached: int
+        self, runs: list[tuple[Run, int]], start: int, private: int, uncached: int
     ) -> Run | None:
-        """The same for a preempted request: the run of its private blocks, which start at block
-        `start` and which it may still find."""
+        """Free the blocks of a preempted request.
+
+        Returns the run of its private blocks, which begin at block `start`: it may hit them again.
+        """
         run = None
         if private > 0:
             run = Run(start, start + private, None, 0)
             self._append(run)
             self.free += private
             self._listed += private
-        self.release(held, 0, uncached)
+        self.release(runs, 0, uncached)
         return run
 
     def release_uncached(self, count: int) -> None:
@@ -180,8 +184,8 @@ class RunPool:
         self._listed += count
         self._blank += count
 
-    def _release_pieces(self, first: Run, stop: int) -> None:
-        for run in reversed(pieces(first, stop)):
+    def _release_parts(self, first: Run, stop: int) -> None:
+        for run in reversed(parts(first, stop)):
             run.holders -= 1
             if not run.holders:
                 self._append(run)
@@ -196,7 +200,7 @@ class RunPool:
         last.after = ring.before = run
 
     def _evict(self, count: int) -> None:
-        """Uncache `count` blocks from the front of the ring; they are handed out."""
+        """Uncache `count` blocks from the front of the ring, which were allocated."""
         ring = self._ring
         while count:
             run = ring.after
@@ -208,14 +212,14 @@ class RunPool:
                 if len(node.copies) == 1:
                     run.stop = node.stop = run.stop - count
                     return
-                self._split(node, run.stop - count)  # the piece comes to lie in front of `run`
+                self._split(node, run.stop - count)  # the new part gets in front of `run`
                 continue
             ring.after, run.after.before = run.after, ring
             count -= size
             if node is None:
                 run.stop = run.start
                 continue
-            run.node = None  # no cycle stays behind for the garbage collector
+            run.node = None  # leave no cycle to the garbage collector, which is off
             node.copies.remove(run)
             if not node.copies:
                 assert node.parent is not None
@@ -231,12 +235,12 @@ class RunPool:
         node.children = {tail.key: tail}
         node.stop = at
         for run in node.copies:
-            piece = Run(at, run.stop, tail, run.holders)
+            part = Run(at, run.stop, tail, run.holders)
             run.stop = at
             if run.holders:
-                piece.rest, run.rest = run.rest, piece
+                part.rest, run.rest = run.rest, part
             else:
                 before = run.before
-                piece.before, piece.after = before, run
-                before.after = run.before = piece
-            tail.copies.append(piece)
+                part.before, part.after = before, run
+                before.after = run.before = part
+            tail.copies.append(part)

@@ -1,23 +1,23 @@
-"""A closed loop in virtual time: so many requests in flight on one engine, the next when one ends.
+"""Run a closed loop in virtual time: a fixed number of requests in flight on one engine.
 
-No proxy, no arrival times: what an engine can do is asked, not what users would see.
+There is no proxy and arrival times do not count: this measures the engine, not what users see.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from forebay.replay.sim.fleet import Engine, Outcome, served
+from forebay.replay.sim.fleet import Engine, SimOutcome, sim_request
 from forebay.traces.schema import TraceRequest
 
 
 def closed_loop(
     trace: Sequence[TraceRequest], engine: Engine, name: str, at_once: int
-) -> list[Outcome]:
+) -> list[SimOutcome]:
     """Play all of `trace` on the idle `engine`, `at_once` in flight; outcomes in its order.
 
-    A request's arrival is the moment its place was free, seconds; the trace's times do not count.
+    A request arrives, in seconds, at the moment its slot became free.
     """
-    outcomes: list[Outcome] = []
+    outcomes: list[SimOutcome] = []
     rows = iter(trace)
 
     def send(count: int, now: float) -> None:
@@ -25,19 +25,19 @@ def closed_loop(
             row = next(rows, None)
             if row is None:
                 return
-            outcome = Outcome(replace(row, arrival_s=now))
-            outcome.backend, outcome.sent_s, outcome.served = name, now, served(row)
+            outcome = SimOutcome(replace(row, arrival_s=now))
+            outcome.backend, outcome.sent_s, outcome.served = name, now, sim_request(row)
             outcomes.append(outcome)
-            # What HTTP and tokenising cost delays every request alike: nobody overtakes.
-            handed.append((now + engine.request_s, outcome))
+            # HTTP and tokenizing delay every request equally, so none overtakes another.
+            deliveries.append((now + engine.request_s, outcome))
 
-    handed: list[tuple[float, Outcome]] = []
+    deliveries: list[tuple[float, SimOutcome]] = []
     send(at_once, 0.0)
     arrived, done = 0, 0
     while done < len(outcomes):
         due = engine.next_at()
-        if arrived < len(handed) and handed[arrived][0] <= due:
-            at, outcome = handed[arrived]
+        if arrived < len(deliveries) and deliveries[arrived][0] <= due:
+            at, outcome = deliveries[arrived]
             arrived += 1
             assert outcome.served is not None
             engine.add(outcome.served, at)

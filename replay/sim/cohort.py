@@ -1,4 +1,4 @@
-"""All decoding requests as one: what a step costs and when anything happens to one of them."""
+"""Treat all decoding requests as one cohort: the cost of a step, and which step changes one."""
 
 from heapq import heappop, heappush
 from typing import Final
@@ -13,16 +13,16 @@ RANKS: Final = 1 << 29
 class Cohort:
     """Requests that each compute one token in every step.
 
-    Every step adds one to all their lengths, so nothing here changes from step to step.
+    Every step adds one token to each of them, so nothing here changes from step to step.
 
     Attributes:
-        size: how many.
+        size: number of requests.
         offsets: sum of their offsets; at the start of step n they have offsets + size*n tokens.
-        phases: how many take a new block at step n, under n % block_size.
+        phases: number of requests that take a new block at step n, at index n % block_size.
     """
 
     # Ends are a heap of last step * RANKS + rank: whole numbers compare faster than tuples. An
-    # entry is void when nobody has that rank any more; a preemption takes it away.
+    # entry is void when no request has that rank any more, because it was preempted.
     __slots__ = ("_block_size", "_ends", "_ranked", "_void", "offsets", "phases", "size")
 
     def __init__(self, block_size: int) -> None:
@@ -34,7 +34,7 @@ class Cohort:
         self._void = 0
 
     def join(self, request: SimRequest, step: int) -> None:
-        """Its prompt was completed, and its first token sampled, in `step`."""
+        """Add a request whose prompt was completed, and first token sampled, in `step`."""
         request.offset = offset = request.tokens - step
         request.phase = phase = (1 - offset) % self._block_size
         self.size += 1
@@ -44,7 +44,7 @@ class Cohort:
         heappush(self._ends, (request.last - offset) * RANKS + request.rank)
 
     def leave(self, request: SimRequest) -> None:
-        """It was preempted."""
+        """Remove a preempted request."""
         self.size -= 1
         self.offsets -= request.offset
         self.phases[request.phase] -= 1
@@ -53,14 +53,14 @@ class Cohort:
         self._void += 1
 
     def next_end(self) -> int:
-        """The next step that is somebody's last; there must be somebody."""
+        """Return the next step that is the last of a request; the cohort must not be empty."""
         while self._void and self._ends[0] % RANKS not in self._ranked:
             heappop(self._ends)
             self._void -= 1
         return self._ends[0] // RANKS
 
     def ended(self, step: int) -> list[SimRequest]:
-        """Those whose last step was `step`, in the order of their admission; they leave."""
+        """Remove the requests whose last step was `step`; returns them in order of admission."""
         ended: list[SimRequest] = []
         ends, beyond = self._ends, (step + 1) * RANKS
         while ends and ends[0] < beyond:
@@ -75,7 +75,7 @@ class Cohort:
         return ended
 
     def blocks(self, step: int, count: int) -> int:
-        """New blocks that they take in the `count` steps from `step`."""
+        """Count the new blocks of the `count` steps from `step`."""
         block_size, phases = self._block_size, self.phases
         begin = step % block_size
         blocks = count // block_size * self.size
@@ -89,11 +89,11 @@ class Cohort:
         return blocks + self.size
 
     def steps_within(self, step: int, count: int, free: int) -> int:
-        """How many of the `count` steps from `step` can be made with `free` blocks."""
+        """Return how many of the `count` steps from `step` can be made with `free` blocks."""
         block_size, phases = self._block_size, self.phases
         if (count // block_size + 1) * self.size <= free:
             return count
-        rounds, free = divmod(free, self.size)  # each takes one in block_size steps
+        rounds, free = divmod(free, self.size)  # each takes one block in block_size steps
         steps = rounds * block_size
         while steps < count:
             free -= phases[(step + steps) % block_size]

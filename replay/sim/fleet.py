@@ -1,9 +1,9 @@
-"""A whole fleet in virtual time: the live policy and simulated engines on one event heap.
+"""Simulate a whole fleet in virtual time: the live policy in front of simulated engines.
 
-No sockets and no sleeping: arrivals, what engines do next and the policy's timer are the only
-events. The shaper is the one that the proxy runs; the parity test holds both to it. The network
-takes no time; what HTTP and tokenising cost is the engine's `request_s`, and for pieces of a prompt
-`TOKENIZE_S` besides.
+No sockets and no sleeping. Three kinds of events move time: arrivals, the next event of an engine,
+and the policy's timer. The shaper is the one that the proxy runs; a parity test compares the two.
+The network takes no time. HTTP and tokenizing cost the engine's `request_s`; each request of a
+split prefill also costs `TOKENIZE_S` a token.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -11,12 +11,12 @@ from math import inf
 from typing import Final
 
 from forebay.proxy.core.model import Action, Reject, Send
-from forebay.proxy.core.model import Request as Asked
+from forebay.proxy.core.model import Request as ProxyRequest
 from forebay.proxy.core.shaper import Shaper
 from forebay.replay.sim.all_knowing import AllKnowing
 from forebay.replay.sim.in_turn import InTurn
-from forebay.replay.sim.peers import Peer
 from forebay.replay.sim.request import SimRequest
+from forebay.replay.sim.router_models import RouterModel
 from forebay.replay.sim.skipping import SkippingEngine
 from forebay.replay.sim.stepping import SteppingEngine
 from forebay.traces.schema import TraceRequest
@@ -25,24 +25,41 @@ Journal = list[tuple[float, Action]]
 
 
 # Unions, not protocols: compiled code then calls the first of each directly.
-Policy = Shaper | InTurn | Peer
-"""What decides; `InTurn` where there is no proxy, `Peer` for models of other routers."""
+Policy = Shaper | InTurn | RouterModel
+"""The proxy's policy, `InTurn` where there is no proxy, or the model of another router."""
 Engine = SkippingEngine | SteppingEngine
-"""What serves; `SteppingEngine` for reference."""
+"""A simulated engine; `SteppingEngine` is the slow reference."""
 
 
-class Outcome:
-    """What became of one request; times in seconds of the trace, None where it never happened."""
+class SimOutcome:
+    """The result of one request.
 
-    __slots__ = ("backend", "matched_tokens", "piece", "reject", "request", "sent_s", "served")
+    Attributes:
+        request: its row of the trace.
+        backend, sent_s: the engine that got it, and when, in seconds of the trace.
+        matched_tokens: prompt tokens that the policy expected to be cached when it sent them.
+        served: the request in the engine; None before it is sent.
+        prefix_part: the last request of a split prefill, which computes only part of the prompt.
+        reject: the rejection, if there was one.
+    """
+
+    __slots__ = (
+        "backend",
+        "matched_tokens",
+        "prefix_part",
+        "reject",
+        "request",
+        "sent_s",
+        "served",
+    )
 
     def __init__(self, request: TraceRequest) -> None:
         self.request = request
         self.backend: str | None = None
         self.sent_s: float | None = None
-        self.matched_tokens = 0  # of its prompt, taken to be cached when it was sent
-        self.served: SimRequest | None = None  # in the engine's books
-        self.piece: SimRequest | None = None  # of its prompt, that was sent last
+        self.matched_tokens = 0
+        self.served: SimRequest | None = None
+        self.prefix_part: SimRequest | None = None
         self.reject: Reject | None = None
 
     @property
@@ -63,15 +80,15 @@ class Outcome:
 
     @property
     def ttft_s(self) -> float | None:
-        """From arrival to first token."""
+        """Seconds from arrival to first token."""
         first_token_s = self.first_token_s
         return None if first_token_s is None else first_token_s - self.request.arrival_s
 
 
-def asked(row: TraceRequest, timeout_s: float = inf) -> Asked:
-    """The request as the proxy would see it: the trace's full blocks are its prefix blocks."""
+def proxy_request(row: TraceRequest, timeout_s: float = inf) -> ProxyRequest:
+    """Convert `row` to what the proxy would see: full blocks of the trace are prefix blocks."""
     full = row.input_tokens // row.block_tokens
-    return Asked(
+    return ProxyRequest(
         row.id,
         row.input_tokens,
         row.output_tokens,
@@ -84,22 +101,22 @@ def asked(row: TraceRequest, timeout_s: float = inf) -> Asked:
     )
 
 
-def served(row: TraceRequest) -> SimRequest:
-    """The request as an engine sees it."""
+def sim_request(row: TraceRequest) -> SimRequest:
+    """Convert `row` to what an engine sees."""
     return SimRequest(
         row.id, row.input_tokens, row.output_tokens, row.blocks or (), row.block_tokens
     )
 
 
-def beginning_of(row: TraceRequest, blocks: int) -> SimRequest:
-    """The first blocks of its prompt, as an engine sees them."""
+def prefix_request(row: TraceRequest, blocks: int) -> SimRequest:
+    """Convert the first `blocks` of the prompt to a request of a split prefill."""
     assert row.blocks is not None
     tokens = blocks * row.block_tokens
     return SimRequest(row.id, tokens, 1, row.blocks[:blocks], row.block_tokens)
 
 
-class Place:
-    """When one engine of the fleet is due; `entered` orders those due at one instant."""
+class EngineTimer:
+    """When one engine is due; `entered` orders engines that are due at one instant."""
 
     __slots__ = ("due", "entered", "number", "request_s")
 
@@ -110,31 +127,34 @@ class Place:
         self.entered = 0
 
 
-class Handed:
-    """A request on its way to an engine, where it is `at`."""
+class Delivery:
+    """A request on its way to an engine, which it reaches `at`."""
 
-    __slots__ = ("at", "entered", "place", "request")
+    __slots__ = ("at", "entered", "request", "timer")
 
-    def __init__(self, at: float, entered: int, place: Place, request: SimRequest) -> None:
+    def __init__(self, at: float, entered: int, timer: EngineTimer, request: SimRequest) -> None:
         self.at = at
         self.entered = entered
-        self.place = place
+        self.timer = timer
         self.request = request
 
 
 TOKENIZE_S: Final = 2.2e-6
-"""A token of a beginning (`prefill_piece`), which the engine's server tokenizes anew with each
-piece. Of whole prompts it is part of what step times were fitted to. 115,000 tokens with the
-pattern of Llama-3 took HF tokenizers 0.52 s on a machine half as fast as a server."""
-ARRIVED_MOST: Final = 1_024  # entries of `_handed` that are kept though nobody needs them
+"""Seconds to tokenize one token of a split prefill, whose prompt the server tokenizes anew each
+time. For whole prompts, fitted step times include this. HF tokenizers took 0.52 s for 115,000
+tokens with the pattern of Llama-3, on a machine half as fast as a server."""
+DELIVERED_KEPT: Final = 1_024
+"""Past deliveries that stay in `_deliveries` before all are removed at once."""
 
 
 class Fleet:
     """One policy in front of engines; `run` once.
 
-    `tells_cached`: answers say how much of their prompt was cached, as a vLLM does that runs with
-    --enable-prompt-tokens-details. `patience`: how long its client waits for the first token of
-    a request, seconds; for ever when not given.
+    Args:
+        tells_cached: answers report their cached prompt tokens, as a vLLM with
+            --enable-prompt-tokens-details does.
+        patience: seconds until the client of a request gives up on its first token; by default
+            clients never give up.
     """
 
     def __init__(
@@ -151,33 +171,32 @@ class Fleet:
         self.engines = dict(engines)
         self._record = record
         self._tells_cached = tells_cached
-        self._outcomes: dict[str, Outcome] = {}
-        self._all = list(engines.values())
-        self._places: dict[str, Place] = {}
+        self._outcomes: dict[str, SimOutcome] = {}
+        self._by_number = list(engines.values())
+        self._timers: dict[str, EngineTimer] = {}
         for number, (name, engine) in enumerate(engines.items()):
-            self._places[name] = Place(number, engine.request_s)
-        # A tournament: of each two places the earlier one goes on, and `_rounds[1]` is the next
-        # that is due. An engine's time changes a few times a request, and with it only the rounds
-        # that it plays in; a heap would fill up with times that hold no longer.
+            self._timers[name] = EngineTimer(number, engine.request_s)
+        # A tournament tree: of each two timers the earlier one advances, so `_rounds[1]` is the
+        # earliest of all. The time of an engine changes several times a request, which replays
+        # only the rounds on its way up. A heap would fill up with outdated times.
         self._leaves = 1
-        while self._leaves < len(self._places):
+        while self._leaves < len(self._timers):
             self._leaves *= 2
-        nobody = Place(-1, 0.0)
-        self._rounds = [nobody] * self._leaves + list(self._places.values())
-        self._rounds += [nobody] * (2 * self._leaves - len(self._rounds))
-        # In order of `at`; those before `_arrived` have.
-        self._handed: list[Handed] = []
-        self._arrived = 0
+        never = EngineTimer(-1, 0.0)
+        self._rounds = [never] * self._leaves + list(self._timers.values())
+        self._rounds += [never] * (2 * self._leaves - len(self._rounds))
+        self._deliveries: list[Delivery] = []  # by time; those before `_delivered` are past
+        self._delivered = 0
         self._entered = 0
         self._now = 0.0
 
-    def run(self, trace: Iterable[TraceRequest]) -> list[Outcome]:
+    def run(self, trace: Iterable[TraceRequest]) -> list[SimOutcome]:
         """Play the whole trace, which must be in order of arrival; outcomes in the same order."""
         policy, outcomes = self.policy, self._outcomes
         if isinstance(policy, AllKnowing):
             policy.look_into(self.engines)
         for name, engine in self.engines.items():
-            self._do(policy.backend_up(name, 0.0, float(engine.kv_tokens)), 0.0)
+            self._carry_out(policy.backend_up(name, 0.0, float(engine.kv_tokens)), 0.0)
         before = -inf
         for row in trace:
             now = row.arrival_s
@@ -185,25 +204,25 @@ class Fleet:
             before = now
             self._play(now)
             self._now = now
-            outcomes[row.id] = Outcome(row)
+            outcomes[row.id] = SimOutcome(row)
             timeout_s = self._patience(row) if self._patience is not None else inf
-            self._do(policy.arrive(asked(row, timeout_s), now), now)
+            self._carry_out(policy.arrive(proxy_request(row, timeout_s), now), now)
         self._play(inf)
         return list(outcomes.values())
 
     def _play(self, until: float) -> None:
-        """All that happens before `until`; arrivals come first."""
-        policy, rounds, handed = self.policy, self._rounds, self._handed
+        """Play all events before `until`; an arrival at that instant goes first."""
+        policy, rounds, deliveries = self.policy, self._rounds, self._deliveries
         while True:
-            place = rounds[1]
-            now = place.due
-            head: Handed | None = None
-            if self._arrived < len(handed):
-                head = handed[self._arrived]
-                if head.at < now or (head.at == now and head.entered < place.entered):
-                    now = head.at
+            timer = rounds[1]
+            now = timer.due
+            delivery: Delivery | None = None
+            if self._delivered < len(deliveries):
+                delivery = deliveries[self._delivered]
+                if delivery.at < now or (delivery.at == now and delivery.entered < timer.entered):
+                    now = delivery.at
                 else:
-                    head = None
+                    delivery = None
             wake = policy.wake_at()
             if wake < self._now:
                 wake = self._now
@@ -211,83 +230,95 @@ class Fleet:
                 return
             if wake < now:
                 self._now = wake
-                self._do(policy.wake(wake), wake)
+                self._carry_out(policy.wake(wake), wake)
                 continue
             self._now = now
-            if head is not None:
-                self._arrived += 1
-                if self._arrived == ARRIVED_MOST:
-                    del handed[:ARRIVED_MOST]
-                    self._arrived = 0
-                place = head.place
-                engine = self._all[place.number]
-                engine.add(head.request, now)
-                if engine.next_at() != place.due:
-                    self._enter(place, engine.next_at())
-                continue
-            engine = self._all[place.number]
-            first, finished = engine.advance(now)
-            for served in first:
-                if served is self._outcomes[served.id].piece:
-                    continue
-                self._do(policy.first_token(served.id, now), now)
-            for served in finished:
-                if served is self._outcomes[served.id].piece:
-                    assert isinstance(policy, Shaper)
-                    cached = served.cached_tokens if self._tells_cached else None
-                    self._do(policy.computed(served.id, now, cached, served.prompt_tokens), now)
-                    continue
-                # Told where it changes decisions. Lengths of answers are known here anyway, and a
-                # match that was right corrects nothing.
-                lengths, cached_tokens = policy.wants_usage, served.cached_tokens
-                if lengths or cached_tokens != self._outcomes[served.id].matched_tokens:
-                    output_tokens = served.output_target if lengths else 0
-                    told = cached_tokens if self._tells_cached else None
-                    policy.used(served.id, output_tokens, now, told)
-                self._do(policy.finish(served.id, now), now)
-            self._enter(place, engine.next_at())
+            if delivery is not None:
+                self._deliver(delivery, now)
+            else:
+                self._advance(timer, now)
 
-    def _enter(self, place: Place, due: float) -> None:
-        """The engine is due then."""
+    def _deliver(self, delivery: Delivery, now: float) -> None:
+        """Add the next request on its way to its engine."""
+        self._delivered += 1
+        if self._delivered == DELIVERED_KEPT:
+            del self._deliveries[:DELIVERED_KEPT]
+            self._delivered = 0
+        timer = delivery.timer
+        engine = self._by_number[timer.number]
+        engine.add(delivery.request, now)
+        due = engine.next_at()
+        if due != timer.due:
+            self._set_timer(timer, due)
+
+    def _advance(self, timer: EngineTimer, now: float) -> None:
+        """Let an engine pass its due time, and report to the policy what it produced."""
+        policy, outcomes = self.policy, self._outcomes
+        engine = self._by_number[timer.number]
+        first, finished = engine.advance(now)
+        for request in first:
+            if request is not outcomes[request.id].prefix_part:
+                self._carry_out(policy.first_token(request.id, now), now)
+        for request in finished:
+            outcome, cached_tokens = outcomes[request.id], request.cached_tokens
+            if request is outcome.prefix_part:
+                assert isinstance(policy, Shaper)
+                known = cached_tokens if self._tells_cached else None
+                tokens = request.prompt_tokens
+                self._carry_out(policy.piece_computed(request.id, now, known, tokens), now)
+                continue
+            # Usage is reported only where it changes decisions: output lengths are known here
+            # from the start, and an expected cache hit corrects nothing.
+            lengths = policy.wants_usage
+            if lengths or cached_tokens != outcome.matched_tokens:
+                output_tokens = request.output_target if lengths else 0
+                known = cached_tokens if self._tells_cached else None
+                policy.used(request.id, output_tokens, now, known)
+            self._carry_out(policy.finish(request.id, now), now)
+        self._set_timer(timer, engine.next_at())
+
+    def _set_timer(self, timer: EngineTimer, due: float) -> None:
+        """Change when the engine is due, and replay its rounds of the tournament."""
         self._entered += 1
-        place.due, place.entered = due, self._entered
-        rounds, index = self._rounds, (self._leaves + place.number) // 2
+        timer.due, timer.entered = due, self._entered
+        rounds, index = self._rounds, (self._leaves + timer.number) // 2
         while index:
             winner, other = rounds[2 * index], rounds[2 * index + 1]
             if other.due < winner.due or (
                 other.due == winner.due and other.entered < winner.entered
             ):
                 winner = other
-            if winner is not place and winner is rounds[index]:
-                return  # it had lost before, too
+            if winner is not timer and winner is rounds[index]:
+                return  # this engine had lost before, too, so nothing changes further up
             rounds[index] = winner
             index //= 2
 
-    def _do(self, actions: list[Action], now: float) -> None:
+    def _carry_out(self, actions: list[Action], now: float) -> None:
         for action in actions:
             if self._record is not None:
                 self._record(now, action)
             outcome = self._outcomes[action.request.id]
             if isinstance(action, Send):
-                request, place = served(outcome.request), self._places[action.backend]
-                outcome.piece, at = None, now + place.request_s
+                request, timer = sim_request(outcome.request), self._timers[action.backend]
+                outcome.prefix_part, at = None, now + timer.request_s
                 if action.piece_blocks:
-                    request = beginning_of(outcome.request, action.piece_blocks)
-                    outcome.piece = request
+                    request = prefix_request(outcome.request, action.piece_blocks)
+                    outcome.prefix_part = request
                     at += TOKENIZE_S * request.prompt_tokens
                 outcome.backend, outcome.sent_s, outcome.served = action.backend, now, request
                 outcome.matched_tokens = action.matched_tokens
-                self._hand(request, place, at)
+                self._send(request, timer, at)
             else:
                 outcome.reject = action
 
-    def _hand(self, request: SimRequest, place: Place, at: float) -> None:
+    def _send(self, request: SimRequest, timer: EngineTimer, at: float) -> None:
+        """Insert a delivery in order of its time."""
         self._entered += 1
-        handed, one = self._handed, Handed(at, self._entered, place, request)
-        index = len(handed)
-        while index > self._arrived and handed[index - 1].at > at:
+        deliveries, delivery = self._deliveries, Delivery(at, self._entered, timer, request)
+        index = len(deliveries)
+        while index > self._delivered and deliveries[index - 1].at > at:
             index -= 1  # engines may differ in `request_s`
-        if index == len(handed):
-            handed.append(one)
+        if index == len(deliveries):
+            deliveries.append(delivery)
         else:
-            handed.insert(index, one)
+            deliveries.insert(index, delivery)

@@ -1,16 +1,16 @@
-"""Whether refusals were right, found out by not making them.
+"""Check in virtual time whether rejections were right, by admitting the rejected requests.
 
-A refusal says that a request would not have met its target. In virtual time that can be tried: the
-same trace is played once more and the request is taken in. Nothing else differs before it arrives,
-so the answer is exact. Two questions are asked.
+A rejection predicts that a request would miss its target. To check this, the same trace is played
+again and the request is admitted. Nothing differs before it arrives, so the answer is exact. There
+are two questions.
 
-Alone: would this one have met its target? Under a lasting overload that is so for nearly every one:
-whoever is taken in by way of exception takes the place of the next, and somebody must be refused.
-No rule can have few such refusals and few late answers at once.
+Alone: would this request have met its target? Under lasting overload nearly every one would: a
+request that is admitted as an exception takes the place of the next one, and one of them must be
+rejected. No rule can have both few such rejections and few late answers.
 
-Together: would more requests have met theirs if refusals were made by another rule, or not at all
-(those taken in then leave the queue when their time is over)? What that comes to are the refusals
-that cost somebody an answer in time and gave it to nobody else.
+Together: would more requests have met their targets under another admission rule, or without
+rejections (admitted requests then leave the queue at their deadline)? The difference counts the
+rejections that cost one request its answer in time and gave it to no other.
 """
 
 import gc
@@ -20,21 +20,22 @@ from math import inf
 from random import Random
 
 from forebay.proxy.core.model import Bucket, RejectReason, Request
-from forebay.proxy.core.policy.admission import Admit, refuse
+from forebay.proxy.core.policy.admission import Admit
+from forebay.proxy.core.policy.admission import refuse as by_rule
 from forebay.proxy.core.policy.routing import Option
-from forebay.replay.sim.fleet import Fleet, Outcome
+from forebay.replay.sim.fleet import Fleet, SimOutcome
 from forebay.replay.sim.scenario import Scenario
 from forebay.traces.buckets import bucket_of
 from forebay.traces.schema import TraceRequest
 
-AFTER_S = 60.0  # later arrivals than this do not matter to one request any more
+AFTER_S = 60.0  # arrivals that are this much later do not affect a request any more
 
 
 @dataclass(frozen=True, slots=True)
-class Targets:
-    """By when a first token is wanted, by bucket, in seconds; what is not named has none.
+class TtftTargets:
+    """TTFT targets by bucket, in seconds; a bucket that is not named has none.
 
-    The policy is told: it is the client's timeout.
+    The policy gets the target as the client's timeout.
     """
 
     scenario: Scenario
@@ -43,68 +44,68 @@ class Targets:
     def of(self, row: TraceRequest) -> float:
         return self.ttft_s.get(bucket_of(row.input_tokens, self.scenario.buckets()) or "", inf)
 
-    def met(self, outcome: Outcome) -> bool:
+    def met(self, outcome: SimOutcome) -> bool:
         return outcome.ttft_s is not None and outcome.ttft_s <= self.of(outcome.request)
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """How right the decisions about a trace were.
+class RejectionHindsight:
+    """The admission decisions of one trace, judged.
 
     Attributes:
-        requests: how many there were.
-        met: of them, those with a first token in time.
-        missed: taken in, and without a first token in time.
-        refused: on arrival.
-        tried: of the refusals that were tried alone (a sample, or all), whether each was false.
-        otherwise: how many would have met their targets under other rules, by name.
+        requests: number of requests.
+        met: number with a first token in time.
+        missed: admitted requests without a first token in time.
+        rejected: requests rejected on arrival.
+        tried: by id, whether a rejection that was tried alone was false (a sample, or all).
+        otherwise: by name of another rule, the number that would have met their targets.
     """
 
     requests: int
     met: int
-    missed: Sequence[Outcome]
-    refused: Sequence[Outcome]
+    missed: Sequence[SimOutcome]
+    rejected: Sequence[SimOutcome]
     tried: Mapping[str, bool]
     otherwise: Mapping[str, int]
 
     @property
     def missed_share(self) -> float:
-        """Admitted but missed: of the requests taken in."""
-        return len(self.missed) / max(1, self.requests - len(self.refused))
+        """Share of the admitted requests that missed their targets."""
+        return len(self.missed) / max(1, self.requests - len(self.rejected))
 
     @property
     def false_alone(self) -> float:
-        """Of the refusals: those that would have met their targets, all others decided by rule."""
+        """Share of the rejections that would have met their targets, tried one at a time."""
         return sum(self.tried.values()) / max(1, len(self.tried))
 
     @property
     def false_together(self) -> float:
-        """Of the requests: those refused for nothing; what the best of the other rules gains."""
+        """Share of the requests that the best of the other rules would have gained."""
         return max(0, max(self.otherwise.values()) - self.met) / max(1, self.requests)
 
 
 def judge(
-    trace: Sequence[TraceRequest], targets: Targets, sample: int = 100, seed: int = 0
-) -> Judged:
-    """Play the trace by the rule and by others, and try up to `sample` refusals alone."""
-    outcomes = _play(trace, targets, refuse)
-    refused = [o for o in outcomes if o.reject and not o.reject.queued_s]
+    trace: Sequence[TraceRequest], targets: TtftTargets, sample: int = 100, seed: int = 0
+) -> RejectionHindsight:
+    """Play the trace by the rule and by others, and try up to `sample` rejections alone."""
+    outcomes = _play(trace, targets, by_rule)
+    rejected = [o for o in outcomes if o.reject and not o.reject.queued_s]
     met = sum(map(targets.met, outcomes))
     missed = [
         o for o in outcomes if not targets.met(o) and not (o.reject and not o.reject.queued_s)
     ]
-    chosen = refused
-    if len(refused) > sample:
-        chosen = Random(f"{seed}:refusals").sample(refused, sample)
+    chosen = rejected
+    if len(rejected) > sample:
+        chosen = Random(f"{seed}:refusals").sample(rejected, sample)
     tried = {o.request.id: _false(o.request, trace, targets) for o in chosen}
     otherwise = {
         name: sum(map(targets.met, _play(trace, targets, rule))) for name, rule in OTHERS.items()
     }
-    return Judged(len(trace), met, missed, refused, tried, otherwise)
+    return RejectionHindsight(len(trace), met, missed, rejected, tried, otherwise)
 
 
-def _false(row: TraceRequest, trace: Sequence[TraceRequest], targets: Targets) -> bool:
-    """Whether the request meets its target when it is taken in."""
+def _false(row: TraceRequest, trace: Sequence[TraceRequest], targets: TtftTargets) -> bool:
+    """Tell whether the rejected request meets its target when it is admitted."""
     until = row.arrival_s + AFTER_S
     after = _play([r for r in trace if r.arrival_s < until], targets, _but(row.id))
     return targets.met(next(o for o in after if o.request.id == row.id))
@@ -120,26 +121,26 @@ def _without_margin(
     request: Request, bucket: Bucket, option: Option, queued: int, idle: bool
 ) -> RejectReason | None:
     option.margin_s = 0.0
-    return refuse(request, bucket, option, queued, idle)
+    return by_rule(request, bucket, option, queued, idle)
 
 
 OTHERS: Mapping[str, Admit] = {"never": _never, "without margin": _without_margin}
 
 
 def _but(request_id: str) -> Admit:
-    """The rule, but for one request, which is taken in."""
+    """Make the same rule with one exception: the request with this id is admitted."""
 
     def admit(
         request: Request, bucket: Bucket, option: Option, queued: int, idle: bool
     ) -> RejectReason | None:
         if request.id == request_id:
             return None
-        return refuse(request, bucket, option, queued, idle)
+        return by_rule(request, bucket, option, queued, idle)
 
     return admit
 
 
-def _play(trace: Sequence[TraceRequest], targets: Targets, admit: Admit) -> list[Outcome]:
+def _play(trace: Sequence[TraceRequest], targets: TtftTargets, admit: Admit) -> list[SimOutcome]:
     scenario = targets.scenario
     engines = {f"gpu{number}": scenario.new_engine() for number in range(scenario.gpus)}
     policy = scenario.new_policy(list(engines), admit)

@@ -1,4 +1,4 @@
-"""No proxy at all: requests go straight to the engines, each in its turn."""
+"""Model clients without a proxy: requests go directly to the engines in turn."""
 
 from math import inf
 
@@ -6,7 +6,7 @@ from forebay.proxy.core.model import Action, Request, Send
 
 
 class InTurn:
-    """Round-robin over the engines that are up; nothing waits here and nothing is refused."""
+    """Round-robin over the engines; no request is queued or rejected."""
 
     wants_usage = False
 

@@ -1,7 +1,7 @@
-"""Which requests get how many tokens in a step in which not everybody decodes.
+"""Plan a step in which some requests prefill: which requests get how many tokens.
 
-The rules and the books of `engine.scheduler`, over the cohort of decoding requests and runs of
-blocks: such a step costs its prefills, whatever decodes beside them.
+The rules are those of `engine.scheduler`. Decoding requests are one cohort and KV blocks are runs,
+so planning a step costs time for its prefills only, however many requests decode beside them.
 """
 
 from collections import deque
@@ -14,20 +14,21 @@ from forebay.replay.sim.request import PREFILLING, SimRequest
 from forebay.replay.sim.runs import Node, Run
 from forebay.replay.sim.stalls import LongestSince
 
-LET_GO: list[tuple[Run, int]] = []
+RELEASED: list[tuple[Run, int]] = []
 
 
 class Planner:
-    """WAITING, RUNNING and the blocks of one engine.
+    """The WAITING and RUNNING requests and the KV blocks of one engine.
 
     Attributes:
-        waiting: the line, in the order it will be looked at.
-        running: in the order of admission; a dict for cheap removal.
-        prefilling: those of `running` whose prompt is not computed, in the same order.
+        waiting: waiting requests, the next one first.
+        running: running requests in the order of admission; a dict for cheap removal.
+        prefilling: running requests whose prompt is not fully computed, in the same order.
         cohort: all decoding requests.
-        stalls: the steps so far, by length.
-        work, sampling, preempted: of the step planned last: its sums, the requests whose prompt
-            it completes, whether it preempted.
+        stalls: durations of past steps.
+        work: token and context sums of the step planned last.
+        sampling: requests whose prompt that step completes.
+        preempted: whether that step preempted a request.
     """
 
     def __init__(self, limits: SchedulerLimits, num_blocks: int) -> None:
@@ -54,10 +55,10 @@ class Planner:
         self._seats = limits.max_num_seqs
         self._chunked = limits.enable_chunked_prefill
         self._admitted = 0
-        self._too_late = 0
+        self._freed_too_late = 0
 
     def add(self, request: SimRequest) -> None:
-        """Queue a request; ValueError when it can never run."""
+        """Queue a request; raises ValueError when it can never run."""
         prompt, longest = request.prompt_tokens, self._longest
         if not 0 < prompt < longest:
             raise ValueError(f"{request!r}: the context holds {longest} tokens")
@@ -73,16 +74,16 @@ class Planner:
                 raise ValueError(
                     f"trace blocks of {block_tokens} tokens are not whole engine blocks"
                 )
-            whole, told = prompt // self.block_size, len(request.ids) * per_id
-            request.shareable = whole if whole < told else told
+            whole, known = prompt // self.block_size, len(request.ids) * per_id
+            request.shareable = whole if whole < known else known
         self.waiting.append(request)
 
     def plan(self, step: int, now: float) -> int:
         """Schedule `step`, which starts `now`: RUNNING first, then WAITING from the head.
 
-        When nothing but decoding comes of it, that will be so until a request ends; the step is
-        not entered in the books then, except for the blocks it takes. Returns their number, or
-        -1 when the step was entered.
+        Returns -1 when the step prefills or preempts. Otherwise all requests only decode, until
+        one ends; then the step is not recorded, except for the blocks it takes. Returns their
+        number.
         """
         cohort, work, pool = self.cohort, self.work, self.pool
         work.prefill_tokens = work.prefill_chunks = work.prefill_context = 0
@@ -100,31 +101,38 @@ class Planner:
         work.tokens = work.sequences = work.sampled = cohort.size
         work.decode_context = cohort.offsets + cohort.size * step
         budget = self._budget - cohort.size
-        if self.preempted:
-            pool.hold_back(self._too_late)
-        pool.free -= blocks
-        for request, count in chunks:
-            self._compute(request, count)
-            budget -= count
-        if self.preempted:
-            pool.hold_back(-self._too_late)
-        if self.sampling:
-            self.prefilling = [one for one in self.prefilling if one.computed < one.tokens]
-        if not self.preempted:
+        if self.preempted:  # then nothing is admitted in this step
+            pool.hold_back(self._freed_too_late)
+            pool.free -= blocks
+            self._compute_all(chunks)
+            pool.hold_back(-self._freed_too_late)
+        else:
+            pool.free -= blocks
+            budget -= self._compute_all(chunks)
             while self.waiting and budget > 0 and len(self.running) < self._seats:
                 count = self._admit(budget, cap)
                 if not count:
                     break
                 budget -= count
-        if not self.preempted and work.sequences == cohort.size > 0:
-            return blocks
+            if work.sequences == cohort.size > 0:
+                return blocks
+            if not work.sequences:
+                raise RuntimeError(f"nothing can be scheduled: {len(self.waiting)} waiting")
         work.sampled += len(self.sampling)
-        if not work.sequences and not self.preempted:
-            raise RuntimeError(f"nothing can be scheduled: {len(self.waiting)} waiting")
         return -1
 
+    def _compute_all(self, chunks: list[tuple[SimRequest, int]]) -> int:
+        """Record the prefill chunks of running requests; returns their tokens."""
+        tokens = 0
+        for request, count in chunks:
+            self._compute(request, count)
+            tokens += count
+        if self.sampling:
+            self.prefilling = [one for one in self.prefilling if one.computed < one.tokens]
+        return tokens
+
     def _compute(self, request: SimRequest, count: int) -> None:
-        """Enter a prefill chunk in the books; there are blocks for it."""
+        """Record a prefill chunk, for which there are enough free blocks."""
         block_size, work = self.block_size, self.work
         before = request.computed
         request.computed = end = before + count
@@ -135,7 +143,7 @@ class Planner:
             if full > shareable:
                 full = shareable
             if full * block_size > before:
-                self.pool.register(request.held, request.ids, request.block_tokens, full)
+                self.pool.register(request.runs, request.ids, request.block_tokens, full)
         work.tokens += count
         work.sequences += 1
         if count == 1:
@@ -149,21 +157,21 @@ class Planner:
             self.sampling.append(request)
 
     def finish(self, request: SimRequest) -> None:
-        """Take a request that produced its last token out; it is not decoding any more."""
+        """Remove a request that produced its last token; it is not decoding any more."""
         del self.running[request]
         block_size, last = self.block_size, request.last
         full = last // block_size
         uncached = 1 if last % block_size else 0
         if self._caching:
-            self.pool.release(request.held, full - request.shareable, uncached)
+            self.pool.release(request.runs, full - request.shareable, uncached)
         else:
             self.pool.release_uncached(full + uncached)
-        request.held = LET_GO  # the driver keeps the request, not its runs
+        request.runs = RELEASED  # the driver keeps the request, not its runs
 
     def _preempt(self, step: int, now: float) -> int:
-        """Send the last of RUNNING, which has no part in `step` yet, back to WAITING.
+        """Move the last of RUNNING, which has no part in `step` yet, back to WAITING.
 
-        Returns how many of the blocks it lets go of are uncached.
+        Returns how many of the blocks that it frees are uncached.
         """
         victim, _none = self.running.popitem()
         if victim.phase == PREFILLING:
@@ -179,7 +187,7 @@ class Planner:
         uncached = 1 if computed % block_size else 0
         if self._caching:
             victim.private = self.pool.release_for_now(
-                victim.held, victim.shareable, full - victim.shareable, uncached
+                victim.runs, victim.shareable, full - victim.shareable, uncached
             )
         else:
             self.pool.release_uncached(full + uncached)
@@ -191,17 +199,17 @@ class Planner:
         return uncached
 
     def _chunks(self, step: int, now: float, cap: int) -> list[tuple[SimRequest, int]]:
-        """What RUNNING prefills get beside the decoding requests, each of which gets its token.
+        """Divide the step's budget among running prefills; each decoding request gets one token.
 
-        The budget always reaches these: a request is let in where budget is left behind all in
-        front of it, and these never want more afterwards than in that step.
+        The budget always covers the decoding requests. A request is admitted only when budget is
+        left after all requests before it, and none of these needs more in a later step.
 
-        While blocks are short the last of RUNNING is preempted. The scheduler finds out on its
-        way along RUNNING, but preempts as many: as long as those that remain need more than
-        there is, one of them will not find its blocks.
+        While blocks are short, the last of RUNNING is preempted. The scheduler finds the shortage
+        on its way along RUNNING, but preempts as many requests: as long as the remaining ones
+        need more blocks than are free, one of them does not get its blocks.
         """
         block_size, phases = self.block_size, self.cohort.phases
-        victims: list[tuple[int, int]] = []  # free blocks before, uncached blocks it let go of
+        victims: list[tuple[int, int]] = []  # free blocks before, uncached blocks that it freed
         while True:
             budget = self._budget - self.cohort.size
             blocks = phases[step % block_size]
@@ -221,9 +229,11 @@ class Planner:
                 chunks.append((request, count))
             free = self.pool.free
             if blocks <= free:
-                # Uncached blocks are handed out first, unless all had got theirs before the
-                # victim, being the one that found none, let go of its own.
-                self._too_late = sum(uncached for before, uncached in victims if blocks <= before)
+                # Uncached blocks are allocated first, except those of a victim that itself found
+                # no free block: by the time it freed them, all others had got their blocks.
+                self._freed_too_late = sum(
+                    uncached for before, uncached in victims if blocks <= before
+                )
                 return chunks
             victims.append((free, self._preempt(step, now)))
 
@@ -236,14 +246,14 @@ class Planner:
         raise AssertionError(f"{request!r} is not running")
 
     def _admit(self, budget: int, cap: int) -> int:
-        """Let the head of WAITING in; its first tokens, 0 when it does not fit."""
+        """Admit the head of WAITING; returns its tokens in this step, 0 when it does not fit."""
         pool, block_size = self.pool, self.block_size
         request = self.waiting[0]
         tokens, shareable, private = request.tokens, request.shareable, request.private
         hits = in_free = shared = 0
         path: list[Node] = []
         if shareable:
-            # The last token is always computed again.
+            # The last token is always recomputed, to get the logits of the next one.
             limit = min(shareable, (tokens - 1) // block_size)
             hits, in_free, path = pool.lookup(request.ids, request.block_tokens, limit)
             shared = hits
@@ -261,7 +271,7 @@ class Planner:
             if not self._chunked:
                 return 0
             count = budget
-        # Blocks for all of its tokens must be free now; hits that lie in the free list count.
+        # Blocks for all of its tokens must be free now; hits in the free list take from it, too.
         spare = pool.free - self._watermark_blocks if self.running else pool.free
         if -(-tokens // block_size) - hits + in_free > spare:
             return 0
@@ -269,7 +279,7 @@ class Planner:
         self.running[request] = None
         self._admitted += 1
         request.rank = self._admitted
-        request.held = pool.take(path, shared, in_free - (hits - shared)) if path else []
+        request.runs = pool.take(path, shared, in_free - (hits - shared)) if path else []
         if private is not None:
             if hits > shared:
                 pool.take_private(private)

@@ -1,12 +1,12 @@
-r"""How well the proxy knows what the engines hold: believed, corrected and exact prefix indexes.
+r"""Measure how well the proxy knows the engines' prefix caches: believed, corrected and exact.
 
     python -m forebay.replay.sim.prefix_bench [--mooncake FILE] [--requests N] [--seeds N] \
         [--first-seed N] [--pool 96k] [--case "pool unknown"]
 
-Every row is one fleet in virtual time, each engine step computed. Believed: what was sent is
-taken to be held, as far as the KV pool goes. Corrected: the answers say how much of each prompt
-was cached. Exact: KV events say what is stored and removed. The error is what was predicted when
-the request was sent less what the engine hit, in tokens.
+Each row is one fleet in virtual time; every engine step is computed. Believed: blocks that were
+sent are taken to be cached, up to the size of the KV pool. Corrected: answers also report how much
+of each prompt was cached. Exact: KV events report which blocks are stored and removed. The error
+is the predicted cache hit, when the request was sent, minus the engine's hit, in tokens.
 """
 
 import argparse
@@ -20,35 +20,35 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from forebay.proxy.core.learn.engine_blocks import HeldPrefixes, Translations
-from forebay.proxy.core.learn.prefix_error import PrefixError
+from forebay.proxy.core.learn.engine_blocks import BlockTranslations, EngineBlocks
+from forebay.proxy.core.learn.prefix_cache import PrefixError
 from forebay.proxy.core.model import Action, BackendSpec, Send
 from forebay.proxy.core.model import Request as Asked
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import UNLIMITED
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.request import Request
-from forebay.replay.engine.server.tokenizer import hashes_of_ids
-from forebay.replay.sim.fleet import Fleet, Outcome
+from forebay.replay.engine.request import EngineRequest
+from forebay.replay.engine.tokenizer import hashes_of_ids
+from forebay.replay.sim.fleet import Fleet, SimOutcome
 from forebay.replay.sim.scenario import Scenario
 from forebay.replay.sim.stepping import SteppingEngine
-from forebay.replay.sim.workload import Workload as Source
+from forebay.replay.sim.workload import SimWorkload as Source
 from forebay.traces.lengths import Lognormal
 from forebay.traces.schema import TraceRequest
 from forebay.traces.synth import Workload, workload
 
 MODES = ("believed", "corrected", "exact")
 ENGINES = 2
-OTHERS = "other-"  # names of requests that do not come through the proxy
+OTHERS = "other-"  # prefix of the ids of requests that do not come through the proxy
 
 
-class Listener:
-    """Tells an index what happens to an engine's cache, at once."""
+class CacheListener:
+    """Updates an index at once with every change of an engine's cache."""
 
-    def __init__(self, held: HeldPrefixes) -> None:
+    def __init__(self, held: EngineBlocks) -> None:
         self._held = held
 
-    def stored(self, request: Request, first: int, stop: int) -> None:
+    def stored(self, request: EngineRequest, first: int, stop: int) -> None:
         self._held.stored([request.hash_at(index) for index in range(first, stop)])
 
     def removed(self, block_hash: int) -> None:
@@ -58,14 +58,14 @@ class Listener:
         self._held.cleared()
 
 
-class Misled(Shaper):
-    """A shaper that knows less than it would like, in front of engines that others use too."""
+class MisinformedShaper(Shaper):
+    """A shaper with missing or wrong information, or beside traffic that bypasses it."""
 
-    def __init__(self, case: "Case", *args: Any, **options: Any) -> None:
+    def __init__(self, case: "PrefixCase", *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._case = case
         self._names = list(self.backends)
-        self._past_us = 0
+        self._bypassing = 0
 
     def backend_up(
         self,
@@ -78,46 +78,45 @@ class Misled(Shaper):
         return super().backend_up(name, now, known, most_prefills)
 
     def arrive(self, request: Asked, now: float) -> list[Action]:
-        if request.id.startswith(OTHERS):  # past the proxy, in turn
-            self._past_us += 1
-            name = self._names[self._past_us % len(self._names)]
+        if request.id.startswith(OTHERS):  # these bypass the proxy and go to the engines in turn
+            self._bypassing += 1
+            name = self._names[self._bypassing % len(self._names)]
             return [Send(request, name, "", 0.0, 0.0, 0)]
-        most = int(request.output_tokens * self._case.most_output)
-        told = copy(request)
-        told.output_tokens = most
-        return super().arrive(told, now)
+        seen = copy(request)
+        seen.output_tokens = int(request.output_tokens * self._case.most_output)
+        return super().arrive(seen, now)
 
     def finish(self, request_id: str, now: float) -> list[Action]:
         return [] if request_id.startswith(OTHERS) else super().finish(request_id, now)
 
 
-class Played:
-    """One run: its outcomes and how far the predictions were off."""
+class PrefixRun:
+    """One run: its outcomes and the errors of the predictions."""
 
     def __init__(
-        self, trace: Sequence[TraceRequest], config: EngineConfig, mode: str, case: "Case"
+        self, trace: Sequence[TraceRequest], config: EngineConfig, mode: str, case: "PrefixCase"
     ) -> None:
         if case.others:
             trace = with_others(trace, case.others)
         scenario = Scenario(config, ENGINES)
         engines = {f"gpu{number}": SteppingEngine(config) for number in range(ENGINES)}
-        shaper = Misled(
+        shaper = MisinformedShaper(
             case,
             [BackendSpec(name, 64) for name in engines],
             scenario.proxy.core_buckets(),
             affinity=scenario.proxy.core_affinity(),
         )
         self._block_size = config.limits().block_size
-        self._translations = Translations(self._block_size)
+        self._translations = BlockTranslations(self._block_size)
         self._rows = {row.id: row for row in trace}
         self._predicted: dict[str, int] = {}
         self._exact = mode == "exact"
         if self._exact:
             for name, engine in engines.items():
-                held = HeldPrefixes(self._translations)
-                held.cleared()  # it has just started
-                shaper.backends[name].held = held
-                engine.core.pool.observer = Listener(held)
+                held = EngineBlocks(self._translations)
+                held.cleared()  # the engine has just started
+                shaper.backends[name].cache.engine_blocks = held
+                engine.core.pool.observer = CacheListener(held)
         fleet = Fleet(shaper, engines, self._decided, tells_cached=mode != "believed")
         self.outcomes = fleet.run(trace)
         self.error = PrefixError()
@@ -141,8 +140,8 @@ class Played:
             )
             self._translations.learn(request.blocks, keys, row.block_tokens)
 
-    def ours(self) -> list[Outcome]:
-        """Those that the proxy sent."""
+    def ours(self) -> list[SimOutcome]:
+        """List the requests that the proxy sent."""
         return [o for o in self.outcomes if o.request.id in self._predicted]
 
     def hit_ratio(self) -> float:
@@ -153,18 +152,18 @@ class Played:
         times = sorted(t for o in self.ours() if (t := o.ttft_s) is not None)
         return times[min(len(times) - 1, int(share * len(times)))] if times else nan
 
-    def refused(self) -> int:
+    def rejected(self) -> int:
         return sum(o.reject is not None for o in self.outcomes)
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """What the proxy is not told.
+class PrefixCase:
+    """Information that the proxy lacks.
 
     Attributes:
-        others: requests a second that reach the engines past the proxy.
-        pool_unknown: the size of the KV pool.
-        most_output: `max_tokens` as a multiple of the tokens that come.
+        others: requests a second that bypass the proxy.
+        pool_unknown: the proxy does not know the size of the KV pool.
+        most_output: `max_tokens` as a multiple of the tokens that are generated.
     """
 
     name: str
@@ -174,15 +173,15 @@ class Case:
 
 
 CASES = (
-    Case("all known"),
-    Case("max_tokens x8", most_output=8.0),
-    Case("pool unknown", pool_unknown=True),
-    Case("others' traffic", others=1.5),
+    PrefixCase("all known"),
+    PrefixCase("max_tokens x8", most_output=8.0),
+    PrefixCase("pool unknown", pool_unknown=True),
+    PrefixCase("others' traffic", others=1.5),
 )
 
 
 def with_others(trace: Sequence[TraceRequest], rate_per_s: float) -> list[TraceRequest]:
-    """The trace, and between its requests prompts of 4,096 tokens that share nothing."""
+    """Add prompts of 4,096 tokens that share nothing to the trace."""
     rng, at, rows, number = Random(7), 0.0, list(trace), 0
     while (at := at + rng.expovariate(rate_per_s)) < trace[-1].arrival_s:
         number += 1
@@ -192,7 +191,7 @@ def with_others(trace: Sequence[TraceRequest], rate_per_s: float) -> list[TraceR
 
 
 def documents(seed: int, count: int) -> Iterator[TraceRequest]:
-    """Users who ask about 40 documents of 12k tokens in the median, and chat."""
+    """Make a trace of users who ask about 40 documents (median 12k tokens), and chat."""
     return workload(
         Workload(
             documents=40, chat_share=0.3, rate_per_s=3.0, duration_s=None, requests=count,
@@ -203,14 +202,14 @@ def documents(seed: int, count: int) -> Iterator[TraceRequest]:
 
 
 def mooncake(path: Path, count: int, context: int) -> list[TraceRequest]:
-    """The first requests of a Mooncake trace at a pace that two engines bear."""
+    """Read the first requests of a Mooncake trace, slowed to a pace that two engines sustain."""
     rows = Source(path, too_long="drop").source(context)
     return [replace(row, arrival_s=row.arrival_s * 2.0) for row in islice(rows, count)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--mooncake", type=Path, help="a trace of Mooncake's, .jsonl")
+    parser.add_argument("--mooncake", type=Path, help="a Mooncake trace, .jsonl")
     parser.add_argument("--requests", type=int, default=2_000)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
@@ -221,7 +220,7 @@ def main() -> None:
     pools = {"pool 96k": 6_000, "pool 320k": 20_000}
     print(
         f"{'trace':<40} {'index':<10} {'mean error':>10} {'bias':>8} {'within a block':>14} "
-        f"{'hit ratio':>9} {'TTFT p50':>8} {'p99':>7} {'refused':>7}"
+        f"{'hit ratio':>9} {'TTFT p50':>8} {'p99':>7} {'rejected':>8}"
     )
     for pool, blocks in pools.items():
         if options.pool and pool.removeprefix("pool ") not in options.pool:
@@ -242,10 +241,10 @@ def main() -> None:
                     continue
                 for mode in MODES:
                     title = f"{name}, {case.name}"
-                    row([Played(trace, config, mode, case) for trace in runs], title, mode)
+                    row([PrefixRun(trace, config, mode, case) for trace in runs], title, mode)
 
 
-def row(played: Sequence[Played], name: str, mode: str) -> None:
+def row(played: Sequence[PrefixRun], name: str, mode: str) -> None:
     def mean(values: Iterator[float]) -> float:
         return statistics.fmean(values)
 
@@ -255,7 +254,7 @@ def row(played: Sequence[Played], name: str, mode: str) -> None:
         f"{mean(p.error.within_block_share for p in played):>14.1%} "
         f"{mean(p.hit_ratio() for p in played):>9.3f} "
         f"{mean(p.ttft_s(0.5) for p in played):>8.3f} {mean(p.ttft_s(0.99) for p in played):>7.2f} "
-        f"{mean(float(p.refused()) for p in played):>7.0f}",
+        f"{mean(float(p.rejected()) for p in played):>8.0f}",
         flush=True,
     )
 

@@ -1,30 +1,30 @@
-"""One request in the skipping engine: what the driver gives, what it gets, how far it is."""
+"""One request in the skipping engine: its input, its results and its progress."""
 
 from typing import Final
 
 from forebay.replay.sim.runs import Run
 
 PREFILLING: Final = -1
-"""`phase` of a request whose prompt is not computed yet."""
+"""`phase` of a request whose prompt is not fully computed."""
 
 
 class SimRequest:
     """A request; the driver fills the arguments, the engine everything else.
 
-    A decoding request is not touched from step to step. At the start of step n it has
-    `offset + n` tokens, takes a new block where n % block_size == `phase`, and ends with step
+    A decoding request is not changed from step to step. At the start of step n it has
+    `offset + n` tokens. It takes a new block where n % block_size == `phase`, and ends with step
     `last - offset`.
 
     Attributes:
-        id: its name, for the driver.
+        id: name for the driver.
         prompt_tokens: length of the prompt.
-        output_target: tokens after which it ends by itself.
+        output_target: output tokens after which it ends.
         ids: the trace's block ids of the prompt, prefix-chained; () when nothing is shared.
         block_tokens: tokens of a block id.
-        first_token_s, finished_s: when its first and last token came, seconds; -1.0 before.
+        first_token_s, finished_s: times of the first and the last token, seconds; -1.0 before.
         cached_tokens: prompt tokens hit at the first admission.
         stall_s: largest gap between two of its tokens, seconds.
-        preemptions: how often it lost its place.
+        preemptions: how often it was preempted.
     """
 
     __slots__ = (
@@ -34,7 +34,6 @@ class SimRequest:
         "finished_s",
         "first_token_s",
         "gap_from",
-        "held",
         "id",
         "ids",
         "last",
@@ -45,20 +44,21 @@ class SimRequest:
         "private",
         "prompt_tokens",
         "rank",
+        "runs",
         "shareable",
         "since",
         "stall_s",
         "tokens",
     )
 
-    # Set when the engine takes the request in or admits it, and read only afterwards.
-    shareable: int  # leading blocks whose content `ids` tell; other requests can hit these
+    # Set when the engine queues or admits the request, and read only afterwards.
+    shareable: int  # leading blocks whose content `ids` define; other requests can hit these
     last: int  # tokens computed when it ends
     rank: int  # place in the order of admission
     offset: int
-    since: int  # the step of the token after which stalls are not settled yet
+    since: int  # the step of the token up to which `stall_s` counts
     computed: int  # tokens in the KV cache, while prefilling
-    held: list[tuple[Run, int]]  # its shareable blocks: runs, and where its share of each stops
+    runs: list[tuple[Run, int]]  # its shareable blocks: runs, and where its share of each stops
 
     def __init__(
         self,
@@ -69,13 +69,13 @@ class SimRequest:
         block_tokens: int = 512,
     ) -> None:
         self.id = id
-        self.prompt_tokens = self.tokens = prompt_tokens  # tokens: known, while prefilling
+        # `tokens`: prompt and, after a preemption, output so far; kept only while prefilling.
+        self.prompt_tokens = self.tokens = prompt_tokens
         self.output_target = output_target
         self.ids = ids
         self.block_tokens = block_tokens
-        self.first_token_s = self.finished_s = (
-            self.gap_from
-        ) = -1.0  # gap_from: last token before a preemption
+        self.first_token_s = self.finished_s = -1.0
+        self.gap_from = -1.0  # time of the last token before a preemption
         self.stall_s = 0.0
         self.cached_tokens = self.preemptions = 0
         self.phase = PREFILLING

@@ -1,4 +1,4 @@
-"""Keep a simulation as a run folder, so that `compare` and `report` read it like a replay."""
+"""Write a simulation to a run folder, so that `compare` and `report` read it like a replay."""
 
 import asyncio
 import math
@@ -10,22 +10,23 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from forebay.proxy.core.model import Reject
 from forebay.proxy.telemetry.hlog import HlogWriter, IntervalLog
 from forebay.replay.measure import DEFINITIONS
 from forebay.replay.output import RunFolder
 from forebay.replay.record import Row
-from forebay.replay.sim.fleet import Outcome
+from forebay.replay.sim.fleet import SimOutcome
 from forebay.replay.sim.scenario import Simulated
-from forebay.replay.sim.sweep import Case
+from forebay.replay.sim.sweep import SweepCase
 from forebay.replay.source import TraceSource
 from forebay.traces.buckets import bucket_of
 from forebay.traces.schema import TraceRequest
 
-LINES = 3_600  # of each tag in the .hlog, at most: writing one takes 0.4 ms
+LINES = 3_600  # most lines of each tag in the .hlog: writing one takes 0.4 ms
 
 
 def keep(
-    folder: Path, case: Case, simulated: Simulated, summary: dict[str, Any], *, force: bool
+    folder: Path, case: SweepCase, simulated: Simulated, summary: dict[str, Any], *, force: bool
 ) -> None:
     """Write the four files of a run; raises InputError when the folder cannot take it."""
     with RunFolder(folder, force=force) as run:
@@ -37,7 +38,7 @@ def keep(
         ]
         ended = sorted(rows, key=lambda row: row.done_s or 0.0)
         end_s = (ended[-1].done_s or 0.0) if ended else 0.0
-        # A line a second and tag, as of a replay; of a week as many in all as of an hour.
+        # A line for each second and tag, as in a replay; a week gets as many lines as an hour.
         every_s = max(1, math.ceil(end_s / LINES))
         line_ends_s = every_s
         for row in ended:
@@ -45,7 +46,7 @@ def keep(
             if done_s > line_ends_s:
                 log.flush(line_ends_s)
                 line_ends_s = every_s * math.ceil(done_s / every_s)
-                log.flush(line_ends_s - every_s)  # over the time in which none ended
+                log.flush(line_ends_s - every_s)  # skips the time in which no request ended
             _log(log, row)
         for row in rows:
             run.table.add(row)
@@ -54,16 +55,11 @@ def keep(
         run.commit(_record(case, simulated, summary), summary)
 
 
-def row_of(outcome: Outcome, bucket: str) -> Row:
-    """The row of one simulated request; it is sent the moment it is due."""
+def row_of(outcome: SimOutcome, bucket: str) -> Row:
+    """Make the row of one simulated request, which is sent the moment it is due."""
     request, reject = outcome.request, outcome.reject
-    due, first, last = request.arrival_s, outcome.first_token_s, outcome.finished_s
-    done = last is not None
+    due, first = request.arrival_s, outcome.first_token_s
     queued_s = reject.queued_s if reject else (outcome.sent_s or due) - due
-    output = request.output_tokens
-    tpot = None
-    if done and output > 1 and first is not None and last is not None:
-        tpot = (last - first) / (output - 1)
     unset = dict.fromkeys(Row.__slots__)
     known = {
         "id": request.id,
@@ -72,32 +68,53 @@ def row_of(outcome: Outcome, bucket: str) -> Row:
         "tenant": request.tenant,
         "document": request.document,
         "input_tokens": request.input_tokens,
-        "prompt_tokens": request.input_tokens if done else None,
-        "cached_tokens": outcome.cached_tokens if done else None,
-        "output_tokens": output if done else None,
         "intended_s": due,
         "sent_s": due,
         "first_s": first,
-        "last_s": last,
-        "done_s": last if done else due + queued_s,
+        "done_s": due + queued_s,
         "pacing_lag_s": 0.0,
         "cap_wait_s": 0.0,
         "ttft_response_s": _since(due, first),
         "ttft_service_s": _since(due, first),
-        "e2e_response_s": _since(due, last),
-        "e2e_service_s": _since(due, last),
-        "tpot_s": tpot,
-        "stall_s": outcome.stall_s if done and output > 1 else None,
         "queue_ms": queued_s * 1e3,
-        "status": 429 if reject else 200,
-        "outcome": "rejected" if reject else "ok",
-        "reason": reject.reason if reject else None,
-        "retry_after_s": reject.retry_after_s if reject else None,
-        "reject_latency_s": queued_s if reject else None,
+        "status": 200,
+        "outcome": "ok",
         "backend": outcome.backend,
         "tokens_estimated": False,
+        **_end(outcome),
+        **(_rejection(reject) if reject else {}),
     }
     return Row(**{**unset, **known})  # type: ignore[arg-type]
+
+
+def _end(outcome: SimOutcome) -> dict[str, float | int | None]:
+    """Make the columns of a request that was answered to the end; none for others."""
+    first, last = outcome.first_token_s, outcome.finished_s
+    if first is None or last is None:
+        return {}
+    request = outcome.request
+    e2e_s, output = last - request.arrival_s, request.output_tokens
+    return {
+        "prompt_tokens": request.input_tokens,
+        "cached_tokens": outcome.cached_tokens,
+        "output_tokens": output,
+        "last_s": last,
+        "done_s": last,
+        "e2e_response_s": e2e_s,
+        "e2e_service_s": e2e_s,
+        "tpot_s": (last - first) / (output - 1) if output > 1 else None,
+        "stall_s": outcome.stall_s if output > 1 else None,
+    }
+
+
+def _rejection(reject: Reject) -> dict[str, float | str | None]:
+    return {
+        "status": 429,
+        "outcome": "rejected",
+        "reason": reject.reason,
+        "retry_after_s": reject.retry_after_s,
+        "reject_latency_s": reject.queued_s,
+    }
 
 
 def _since(start_s: float, at_s: float | None) -> float | None:
@@ -105,7 +122,7 @@ def _since(start_s: float, at_s: float | None) -> float | None:
 
 
 def _log(log: IntervalLog, row: Row) -> None:
-    served_ms = row.queue_ms if row.outcome == "ok" else None  # of who was refused: `reject`
+    served_ms = row.queue_ms if row.outcome == "ok" else None  # rejected requests: `reject`
     values = {
         "queue_wait": None if served_ms is None else served_ms / 1e3,
         "reject": row.reject_latency_s,
@@ -121,7 +138,7 @@ def _log(log: IntervalLog, row: Row) -> None:
             log.record(f"{metric}.{row.bucket}", value)
 
 
-def _record(case: Case, simulated: Simulated, summary: dict[str, Any]) -> dict[str, Any]:
+def _record(case: SweepCase, simulated: Simulated, summary: dict[str, Any]) -> dict[str, Any]:
     scenario, workload = case.scenario, case.workload
     engine = {name: str(value) for name, value in asdict(scenario.engine).items()}
     return {
@@ -152,7 +169,7 @@ def _record(case: Case, simulated: Simulated, summary: dict[str, Any]) -> dict[s
 
 
 def _trace(trace: Path | Sequence[TraceRequest]) -> dict[str, str | None]:
-    """Which trace it was, as a replay says it; what was piped in is gone and has no hash."""
+    """Name the trace, as a replay does; one that was read from a pipe has no hash."""
     if isinstance(trace, Path) and not trace.is_file():
         return {"path": str(trace), "sha256": None}
     source = TraceSource(trace)

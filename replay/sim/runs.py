@@ -1,15 +1,15 @@
-"""Runs of KV-cache blocks, and the radix tree that says which prompts can hit them."""
+"""Runs of KV-cache blocks, and the radix tree that finds the runs a prompt can hit."""
 
 
 class Run:
-    """Neighbouring blocks of one prompt that share their fate: held and freed together.
+    """Neighbouring blocks of one prompt that are allocated and freed together.
 
     Attributes:
         start, stop: which blocks of the prompt.
-        holders: requests that hold it; with none it lies in the free list.
-        node: whose content it holds; None for content no other request can hit.
-        rest: the piece split off its end. A holder noted where its share stops and finds the
-            pieces by following `rest`, so a split need not know the holders.
+        holders: requests that use it (its reference count); with none it is in the free list.
+        node: tree node with the same content; None for content that no other request can hit.
+        rest: the part split off its end. A holder remembers where its share stops and finds the
+            parts by following `rest`, so a split need not know the holders.
         before, after: neighbours in the free list.
     """
 
@@ -26,12 +26,12 @@ class Run:
 
 
 class Node:
-    """Blocks start..stop of all prompts that begin like `ids`, in a radix tree.
+    """Radix-tree node: blocks start..stop of all prompts that begin like `ids`.
 
     Attributes:
-        key: the block id with its first block, under which the parent knows it.
+        key: block id of its first block, its key in `parent.children`.
         per_id: engine blocks of one block id.
-        copies: runs that hold exactly these blocks, first registered first: equal prompts
+        copies: runs with exactly these blocks, in order of registration. Equal prompts that were
             prefilled at the same time have one each.
     """
 
@@ -50,11 +50,14 @@ class Node:
         self.copies: list[Run] = []
 
 
-_NO_CHILDREN: dict[int, Node] = {}  # of all leaves; never written to
+_NO_CHILDREN: dict[int, Node] = {}  # shared by all leaves; never written to
 
 
 def agreed(node: Node, ids: tuple[int, ...], limit: int) -> int:
-    """The block up to which `ids` are those of `node`, its first one given; at most `limit`."""
+    """Return the block up to which `ids` equal those of `node`; at most `limit`.
+
+    The first block is known to be equal.
+    """
     stop = node.stop if node.stop < limit else limit
     per_id = node.per_id
     first, last = node.start // per_id, -(-stop // per_id)
@@ -66,8 +69,8 @@ def agreed(node: Node, ids: tuple[int, ...], limit: int) -> int:
     return first * per_id
 
 
-def pieces(first: Run, stop: int) -> list[Run]:
-    """The runs that make up `first` as it was when it stopped at `stop`."""
+def parts(first: Run, stop: int) -> list[Run]:
+    """List the runs that `first` was split into since it stopped at `stop`."""
     found, run = [first], first
     while run.stop != stop:
         assert run.rest is not None
@@ -76,7 +79,8 @@ def pieces(first: Run, stop: int) -> list[Run]:
     return found
 
 
-def last_piece(run: Run, stop: int) -> Run:
+def last_part(run: Run, stop: int) -> Run:
+    """Return the last of these runs."""
     while run.stop != stop:
         assert run.rest is not None
         run = run.rest

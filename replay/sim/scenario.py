@@ -1,50 +1,49 @@
-"""One what-if: which engines, how many, and what stands in front of them."""
+"""Define and simulate one what-if: which engines, how many, and which router in front of them."""
 
 import gc
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from math import inf
 
 from forebay.proxy.config.schema import MAX_CONCURRENCY, Config
 from forebay.proxy.core.explain.receipt import Receipts
-from forebay.proxy.core.explain.recorder import ExplainedShaper
+from forebay.proxy.core.explain.recorder import DecisionRecorder
 from forebay.proxy.core.model import BackendSpec, Tenant
 from forebay.proxy.core.policy.admission import Admit, refuse
-from forebay.proxy.core.policy.routes import ROUTES
+from forebay.proxy.core.policy.routing import ROUTES
 from forebay.proxy.core.shaper import Shaper
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.scheduler import SchedulerLimits
 from forebay.replay.sim.all_knowing import AllKnowing
-from forebay.replay.sim.fleet import Engine, Fleet, Outcome, Policy
+from forebay.replay.sim.fleet import Engine, Fleet, Policy, SimOutcome
 from forebay.replay.sim.in_turn import InTurn
-from forebay.replay.sim.peers import PEERS
+from forebay.replay.sim.router_models import ROUTER_MODELS
 from forebay.replay.sim.skipping import SkippingEngine
 from forebay.replay.sim.stepping import SteppingEngine
-from forebay.traces.buckets import Bucket
+from forebay.traces.buckets import LengthBucket
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 
 DIRECT = "direct"
-"""Policy name: no proxy; requests go straight to the engines in turn."""
+"""Policy name: no proxy; requests go directly to the engines in turn."""
 ALL_KNOWING = "all_knowing"
-"""Policy name: a reference that looks into the engines' caches."""
-POLICIES = (*ROUTES, DIRECT, *PEERS, ALL_KNOWING)
+"""Policy name: a reference that sees the true contents of the engines' caches."""
+POLICIES = (*ROUTES, DIRECT, *ROUTER_MODELS, ALL_KNOWING)
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What is simulated; raises InputError for what cannot be.
+    """One fleet to simulate; raises InputError for one that cannot be simulated.
 
     Attributes:
         engine: options of each engine.
-        gpus: how many engines, each on a GPU of its own.
+        gpus: number of engines, each on a GPU of its own.
         policy: name of a routing policy of the proxy, DIRECT, a model of another router, or
             ALL_KNOWING.
-        proxy: the proxy's configuration: buckets, affinity, admission. Of its backends only the
-            first counts: by its number of slots and the pieces that prompts are sent in.
+        proxy: the proxy's configuration: buckets, affinity, admission. All engines get the number
+            of slots and the split prefill of its first backend.
         tenants: weights and quotas of the trace's tenants, in place of the configuration's.
         exact: compute every engine step one by one; the same times, slowly.
         explained: keep a receipt of every decision (proxy/core/explain/recorder.py).
@@ -66,16 +65,16 @@ class Scenario:
         for bucket in self.proxy.buckets:
             if bucket.backends:
                 raise InputError(
-                    f"--config: bucket {bucket.name} names its backends; a simulated fleet is of "
-                    "any size, so leave `backends` out"
+                    f"--config: bucket {bucket.name} names its backends; leave `backends` out, "
+                    "because a simulated fleet can have any size"
                 )
 
-    def buckets(self) -> tuple[Bucket, ...]:
-        return tuple(Bucket(b.name, b.up_to) for b in self.proxy.buckets)
+    def buckets(self) -> tuple[LengthBucket, ...]:
+        return tuple(LengthBucket(b.name, b.up_to) for b in self.proxy.buckets)
 
     @property
     def slots(self) -> int:
-        """Requests that the proxy lets run on an engine: as many as it can, unless configured."""
+        """Most requests in flight on an engine: as configured, else as many as it can run."""
         if self.proxy.backends:
             return self.proxy.backends[0].max_concurrency
         return min(MAX_CONCURRENCY, self.engine.seqs)
@@ -90,8 +89,8 @@ class Scenario:
             return InTurn()
         if self.policy == ALL_KNOWING:
             return AllKnowing()
-        if self.policy in PEERS:
-            return PEERS[self.policy][0]()
+        if self.policy in ROUTER_MODELS:
+            return ROUTER_MODELS[self.policy][0]()
         options = self.proxy.shaper_options()
         options["route"] = ROUTES[self.policy]
         options["tenants"] = self.tenants or options["tenants"]
@@ -99,14 +98,13 @@ class Scenario:
         first = self.proxy.backends[0] if self.proxy.backends else None
         piece_s = (first.prefill_piece if first else None) or inf
         backends = [BackendSpec(name, self.slots, inf, chunk_tokens, piece_s) for name in names]
-        new: Callable[..., Shaper] = Shaper
-        if self.explained:
-            new = partial(ExplainedShaper, keep=sys.maxsize)
-        return new(backends, self.proxy.core_buckets(), **options, admit=admit)
+        recorder = DecisionRecorder(sys.maxsize) if self.explained else None
+        buckets = self.proxy.core_buckets()
+        return Shaper(backends, buckets, **options, admit=admit, recorder=recorder)
 
 
 def can_skip(config: EngineConfig) -> bool:
-    """Whether `SkippingEngine` knows the rules of this engine; else every step is computed."""
+    """Tell whether `SkippingEngine` can simulate this engine; else every step is computed."""
     limits = config.limits()
     known = SchedulerLimits(
         max_model_len=limits.max_model_len,
@@ -128,13 +126,13 @@ class Simulated:
 
     Attributes:
         outcomes: in order of arrival.
-        busy: share of the time until the last answer that each engine computed.
-        cpu_s: processor seconds the simulation took, loading the trace not counted.
-        receipts: of every request, if the scenario is `explained`.
+        busy: for each engine, the share of the time until the last answer in which it computed.
+        cpu_s: processor seconds of the simulation, without loading the trace.
+        receipts: receipts of every request, if the scenario is `explained`.
     """
 
     scenario: Scenario
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[SimOutcome]
     busy: Sequence[float]
     preemptions: int
     cpu_s: float
@@ -150,7 +148,7 @@ def simulate(trace: Sequence[TraceRequest], scenario: Scenario) -> Simulated:
     engines = {f"gpu{number}": scenario.new_engine() for number in range(scenario.gpus)}
     policy = scenario.new_policy(list(engines))
     fleet = Fleet(policy, engines)
-    # Nothing the simulation makes is cyclic, and looking for cycles costs a fifth of the time.
+    # The simulation makes no cyclic objects, and looking for them costs a fifth of the time.
     collecting = gc.isenabled()
     gc.disable()
     started = time.process_time()
@@ -163,18 +161,21 @@ def simulate(trace: Sequence[TraceRequest], scenario: Scenario) -> Simulated:
     end_s = max((o.finished_s or 0.0 for o in outcomes), default=0.0)
     busy = [engine.busy_s / end_s if end_s else 0.0 for engine in engines.values()]
     preemptions = sum(engine.preemptions for engine in engines.values())
-    receipts = _receipts(policy, outcomes) if isinstance(policy, ExplainedShaper) else None
+    receipts = _receipts(policy, outcomes) if isinstance(policy, Shaper) else None
     return Simulated(scenario, outcomes, busy, preemptions, cpu_s, receipts)
 
 
-def _receipts(policy: ExplainedShaper, outcomes: Sequence[Outcome]) -> Receipts:
+def _receipts(policy: Shaper, outcomes: Sequence[SimOutcome]) -> Receipts | None:
+    if policy.recorder is None:
+        return None
     policy.settle(inf)
-    for outcome in outcomes:  # the fleet tells the policy only what it did not expect
-        receipt = policy.receipts.find(outcome.request.id)
+    receipts = policy.recorder.receipts
+    for outcome in outcomes:  # the fleet reports only usage that the policy did not expect
+        receipt = receipts.find(outcome.request.id)
         if receipt is not None and outcome.served is not None:
             receipt.cached_tokens = outcome.cached_tokens
             receipt.output_tokens = outcome.request.output_tokens
-    return policy.receipts
+    return receipts
 
 
 def check_lengths(trace: Sequence[TraceRequest], context: int) -> None:
@@ -187,5 +188,7 @@ def check_lengths(trace: Sequence[TraceRequest], context: int) -> None:
                 f"model's context is {context}; use --too-long truncate or --too-long drop"
             )
         if row.arrival_s < before:
-            raise InputError(f"request {row.id!r} arrives before the one in front of it; sort them")
+            raise InputError(
+                f"request {row.id!r} arrives before the row above it; sort the rows by arrival"
+            )
         before = row.arrival_s

@@ -1,15 +1,15 @@
-"""The simulated engine for virtual time: the timestamps of `EngineCore`, a few events a request.
+"""Simulate an engine in virtual time: the timestamps of `EngineCore` with a few events a request.
 
-Stepping costs a pass over RUNNING for every token. Here
+Computing every step costs a pass over RUNNING for every token. Here
 
-- a stretch of steps in which everybody decodes is one event, up to the next request that ends,
-  the last step for which blocks are free, or the step under way when a request arrives: the time
-  of a decode step is affine in the tokens of context, so that of a stretch is a closed form;
-- a step in which somebody prefills, is let in or preempted is one event and costs these requests,
-  whatever decodes beside them (`planning`).
+- a stretch of steps in which all requests decode is one event. It lasts until a request ends,
+  until free blocks run out, or until the end of the step in which a request arrives. The time of
+  a decode step is affine in the tokens of context, so that of a stretch has a closed form;
+- a step that prefills, admits or preempts requests is one event. It costs time for these requests
+  only, however many decode beside them (`planning`).
 
-Decoding requests are known by a few sums (`cohort`), blocks are counted in runs (`block_runs`).
-The rules are those of `engine.scheduler`; policy fcfs only.
+Decoding requests are represented by a few sums (`cohort`), blocks by runs (`block_runs`). The
+rules are those of `engine.scheduler`, with scheduling policy fcfs only.
 """
 
 from math import inf, sqrt
@@ -23,18 +23,18 @@ from forebay.replay.sim.request import SimRequest
 __all__ = ["SimRequest", "SkippingEngine"]
 
 IDLE: Final = 0
-READY: Final = 1  # was idle; the first step is planned when time has come to `next_at`
-STEP: Final = 2  # one step, in the books of the planner
-STRETCH: Final = 3  # steps in which everybody decodes; in no books before it ends
-NOBODY: Final[list[SimRequest]] = []  # never written to
+READY: Final = 1  # was idle; the first step is planned when `advance` is called at `next_at`
+STEP: Final = 2  # one step, which the planner has recorded
+STRETCH: Final = 3  # steps in which all requests decode; recorded when it ends
+NONE: Final[list[SimRequest]] = []  # never written to
 
 
 class SkippingEngine:
     """One engine; pure: no clock, no I/O, no randomness.
 
-    A driver calls `advance` whenever time has come to `next_at`, and `add` in between. What is
-    added at the very instant of `next_at`, before `advance`, takes part in the step that starts;
-    what is added just after it, in the next one. Block ids match within one `block_tokens` only.
+    A driver calls `advance` when time reaches `next_at`, and `add` in between. A request added at
+    the instant of `next_at`, before `advance`, takes part in the step that starts then; one added
+    just after `advance`, in the next step. Block ids match within one `block_tokens` only.
 
     Attributes:
         steps: engine steps that have ended.
@@ -42,19 +42,19 @@ class SkippingEngine:
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        """ValueError for a scheduling policy other than fcfs."""
+        """Raise ValueError for a scheduling policy other than fcfs."""
         limits = config.limits()
         if limits.scheduling_policy != "fcfs":
             raise ValueError(
                 f"--scheduling-policy {limits.scheduling_policy}: only fcfs can be skipped through"
             )
         self._timing = step_time_model(config.model_spec, config.gpu_spec, config.step_constants())
-        self._books = Planner(limits, config.num_blocks())
-        self._cohort = self._books.cohort
-        self._pool = self._books.pool
+        self._planner = Planner(limits, config.num_blocks())
+        self._cohort = self._planner.cohort
+        self._pool = self._planner.pool
         self._pool_block_size = limits.block_size
-        self._stalls = self._books.stalls
-        self._terms: dict[int, tuple[float, float]] = {}  # StepTimeModel.decode_terms so far
+        self._stalls = self._planner.stalls
+        self._terms: dict[int, tuple[float, float]] = {}  # cached StepTimeModel.decode_terms
         self.request_s = self._timing.request_s
         self.kv_tokens = config.num_blocks() * limits.block_size
         self.steps = 0
@@ -62,47 +62,47 @@ class SkippingEngine:
         self._state = IDLE
         self._next = inf
         self._started = 0.0
-        self._seconds = 0.0  # of the step or stretch under way
-        # The stretch under way.
-        self._count = 0  # its steps
-        self._first = self._growth = 0.0  # seconds of its first step, and more for each after it
-        self._taken = 0  # blocks of the first step, where the planner has taken them
+        self._seconds = 0.0  # of the current step or stretch
+        # The current stretch:
+        self._count = 0  # number of steps
+        self._first = self._growth = 0.0  # seconds of its first step; growth with each step
+        self._taken = 0  # blocks of the first step that the planner has allocated
         self._fixed = False  # an arrival does not end it earlier
 
     @property
     def running(self) -> int:
-        return len(self._books.running)
+        return len(self._planner.running)
 
     @property
     def waiting(self) -> int:
-        return len(self._books.waiting)
+        return len(self._planner.waiting)
 
     @property
     def prefix_queries(self) -> int:
-        return self._books.prefix_queries
+        return self._planner.prefix_queries
 
     @property
     def prefix_hits(self) -> int:
-        return self._books.prefix_hits
+        return self._planner.prefix_hits
 
     @property
     def preemptions(self) -> int:
-        return self._books.preemptions
+        return self._planner.preemptions
 
     def cached_tokens(self, ids: tuple[int, ...], block_tokens: int, tokens: int) -> int:
-        """What a prompt of `tokens` with these full blocks would hit if it were admitted now."""
+        """Return the tokens that a prompt of `tokens` with these full blocks would hit now."""
         size = self._pool_block_size
         limit = min(len(ids) * block_tokens, tokens - 1) // size
         hits, _, _ = self._pool.lookup(ids, block_tokens, limit)
         return hits * size
 
     def next_at(self) -> float:
-        """When `advance` is due if nothing is added before; inf without work."""
+        """Return when `advance` is due if no request is added before; inf without work."""
         return self._next
 
     def add(self, request: SimRequest, now: float) -> None:
-        """Queue a request; ValueError when it can never run."""
-        self._books.add(request)
+        """Queue a request; raises ValueError when it can never run."""
+        self._planner.add(request)
         if self._state == STRETCH:
             if not self._fixed:
                 self._cut(now)
@@ -111,9 +111,9 @@ class SkippingEngine:
             self._next = now
 
     def advance(self, now: float) -> tuple[list[SimRequest], list[SimRequest]]:
-        """Pass `now` == `next_at`: who got the first token and who finished at this instant."""
-        books, cohort, state = self._books, self._cohort, self._state
-        first = finished = NOBODY
+        """Pass `now` == `next_at`; returns requests with a first token now, and finished ones."""
+        planner, cohort, state = self._planner, self._cohort, self._state
+        first = finished = NONE
         if state == STRETCH:
             count = self._count
             self._pool.free -= cohort.blocks(self.steps + 1, count) - self._taken
@@ -127,12 +127,12 @@ class SkippingEngine:
             self.busy_s += self._seconds
             self._stalls.push(step, self._seconds)
             done: list[SimRequest] = []
-            if books.sampling:
+            if planner.sampling:
                 first = self._sample(now, done)
             if done or (cohort.size and cohort.next_end() <= step):
                 finished = self._finish(now, done)
         self._started = now
-        if books.waiting or books.prefilling:
+        if planner.waiting or planner.prefilling:
             self._plan_step(now)
         elif cohort.size:
             self._plan_stretch(now, 0)
@@ -143,23 +143,23 @@ class SkippingEngine:
         return first, finished
 
     def _plan_step(self, now: float) -> None:
-        books, timing = self._books, self._timing
-        taken = books.plan(self.steps + 1, now)
+        planner, timing = self._planner, self._timing
+        taken = planner.plan(self.steps + 1, now)
         if taken >= 0:
             self._plan_stretch(now, taken)
             return
-        # A step may preempt and schedule nobody: it costs the CPU.
-        work = books.work
+        # A step that preempts may schedule no request: it costs CPU time only.
+        work = planner.work
         self._seconds = timing.step_s(work) if work.sequences else timing.calibration.step_s
         self._next = now + self._seconds
         self._state = STEP
 
     def _plan_stretch(self, now: float, taken: int) -> None:
-        """Everybody decodes, until something changes."""
+        """Plan a stretch of steps in which all requests decode."""
         cohort, step = self._cohort, self.steps + 1
         size, free = cohort.size, self._pool.free + taken
         count = cohort.next_end() - self.steps
-        if count * size > free:  # perhaps: few steps take a block for everybody
+        if count * size > free:  # an upper bound: few steps take a block for every request
             count = cohort.steps_within(step, count, free)
             if not count:
                 self._plan_step(now)
@@ -172,20 +172,20 @@ class SkippingEngine:
         self._growth = growth = per_token * size
         self._count = count
         self._taken = taken
-        # Who waits now does not get in before somebody ends, and nobody overtakes.
-        self._fixed = bool(self._books.waiting)
+        # Requests that wait now are not admitted before one ends, and fcfs lets none overtake.
+        self._fixed = bool(self._planner.waiting)
         self._seconds = seconds = count * (first + 0.5 * growth * (count - 1))
         self._next = now + seconds
         self._state = STRETCH
 
     def _cut(self, now: float) -> None:
-        """Let the stretch end with the step under way at `now`."""
+        """End the stretch with the step that is running at `now`."""
         start, first, half = self._started, self._first, 0.5 * self._growth
         elapsed = now - start
         # count*first + half*count*(count-1) = elapsed, solved without cancellation
         linear = first - half
         count = int(2 * elapsed / (linear + sqrt(linear * linear + 4 * half * elapsed))) or 1
-        # Rounded down; the step under way is the first that ends at or after the arrival.
+        # Rounded down; the running step is the first that ends at or after the arrival.
         seconds = count * (first + half * (count - 1))
         while start + seconds < now:
             count += 1
@@ -197,10 +197,13 @@ class SkippingEngine:
             self._next = start + seconds
 
     def _sample(self, now: float, done: list[SimRequest]) -> list[SimRequest]:
-        """Who got the first token by completing a prefill; puts whose last it is into `done`."""
+        """Return the requests whose completed prefill gave the first token.
+
+        Requests whose last token this is are added to `done`.
+        """
         cohort, step = self._cohort, self.steps
         first = []
-        for request in self._books.sampling:
+        for request in self._planner.sampling:
             if request.first_token_s < 0:
                 request.first_token_s = now
                 first.append(request)
@@ -215,7 +218,7 @@ class SkippingEngine:
 
     def _finish(self, now: float, done: list[SimRequest]) -> list[SimRequest]:
         """End `done` and the decoding requests whose last step has ended, in RUNNING's order."""
-        books = self._books
+        planner = self._planner
         finished = self._cohort.ended(self.steps)
         stalls = self._stalls
         if done:
@@ -225,7 +228,7 @@ class SkippingEngine:
             stall_s = stalls.since(request.since)
             if stall_s > request.stall_s:
                 request.stall_s = stall_s
-            books.finish(request)
+            planner.finish(request)
         return finished
 
 

@@ -1,10 +1,10 @@
-"""The longest step since a given one, asked once a request."""
+"""Find the longest step since a given one; one query for each request."""
 
 from bisect import bisect_right
 
 
 class LongestSince:
-    """Steps that are longer than all that came after them, oldest and longest first.
+    """Steps that are longer than all later ones, oldest and longest first.
 
     Only these can be the longest since some step. A new step removes the shorter ones at the end
     of the list, so each step enters and leaves once, and a query is one bisection.
@@ -17,7 +17,7 @@ class LongestSince:
         self._seconds: list[float] = []
 
     def push(self, step: int, seconds: float) -> None:
-        """`seconds`: of `step`, or of the longest step after the one pushed before, up to it."""
+        """Add `step`; `seconds` is the longest duration since the step pushed before."""
         steps, durations = self._steps, self._seconds
         if not durations or durations[-1] > seconds:
             durations.append(seconds)
@@ -30,11 +30,11 @@ class LongestSince:
         steps[-1] = step
 
     def since(self, step: int) -> float:
-        """The longest of those after `step`, which must have been pushed; 0.0 without any."""
+        """Return the longest duration after `step`, which must have been pushed; else 0.0."""
         at = bisect_right(self._steps, step)
         return self._seconds[at] if at < len(self._seconds) else 0.0
 
     def clear(self) -> None:
-        """Forget all steps; for when nobody will ask about them."""
+        """Forget all steps; call this when no request is left that could ask."""
         self._steps.clear()
         self._seconds.clear()

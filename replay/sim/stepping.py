@@ -1,15 +1,15 @@
-"""`EngineCore` as an engine of the fleet: every step computed, for reference.
+"""Run `EngineCore` as an engine of the fleet, computing every step: the reference.
 
-Slow and plain. `SkippingEngine` must give the same times; what it cannot do (other scheduling
-policies than fcfs) runs here.
+This is slow and simple. `SkippingEngine` must give the same times. Options that it cannot simulate,
+such as scheduling policies other than fcfs, run here.
 """
 
 from math import inf
 
 from forebay.replay.engine.async_engine import new_core
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.request import Request
-from forebay.replay.engine.server.tokenizer import hashes_of_ids
+from forebay.replay.engine.request import EngineRequest
+from forebay.replay.engine.tokenizer import hashes_of_ids
 from forebay.replay.sim.request import SimRequest
 
 
@@ -36,21 +36,21 @@ class SteppingEngine:
     def add(self, request: SimRequest, now: float) -> None:
         self.core.add(engine_request(request, now, self.core.limits.block_size))
         if not self._stepping and self._at == inf:
-            self._at = now  # the step starts once all that comes now is here
+            self._at = now  # the step starts after all arrivals of this instant
 
     def next_at(self) -> float:
         return self._at
 
     def advance(self, now: float) -> tuple[list[SimRequest], list[SimRequest]]:
-        """End the step under way, if any, and start the next, if there is work."""
+        """End the current step, if there is one, and start the next, if there is work."""
         firsts: list[SimRequest] = []
         finished: list[SimRequest] = []
         if self._stepping:
             result = self.core.finish_step()
             ended = set(map(id, result.finished))
-            # As the server does: first those that go on, then those that end.
-            going_on = [request for request in result.outputs if id(request) not in ended]
-            for served in (*going_on, *result.finished):
+            # In the order of the server: first requests that continue, then those that end.
+            continuing = [request for request in result.outputs if id(request) not in ended]
+            for served in (*continuing, *result.finished):
                 request: SimRequest = served.sink
                 if served.output_tokens == 1:
                     request.first_token_s = now
@@ -68,14 +68,14 @@ class SteppingEngine:
         return firsts, finished
 
 
-def engine_request(request: SimRequest, arrival_s: float, block_size: int) -> Request:
-    """The same request in the books of `EngineCore`; its sink is `request`."""
+def engine_request(request: SimRequest, arrival_s: float, block_size: int) -> EngineRequest:
+    """Convert `request` to a request of `EngineCore`, whose sink it becomes."""
     hashes = (
         hashes_of_ids(request.ids, request.block_tokens, request.prompt_tokens, block_size)
         if request.ids
         else []
     )
-    return Request(
+    return EngineRequest(
         request.id,
         request.prompt_tokens,
         request.output_target,

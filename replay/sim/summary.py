@@ -1,8 +1,8 @@
-"""What a simulation came to: the keys of `summary.json`, computed at once with numpy.
+"""Summarise a simulation: the keys of `summary.json`, computed with numpy.
 
-The keys and definitions are those of a replay. A request is sent the moment it is due, so the lag
-is 0 and service is response. Gaps between tokens are known as the largest of a request (stall) and
-their mean (TPOT) only, so `itl_ms` and `icl_ms` have no sample.
+The keys and definitions are those of a replay. A request is sent the moment it is due, so the
+schedule lag is 0 and service times equal response times. Of the gaps between tokens only the
+largest of a request (stall) and the mean (TPOT) are known, so `itl_ms` and `icl_ms` have no sample.
 """
 
 import math
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forebay.replay.sim.fleet import Outcome
+from forebay.replay.sim.fleet import SimOutcome
 from forebay.replay.sim.scenario import Simulated
 from forebay.replay.slo import Slo
 from forebay.replay.summary import INFINITE, PERCENTILES, rank_of
@@ -33,7 +33,7 @@ METRICS = {
 
 
 class Table:
-    """One value a request, in order of arrival; NaN where undefined."""
+    """Arrays with one value for each request, in order of arrival; NaN where undefined."""
 
     def __init__(self, simulated: Simulated) -> None:
         outcomes = simulated.outcomes
@@ -63,7 +63,7 @@ class Table:
         self.last_s = float(np.nanmax(last)) if self.done.any() else 0.0
 
     def good(self, slos: Sequence[Slo]) -> NDArray[np.bool_]:
-        """Whether each request met every target that applies to it."""
+        """Tell for each request whether it met every target that applies to it."""
         good = self.done.copy()
         for slo in slos:
             values = self.metrics[slo.metric]
@@ -76,88 +76,104 @@ class Table:
 
 
 def summarise(simulated: Simulated, slos: Sequence[Slo], window_s: float) -> dict[str, Any]:
-    """The summary; `window_s` is how long arrivals went on, seconds."""
+    """Make the summary; arrivals went on for `window_s` seconds."""
     table, outcomes = Table(simulated), simulated.outcomes
-    good = table.good(slos)
-    served = [o for o in outcomes if o.served]
-    prompt_tokens = sum(o.request.input_tokens for o in served)
-    cached_tokens = sum(o.cached_tokens for o in served)
-    by_backend: Counter[str] = Counter()
-    for outcome in served:
-        by_backend[outcome.backend or ""] += outcome.request.input_tokens
-    rejected = Counter(o.reject.reason for o in outcomes if o.reject)
-    names = [name for name in dict.fromkeys([*table.names, *table.bucket])]
-    told: dict[str, Any] = {
+    rejects = [o.reject for o in outcomes if o.reject]
+    summary: dict[str, Any] = {
         "requests": len(outcomes),
         "completed": int(table.done.sum()),
-        "rejected": dict(sorted(rejected.items())),
+        "rejected": dict(sorted(Counter(reject.reason for reject in rejects).items())),
         "failed": {},
         "duration_s": table.last_s,
         "window_s": window_s,
         "offered_rate_per_s": len(outcomes) / window_s if window_s else None,
-        "goodput_per_s": float(good.sum()) / window_s if window_s else None,
-        "attainment": float(good.mean()),
-        "goodput_by_bucket_per_s": {
-            name: float(good[table.bucket == name].sum()) / window_s if window_s else None
-            for name in names
-        },
-        "requests_by_bucket": {name: int((table.bucket == name).sum()) for name in names},
-        "attainment_by_bucket": {
-            name: float(good[of].mean()) if (of := table.bucket == name).any() else None
-            for name in names
-        },
+        **_goodput(table, table.good(slos), window_s),
         "slos": [str(slo) for slo in slos],
-        "hit_ratio": cached_tokens / prompt_tokens if prompt_tokens else None,
-        "prompt_tokens": prompt_tokens,
-        "cached_tokens": cached_tokens,
-        "prompt_tokens_per_backend": dict(sorted(by_backend.items())),
+        **_cache_use(outcomes),
         "verdict": "valid",
         "verdict_reason": "simulated: every arrival is at its time",
         "verdict_at_s": None,
         "ended": "complete",
         "schedule_lag_ms": distribution_ms(np.zeros(len(outcomes))),
         "reject_ms": {
-            **distribution_ms(np.array([o.reject.queued_s for o in outcomes if o.reject])),
+            **distribution_ms(np.array([reject.queued_s for reject in rejects])),
             "max_wall": None,  # no wall clock runs here
-            "with_retry_after": sum(o.reject is not None for o in outcomes),
+            "with_retry_after": len(rejects),
         },
         "itl_estimated": 0,
         "completed_without_output": 0,
         "overflow": 0,
-        "late_rejections": sum(bool(o.reject and o.reject.queued_s > 0) for o in outcomes),
+        "late_rejections": sum(reject.queued_s > 0 for reject in rejects),
         "busy": [round(share, 4) for share in simulated.busy],
         "preemptions": simulated.preemptions,
     }
     for key, metric in METRICS.items():
-        told[key] = _distributions(table, table.metrics[metric])
-    told["queue_ms"] = _distributions(table, table.queue_s)
-    told["ttft_ms_failures_as_inf"] = _distributions(table, table.metrics["ttft"], failures=True)
-    return told
+        summary[key] = _distributions(table, table.metrics[metric])
+    summary["queue_ms"] = _distributions(table, table.queue_s)
+    summary["ttft_ms_failures_as_inf"] = _distributions(table, table.metrics["ttft"], failures=True)
+    return summary
+
+
+def _goodput(table: Table, good: NDArray[np.bool_], window_s: float) -> dict[str, Any]:
+    """Count the requests that met their targets, in all and by bucket."""
+
+    def rate(requests: float) -> float | None:
+        return requests / window_s if window_s else None
+
+    members = {name: table.bucket == name for name in dict.fromkeys([*table.names, *table.bucket])}
+    return {
+        "goodput_per_s": rate(float(good.sum())),
+        "attainment": float(good.mean()),
+        "goodput_by_bucket_per_s": {
+            name: rate(float(good[inside].sum())) for name, inside in members.items()
+        },
+        "requests_by_bucket": {name: int(inside.sum()) for name, inside in members.items()},
+        "attainment_by_bucket": {
+            name: float(good[inside].mean()) if inside.any() else None
+            for name, inside in members.items()
+        },
+    }
+
+
+def _cache_use(outcomes: Sequence[SimOutcome]) -> dict[str, Any]:
+    """Count prompt tokens of the requests that were sent, and those found in prefix caches."""
+    sent = [o for o in outcomes if o.served]
+    prompt_tokens = sum(o.request.input_tokens for o in sent)
+    cached_tokens = sum(o.cached_tokens for o in sent)
+    by_backend: Counter[str] = Counter()
+    for outcome in sent:
+        by_backend[outcome.backend or ""] += outcome.request.input_tokens
+    return {
+        "hit_ratio": cached_tokens / prompt_tokens if prompt_tokens else None,
+        "prompt_tokens": prompt_tokens,
+        "cached_tokens": cached_tokens,
+        "prompt_tokens_per_backend": dict(sorted(by_backend.items())),
+    }
 
 
 def _distributions(table: Table, values: Floats, *, failures: bool = False) -> dict[str, Any]:
-    told = {}
+    distributions = {}
     for name in ("all", *table.names):
-        of = np.ones(len(values), bool) if name == "all" else table.bucket == name
-        missing = int((of & ~table.done).sum()) if failures else 0
-        told[name] = distribution_ms(values[of & table.done], missing)
-    return told
+        inside = np.ones(len(values), bool) if name == "all" else table.bucket == name
+        missing = int((inside & ~table.done).sum()) if failures else 0
+        distributions[name] = distribution_ms(values[inside & table.done], missing)
+    return distributions
 
 
 def distribution_ms(values_s: Floats, failures: int = 0) -> dict[str, float | str | int | None]:
-    """Count, nearest-rank percentiles and maximum, milliseconds; None without samples.
+    """Return count, nearest-rank percentiles and maximum in milliseconds; None without samples.
 
-    `failures` more samples are infinite.
+    `failures` more samples count as infinite.
     """
     values = np.sort(values_s[~np.isnan(values_s)])
     total = len(values) + failures
-    told: dict[str, float | str | int | None] = {"count": total}
+    shown: dict[str, float | str | int | None] = {"count": total}
     ranks = {f"p{percentile:g}": rank_of(percentile, total) for percentile in PERCENTILES}
     for name, rank in {**ranks, "max": total}.items():
         known = rank <= len(values)
-        told[name] = None if not total else float(values[rank - 1]) * 1e3 if known else INFINITE
-    return told
+        shown[name] = None if not total else float(values[rank - 1]) * 1e3 if known else INFINITE
+    return shown
 
 
-def _times(outcomes: Sequence[Outcome], name: str) -> Floats:
+def _times(outcomes: Sequence[SimOutcome], name: str) -> Floats:
     return np.array([getattr(o, name) for o in outcomes], dtype=float)

@@ -1,6 +1,6 @@
-"""Many scenarios over one trace: every combination of the values given, on all cores or on Ray.
+"""Simulate every combination of the given values over one trace, on all cores or on Ray.
 
-Each combination is simulated on its own from equal input, so where it runs changes nothing.
+Each combination starts from equal input, so its result does not depend on where it runs.
 """
 
 import os
@@ -17,7 +17,7 @@ from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.capacity import capacity_per_s
 from forebay.replay.sim.scenario import POLICIES, Scenario, Simulated, simulate
 from forebay.replay.sim.summary import summarise
-from forebay.replay.sim.workload import Workload
+from forebay.replay.sim.workload import SimWorkload
 from forebay.replay.slo import Slo
 from forebay.traces.errors import InputError
 
@@ -29,12 +29,12 @@ KEYS = ("gpus", "policy", *WORKLOAD_KEYS, *ENGINE_KEYS)
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """One combination: the values that differ between cases, and what they make."""
+class SweepCase:
+    """One combination: the values that differ between cases, and the settings they result in."""
 
     values: Mapping[str, Value]
     scenario: Scenario
-    workload: Workload
+    workload: SimWorkload
     slos: tuple[Slo, ...]
 
 
@@ -50,7 +50,7 @@ def parse_axis(text: str) -> tuple[str, list[Value]]:
 
 
 def parse_axes(texts: Sequence[str]) -> dict[str, list[Value]]:
-    """Each `--sweep` by its name; raises InputError, also for a name given twice."""
+    """Read each `--sweep` under its name; raises InputError, also for a name given twice."""
     axes: dict[str, list[Value]] = {}
     for text in texts:
         name, values = parse_axis(text)
@@ -62,15 +62,18 @@ def parse_axes(texts: Sequence[str]) -> dict[str, list[Value]]:
 
 
 def cases(
-    axes: Mapping[str, Sequence[Value]], base: Scenario, workload: Workload, slos: tuple[Slo, ...]
-) -> Iterator[Case]:
-    """Every combination of the axes, the last varying fastest; raises InputError."""
+    axes: Mapping[str, Sequence[Value]],
+    base: Scenario,
+    workload: SimWorkload,
+    slos: tuple[Slo, ...],
+) -> Iterator[SweepCase]:
+    """Make every combination of the axes, the last varying fastest; raises InputError."""
     for combination in product(*axes.values()):
         values = dict(zip(axes, combination, strict=True))
         engine = {key: value for key, value in values.items() if key in ENGINE_KEYS}
         outer = {key: value for key, value in values.items() if key in ("gpus", "policy")}
         paced = {key: value for key, value in values.items() if key in WORKLOAD_KEYS}
-        yield Case(
+        yield SweepCase(
             values,
             replace(base, engine=replace(base.engine, **engine), **outer),  # type: ignore[arg-type]
             replace(workload, **paced),  # type: ignore[arg-type]
@@ -78,13 +81,13 @@ def cases(
         )
 
 
-def run_case(case: Case) -> dict[str, Any]:
-    """Simulate one case; its summary, with the case's values under "case"."""
+def run_case(case: SweepCase) -> dict[str, Any]:
+    """Simulate one case; returns its summary, with the case's values under "case"."""
     return describe(case, *simulate_case(case))
 
 
-def simulate_case(case: Case) -> tuple[Simulated, float]:
-    """The simulation and how long arrivals went on, seconds."""
+def simulate_case(case: SweepCase) -> tuple[Simulated, float]:
+    """Simulate one case; returns the simulation, and how many seconds arrivals went on."""
     scenario = case.scenario
 
     def capacity() -> float:
@@ -95,13 +98,13 @@ def simulate_case(case: Case) -> tuple[Simulated, float]:
     return simulate(trace, scenario), window_s
 
 
-def describe(case: Case, simulated: Simulated, window_s: float) -> dict[str, Any]:
-    told = summarise(simulated, case.slos, window_s)
-    return {"case": dict(case.values), **told, "cpu_s": round(simulated.cpu_s, 3)}
+def describe(case: SweepCase, simulated: Simulated, window_s: float) -> dict[str, Any]:
+    summary = summarise(simulated, case.slos, window_s)
+    return {"case": dict(case.values), **summary, "cpu_s": round(simulated.cpu_s, 3)}
 
 
-def run_all(listed: Sequence[Case], jobs: int | None = None) -> Iterator[dict[str, Any]]:
-    """The summaries, in the order of the cases, on `jobs` processes (default: all cores)."""
+def run_all(listed: Sequence[SweepCase], jobs: int | None = None) -> Iterator[dict[str, Any]]:
+    """Simulate the cases on `jobs` processes (default: all cores); summaries in their order."""
     jobs = min(jobs or len(os.sched_getaffinity(0)), len(listed))
     if jobs <= 1:
         yield from map(run_case, listed)
@@ -110,14 +113,14 @@ def run_all(listed: Sequence[Case], jobs: int | None = None) -> Iterator[dict[st
         yield from pool.map(run_case, listed)
 
 
-def run_on_ray(listed: Sequence[Case], address: str) -> Iterator[dict[str, Any]]:
-    """The same on a Ray cluster; raises InputError where Ray is missing or out of reach."""
+def run_on_ray(listed: Sequence[SweepCase], address: str) -> Iterator[dict[str, Any]]:
+    """Simulate the cases on a Ray cluster; raises InputError if Ray is missing or unreachable."""
     try:
         import ray
     except ImportError:
         raise InputError("--ray: Ray is not installed; pip install 'forebay[ray]'") from None
     try:
-        if address == "local":  # a cluster of this machine alone, reachable from nowhere else
+        if address == "local":  # a cluster of this machine alone, which no other can reach
             ray.init(log_to_driver=False, include_dashboard=False, _node_ip_address="127.0.0.1")
         else:
             ray.init(address=address, log_to_driver=False)
@@ -125,7 +128,7 @@ def run_on_ray(listed: Sequence[Case], address: str) -> Iterator[dict[str, Any]]
         raise InputError(f"--ray {address}: {str(error).splitlines()[0]}") from None
     try:
         remote = ray.remote(run_case)
-        # All are submitted; results are small and come back in the order of the cases.
+        # All are submitted at once; results are small and come back in the order of the cases.
         for pending in [remote.remote(case) for case in listed]:
             yield ray.get(pending)
     finally:

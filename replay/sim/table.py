@@ -1,4 +1,4 @@
-"""One table of simulated cases: what varies, then what came of it."""
+"""Show simulated cases as one table: the values that vary, then the results."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from forebay.replay.summary import firm
 
 
 def results_table(results: Sequence[dict[str, Any]]) -> Table:
-    """A row a case. Latencies in seconds, - where too few samples lie beyond a percentile."""
+    """Make a row for each case; latencies in seconds, - if too few samples exceed a percentile."""
     varied = list(results[0]["case"])
     buckets = [name for name in results[0]["ttft_ms"] if name != "all"]
     table = Table(
@@ -18,7 +18,7 @@ def results_table(results: Sequence[dict[str, Any]]) -> Table:
     )
     for name in varied:
         table.add_column(name, style="bold")
-    for name in ("refused", "met", "good/s", "hit"):
+    for name in ("rejected", "met", "good/s", "hit"):
         table.add_column(name, justify="right", no_wrap=True)
     for bucket in buckets:
         for percentile in ("p50", "p99"):
@@ -48,6 +48,6 @@ def _number(value: float | None, scale: float, how: str = ".2f") -> str:
 def _caption(result: dict[str, Any]) -> str:
     slos = ", ".join(result["slos"]) or "none stated"
     return (
-        f"{result['requests']:,} requests in virtual time; met: share of all that met {slos}; "
-        "per bucket TTFT in s; stall: the longest in an answer, s"
+        f"{result['requests']:,} requests in virtual time; met: share of all requests that met "
+        f"{slos}; TTFT by bucket in s; stall: longest gap in an answer, s"
     )

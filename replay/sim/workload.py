@@ -1,4 +1,4 @@
-"""The requests of a simulation: a trace under a schedule, as the replayer would send it."""
+"""Make the requests of a simulation: a trace under a schedule, as the replayer would send it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -11,16 +11,16 @@ from forebay.replay.source import TraceSource
 from forebay.traces.errors import InputError
 from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
 
-BYTES_PER_TOKEN = 4  # of prompt text, where only its blocks' equality matters
+BYTES_PER_TOKEN = 4  # of prompt text, of which only equal blocks matter here
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
-    """Where requests come from and how they are paced; the options of `forebay replay`.
+class SimWorkload:
+    """The trace and its pace, with the options of `forebay replay`.
 
     Attributes:
         trace: a file, or the requests themselves in order of arrival.
-        load: rate as a share of what the engines complete when all of it is there at once.
+        load: rate as a share of the engines' capacity (`capacity`).
     """
 
     trace: Path | Sequence[TraceRequest]
@@ -35,7 +35,7 @@ class Workload:
     seed: int = 0
 
     def source(self, context: int) -> list[TraceRequest]:
-        """The rows as the trace has them, fitted to the model's context; raises InputError."""
+        """Read the rows of the trace, fitted to the model's context; raises InputError."""
         source = TraceSource(
             self.trace,
             format_name=self.format_name,
@@ -50,10 +50,10 @@ class Workload:
     def requests(
         self, context: int, capacity_per_s: Callable[[], float]
     ) -> tuple[list[TraceRequest], float]:
-        """What arrives and how long it goes on, seconds; raises InputError.
+        """Make the paced requests, and how many seconds arrivals go on; raises InputError.
 
         Args:
-            capacity_per_s: asked only when the pace is given as a load.
+            capacity_per_s: called only when the pace is given as a load.
         """
         if self.arrivals.closed:
             raise InputError("--arrivals closed:N: a simulation needs arrival times; give another")
@@ -82,7 +82,7 @@ class Workload:
 
 
 def with_blocks(row: TraceRequest) -> TraceRequest:
-    """A row with text gets block ids made from it, so that equal beginnings are found."""
+    """Replace the text of a row by block ids made from it, so that equal prefixes are found."""
     if row.text is None or row.blocks is not None:
         return row
     data, step, before = row.text.encode(), BLOCK_TOKENS * BYTES_PER_TOKEN, 0

@@ -10,8 +10,8 @@ import pytest
 from made_runs import SLOS, Row, answered, realistic_rows, refused, write_pair, write_run
 
 from forebay.analysis.cli import compare_app
-from forebay.analysis.compare import Comparison, Line, compare
-from forebay.analysis.figures import backends, figures, imbalance, refusals
+from forebay.analysis.compare import Comparison, ComparisonRow, compare
+from forebay.analysis.figures import backends, figures, imbalance, unanswered
 from forebay.analysis.headline import headline
 from forebay.analysis.provenance import repeat_command, verdict
 from forebay.analysis.run import load_run, load_runs
@@ -37,7 +37,7 @@ def compared(tmp_path: Path, a: list[Row], b: list[Row], **summary: Any) -> Comp
     return compare(runs[0], runs[1])
 
 
-def line(comparison: Comparison, section: str, key: str) -> Line:
+def line(comparison: Comparison, section: str, key: str) -> ComparisonRow:
     found = comparison.line(section, key)
     assert found is not None
     return found
@@ -172,7 +172,7 @@ class TestFigures:
         rows = [refused(i, "chat", float(i)) for i in range(3)]
         rows += [refused(i, "chat", float(i), reason="tenant_quota") for i in range(5)]
         rows += [refused(9, "chat", 9.0, outcome="failed", reason="connect", status=None)]
-        found = refusals(load_run(write_run(tmp_path / "r", rows)))
+        found = unanswered(load_run(write_run(tmp_path / "r", rows)))
         assert [(one.outcome, one.reason, one.count, one.status) for one in found] == [
             ("rejected", "tenant_quota", 5, "429"),
             ("rejected", "queue_full", 3, "429"),
@@ -207,7 +207,7 @@ class TestComparison:
         assert words.mood == "better"
         assert words.points[0].startswith("chat: p99 time to first token 0.45 s with forebay, 7.65")
         assert "17.1× shorter (95 % interval 13.0× to 45.6×)" in words.points[0]
-        assert any("refused 7 and failed 0 of 1,760 requests (0.4 %)" in p for p in words.points)
+        assert any("rejected 7 and failed 0 of 1,760 requests (0.4 %)" in p for p in words.points)
 
     def test_the_same_run_twice_shows_no_difference(self, pair: tuple[Path, Path]) -> None:
         run = load_run(pair[0])
@@ -227,7 +227,7 @@ class TestComparison:
         assert ttft.better == "unclear"
         words = headline(found)
         assert words.mood == "none"
-        assert "within the noise" in words.points[0]
+        assert "not significant" in words.points[0]
 
     @pytest.mark.parametrize(
         ("good", "of", "mood"),
@@ -249,7 +249,7 @@ class TestComparison:
             assert told.interval.clear == (mood == "better")
             assert told.better == ("b" if mood == "better" else "unclear")
         assert words.summary.endswith("and goodput.") == (mood == "better")
-        assert any("within the noise" in point for point in words.points) == (mood == "none")
+        assert any("not significant" in point for point in words.points) == (mood == "none")
 
     def test_a_goodput_without_counts_is_unclear(self, tmp_path: Path) -> None:
         rows = steady(30, 1.0)
@@ -319,7 +319,7 @@ class TestComparison:
         assert told in found.warnings[0]
         if "verdict" in summary:
             words = headline(found)
-            assert "Not to be relied on: b is client-limited" in words.summary
+            assert "Treat with care: the load generator was too slow in b (late" in words.summary
             assert words.mood == "doubtful"
         elif "different" in told:
             words = headline(found)
@@ -440,9 +440,9 @@ class TestCommand:
         out = capsys.readouterr().out
         assert max(map(len, out.splitlines())) <= 80
         rows = [row.split() for row in out.splitlines()]
-        assert ["TTFT", "p99", "7.65", "s", "0.45", "s", "17.1×", "forebay"] in rows
-        assert ["goodput", "7.10", "/s", "9.40", "/s", "0.76×", "forebay"] in rows
-        assert ["95", "%", "interval", "of", "A/B", "13.0×", "to", "45.6×"] in rows
+        assert ["TTFT", "p99", "7.65", "s", "0.45", "s", "0.058×", "forebay"] in rows
+        assert ["goodput", "7.10", "/s", "9.40", "/s", "1.32×", "forebay"] in rows
+        assert ["95", "%", "interval", "of", "B/A", "0.022×", "to", "0.077×"] in rows
         assert ["TTFT", "p99", "–", "–", "–"] in rows  # 160 documents are too few
 
     def test_json_is_data_only(

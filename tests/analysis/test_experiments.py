@@ -80,7 +80,7 @@ def test_hol_prints_the_trade_off(tmp_path: Path, capsys: pytest.CaptureFixture[
     sizes = [row["max_num_batched_tokens"] for row in found["rows"]]
     assert sizes == [131_072, 8_192, 1_024]  # the first is what the others are compared with
     assert found["rows"][0]["upload_ratio"] == 1
-    for words_of in ("131,072", "8,192", "A prompt of 60,000 tokens stops a chat for"):
+    for words_of in ("131,072", "8,192", "A prompt of 60,000 tokens stalls a chat for"):
         assert words_of in " ".join(said.split())
     facts = found["facts"]
     for way in ("engines_in_turn", "proxy"):

@@ -20,7 +20,7 @@ import pytest
 from kv_models import CONFIGS
 
 from forebay.analysis.kv.start_log import parse_start_log
-from forebay.analysis.kv.verify import Verdict, verify_log
+from forebay.analysis.kv.verify import CacheCheck, verify_log
 from forebay.proxy.cli import main
 from forebay.traces.errors import InputError
 
@@ -83,7 +83,7 @@ LOGS = [
 ]  # fmt: skip
 
 
-def judge(log: Log, folder: Path) -> Verdict:
+def judge(log: Log, folder: Path) -> CacheCheck:
     config = folder / "config.json"
     config.write_text(json.dumps(CONFIGS[log.model]))
     options = dict(log.options)

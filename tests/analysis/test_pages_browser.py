@@ -46,7 +46,7 @@ def test_the_live_page_shows_each_backend(tmp_path: Path) -> None:
         assert console == []
         assert re.search(r'<td class="up">gpu0</td><td>0 / 256</td>', page)
         assert "ready · 0 active" in page
-        assert "waiting: 0 chat" in page
+        assert "Waiting by bucket: 0 chat" in page
 
     asyncio.run(main())
 
@@ -56,7 +56,7 @@ def test_the_reports_own_script_is_let_through_and_no_other(tmp_path: Path) -> N
     path = tmp_path / "report.html"
     path.write_text(html.replace("</main>", "<script>document.title = 'mine'</script></main>"))
     page, console = asyncio.run(opened(path.as_uri(), tmp_path / "profile"))
-    assert "Point at the plot to read it off." in page
+    assert "Hover over the plot for values." in page
     assert "<title>mine" not in page
     [refused] = console
     assert "Content Security Policy" in refused

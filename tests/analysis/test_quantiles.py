@@ -155,6 +155,7 @@ def test_other_numbers_as_text() -> None:
     assert counts([1920, None]) == ["1,920", "–"]
     assert rates([9.4, 7.1, None]) == ["9.40 /s", "7.10 /s", "–"]
     assert shares([0.9613, None]) == ["96.1 %", "–"]
+    assert [ratio(v) for v in (0.0581, 1e-5)] == ["0.058×", "<0.001×"]
     assert [ratio(v) for v in (4.517, 0.2214, 17.06, 120.4, math.inf, None)] == [
         "4.52×", "0.22×", "17.1×", "120×", "∞", "–",
     ]  # fmt: skip

@@ -98,7 +98,7 @@ def test_page_says_what_the_runs_say(page: str) -> None:
     assert "chat: p99 time to first token 0.45 s with forebay, 7.65 s with round-robin" in text
     assert "deadline_unattainable 429 7 0.4 %" in text  # reason, status, count, share
     assert "gpu0 880" in text
-    assert "simulated time, 4 times as fast as the clock" in text
+    assert "simulated time, 4 times as fast as real time" in text
     for known in ("poisson", "abababab", "python 3.11.7", "schedule lag", "valid (0 of 1760"):
         assert known in text
 
@@ -122,7 +122,7 @@ def test_a_run_with_only_rejects_has_a_page(tmp_path: Path) -> None:
     rows = [refused(i, "chat", float(i)) for i in range(50)]
     page = build_report([load_run(write_run(tmp_path / "r", rows))])
     text = Checked(page.html).text
-    assert "No request of this class was answered." in text
+    assert "No request of this bucket was answered." in text
     assert "queue_full 429 50 100.0 %" in text
     assert "0 of 50 answered" in page.summary
 
@@ -142,7 +142,7 @@ def test_an_empty_bucket_on_one_side(tmp_path: Path) -> None:
 
 def test_one_run_and_many(pair: tuple[Path, Path]) -> None:
     alone = Checked(build_report([load_run(pair[0])]).html)
-    assert "first / second" not in alone.text
+    assert "second / first" not in alone.text
     three = Checked(build_report(load_runs([*pair, pair[0]])).html)
     assert "run2" in " ".join(value for name, value in three.attributes if name == "class")
     with pytest.raises(InputError, match="7 runs: a report takes 1 to 6"):

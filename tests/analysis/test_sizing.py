@@ -19,14 +19,15 @@ from forebay.analysis.sizing.floor import alone, check_floor
 from forebay.analysis.sizing.judge import judge
 from forebay.analysis.sizing.naive import erlang_c, formulas
 from forebay.analysis.sizing.plot import Curve, curves, draw
-from forebay.analysis.sizing.search import Found, Question, Window, least_gpus
+from forebay.analysis.sizing.search import JudgedWindow, LeastCount, Question, least_gpus
 from forebay.analysis.sizing.targets import DEFAULT_SLO, default_targets, parse_targets
-from forebay.analysis.sizing.workers import Workers
+from forebay.analysis.sizing.workers import JobRunner
 from forebay.analysis.sizing.workload import Users, class_of
 from forebay.proxy.cli import main
 from forebay.proxy.config.schema import Config
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.hardware.models import LLAMA_3_8B, find_model
+from forebay.replay.engine.hardware.find import find_model
+from forebay.replay.engine.hardware.specs import LLAMA_3_8B
 from forebay.replay.sim.scenario import Scenario, simulate
 from forebay.traces.errors import InputError
 from forebay.traces.lengths import Fixed
@@ -147,12 +148,12 @@ def test_a_shared_document_that_just_fits_the_context_is_sized(
 
 
 def test_only_what_is_not_met_counts_as_not_met(monkeypatch: pytest.MonkeyPatch) -> None:
-    question = Question(Users(), Scenario(LLAMA, 1), TARGETS, Window(30, 120), 0)
-    base = Found(question, 1, {})
+    question = Question(Users(), Scenario(LLAMA, 1), TARGETS, JudgedWindow(30, 120), 0)
+    base = LeastCount(question, 1, {})
     tight = replace(question, targets=parse_targets("tpot_p95=3ms"))
     assert guide._vary((tight, base)) is None
 
-    def broken(_: object) -> Found:
+    def broken(_: object) -> LeastCount:
         raise InputError("of something else")
 
     monkeypatch.setattr(guide, "search", broken)
@@ -183,7 +184,7 @@ def test_a_refused_request_took_forever_and_the_ends_are_not_judged() -> None:
     targets = parse_targets("document.ttft_p50=1m,document.ttft_p99=1m,tpot_p99=10s")
     judged = judge(simulated, targets, seed=0, from_s=0.0, to_s=50.0, until_s=100.0)
     assert "chat" not in judged.classes
-    assert judged.classes["document"].refused == judged.refused == refused
+    assert judged.classes["document"].rejected == judged.rejected == refused
     assert judged.classes["document"].p99_s == inf
     for one in judged.attained:
         assert (one.good, one.count) == (8 - refused, 8)
@@ -335,7 +336,7 @@ def test_few_blocks_bind_and_many_do_not() -> None:
     users = replace(users, chat_output_tokens=Fixed(2_000))
     targets = parse_targets("ttft_p95=2s")
     engine = EngineConfig(max_model_len=8_192, num_gpu_blocks_override=1_025)
-    question = Question(users, Scenario(engine, 1), targets, Window(30, 120), 0)
+    question = Question(users, Scenario(engine, 1), targets, JudgedWindow(30, 120), 0)
     few = least_gpus(question, 8, 64).gpus
     more = replace(question, scenario=Scenario(replace(engine, num_gpu_blocks_override=8_193)))
     assert least_gpus(more, 8, 64).gpus < few / 2
@@ -390,7 +391,7 @@ def test_the_table_says_what_matters(capsys: pytest.CaptureFixture[str]) -> None
         assert words in told
 
 
-class Refusing(Workers):
+class Refusing(JobRunner):
     """Complete that many jobs of each curve; the next fails in its process, or at once."""
 
     def __init__(self, answered: int, later: bool) -> None:
@@ -402,7 +403,7 @@ class Refusing(Workers):
         done: Future[Any] = Future()
         self._left -= 1
         if self._left >= 0:
-            done.set_result(Found(job[0], 3, {}))
+            done.set_result(LeastCount(job[0], 3, {}))
         elif self._later:
             done.set_exception(InputError("--slo: not met with 64 GPUs either"))
         else:
@@ -418,7 +419,7 @@ def test_a_refused_point_of_the_plot_costs_no_answer(answered: int, later: bool)
         users, Scenario(LLAMA, 1), TARGETS, Refusing(answered, later), sizes=[8_000], seed=0
     )
     assert curve.points == ((10, 3), (20, 3))[:answered]
-    assert "not met with 64 GPUs" in curve.refused
+    assert "not met with 64 GPUs" in curve.error
 
 
 def test_more_users_never_draw_a_plot_that_is_not_xml() -> None:

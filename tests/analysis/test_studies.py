@@ -17,8 +17,8 @@ from paths import ROOT
 from replay_server import MODEL, Server, serve
 
 from forebay.analysis.experiments import flood, kv, needle, one_load, saturation, shared_document
-from forebay.analysis.experiments.asking import Told, is_simulated
-from forebay.analysis.experiments.gauges import Pool, Sample, read_page
+from forebay.analysis.experiments.asking import ModelReply, is_simulated
+from forebay.analysis.experiments.gauges import GaugeSample, Pool, read_page
 from forebay.analysis.experiments.heat_map import heat_map
 from forebay.analysis.experiments.hol_fleet import THEIRS
 from forebay.analysis.experiments.hol_fleet import _result as hol_result
@@ -27,7 +27,7 @@ from forebay.analysis.experiments.knee import gain_of_last_doubling, kneedle, la
 from forebay.analysis.experiments.load_stats import doubted, percentile
 from forebay.analysis.experiments.study import Study, numbers
 from forebay.analysis.experiments.target import StudyFailed, sim_config
-from forebay.analysis.experiments.ways import IN_TURN, PROXY, Load, Seen, SimWay, sim_ways
+from forebay.analysis.experiments.ways import IN_TURN, PROXY, PlayedLoad, Seen, SimWay, sim_ways
 from forebay.analysis.kv.plan import Choices
 from forebay.proxy.cli import main
 from forebay.replay.engine.config import EngineConfig
@@ -39,7 +39,7 @@ from forebay.replay.sim.skipping import SkippingEngine
 from forebay.replay.sim.stepping import SteppingEngine
 from forebay.replay.slo import default_slos
 from forebay.traces.errors import InputError
-from forebay.traces.needle import Answer, generated_haystack, needle_requests
+from forebay.traces.needle import NeedleAnswer, generated_haystack, needle_requests
 from forebay.traces.schema import TraceRequest
 from forebay.traces.tokens import ByteEstimate
 
@@ -167,8 +167,8 @@ def test_saturation_says_when_there_is_no_knee(tmp_path: Path) -> None:
         ((0.171, 0.170, 0.170, 0.168), 1, "Saturated already at the first load, 1 requests in fl"),
         ((1.0, 1.01, 1.02, 1.03), 1, "Saturated already at the first load, 1 requests in flight"),
         ((1.0, 1.9, 2.0, 2.0), 2, "Saturated from 2 requests in flight"),
-        ((1.0, 1.02, 1.05, 1.13), None, "1.13 requests/s; the last doubling brought +8%"),
-        ((1.0, 2.0, 4.0, 8.0), None, "8.00 requests/s; the last doubling still brought +100%"),
+        ((1.0, 1.02, 1.05, 1.13), None, "1.13 requests/s; the last doubling gained +8%"),
+        ((1.0, 2.0, 4.0, 8.0), None, "8.00 requests/s; the last doubling still gained +100%"),
     ],
 )
 def test_a_plateau_that_was_measured_is_not_denied(
@@ -212,7 +212,7 @@ def test_seats_are_inferred_where_nobody_tells_them() -> None:
 
 
 def test_seats_are_not_what_ran_while_nobody_waited() -> None:
-    busy = [Sample("gpu0", at, 8, 0, 0.2, 0) for at in range(9)]
+    busy = [GaugeSample("gpu0", at, 8, 0, 0.2, 0) for at in range(9)]
     assert one_load.seats_seen(busy) is None
     assert one_load.seats_seen([replace(one, waiting=3) for one in busy]) == 8
     assert one_load.seats_seen([replace(one, waiting=3, kv_share=0.98) for one in busy]) is None
@@ -233,7 +233,7 @@ def test_one_pays_for_a_shared_document(tmp_path: Path) -> None:
         assert of["the others"]["kv_tokens"] < 1.2 * of["first"]["kv_tokens"]
     facts = found["facts"]
     assert facts["kv_tokens_per_added_user"] < 0.02 * facts["prompt_tokens"]
-    assert found["sentence"].startswith("1 of 12 users paid for the document (proxy)")
+    assert found["sentence"].startswith("The document was computed for 1 of 12 users (proxy)")
     assert "KV use stayed flat" in found["sentence"]
 
 
@@ -242,7 +242,7 @@ def test_a_document_in_turn_is_paid_for_on_every_engine(tmp_path: Path) -> None:
     found = study("shared-document", tmp_path, *words)
     paid = [row["cold"] for row in found["rows"] if row["way"] == IN_TURN]
     assert paid == [1, 1, 0, 2]
-    assert "Engines in turn: 2 paid." in found["sentence"]
+    assert "Engines in turn: 2 cold." in found["sentence"]
 
 
 def test_a_cache_that_is_off_is_not_called_shared() -> None:
@@ -251,11 +251,11 @@ def test_a_cache_that_is_off_is_not_called_shared() -> None:
     phases = shared_document.requests(6, 20_000, 64, 32, 0)
     loads = asyncio.run(way.play("x", *phases))
     told = [
-        shared_document.told(way, phase, load, 20_000)
+        shared_document.table_row(way, phase, load, 20_000)
         for phase, load in zip(shared_document.PHASES, loads, strict=True)
     ]
     result = shared_document.result([way], told, {way.name: loads}, {})
-    assert result.sentence.startswith("The document was not shared: 6 of 6 users paid")
+    assert result.sentence.startswith("The document was not shared: 6 of 6 users waited")
 
 
 # The flood
@@ -272,7 +272,7 @@ def test_fail_fast_keeps_goodput_in_a_flood(tmp_path: Path) -> None:
         assert of[way, 2]["rejected_share"] == 0  # everybody waits
         assert of[way, 2]["goodput_per_s"] < of[PROXY, 2]["goodput_per_s"]
         assert of[way, 2]["ttft_p50_s"] > of[PROXY, 2]["ttft_p50_s"]
-    assert "At 2x capacity fail-fast keeps" in found["sentence"]
+    assert "At 2x capacity the proxy has goodput" in found["sentence"]
     assert of[PROXY, 2]["offered_per_s"] == pytest.approx(
         2 * found["facts"]["capacity_per_s"], 0.01
     )
@@ -282,7 +282,7 @@ def test_a_flood_says_when_fail_fast_does_not_help() -> None:
     row = {"goodput_per_s": 1.0, "ttft_p99_s": None, "rejected_share": 0.9}
     last = {PROXY: row, IN_TURN: row | {"goodput_per_s": 2.0}}
     told = flood._sentence([IN_TURN, PROXY], last, {PROXY: 4.0, IN_TURN: 2.0}, 3.0)
-    assert told.startswith("At 3x capacity fail-fast does not help: it gives 1.00 good")
+    assert told.startswith("At 3x capacity the proxy does not help: it has goodput 1.00/s")
     assert "25% of its best" in told
 
 
@@ -296,18 +296,18 @@ def test_a_flood_of_a_url_alone_says_what_it_cannot_tell(tmp_path: Path) -> None
             return await flood.flooded(wanted, ways, [0.01, 0.02], limit, True, slos, 30.0, 0)
 
     found = run(live())
-    assert found.sentence.startswith("At 0.02x capacity the target gives ")
-    assert found.sentence.endswith(", refusing 0%.")
+    assert found.sentence.startswith("At 0.02x capacity the target has goodput ")
+    assert found.sentence.endswith(" and rejects 0%.")
     assert [row["way"] for row in found.rows] == ["target", "target"]
     assert "way" not in [column.key for column in found.columns]
-    assert "64 in flight; of more than one engine, give --capacity" in found.notes[0]
-    assert any(note.startswith("not measured: the engines without") for note in found.notes)
+    assert "64 in flight; with several engines, give --capacity" in found.notes[0]
+    assert any(note.startswith("the engines were not measured") for note in found.notes)
 
 
 def test_what_was_refused_or_failed_is_missed() -> None:
     ok = Seen(rows(1)[0], "ok", None, 0.0, 1.0, 0.5, 1.0, 0.01, 0.01, 1000, 0, "gpu0")
     late, refused = replace(ok, ttft_s=2.5, due_s=1.0), replace(ok, outcome="rejected", due_s=2.0)
-    told = flood.told(PROXY, 1.0, Load([ok, late, refused]), default_slos(["chat"]))
+    told = flood.table_row(PROXY, 1.0, PlayedLoad([ok, late, refused]), default_slos(["chat"]))
     assert (told["attainment"], told["rejected_share"]) == pytest.approx((1 / 3, 1 / 3))
     assert told["ttft_p99_s"] is None  # two answers are no p99
     assert percentile([float(i) for i in range(1000)], 99) == 989
@@ -318,8 +318,10 @@ def test_a_load_that_was_not_as_meant_is_doubted() -> None:
     good = {"load": 1.0, "verdict": "valid"}
     assert doubted("It is so.", notes, [good], "load") == "It is so."
     late = good | {"verdict": "client-limited", "load": 2.0}
-    assert doubted("It is so.", notes, [good, late], "load").startswith("Not valid")
-    assert notes == ["not to be believed: 2 (client-limited)"]
+    assert doubted("It is so.", notes, [good, late], "load").startswith(
+        "Not valid, because the load generator"
+    )
+    assert notes == ["not valid: 2 (client-limited)"]
 
 
 # The KV cache
@@ -333,24 +335,24 @@ def test_the_kv_cache_is_full_where_it_was_predicted(tmp_path: Path) -> None:
     assert facts["reported_full_at"] == facts["predicted_full_at"] == 6
     assert facts["worst_share_error"] < 0.005
     assert [row["waiting"] for row in found["rows"]][-2:] == [1, 2]
-    assert "as predicted, and then the rest waited" in found["sentence"]
-    assert "checked is its use" in found["notes"][0]
+    assert "as predicted; then the rest waited" in found["sentence"]
+    assert "only the use is checked" in found["notes"][0]
 
 
 def test_a_cache_that_fills_early_is_not_called_as_predicted() -> None:
     pool, trace = Pool(1001, 16), rows(4, 2000, 10)
 
-    def load(running: int, share: float) -> Load:
+    def load(running: int, share: float) -> PlayedLoad:
         ok = Seen(trace[0], "ok", None, 0.0, 1.0, 0.5, 1.0, 0.01, 0.01, 2000, 0, "gpu0")
-        return Load([ok] * 4, [Sample("gpu0", 0.0, running, 4 - running, share, 7)])
+        return PlayedLoad([ok] * 4, [GaugeSample("gpu0", 0.0, running, 4 - running, share, 7)])
 
     way = one_engine()
     for running, share, words in (
         (3, 0.9, "4 requests of 2,010 tokens, against 8 predicted"),
-        (4, 0.9, "was not, nor with 4"),
-        (3, 0.5, "never more than 3 ran, which is max_num_seqs' doing"),
+        (4, 0.9, "did not, nor with 4"),
+        (3, 0.5, "max_num_seqs let only 3 run"),
     ):
-        told = kv.told(load(running, share), pool, 2000, 2010)
+        told = kv.table_row(load(running, share), pool, 2000, 2010)
         result = kv.result(way, None, pool, [told], 2010, {})
         assert words in result.sentence
         assert "was not predicted" in result.notes[0]
@@ -365,12 +367,12 @@ def test_a_simulated_engine_is_not_judged_by_its_answers(tmp_path: Path) -> None
     assert found["facts"]["simulated"]
     assert found["facts"]["right"] is None
     assert found["facts"]["arrived_whole"] == 9
-    assert "recall means nothing here; all 9 prompts" in found["sentence"]
+    assert "recall has no meaning here; all 9 prompts" in found["sentence"]
     assert {row["recall"] for row in found["rows"]} == {None}
-    assert any("1 lengths do not fit" in note for note in found["notes"])
+    assert any("1 lengths were skipped" in note for note in found["notes"])
 
 
-def needles(_room: int | None, count: Any) -> list[tuple[TraceRequest, Answer]]:
+def needles(_room: int | None, count: Any) -> list[tuple[TraceRequest, NeedleAnswer]]:
     text = generated_haystack(3000, 0)
     return list(needle_requests(text, count, lengths=[512, 1024], depths=[0.0, 1.0]))
 
@@ -417,7 +419,7 @@ def test_right_answers_are_counted_and_cut_prompts_seen(tmp_path: Path) -> None:
     found = needle.result("http://x", answers, 0, {})
     assert found.sentence == (
         "3 of 4 answers were right (75%); the shortest prompt with a miss has 1,024 tokens, the "
-        "worst is depth 1 of 1,024 (0%); 2 prompts did not arrive whole."
+        "worst cell is depth 1 at 1,024 tokens (0%); 2 prompts did not arrive whole."
     )
     perfect = needle.result("http://x", [replace(a, right=True) for a in answers], 0, {})
     assert "found at every depth, up to 1,024 tokens" in perfect.sentence
@@ -427,7 +429,7 @@ def test_an_answer_that_could_be_a_models_is_judged() -> None:
     assert is_simulated("ban din tor mit")
     assert not is_simulated("The special number is 4711.")
     assert not is_simulated("ten")
-    refused = needle.judged(needles(None, ByteEstimate())[0][1], Told(error="400 4xx"), 512)
+    refused = needle.judged(needles(None, ByteEstimate())[0][1], ModelReply(error="400 4xx"), 512)
     assert (refused.right, refused.whole) == (False, None)
 
 
@@ -464,14 +466,14 @@ def test_saturation_by_url_is_what_virtual_time_says(tmp_path: Path) -> None:
 def test_a_shared_document_by_url(tmp_path: Path) -> None:
     phases = shared_document.requests(6, 20_000, 64, 32, 0)
 
-    async def live() -> tuple[HttpWay, list[Load]]:
+    async def live() -> tuple[HttpWay, list[PlayedLoad]]:
         async with start_engine(config()) as server:
             (way,) = await http_ways(asked(tmp_path), [("target", [server.url])], ())
             return way, await way.play("shared", *phases)
 
     way, loads = run(live())
     told = [
-        shared_document.told(way, phase, load, 20_000)
+        shared_document.table_row(way, phase, load, 20_000)
         for phase, load in zip(shared_document.PHASES, loads, strict=True)
     ]
     assert [row["cold"] for row in told] == [1, 0, 0, 1]
@@ -496,7 +498,7 @@ def test_a_server_that_refuses_everything_fails_the_study(tmp_path: Path) -> Non
 def test_a_server_that_does_not_say_what_was_cached_is_bad_input() -> None:
     ok = Seen(rows(1)[0], "ok", None, 0.0, 1.0, 0.5, 1.0, 0.01, 0.01, 1000, None, "gpu0")
     with pytest.raises(InputError, match="--enable-prompt-tokens-details"):
-        shared_document.told(one_engine(), "first", Load([ok]), 1000)
+        shared_document.table_row(one_engine(), "first", PlayedLoad([ok]), 1000)
 
 
 def test_metrics_are_read_by_vllms_names() -> None:
@@ -509,7 +511,7 @@ def test_metrics_are_read_by_vllms_names() -> None:
         'vllm:cache_config_info{block_size="16",num_gpu_blocks="1001"} 1.0\n'
         "process_start_time_seconds 1.7e9\n"
     )
-    assert page.sample("gpu0", 1.5) == Sample("gpu0", 1.5, 3, 2, 0.25, 5)
+    assert page.sample("gpu0", 1.5) == GaugeSample("gpu0", 1.5, 3, 2, 0.25, 5)
     assert page.pool == Pool(1001, 16)
     assert page.pool.tokens == 16_016
     assert page.lag_s is None
@@ -529,11 +531,17 @@ GONE = "http://127.0.0.1:9"
         (["saturation", "--target", PHI, "--prompt-tokens", "131000"], "--prompt-tokens 131000"),
         (["saturation", "--target", GONE], "cannot be reached"),
         (["saturation", "--target", "sim:gpt-5"], "gpt-5"),
-        (["shared-document", "--target", PHI, "--engine", GONE], "--engine: a sim: target"),
+        (
+            ["shared-document", "--target", PHI, "--engine", GONE],
+            "--engine: not with a sim: target",
+        ),
         (["shared-document", "--target", GONE, "--engine", GONE], "cannot be reached"),
-        (["shared-document", "--target", PHI, "--document-tokens", "131000"], "holds 131072"),
+        (
+            ["shared-document", "--target", PHI, "--document-tokens", "131000"],
+            "takes at most 131072",
+        ),
         (["flood", "--target", GONE], "cannot be reached"),
-        (["flood", "--target", PHI, "--engine", GONE], "--engine: a sim: target"),
+        (["flood", "--target", PHI, "--engine", GONE], "--engine: not with a sim: target"),
         *(
             (["flood", "--target", PHI, "--time-scale", n], "--time-scale")
             for n in ("0", "-1", "nan", "inf")
@@ -542,16 +550,19 @@ GONE = "http://127.0.0.1:9"
         (["flood", "--target", PHI, "--capacity", "-1"], "--capacity -1"),
         (["flood", "--target", PHI, "--slo", "chat.speed=1s"], "no metric 'speed'"),
         (["kv", "--target", GONE], "cannot be reached"),
-        (["kv", "--target", PHI, "--prompt-tokens", "131000"], "with its output over 131072"),
+        (
+            ["kv", "--target", PHI, "--prompt-tokens", "131000"],
+            "longer than 131072 tokens with its output",
+        ),
         (["kv", "--target", PHI, "--kv-cache-dtype", "fp8"], "--kv-cache-dtype"),
         (["needle", "--target", GONE], "cannot be reached"),
         (["needle", "--target", PHI, "--depths", "0,2"], "--depths 0,2"),
         (["needle", "--target", PHI, "--lengths", "200k"], "none fits"),
         (["needle", "--target", PHI, "--endpoint", "images"], "--endpoint images"),
         (["needle", "--target", PHI, "--haystack", "none.jsonl"], "none.jsonl"),
-        (["hol", "--target", PHI, "--engine", GONE], "belongs to --fleet"),
-        (["hol", "--target", GONE, "--fleet"], "--engine: give the URL of each engine"),
-        (["hol", "--target", PHI, "--fleet", "--prompt-tokens", "131000"], "holds 131072"),
+        (["hol", "--target", PHI, "--engine", GONE], "--engine: only with --fleet"),
+        (["hol", "--target", GONE, "--fleet"], "--fleet: give the URL of each engine"),
+        (["hol", "--target", PHI, "--fleet", "--prompt-tokens", "131000"], "takes at most 131072"),
         (["hol", "--target", PHI, "--fleet", "--chat-rate", "0"], "--chat-rate"),
     ],
 )
@@ -573,7 +584,7 @@ def test_a_server_without_metrics_cannot_tell_of_its_kv_cache(tmp_path: Path) ->
             wanted = asked(tmp_path, targets=(up.url,))
             await kv._way(wanted, Choices())
 
-    with pytest.raises(InputError, match="shows no vllm:cache_config_info"):
+    with pytest.raises(InputError, match="no vllm:cache_config_info"):
         run(live())
 
 
@@ -601,7 +612,7 @@ def test_hol_of_a_fleet_compares_four_ways(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("refused", "words"),
     [
-        (100, "of answered chats, refusing 50% of all requests against 0%"),
+        (100, "counting answered chats only, and rejects 50% of all requests instead of 0%"),
         (2, None),
     ],
 )
@@ -617,10 +628,10 @@ def test_hol_of_a_fleet_says_what_shorter_stalls_cost(refused: int, words: str |
     ]
     request = TraceRequest("c", 0.0, 10, 10)
     seen = Seen(request, "ok", None, 0.0, 2.0, 1.0, 2.0, 0.1, 0.1, 10, 0, None)
-    loads = {name: Load([seen, seen]) for name in (IN_TURN, PROXY)}
+    loads = {name: PlayedLoad([seen, seen]) for name in (IN_TURN, PROXY)}
     found = hol_result(asked(Path("out")), told, loads, 60_000, {})
     assert "the proxy shortens a chat's worst stall" in found.sentence
-    assert ("refusing" in found.sentence) == (words is not None)
+    assert ("rejects" in found.sentence) == (words is not None)
     if words:
         assert words in found.sentence
     assert any("of answered chats" in note for note in found.notes) == (words is not None)

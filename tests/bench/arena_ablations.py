@@ -14,29 +14,30 @@ from unittest.mock import patch
 from arena_score import Played, quantile
 
 from forebay.proxy.config.schema import BackendConfig, BucketConfig, Config
+from forebay.proxy.core.dispatcher import Dispatcher
 from forebay.proxy.core.learn.cost import CostModel
 from forebay.proxy.core.model import Action, Request
 from forebay.proxy.core.policy.admission import refuse
-from forebay.proxy.core.policy.long_prefills import Partition
-from forebay.proxy.core.policy.order import Turns
-from forebay.proxy.core.shaper import Shaper
+from forebay.proxy.core.policy.long_prefills import LongPrefills
 from forebay.proxy.core.state.backend import Backend
-from forebay.proxy.core.state.leaders import Leaders
-from forebay.proxy.core.state.queue import Waiting
+from forebay.proxy.core.state.coalescing import Leaders
+from forebay.proxy.core.state.queue import QueuedRequest
+from forebay.proxy.core.state.shares import Turns
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.fleet import Policy
 from forebay.replay.sim.scenario import Scenario
 
 CORE = "forebay.proxy.core"
+FOLLOWING = ("dispatcher", "policy.coalesce", "policy.forecast")  # import `must_follow`
 CHAT = BucketConfig(name="chat", up_to=5_000, max_wait=2.0)
 DOCUMENT = BucketConfig(name="document", up_to=131_072, max_wait=30.0)
-_due = Shaper._due  # as it is without a patch
+_due = Dispatcher._due  # as it is without a patch
 CAP_S = 120.0  # what a refused request counts as in a ratio of percentiles
 
 
 def _settled_only(self: Backend, request: Request) -> int:
     """Matched tokens without those of prefills that are still running."""
-    blocks = self.prefixes.match(request.blocks)
+    blocks = self.cache.prefixes.match(request.blocks)
     for flight in self.prefills.values():
         theirs = flight.request.blocks
         known = round(
@@ -47,29 +48,28 @@ def _settled_only(self: Backend, request: Request) -> int:
     return max(0, min(int(blocks * request.block_tokens), request.prompt_tokens - 1))
 
 
-def _no_deadline(self: Shaper) -> float:
-    queues = self._queues
-    return self._outlook.next_moment(queues.heads(), self._now) if queues.waiting else inf
+def _no_deadline(self: Dispatcher) -> float:
+    queues = self.queues
+    return self.forecast.next_moment(queues.heads(), self.now) if queues.waiting else inf
 
 
-def _only_dispatch(self: Shaper, now: float) -> list[Action]:
-    self._pass_time(now)
-    return self._dispatch_all(now)
+def _only_dispatch(self: Dispatcher, now: float) -> list[Action]:
+    return self.dispatch_all(now)
 
 
-def _earliest(self: Turns, ready: Sequence[Waiting], now: float) -> Waiting:
+def _earliest(self: Turns, ready: Sequence[QueuedRequest], now: float) -> QueuedRequest:
     return min(ready, key=lambda w: (w.deadline, w.order))
 
 
-def _first_come(self: Turns, ready: Sequence[Waiting], now: float) -> Waiting:
+def _first_come(self: Turns, ready: Sequence[QueuedRequest], now: float) -> QueuedRequest:
     return min(ready, key=lambda w: w.order)
 
 
-def _nothing(self: Shaper, backend: Backend, now: float) -> list[Action]:
+def _nothing(self: Dispatcher, backend: Backend, now: float) -> list[Action]:
     return []
 
 
-def _due_alone(self: Shaper, waiting: Waiting, worth_s: float) -> float:
+def _due_alone(self: Dispatcher, waiting: QueuedRequest, worth_s: float) -> float:
     return _due(self, waiting, worth_s * (1 + waiting.followed))
 
 
@@ -89,12 +89,12 @@ WITHOUT: dict[str, tuple[Config, str, Patches]] = {
         Config.model_validate({"affinity": {"max_imbalance": 1e9}}), "warm_or_least_work", (),
     ),
     "WORK_WEIGHT 2 (1)": (
-        Config(), "warm_or_least_work", ((f"{CORE}.routing", "WORK_WEIGHT", 1.0),),
+        Config(), "warm_or_least_work", ((f"{CORE}.policy.routing", "WORK_WEIGHT", 1.0),),
     ),
     "single-flight (follow a prefill)": (
         Config(), "warm_or_least_work", ((Backend, "matched_tokens", _settled_only),),
     ),
-    "partition": (Config(), "warm_or_least_work", ((Partition, "long_s", _returns(inf)),)),
+    "partition": (Config(), "warm_or_least_work", ((LongPrefills, "long_s", _returns(inf)),)),
     "late binding": (
         Config.model_validate({"admission": {"dispatch_ahead": 1e6}}), "warm_or_least_work", (),
     ),
@@ -103,50 +103,56 @@ WITHOUT: dict[str, tuple[Config, str, Patches]] = {
     ),
     "STEP_TOKENS (hits count as prefills)": (
         Config(), "warm_or_least_work",
-        ((f"{CORE}.flight", "STEP_TOKENS", 0), (f"{CORE}.outlook", "STEP_TOKENS", 0)),
+        ((f"{CORE}.state.in_flight", "STEP_TOKENS", 0), (f"{CORE}.policy.start", "STEP_TOKENS", 0)),
     ),
     "followers wait for their leader": (
-        Config(), "warm_or_least_work", ((Backend, "awaits", _returns(False)),),
+        Config(), "warm_or_least_work",
+        tuple((f"{CORE}.{where}", "must_follow", _returns(False)) for where in FOLLOWING),
     ),
     "followers are hits at last": (
-        Config(), "warm_or_least_work", ((Shaper, "_review", _nothing),),
+        Config(), "warm_or_least_work", ((Dispatcher, "_review", _nothing),),
     ),
     "joining who waits for an engine": (
         Config(), "warm_or_least_work", ((Leaders, "add", _returns(None)),),
     ),
     "who is followed goes first": (
-        Config(), "warm_or_least_work", ((Shaper, "_due", _due_alone),),
+        Config(), "warm_or_least_work", ((Dispatcher, "_due", _due_alone),),
     ),
     "going where it is computed by now": (
-        Config(), "warm_or_least_work", ((Shaper, "_gather", _returns(False)),),
+        Config(), "warm_or_least_work", ((Dispatcher, "_gather", _returns(False)),),
     ),
     "deciding anew when a leader is lost": (
-        Config(), "warm_or_least_work", ((f"{CORE}.dispatch", "LOST", 0.0),),
+        Config(), "warm_or_least_work", ((f"{CORE}.policy.coalesce", "LOST", 0.0),),
     ),
     "shares of buckets (EDF alone)": (
         Config(), "warm_or_least_work", ((Turns, "first", _earliest),),
     ),
     "shortest first (EDF in a bucket)": (
-        Config(), "warm_or_least_work", ((f"{CORE}.queueing", "STRETCH", inf),),
+        Config(), "warm_or_least_work", ((f"{CORE}.state.queue", "STRETCH", inf),),
     ),
     KNOWING: (Config(), "warm_or_least_work", ()),
     "deadlines (first come)": (Config(), "warm_or_least_work", ((Turns, "first", _first_come),)),
     "admission": (
         Config(), "warm_or_least_work",
         (
-            (Shaper, "wake", _only_dispatch),
-            (Shaper, "wake_at", _no_deadline),
+            (Dispatcher, "wake", _only_dispatch),
+            (Dispatcher, "wake_at", _no_deadline),
         ),
     ),
     "margins of predictions": (
         Config(), "warm_or_least_work",
-        ((Backend, "margin_s", _returns(0.0)), (f"{CORE}.meanwhile", "owed_s", _returns(0.0))),
+        ((f"{CORE}.policy.forecast", "error_margin_s", _returns(0.0)),),
     ),
     "learned costs": (Config(), "warm_or_least_work", ((CostModel, "observe", _returns(None)),)),
-    "work stealing": (Config(), "warm_or_least_work", ((Shaper, "_better_here", _returns(None)),)),
+    "work stealing": (
+        Config(), "warm_or_least_work", ((Dispatcher, "_better_here", _returns(None)),),
+    ),
     "KV reckoning": (
         Config(), "warm_or_least_work",
-        ((Backend, "kv_fits", _returns(True)), (Backend, "kv_wait_s", _returns(0.0))),
+        (
+            (f"{CORE}.policy.start", "kv_fits", _returns(True)),
+            (f"{CORE}.policy.forecast", "kv_wait_s", _returns(0.0)),
+        ),
     ),
     "max_concurrency 256 (64)": (
         Config(backends=(BackendConfig(url="http://h:1", max_concurrency=64),)),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from forebay.replay.sim.fleet import Outcome
+from forebay.replay.sim.fleet import SimOutcome
 from forebay.traces.schema import TraceRequest
 
 Floats = NDArray[np.float64]
@@ -68,7 +68,7 @@ class Played:
         return float(np.mean(ratios))
 
 
-def of_outcomes(outcomes: Sequence[Outcome], seed: int) -> Played:
+def of_outcomes(outcomes: Sequence[SimOutcome], seed: int) -> Played:
     return Played(
         np.array([np.inf if o.ttft_s is None else o.ttft_s for o in outcomes]),
         np.array([o.stall_s for o in outcomes]),

@@ -65,7 +65,7 @@ def decisions(folder: Path | None, sample: int) -> int:
             found = judged(trace, load, sample)
             alone = f"{found.false_alone:.1%} of {len(found.tried)}" if found.tried else "-"
             print(f"| {name} | {load:g} | {found.requests} | {found.met / found.requests:.1%} | "
-                  f"{len(found.refused) / found.requests:.1%} | {found.missed_share:.2%} | "
+                  f"{len(found.rejected) / found.requests:.1%} | {found.missed_share:.2%} | "
                   f"{alone} | {found.false_together:.2%} |", flush=True)  # fmt: skip
             bad += found.missed_share >= 0.05 or found.false_together >= 0.02
     return bad

@@ -32,15 +32,16 @@ from arena_workloads import ENGINE, ENGINES, LOADS, rows_of
 from paths import DATA, SHARED
 
 from forebay.proxy.config.schema import Config
-from forebay.proxy.core.explain.recorder import ExplainedShaper
+from forebay.proxy.core.explain.recorder import DecisionRecorder
 from forebay.proxy.core.model import CLASSES, Action, BackendSpec, Bucket, Request, Send, Tenant
 from forebay.proxy.core.policy.routing import Affinity, warm_or_least_work
+from forebay.proxy.core.shaper import Shaper
 from forebay.replay.sim.fleet import Fleet
 from forebay.replay.sim.scenario import Scenario
 from forebay.replay.sim.skipping import SkippingEngine
 
 KEPT = DATA / "decisions.json"
-PUBLIC = SHARED / "data"
+PUBLIC = Path(os.environ.get("FOREBAY_DATA", SHARED / "data"))
 MODES = {"whole": (0, 0.0), "split": (0, 1.2), "flag": (2_048, 0.0)}
 SEEDS = range(3)
 SCRAMBLED = range(40)
@@ -92,6 +93,7 @@ class Scramble:
     def __init__(self, seed: int) -> None:
         self.dice = dice = random.Random(f"scramble {seed}")
         self.digest = Digest()
+        self.explained = Digest()
         self.now = 0.0
         self.events: list[tuple[float, int, str, str]] = []
         self.entered = 0
@@ -112,9 +114,12 @@ class Scramble:
         self.shaper = self.new([self.spec() for _ in range(self.count)])
         self.peer = self.new([BackendSpec(name, self.slots) for name in self.shaper.backends])
 
-    def new(self, specs: Iterable[BackendSpec]) -> ExplainedShaper:
-        return ExplainedShaper(
-            specs, self.buckets(), tenants=self.tenants if self.fair else (), keep=100_000
+    def new(self, specs: Iterable[BackendSpec]) -> Shaper:
+        return Shaper(
+            specs,
+            self.buckets(),
+            tenants=self.tenants if self.fair else (),
+            recorder=DecisionRecorder(100_000),
         )
 
     def spec(self) -> BackendSpec:
@@ -190,11 +195,13 @@ class Scramble:
             self.now, _, kind, of = heapq.heappop(self.events)
             self.event(kind, of)
         self.shaper.settle(inf)
-        for record in [*self.shaper.receipts.ended.values()]:
+        recorder = self.shaper.recorder
+        assert recorder is not None
+        for record in [*recorder.receipts.ended.values()]:
             told = [record.id, record.rule, record.value, record.limit, record.state]
             told += [record.predicted_s, record.matched_tokens, record.hindsight, record.tries]
             steps = [(step.at, step.kind, step.backend, step.why) for step in record.steps]
-            self.digest.text(repr((told, steps, sorted(record.waits.items()))))
+            self.explained.text(repr((told, steps, sorted(record.waits.items()))))
 
     def event(self, kind: str, of: str) -> None:
         shaper, dice, now = self.shaper, self.dice, self.now
@@ -220,11 +227,11 @@ class Scramble:
         elif kind == "computed":
             self.queued.add(of)
             tokens = self.sent.pop(of).matched_tokens if dice.random() < 0.9 else 0
-            self.do(shaper.computed(of, now, dice.choice([None, tokens]), 0))
+            self.do(shaper.piece_computed(of, now, dice.choice([None, tokens]), 0))
         elif kind == "not in pieces":
             self.queued.add(of)
             del self.sent[of]
-            self.do(shaper.not_in_pieces(of, now))
+            self.do(shaper.not_split(of, now))
         elif kind == "retry":
             self.queued.add(of)
             del self.sent[of]
@@ -250,11 +257,11 @@ class Scramble:
                     if dice.random() < 0.9:
                         self.peer.finish(action.request.id, now)
         if dice.random() < 0.98:
-            self.do(self.shaper.others("peer", self.peer.books(now), now))
-            self.peer.others("self", self.shaper.books(now), now)
+            self.do(self.shaper.peering.reported("peer", self.peer.peering.report(now), now))
+            self.peer.peering.reported("self", self.shaper.peering.report(now), now)
         else:
-            self.do(self.shaper.peer_gone("peer", now))
-        self.do(self.shaper.forget_silent(now))
+            self.do(self.shaper.peering.gone("peer", now))
+        self.do(self.shaper.peering.forget_silent(now))
         self.at(0.1, "news")
 
     def operator(self) -> None:
@@ -268,21 +275,21 @@ class Scramble:
             self.do(shaper.backend_up(name, now, None, dice.choice([0, 1, 1 << 30])))
         elif what == 2 and len(names) < 14:
             spec = self.spec()
-            self.do(shaper.add_backend(spec, now))
+            self.do(shaper.changes.add_backend(spec, now))
             self.do(shaper.backend_up(spec.name, now))
         elif what == 3 and len(names) > 2:
-            self.do(shaper.drain_backend(name, now))
+            self.do(shaper.changes.drain_backend(name, now))
         elif what == 4:
             backend = shaper.backends[name]
             if backend.draining and backend.empty:
-                self.do(shaper.remove_backend(name, now))
+                self.do(shaper.changes.remove_backend(name, now))
         elif what == 5:
             spec = replace(shaper.backends[name].spec, max_concurrency=dice.choice([2, 30]))
-            self.do(shaper.change_backend(spec, now, moved=dice.random() < 0.2))
+            self.do(shaper.changes.change_backend(spec, now, moved=dice.random() < 0.2))
         else:
             buckets = self.buckets(dice.choice([131_072, 60_000]))
             self.do(
-                shaper.reconfigure(
+                shaper.changes.reconfigure(
                     buckets, now, route=warm_or_least_work, affinity=Affinity(),
                     dispatch_ahead_s=0.3, tenants=self.tenants if self.fair else (),
                 )
@@ -295,7 +302,7 @@ class Scramble:
 def scrambled(seed: int) -> str:
     run = Scramble(seed)
     run.run(120.0)
-    return str(run.digest)
+    return f"{run.digest}; explained {run.explained}"
 
 
 def cases(*, data: bool) -> list[tuple[str, ...]]:

@@ -1,9 +1,9 @@
 """Compare Forebay's policy with models of other routers (python tests/bench/policies.py).
 
 Virtual time: two simulated engines (Llama-3-8B, H200), the same requests for everybody. The models
-(`replay/sim/peers.py`) choose as the named routers do by their documentation and source; they are
-not these routers. Nobody but Forebay and the model with a queue refuses anything, so a refused
-request counts as an infinite TTFT and as a missed target.
+(`replay/sim/router_models.py`) choose as the named routers do by their documentation and source;
+they are not these routers. Nobody but Forebay and the model with a queue refuses anything, so a
+refused request counts as an infinite TTFT and as a missed target.
 
     python tests/bench/policies.py                          # all workloads and policies, 5 seeds
     python tests/bench/policies.py "chat beside" --seeds 2  # those whose name has this in it
@@ -49,13 +49,13 @@ from paths import ROOT, SHARED
 from forebay.proxy.config.schema import Config
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.fleet import Fleet, Policy
-from forebay.replay.sim.peers import PEERS
+from forebay.replay.sim.router_models import ROUTER_MODELS
 from forebay.replay.sim.scenario import ALL_KNOWING, DIRECT, POLICIES, Scenario
 from forebay.replay.sim.skipping import SkippingEngine
 
 FOREBAY = "forebay"
 MODELS = {DIRECT: "model of round-robin (nginx, plain)"} | {
-    n: what for n, (_, what) in PEERS.items()
+    n: what for n, (_, what) in ROUTER_MODELS.items()
 }
 FLOOR = "an engine for every request"  # no router, but what none can undercut
 STANDARD = (FOREBAY, *MODELS, ALL_KNOWING, FLOOR)

@@ -26,7 +26,7 @@ from arena_traffic import Traffic, at_rate, prepare, prepare_real
 from bench_routers import main
 from peers import Peer, Setting
 
-from forebay.analysis.bootstrap import Interval
+from forebay.analysis.bootstrap import ConfidenceInterval
 from forebay.analysis.units import NEVER, NONE
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
@@ -267,11 +267,11 @@ def test_intervals_span_the_seeds() -> None:
     [
         (None, NONE),
         (Estimate(18.04, None), "18 s"),
-        (Estimate(18.04, Interval(14.5, 20.0)), "18 s (14.5–20)"),
-        (Estimate(0.178, Interval(0.146, 0.185)), "178 ms (146–185)"),
-        (Estimate(1.1, Interval(0.9, 1.2)), "1.1 s (900 ms–1.2 s)"),
-        (Estimate(2.0, Interval(1.0, math.inf)), f"2 s (1 s–{NEVER})"),
-        (Estimate(2.0, Interval(2.0, 2.0)), "2 s"),
+        (Estimate(18.04, ConfidenceInterval(14.5, 20.0)), "18 s (14.5–20)"),
+        (Estimate(0.178, ConfidenceInterval(0.146, 0.185)), "178 ms (146–185)"),
+        (Estimate(1.1, ConfidenceInterval(0.9, 1.2)), "1.1 s (900 ms–1.2 s)"),
+        (Estimate(2.0, ConfidenceInterval(1.0, math.inf)), f"2 s (1 s–{NEVER})"),
+        (Estimate(2.0, ConfidenceInterval(2.0, 2.0)), "2 s"),
     ],
 )
 def test_an_interval_is_told_in_the_unit_of_its_figure(

@@ -26,7 +26,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 from vllm_server import MISSING, ModelSize, vllm_python, vllm_server, write_model
 
-from forebay.replay.engine.calibration.fit_run import Line, compared, hit_ratio, predict, read_runs
+from forebay.replay.engine.calibration.fit_run import (
+    FitLine,
+    compared,
+    hit_ratio,
+    predict,
+    read_runs,
+)
 from forebay.replay.engine.config import EngineConfig
 from forebay.traces.formats import open_trace
 
@@ -138,7 +144,7 @@ def analyse(out: Path) -> dict[str, Any]:
             "requests": len(trace), "peak": json.loads(gpu.read_text())}  # fmt: skip
 
 
-def _row(repeats: Sequence[Line]) -> dict[str, Any]:
+def _row(repeats: Sequence[FitLine]) -> dict[str, Any]:
     """One quantile over the repeats: the median of the measured ones is the measured one."""
     measured = sorted(line.measured_s for line in repeats)
     middle = median(measured)

@@ -19,12 +19,10 @@ from forebay.proxy.core.model import (
 )
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.concurrency_limit import Concurrency
-from forebay.proxy.core.state.lanes import Lanes
-from forebay.proxy.core.state.outputs import ENOUGH, LOOK_EVERY, Outputs
-from forebay.proxy.core.state.queue import DueQueue, Waiting
-from forebay.proxy.core.state.quota import Quotas
+from forebay.proxy.core.state.kv_budget import LOOK_EVERY, OUTPUTS_NEEDED, OutputLengths
+from forebay.proxy.core.state.queue import BucketQueue, DueQueue, QueuedRequest
 from forebay.proxy.core.state.shares import Shares
-from forebay.proxy.core.state.tenants import Fairness
+from forebay.proxy.core.state.tenants import Fairness, Quotas
 
 CHAT = Bucket("chat", 5_000, max_queue=64, max_wait_s=2.0)
 DOCUMENT = Bucket("document", 131_072, max_queue=64, max_wait_s=30.0)
@@ -65,18 +63,18 @@ class TestShares:
         for _ in range(4_000):
             name = "long" if shares.due("long", 2.0) else "short"
             seconds = 2.0 if name == "long" else 0.05
-            shares.went(name, seconds, ("short", "long"))
+            shares.sent(name, seconds, ("short", "long"))
             got[name] += seconds
         assert got["long"] / sum(got.values()) == pytest.approx(0.3, abs=0.02)
 
     def test_nothing_is_owed_to_one_who_did_not_wait(self) -> None:
         shares = Shares({"short": 0.3, "long": 0.3})
         for _ in range(100):
-            shares.went("short", 1.0, ("short",))
+            shares.sent("short", 1.0, ("short",))
         assert not shares.due("long", 0.1)
-        shares.went("short", 1.0, ("long",))
+        shares.sent("short", 1.0, ("long",))
         assert shares.due("long", 0.3)
-        shares.went("short", 1.0, ())
+        shares.sent("short", 1.0, ())
         assert shares.owed_s("long") == 0.0
 
 
@@ -122,10 +120,10 @@ class TestFairness:
         for _ in range(10):
             fair.charge("a", 1.0, 0.0)
         fair.arrived("b", 0.0)
-        assert fair.ahead_s("b", "a", queued_s=60.0, engines=1) == 0.0
+        assert fair.seconds_before("b", "a", queued_s=60.0, engines=1) == 0.0
         fair.charge("b", 4.0, 0.0)
-        assert fair.ahead_s("b", "a", queued_s=60.0, engines=1) == 3.0
-        assert fair.ahead_s("b", "a", queued_s=60.0, engines=2) == 1.5
+        assert fair.seconds_before("b", "a", queued_s=60.0, engines=1) == 3.0
+        assert fair.seconds_before("b", "a", queued_s=60.0, engines=2) == 1.5
 
     def test_others_take_what_they_took_but_leave_a_fair_share(self) -> None:
         fair = self.two()
@@ -144,9 +142,9 @@ class TestFairness:
         assert set(fair.counters()) == {"new"}
 
 
-def waits(order: int, deadline: float, tenant: str = "", rank: int = 1) -> Waiting:
+def waits(order: int, deadline: float, tenant: str = "", rank: int = 1) -> QueuedRequest:
     request = Request(str(order), 1, tenant=tenant)
-    return Waiting(request, "chat", 0.0, deadline, order, 1.0, rank)
+    return QueuedRequest(request, "chat", 0.0, deadline, order, 1.0, rank)
 
 
 class TestLanes:
@@ -154,7 +152,7 @@ class TestLanes:
     def test_one_tenant_and_one_class_leave_as_from_one_queue(
         self, arrivals: list[tuple[float, bool]]
     ) -> None:
-        lanes, queue = Lanes(Fairness((), 1.0)), DueQueue()
+        lanes, queue = BucketQueue(Fairness((), 1.0)), DueQueue()
         for order, (deadline, leaves) in enumerate(arrivals):
             lanes.push(waiting := waits(order, deadline))
             queue.push(waiting)
@@ -166,12 +164,12 @@ class TestLanes:
                 lanes.remove(head)
                 queue.remove(head.request.id)
             assert lanes.everyone() == queue.everyone()
-            assert lanes.ahead_s(5.0) == queue.ahead_s(5.0)
+            assert lanes.seconds_before(5.0) == queue.seconds_before(5.0)
             assert len(lanes) == len(queue)
 
     def test_classes_then_counters_then_deadlines(self) -> None:
         fair = Fairness((), 1.0)
-        lanes = Lanes(fair)
+        lanes = BucketQueue(fair)
         fair.arrived("a", 0.0)
         fair.charge("a", 5.0, 0.0)
         fair.account("b")
@@ -191,9 +189,9 @@ class TestLanes:
 
 class TestOutputs:
     def test_reserves_what_nine_in_ten_answers_take(self) -> None:
-        outputs = Outputs()
-        for number in range(ENOUGH + LOOK_EVERY):
-            assert number >= ENOUGH or outputs.expected("a", "chat", 4_096) == 4_096
+        outputs = OutputLengths()
+        for number in range(OUTPUTS_NEEDED + LOOK_EVERY):
+            assert number >= OUTPUTS_NEEDED or outputs.expected("a", "chat", 4_096) == 4_096
             outputs.observe("a", "chat", 100 if number % 20 else 3_000)
         assert 100 <= outputs.expected("a", "chat", 4_096) <= 120
         assert outputs.expected("a", "chat", 50) == 50
@@ -201,14 +199,14 @@ class TestOutputs:
         assert outputs.expected("a", "document", 4_096) == 4_096
 
     def test_follows_a_tenant_that_changes(self) -> None:
-        outputs = Outputs()
+        outputs = OutputLengths()
         for tokens in (100, 2_000):
             for _ in range(600):
                 outputs.observe("a", "chat", tokens)
         assert 2_000 <= outputs.expected("a", "chat", 10**6) <= 2_400
 
     def test_memory_is_bounded(self) -> None:
-        outputs = Outputs()
+        outputs = OutputLengths()
         for number in range(5_000):
             outputs.observe(str(number), "chat", 1)
         assert len(outputs._lengths) == 4_096
@@ -353,7 +351,7 @@ def test_what_the_engine_had_cached_is_not_charged() -> None:
     for request_id, cached in (("a1", 3_900), ("b2", 0)):
         desk.shaper.used(request_id, 10, desk.now, cached)
         desk.serve(1)
-    counters = desk.shaper._fairness.counters()
+    counters = desk.shaper._dispatcher.fairness.counters()
     assert counters["a"] < counters["b"] / 2
 
 

@@ -9,8 +9,7 @@ from hypothesis.stateful import precondition, rule
 from shaper_machine import ShaperMachine
 
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Send
-from forebay.proxy.core.policy.routes import ROUTES
-from forebay.proxy.core.policy.routing import Affinity, warm_or_least_work
+from forebay.proxy.core.policy.routing import ROUTES, Affinity, warm_or_least_work
 from forebay.proxy.core.shaper import Shaper
 
 BUCKETS = [Bucket("chat", 5_000, 9, 2.0), Bucket("document", 131_072, 9, 30.0, 1)]
@@ -34,7 +33,7 @@ class ChangingMachine(ShaperMachine):
             self.added += 1
             name = f"new{self.added}"
             self.slots[name] = slots
-            self.apply(self.shaper.add_backend(BackendSpec(name, slots), self.now))
+            self.apply(self.shaper.changes.add_backend(BackendSpec(name, slots), self.now))
             self.up.add(name)
             self.apply(self.shaper.backend_up(name, self.now))
 
@@ -43,7 +42,7 @@ class ChangingMachine(ShaperMachine):
     def drain(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(set(self.slots) - self.going())))
         self.up.discard(name)
-        self.apply(self.shaper.drain_backend(name, self.now))
+        self.apply(self.shaper.changes.drain_backend(name, self.now))
         self.apply(self.shaper.backend_up(name, self.now))  # a late probe does not revive it
 
     @precondition(lambda self: any(self.idle(name) for name in self.going()))
@@ -52,14 +51,14 @@ class ChangingMachine(ShaperMachine):
         idle = [name for name in sorted(self.going()) if self.idle(name)]
         name = data.draw(st.sampled_from(idle))
         del self.slots[name]
-        self.apply(self.shaper.remove_backend(name, self.now))
+        self.apply(self.shaper.changes.remove_backend(name, self.now))
 
     @precondition(lambda self: self.going())
     @rule(data=st.data())
     def take_back(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.going())))
         self.slots[name] += 1
-        self.apply(self.shaper.add_backend(BackendSpec(name, self.slots[name]), self.now))
+        self.apply(self.shaper.changes.add_backend(BackendSpec(name, self.slots[name]), self.now))
 
     @precondition(lambda self: self.slots)
     @rule(data=st.data(), more=st.integers(0, 2))
@@ -67,7 +66,7 @@ class ChangingMachine(ShaperMachine):
         name = data.draw(st.sampled_from(sorted(self.slots)))
         self.slots[name] += more
         spec = BackendSpec(name, self.slots[name], data.draw(st.sampled_from([inf, 150_000.0])))
-        self.apply(self.shaper.change_backend(spec, self.now, moved=more == 2))
+        self.apply(self.shaper.changes.change_backend(spec, self.now, moved=more == 2))
 
     @precondition(lambda self: self.up != set(self.slots) - self.going())
     @rule(data=st.data())
@@ -94,7 +93,7 @@ class ChangingMachine(ShaperMachine):
             id_: (request, backend, self.bucket(request))
             for id_, (request, backend, _) in self.running.items()
         }
-        actions = self.shaper.reconfigure(
+        actions = self.shaper.changes.reconfigure(
             [
                 Bucket("chat", chat_up_to, self.max_queue, max_wait_s=2.0),
                 Bucket("document", 131_072, self.max_queue, 30.0),
@@ -126,7 +125,7 @@ def ask(made: Shaper, id_: str, tokens: int, now: float = 0.0, **more: Any) -> l
 
 
 def reconfigured(made: Shaper, buckets: list[Bucket], now: float) -> list[Action]:
-    return made.reconfigure(
+    return made.changes.reconfigure(
         buckets, now, route=warm_or_least_work, affinity=Affinity(), dispatch_ahead_s=0.3
     )
 
@@ -140,14 +139,14 @@ def test_a_drained_backend_keeps_its_streams_and_gives_its_queue_away() -> None:
     assert ask(made, "3", 100_000) == []
     (waiting,) = made.waiting()
     other = {"a": "b", "b": "a"}[waiting.backend]
-    assert made.drain_backend(waiting.backend, 1.0) == []
+    assert made.changes.drain_backend(waiting.backend, 1.0) == []
     (waiting,) = made.waiting()
     assert waiting.backend == other
     gone = {"a": "b", "b": "a"}[other]
     assert not made.backends[gone].idle
-    running = next(iter(made.backends[gone].flights))
+    running = next(iter(made.backends[gone].in_flight))
     assert made.finish(running, 2.0) == []
-    assert made.remove_backend(gone, 2.0) == []
+    assert made.changes.remove_backend(gone, 2.0) == []
     assert list(made.backends) == [other]
     (sent,) = made.finish({"1": "2", "2": "1"}[running], 3.0)
     assert isinstance(sent, Send)
@@ -158,7 +157,7 @@ def test_who_waits_for_a_backend_that_no_other_replaces_is_refused() -> None:
     made = shaper("a")
     assert [type(a) for a in ask(made, "1", 100_000)] == [Send]
     assert ask(made, "2", 100_000) == []
-    (refused,) = made.drain_backend("a", 1.0)
+    (refused,) = made.changes.drain_backend("a", 1.0)
     assert isinstance(refused, Reject)
     assert (refused.request.id, refused.reason) == ("2", "no_backend_available")
 
@@ -176,12 +175,12 @@ def test_requests_follow_their_length_into_other_buckets() -> None:
     (waiting,) = made.waiting()
     assert waiting.bucket == "long"
     assert waiting.deadline == deadlines["waits"]
-    assert made.backends["a"].line.prefills_of == {"short": 0, "long": 1}
+    assert made.backends["a"].prefill_queue.prefills_of == {"short": 0, "long": 1}
     assert made.queued("long") == 1
     (sent,) = made.finish("runs", 2.0)
     assert isinstance(sent, Send)
     assert sent.bucket == "long"
-    assert made.backends["a"].line.prefills_of == {"short": 0, "long": 1}
+    assert made.backends["a"].prefill_queue.prefills_of == {"short": 0, "long": 1}
     made.finish("waits", 3.0)
     assert made.backends["a"].idle
     assert made.wake_at() == inf
@@ -207,15 +206,15 @@ def test_what_is_cached_is_remembered_when_the_fleet_grows_and_shrinks() -> None
     made.first_token("1", 5.0)
     made.finish("1", 6.0)
     for name in "ijk":
-        made.add_backend(BackendSpec(name, 2), 7.0)
+        made.changes.add_backend(BackendSpec(name, 2), 7.0)
         made.backend_up(name, 7.0)
     (sent,) = ask(made, "2", 120_000, 8.0, blocks=PDF, block_tokens=2000.0)
     assert isinstance(sent, Send)
     assert (sent.backend, sent.matched_tokens) == (holder, 119_999)
     made.finish("2", 9.0)
     for name in [name for name in "abcdefghijk" if name != holder][:5]:
-        made.drain_backend(name, 10.0)
-        made.remove_backend(name, 10.0)
+        made.changes.drain_backend(name, 10.0)
+        made.changes.remove_backend(name, 10.0)
     assert [backend.index for backend in made.backends.values()] == list(range(6))
     (sent,) = ask(made, "3", 120_000, 11.0, blocks=PDF, block_tokens=2000.0)
     assert isinstance(sent, Send)
@@ -227,18 +226,18 @@ def test_the_index_over_a_fleet_holds_what_each_backend_holds(size: int, gone: i
     made = shaper(*(f"b{i}" for i in range(size)))
     for i in range(30):
         ask(made, str(i), 4_000, blocks=tuple(range(i % 7 * 100, i % 7 * 100 + 9)))
-    for id_ in [id_ for b in made.backends.values() for id_ in b.flights]:
+    for id_ in [id_ for b in made.backends.values() for id_ in b.in_flight]:
         made.finish(id_, 1.0)
     for name in [name for name, b in made.backends.items() if b.idle][:gone]:
-        made.drain_backend(name, 2.0)
-        made.remove_backend(name, 2.0)
-    candidates = made._outlook._candidates
+        made.changes.drain_backend(name, 2.0)
+        made.changes.remove_backend(name, 2.0)
+    candidates = made._dispatcher.forecast._shortlist
     expected: dict[int, int] = {}
     if not candidates.all:
         for backend in made.backends.values():
             for document in range(7):
                 for position in (1, 2, 4, 8):
                     block = document * 100 + position - 1
-                    if block in backend.prefixes._held:
+                    if block in backend.cache.prefixes._held:
                         expected[block] = expected.get(block, 0) | 1 << backend.index
     assert candidates._holders == expected

@@ -9,10 +9,10 @@ from forebay.proxy.core.learn.cost import PRIOR_FIXED_S, CostModel, features
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Request, Send
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
-from forebay.proxy.core.state.chunks import STEP_UNDER_WAY, passing
-from forebay.proxy.core.state.in_flight import Flight
+from forebay.proxy.core.state.in_flight import InFlight
+from forebay.proxy.core.state.prefill_queue import STEP_UNDER_WAY, passing
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.sim.fleet import Fleet, Outcome
+from forebay.replay.sim.fleet import Fleet, SimOutcome
 from forebay.replay.sim.scenario import Scenario
 from forebay.replay.sim.skipping import SkippingEngine
 from forebay.traces.synth_mix import ChatBesideDocuments, chat_beside_documents
@@ -24,9 +24,9 @@ BUCKETS = [
 ]
 
 
-def prefill(uncached_tokens: int, prefill_s: float) -> Flight:
+def prefill(uncached_tokens: int, prefill_s: float) -> InFlight:
     request = Request("r", uncached_tokens)
-    return Flight(request, "chat", prefill_s, prefill_s, uncached_tokens, 0)
+    return InFlight(request, "chat", prefill_s, prefill_s, uncached_tokens, 0)
 
 
 class TestPassing:
@@ -65,28 +65,32 @@ class TestLine:
 
     def test_a_chat_waits_for_chunks_and_a_document_for_everything(self) -> None:
         backend = self.backend()
-        flight = backend.sent(Request("d", 120_000), "document", 0, now=0.0)
-        assert backend.ahead_s(500, 0.0) < 0.05 * flight.prefill_s
-        assert backend.due_s(500, 0.0) == 0.0
-        assert backend.ahead_s(120_000, 0.0) == backend.backlog_s(0.0) == flight.prefill_s
-        assert not backend.prefills_longer(2.0)
-        assert self.backend(inf).line.chunk_tokens == inf
+        flight = backend.send(Request("d", 120_000), "document", 0, now=0.0)
+        assert backend.prefill_queue.ahead_s(500, 0.0) < 0.05 * flight.prefill_s
+        assert backend.prefill_queue.drain_s(500, 0.0) == 0.0
+        assert (
+            backend.prefill_queue.ahead_s(120_000, 0.0)
+            == backend.prefill_queue.backlog_s(0.0)
+            == flight.prefill_s
+        )
+        assert not backend.prefill_queue.blocks_for(2.0)
+        assert self.backend(inf).prefill_queue.chunk_tokens == inf
 
     def test_who_has_passed_took_its_part_of_the_time(self) -> None:
         backend = self.backend()
-        document = backend.sent(Request("d", 120_000), "document", 0, now=0.0)
-        chat = backend.sent(Request("c", 2_000), "chat", 0, now=1.0)
-        before = backend.backlog_s(1.5)
+        document = backend.send(Request("d", 120_000), "document", 0, now=0.0)
+        chat = backend.send(Request("c", 2_000), "chat", 0, now=1.0)
+        before = backend.prefill_queue.backlog_s(1.5)
         backend.first_token("c", 1.5)
-        assert backend.backlog_s(1.5) == pytest.approx(before)
+        assert backend.prefill_queue.backlog_s(1.5) == pytest.approx(before)
         assert before == pytest.approx(document.prefill_s + chat.prefill_s - 1.5)
 
     def test_chats_beside_a_document_do_not_teach_what_prefills_cost(self) -> None:
         """Their steps are long because of the document's chunks."""
         backend = self.backend()
-        backend.sent(Request("d", 120_000), "document", 0, now=0.0)
+        backend.send(Request("d", 120_000), "document", 0, now=0.0)
         for number in range(20):
-            backend.sent(Request(str(number), 500), "chat", 0, now=0.2 * number)
+            backend.send(Request(str(number), 500), "chat", 0, now=0.2 * number)
             backend.first_token(str(number), 0.2 * number + 0.2)
         assert backend.cost.observations == 0
         backend.first_token("d", 9.0)
@@ -94,11 +98,11 @@ class TestLine:
 
     def test_silent_answers_leave_the_line_when_they_should(self) -> None:
         backend = self.backend()
-        backend.sent(Request("d", 120_000), "document", 0, now=0.0)
-        flight = backend.sent(Request("c", 500, streams=False), "chat", 0, now=0.0)
+        backend.send(Request("d", 120_000), "document", 0, now=0.0)
+        flight = backend.send(Request("c", 500, streams=False), "chat", 0, now=0.0)
         assert 0.0 < flight.ends_at < 1.0
-        assert not backend.pass_time(flight.ends_at - 1e-3)
-        assert backend.pass_time(flight.ends_at)
+        assert not backend.end_silent_prefills(flight.ends_at - 1e-3)
+        assert backend.end_silent_prefills(flight.ends_at)
         assert list(backend.prefills) == ["d"]
 
     def test_total(self) -> None:
@@ -162,6 +166,6 @@ def test_chats_beside_documents_that_no_engine_can_be_kept_clear_of(chunk: int) 
         assert late > 0  # what the flag is good for
 
 
-def _ttft_s(outcome: Outcome) -> float:
+def _ttft_s(outcome: SimOutcome) -> float:
     first_s = outcome.first_token_s
     return inf if first_s is None else first_s - outcome.request.arrival_s

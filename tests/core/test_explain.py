@@ -8,8 +8,8 @@ from math import inf
 import pytest
 from parity_scene import NAMES, a_shaper, a_trace
 
-from forebay.proxy.core.explain.receipt import ERROR_S, MOST_STEPS, Receipt, Receipts, Tally
-from forebay.proxy.core.explain.recorder import ExplainedShaper
+from forebay.proxy.core.explain.receipt import ERROR_S, MOST_STEPS, DecisionTally, Receipt, Receipts
+from forebay.proxy.core.explain.recorder import DecisionRecorder
 from forebay.proxy.core.model import (
     Action,
     BackendSpec,
@@ -19,7 +19,8 @@ from forebay.proxy.core.model import (
     Tenant,
 )
 from forebay.proxy.core.policy.routing import Affinity, Option, warm_or_least_work
-from forebay.proxy.telemetry.receipt_text import HINDSIGHT, WAITS, told, verdict
+from forebay.proxy.core.shaper import Shaper
+from forebay.proxy.telemetry.receipt_text import HINDSIGHT, WAITS, receipt_fields, verdict
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.fleet import Fleet, Journal
 from forebay.replay.sim.skipping import SkippingEngine
@@ -41,28 +42,33 @@ def explained(
     keep: int = 100,
     up: bool = True,
     chunk_tokens: float = inf,
-) -> ExplainedShaper:
+) -> Shaper:
     specs = [
         BackendSpec(f"gpu{i}", slots, kv_tokens, chunk_tokens=chunk_tokens) for i in range(backends)
     ]
-    made = ExplainedShaper(specs, buckets, tenants=tenants, keep=keep)
+    made = Shaper(specs, buckets, tenants=tenants, recorder=DecisionRecorder(keep))
     for spec in specs if up else ():
         made.backend_up(spec.name, 0.0)
     return made
 
 
-def receipt_of(made: ExplainedShaper, request_id: str) -> Receipt:
-    receipt = made.receipts.find(request_id)
+def receipts_of(made: Shaper) -> Receipts:
+    assert made.recorder is not None
+    return made.recorder.receipts
+
+
+def receipt_of(made: Shaper, request_id: str) -> Receipt:
+    receipt = receipts_of(made).find(request_id)
     assert receipt is not None
     return receipt
 
 
-def arrive(made: ExplainedShaper, request: Request, now: float = 0.0) -> Receipt:
+def arrive(made: Shaper, request: Request, now: float = 0.0) -> Receipt:
     made.arrive(request, now)
     return receipt_of(made, request.id)
 
 
-def fill(made: ExplainedShaper, tokens: int, *names: str, now: float = 0.0) -> None:
+def fill(made: Shaper, tokens: int, *names: str, now: float = 0.0) -> None:
     for name in names:
         made.arrive(Request(name, tokens), now)
 
@@ -74,7 +80,7 @@ def test_an_engine_that_is_tried_though_another_is_thought_faster() -> None:
         made.first_token(str(number), 20.0 * number + took_s)
         made.finish(str(number), 20.0 * number + took_s)
     receipt = arrive(made, Request("2", LONG), 40.0)
-    assert "gpu0, of which nobody knows yet how long prompts of this size take" in (
+    assert "gpu0, where the time of prompts of this size is not known yet" in (
         verdict(receipt, 40.0)
     )
 
@@ -88,7 +94,7 @@ class TestRefusals:
         assert receipt.chosen is not None
         wait_s = receipt.chosen.wait_s + receipt.chosen.margin_s
         assert (receipt.value, receipt.limit) == (wait_s, 2.0)
-        assert "bucket chat allows 2.00 s" in verdict(receipt, 0.0)
+        assert "the limit of bucket chat is 2.00 s" in verdict(receipt, 0.0)
 
     def test_the_client_does_not_wait_so_long(self) -> None:
         made = explained()
@@ -96,14 +102,14 @@ class TestRefusals:
         receipt = arrive(made, Request("late", LONG, timeout_s=3.0))
         assert receipt.rule == "timeout"
         assert receipt.value > receipt.limit == 3.0
-        assert "its client waits 3.00 s" in verdict(receipt, 0.0)
+        assert "the client waits 3.00 s" in verdict(receipt, 0.0)
 
     def test_the_line_is_full(self) -> None:
         made = explained(slots=1, buckets=(ROOMY,))
         fill(made, 100, "a", "b", "c")
         receipt = arrive(made, Request("d", 100))
         assert (receipt.rule, receipt.value, receipt.limit) == ("line_full", 2.0, 2.0)
-        assert "2 requests of bucket chat waited already, and 2 may" in verdict(receipt, 0.0)
+        assert "2 requests of bucket chat were waiting; the limit is 2" in verdict(receipt, 0.0)
 
     def test_the_tenant_has_its_share_of_the_line(self) -> None:
         made = explained(slots=1, buckets=(Bucket("chat", 5_000, 4, 60.0),))
@@ -124,12 +130,12 @@ class TestRefusals:
     def test_the_prompt_is_too_long(self) -> None:
         receipt = arrive(explained(), Request("a", 200_000))
         assert (receipt.rule, receipt.limit, receipt.bucket) == ("prompt_too_long", 131_072, "")
-        assert "200,000 tokens, and the last bucket takes 131,072" in verdict(receipt, 0.0)
+        assert "200,000 tokens; the largest bucket allows 131,072" in verdict(receipt, 0.0)
 
     def test_nobody_is_up(self) -> None:
         receipt = arrive(explained(up=False), Request("a", 100))
         assert (receipt.rule, receipt.options) == ("no_backend", ())
-        assert verdict(receipt, 0.0) == "Refused at once: no backend that may take it was up."
+        assert verdict(receipt, 0.0) == "Rejected at once: no backend that it may use was up."
 
     def test_the_deadline_passed_in_the_queue(self) -> None:
         made = explained(slots=1)
@@ -138,15 +144,15 @@ class TestRefusals:
         receipt = receipt_of(made, "b")
         assert receipt.rule == "deadline_passed"
         assert receipt.waits == {"slots": 2.0}
-        assert made.receipts.tally("chat").admitted["refused"] == 1
-        assert "after 2.00 s in the queue, its limit because every slot" in verdict(receipt, 9.0)
+        assert receipts_of(made).tally("chat").admitted["refused"] == 1
+        assert "after 2.00 s in the queue, its limit because all slots" in verdict(receipt, 9.0)
 
     def test_somebody_more_urgent_takes_its_place(self) -> None:
         made = explained(slots=1, buckets=(ROOMY,))
         fill(made, 100, "a", "b", "c")
         made.arrive(Request("urgent", 100, service_class="interactive"), 0.5)
         assert receipt_of(made, "c").rule == "gave_way"
-        assert "somebody more urgent" in verdict(receipt_of(made, "c"), 1.0)
+        assert "a request that is more urgent" in verdict(receipt_of(made, "c"), 1.0)
 
     def test_its_backend_failed_and_there_is_no_other(self) -> None:
         made = explained()
@@ -173,26 +179,35 @@ class TestRefusals:
     def test_no_bucket_holds_it_any_longer(self) -> None:
         made = explained(slots=1)
         fill(made, LONG, "a", "b")
-        made.reconfigure(
-            [CHAT], 1.0, route=made._route, affinity=made.affinity, dispatch_ahead_s=0.3
+        made.changes.reconfigure(
+            [CHAT],
+            1.0,
+            route=made._dispatcher.route,
+            affinity=made._dispatcher.affinity,
+            dispatch_ahead_s=0.3,
         )
         receipt = receipt_of(made, "b")
         assert (receipt.rule, receipt.limit) == ("prompt_too_long", 5_000)
-        assert not made._queues.waiting
-        assert set(made.receipts.under_way) == {"a"}
+        assert not made._dispatcher.queues.waiting
+        assert set(receipts_of(made).under_way) == {"a"}
 
     def test_its_bucket_is_gone_while_a_refusal_is_followed(self) -> None:
         made = explained()
         fill(made, LONG, *"abcdef")
-        assert made.hindsight.watches
+        assert made.recorder is not None
+        assert made.recorder.hindsight.watches
         renamed = (CHAT, Bucket("papers", 131_072, 2, 30.0, 1))
-        made.reconfigure(
-            renamed, 1.0, route=made._route, affinity=made.affinity, dispatch_ahead_s=0.3
+        made.changes.reconfigure(
+            renamed,
+            1.0,
+            route=made._dispatcher.route,
+            affinity=made._dispatcher.affinity,
+            dispatch_ahead_s=0.3,
         )
         made.settle(1.1)
         made.finish("a", 1.2)
         made.wake(1.3)
-        assert made.receipts.tally("document").refusals["unjudged"] > 0
+        assert receipts_of(made).tally("document").refusals["unjudged"] > 0
 
     def test_it_could_start_but_stands_behind_its_own_tenant_in_a_full_line(self) -> None:
         one = (Bucket("all", 131_072, 1, 30.0),)
@@ -213,7 +228,7 @@ class TestWaits:
         receipt = receipt_of(made, "b")
         assert receipt.waits == {"slots": 0.75}
         assert verdict(receipt, 1.0) == (
-            "Waited 0.75 s because every slot of its backend was taken; then sent to gpu0."
+            "Waited 0.75 s because all slots of its backend were in use; then sent to gpu0."
         )
 
     def test_others_in_front_then_slots(self) -> None:
@@ -257,9 +272,9 @@ class TestWaits:
         receipt = receipt_of(made, "b")
         assert receipt.waiting_for in ("partition", "line")
         made.wake(0.1)
-        waiting = made._queues.waiting["b"]
+        waiting = made._dispatcher.queues.waiting["b"]
         clear = next(b for b in made.backends.values() if not b.prefills)
-        assert made._blocked_by(clear, waiting, 0.1) == "partition"
+        assert made._dispatcher.forecast.gate.why_not(clear, waiting, 0.1) == "partition"
 
     def test_a_backend_on_trial(self) -> None:
         made = explained(up=False)
@@ -270,9 +285,9 @@ class TestWaits:
     def test_a_backend_that_is_down_is_not_waited_for(self) -> None:
         made = explained(slots=1)
         fill(made, 100, "a", "b")
-        blocked = made._queues.waiting["b"]
+        blocked = made._dispatcher.queues.waiting["b"]
         made.backends["gpu0"].up = False
-        assert made._blocked_by(made.backends["gpu0"], blocked, 0.0) == "down"
+        assert made._dispatcher.forecast.gate.why_not(made.backends["gpu0"], blocked, 0.0) == "down"
         made.backend_down("gpu0", 0.5)
         assert receipt_of(made, "b").rule == "no_backend"
 
@@ -295,8 +310,8 @@ class TestWays:
         made.first_token("a", 1.25)
         made.used("a", 40, 2.0, 1_024, 1_100)
         made.finish("a", 2.0)
-        made.receipts.answered("a", 200, "")
-        said = told(receipt_of(made, "a"), 9.0, 100)
+        receipts_of(made).answered("a", 200, "")
+        said = receipt_fields(receipt_of(made, "a"), 9.0, 100)
         assert said["state"] == "ended"
         assert said["age_s"] == 8.0
         assert [c["chosen"] for c in said["candidates"]] == [True, False]
@@ -306,7 +321,7 @@ class TestWays:
             "output_tokens": 40, "total_s": 1.0, "status": 200, "error": None,
         }  # fmt: skip
         assert said["predicted"]["cached_tokens"] == 1_024
-        assert "gpu0, which held 1,024 of its 1,100 tokens" in said["verdict"]
+        assert "gpu0, which had 1,024 of its 1,100 tokens cached" in said["verdict"]
         assert "First token after 0.25 s; predicted on arrival: " in said["verdict"]
         kinds = [step["event"] for step in said["timeline"]]
         assert kinds == ["sent", "first_token", "ended"]
@@ -319,7 +334,7 @@ class TestWays:
         made.finish(other, 0.25)
         receipt = receipt_of(made, "c")
         assert receipt.backend != meant
-        assert f"which had room before {meant}, for which it was meant" in verdict(receipt, 1.0)
+        assert f"which had room before {meant}, its first choice" in verdict(receipt, 1.0)
 
     def test_a_second_try(self) -> None:
         made = explained(2)
@@ -331,13 +346,13 @@ class TestWays:
             ("sent", "gpu0"), ("failed", "gpu0"), ("sent", "gpu1"), ("first_token", "gpu1"),
         ]  # fmt: skip
         assert "gpu0 had failed" in verdict(receipt, 1.0)
-        assert sum(made.receipts.tally("chat").late) == 0  # no error of a prediction
+        assert sum(receipts_of(made).tally("chat").late) == 0  # no error of a prediction
 
     def test_its_client_leaves_the_queue(self) -> None:
         made = explained(slots=1)
         fill(made, 100, "a", "b")
         made.cancel("b", 0.5)
-        assert "left after 0.50 s in the queue because every slot" in verdict(
+        assert "left after 0.50 s in the queue because all slots" in verdict(
             receipt_of(made, "b"), 1.0
         )
 
@@ -348,9 +363,9 @@ class TestWays:
     def test_while_it_waits_and_while_it_streams(self) -> None:
         made = explained(slots=1)
         fill(made, 100, "a", "b")
-        assert verdict(receipt_of(made, "b"), 1.5).startswith("Waiting for 1.50 s because every")
-        assert told(receipt_of(made, "b"), 1.5, 1)["waited"] == {"slots": 1.5}
-        assert told(receipt_of(made, "a"), 1.5, 1)["state"] == "prefilling"
+        assert verdict(receipt_of(made, "b"), 1.5).startswith("Waiting for 1.50 s because all")
+        assert receipt_fields(receipt_of(made, "b"), 1.5, 1)["waited"] == {"slots": 1.5}
+        assert receipt_fields(receipt_of(made, "a"), 1.5, 1)["state"] == "prefilling"
 
 
 class TestTargets:
@@ -362,7 +377,7 @@ class TestTargets:
         made = explained()
         made.arrive(Request("a", 1_000, timeout_s=timeout_s), 5.0)
         made.first_token("a", 5.0 + first_token_s)
-        assert made.receipts.tally("chat").admitted[outcome] == 1
+        assert receipts_of(made).tally("chat").admitted[outcome] == 1
 
     def test_without_a_first_token(self) -> None:
         made = explained()
@@ -370,11 +385,11 @@ class TestTargets:
         made.finish("gone", 0.1)
         made.arrive(Request("whole", 100, streams=False), 0.1)
         made.finish("whole", 0.2)
-        counts = made.receipts.tally("chat").admitted
+        counts = receipts_of(made).tally("chat").admitted
         assert (counts["unanswered"], counts["unseen"]) == (1, 1)
 
     def test_the_error_of_a_prediction(self) -> None:
-        tally = Tally()
+        tally = DecisionTally()
         tally.first_token(1.0, 0.96)
         tally.first_token(1.0, 1.3)
         tally.first_token(100.0, 1.0)
@@ -390,9 +405,9 @@ class TestMemory:
             made.arrive(Request(str(number), 10), number)
             if number != 4:
                 made.finish(str(number), number + 0.5)
-        assert set(made.receipts.ended) == {"7", "8", "9"}
-        assert set(made.receipts.under_way) == {"4"}
-        assert made.receipts.find("0") is None
+        assert set(receipts_of(made).ended) == {"7", "8", "9"}
+        assert set(receipts_of(made).under_way) == {"4"}
+        assert receipts_of(made).find("0") is None
 
     def test_nothing_is_kept_with_0_and_all_is_counted(self) -> None:
         made = explained(keep=0)
@@ -400,9 +415,9 @@ class TestMemory:
         made.arrive(Request("b", 100), 0.0)
         made.first_token("b", 0.1)
         made.finish("b", 0.2)
-        assert not made.receipts.ended
-        assert not made.receipts.under_way
-        assert made.receipts.tally("chat").admitted["met"] == 1
+        assert not receipts_of(made).ended
+        assert not receipts_of(made).under_way
+        assert receipts_of(made).tally("chat").admitted["met"] == 1
 
     def test_a_request_that_goes_round_in_circles_has_no_endless_way(self) -> None:
         receipt = Receipt(Request("a", 1), "chat", 0.0)
@@ -414,10 +429,10 @@ class TestMemory:
         """A request holds the hashes of its prompt: kilobytes of a long one."""
         made = explained(slots=1)
         fill(made, 100, "a", "b", "c", "d")
-        for receipt in made.receipts.ended.values():
+        for receipt in receipts_of(made).ended.values():
             for name in dir(receipt):
                 assert not isinstance(getattr(receipt, name), Request)
-        assert made.receipts.ended
+        assert receipts_of(made).ended
 
     def test_by_the_id_that_its_client_gave(self) -> None:
         receipts = Receipts(10)
@@ -432,7 +447,8 @@ class TestMemory:
 @pytest.mark.parametrize("seed", range(3))
 def test_it_decides_as_one_that_keeps_no_receipts(seed: int) -> None:
     plain = a_shaper()
-    kept = ExplainedShaper([b.spec for b in plain.backends.values()], list(plain.buckets.values()))
+    specs = [backend.spec for backend in plain.backends.values()]
+    kept = Shaper(specs, list(plain.buckets.values()), recorder=DecisionRecorder())
     journals: list[Journal] = []
     for policy in (plain, kept):
         journal: Journal = []
@@ -444,7 +460,7 @@ def test_it_decides_as_one_that_keeps_no_receipts(seed: int) -> None:
         engines = {name: SkippingEngine(EngineConfig()) for name in NAMES}
         Fleet(policy, engines, note).run(a_trace(seed))
     assert journals[0] == journals[1]
-    assert not kept.receipts.under_way
+    assert not receipts_of(kept).under_way
     last = {action.request.id: action for _, action in journals[0]}
     for request_id, action in last.items():
         receipt = receipt_of(kept, request_id)
@@ -472,7 +488,7 @@ def bursts(seed: int, count: int, burst: float) -> list[TraceRequest]:
     return rows
 
 
-def play(rows: list[TraceRequest], taken: str = "") -> ExplainedShaper:
+def play(rows: list[TraceRequest], taken: str = "") -> Shaper:
     """The request `taken` is taken whatever was predicted."""
 
     def route(request: Request, options: Sequence[Option], affinity: Affinity) -> Option:
@@ -482,14 +498,16 @@ def play(rows: list[TraceRequest], taken: str = "") -> ExplainedShaper:
         costs = best.prefill_s, best.cold_prefill_s, best.matched_tokens, best.load
         return Option(best.backend, 0.0, 0.0, *costs, best.mean_load)
 
-    made = ExplainedShaper([BackendSpec(n, 64) for n in NAMES], HASTY, route=route, keep=10_000)
+    made = Shaper(
+        [BackendSpec(n, 64) for n in NAMES], HASTY, route=route, recorder=DecisionRecorder(10_000)
+    )
     Fleet(made, {name: SkippingEngine(EngineConfig()) for name in NAMES}).run(rows)
     made.settle(inf)
     return made
 
 
-def in_time(made: ExplainedShaper) -> set[str]:
-    receipts = made.receipts.ended.values()
+def in_time(made: Shaper) -> set[str]:
+    receipts = receipts_of(made).ended.values()
     return {r.id for r in receipts if 0 <= r.first_token_at <= r.arrived_at + r.target_s}
 
 
@@ -502,7 +520,7 @@ def test_verdicts_are_those_of_a_world_in_which_it_was_taken(burst: float) -> No
     rows = bursts(3, 600, burst)
     made = play(rows)
     before = in_time(made)
-    judged = [r for r in made.receipts.ended.values() if r.hindsight not in ("", "unjudged")]
+    judged = [r for r in receipts_of(made).ended.values() if r.hindsight not in ("", "unjudged")]
     assert len(judged) > 20
     agreed: Counter[bool] = Counter()
     in_time_agreed = 0
@@ -526,7 +544,7 @@ def test_a_refusal_that_a_fast_engine_proves_wrong() -> None:
     made.first_token("d", 1.0)
     made.settle(60.0)
     assert receipt.hindsight == "false"
-    assert made.receipts.tally("chat").refusals["false"] == 1
+    assert receipts_of(made).tally("chat").refusals["false"] == 1
     assert HINDSIGHT["false"] in verdict(receipt, 60.0)
 
 
@@ -561,5 +579,6 @@ def test_what_is_not_followed_is_counted() -> None:
         made.arrive(Request(str(number), 100), 0.1)
     made.backend_down("gpu0", 0.2)
     made.settle(0.3)
-    assert made.receipts.tally("chat").refusals["unjudged"] == 20
-    assert not made.hindsight.watches
+    assert receipts_of(made).tally("chat").refusals["unjudged"] == 20
+    assert made.recorder is not None
+    assert not made.recorder.hindsight.watches

@@ -4,8 +4,8 @@ from core_requests import document
 
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Send
 from forebay.proxy.core.shaper import Shaper
-from forebay.proxy.core.state.begun import Begun
-from forebay.proxy.core.state.queue import Waiting
+from forebay.proxy.core.state.coalescing import SplitPrompts
+from forebay.proxy.core.state.queue import QueuedRequest
 
 DOCUMENT = Bucket("document", 200_000, 100, 30.0, prefills_per_backend=1)
 
@@ -28,7 +28,7 @@ def busy(count: int = 2) -> Shaper:
     return shaper
 
 
-def waiting(shaper: Shaper, name: str) -> Waiting:
+def waiting(shaper: Shaper, name: str) -> QueuedRequest:
     (found,) = [w for w in shaper.waiting() if w.request.id == name]
     return found
 
@@ -123,11 +123,11 @@ def test_who_waits_elsewhere_comes_when_it_is_computed() -> None:
 
 def test_a_head_awaits_nobody_behind_it() -> None:
     """Two split prefills move to one engine: the queue would wait for its own end."""
-    head = Waiting(asks("head", 5), "document", 0.0, 30.0, order=1)
-    behind = Waiting(asks("behind", 5), "document", 1.0, 31.0, order=2)
+    head = QueuedRequest(asks("head", 5), "document", 0.0, 30.0, order=1)
+    behind = QueuedRequest(asks("behind", 5), "document", 1.0, 31.0, order=2)
     head.due, behind.due = 10.0, 11.0
     head.backend = behind.backend = "b"
-    begun = Begun()
+    begun = SplitPrompts()
     begun.add(behind)
     assert begun.promised(head.request)
     assert not begun.promised(head.request, head)

@@ -5,9 +5,10 @@ from math import inf
 import pytest
 
 from forebay.proxy.core.model import BackendSpec, Bucket, Request
-from forebay.proxy.core.policy import meanwhile
+from forebay.proxy.core.policy.precedence import Precedence
 from forebay.proxy.core.state.backend import Backend
-from forebay.proxy.core.state.queue import Waiting
+from forebay.proxy.core.state.queue import QueuedRequest
+from forebay.proxy.core.state.tenants import Fairness
 
 CHUNK = 2_048
 BUCKETS = {
@@ -20,9 +21,15 @@ def backend(chunk: float = inf) -> Backend:
     return Backend(BackendSpec("a", 64, chunk_tokens=chunk), BUCKETS.values())
 
 
-def queue(made: Backend, bucket: str, arrived_at: float, work_s: float, order: int) -> Waiting:
+def precedence(made: Backend) -> Precedence:
+    return Precedence({"a": made}, BUCKETS, Fairness((), 1.0))
+
+
+def queue(
+    made: Backend, bucket: str, arrived_at: float, work_s: float, order: int
+) -> QueuedRequest:
     deadline = arrived_at + BUCKETS[bucket].max_wait_s
-    waiting = Waiting(Request(str(order), 100), bucket, arrived_at, deadline, order, work_s)
+    waiting = QueuedRequest(Request(str(order), 100), bucket, arrived_at, deadline, order, work_s)
     made.enqueue(waiting)
     return waiting
 
@@ -33,7 +40,7 @@ class TestTurns:
         document = queue(made, "document", 0.0, 1.0, 1)
         chats = [queue(made, "chat", 14.0, 0.1, order) for order in (2, 3)]
         for order in range(10, 60):  # 5 s of chats: more than enough is owed
-            made.sent(Request(f"s{order}", 4_000), "chat", 0, now=14.0)
+            made.send(Request(f"s{order}", 4_000), "chat", 0, now=14.0)
         assert made.turns.buckets.due("document", 1.0)
         assert made.turns.first([document, *chats], 14.9) is chats[0]
         assert made.turns.first([document, *chats], 15.0) is document
@@ -51,7 +58,7 @@ class TestTurns:
         queue(made, "document", 0.0, 60.0, 1)
 
         def owed_s(now: float) -> float:
-            return meanwhile.owed_s(BUCKETS, made, "chat", 1.4, now + 2.0, now)
+            return precedence(made)._owed_s(made, "chat", 1.4, now + 2.0, now)
 
         assert owed_s(13.0) == 0.0
         assert owed_s(13.7) == pytest.approx(0.6)  # 30 % of 2 s
@@ -59,12 +66,12 @@ class TestTurns:
 
 class TestBeside:
     def beside_s(self, made: Backend, ahead_s: float, now: float = 0.0) -> float:
-        return meanwhile.beside_s(BUCKETS, made, "chat", 500, ahead_s, now)
+        return precedence(made).beside_s(made, "chat", 500, ahead_s, now)
 
     def test_full_steps_carry_a_chunk_of_the_document(self) -> None:
         made = backend(CHUNK)
         assert self.beside_s(made, 1.0) == 0.0
-        document = made.sent(Request("d", 120_000), "document", 0, now=0.0)
+        document = made.send(Request("d", 120_000), "document", 0, now=0.0)
         chunk_s = document.prefill_s * CHUNK / 120_000
         step_s = made.cost.predict_s(3 * CHUNK, 3 * CHUNK)
         assert self.beside_s(made, 1.0) == pytest.approx(chunk_s / step_s)
@@ -72,7 +79,7 @@ class TestBeside:
 
     def test_never_more_than_is_left_of_documents_that_get_their_turn(self) -> None:
         made = backend(CHUNK)
-        document = made.sent(Request("d", 6_000), "document", 0, now=0.0)
+        document = made.send(Request("d", 6_000), "document", 0, now=0.0)
         assert self.beside_s(made, 100.0) == pytest.approx(document.prefill_s)
         queue(made, "document", 0.0, 5.0, 1)
         assert self.beside_s(made, 10.0, now=4.0) == pytest.approx(document.prefill_s)
@@ -80,5 +87,5 @@ class TestBeside:
 
     def test_what_it_does_not_pass_is_in_the_line_already(self) -> None:
         made = backend(CHUNK)
-        made.sent(Request("c", 1_500), "chat", 0, now=0.0)
+        made.send(Request("c", 1_500), "chat", 0, now=0.0)
         assert self.beside_s(made, 1.0) == 0.0

@@ -3,10 +3,10 @@
 import pytest
 
 from forebay.proxy.core.model import BackendSpec, Bucket, Request
+from forebay.proxy.core.policy.forecast import SURE
 from forebay.proxy.core.policy.routing import Option
 from forebay.proxy.core.shaper import Shaper
-from forebay.proxy.core.state.backend import SURE
-from forebay.proxy.core.state.queue import Waiting
+from forebay.proxy.core.state.queue import QueuedRequest
 
 CHAT = Bucket("chat", 5_000, max_queue=64, max_wait_s=2.0)
 DOCUMENT = Bucket("document", 131_072, max_queue=64, max_wait_s=30.0)
@@ -17,18 +17,18 @@ def in_line(chats: int, *, document_at: float | None = None) -> tuple[Option, fl
     made = Shaper([BackendSpec("a", 64)], [CHAT, DOCUMENT])
     made.backend_up("a", 0.0)
     (backend,) = made.backends.values()
-    backend.sent(Request("running", 4_000), "chat", 0, now=0.0)
+    backend.send(Request("running", 4_000), "chat", 0, now=0.0)
     waiting = [("chat", 0.0, 0.1)] * chats
     if document_at is not None:
         waiting.append(("document", document_at, 0.1))
     for order, (bucket, at, work_s) in enumerate(waiting):
         deadline = at + made.buckets[bucket].max_wait_s
-        one = Waiting(Request(f"w{order}", 4_000), bucket, at, deadline, order, work_s)
+        one = QueuedRequest(Request(f"w{order}", 4_000), bucket, at, deadline, order, work_s)
         one.due = at  # before the newcomer
         backend.enqueue(one)
-    newcomer = Waiting(Request("new", 4_000), "chat", 0.0, 2.0, 1_000, 0.1)
-    (option,) = made._outlook.options(newcomer, 0.0)
-    return option, SURE * backend.cost.spread.at(option.wait_s)
+    newcomer = QueuedRequest(Request("new", 4_000), "chat", 0.0, 2.0, 1_000, 0.1)
+    (option,) = made._dispatcher.forecast.options(newcomer, 0.0)
+    return option, SURE * backend.cost.error.at(option.wait_s)
 
 
 def test_errors_of_many_in_order_cancel_out() -> None:

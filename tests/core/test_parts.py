@@ -17,8 +17,8 @@ from forebay.proxy.core.policy.routing import Affinity, Option, warm_or_least_wo
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.in_flight import OVERDUE_SHARE
-from forebay.proxy.core.state.kv_budget import KvReserve
-from forebay.proxy.core.state.queue import DueQueue, Waiting, due_at
+from forebay.proxy.core.state.kv_budget import KvBudget
+from forebay.proxy.core.state.queue import DueQueue, QueuedRequest, due_at
 
 CHAT = Bucket("chat", 5_000, max_queue=2, max_wait_s=2.0)
 DOCUMENT = Bucket("document", 131_072, max_queue=2, max_wait_s=30.0, prefills_per_backend=1)
@@ -133,7 +133,7 @@ class TestKvReserve:
         return Request(id_, len(blocks) * 100 + 30, 20, blocks, 100.0)
 
     def test_shared_blocks_count_once_and_only_while_somebody_runs(self) -> None:
-        kv = KvReserve()
+        kv = KvBudget()
         first, second = self.request("a", 1, 2), self.request("b", 1, 2, 3)
         assert kv.need(first, first.output_tokens) == 250
         kv.take(first, first.output_tokens)
@@ -147,7 +147,7 @@ class TestKvReserve:
 
     @given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=40))
     def test_equals_what_a_recount_finds(self, steps: list[tuple[int, bool]]) -> None:
-        kv, running = KvReserve(), list[Request]()
+        kv, running = KvBudget(), list[Request]()
         for number, (blocks, leaves) in enumerate(steps):
             request = self.request(str(number), *range(blocks))
             expected = kv.tokens + kv.need(request, request.output_tokens)
@@ -171,9 +171,9 @@ class TestDueQueue:
     def test_leaves_when_due_and_tells_whose_deadline_is_first(
         self, steps: list[tuple[float, float, bool]]
     ) -> None:
-        queue, model = DueQueue(), list[Waiting]()
+        queue, model = DueQueue(), list[QueuedRequest]()
         for order, (deadline, work_s, pop) in enumerate(steps):
-            waiting = Waiting(Request(str(order), 1), "chat", 0.0, deadline, order, work_s)
+            waiting = QueuedRequest(Request(str(order), 1), "chat", 0.0, deadline, order, work_s)
             waiting.due = due_at(0.0, deadline, work_s)
             queue.push(waiting)
             model.append(waiting)
@@ -185,8 +185,8 @@ class TestDueQueue:
                 model.remove(head)
             assert queue.work_s == pytest.approx(sum(w.work_s for w in model))
             before = [w.work_s for w in model if w.due <= 1.0]
-            assert queue.ahead_s(1.0) == pytest.approx(sum(before))
-            assert queue.ahead(1.0) == len(before)
+            assert queue.seconds_before(1.0) == pytest.approx(sum(before))
+            assert queue.count_before(1.0) == len(before)
             urgent = [w.work_s for w in model if w.deadline <= 2.0]
             seconds, count = queue.urgent(2.0)
             assert seconds == pytest.approx(sum(urgent))
@@ -282,26 +282,28 @@ class TestBacklog:
 
     def test_shrinks_with_time_but_a_late_engine_looks_busy(self) -> None:
         backend = self.backend()
-        flight = backend.sent(Request("r", 100_000), "document", 0, now=10.0)
+        flight = backend.send(Request("r", 100_000), "document", 0, now=10.0)
         whole = flight.prefill_s
-        assert backend.backlog_s(10.0) == whole
-        assert backend.backlog_s(10.0 + whole / 2) == pytest.approx(whole / 2)
-        assert backend.backlog_s(10.0 + 5 * whole) == pytest.approx(OVERDUE_SHARE * whole)
+        assert backend.prefill_queue.backlog_s(10.0) == whole
+        assert backend.prefill_queue.backlog_s(10.0 + whole / 2) == pytest.approx(whole / 2)
+        assert backend.prefill_queue.backlog_s(10.0 + 5 * whole) == pytest.approx(
+            OVERDUE_SHARE * whole
+        )
         backend.first_token("r", 10.0 + whole)
-        assert backend.backlog_s(11.0 + whole) == 0.0
+        assert backend.prefill_queue.backlog_s(11.0 + whole) == 0.0
 
     def test_what_is_known_to_be_cached_is_not_taken_for_more_than_the_rest(self) -> None:
         """Otherwise nothing would be sent shortly before the end of a part of a long prompt."""
         backend = self.backend()
-        flight = backend.sent(Request("r", 100_000), "document", 90_000, now=0.0, fresh=True)
+        flight = backend.send(Request("r", 100_000), "document", 90_000, now=0.0, fresh=True)
         whole = flight.prefill_s
-        assert backend.backlog_s(whole) == pytest.approx(OVERDUE_SHARE * whole)
-        assert backend.backlog_below_at(0.3) == pytest.approx(whole - 0.3)
+        assert backend.prefill_queue.backlog_s(whole) == pytest.approx(OVERDUE_SHARE * whole)
+        assert backend.prefill_queue.below_at(0.3) == pytest.approx(whole - 0.3)
 
     def test_an_answer_that_does_not_stream_leaves_the_line_when_it_should(self) -> None:
         backend = self.backend()
-        flight = backend.sent(Request("r", 100_000, streams=False), "document", 0, now=0.0)
-        backend.pass_time(flight.prefill_s)
+        flight = backend.send(Request("r", 100_000, streams=False), "document", 0, now=0.0)
+        backend.end_silent_prefills(flight.prefill_s)
         assert not backend.prefills
         assert backend.cost.observations == 0
 
@@ -312,7 +314,7 @@ class TestBacklog:
         before_s = backend.cost.predict_s(500, 500)
         for number in range(20):
             request = Request(str(number), 500, streams=False)
-            flight = backend.sent(request, "chat", 0, now=1.0 * number)
+            flight = backend.send(request, "chat", 0, now=1.0 * number)
             flight.output_tokens = output_tokens
             backend.finished(request.id, 1.0 * number + 0.002)
         assert not backend.prefills
@@ -324,8 +326,8 @@ class TestBacklog:
         backend = self.backend()
         for number in range(20):
             request = Request(str(number), 500, streams=False)
-            flight = backend.sent(request, "chat", 0, now=9.0 * number)
-            backend.pass_time(9.0 * number + 1.0)
+            flight = backend.send(request, "chat", 0, now=9.0 * number)
+            backend.end_silent_prefills(9.0 * number + 1.0)
             flight.output_tokens = 100
             backend.finished(request.id, 9.0 * number + 5.0)
         assert backend.cost.observations == 0

@@ -7,12 +7,12 @@ from core_requests import BLOCK, document
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.proxy.core.explain.recorder import ExplainedShaper
+from forebay.proxy.core.explain.recorder import DecisionRecorder
 from forebay.proxy.core.learn.cost import CostModel
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Send
-from forebay.proxy.core.policy.split_prefill import LONGER, beginning
+from forebay.proxy.core.policy.long_prefills import LONGER, next_piece
 from forebay.proxy.core.shaper import Shaper
-from forebay.proxy.core.state.queue import Waiting
+from forebay.proxy.core.state.queue import QueuedRequest
 from forebay.proxy.telemetry.receipt_text import verdict
 
 CHAT = Bucket("chat", 5_000, max_queue=100, max_wait_s=2.0)
@@ -25,7 +25,7 @@ class TestBeginning:
         """Each takes about `piece_s` or is one block; so does the rest."""
         cost, request, before = CostModel(), document("r", tokens), 0
         most_s = (1 + LONGER) * piece_s + cost.predict_s(0, 0)
-        while (piece := beginning(request, before * BLOCK, before, cost, piece_s)) is not None:
+        while (piece := next_piece(request, before * BLOCK, before, cost, piece_s)) is not None:
             blocks = len(piece.blocks)
             assert before < blocks < len(request.blocks)
             assert piece.blocks == request.blocks[:blocks]
@@ -40,7 +40,7 @@ class TestBeginning:
     @pytest.mark.parametrize("piece_s", [0.8, 1.0, 1.2, 1.4])
     def test_the_last_piece_is_as_long_as_the_others(self, piece_s: float) -> None:
         cost, request, before, took_s = CostModel(), document("r"), 0, []
-        while (piece := beginning(request, before * BLOCK, before, cost, piece_s)) is not None:
+        while (piece := next_piece(request, before * BLOCK, before, cost, piece_s)) is not None:
             blocks = len(piece.blocks)
             took_s.append(cost.predict_s((blocks - before) * BLOCK, piece.prompt_tokens))
             before = blocks
@@ -51,15 +51,15 @@ class TestBeginning:
 
     def test_what_goes_whole(self) -> None:
         cost = CostModel()
-        assert beginning(document("r"), 0, 0, cost, inf) is None
-        assert beginning(document("r", whole=True), 0, 0, cost, 0.5) is None
-        assert beginning(Request("r", 120_000), 0, 0, cost, 0.5) is None  # nobody shares it
+        assert next_piece(document("r"), 0, 0, cost, inf) is None
+        assert next_piece(document("r", whole=True), 0, 0, cost, 0.5) is None
+        assert next_piece(Request("r", 120_000), 0, 0, cost, 0.5) is None  # nobody shares it
 
     def test_who_finds_less_cached_than_was_computed_goes_whole(self) -> None:
         """The engine caches nothing: each part would compute all earlier parts again."""
         cost = CostModel()
-        assert beginning(document("r"), 19 * BLOCK, 20, cost, 0.5) is None
-        assert beginning(document("r"), 20 * BLOCK, 20, cost, 0.5) is not None
+        assert next_piece(document("r"), 19 * BLOCK, 20, cost, 0.5) is None
+        assert next_piece(document("r"), 20 * BLOCK, 20, cost, 0.5) is not None
 
 
 class Fleet:
@@ -67,7 +67,8 @@ class Fleet:
 
     def __init__(self, count: int = 1, piece_s: float = 0.8) -> None:
         specs = [BackendSpec(f"b{i}", 64, piece_s=piece_s) for i in range(count)]
-        self.shaper = ExplainedShaper(specs, [CHAT, DOCUMENT])
+        self.recorder = DecisionRecorder()
+        self.shaper = Shaper(specs, [CHAT, DOCUMENT], recorder=self.recorder)
         for spec in specs:
             self.shaper.backend_up(spec.name, 0.0)
 
@@ -82,7 +83,7 @@ class Fleet:
 
     def chats_flow(self, now: float) -> None:
         """One has just come in; nothing else of it."""
-        self.shaper._outlook.partition.arrived("chat", now)
+        self.shaper._dispatcher.forecast.long_prefills.arrived("chat", now)
 
 
 def deep_in_a_document() -> tuple[Fleet, float]:
@@ -93,7 +94,7 @@ def deep_in_a_document() -> tuple[Fleet, float]:
     for _ in range(6):
         now += 0.8
         fleet.chats_flow(now)
-        fleet.shaper.computed("d", now)
+        fleet.shaper.piece_computed("d", now)
     return fleet, now
 
 
@@ -110,7 +111,7 @@ class TestShaper:
             sent.append(last[1])
             now += 0.8
             fleet.chats_flow(now)
-            actions = fleet.shaper.computed("d", now)
+            actions = fleet.shaper.piece_computed("d", now)
         assert sent == sorted(set(sent))
         assert 8 <= len(sent) <= 16
         assert sends(actions) == [("d", 0)]
@@ -130,14 +131,14 @@ class TestShaper:
         fleet.chat(0.0)
         ((_, blocks),) = sends(fleet.shaper.arrive(document("d"), 9.0))
         assert blocks
-        assert sends(fleet.shaper.computed("d", 10.5)) == [("d", 0)]
+        assert sends(fleet.shaper.piece_computed("d", 10.5)) == [("d", 0)]
 
     def test_a_chat_has_its_turn_between_two_pieces(self) -> None:
         fleet = Fleet()
         fleet.chat(0.0)
         assert sends(fleet.shaper.arrive(document("d"), 0.1))[0][1]
         assert fleet.shaper.arrive(Request("c", 4_000, 10), 0.2) == []  # the engine is busy
-        assert sends(fleet.shaper.computed("d", 0.9))[0] == ("c", 0)
+        assert sends(fleet.shaper.piece_computed("d", 0.9))[0] == ("c", 0)
 
     def test_a_chat_is_sent_shortly_before_a_piece_ends(self) -> None:
         """However long the whole of it would take: its beginning is known to be cached."""
@@ -154,11 +155,11 @@ class TestShaper:
         """Then nothing is sent behind it just because its predicted end is near."""
         fleet, now = deep_in_a_document()
         (backend,) = fleet.shaper.backends.values()
-        cached = backend.flights["d"].matched_tokens if kept else 0
-        tokens = backend.flights["d"].request.prompt_tokens
+        cached = backend.in_flight["d"].matched_tokens if kept else 0
+        tokens = backend.in_flight["d"].request.prompt_tokens
         fleet.chats_flow(now + 0.8)
-        fleet.shaper.computed("d", now + 0.8, cached, tokens)
-        flight = backend.flights["d"]
+        fleet.shaper.piece_computed("d", now + 0.8, cached, tokens)
+        flight = backend.in_flight["d"]
         assert (flight.overdue_s < 0.3) == kept
         assert flight.request.whole != kept
 
@@ -166,9 +167,9 @@ class TestShaper:
         fleet = Fleet()
         fleet.chat(0.0)
         assert sends(fleet.shaper.arrive(document("d"), 0.1))[0][1]
-        fleet.shaper.not_in_pieces("d", 0.2)
+        fleet.shaper.not_split("d", 0.2)
         (backend,) = fleet.shaper.backends.values()
-        flight = backend.flights["d"]
+        flight = backend.in_flight["d"]
         assert flight.overdue_s == pytest.approx(0.1 * flight.cold_s)
 
     def test_another_document_waits_for_the_first_one(self) -> None:
@@ -177,7 +178,7 @@ class TestShaper:
         fleet.chat(0.0)
         assert sends(fleet.shaper.arrive(document("d"), 0.1))[0][1]
         assert fleet.shaper.arrive(document("e", first=10_000), 0.2) == []
-        assert sends(fleet.shaper.computed("d", 0.9))[0][0] == "d"
+        assert sends(fleet.shaper.piece_computed("d", 0.9))[0][0] == "d"
 
     def test_who_asks_about_it_waits_until_it_is_computed_whole(self) -> None:
         """One prefill, though another engine has nothing to do; and then before other documents."""
@@ -188,16 +189,16 @@ class TestShaper:
         assert fleet.shaper.arrive(document("again"), 0.2) == []
         actions: list[Action] = [first]
         while sends(actions) and sends(actions)[0][1]:
-            now += fleet.shaper.backends[first.backend].flights["d"].prefill_s
+            now += fleet.shaper.backends[first.backend].in_flight["d"].prefill_s
             fleet.chats_flow(now)
-            actions = fleet.shaper.computed("d", now)
+            actions = fleet.shaper.piece_computed("d", now)
             assert [w.request.id for w in fleet.shaper.waiting()] == ["again"]
         assert sends(actions) == [("d", 0)]
         (hit,) = fleet.shaper.first_token("d", now + 0.8)
         assert isinstance(hit, Send)
         assert (hit.request.id, hit.backend) == ("again", first.backend)
         assert hit.matched_tokens == 119_808  # its full blocks
-        assert not fleet.shaper.backends[first.backend].begun
+        assert not fleet.shaper.backends[first.backend].splits
 
     def test_it_goes_on_where_it_began(self) -> None:
         """However little was computed: the other engine has done less, and would begin anew."""
@@ -205,9 +206,9 @@ class TestShaper:
         fleet.chat(0.0)
         (first,) = fleet.shaper.arrive(document("d"), 0.1)
         assert isinstance(first, Send)
-        assert first.piece_blocks * BLOCK < fleet.shaper.affinity.min_match * 120_000
+        assert first.piece_blocks * BLOCK < fleet.shaper._dispatcher.affinity.min_match * 120_000
         fleet.chats_flow(0.9)
-        (second,) = fleet.shaper.computed("d", 0.9)
+        (second,) = fleet.shaper.piece_computed("d", 0.9)
         assert isinstance(second, Send)
         assert second.backend == first.backend
 
@@ -218,7 +219,7 @@ class TestShaper:
         other = Request("o", 20_000, 100, (*range(30), *range(1_000, 1_009)), float(BLOCK))
         assert fleet.shaper.arrive(other, 0.2) == []
         fleet.chats_flow(0.9)
-        actions = fleet.shaper.computed("d", 0.9)
+        actions = fleet.shaper.piece_computed("d", 0.9)
         assert sends(actions)[0] == ("o", 0)
 
     def test_who_waited_for_one_that_left_between_pieces_begins_itself(self) -> None:
@@ -231,12 +232,12 @@ class TestShaper:
         chats = [str(number) for number in range(4)]
         for name in chats:
             fleet.shaper.arrive(Request(name, 4_000, 10), 0.3)
-        fleet.shaper.computed("d", 0.9)  # the chats go first
+        fleet.shaper.piece_computed("d", 0.9)  # the chats go first
         actions = fleet.shaper.cancel("d", 0.95)
         for name in chats:
             actions += fleet.shaper.finish(name, 1.0)
         blocks = dict(sends(actions))["again"]
-        assert blocks > backend.flights["again"].matched_tokens / BLOCK > 0
+        assert blocks > backend.in_flight["again"].matched_tokens / BLOCK > 0
 
     @pytest.mark.parametrize("under_way", [True, False])
     def test_what_is_left_of_a_prompt_counts_while_a_piece_of_it_runs(
@@ -247,7 +248,7 @@ class TestShaper:
         if under_way:
             fleet.shaper.arrive(document("d"), 0.1)
         waiting = _waiting(document("e", first=10_000), 0.2)
-        (option,) = fleet.shaper._outlook.options(waiting, 0.2)
+        (option,) = fleet.shaper._dispatcher.forecast.options(waiting, 0.2)
         assert (option.wait_s > 8.0) == under_way
 
     def test_pieces_take_both_engines(self) -> None:
@@ -268,7 +269,7 @@ class TestShaper:
             fleet.chats_flow(now)
             if not sends(actions)[0][1]:
                 break
-            actions = fleet.shaper.computed("d", now, 0, 60_000)
+            actions = fleet.shaper.piece_computed("d", now, 0, 60_000)
         assert sends(actions) == [("d", 0)]
 
     def test_one_that_leaves_between_or_in_a_piece(self) -> None:
@@ -278,7 +279,7 @@ class TestShaper:
         chats = [str(number) for number in range(4)]
         for name in chats:
             fleet.shaper.arrive(Request(name, 4_000, 10), 0.2)
-        fleet.shaper.computed("d", 0.9)  # the chats go first
+        fleet.shaper.piece_computed("d", 0.9)  # the chats go first
         assert "d" in [w.request.id for w in fleet.shaper.waiting()]
         fleet.shaper.cancel("d", 0.95)
         for name in chats:
@@ -304,7 +305,7 @@ class TestShaper:
         fleet = Fleet()
         fleet.chat(0.0)
         fleet.shaper.arrive(document("d"), 1.0)
-        (send,) = fleet.shaper.computed("d", 1.8)
+        (send,) = fleet.shaper.piece_computed("d", 1.8)
         assert isinstance(send, Send)
         assert send.queued_s == 0.0
 
@@ -312,19 +313,19 @@ class TestShaper:
         fleet = Fleet()
         fleet.chat(0.0)
         fleet.shaper.arrive(document("d"), 1.0)
-        fleet.shaper.computed("d", 1.8)
-        receipt = fleet.shaper.receipts.under_way["d"]
+        fleet.shaper.piece_computed("d", 1.8)
+        receipt = fleet.recorder.receipts.under_way["d"]
         assert [step.kind for step in receipt.steps].count("computed") == 1
         assert receipt.state == "prefilling"
         assert (receipt.tries, receipt.sent_at) == (1, 1.0)
-        assert verdict(receipt, 2.0).startswith("Sent at once to b0, a piece of its prompt first")
+        assert verdict(receipt, 2.0).startswith("Sent at once to b0, one part of its prompt first")
 
     def test_every_backend_is_gone_between_two_pieces(self) -> None:
         fleet = Fleet()
         fleet.chat(0.0)
         fleet.shaper.arrive(document("d"), 0.1)
         fleet.shaper.backend_down("b0", 0.5)
-        (refused,) = fleet.shaper.computed("d", 0.9)
+        (refused,) = fleet.shaper.piece_computed("d", 0.9)
         assert isinstance(refused, Reject)
         assert refused.reason == "no_backend_available"
 
@@ -341,9 +342,9 @@ def test_engines_that_let_shorter_prefills_pass_get_whole_prompts() -> None:
 def test_prefill_is_predicted_whole_either_way(piece_s: float) -> None:
     shaper = Shaper([BackendSpec("a", 64, piece_s=piece_s)], [CHAT, DOCUMENT])
     shaper.backend_up("a", 0.0)
-    (option,) = shaper._outlook.options(_waiting(document("d")), 0.0)
+    (option,) = shaper._dispatcher.forecast.options(_waiting(document("d")), 0.0)
     assert option.prefill_s > 8.0
 
 
-def _waiting(request: Request, arrived_at: float = 0.0) -> Waiting:
-    return Waiting(request, "document", arrived_at, inf, 0)
+def _waiting(request: Request, arrived_at: float = 0.0) -> QueuedRequest:
+    return QueuedRequest(request, "document", arrived_at, inf, 0)

@@ -9,14 +9,14 @@ from engine_stage import Cache
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.proxy.core.learn.engine_blocks import UNKNOWN, HeldPrefixes, Translations
+from forebay.proxy.core.learn.engine_blocks import UNKNOWN, BlockTranslations, EngineBlocks
 from forebay.proxy.core.learn.prefix_cache import KEPT_LEAST
 from forebay.proxy.core.learn.prefix_index import PrefixIndex, Touch
 from forebay.proxy.core.model import BackendSpec, Bucket, Request, Send
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
-from forebay.proxy.kv_events.decode import BadEvent, KvBlocks, SaltUntold, chain_keys
-from forebay.replay.engine.server.tokenizer import Prompt, encode_ids
+from forebay.proxy.kv_events.decode import BadEvent, KvBlocks, NoSalt, chain_keys
+from forebay.replay.engine.tokenizer import Prompt, encode_ids
 
 BLOCK = 100.0  # tokens of text
 
@@ -132,26 +132,26 @@ class TestTheCorrection:
         assert ask(1, 1, 1, cached=0) == 0  # older than what was gone
         assert ask(3, 3, 3, cached=300) == 300  # newer
         assert ask(2, 2, 2, cached=300) == 300  # computed again
-        assert ask.backend.prefix_error.answers == 4
-        assert ask.backend.prefix_error.absolute_tokens == 300
-        assert ask.backend.prefix_error.within_block == 3
-        assert ask.backend.prefix_error.bias_tokens == 75
+        assert ask.backend.cache.error.answers == 4
+        assert ask.backend.cache.error.absolute_tokens == 300
+        assert ask.backend.cache.error.within_block == 3
+        assert ask.backend.cache.error.bias_tokens == 75
 
     def test_no_count_is_not_a_count_of_0(self) -> None:
         ask = Asker(a_shaper())
         for _ in range(3):
             ask(1, 1, 1)
         assert ask(1, 1, 1) == 300
-        assert ask.backend.prefix_mode == "believed"
-        assert ask.backend.prefix_error.answers == 0
+        assert ask.backend.cache.mode == "believed"
+        assert ask.backend.cache.error.answers == 0
         # Once it has told, leaving it out means 0: some versions do.
         ask(1, 1, 1, cached=300)
-        assert ask.backend.prefix_mode == "corrected"
+        assert ask.backend.cache.mode == "corrected"
         ask(2, 2, 2)
-        assert ask.backend.prefix_error.answers == 2
+        assert ask.backend.cache.error.answers == 2
         # A server that comes back may have been started otherwise.
         ask.shaper.backend_down("a", 50.0)
-        assert ask.backend.prefix_mode == "believed"
+        assert ask.backend.cache.mode == "believed"
 
     def test_less_than_a_block_missing_is_no_eviction(self) -> None:
         ask = Asker(a_shaper())
@@ -159,20 +159,20 @@ class TestTheCorrection:
         ask(1, 1, 1)
         ask(1, 1, 1, cached=201)
         assert ask(9, 9, 9, told=False) == 300
-        assert ask.backend.kept == 1.0
+        assert ask.backend.cache.kept == 1.0
 
     def test_the_capacity_follows_what_the_engine_keeps_within_bounds(self) -> None:
         ask = Asker(a_shaper())
         for round_ in range(40):
             for document in range(20):  # 6,000 tokens, and nothing is ever cached
                 ask(document, 1, 1, cached=0)
-            assert KEPT_LEAST <= ask.backend.kept <= 1.0, round_
-        assert ask.backend.kept < 0.7
-        small = ask.backend.kept
+            assert KEPT_LEAST <= ask.backend.cache.kept <= 1.0, round_
+        assert ask.backend.cache.kept < 0.7
+        small = ask.backend.cache.kept
         for _ in range(200):
             for document in range(30):  # 9,000 tokens, and everything is cached after all
                 ask(document, 1, 1, cached=300)
-        assert small + 0.1 < ask.backend.kept <= 1.5
+        assert small + 0.1 < ask.backend.cache.kept <= 1.5
         assert ask(0, 1, 1, cached=300) >= 200
 
     def test_a_prefill_under_way_proves_no_eviction(self) -> None:
@@ -183,10 +183,10 @@ class TestTheCorrection:
         backend = ask.backend  # which two proxies asked at once; one holds the second back
         for name in ("x", "y"):
             request = Request(name, 301, 0, chain(1, 1, 1), BLOCK)
-            backend.sent(request, "all", backend.matched_tokens(request), 10.0)
+            backend.send(request, "all", backend.matched_tokens(request), 10.0)
         for name in ("x", "y"):
             backend.first_token(name, 11.0)
-            backend.prompt_cached(backend.flights[name], 0, 301)
+            backend.cache.reported(backend.in_flight[name].visit, 0, 301, backend.kv_tokens)
             backend.finished(name, 11.0)
         assert ask(9, 9, 9, told=False) == 300
 
@@ -202,7 +202,7 @@ class TestTheCorrection:
         Asker(shaper)(1, 1, 1)
         shaper.arrive(Request("x", 301, 0, chain(1, 1, 1), BLOCK), 10.0)
         shaper.used("x", 1, 10.0, 600, 602)
-        assert shaper.backends["a"].prefix_error.absolute_tokens == 0
+        assert shaper.backends["a"].cache.error.absolute_tokens == 0
 
 
 KEYS = st.integers(0, 5)
@@ -211,7 +211,7 @@ KEYS = st.integers(0, 5)
 class TestHeld:
     @given(st.lists(st.tuples(st.sampled_from(["stored", "removed", "cleared"]), st.lists(KEYS))))
     def test_counts_copies_as_a_plain_counter(self, steps: list[tuple[str, list[int]]]) -> None:
-        held, model = HeldPrefixes(Translations(16)), Counter[int]()
+        held, model = EngineBlocks(BlockTranslations(16)), Counter[int]()
         held.cleared()
         for kind, keys in steps:
             if kind == "stored":
@@ -228,8 +228,8 @@ class TestHeld:
             assert held._copies == +model
 
     def test_matches_where_prompts_were_seen_to_part(self) -> None:
-        translations = Translations(10)
-        held = HeldPrefixes(translations)
+        translations = BlockTranslations(10)
+        held = EngineBlocks(translations)
         held.cleared()
         assert held.match(chain(1, 2, 3), 3) == UNKNOWN  # nobody has tokenised it
         keys = list(range(35))
@@ -249,7 +249,7 @@ class TestHeld:
         assert held.match(chain(1, 2, 5, 6), 4) == UNKNOWN
 
     def test_incomplete_until_cleared_or_until_nothing_unknown_has_room(self) -> None:
-        held = HeldPrefixes(Translations(16), pool_blocks=4)
+        held = EngineBlocks(BlockTranslations(16), pool_blocks=4)
         held.translations.learn(chain(1), [7, 8], 32.0)
         held.cleared(complete=False)
         held.stored([7, 8, 1])
@@ -267,7 +267,7 @@ class TestHeld:
 
     @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), max_size=60))
     def test_translations_are_bounded(self, prompts: list[list[int]]) -> None:
-        translations = Translations(16, most_keys=40)
+        translations = BlockTranslations(16, most_keys=40)
         for texts in prompts:
             blocks = chain(*texts)
             keys = [key for block in blocks for key in (block, block + 1)]
@@ -282,7 +282,7 @@ class TestHeld:
                 )
 
     def test_a_prompt_is_tokenised_once_and_its_likes_once_more(self) -> None:
-        translations = Translations(16)
+        translations = BlockTranslations(16)
         document = tuple(range(20))
         assert not translations.wanted(())
         assert translations.wanted(chain(*document, 101))
@@ -299,7 +299,7 @@ class TestEvents:
     def test_the_index_is_the_engines_cache(self, seed: int, blocks: int, salted: bool) -> None:
         """Random prompts with common beginnings in a small pool, checked after each."""
         rng, cache = random.Random(seed), Cache(blocks)
-        heard = KvBlocks(HeldPrefixes(Translations(0)))
+        heard = KvBlocks(EngineBlocks(BlockTranslations(0)))
         heard.clear(complete=True)
         prompts = list[tuple[Prompt, str | None]]()
         for _ in range(25):
@@ -344,13 +344,13 @@ class TestEvents:
         ],
     )  # fmt: skip
     def test_what_cannot_be_is_said(self, event: object) -> None:
-        heard = KvBlocks(HeldPrefixes(Translations(0)))
+        heard = KvBlocks(EngineBlocks(BlockTranslations(0)))
         heard.clear(complete=True)
         with pytest.raises(BadEvent):
             heard.apply([event])
 
     def test_other_tiers_and_groups_are_passed_over(self) -> None:
-        heard = KvBlocks(HeldPrefixes(Translations(0)))
+        heard = KvBlocks(EngineBlocks(BlockTranslations(0)))
         heard.clear(complete=True)
         stored = {"type": "BlockStored", "block_hashes": [1], "parent_block_hash": None,
                   "token_ids": [1, 2], "block_size": 2}  # fmt: skip
@@ -360,7 +360,7 @@ class TestEvents:
         assert len(heard.held) == 1
 
     def test_groups_of_lists_are_passed_over_and_what_newer_ones_add(self) -> None:
-        heard = KvBlocks(HeldPrefixes(Translations(0)))
+        heard = KvBlocks(EngineBlocks(BlockTranslations(0)))
         heard.clear(complete=True)
         stored = ["BlockStored", [1], None, [1, 2], 2, None, "GPU", None, [None]]
         heard.apply([[*stored, 1], ["BlockRemoved", [1], "GPU", 1]])
@@ -372,10 +372,10 @@ class TestEvents:
 
     @pytest.mark.parametrize("newer", [[], [None], [None, None], [None, []]])
     def test_a_salt_that_is_not_told_is_no_absent_salt(self, newer: list[object]) -> None:
-        heard = KvBlocks(HeldPrefixes(Translations(0)), salted=True)
+        heard = KvBlocks(EngineBlocks(BlockTranslations(0)), salted=True)
         heard.clear(complete=True)
         first = ["BlockStored", [1], None, [1, 2], 2, None, "GPU"]
-        with pytest.raises(SaltUntold):
+        with pytest.raises(NoSalt):
             heard.apply([[*first, *newer]])
         heard.apply([[*first, None, [None], 0]])  # a stranger's prompt, without a salt
         assert list(heard.held._copies) == chain_keys([1, 2], 2)

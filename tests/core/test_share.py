@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Send
 from forebay.proxy.core.policy.rendezvous import (
     COMMON_SHARE,
-    ENOUGH,
+    PROMPTS_NEEDED,
     CommonRoot,
     highest,
     name_seed,
@@ -18,11 +18,11 @@ from forebay.proxy.core.policy.rendezvous import (
 from forebay.proxy.core.policy.routing import warm_or_least_work
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.elsewhere import (
-    NEWS_S,
-    BackendBooks,
-    Books,
+    SILENT_S,
+    BackendReport,
     Elsewhere,
     Peers,
+    ProxyReport,
     TenantUse,
 )
 
@@ -44,7 +44,7 @@ def sent_to(actions: list[Action]) -> list[str]:
 class TestElsewhere:
     def test_seconds_shrink_with_time_and_never_below_nothing(self) -> None:
         elsewhere = Elsewhere()
-        elsewhere.update([(BackendBooks(3.0), 10.0), (BackendBooks(1.0), 10.5)], 10.5)
+        elsewhere.update([(BackendReport(3.0), 10.0), (BackendReport(1.0), 10.5)], 10.5)
         assert [elsewhere.prefill_s(t) for t in (10.5, 11.0, 12.0, 13.0, 99.0)] == [
             3.5, 2.5, 1.0, 0.0, 0.0,
         ]  # fmt: skip
@@ -57,7 +57,7 @@ class TestElsewhere:
         self, told: list[tuple[float, float]], limit_s: float
     ) -> None:
         elsewhere = Elsewhere()
-        elsewhere.update([(BackendBooks(s), at) for s, at in told], 5.0)
+        elsewhere.update([(BackendReport(s), at) for s, at in told], 5.0)
         at = elsewhere.below_at(limit_s)
         if at == -inf:
             assert elsewhere.prefill_s(5.0) <= limit_s + 1e-6
@@ -69,32 +69,34 @@ class TestPeers:
     def test_counters_of_a_newcomer_are_no_news(self) -> None:
         peers = Peers()
         peers.know("a", 0.0)
-        books = BackendBooks(fresh_tokens=1_000.0, work=(1.0, 2.0, 3.0))
-        assert peers.say("p", Books({"a": books}, {"t": TenantUse(5.0, 9.0)}), 0.0) == {}
+        books = BackendReport(fresh_tokens=1_000.0, work=(1.0, 2.0, 3.0))
+        assert peers.replace("p", ProxyReport({"a": books}, {"t": TenantUse(5.0, 9.0)}), 0.0) == {}
         assert peers.elsewhere("a").work == (0.0, 0.0, 0.0)
-        assert peers.given() == {}
-        books = BackendBooks(fresh_tokens=1_500.0, work=(1.5, 2.0, 4.0))
-        assert peers.say("p", Books({"a": books}, {"t": TenantUse(7.0, 9.0)}), 0.1) == {"a": 500.0}
+        assert peers.used() == {}
+        books = BackendReport(fresh_tokens=1_500.0, work=(1.5, 2.0, 4.0))
+        assert peers.replace("p", ProxyReport({"a": books}, {"t": TenantUse(7.0, 9.0)}), 0.1) == {
+            "a": 500.0
+        }
         assert peers.elsewhere("a").work == (0.5, 0.0, 1.0)
-        assert peers.given()["t"].prefill_s == 2.0
+        assert peers.used()["t"].prefill_s == 2.0
         # A tenant that this proxy has never mentioned is all new once we know the proxy.
-        peers.say("p", Books({"a": books}, {"u": TenantUse(1.0, 4.0)}), 0.2)
-        assert peers.given()["u"].prompt_tokens == 4.0
+        peers.replace("p", ProxyReport({"a": books}, {"u": TenantUse(1.0, 4.0)}), 0.2)
+        assert peers.used()["u"].prompt_tokens == 4.0
         # What was not computed after all is given back; who counts fewer tokens has begun anew.
-        peers.say("p", Books({"a": books}, {"u": TenantUse(0.75, 4.0)}), 0.3)
-        assert peers.given()["u"].prefill_s == -0.25
-        peers.say("p", Books({"a": books}, {"u": TenantUse(0.5, 3.0)}), 0.4)
-        assert peers.given()["u"].prompt_tokens == 3.0
+        peers.replace("p", ProxyReport({"a": books}, {"u": TenantUse(0.75, 4.0)}), 0.3)
+        assert peers.used()["u"].prefill_s == -0.25
+        peers.replace("p", ProxyReport({"a": books}, {"u": TenantUse(0.5, 3.0)}), 0.4)
+        assert peers.used()["u"].prompt_tokens == 3.0
 
     @given(st.lists(st.tuples(st.sampled_from("pqr"), st.integers(0, 9)), max_size=30))
     def test_each_proxy_counts_with_what_it_said_last(self, said: list[tuple[str, int]]) -> None:
         peers, last = Peers(), Counter[str]()
         peers.know("a", 0.0)
         for step, (name, running) in enumerate(said):
-            peers.say(name, Books({"a": BackendBooks(running=running)}), float(step))
+            peers.replace(name, ProxyReport({"a": BackendReport(running=running)}), float(step))
             last[name] = running
             assert peers.elsewhere("a").running == sum(last.values())
-        assert peers.silent(len(said) + NEWS_S + 1) == sorted(last)
+        assert peers.silent(len(said) + SILENT_S + 1) == sorted(last)
         for name in list(last):
             peers.gone(name, 99.0)
         assert peers.elsewhere("a").running == len(peers) == 0
@@ -105,58 +107,62 @@ class TestShaper:
         one, other = a_shaper(), a_shaper()
         one.arrive(Request("d", 100_000, 50), 0.0)
         one.arrive(Request("c", 1_000, 50), 0.0)
-        other.others("one", one.books(0.0), 0.0)
+        other.peering.reported("one", one.peering.report(0.0), 0.0)
         for name, backend in one.backends.items():
             theirs = other.backends[name]
-            assert theirs.running == len(backend.flights) == 1
-            assert not theirs.flights
+            assert theirs.running == len(backend.in_flight) == 1
+            assert not theirs.in_flight
             assert not theirs.idle
-            assert theirs.backlog_s(0.5) == pytest.approx(backend.backlog_s(0.0) - 0.5) or (
-                theirs.backlog_s(0.5) == 0.0
-            )
+            assert theirs.prefill_queue.backlog_s(0.5) == pytest.approx(
+                backend.prefill_queue.backlog_s(0.0) - 0.5
+            ) or (theirs.prefill_queue.backlog_s(0.5) == 0.0)
 
     def test_our_own_books_leave_out_what_we_were_told(self) -> None:
         shaper = a_shaper()
-        before = shaper.books(1.0).backends["a"]
-        shaper.others("p", Books({"a": BackendBooks(9.0, 3, 5e4, 9.0, 1e5)}), 1.0)
-        after = shaper.books(1.0).backends["a"]
+        before = shaper.peering.report(1.0).backends["a"]
+        shaper.peering.reported("p", ProxyReport({"a": BackendReport(9.0, 3, 5e4, 9.0, 1e5)}), 1.0)
+        after = shaper.peering.report(1.0).backends["a"]
         for name in ("backlog_s", "running", "kv_tokens", "longest_s", "load"):
             assert getattr(after, name) == getattr(before, name) == 0
 
     def test_a_newcomer_goes_where_the_others_are_not(self) -> None:
         shaper = a_shaper()
-        shaper.others("p", Books({"a": BackendBooks(5.0, 1, longest_s=5.0)}), 0.0)
+        shaper.peering.reported("p", ProxyReport({"a": BackendReport(5.0, 1, longest_s=5.0)}), 0.0)
         assert sent_to(shaper.arrive(Request("c", 1_000), 0.0)) == ["b"]
 
     @pytest.mark.parametrize(
         "books",
         [
-            BackendBooks(running=4),  # no slot
-            BackendBooks(backlog_s=2.0, running=1),  # late binding
-            BackendBooks(running=1, kv_tokens=9.4e5),  # no KV cache
-            BackendBooks(running=1, prefills={"document": 1}),  # the bucket's limit
+            BackendReport(running=4),  # no slot
+            BackendReport(backlog_s=2.0, running=1),  # late binding
+            BackendReport(running=1, kv_tokens=9.4e5),  # no KV cache
+            BackendReport(running=1, prefills={"document": 1}),  # the bucket's limit
         ],
     )
-    def test_waits_for_what_others_hold_until_they_give_it_back(self, books: BackendBooks) -> None:
+    def test_waits_for_what_others_hold_until_they_give_it_back(self, books: BackendReport) -> None:
         shaper = a_shaper("a")
-        shaper.others("p", Books({"a": books}), 0.0)
+        shaper.peering.reported("p", ProxyReport({"a": books}), 0.0)
         assert sent_to(shaper.arrive(Request("d", 100_000), 0.0)) == []
         assert shaper.queued("document") == 1
-        assert sent_to(shaper.others("p", Books({"a": BackendBooks()}), 0.1)) == ["a"]
+        assert sent_to(shaper.peering.reported("p", ProxyReport({"a": BackendReport()}), 0.1)) == [
+            "a"
+        ]
 
     def test_who_has_gone_silent_is_forgotten_and_gives_all_back(self) -> None:
         shaper = a_shaper("a")
-        shaper.others("p", Books({"a": BackendBooks(running=4)}), 0.0)
+        shaper.peering.reported("p", ProxyReport({"a": BackendReport(running=4)}), 0.0)
         shaper.arrive(Request("d", 100_000), 0.0)
-        assert shaper.forget_silent(NEWS_S) == []
-        assert sent_to(shaper.forget_silent(NEWS_S + 0.01)) == ["a"]
-        assert shaper.peers.names == []
-        assert shaper.backends["a"].others is None
+        assert shaper.peering.forget_silent(SILENT_S) == []
+        assert sent_to(shaper.peering.forget_silent(SILENT_S + 0.01)) == ["a"]
+        assert shaper.peering.peers.names == []
+        assert shaper.backends["a"].elsewhere is None
 
     def test_work_that_waits_elsewhere_is_reckoned_with(self) -> None:
         shaper = a_shaper("a", slots=1)
         shaper.arrive(Request("c", 1_000), 0.0)
-        shaper.others("p", Books({"a": BackendBooks(queued_s={"document": 60.0})}), 0.0)
+        shaper.peering.reported(
+            "p", ProxyReport({"a": BackendReport(queued_s={"document": 60.0})}), 0.0
+        )
         (reject,) = shaper.arrive(Request("d", 100_000), 0.0)
         assert isinstance(reject, Reject)
         assert reject.reason == "deadline_unattainable"
@@ -172,13 +178,13 @@ class TestShaper:
         for turn in range(30):
             for shaper in (one, other):
                 shaper.arrive(Request(f"{turn}", 60_000), at)
-            one.others("other", other.books(at), at)
-            other.others("one", one.books(at), at)
+            one.peering.reported("other", other.peering.report(at), at)
+            other.peering.reported("one", one.peering.report(at), at)
             for i, shaper in enumerate((one, other)):
                 done_at = at + (i + 1) * whole_s
                 shaper.first_token(f"{turn}", done_at)
                 peer, name = (other, "one") if shaper is one else (one, "other")
-                peer.others(name, shaper.books(done_at), done_at)
+                peer.peering.reported(name, shaper.peering.report(done_at), done_at)
                 shaper.finish(f"{turn}", done_at)
             at += 2 * whole_s
         for shaper in (one, other):
@@ -190,73 +196,77 @@ class TestShaper:
         shaper.arrive(prompt, 0.0)
         shaper.finish("d", 1.0)
         backend = shaper.backends["a"]
-        shaper.others("p", Books({"a": BackendBooks(fresh_tokens=1e6)}), 1.0)
+        shaper.peering.reported("p", ProxyReport({"a": BackendReport(fresh_tokens=1e6)}), 1.0)
         assert backend.matched_tokens(prompt) == 4_999
-        shaper.others("p", Books({"a": BackendBooks(fresh_tokens=1e6 + 7_000)}), 1.1)
+        shaper.peering.reported(
+            "p", ProxyReport({"a": BackendReport(fresh_tokens=1e6 + 7_000)}), 1.1
+        )
         assert backend.matched_tokens(prompt) == 3_000
 
     def test_a_backend_that_joins_counts_what_others_have_there_at_once(self) -> None:
         shaper = a_shaper("a")
-        theirs = {"a": BackendBooks(5.0, 1), "b": BackendBooks(running=4, load=7.0)}
-        shaper.others("p", Books(theirs), 0.0)
-        shaper.add_backend(BackendSpec("b", 4, 1e6), 0.1)
+        theirs = {"a": BackendReport(5.0, 1), "b": BackendReport(running=4, load=7.0)}
+        shaper.peering.reported("p", ProxyReport(theirs), 0.0)
+        shaper.changes.add_backend(BackendSpec("b", 4, 1e6), 0.1)
         shaper.backend_up("b", 0.1)
         assert shaper.backends["b"].running == 4
-        assert shaper.peers.load == 7.0
+        assert shaper.peering.peers.load == 7.0
         shaper.arrive(Request("c", 1_000), 0.1)
         assert shaper.queued("chat") == 1
-        assert sent_to(shaper.others("p", Books({}), 0.2)) in (["a"], ["b"])
+        assert sent_to(shaper.peering.reported("p", ProxyReport({}), 0.2)) in (["a"], ["b"])
 
     def test_a_removed_backend_leaves_nothing_behind(self) -> None:
         shaper = a_shaper("ab")
-        shaper.others("p", Books({"b": BackendBooks(running=2, load=7.0)}), 0.0)
+        shaper.peering.reported("p", ProxyReport({"b": BackendReport(running=2, load=7.0)}), 0.0)
         shaper.arrive(Request("d", 8_000, 1, tuple(range(16)), 500.0), 0.0)
         shaper.finish("d", 0.05)
-        shaper.drain_backend("b", 0.1)
+        shaper.changes.drain_backend("b", 0.1)
         assert not shaper.backends["b"].idle  # others' requests run there: theirs to wait for
         assert shaper.backends["b"].empty
-        shaper.remove_backend("b", 0.1)
-        assert shaper.peers.load == 0.0
-        assert "b" not in shaper.books(0.1).backends
-        assert "b" not in shaper._outlook._seeds
-        shaper.others("p", Books({"b": BackendBooks(running=2, load=7.0)}), 0.2)
-        assert shaper.peers.load == 0.0
-        assert shaper.peer_gone("p", 0.3) == []
+        shaper.changes.remove_backend("b", 0.1)
+        assert shaper.peering.peers.load == 0.0
+        assert "b" not in shaper.peering.report(0.1).backends
+        assert "b" not in shaper._dispatcher.forecast._rendezvous._seeds
+        shaper.peering.reported("p", ProxyReport({"b": BackendReport(running=2, load=7.0)}), 0.2)
+        assert shaper.peering.peers.load == 0.0
+        assert shaper.peering.gone("p", 0.3) == []
 
     def test_other_buckets_and_backends_change_nothing_between_proxies(self) -> None:
         shaper = a_shaper("a")
-        shaper.others("p", Books({"a": BackendBooks(running=4)}), 0.0)
-        for i in range(ENOUGH):
+        shaper.peering.reported("p", ProxyReport({"a": BackendReport(running=4)}), 0.0)
+        for i in range(PROMPTS_NEEDED):
             shaper.arrive(Request(f"{i}", 1_000, 1, (1, 2), 512.0), 0.0)
-        shaper.reconfigure(
+        shaper.changes.reconfigure(
             [Bucket("all", 131_072, 99, 30.0)],
             0.1,
             route=warm_or_least_work,
-            affinity=shaper.affinity,
+            affinity=shaper._dispatcher.affinity,
             dispatch_ahead_s=0.3,
         )
-        assert shaper._outlook._root._seen == ENOUGH
+        assert shaper._dispatcher.forecast._rendezvous.root._seen == PROMPTS_NEEDED
         shaper.arrive(Request("x", 1_000, 1, (1, 2), 512.0), 0.1)
-        assert shaper._outlook._root._seen == ENOUGH + 1
+        assert shaper._dispatcher.forecast._rendezvous.root._seen == PROMPTS_NEEDED + 1
         assert shaper.queued("all") > 0
-        assert set(sent_to(shaper.peer_gone("p", 0.2))) == {"a"}
+        assert set(sent_to(shaper.peering.gone("p", 0.2))) == {"a"}
 
     def test_the_running_limit_counts_everybody(self) -> None:
         """The adaptive limit, too: what others run fills it."""
         shaper = a_shaper("a", slots=8)
         shaper.backends["a"].limit = 4
-        shaper.others("p", Books({"a": BackendBooks(running=4)}), 0.0)
+        shaper.peering.reported("p", ProxyReport({"a": BackendReport(running=4)}), 0.0)
         assert sent_to(shaper.arrive(Request("c", 1_000), 0.0)) == []
-        assert sent_to(shaper.others("p", Books({"a": BackendBooks(running=3)}), 0.1)) == ["a"]
+        assert sent_to(
+            shaper.peering.reported("p", ProxyReport({"a": BackendReport(running=3)}), 0.1)
+        ) == ["a"]
 
     def test_tenants_of_the_last_seconds_are_told(self) -> None:
         shaper = a_shaper("a")
-        shaper.others("p", Books({}), 0.0)
+        shaper.peering.reported("p", ProxyReport({}), 0.0)
         shaper.arrive(Request("r", 1_000, tenant="t"), 0.0)
-        use = shaper.books(0.1).tenants["t"]
+        use = shaper.peering.report(0.1).tenants["t"]
         assert use.prompt_tokens == 1_000
         assert use.prefill_s > 0
-        assert shaper.books(5.0).tenants == {}
+        assert shaper.peering.report(5.0).tenants == {}
 
 
 class TestRendezvous:
@@ -293,25 +303,25 @@ class TestRendezvous:
         root, system = CommonRoot(), (1, 2, 3)
         chats = [(*system, 1_000 + i, 2_000 + i) for i in range(200)]
         for chat in chats:
-            root.saw(chat)
+            root.count(chat)
         keys = {root.key(chat, 0.25) for chat in chats}
         assert len(keys) == len(chats)
         assert root.key(system, 0.25) is None
 
     def test_the_root_is_forgotten_when_prompts_no_longer_begin_with_it(self) -> None:
         root = CommonRoot()
-        for i in range(2 * ENOUGH):
-            root.saw((7, 10_000 + i))
+        for i in range(2 * PROMPTS_NEEDED):
+            root.count((7, 10_000 + i))
         assert root.key((7, 5), 0.25) == 5
-        for i in range(int(2 * ENOUGH / COMMON_SHARE)):
-            root.saw((20_000 + i,))
+        for i in range(int(2 * PROMPTS_NEEDED / COMMON_SHARE)):
+            root.count((20_000 + i,))
         assert root.key((7, 5), 0.25) == 7
 
     @given(st.lists(st.lists(st.integers(0, 5), max_size=9).map(tuple), max_size=80))
     def test_a_key_is_one_of_the_blocks(self, prompts: list[tuple[int, ...]]) -> None:
         root = CommonRoot()
         for blocks in prompts:
-            root.saw(blocks)
+            root.count(blocks)
             key = root.key(blocks, 0.25)
             assert key is None or key in blocks
 
@@ -319,7 +329,7 @@ class TestRendezvous:
         homes = set()
         for load in ("a", "b"):  # each has its own reason to prefer another
             shaper = a_shaper("ab")
-            shaper.others("p", Books({}), 0.0)
+            shaper.peering.reported("p", ProxyReport({}), 0.0)
             shaper.arrive(Request("c", 2_000), 0.0)
             shaper.first_token("c", 0.1)
             shaper.finish("c", 0.2)
@@ -333,4 +343,4 @@ class TestRendezvous:
         shaper = a_shaper("ab")
         for i in range(100):
             shaper.arrive(Request(str(i), 2_000, 1, (1, 2, 3, 4), 512.0), float(i))
-        assert shaper._outlook._root._seen == 0
+        assert shaper._dispatcher.forecast._rendezvous.root._seen == 0

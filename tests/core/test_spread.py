@@ -2,12 +2,12 @@
 
 import pytest
 
-from forebay.proxy.core.learn.spread import OF_ALL, START, Spread
+from forebay.proxy.core.learn.cost import OF_ALL, START, PredictionError
 
 
-def learned(*seen: tuple[float, float], times: int = 1) -> Spread:
+def learned(*seen: tuple[float, float], times: int = 1) -> PredictionError:
     """A model that has seen pairs of predicted seconds and relative error."""
-    spread = Spread()
+    spread = PredictionError()
     for _ in range(times):
         for predicted_s, error in seen:
             spread.observe(predicted_s, error)
@@ -21,7 +21,7 @@ def test_long_prefills_are_known_better_than_short_ones() -> None:
 
 
 def test_before_anything_was_seen() -> None:
-    assert {Spread().at(seconds) for seconds in (0.0, 0.5, 2.0, 9.0)} == {OF_ALL * START}
+    assert {PredictionError().at(seconds) for seconds in (0.0, 0.5, 2.0, 9.0)} == {OF_ALL * START}
 
 
 def test_a_class_nobody_was_seen_in_is_as_the_next_shorter() -> None:

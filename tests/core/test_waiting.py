@@ -9,7 +9,7 @@ from forebay.proxy.core.policy.admission import whole_s
 from forebay.proxy.core.policy.long_prefills import OVERLAP_SHARE
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import KV_FULL, UNLIMITED
-from forebay.proxy.core.state.queue import Waiting
+from forebay.proxy.core.state.queue import QueuedRequest
 
 CHAT = Bucket("chat", 5_000, max_queue=64, max_wait_s=2.0)
 DOCUMENT = Bucket("document", 131_072, max_queue=64, max_wait_s=30.0, prefills_per_backend=1)
@@ -64,15 +64,15 @@ class TestKvCache:
         made = self.full()
         assert made.finish("x", 20.0) == []
         backend = made.backends["a"]
-        assert backend.aside.waiting is not None
+        assert backend.starving.waiting is not None
         assert sent(made.arrive(Request("at once", 1_000, 500), 20.0)) == {"at once": "a"}
-        later = Waiting(Request("later", 1_000, 2_000), "chat", 25.6, 27.6, 99)
-        assert backend.aside.kept_from(later, 23.0) == pytest.approx(6_000 * 3.0 / 5.5)
-        assert backend.aside.kept_from(later, 25.6) == 6_000
+        later = QueuedRequest(Request("later", 1_000, 2_000), "chat", 25.6, 27.6, 99)
+        assert backend.starving.kept_from(later, 23.0) == pytest.approx(6_000 * 3.0 / 5.5)
+        assert backend.starving.kept_from(later, 25.6) == 6_000
         assert made.arrive(later.request, 25.6) == []
         made.finish("at once", 25.7)
         assert sent(made.finish("y", 25.8)) == {"long": "a"}
-        assert backend.aside.waiting is None
+        assert backend.starving.waiting is None
 
     def test_once_it_has_gone_the_others_go_on(self) -> None:
         made = self.full()
@@ -86,8 +86,8 @@ class TestKvCache:
         decoding(made, Request("x", 1_000, 1_000), 0.0)
         assert made.arrive(Request("more than all", 12_000, 500), 1.0) == []
         made.wake(20.0)
-        small = Waiting(Request("small", 10, 10), "chat", 29.0, 31.0, 99)
-        assert made.backends["a"].aside.kept_from(small, 29.0) == KV_FULL * KV
+        small = QueuedRequest(Request("small", 10, 10), "chat", 29.0, 31.0, 99)
+        assert made.backends["a"].starving.kept_from(small, 29.0) == KV_FULL * KV
 
 
 def test_whose_deadline_is_over_makes_room_for_the_next() -> None:
@@ -110,7 +110,8 @@ class TestTheLastClearEngine:
         made.arrive(Request("chat", 500, 8), 0.0)
         assert sent(made.arrive(Request("first", 100_000, 8), 0.1))
         assert sent(made.arrive(Request("second", 100_000, 8), 0.2)) == {}
-        done_at = max(b.line.done_at(None) for b in made.backends.values())
+        queues = [backend.prefill_queue for backend in made.backends.values()]
+        done_at = max(queue.head_since + queue.total_s for queue in queues)
         assert done_at > 2.0  # longer than a chat's patience
         return made, done_at
 
@@ -127,8 +128,8 @@ class TestTheLastClearEngine:
         made, done_at = self.occupied()
         made.finish("chat", 0.5)
         (busy,) = (b for b in made.backends.values() if b.prefills)
-        assert busy.done_in_at(0.8, done_at) == done_at
-        assert busy.done_in_at(0.01, done_at + 0.1) == inf
+        assert busy.prefill_queue.done_in_at(0.8, done_at) == done_at
+        assert busy.prefill_queue.done_in_at(0.01, done_at + 0.1) == inf
 
 
 class TestTrials:
@@ -151,7 +152,7 @@ class TestTrials:
                     made.finish(name, now + 0.06)
         assert there == 1
         made.backend_up("a", 10.0, most_prefills=UNLIMITED)
-        assert made.backends["a"].tries_more
+        assert made.backends["a"].takes_another
 
     def test_who_waits_at_a_backend_in_a_pause_goes_where_there_is_room(self) -> None:
         blocks = tuple(range(10))
@@ -163,7 +164,7 @@ class TestTrials:
         where |= sent(made.arrive(Request("q", 20_000, 10), 1.0))
         assert set(where.values()) == {"a", "b"}
         assert made.arrive(Request("x", 5_000, 10, blocks, 500.0), 1.1) == []
-        assert made._queues.waiting["x"].backend == first
+        assert made._dispatcher.queues.waiting["x"].backend == first
         made.backend_up(first, 1.2, most_prefills=0)
         other = next(name for name, backend in where.items() if backend != first)
         assert sent(made.first_token(other, 1.7)) == {"x": {"a": "b", "b": "a"}[first]}

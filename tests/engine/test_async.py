@@ -5,14 +5,14 @@ import pytest
 from forebay.replay.engine.async_engine import AsyncEngineCore, new_core
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.engine import EngineCore
-from forebay.replay.engine.request import Request
+from forebay.replay.engine.request import EngineRequest
 
 
 def core(**options: object) -> EngineCore:
     return new_core(EngineConfig(async_scheduling=True, **options))  # type: ignore[arg-type]
 
 
-def ids(requests: list[Request]) -> list[str]:
+def ids(requests: list[EngineRequest]) -> list[str]:
     return [one.id for one in requests]
 
 
@@ -23,7 +23,7 @@ def test_the_option_decides_and_is_off_by_default() -> None:
 
 def test_the_end_by_max_tokens_is_foreseen() -> None:
     engine = core()
-    one = Request("r", 1_000, 3)
+    one = EngineRequest("r", 1_000, 3)
     engine.add(one)
     results = [engine.step(0.0) for _ in range(3)]
     assert [ids(result.outputs) for result in results] == [["r"]] * 3
@@ -34,7 +34,7 @@ def test_the_end_by_max_tokens_is_foreseen() -> None:
 
 def test_an_end_that_nobody_foresaw_costs_one_more_step() -> None:
     engine = core()
-    one = Request("r", 1_000, 3, finish_reason="stop", max_tokens=100)
+    one = EngineRequest("r", 1_000, 3, finish_reason="stop", max_tokens=100)
     engine.add(one)
     while not (result := engine.step(0.0)).finished:
         assert engine.has_work
@@ -50,9 +50,9 @@ def test_an_end_that_nobody_foresaw_costs_one_more_step() -> None:
 
 def test_what_comes_during_a_step_takes_part_in_the_one_after_the_next() -> None:
     engine = core()
-    engine.add(Request("a", 10, 9))
+    engine.add(EngineRequest("a", 10, 9))
     engine.start_step(0.0)
-    engine.add(Request("b", 10, 9))
+    engine.add(EngineRequest("b", 10, 9))
     outputs = [ids(engine.finish_step().outputs)]
     outputs += [ids(engine.step(0.0).outputs) for _ in range(2)]
     assert outputs == [["a"], ["a"], ["a", "b"]]
@@ -60,8 +60,8 @@ def test_what_comes_during_a_step_takes_part_in_the_one_after_the_next() -> None
 
 def test_an_abort_during_a_step_is_computed_once_more_for_nothing() -> None:
     engine = core()
-    engine.add(Request("a", 10, 9))
-    engine.add(Request("b", 10, 9))
+    engine.add(EngineRequest("a", 10, 9))
+    engine.add(EngineRequest("b", 10, 9))
     engine.start_step(0.0)
     assert engine.abort("a")
     assert ids(engine.finish_step().outputs) == ["b"]
@@ -72,7 +72,7 @@ def test_an_abort_during_a_step_is_computed_once_more_for_nothing() -> None:
 
 def test_output_blocks_are_cached_when_their_tokens_arrive() -> None:
     engine = core()
-    one = Request("r", 31, 9)
+    one = EngineRequest("r", 31, 9)
     engine.add(one)
     engine.start_step(0.0)  # the prompt; the step that computes token 32 is planned too
     assert (one.computed, one.tokens, one.registered) == (32, 31, 1)
@@ -83,7 +83,7 @@ def test_output_blocks_are_cached_when_their_tokens_arrive() -> None:
 
 def test_a_token_that_comes_after_a_preemption_still_counts() -> None:
     engine = core(max_model_len=64, num_gpu_blocks_override=5, max_num_seqs=2)
-    first, second = Request("a", 31, 20), Request("b", 31, 20)
+    first, second = EngineRequest("a", 31, 20), EngineRequest("b", 31, 20)
     engine.add(first)
     engine.add(second)
     tokens: list[str] = []
@@ -97,9 +97,9 @@ def test_a_token_that_comes_after_a_preemption_still_counts() -> None:
 
 def test_a_step_must_be_finished_before_the_next_and_cannot_be_finished_twice() -> None:
     engine = core()
-    engine.add(Request("r", 10, 5))
+    engine.add(EngineRequest("r", 10, 5))
     engine.start_step(0.0)
-    with pytest.raises(RuntimeError, match="under way"):
+    with pytest.raises(RuntimeError, match="a step is running"):
         engine.start_step(0.0)
     engine.finish_step()
     with pytest.raises(RuntimeError, match="no step"):

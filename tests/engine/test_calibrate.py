@@ -11,8 +11,16 @@ from typing import Any
 import pytest
 from made_runs import SCHEMA, answered
 
-from forebay.replay.engine.calibration.calibrate import Outcome, calibrate, kernel_table
-from forebay.replay.engine.calibration.constants import (
+from forebay.replay.engine.calibration.calibrate import CalibrationResult, calibrate, kernel_table
+from forebay.replay.engine.calibration.points import Point, Points, read_points
+from forebay.replay.engine.calibration.workloads import point_steps, predicted_s
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.engine import EngineCore
+from forebay.replay.engine.hardware.find import find_gpu, find_model
+from forebay.replay.engine.hardware.specs import H200_NVL, H200_SXM, LLAMA_3_8B, PHI_3_MINI
+from forebay.replay.engine.roofline import bound_by, least
+from forebay.replay.engine.server.server import start_engine
+from forebay.replay.engine.step_constants import (
     CONSTANTS,
     Calibration,
     calibration_file_of,
@@ -21,20 +29,6 @@ from forebay.replay.engine.calibration.constants import (
     read_calibration,
     shipped,
 )
-from forebay.replay.engine.calibration.points import Point, Points, read_points
-from forebay.replay.engine.calibration.workloads import predicted_s, workload
-from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.engine import EngineCore
-from forebay.replay.engine.hardware.models import (
-    H200_NVL,
-    H200_SXM,
-    LLAMA_3_8B,
-    PHI_3_MINI,
-    find_gpu,
-    find_model,
-)
-from forebay.replay.engine.hardware.roofline import bound_by, least
-from forebay.replay.engine.server.server import start_engine
 from forebay.replay.options import ReplayOptions
 from forebay.replay.runner import replay
 from forebay.replay.schedule import parse_arrivals
@@ -60,17 +54,19 @@ HELD_OUT = [
 ]
 
 
-def fitted(points: list[Point], model: str = "phi-3-mini", gpu: str = "h200-nvl") -> Outcome:
+def fitted(
+    points: list[Point], model: str = "phi-3-mini", gpu: str = "h200-nvl"
+) -> CalibrationResult:
     read = Points(tuple(points), "points of a test")
     return calibrate(read, find_model(model), find_gpu(gpu), today=TODAY)
 
 
 @pytest.fixture(scope="module")
-def phi() -> Outcome:
+def phi() -> CalibrationResult:
     return fitted([*FITTED, *HELD_OUT])
 
 
-def test_held_out_published_rows(phi: Outcome) -> None:
+def test_held_out_published_rows(phi: CalibrationResult) -> None:
     errors = {one.point.line: one.error for one in phi.compared if one.point.held_out}
     assert len(errors) == 3
     assert abs(errors[6]) < 0.01
@@ -78,14 +74,14 @@ def test_held_out_published_rows(phi: Outcome) -> None:
     assert abs(errors[8]) < 0.02
 
 
-def test_the_shipped_constants_are_the_fit_of_their_points(phi: Outcome) -> None:
+def test_the_shipped_constants_are_the_fit_of_their_points(phi: CalibrationResult) -> None:
     ours = calibration_of(PHI_3_MINI, H200_NVL)
     assert set(phi.fit.fitted) == {"gemm_compute", "prefill_compute", "step_s", "request_s"}
     for name in CONSTANTS:
         assert getattr(phi.file.constants, name) == pytest.approx(getattr(ours, name), rel=0.005)
 
 
-def test_as_many_constants_as_points_are_no_evidence(phi: Outcome) -> None:
+def test_as_many_constants_as_points_are_no_evidence(phi: CalibrationResult) -> None:
     assert "3 held-out points" in phi.file.checked
     assert "for want of points" in phi.file.checked
     assert phi.fit.relative_errors == dict.fromkeys(phi.fit.fitted)  # no degree of freedom left
@@ -97,7 +93,7 @@ def test_the_model_is_beside_every_point_of_a_shipped_file() -> None:
     errors = {}
     for row in file.points:
         point = Point(line=0, **row)
-        work = workload(point, PHI_3_MINI, H200_NVL)
+        work = point_steps(point, PHI_3_MINI, H200_NVL)
         seconds = predicted_s(work, PHI_3_MINI, H200_NVL, file.constants)
         errors[str(point)] = seconds / point.seconds - 1
         if not point.held_out:
@@ -117,7 +113,7 @@ def test_every_shipped_calibration_says_how_far_it_was_checked() -> None:
 def test_kernel_tables_alone_against_one_row_of_vllms_own_ci() -> None:
     """performance-benchmark build 9515, latency_llama8B_tp1 on H200: 833.421 ms; nothing fitted."""
     point = Point(0, "offline", 0.833421, 32, batch_size=8, output_tokens=128)
-    work = workload(point, LLAMA_3_8B, H200_SXM)
+    work = point_steps(point, LLAMA_3_8B, H200_SXM)
     seconds = predicted_s(work, LLAMA_3_8B, H200_SXM, calibration_of(LLAMA_3_8B, H200_SXM))
     assert seconds / point.seconds - 1 == pytest.approx(-0.075, abs=0.005)
     assert "-7.5 %" in calibration_file_of("llama-3-8b", "h200-sxm").checked
@@ -125,7 +121,7 @@ def test_kernel_tables_alone_against_one_row_of_vllms_own_ci() -> None:
 
 def made(constants: Calibration, wanted: list[Point]) -> list[Point]:
     """Points as an engine with `constants` would measure them."""
-    works = [workload(point, LLAMA_3_8B, H200_SXM) for point in wanted]
+    works = [point_steps(point, LLAMA_3_8B, H200_SXM) for point in wanted]
     return [
         replace(point, seconds=predicted_s(work, LLAMA_3_8B, H200_SXM, constants))
         for point, work in zip(wanted, works, strict=True)
@@ -189,7 +185,7 @@ def test_the_roofline_turns_the_impossible_away(point: Point, says: str) -> None
 
 def test_what_no_kernel_reaches_is_doubtful_and_can_be_turned_away() -> None:
     """91 % of peak, end to end: kernels alone reach 82 %."""
-    work = workload(TTFTS[2], LLAMA_3_8B, H200_SXM)
+    work = point_steps(TTFTS[2], LLAMA_3_8B, H200_SXM)
     fast = replace(
         TTFTS[2], line=20, seconds=least(LLAMA_3_8B, H200_SXM, work.steps).seconds / 0.91
     )
@@ -236,7 +232,7 @@ HEAD = "kind,prompt_tokens,seconds,held_out\n"
         (HEAD + "ttft,,1,\n", ":2: prompt_tokens is missing"),
         (HEAD + "ttft,1000,1,maybe\n", ":2: held_out maybe"),
         ("kind,prompt_tokens,time\nttft,1,1\n", ":2: time: unknown"),
-        ('{"kind":"ttft"}\n{"kind":\n', r":1: prompt_tokens|:2: no JSON"),
+        ('{"kind":"ttft"}\n{"kind":\n', r":1: prompt_tokens|:2: not JSON"),
         ('{"kind":"ttft","prompt_tokens":64,"cached_tokens":64,"seconds":1}', "fewer than"),
         ('{"kind":"ttft","prompt_tokens":64,"batch_size":2,"seconds":1}', "alone"),
     ],
@@ -318,7 +314,7 @@ GOOD = calibration_file_of("phi-3-mini-128k", "h200-nvl").as_json()
         ({"constants": {**GOOD["constants"], "step": 1}}, "constants.step: unknown key; did you"),
         ({"constants": {k: v for k, v in GOOD["constants"].items() if k != "step_s"}},
          "constants.step_s is missing"),
-        ({"points": [1]}, "points is no list"),
+        ({"points": [1]}, "points is not a list"),
     ],
 )  # fmt: skip
 def test_a_bad_file_is_named_by_its_key(change: dict[str, Any], says: str) -> None:
@@ -327,12 +323,12 @@ def test_a_bad_file_is_named_by_its_key(change: dict[str, Any], says: str) -> No
 
 
 def test_what_a_time_is_bound_by() -> None:
-    decode = workload(ITLS[0], LLAMA_3_8B, H200_SXM)
+    decode = point_steps(ITLS[0], LLAMA_3_8B, H200_SXM)
     floor = least(LLAMA_3_8B, H200_SXM, decode.steps)
     assert floor.seconds == floor.memory_s == pytest.approx(16.06e9 / 4.8e12, rel=0.08)
     assert bound_by(floor, floor.seconds * 1.5) == "memory"
     assert bound_by(floor, floor.seconds * 4) == "overhead"
-    prefill = least(LLAMA_3_8B, H200_SXM, workload(TTFTS[3], LLAMA_3_8B, H200_SXM).steps)
+    prefill = least(LLAMA_3_8B, H200_SXM, point_steps(TTFTS[3], LLAMA_3_8B, H200_SXM).steps)
     assert bound_by(prefill, prefill.seconds * 1.5) == "compute"
 
 
@@ -363,7 +359,7 @@ def test_calibrate_writes_what_the_engine_reads(tmp_path: Path) -> None:
     core = EngineCore(EngineConfig("phi-3-mini", "h200-nvl", calibration=out))
     assert core.request_s == data["constants"]["request_s"] == pytest.approx(8.26e-3, rel=0.005)
     assert read_calibration(out).fitted == tuple(data["fitted"])
-    with pytest.raises(InputError, match="is of phi-3-mini-128k on h200-nvl, not of llama-3-8b"):
+    with pytest.raises(InputError, match="is for phi-3-mini-128k on h200-nvl, not for llama-3-8b"):
         EngineConfig("llama-3-8b", "h200-nvl", calibration=out)
     again = forebay(*words, "--out", str(out))
     assert (again.returncode, again.stdout) == (2, "")

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.engine import EngineCore
-from forebay.replay.engine.request import Request
-from forebay.replay.engine.server.tokenizer import (
+from forebay.replay.engine.request import EngineRequest
+from forebay.replay.engine.tokenizer import (
     MESSAGE_TOKENS,
     WORDS,
     Generation,
@@ -28,7 +28,7 @@ def core(**options: object) -> EngineCore:
 class TestCore:
     def test_tokens_come_one_a_step_and_the_request_leaves(self) -> None:
         engine = core()
-        one = Request("r", 1_000, 3)
+        one = EngineRequest("r", 1_000, 3)
         engine.add(one)
         results = [engine.step(0.0) for _ in range(3)]
         assert [len(result.outputs) for result in results] == [1, 1, 1]
@@ -40,17 +40,17 @@ class TestCore:
 
     def test_arrivals_during_a_step_wait_for_the_next(self) -> None:
         engine = core()
-        engine.add(Request("a", 10, 5))
+        engine.add(EngineRequest("a", 10, 5))
         engine.start_step(0.0)
-        late = Request("b", 10, 5)
+        late = EngineRequest("b", 10, 5)
         engine.add(late)
         assert [one.id for one in engine.finish_step().outputs] == ["a"]
         assert [one.id for one in engine.step(0.0).outputs] == ["a", "b"]
 
     def test_an_abort_during_a_step_takes_its_token_away(self) -> None:
         engine = core()
-        engine.add(Request("a", 10, 5))
-        engine.add(Request("b", 10, 5))
+        engine.add(EngineRequest("a", 10, 5))
+        engine.add(EngineRequest("b", 10, 5))
         engine.start_step(0.0)
         assert engine.abort("a")
         assert not engine.abort("a")
@@ -61,7 +61,7 @@ class TestCore:
 
     def test_abort_of_the_last_request_during_a_step(self) -> None:
         engine = core()
-        engine.add(Request("a", 10, 5))
+        engine.add(EngineRequest("a", 10, 5))
         engine.start_step(0.0)
         engine.abort("a")
         assert not engine.has_work
@@ -70,7 +70,7 @@ class TestCore:
 
     def test_output_stops_at_the_end_of_the_context(self) -> None:
         engine = core(max_model_len=64)
-        one = Request("r", 60, 1_000, finish_reason="stop")
+        one = EngineRequest("r", 60, 1_000, finish_reason="stop")
         engine.add(one)
         while engine.has_work:
             engine.step(0.0)
@@ -79,7 +79,7 @@ class TestCore:
     @pytest.mark.parametrize(("prompt", "output"), [(0, 1), (64, 1), (10, 0)])
     def test_what_can_never_run_is_refused(self, prompt: int, output: int) -> None:
         with pytest.raises(ValueError, match="<Request r "):
-            core(max_model_len=64).add(Request("r", prompt, output))
+            core(max_model_len=64).add(EngineRequest("r", prompt, output))
 
     def test_preemption_by_priority_can_leave_a_step_empty(self) -> None:
         engine = core(
@@ -90,7 +90,7 @@ class TestCore:
         )
         for index in range(12):
             priority = index * 7 % 5
-            engine.add(Request(f"{index}", 100 + index, 60, priority=priority))
+            engine.add(EngineRequest(f"{index}", 100 + index, 60, priority=priority))
         while engine.has_work:
             assert engine.step(0.0).duration_s > 0
         assert engine.preemptions > 0
@@ -106,7 +106,7 @@ class TestConfig:
             ({"time_scale": 0.0}, "--time-scale 0.0"),
             ({"time_scale": float("nan")}, "--time-scale nan"),
             ({"max_num_seqs": 0}, "--max-num-seqs 0"),
-            ({"max_model_len": 200_000}, "--max-model-len 200000: llama-3-8b holds 131072"),
+            ({"max_model_len": 200_000}, "200000: llama-3-8b has a context of 131072"),
             ({"block_size": 5}, "--block-size 5"),
             ({"gpu_memory_utilization": 1.5}, "--gpu-memory-utilization 1.5"),
             ({"gpu_memory_utilization": 0.1}, "the KV cache holds 0 tokens"),
@@ -176,7 +176,9 @@ class TestTokenizer:
         answer = generation.words(0, 100).decode()
         follow_up = encode_chat([("user", question), ("assistant", answer), ("user", "And?")])
         extend = OutputBlocks(prompt, generation, 16, salt)
-        request = Request("r", prompt.tokens, 100, prompt.block_hashes(16, salt), extend=extend)
+        request = EngineRequest(
+            "r", prompt.tokens, 100, prompt.block_hashes(16, salt), extend=extend
+        )
         full = (prompt.tokens + 100) // 16
         hashes = [request.hash_at(index) for index in range(full)]
         assert hashes == follow_up.block_hashes(16, salt)[:full]

@@ -12,7 +12,6 @@ import pytest
 from made_runs import SCHEMA
 
 from forebay.replay.engine.calibration.calibrate import kernel_table
-from forebay.replay.engine.calibration.constants import read_calibration
 from forebay.replay.engine.calibration.fit_run import (
     Timed,
     compared,
@@ -23,8 +22,9 @@ from forebay.replay.engine.calibration.fit_run import (
 )
 from forebay.replay.engine.calibration.play import play
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.hardware.models import find_gpu, find_model
+from forebay.replay.engine.hardware.find import find_gpu, find_model
 from forebay.replay.engine.server.server import start_engine
+from forebay.replay.engine.step_constants import read_calibration
 from forebay.replay.options import ReplayOptions
 from forebay.replay.runner import replay
 from forebay.replay.sim.clock import run
@@ -146,7 +146,7 @@ def test_medians_over_runs_request_by_request(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("answers", "says"),
     [
-        ([("a", {})], "request b is not there with 100 prompt tokens"),
+        ([("a", {})], "has no request b with 100 prompt tokens"),
         ([("a", {}), ("b", {"prompt_tokens": 400})], "must count tokens as it does"),
         ([("a", {}), ("b", {}), ("c", {})], "has requests that are not in the trace"),
         ([("a", {}), ("b", {"outcome": "failed"})], "1 of 2 requests failed, b first"),
@@ -179,10 +179,13 @@ def write_run(folder: Path, rows: list[dict[str, Any]]) -> None:
 
 def test_requests_wait_for_the_request_time_and_nothing_else() -> None:
     from forebay.replay.engine.engine import EngineCore
-    from forebay.replay.engine.request import Request
+    from forebay.replay.engine.request import EngineRequest
 
     core = EngineCore(CONFIG)
-    early, late = Request("early", 64, 1, arrival_s=0.0), Request("late", 64, 1, arrival_s=50.0)
+    early, late = (
+        EngineRequest("early", 64, 1, arrival_s=0.0),
+        EngineRequest("late", 64, 1, arrival_s=50.0),
+    )
     play(core, [late, early])
     alone_s = early.first_token_s
     assert alone_s > core.request_s

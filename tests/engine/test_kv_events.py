@@ -22,7 +22,7 @@ from forebay.replay.engine.kv_events import KvEventsConfig, parse_kv_events
 from forebay.replay.engine.server.kv_publisher import END
 from forebay.replay.engine.server.options import ServerOptions
 from forebay.replay.engine.server.server import RunningEngine, start_engine
-from forebay.replay.engine.server.tokenizer import Generation, Prompt, encode_ids
+from forebay.replay.engine.tokenizer import Generation, Prompt, encode_ids
 from forebay.traces.errors import InputError
 
 WAIT_S = 120  # more than any of this takes, on a busy machine too
@@ -295,9 +295,9 @@ def test_off_is_off() -> None:
     [
         ("{", "not JSON"),
         ("[]", "give a JSON object"),
-        ('{"endpiont": "x"}', "no such key 'endpiont'; there are enable_kv_cache_events, "),
-        ('{"enable_kv_cache_events": 1}', "enable_kv_cache_events: 1 is no bool"),
-        ('{"hwm": true}', "hwm: True is no int"),
+        ('{"endpiont": "x"}', "no such key 'endpiont'; known are enable_kv_cache_events, "),
+        ('{"enable_kv_cache_events": 1}', "enable_kv_cache_events: 1 is not of type bool"),
+        ('{"hwm": true}', "hwm: True is not of type int"),
         ('{"buffer_steps": 0}', "buffer_steps: 0 is not 1 or more"),
         ('{"publisher": "kafka"}', "publisher: 'kafka' is not zmq or null"),
     ],

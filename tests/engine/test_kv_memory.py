@@ -14,7 +14,7 @@ from forebay.replay.engine.hardware.gpu_memory import GPUS, find_gpu_memory
 from forebay.replay.engine.hardware.hf_config import read_shape
 from forebay.replay.engine.hardware.kv_layout import KvOptions, ModelShape, kv_layout, layer_bytes
 from forebay.replay.engine.hardware.memory import MemoryOptions, memory_budget
-from forebay.replay.engine.hardware.models import H200_NVL, LLAMA_3_8B, PHI_3_MINI, QWEN_2_5_14B
+from forebay.replay.engine.hardware.specs import H200_NVL, LLAMA_3_8B, PHI_3_MINI, QWEN_2_5_14B
 from forebay.traces.errors import InputError
 
 KIB = 1024
@@ -330,7 +330,7 @@ def test_the_table_says_the_budget_and_the_concurrency(capsys: pytest.CaptureFix
         ("--model llama-3-8b --gpu h200 --tp 3", "--tp 3"),
         ("--model llama-3-8b --gpu h200 --kv-cache-dtype int3", "--kv-cache-dtype int3"),
         ("--model llama-3-8b --gpu h200 --gpu-memory-utilization 1.1", "--gpu-memory-utilization"),
-        ("--model llama-3-8b --gpu h200 --max-model-len 131073", "holds 131,072 tokens"),
+        ("--model llama-3-8b --gpu h200 --max-model-len 131073", "takes at most 131,072 tokens"),
         ("--model llama-3-8b --gpu h200 --length ²", "--length ²"),
         ("--model llama-3-8b --gpu h200 --weights-gib 0", "--weights-gib"),
         ("--model llama-3-8b --gpu h200 --weights-gib inf", "--weights-gib inf"),

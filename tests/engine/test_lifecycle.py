@@ -226,4 +226,4 @@ def test_help_names_every_fault_and_option() -> None:
     done = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, timeout=60)
     for fault in FAULTS.values():
         assert fault.name in done.stdout
-        assert fault.says in fault_help()
+        assert fault.text in fault_help()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.replay.engine.kv_cache import BlockPool
-from forebay.replay.engine.request import Request
+from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.scheduler import Scheduled, Scheduler, SchedulerLimits
 
 BLOCK = 16
@@ -23,7 +23,7 @@ def scheduler(blocks: int = 1_000, **options: object) -> Scheduler:
 def request(name: str, prompt: int, output: int = 4, text: str | None = None, **options: object):  # type: ignore[no-untyped-def]
     """A request whose prompt starts like every other one of the same `text`."""
     hashes = [hash((text or name, index)) for index in range(prompt // BLOCK)]
-    return Request(name, prompt, output, hashes, **options)  # type: ignore[arg-type]
+    return EngineRequest(name, prompt, output, hashes, **options)  # type: ignore[arg-type]
 
 
 def step(engine: Scheduler) -> Scheduled:
@@ -330,7 +330,7 @@ def test_every_request_ends_with_its_tokens_and_the_pool_empty(
         enable_prefix_caching=caching,
     )
     engine = Scheduler(limits, BlockPool(blocks))
-    alive: dict[str, Request] = {}
+    alive: dict[str, EngineRequest] = {}
     tokens: Counter[str] = Counter()
     wanted = {}
     for index in range(400):

@@ -4,14 +4,9 @@ import pytest
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.engine import EngineCore
-from forebay.replay.engine.hardware.models import (
-    H200_NVL,
-    H200_SXM,
-    LLAMA_3_8B,
-    find_gpu,
-    find_model,
-)
-from forebay.replay.engine.request import Request
+from forebay.replay.engine.hardware.find import find_gpu, find_model
+from forebay.replay.engine.hardware.specs import H200_NVL, H200_SXM, LLAMA_3_8B
+from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.step_time import StepTimeModel, StepWork
 from forebay.traces.errors import InputError
 
@@ -22,7 +17,7 @@ def phi_on_nvl(batched_tokens: int = 131_072) -> EngineCore:
 
 
 def ttft_s(core: EngineCore, prompt_tokens: int) -> float:
-    core.add(Request("r", prompt_tokens, 1))
+    core.add(EngineRequest("r", prompt_tokens, 1))
     seconds = core.request_s
     while core.has_work:
         seconds += core.step(0.0).duration_s
@@ -54,7 +49,7 @@ def test_published_ttft_of_phi_3_mini_on_nvl(
 
 def test_published_decode_rate_of_phi_3_mini_on_nvl() -> None:
     core = phi_on_nvl()
-    core.add(Request("r", 1_000, 201))
+    core.add(EngineRequest("r", 1_000, 201))
     core.step(0.0)
     seconds = [core.step(0.0).duration_s for _ in range(200)]
     assert sum(seconds) / 200 == pytest.approx(9.37e-3, rel=0.005)
@@ -81,10 +76,10 @@ def test_smaller_chunks_trade_the_uploader_for_the_chatter(
         max_num_seqs=16,
     )
     core = EngineCore(config)
-    core.add(Request("chat", 500, 10_000))
+    core.add(EngineRequest("chat", 500, 10_000))
     while core.step(0.0).outputs == []:
         pass  # its own prompt
-    upload = Request("upload", 120_000, 1)
+    upload = EngineRequest("upload", 120_000, 1)
     core.add(upload)
     gaps: list[float] = []
     while upload.output_tokens == 0:
@@ -150,7 +145,7 @@ def test_more_work_never_takes_less_time() -> None:
 
 def test_decode_is_bound_by_memory_not_below_its_floor() -> None:
     core = EngineCore(EngineConfig("llama-3-8b"))
-    core.add(Request("r", 1_000, 10))
+    core.add(EngineRequest("r", 1_000, 10))
     core.step(0.0)
     floor_s = LLAMA_3_8B.weight_bytes / H200_SXM.bandwidth
     assert floor_s < core.step(0.0).duration_s < 2.2 * floor_s

@@ -28,10 +28,10 @@ from vllm_server import (
 )
 from vllm_stage import answered, body_of, ended_amid_answers, failures, running, words
 
-from forebay.replay.engine.calibration.constants import read_calibration
 from forebay.replay.engine.calibration.fit_run import hit_ratio, predict, read_runs
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.server import RunningEngine
+from forebay.replay.engine.step_constants import read_calibration
 from forebay.traces.formats import open_trace
 from forebay.traces.jsonl import write_trace
 from forebay.traces.schema import TraceRequest

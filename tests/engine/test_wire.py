@@ -21,7 +21,7 @@ from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.kv_events import KvEventsConfig
 from forebay.replay.engine.server.options import ServerOptions
 from forebay.replay.engine.server.server import RunningEngine, start_engine
-from forebay.replay.engine.server.tokenizer import encode_ids
+from forebay.replay.engine.tokenizer import encode_ids
 from forebay.replay.sim.clock import run
 
 SAMPLES = SHARED / "vllm_cpu" / "samples"

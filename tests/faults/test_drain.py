@@ -45,7 +45,7 @@ class TestPatienceOver:
         async def scene(on: Stage, backends: list[RawBackend]) -> None:
             tasks = [asyncio.create_task(ask(on)) for _ in range(3)]
             await until(lambda: on.proxy.driver.shaper.queued("chat") == 2)
-            assert await on.proxy.drained(2) == 3
+            assert await on.proxy.drain(2) == 3
             assert await asyncio.gather(*tasks) == [(503, "draining")] * 3
             assert len(backends[0].calls) == 1
 
@@ -66,7 +66,7 @@ class TestPatienceOver:
             await until(lambda: sum(b.open for b in backends) == 2)
             first_is_there.set()
             await until(lambda: on.proxy.driver.shaper.queued("chat") == 1)
-            assert await on.proxy.drained(2) == 2
+            assert await on.proxy.drain(2) == 2
             assert await task == (503, "draining")
             held = await holding
             assert held.status == 503
@@ -81,8 +81,8 @@ class TestPatienceOver:
             client = await Raw.connect(on)
             client.post(sent=10)
             await until(lambda: on.proxy.app.active == 1)
-            drained = asyncio.create_task(on.proxy.drained(0.0))
-            await until(lambda: on.proxy.app._relay._ending)
+            drained = asyncio.create_task(on.proxy.drain(0.0))
+            await until(lambda: on.proxy.app._attempts._draining)
             client.writer.write(json.dumps(STREAMED).encode()[10:])
             assert b" 503 " in await client.reader.readline()
             assert await drained == 1
@@ -101,7 +101,7 @@ class TestPatienceOver:
         async def scene(on: Stage, backends: list[RawBackend]) -> None:
             task = asyncio.create_task(on.post(path="/tokenize").__aenter__())
             await until(lambda: sum(b.open for b in backends) == 1)
-            assert await on.proxy.drained(2) == 1
+            assert await on.proxy.drain(2) == 1
             response = await task
             assert response.status == 503
             assert (await error_of(response))["code"] == "draining"
@@ -125,7 +125,7 @@ class TestWholeAnswers:
             client.post({"prompt": "x"})
             await until(lambda: bool(backends[0].calls) and not backends[0].open)
             await settle()
-            drained = asyncio.create_task(on.proxy.drained(30))
+            drained = asyncio.create_task(on.proxy.drain(30))
             await settle()
             assert not drained.done()
             client.writer.transport.resume_reading()  # type: ignore[attr-defined]
@@ -164,7 +164,7 @@ class TestHandover:
             asked = asyncio.create_task(asks())
             await on.proxy.lame_duck()
             assert b"HTTP/1.1 503" in await asked  # it is leaving, and says so
-            assert await on.proxy.drained(2) == 0
+            assert await on.proxy.drain(2) == 0
             mute.close()
             garbage.close()
 
@@ -183,7 +183,7 @@ class TestHandover:
             next_free.close()
             try:
                 await on.proxy.lame_duck()
-                assert await on.proxy.drained(2) == 0
+                assert await on.proxy.drain(2) == 0
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, limits)
                 for each in waiting:

@@ -29,7 +29,8 @@ from proxy_stage import (
     stage,
 )
 
-from forebay.proxy.http1.client import ConnectFault, LocalShortage, Origin
+from forebay.proxy.http1.client import Origin
+from forebay.proxy.http1.faults import ConnectFault, LocalShortage
 from forebay.proxy.runtime import load_shedding as protection
 from forebay.proxy.runtime.event_loop import fast_runner
 from forebay.proxy.telemetry.hlog import read_hlog
@@ -37,7 +38,7 @@ from forebay.replay.sim.clock import run
 
 resource = pytest.importorskip("resource")
 NO_IPV6 = "[Errno 99] Cannot assign requested address"
-ASKED_IN_VAIN = "cannot be asked how it is"
+ASKED_IN_VAIN = "cannot be probed"
 
 
 class Short:

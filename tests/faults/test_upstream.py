@@ -33,10 +33,11 @@ from proxy_stage import (
     whole,
 )
 
-from forebay.proxy.backends import read_all
-from forebay.proxy.http1.client import Answer, ConnectFault, Origin
+from forebay.proxy.http1.client import Origin
+from forebay.proxy.http1.connection import UpstreamResponse, read_all
+from forebay.proxy.http1.faults import ConnectFault
 from forebay.proxy.http1.sse import MAX_EVENT_BYTES
-from forebay.proxy.relay.timeouts import Stalled
+from forebay.proxy.relay.timeouts import StalledUpstream
 from forebay.replay.sim.clock import run
 
 GOOD = EVENT + EVENT + USAGE + DONE
@@ -224,7 +225,7 @@ class TestHangs:
         async def scene(on: Stage, backends: list[RawBackend]) -> None:
             real = on.proxy.backends.open
 
-            async def opened(method: str, upstream: Any, *rest: Any) -> Answer:
+            async def opened(method: str, upstream: Any, *rest: Any) -> UpstreamResponse:
                 if upstream.name == "b0":
                     await asyncio.sleep(2)
                     raise ConnectFault
@@ -480,7 +481,9 @@ class TestMalformed:
             async with on.post() as response:
                 assert response.status == 502
                 error = await error_of(response)
-                assert error["message"] == "The backend's answer is larger than 100000 bytes."
+                assert (
+                    error["message"] == "The response of the backend is larger than 100000 bytes."
+                )
             await settle()
             assert [b.open for b in backends] == [0, 0]
             assert len(backends[1].calls) == 0  # it would be as large there
@@ -537,7 +540,7 @@ class TestMalformed:
                 async with on.post(STREAMED, path) as response:
                     assert response.status == 502
                     message = (await error_of(response))["message"]
-                    assert message == "The backend's answer is larger than 4194304 bytes."
+                    assert message == "The response of the backend is larger than 4194304 bytes."
                 await settle()
                 assert [b.open for b in backends] == [0, 0]
                 assert sum(len(b.calls) for b in backends) == asked
@@ -985,7 +988,7 @@ def test_an_answer_that_has_ended_cannot_be_failed() -> None:
             given_on.clear()
             second = await origin.ask("POST", "/v1/completions", {}, b"{}")
             assert backend.connections == 1
-            first.fail(Stalled("the proxy is shutting down"))
+            first.fail(StalledUpstream("the proxy is shutting down"))
             given_on.set()
             assert await read_all(second, 1 << 20) == WHOLE
             origin.close()
@@ -1009,7 +1012,7 @@ class TestDrain:
             (entire,) = at_once(on, 1, {"prompt": "x"})
             await asyncio.sleep(0.2)
             assert backends[0].open == 3
-            drained = asyncio.create_task(on.proxy.drained(2))
+            drained = asyncio.create_task(on.proxy.drain(2))
             got = b""
             with pytest.raises(aiohttp.ClientPayloadError):  # noqa: PT012
                 while part := await streaming.content.readany():

@@ -382,9 +382,9 @@ class TestShaperTakesIt:
         shaper.arrive(Request("1", 1024, blocks=(1, 2)), 1.0)
         held = shaper.backends["a"]
         shaper.backend_down("a", 2.0, keeps_cache=True)
-        assert len(held.prefixes) > 0
+        assert len(held.cache.prefixes) > 0
         shaper.backend_down("a", 2.0)
-        assert len(held.prefixes) == 0
+        assert len(held.cache.prefixes) == 0
 
     @pytest.mark.parametrize(("timeout_s", "sent"), [(inf, True), (30.0, True), (5.0, False)])
     def test_no_retry_that_would_come_too_late(self, timeout_s: float, sent: bool) -> None:

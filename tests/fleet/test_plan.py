@@ -11,7 +11,7 @@ from vllm_server import ModelSize, write_model
 
 from forebay.proxy.cli import main
 from forebay.proxy.config.sources import load_config
-from forebay.replay.engine.hardware.models import (
+from forebay.replay.engine.hardware.specs import (
     H200_SXM,
     LLAMA_3_8B,
     PHI_3_MINI,

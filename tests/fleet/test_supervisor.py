@@ -32,10 +32,10 @@ from forebay.replay.fleet.state import (
     FleetState,
     Process,
     ServerState,
-    began,
-    held,
     left_of,
+    locked,
     read_state,
+    start_time,
     this_process,
     write_state,
 )
@@ -51,7 +51,7 @@ def all_gone(scene_log: Path) -> None:
     """Wait until nothing of what was started is left: a killed child takes a moment to go."""
     left = [*(one["pid"] for one in starts(scene_log)), *children(scene_log).values()]
     deadline = time.monotonic() + WAIT_S
-    while left := [pid for pid in left if began(pid)]:
+    while left := [pid for pid in left if start_time(pid)]:
         assert time.monotonic() < deadline, left
         time.sleep(0.01)
 
@@ -137,7 +137,7 @@ def test_a_server_that_is_killed_is_started_again(tmp_path: Path, model: Path) -
             child = children(scene.log)[before.pid]
             os.kill(before.pid, signal.SIGKILL)
             await scene.until(lambda: first.restarts == 1 and first.phase == "up")
-            await scene.until(lambda: not began(child))  # its engine; the GPU's memory with it
+            await scene.until(lambda: not start_time(child))  # its engine; the GPU's memory with it
             assert (first.url, first.last_end) == (url, "killed by SIGKILL")
             assert first.process != before
             assert (other.phase, other.restarts) == ("up", 0)
@@ -324,7 +324,7 @@ def test_waits_stay_at_their_most_however_many_restarts_there_may_be() -> None:
          "error: unrecognized arguments: --x", "vllm: error: unrecognized arguments: --x"),
         ("--- a\nWARNING 11-21 13:50:34 [f.py:2] OSError: 24, raise it\nlast\n", "last", "last"),
         ("--- a\n10%|#  \r55%|##\n", "55%|##", "55%|##"),
-        ("--- a\n", "it said nothing", ""),
+        ("--- a\n", "its log is empty", ""),
     ],
 )  # fmt: skip
 def test_the_log_line_that_tells(text: str, words: str, line: str, tmp_path: Path) -> None:
@@ -354,7 +354,7 @@ def test_a_number_that_somebody_else_has_by_now_is_not_touched(
 def test_a_process_whose_start_was_not_read_is_not_alive(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
-    gone = Process(process.pid, began(process.pid))
+    gone = Process(process.pid, start_time(process.pid))
     assert gone.began == ""
     assert not gone.alive
     server = ServerState("gpu0", "http://127.0.0.1:9", str(tmp_path / "log"), process=gone)
@@ -371,9 +371,9 @@ def test_a_state_that_is_none_is_said(tmp_path: Path, text: str) -> None:
 
 
 def test_one_fleet_a_folder(tmp_path: Path) -> None:
-    with held(tmp_path), pytest.raises(InputError, match="a fleet is up there"), held(tmp_path):
+    with locked(tmp_path), pytest.raises(InputError, match="a fleet is up there"), locked(tmp_path):
         pass
-    with held(tmp_path):
+    with locked(tmp_path):
         pass
 
 
@@ -538,7 +538,7 @@ def test_down_ends_the_engine_of_an_api_server_that_died_unwatched(
         assert main(["fleet", "up", "--dir", str(folder), *words]) == 2
         assert "still run" in capsys.readouterr().err
         assert json.loads(fleet.down().stdout)["left_servers"] == {"cpu0": "killed"}
-        wait_for(lambda: not began(engine))
+        wait_for(lambda: not start_time(engine))
         assert not left_of(server)
     all_gone(tmp_path / "starts")
 

@@ -20,7 +20,7 @@ from proxy_stage import Stage, stage
 from vllm_server import engine_core, needed_vllm_python
 from vllm_stage import body_of, ended_amid_answers, is_up, running, until, words
 
-from forebay.replay.fleet.state import began
+from forebay.replay.fleet.state import start_time
 
 pytestmark = pytest.mark.timeout(400)
 KEPT = ("content-type", "x-request-id")
@@ -300,6 +300,6 @@ def test_down_lets_an_answer_finish_and_leaves_nothing(fleet: Fleet) -> None:
     assert b'"finish_reason":"length"' in seen
     assert seen.endswith(b"data: [DONE]\n\n")
     assert fleet.process.wait() == 0
-    assert not [one for one in processes if began(one["pid"]) == one["began"]]
+    assert not [one for one in processes if start_time(one["pid"]) == one["began"]]
     assert not (fleet.folder / "state.json").exists()
     assert not list(fleet.folder.glob("*.events"))

@@ -92,7 +92,7 @@ class TestKeys:
             ("acme: sk-secret-kéy", "keys:1: a key is"),
             ("acme: sha256:sk-secret-key", "keys:1: sha256: needs 64"),
             ("acme: sk-secret-key\nbolt: sk-secret-key", "keys:2: this key already belongs to ac"),
-            ("# nothing\n", "keys holds no key"),
+            ("# nothing\n", "keys has no key"),
         ],
     )
     def test_mistakes_name_the_line_and_not_the_key(self, text: str, words: str) -> None:
@@ -239,24 +239,24 @@ class TestReload:
         security = Security(self.make(path), {})
         assert security.notes() == ["3 API keys of 2 tenants"]
         old, said = security.auth.ring, list[str]()
-        security.look(said.append)
+        security.check_files(said.append)
         assert not said
         path.write_text("acme: sk-canary-new\nbroken\n")
-        security.look(said.append)
-        security.look(said.append)
+        security.check_files(said.append)
+        security.check_files(said.append)
         assert security.auth.ring is old
         assert [line for line in said if f"{path}:2: give" in line] == said
         assert len(said) == 1
         path.unlink()
-        security.look(said.append)
+        security.check_files(said.append)
         assert security.auth.ring is old
         assert "No such file" in said[1]
         key_file(tmp_path, "bolt: sk-canary-newer-0001")
-        security.look(said.append)
+        security.check_files(said.append)
         ring = security.auth.ring
         assert ring is not None
         assert (ring.tenant("sk-canary-newer-0001"), ring.tenant(ACME)) == ("bolt", None)
-        assert said[2:] == ["took the new keys and certificate; 1 API keys of 1 tenants"]
+        assert said[2:] == ["using the new keys and certificate; 1 API keys of 1 tenants"]
         assert "canary" not in "".join(said)
 
     def test_a_new_configuration_is_taken_whole_or_not_at_all(self, tmp_path: Path) -> None:

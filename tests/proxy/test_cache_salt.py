@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from proxy_stage import RawBackend, stage
 from pydantic import BaseModel, ConfigDict
 
-from forebay.proxy.api.body import Asked, parse, read_fields, salted
+from forebay.proxy.api.body import ParsedBody, parse, read_fields, salted
 from forebay.proxy.api.cache_salt import CacheSalts, cache_secret, share_cache_secret, with_salt
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.http1.errors import ApiError
@@ -36,7 +36,7 @@ class Served(BaseModel):
 
 def understood(
     body: bytes, tenant: str, salts: CacheSalts | None, headers: Mapping[str, str] | None = None
-) -> Asked:
+) -> ParsedBody:
     return read_fields(
         parse(body),
         body,
@@ -93,7 +93,7 @@ class TestMediaIds:
     PART = {"type": "image_url", "image_url": None, "uuid": "guessed"}  # noqa: RUF012
     TEXT = {"type": "text", "text": "what is this?"}  # noqa: RUF012
 
-    def chat(self, part: dict[str, Any], salts: CacheSalts | None) -> Asked:
+    def chat(self, part: dict[str, Any], salts: CacheSalts | None) -> ParsedBody:
         messages = [{"role": "system", "content": "x"}, {"role": "user"},
                     {"role": "user", "content": [self.TEXT, part]}]  # fmt: skip
         fields: dict[str, Any] = {"messages": messages}

@@ -15,7 +15,7 @@ from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.core.model import Request
 from forebay.proxy.telemetry.capture import MOST_PENDING, SALT, Capture, Rows, capturing
-from forebay.proxy.telemetry.record import Record
+from forebay.proxy.telemetry.record import RequestRecord
 from forebay.replay.sim.clock import run
 from forebay.replay.sim.scenario import Scenario, simulate
 from forebay.traces.errors import InputError
@@ -30,8 +30,8 @@ def rows(salt: str = SECRET) -> Rows:
     return Rows(salt.encode(), block_bytes=2048, bytes_per_token=4.0)
 
 
-def record(number: int, **fields: Any) -> Record:
-    made = Record(f"r{number}", 100.0 + number, **fields)
+def record(number: int, **fields: Any) -> RequestRecord:
+    made = RequestRecord(f"r{number}", 100.0 + number, **fields)
     made.request = made.request or Request(f"r{number}", 600, 30, (7,))
     return made
 
@@ -42,7 +42,7 @@ def test_rows_come_in_order_of_arrival_however_requests_end(
 ) -> None:
     made, to_rows = [record(n) for n in range(8)], rows()
     for one in made:
-        to_rows.began(one)
+        to_rows.started(one)
     for n in unreadable:
         made[n].request = None
     got: list[TraceRequest] = []
@@ -59,7 +59,7 @@ def test_rows_come_in_order_of_arrival_however_requests_end(
 def test_what_a_row_says() -> None:
     def row(salt: str = SECRET, **fields: Any) -> TraceRequest:
         to_rows, one = rows(salt), record(3, **fields)
-        to_rows.began(one)
+        to_rows.started(one)
         [due] = to_rows.finished(one)
         return to_rows.row(due)
 
@@ -142,7 +142,7 @@ def test_no_start_loses_what_another_took(tmp_path: Path) -> None:
         async with capturing(config, environ, lambda _: None) as capture:
             assert capture is not None
             one = record(1)
-            capture.began(one)
+            capture.started(one)
             capture.finished(one)
             return capture.path
 
@@ -191,13 +191,13 @@ def test_what_waited_for_a_long_request_is_hashed_off_the_loop_and_none_is_left_
     capture = Capture(rows(), Path("x.jsonl"), file, 1e9, said.append)
     writer = capture._thread.ident
 
-    def ended(*records: Record) -> None:
+    def ended(*records: RequestRecord) -> None:
         for one in records:
             capture.finished(one)
 
     first, second, *others = [record(number) for number in range(MOST_PENDING + 2)]
     for one in (first, second, *others):
-        capture.began(one)
+        capture.started(one)
     ended(first)
     assert file.asked.wait(30)
     ended(second)
@@ -213,7 +213,7 @@ def test_what_waited_for_a_long_request_is_hashed_off_the_loop_and_none_is_left_
 def test_a_row_is_as_its_request_stood_when_it_came_due() -> None:
     """One that has not ended when it must be let go may still change: the row does not."""
     to_rows, one = rows(), record(1, output_tokens=5)
-    to_rows.began(one)
+    to_rows.started(one)
     [due] = to_rows.rest()
     one.used(2_000, 0, 9)
     assert (to_rows.row(due).input_tokens, to_rows.row(due).output_tokens) == (600, 5)
@@ -237,7 +237,7 @@ def test_a_capture_that_cannot_go_on_says_so_and_the_proxy_does(
         capture = Capture(rows(), Path("x.jsonl"), file, most_bytes, said.append)
         for number in range(3):
             one = record(number)
-            capture.began(one)
+            capture.started(one)
             capture.finished(one)
         capture.close()
         return capture
@@ -245,7 +245,7 @@ def test_a_capture_that_cannot_go_on_says_so_and_the_proxy_does(
     capture = asyncio.run(main())
     assert (capture.written, capture.written + capture.dropped) == (written, 3)
     [line] = said
-    assert line.startswith("capture: x.jsonl ends here: ")
+    assert line.startswith("capture: x.jsonl stopped: ")
     assert why in line
 
 
@@ -266,10 +266,10 @@ def test_the_thread_of_a_capture_does_not_die_unheard(
     said: list[str] = []
     capture = Capture(rows(), Path("x.jsonl"), file, 1e9, said.append)
     one = record(1, output_tokens=output_tokens)
-    capture.began(one)
+    capture.started(one)
     capture.finished(one)
     capture.close()
     [line] = said
-    assert line.startswith("capture: x.jsonl ends here: ")
+    assert line.startswith("capture: x.jsonl stopped: ")
     assert why in line
     assert capture.status()["stopped"]

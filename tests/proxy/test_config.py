@@ -98,12 +98,12 @@ def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
         ({"backends": [{"url": "ftp://h:1"}]}, "give a URL"),
         ({"backends": [{"url": "http://h:1/v1"}]}, "with no path"),
         ({"backends": [{"url": "http://u@h:1"}]}, "without user or password"),
-        ({"backends": [{"url": "http://gpu0..svc:8001"}]}, "no name of a host: give it in ASCII"),
-        ({"backends": [{"url": f"http://{'a' * 64}:8001"}]}, "1 to 63 characters from dot to dot"),
-        ({"backends": [{"url": "http://gpü:8001"}]}, "no name of a host: give it in ASCII"),
-        ({"backends": [{"url": "http://\u212a:8001"}]}, "no name of a host"),  # lower: an ASCII k
+        ({"backends": [{"url": "http://gpu0..svc:8001"}]}, "not a host name: give it in ASCII"),
+        ({"backends": [{"url": f"http://{'a' * 64}:8001"}]}, "1 to 63 characters between dots"),
+        ({"backends": [{"url": "http://gpü:8001"}]}, "not a host name: give it in ASCII"),
+        ({"backends": [{"url": "http://\u212a:8001"}]}, "not a host name"),  # lower: an ASCII k
         ({"backends": [{"name": "a"}]}, "backends.0.url: missing"),
-        ({"backends": [{"url": "http://h:1"}, {"url": "http://h:1"}]}, "there twice"),
+        ({"backends": [{"url": "http://h:1"}, {"url": "http://h:1"}]}, "given twice"),
         ({"buckets": []}, "give at least one bucket"),
         (
             {"buckets": [{"name": "a", "up_to": 9}, {"name": "b", "up_to": 9}]},
@@ -116,8 +116,8 @@ def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
         ({"routing": "random"}, "routing: 'random': one of warm_or_least_work"),
         ({"routes": ["/v1/../x"]}, "is not a plain path"),
         ({"affinity": {"min_match": 2}}, "affinity.min_match: 2: "),
-        ({"affinity": {"kv_tokens": 0}}, "affinity.kv_tokens: 0: 'auto' or else: "),
-        ({"limits": {"memory": "big"}}, "limits.memory: 'big': 'auto' or else: give a size"),
+        ({"affinity": {"kv_tokens": 0}}, "affinity.kv_tokens: 0: 'auto' or: "),
+        ({"limits": {"memory": "big"}}, "limits.memory: 'big': 'auto' or: give a size"),
         ({"capture": {"salt": "pepper"}}, "capture.salt: 'pepper'"),
         ({"reject_status": 500}, "reject_status: 500: "),
         ({"backends": []}, "no backend: give --backend"),

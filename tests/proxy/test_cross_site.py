@@ -9,7 +9,7 @@ import pytest
 from proxy_stage import RawBackend, Stage, stage
 
 from forebay.proxy.http1.server import HttpServer, listen
-from forebay.proxy.share.workers import Workers
+from forebay.proxy.share.workers import WorkerPool
 from forebay.proxy.share.workers_admin import WorkersAdmin
 
 WAIT_S = 20
@@ -69,12 +69,12 @@ class TestOneProxy:
             async with one_proxy() as on:
                 admin = on.proxy.admin_url
                 sent = {**of(headers, admin), "x-request-id": "a1"}
-                before = on.proxy.reloader.said
+                before = on.proxy.reloader.message
                 for path in ("/drain", "/reload", "/drain?x", "/none"):
                     async with on.client.post(admin + path, headers=sent) as answer:
                         await assert_refused(answer)
                 assert not on.proxy.stop.is_set()
-                assert on.proxy.reloader.said == before
+                assert on.proxy.reloader.message == before
                 # What reads is not refused: pages may not read the answer.
                 async with on.client.get(admin + "/status", headers=sent) as answer:
                     assert answer.status == 200
@@ -90,7 +90,7 @@ class TestOneProxy:
                 sent = of(headers, admin)
                 async with on.client.post(admin + "/reload", headers=sent) as answer:
                     text = await answer.text()
-                    assert text == "failed: not reloaded: it does not come from a file\n"
+                    assert text == "failed: not reloaded: it was not read from a file\n"
                 async with on.client.post(admin + "/drain", headers=sent) as answer:
                     assert answer.status == 202
                 assert on.proxy.stop.is_set()
@@ -100,7 +100,7 @@ class TestOneProxy:
 
 def test_workers_are_not_drained_by_a_page() -> None:
     async def main() -> None:
-        workers = Workers([], 2, lambda _: None)
+        workers = WorkerPool([], 2, lambda _: None)
         async with (
             asyncio.timeout(WAIT_S),
             WorkersAdmin(workers) as pages,

@@ -31,7 +31,7 @@ class Scene:
         shaper = self.driver.shaper
         assert not list(shaper.waiting())
         assert all(b.idle and b.kv.tokens == 0 for b in shaper.backends.values())
-        assert not self.driver._held
+        assert not self.driver._granted
         assert not self.driver._waiting
 
 

@@ -97,7 +97,7 @@ def test_refused_with_the_rule_and_the_figures_then_judged() -> None:
             code, told = await status(on, "?request=hasty")
             assert (code, told["state"], told["decision"]["rule"]) == (200, "refused", "timeout")
             assert told["decision"]["limit"] == 1.0 < told["decision"]["value"]
-            assert "its client waits 1.00 s" in told["verdict"]
+            assert "the client waits 1.00 s" in told["verdict"]
             assert told["actual"]["status"] == 429
             assert told["actual"]["error"] == "deadline_unattainable"
             assert told["hindsight"] == "pending"
@@ -148,7 +148,7 @@ def test_a_client_that_left() -> None:
             await asyncio.sleep(0.2)
             _, told = await status(on, "?request=gone")
             assert (told["state"], told["actual"]["status"]) == ("ended", 499)
-            assert told["verdict"].endswith("Its client left first.")
+            assert told["verdict"].endswith("The client left first.")
             text = on.proxy.metrics.text().decode()
             assert 'forebay_admitted_total{bucket="chat",outcome="unanswered"} 1.0' in text
 
@@ -201,7 +201,7 @@ def test_the_command_asks_the_worker_that_had_it() -> None:
             out = await explained("r3")
             lines = out.splitlines()
             assert lines[0].startswith("Sent at once to gpu0.")
-            assert any("predicted" in line and "real" in line for line in lines)
+            assert any("predicted" in line and "actual" in line for line in lines)
             assert CANARY not in out
             for name, at, words_ in (
                 ("nobody", admin, "No request 'nobody' is remembered"),

@@ -600,7 +600,7 @@ class TestLife:
 
         async def scene(on: Stage, backends: list[RawBackend]) -> None:
             async with on.post(STREAMED) as response:
-                drained = asyncio.create_task(on.proxy.drained(30))
+                drained = asyncio.create_task(on.proxy.drain(30))
                 await asyncio.sleep(1)
                 async with on.post() as refused:
                     assert refused.status == 503

@@ -21,10 +21,9 @@ from aiohttp import web
 from ports import free_ports
 from proxy_stage import SHARED_LOOP, Stage, stage
 
-from forebay.proxy.backends import Upstream
 from forebay.proxy.config.schema import BackendConfig, Config
 from forebay.proxy.config.sources import load_config
-from forebay.proxy.core.learn.engine_blocks import Translations
+from forebay.proxy.core.learn.engine_blocks import BlockTranslations
 from forebay.proxy.core.model import BackendSpec, Bucket, Request
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
@@ -32,6 +31,7 @@ from forebay.proxy.http1.client import Origin
 from forebay.proxy.kv_events.decode import chain_keys
 from forebay.proxy.kv_events.follower import Follower
 from forebay.proxy.kv_events.tokenize import Translator
+from forebay.proxy.probes import Upstream
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.kv_events import KvEvents, KvEventsConfig
 from forebay.replay.engine.server.kv_publisher import KvPublisher
@@ -80,7 +80,7 @@ class Scene:
 
     @property
     def mode(self) -> str:
-        return self.backend.prefix_mode
+        return self.backend.cache.mode
 
     async def ask(self, document: int, question: str, *, url: str | None = None) -> int:
         """Ask about a document; return the cached prompt tokens that the engine reports."""
@@ -104,7 +104,7 @@ class Scene:
 
     async def heard(self) -> None:
         """Wait until the index has the engine's blocks, and what was asked is translated."""
-        held, translator = self.backend.held, self.proxy.proxy.app._relay.translator
+        held, translator = self.backend.cache.engine_blocks, self.proxy.proxy.app._relay.translator
         assert held is not None
         assert translator is not None
         while (  # noqa: ASYNC110
@@ -198,10 +198,10 @@ async def predicted_is_reported(scene: Scene, seed: int, count: int = 40) -> lis
     """Ask at random; each prediction must equal the engine's report. Returns the cached tokens."""
     rng, told = random.Random(seed), []
     for number in range(count):
-        before = scene.backend.prefix_error.absolute_tokens
+        before = scene.backend.cache.error.absolute_tokens
         told.append(await scene.ask(rng.randrange(6), f"question {number}"))
         await scene.heard()
-        assert scene.backend.prefix_error.absolute_tokens == before, (number, told)
+        assert scene.backend.cache.error.absolute_tokens == before, (number, told)
     return told
 
 
@@ -220,7 +220,7 @@ def test_under_eviction_the_prediction_is_what_the_engine_reports(wildcard_here:
             async with scene.proxy.client.get(f"{admin}/status") as response:
                 (shown,) = (await response.json())["backends"]
             assert shown["prefix_index"]["mode"] == "exact"
-            assert shown["prefix_index"]["answers"] == status.prefix_error.answers
+            assert shown["prefix_index"]["answers"] == status.cache.error.answers
             async with scene.proxy.client.get(f"{admin}/metrics") as response:
                 text = await response.text()
             assert 'forebay_predicted_cached_tokens_total{backend="b0"} ' in text
@@ -398,28 +398,30 @@ def test_a_reload_follows_who_comes_moves_and_leaves(tmp_path: Path) -> None:
             first.client = second.client = first.proxy.client
             reload = first.proxy.proxy.reloader.reload
             await first.ask(0, "before")
-            assert first.backend.held is None
+            assert first.backend.cache.engine_blocks is None
 
             write(one)  # KV events of a backend that was there
             assert await reload() == "applied"
             await first.until(lambda: first.mode == "exact")
-            held = first.backend.held
+            held = first.backend.cache.engine_blocks
             assert held is not None
             await first.until(lambda: len(held) == first.registered())
             assert len(held) > 90
 
             write({**one, "max_concurrency": 7})  # what it follows stays
             await reload()
-            assert first.backend.held is held
+            assert first.backend.cache.engine_blocks is held
 
             write(two)  # the same name at another address
             await reload()
             await second.until(lambda: second.mode == "exact")
-            assert second.backend.held is not held
-            assert not second.backend.held
-            assert not len(second.backend.prefixes)
+            assert second.backend.cache.engine_blocks is not held
+            assert not second.backend.cache.engine_blocks
+            assert not len(second.backend.cache.prefixes)
             assert await second.ask(0, "moved") == 0
-            await second.until(lambda: len(second.backend.held or ()) == second.registered())
+            await second.until(
+                lambda: len(second.backend.cache.engine_blocks or ()) == second.registered()
+            )
             assert second.registered() > 90
             size = len(held)
             await first.ask(1, "directly", url=first.engine.url)
@@ -429,13 +431,13 @@ def test_a_reload_follows_who_comes_moves_and_leaves(tmp_path: Path) -> None:
             write({**one, "name": "b1"}, two)  # one more
             await reload()
             backends = first.proxy.proxy.driver.shaper.backends
-            await first.until(lambda: backends["b1"].prefix_mode == "exact")
+            await first.until(lambda: backends["b1"].cache.mode == "exact")
             last = backends["b1"]
-            await first.until(lambda: len(last.held or ()) == first.registered())
+            await first.until(lambda: len(last.cache.engine_blocks or ()) == first.registered())
 
             write({**two, "kv_events": one["kv_events"].replace("127.0.0.1", "*")})
             await reload()  # b1 leaves; what b0 is to bind is taken by the engine of the other
-            assert last.held is None
+            assert last.cache.engine_blocks is None
             assert second.mode != "exact"
             assert [line for line in first.proxy.said if "Address already in use" in line]
             await second.ask(1, "and still served")
@@ -452,9 +454,9 @@ def test_what_was_sent_to_a_server_that_is_gone_says_nothing_of_the_new_one(told
     for name, at in (("x", 1.0), ("y", 2.0)):
         shaper.arrive(Request(name, 301, 0, (1, 2, 3), 100.0), at)
         shaper.first_token(name, at + 0.1)
-    shaper.change_backend(spec, 3.0, moved=True)
+    shaper.changes.change_backend(spec, 3.0, moved=True)
     shaper.used("y", 1, 4.0, told, 301)
-    assert (backend.kept, backend.cache.tells_cached, backend.prefix_error.answers) == (
+    assert (backend.cache.kept, backend.cache.reports, backend.cache.error.answers) == (
         1.0,
         False,
         0,
@@ -464,7 +466,7 @@ def test_what_was_sent_to_a_server_that_is_gone_says_nothing_of_the_new_one(told
 
 @asynccontextmanager
 async def translating(
-    translations: Translations, said: list[str]
+    translations: BlockTranslations, said: list[str]
 ) -> AsyncIterator[Callable[[bytes, Request], None]]:
     """A translator at work without an engine; offer it prompts of token ids."""
     url = "http://127.0.0.1:1"
@@ -481,7 +483,7 @@ async def translating(
     task.cancel()
 
 
-async def known(translations: Translations, request: Request) -> None:
+async def known(translations: BlockTranslations, request: Request) -> None:
     async with asyncio.timeout(WAIT_S):
         while not translations.known(request.blocks):  # noqa: ASYNC110
             await asyncio.sleep(0.005)
@@ -494,7 +496,7 @@ def test_the_salt_that_counts_is_the_one_that_was_sent() -> None:
     body = json.dumps({"prompt": ids, "cache_salt": "client's"})[:-1] + ',"cache_salt":"ours"}'
 
     async def main() -> None:
-        translations = Translations(16)
+        translations = BlockTranslations(16)
         async with translating(translations, []) as offer:
             offer(body.encode(), request)
             await known(translations, request)
@@ -515,12 +517,12 @@ CHAT = b'{"messages":[{"role":"user","content":"x"}]'
         (CHAT + b',"chat_template_kwargs":' + DEEP + b"}", []),
         (b'{"prompt":"x","messages":5}', []),
         (b'{"prompt":"x","messages":["y"]}', []),
-        (b'"no object"', ["a prompt was not translated: internal error: AttributeError"]),
+        (b'"no object"', ["a prompt was not tokenised: internal error: AttributeError"]),
     ],
 )
 def test_a_prompt_that_cannot_be_translated_holds_up_no_other(body: bytes, says: list[str]) -> None:
     async def main() -> None:
-        translations, said = Translations(16), list[str]()
+        translations, said = BlockTranslations(16), list[str]()
         odd, good = Request("x", 65, 0, (1, 2), 32.0), Request("y", 65, 0, (3, 4), 32.0)
         async with translating(translations, said) as offer:
             offer(body, odd)
@@ -594,17 +596,17 @@ def test_an_engine_that_tells_no_salts_is_not_exact_and_that_is_said_once(
                     assert scene.mode == "corrected"
             assert cached > 1_400
             backend = scene.backend
-            before = backend.prefix_error.absolute_tokens
+            before = backend.cache.error.absolute_tokens
             await scene.ask(2, "one more")
-            assert backend.prefix_error.absolute_tokens - before < 512  # not "none is cached"
+            assert backend.cache.error.absolute_tokens - before < 512  # not "none is cached"
             async with scene.proxy.client.post(scene.engine.url + "/reset_prefix_cache"):
                 pass
             await scene.ask(0, "again")
             await scene.heard()
             assert scene.mode == "corrected"
             assert [line for line in scene.proxy.said if "salt" in line] == [
-                "b0: its KV events do not tell cache salts (vLLM 0.20 and newer do); its prefix "
-                "index is corrected by its answers instead"
+                "b0: its KV events have no cache salts (those of vLLM 0.20 and newer do); "
+                "its prefix index is corrected by its responses instead"
             ]
 
     play(main)
@@ -683,7 +685,7 @@ def test_an_error_nobody_thought_of_ends_exactness_and_not_the_follower(
             assert scene.mode == "corrected"
             assert [line for line in scene.proxy.said if "error" in line] == [
                 "b0: KV events: internal error: RuntimeError; its prefix index is corrected by its "
-                "answers instead"
+                "responses instead"
             ]
             async with scene.proxy.client.post(scene.engine.url + "/reset_prefix_cache"):
                 pass
@@ -723,7 +725,7 @@ def test_without_tokenize_the_belief_stands(monkeypatch: pytest.MonkeyPatch) -> 
                 cached = await scene.ask(1, "question")
                 await scene.heard()
             assert cached > 1_400
-            assert scene.backend.prefix_error.within_block >= 2
+            assert scene.backend.cache.error.within_block >= 2
             await scene.until(lambda: any("does not tokenise" in s for s in scene.proxy.said))
 
     play(main)

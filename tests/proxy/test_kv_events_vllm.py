@@ -55,11 +55,11 @@ async def quiet(scene: Stage) -> None:
     translator = scene.proxy.app._relay.translator
     assert translator is not None
     (backend,) = scene.proxy.driver.shaper.backends.values()
-    assert backend.held is not None
+    assert backend.cache.engine_blocks is not None
     same, before = 0, -1
     while same < 20 or not translator.idle:
         await asyncio.sleep(0.01)  # a real process: it gives no sign when it has told all
-        copies = hash(frozenset(backend.held._copies.items()))
+        copies = hash(frozenset(backend.cache.engine_blocks._copies.items()))
         same, before = (same + 1, before) if copies == before else (0, copies)
 
 
@@ -75,12 +75,12 @@ def test_what_is_predicted_vllm_reports(vllm: Told, chat: bool) -> None:
                 for document in range(DOCUMENTS):
                     await ask(scene, document, question, chat=chat)
                     await quiet(scene)
-            assert core.prefix_mode == "exact"
-            rng, told, wrong = random.Random(5), [], core.prefix_error.absolute_tokens
+            assert core.cache.mode == "exact"
+            rng, told, wrong = random.Random(5), [], core.cache.error.absolute_tokens
             for question in range(100, 120):
                 told.append(await ask(scene, rng.randrange(DOCUMENTS), question, chat=chat))
                 await quiet(scene)
-                assert core.prefix_error.absolute_tokens == wrong, told
+                assert core.cache.error.absolute_tokens == wrong, told
             assert min(told) == 0
             assert max(told) >= 1_472
             assert len(set(told)) > 2

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from proxy_stage import EVENT, STREAM_HEAD, Call, RawBackend, by_request, chunk, stage
 
-from forebay.proxy.config.schema import Logs
+from forebay.proxy.config.sections import Logs
 from forebay.proxy.telemetry.access_log import LOGGER, configure_logs, say
 from forebay.replay.sim.clock import run
 

@@ -24,7 +24,7 @@ from proxy_stage import (
     stage,
 )
 
-from forebay.proxy.config.schema import Tracing
+from forebay.proxy.config.sections import Tracing
 from forebay.proxy.telemetry.access_log import LOGGER, ConsoleLines, JsonLines
 from forebay.proxy.telemetry.tracing import Tracer
 from forebay.replay.sim.clock import run

@@ -224,7 +224,7 @@ def test_a_drain_ends_it() -> None:
         await chats_flow(on)
         task = asyncio.create_task(on.post(LONG).__aenter__())
         await until(lambda: backends[0].open == 1)
-        assert await on.proxy.drained(0.1) == 1
+        assert await on.proxy.drain(0.1) == 1
         response = await task
         assert response.status == 503
         assert (await error_of(response))["code"] == "draining"

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.proxy.api.body import Asked, read_fields
-from forebay.proxy.api.prefix_request import piece_of
+from forebay.proxy.api.body import ParsedBody, read_fields
+from forebay.proxy.api.prefix_request import prefix_body
 from forebay.proxy.api.prompt_text import chat_text
 from forebay.proxy.api.token_estimate import TokenEstimate
 
@@ -25,11 +25,11 @@ MESSAGES = st.lists(
 
 
 def piece(fields: dict[str, Any], length: int) -> dict[str, Any] | None:
-    body = asyncio.run(piece_of(json.dumps(fields).encode(), length, chat="messages" in fields))
+    body = asyncio.run(prefix_body(json.dumps(fields).encode(), length, chat="messages" in fields))
     return None if body is None else json.loads(body)
 
 
-def asked(fields: dict[str, Any]) -> Asked:
+def asked(fields: dict[str, Any]) -> ParsedBody:
     body = json.dumps(fields).encode()
     chat = "messages" in fields
     estimate = TokenEstimate(4.0)

@@ -7,7 +7,7 @@ import time
 import pytest
 from proxy_stage import RawBackend, stage
 
-from forebay.proxy.config.schema import Limits
+from forebay.proxy.config.sections import Limits
 from forebay.proxy.core.model import ServiceClass
 from forebay.proxy.core.overload import Reading, next_shed, refused
 from forebay.proxy.runtime.load_shedding import Protection, memory_limit, resident_bytes
@@ -103,7 +103,7 @@ def test_the_task_samples_lag_and_decides_once_a_second() -> None:
         assert shed == [1, 2, 1, 0]
         assert len(asked) == 4
         assert len(lags) >= 80
-        assert said[0] == "overloaded (memory): refusing 1 of 3 service classes"
+        assert said[0] == "overloaded (memory): rejecting 1 of 3 service classes"
 
     run(main())
 
@@ -148,6 +148,7 @@ def test_a_refused_class_gets_503_and_the_next_is_served() -> None:
             assert not backend.calls
             text = on.proxy.metrics.text().decode()
             assert 'forebay_shed_total{class="standard"} 1.0' in text
+            assert "forebay_shedding_classes 2.0" in text
             on.proxy.protection.shed = 1
             async with on.post() as answer:
                 assert answer.status == 200

@@ -23,7 +23,6 @@ from proxy_stage import (
     stage,
 )
 
-from forebay.proxy.backends import Upstream
 from forebay.proxy.config.diff import (
     IN_PLACE,
     NEEDS_RESTART,
@@ -34,6 +33,7 @@ from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.core.health import ANY
 from forebay.proxy.http1.errors import upstream_error
+from forebay.proxy.probes import Upstream
 from forebay.proxy.relay.failures import Failure
 from forebay.replay.sim.clock import run
 
@@ -187,7 +187,7 @@ def test_a_backend_is_replaced_while_it_streams(tmp_path: Path) -> None:
                 assert (await streaming.read()).endswith(DONE)
             await asyncio.sleep(1)
             assert list(shaper.backends) == list(on.proxy.backends.upstreams) == ["b1"]
-            assert "b0 is gone" in on.said
+            assert "b0 is removed" in on.said
             assert on.proxy.reloader.generation == 1
             on.assert_nothing_held()
 
@@ -207,7 +207,7 @@ def test_a_backend_that_goes_and_comes_back_before_it_is_gone(tmp_path: Path) ->
                 await streaming.read()
             await asyncio.sleep(1)
             assert [b.up for b in on.proxy.driver.shaper.backends.values()] == [True, True]
-            assert "b0 is gone" not in on.said
+            assert "b0 is removed" not in on.said
 
     run(main())
 
@@ -272,12 +272,12 @@ def test_a_bad_file_changes_nothing_and_a_good_one_is_taken(tmp_path: Path, ask:
                 async def changed(write: Callable[[], object]) -> str:
                     write()
                     if ask == "signal":
-                        on.proxy.reloader.ask()
+                        on.proxy.reloader.request()
                     await asyncio.sleep(5)
-                    return on.proxy.reloader.said
+                    return on.proxy.reloader.message
 
                 said = await changed(lambda: files.path.write_text("timeouts: {idle: soon}"))
-                assert said.startswith("not reloaded, the old one stays: ")
+                assert said.startswith("not reloaded, the running one stays: ")
                 assert "timeouts.idle: 'soon': give a duration such as 2s" in said
                 assert on.proxy.reloader.config is before
                 if ask == "file":
@@ -288,14 +288,16 @@ def test_a_bad_file_changes_nothing_and_a_good_one_is_taken(tmp_path: Path, ask:
                         {"b0": backend.url}, timeouts={"idle": "7s"}, metrics={"hlog": "x.hlog"}
                     )
                 )
-                assert said == "reloaded (timeouts.idle); needs a restart: metrics"
+                assert said == "reloaded (timeouts.idle); changes that need a restart: metrics"
                 assert on.proxy.reloader.config.timeouts.idle == 7.0
                 text = on.proxy.metrics.text().decode()
                 for result, count in (("failed", 1), ("partly", 1), ("applied", 0)):
                     assert f'config_reloads_total{{result="{result}"}} {count}.0' in text
                 async with on.client.post(f"{on.proxy.admin_url}/reload") as answer:
                     assert answer.status == 200
-                    assert (await answer.text()).startswith("partly: unchanged; needs a restart")
+                    assert (await answer.text()).startswith(
+                        "partly: nothing applied; changes that need a restart"
+                    )
                 async with on.client.get(f"{on.proxy.admin_url}/status") as answer:
                     status = await answer.json()
                 assert status["config"]["generation"] == 1
@@ -326,13 +328,13 @@ def test_keys_come_with_the_configuration_or_it_does_not_come(tmp_path: Path) ->
             open_to_all, one = [200, 200, 200], [200, 401, 401]
             both, source = "acme: first-key-of-tests\nbolt: other-key-of-tests", str(keys)
             assert await reload(None, keys=source) == ("failed", open_to_all)
-            assert "tenants.keys: cannot read" in on.proxy.reloader.said
+            assert "tenants.keys: cannot read" in on.proxy.reloader.message
             assert on.proxy.reloader.config.reject_status == 429
             assert await reload("acme: first-key-of-tests", keys=source) == ("applied", one)
-            assert on.proxy.reloader.said == "reloaded (tenants.keys, reject_status)"
+            assert on.proxy.reloader.message == "reloaded (tenants.keys, reject_status)"
             assert await reload("acme first-key-of-tests", keys=source) == ("failed", one)
             assert await reload(both, keys=source) == ("unchanged", [200, 200, 401])
-            assert "took the new keys and certificate; 2 API keys of 2 tenants" in on.said
+            assert "using the new keys and certificate; 2 API keys of 2 tenants" in on.said
             old = on.proxy.security.salts
             known = {"acme": {"trust_group": "rag"}, "bolt": {"trust_group": "rag"}}
             assert await reload(both, keys=source, known=known) == ("applied", [200, 200, 401])
@@ -361,14 +363,14 @@ def test_a_reload_goes_on_when_its_client_hangs_up(tmp_path: Path) -> None:
             await settle()
             assert second.connections == 1
             assert on.proxy.reloader.generation == 0
-            probes = dict(on.proxy.backends._probes)
+            probes = dict(on.proxy.backends.prober.tasks)
             asking.cancel()
             await asyncio.wait([asking])
             await settle()
             assert await on.proxy.reloader.reload() == "unchanged"
             assert on.proxy.reloader.generation == 1
             assert on.proxy.app._config.reject_status == 503
-            assert on.proxy.backends._probes == probes
+            assert on.proxy.backends.prober.tasks == probes
             assert [line for line in on.said if line.startswith("configuration")] == [
                 "configuration reloaded (backends, reject_status)",
                 "configuration unchanged",
@@ -390,17 +392,18 @@ def test_a_fault_of_ours_is_said_and_the_next_change_is_heard(
             async with stage([backend.url], load=files.load, watch=files.path) as on:
                 with monkeypatch.context() as patch:
                     patch.setattr(on.proxy.reloader, "_load", broken)
-                    on.proxy.reloader.ask()
+                    on.proxy.reloader.request()
                     await asyncio.sleep(1)
                 assert on.said[-1] == (
-                    "configuration not reloaded whole: internal error: KeyError; restart"
+                    "configuration only partly reloaded: internal error: KeyError; "
+                    "restart the proxy"
                 )
                 assert 'config_reloads_total{result="failed"} 1.0' in (
                     on.proxy.metrics.text().decode()
                 )
                 files.write({"b0": backend.url}, timeouts={"idle": "7s"})
                 await asyncio.sleep(5)
-                assert on.proxy.reloader.said == "reloaded (timeouts.idle)"
+                assert on.proxy.reloader.message == "reloaded (timeouts.idle)"
 
     run(main())
 
@@ -482,7 +485,7 @@ class TestKvSize:
             async with backend.running(), stage([backend.url]) as on:
                 backend.metrics = CACHE.replace(b"100", b"50")
                 for _ in range(3):
-                    on.proxy.backends.judge(
+                    on.proxy.backends.failed(
                         "b0", "", Failure("connect", upstream_error(), verdict="refused")
                     )
                 await asyncio.sleep(5)
@@ -511,7 +514,7 @@ class TestKvSize:
         async def main() -> None:
             files, backend, told = Files(tmp_path), RawBackend(metrics=b""), asyncio.Event()
             async with backend.running(), stage([backend.url], load=files.load) as on:
-                real = on.proxy.backends._get
+                real = on.proxy.backends.prober._get
 
                 async def late(upstream: Upstream, path: str) -> tuple[int, bytes]:
                     if path == "/metrics":
@@ -519,7 +522,7 @@ class TestKvSize:
                         return 200, CACHE
                     return await real(upstream, path)
 
-                on.proxy.backends._get = late  # type: ignore[method-assign]
+                on.proxy.backends.prober._get = late  # type: ignore[method-assign]
                 await asyncio.sleep(40)  # it is asked again
                 files.write({"b0": backend.url}, affinity={"kv_tokens": 5000})
                 assert await on.proxy.reloader.reload() == "applied"
@@ -542,7 +545,7 @@ def test_a_fault_of_ours_in_a_probe_is_a_failed_probe(
     async def main() -> None:
         async with two_backends(tmp_path, 1) as (files, _, first, second, on):
             with monkeypatch.context() as patch:
-                patch.setattr(on.proxy.backends, "_get", fault_of_ours)
+                patch.setattr(on.proxy.backends.prober, "_get", fault_of_ours)
                 files.write({"b0": second.url, "b1": first.url})
                 async with asyncio.timeout(60):
                     assert await on.proxy.reloader.reload() == "applied"
@@ -551,7 +554,7 @@ def test_a_fault_of_ours_in_a_probe_is_a_failed_probe(
                 why = "internal error: KeyError"
                 assert f"b0 is not up at its new address ({why})" in on.said
                 for name in ("b0", "b1"):
-                    assert on.said.count(f"{name} cannot be asked how it is: {why}") == 1
+                    assert on.said.count(f"{name} cannot be probed: {why}") == 1
             await asyncio.sleep(2)
             assert all(upstream.up for upstream in on.proxy.backends.upstreams.values())
 
@@ -566,7 +569,7 @@ def test_a_fault_of_ours_after_a_probe_does_not_end_the_asking(
             with monkeypatch.context() as patch:
                 patch.delattr(type(on.proxy.backends.health), "look_for_gray")
                 await asyncio.sleep(10)
-                said = "b0 cannot be asked how it is: internal error: AttributeError"
+                said = "b0 cannot be probed: internal error: AttributeError"
                 assert on.said.count(said) == 1
             backend.healthy = False
             await asyncio.sleep(5)
@@ -580,7 +583,7 @@ def test_stopped_in_the_turn_in_which_it_is_asked_to_reload(turns: int) -> None:
     async def main() -> None:
         async with RawBackend().running() as backend, stage([backend.url]) as on:
             await settle()
-            on.proxy.reloader.ask()
+            on.proxy.reloader.request()
             for _ in range(turns):
                 await asyncio.sleep(0)
             async with asyncio.timeout(60):
@@ -597,7 +600,7 @@ def test_a_backend_that_leaves_in_the_turn_in_which_it_is_poked_is_asked_no_more
         async with RawBackend().running() as backend, stage([backend.url]) as on:
             await settle()
             backends = on.proxy.backends
-            probe = backends._probes["b0"]
+            probe = backends.prober.tasks["b0"]
             backends.upstreams["b0"].poke.set()
             for _ in range(turns):
                 await asyncio.sleep(0)
@@ -615,6 +618,6 @@ def test_without_a_file_there_is_nothing_to_reload() -> None:
             on.client.post(f"{on.proxy.admin_url}/reload") as answer,
         ):
             assert answer.status == 400
-            assert "does not come from a file" in await answer.text()
+            assert "was not read from a file" in await answer.text()
 
     run(main())

@@ -130,7 +130,7 @@ def test_streams_finish_and_hung_ones_are_given_up(tmp_path: Path) -> None:
                 with pytest.raises(aiohttp.ClientError):
                     await hung.read()
             assert await asyncio.wait_for(process.wait(), 60) == 0
-            assert b"gave up on 1 requests" in await process.stdout.read()
+            assert b"ended 1 requests that took too long" in await process.stdout.read()
 
     asyncio.run(main())
 

@@ -22,14 +22,15 @@ from proxy_stage import Call, RawBackend, by_request, settle
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import config_yaml, load_config
 from forebay.proxy.core.model import BackendSpec, Bucket, Request
+from forebay.proxy.core.peers import Peering
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.driver import Driver
 from forebay.proxy.serve import Proxy, start_proxy
 from forebay.proxy.share.exchange import exchanging
 from forebay.proxy.share.hub import Hub, HubLink
 from forebay.proxy.share.redis_link import RedisLink
+from forebay.proxy.share.serve_workers import patience_s
 from forebay.proxy.share.worker import worker_environment
-from forebay.proxy.share.workers import patience_s
 from forebay.replay.sim.clock import run
 from forebay.traces.errors import InputError
 
@@ -312,8 +313,8 @@ def test_hub_brings_books_and_its_end_leaves_everybody_alone() -> None:
             assert one.status()["alone_since"] is None
             hub.close()
             await until_now(lambda: one.alone_since and other.alone_since)
-            await until_now(lambda: not drivers[0].shaper.peers.names)
-            assert drivers[0].shaper.backends["a"].others is None
+            await until_now(lambda: not drivers[0].shaper.peering.peers.names)
+            assert drivers[0].shaper.backends["a"].elsewhere is None
             assert "alone" in said[-1]
         for driver, link in zip(drivers, links, strict=True):
             driver.close()
@@ -339,7 +340,7 @@ def test_old_and_own_messages_are_no_news() -> None:
 def test_a_fault_of_ours_is_said_once_and_the_exchange_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def broken(shaper: Shaper, now: float) -> None:
+    def broken(peering: Peering, now: float) -> None:
         raise ZeroDivisionError
 
     async def main() -> None:
@@ -348,7 +349,7 @@ def test_a_fault_of_ours_is_said_once_and_the_exchange_goes_on(
         link = HubLink(hub.new_end(0))
         driver = a_driver()
         async with exchanging(driver, [link], said.append) as exchange:
-            monkeypatch.setattr(Shaper, "books", broken)
+            monkeypatch.setattr(Peering, "report", broken)
             await until_now(lambda: exchange.failed >= 2)
             monkeypatch.undo()
             published = exchange.published
@@ -423,13 +424,14 @@ def test_proxies_meet_on_redis_go_on_alone_without_it_and_meet_again() -> None:
 
             async def met() -> bool:
                 return all(
-                    len(p.driver.shaper.peers) == 1 and p.exchange.alone_since is None
+                    len(p.driver.shaper.peering.peers) == 1 and p.exchange.alone_since is None
                     for p in proxies
                 )
 
             async def alone() -> bool:
                 return all(
-                    not p.driver.shaper.peers.names and p.exchange.alone_since for p in proxies
+                    not p.driver.shaper.peering.peers.names and p.exchange.alone_since
+                    for p in proxies
                 )
 
             async def share(proxy: Proxy) -> dict[str, Any]:

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.proxy.core.state.elsewhere import BackendBooks, Books, TenantUse
+from forebay.proxy.core.state.elsewhere import BackendReport, ProxyReport, TenantUse
 from forebay.proxy.share.wire import MOST_BYTES, BadMessage, Message, decode, encode
 
 AMOUNT = st.floats(0, 1e9).map(lambda x: round(x, 3))
 NAMES = st.text(min_size=1, max_size=20)
 BOOKS = st.builds(
-    BackendBooks,
+    BackendReport,
     AMOUNT,
     st.integers(0, 10_000),
     st.integers(0, 10**9).map(float),
@@ -25,21 +25,21 @@ BOOKS = st.builds(
 )
 
 
-def same(one: BackendBooks, other: BackendBooks) -> bool:
-    return all(getattr(one, name) == getattr(other, name) for name in BackendBooks.__slots__)
+def same(one: BackendReport, other: BackendReport) -> bool:
+    return all(getattr(one, name) == getattr(other, name) for name in BackendReport.__slots__)
 
 
 @given(st.dictionaries(NAMES, BOOKS, max_size=4), st.dictionaries(NAMES, AMOUNT, max_size=3))
-def test_round_trip(backends: dict[str, BackendBooks], tenants: dict[str, float]) -> None:
+def test_round_trip(backends: dict[str, BackendReport], tenants: dict[str, float]) -> None:
     use = {name: TenantUse(seconds, 7.0) for name, seconds in tenants.items()}
-    message = decode(encode(Message("me", 3, Books(backends, use))))
+    message = decode(encode(Message("me", 3, ProxyReport(backends, use))))
     assert (message.sender, message.number) == ("me", 3)
-    assert message.books.backends.keys() == backends.keys()
-    assert all(same(message.books.backends[name], books) for name, books in backends.items())
-    assert {name: use.prefill_s for name, use in message.books.tenants.items()} == tenants
+    assert message.report.backends.keys() == backends.keys()
+    assert all(same(message.report.backends[name], books) for name, books in backends.items())
+    assert {name: use.prefill_s for name, use in message.report.tenants.items()} == tenants
 
 
-GOOD = orjson.loads(encode(Message("me", 3, Books({"a": BackendBooks(1.0, 2)}))))
+GOOD = orjson.loads(encode(Message("me", 3, ProxyReport({"a": BackendReport(1.0, 2)}))))
 
 
 @pytest.mark.parametrize(

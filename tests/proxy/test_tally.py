@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
-from forebay.proxy.telemetry.counters import Counter, Histogram
+from forebay.proxy.telemetry.counters import BucketHistogram, Counter
 
 EDGES = (0.001, 0.25, 1.0, 4.0, 1e6)
 
@@ -34,13 +34,13 @@ def test_the_text_is_that_of_prometheus_client(amounts: list[tuple[str, float]])
     ]
     histograms = [
         (
-            Histogram("x_seconds", "Seconds", ("one",), buckets=EDGES, registry=ours),
+            BucketHistogram("x_seconds", "Seconds", ("one",), buckets=EDGES, registry=ours),
             prometheus_client.Histogram(
                 "x_seconds", "Seconds", ("one",), buckets=EDGES, registry=theirs
             ),
         ),
         (
-            Histogram("x_lag", "Lag", buckets=EDGES, registry=ours),
+            BucketHistogram("x_lag", "Lag", buckets=EDGES, registry=ours),
             prometheus_client.Histogram("x_lag", "Lag", buckets=EDGES, registry=theirs),
         ),
     ]

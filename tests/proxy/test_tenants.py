@@ -45,11 +45,11 @@ def test_a_quota_binds_its_tenant_only_and_outlives_a_reload(tmp_path: Path) -> 
                 {},
             )
             on.proxy.driver.change(
-                lambda core, now: core.reconfigure(
+                lambda core, now: core.changes.reconfigure(
                     config.core_buckets(),
                     now,
-                    route=core._route,
-                    affinity=core.affinity,
+                    route=core._dispatcher.route,
+                    affinity=core._dispatcher.affinity,
                     dispatch_ahead_s=0.3,
                     tenants=config.core_tenants(),
                     default_weight=2.0,

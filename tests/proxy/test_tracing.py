@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from proxy_stage import Call, RawBackend, by_request, stage
 
-from forebay.proxy.config.schema import Tracing
+from forebay.proxy.config.sections import Tracing
 from forebay.proxy.telemetry.tracing import Tracer
 from forebay.replay.sim.clock import run
 

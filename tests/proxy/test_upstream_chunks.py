@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.proxy.http1.client import BrokenAnswer, Connection, UpstreamFault
+from forebay.proxy.http1.connection import Connection
+from forebay.proxy.http1.faults import BrokenAnswer, UpstreamFault
 from forebay.proxy.http1.sse import EventScanner
 from forebay.proxy.relay.token_chunks import CHUNK_BYTES, TokenChunks
 

@@ -16,7 +16,7 @@ import orjson
 import pytest
 
 from forebay.proxy.share.hub import HELLO, Hub
-from forebay.proxy.share.workers import BAD_INPUT, Workers, again_in_s
+from forebay.proxy.share.workers import BAD_INPUT, WorkerPool, again_in_s
 from forebay.replay.sim.clock import run
 
 
@@ -61,7 +61,7 @@ class Parent:
         self.trouble: OSError | None = None
         self.said: list[str] = []
         self._news = asyncio.Event()
-        self.workers = Workers(["worker"], count, self._say)
+        self.workers = WorkerPool(["worker"], count, self._say)
 
     def _say(self, line: str) -> None:
         self.said.append(line)
@@ -116,8 +116,8 @@ def test_a_configuration_that_went_bad_later_ends_nobody(monkeypatch: pytest.Mon
             assert len(on.processes) == 4
             assert not other.signals
             assert on.said == [
-                "worker 0 died (SIGKILL); again in 0.5 s",
-                "worker 0 died (it finds the configuration bad); again in 1 s",
+                "worker 0 died (SIGKILL); restart in 0.5 s",
+                "worker 0 died (bad configuration); restart in 1 s",
             ]
             on.workers.stop.set()
             assert await task == 0
@@ -162,8 +162,8 @@ def test_a_worker_that_cannot_be_started_is_tried_again(
                 on.trouble = None
             await on.listening()
             assert on.said[:2] == [
-                "worker 0 died (exit status 1); again in 0.5 s",
-                "worker 0 died (not started: Resource temporarily unavailable); again in 1 s",
+                "worker 0 died (exit status 1); restart in 0.5 s",
+                "worker 0 died (not started: Resource temporarily unavailable); restart in 1 s",
             ]
             assert not other.signals
             on.workers.stop.set()

@@ -10,8 +10,8 @@ from replay_server import rows, run_one, table
 from yarl import URL
 
 from forebay.replay import runner
-from forebay.replay.bodies import Prepared, Window
-from forebay.replay.client import Exchange
+from forebay.replay.bodies import PreparedQueue, PreparedRequest
+from forebay.replay.client import ClientExchange
 from forebay.replay.dispatch import Dispatch
 from forebay.replay.schedule import Arrivals
 from forebay.replay.sim.clock import run
@@ -20,13 +20,13 @@ from forebay.replay.target import parse_targets
 BODY_S = 0.05
 
 
-class SlowWindow(Window):
+class SlowWindow(PreparedQueue):
     """Two bodies ahead; each takes 50 ms to make."""
 
     def __init__(self) -> None:
         super().__init__(most=2)
 
-    async def put(self, item: Prepared) -> None:
+    async def put(self, item: PreparedRequest) -> None:
         await asyncio.sleep(BODY_S)
         await super().put(item)
 
@@ -35,7 +35,7 @@ def test_a_closed_loop_that_waits_for_its_bodies_is_client_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two slots, answers of 25 ms, a body every 50 ms: a slot is free for 75 ms before its next."""
-    monkeypatch.setattr(runner, "Window", SlowWindow)
+    monkeypatch.setattr(runner, "PreparedQueue", SlowWindow)
     summary, _ = run_one(tmp_path / "run", rows(20), arrivals=Arrivals("closed", 2))
     told, kept = summary.values, table(summary.folder)
     assert (told["completed"], told["verdict"]) == (20, "client-limited")
@@ -52,9 +52,9 @@ def test_a_closed_loop_that_waits_for_its_bodies_is_client_limited(
 def test_the_first_round_of_a_closed_loop_does_not_wait_for_itself() -> None:
     """Sending costs 1 ms of the loop: a hundred at once leave one by one, each in its own turn."""
     at_s = 0.0
-    sent: list[Exchange] = []
+    sent: list[ClientExchange] = []
 
-    async def send(url: URL, body: bytes, exchange: Exchange, watch: object) -> None:
+    async def send(url: URL, body: bytes, exchange: ClientExchange, watch: object) -> None:
         nonlocal at_s
         exchange.sent_s = at_s
         sent.append(exchange)
@@ -62,9 +62,9 @@ def test_the_first_round_of_a_closed_loop_does_not_wait_for_itself() -> None:
         await asyncio.sleep(1.0)
 
     async def main() -> None:
-        window = Window()
+        window = PreparedQueue()
         for at, request in enumerate(rows(100)):
-            await window.put(Prepared(at, request, b"{}"))
+            await window.put(PreparedRequest(at, request, b"{}"))
         window.close()
         clock: Any = SimpleNamespace(now=lambda: at_s)
         client: Any = SimpleNamespace(send=send, watch=object)

@@ -181,7 +181,7 @@ def test_ctrl_c(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "interrupted; kept in" in told
+    assert "interrupted; what was measured is in" in told
     assert "Traceback" not in told
     summary = orjson.loads((out / "summary.json").read_bytes())
     assert summary["requests"] == 2000

@@ -425,17 +425,17 @@ def test_two_runs_are_equal_in_everything_but_their_name(tmp_path: Path) -> None
 
 def test_memory_ahead_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A window holds so many requests and bytes, but always lets one through."""
-    from forebay.replay.bodies import Prepared, Window
+    from forebay.replay.bodies import PreparedQueue, PreparedRequest
 
     async def main() -> tuple[int, int]:
         request = rows(1)[0]
-        window = Window(most=3, most_bytes=100)
+        window = PreparedQueue(most=3, most_bytes=100)
         put = 0
 
         async def fill(size: int, count: int) -> None:
             nonlocal put
             for at in range(count):
-                await window.put(Prepared(at, request, b"x" * size))
+                await window.put(PreparedRequest(at, request, b"x" * size))
                 put += 1
 
         task = asyncio.create_task(fill(10, 5))

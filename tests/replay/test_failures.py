@@ -293,15 +293,15 @@ def test_a_plain_server_behind_https(tmp_path: Path) -> None:
 def test_tls_is_a_class_of_its_own() -> None:
     from yarl import URL
 
-    from forebay.replay.client import Client, Exchange
+    from forebay.replay.client import Client, ClientExchange
     from forebay.replay.clock import Clock
 
-    async def main() -> Exchange:
+    async def main() -> ClientExchange:
         async with (
             serve() as server,
             Client(Clock(), first_token_timeout_s=5, stall_timeout_s=5) as client,
         ):
-            exchange = Exchange("x", 0.0)
+            exchange = ClientExchange("x", 0.0)
             url = URL(server.url.replace("http://", "https://"))
             await client.send(url, b"{}", exchange, client.watch())
             return exchange
@@ -313,7 +313,7 @@ def test_tls_is_a_class_of_its_own() -> None:
 def test_what_is_no_http(tmp_path: Path) -> None:
     from yarl import URL
 
-    from forebay.replay.client import Client, Exchange
+    from forebay.replay.client import Client, ClientExchange
     from forebay.replay.clock import Clock
 
     async def rude(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -323,11 +323,11 @@ def test_what_is_no_http(tmp_path: Path) -> None:
         writer.close()
         await writer.wait_closed()
 
-    async def main() -> Exchange:
+    async def main() -> ClientExchange:
         async with await asyncio.start_server(rude, "127.0.0.1", 0, family=socket.AF_INET) as up:
             port = up.sockets[0].getsockname()[1]
             async with Client(Clock(), first_token_timeout_s=5, stall_timeout_s=5) as client:
-                exchange = Exchange("x", 0.0)
+                exchange = ClientExchange("x", 0.0)
                 url = URL(f"http://127.0.0.1:{port}/v1/completions")
                 await client.send(url, b"{}", exchange, client.watch())
                 return exchange

@@ -9,7 +9,7 @@ from forebay.proxy.telemetry.hlog import new_histogram
 from forebay.replay.measure import Latency, OutputEvents, measure
 from forebay.replay.outcome import of_status, of_stream_error, seconds_header, token_count
 from forebay.replay.slo import Slo, default_slos, meets, parse_slos
-from forebay.replay.summary import Tally, distribution_ms, firm, is_firm
+from forebay.replay.summary import RunTotals, distribution_ms, firm, is_firm
 from forebay.replay.table import summary_table
 from forebay.replay.verdict import Lateness, lag_limit_s
 from forebay.traces.errors import InputError
@@ -213,7 +213,7 @@ def test_verdict_of_a_closed_loop(
     verdict = lateness.judge(closed=True)
     assert (verdict.word, verdict.at_s) == (word, at_s)
     assert says in verdict.reason
-    told = Tally(["chat"], ())
+    told = RunTotals(["chat"], ())
     told.lateness = lateness
     values = told.summary({}, 1.0, closed=True, scale=1.0)
     assert (values["verdict"], values["verdict_at_s"]) == (word, at_s)
@@ -303,7 +303,7 @@ def test_the_percentiles_of_one_sample_are_numbers() -> None:
 
 def test_the_table_of_a_short_run_shows_no_tails() -> None:
     few = dict.fromkeys(("p50", "p90", "p99", "p99.9", "max"), 7.0) | {"count": 3}
-    values = Tally(["chat"], ()).summary({}, 1.0, closed=False, scale=1.0)
+    values = RunTotals(["chat"], ()).summary({}, 1.0, closed=False, scale=1.0)
     values |= {"ttft_ms": {"all": few}, "stall_ms": {"all": few}, "schedule_lag_ms": few}
     with StringIO() as out:
         Console(file=out, width=120).print(summary_table(values))

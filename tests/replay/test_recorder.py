@@ -13,20 +13,20 @@ from replay_server import Server, answer, rows, run_one, table
 
 from forebay.proxy.telemetry.hlog import HlogWriter, IntervalLog, read_hlog
 from forebay.replay import output
-from forebay.replay.client import Exchange
+from forebay.replay.client import ClientExchange
 from forebay.replay.output import RunFolder
 from forebay.replay.recorder import Recorder
 from forebay.replay.sim.clock import run
-from forebay.replay.summary import Tally
+from forebay.replay.summary import RunTotals
 from forebay.traces.buckets import DEFAULT_BUCKETS
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 
 
-def answered(number: int) -> tuple[TraceRequest, Exchange]:
+def answered(number: int) -> tuple[TraceRequest, ClientExchange]:
     """Request `number` and its answer of two tokens; every third is about a document."""
     request = TraceRequest(f"r{number}", 0.0, 32 if number % 3 else 9000, 2)
-    exchange = Exchange(f"x-{number}", number / 1000, sent_s=number / 1000, queue_ms=1.0)
+    exchange = ClientExchange(f"x-{number}", number / 1000, sent_s=number / 1000, queue_ms=1.0)
     for gap_s in (0.1, 0.2):
         exchange.events.add(exchange.intended_s + gap_s)
     exchange.done_s = exchange.intended_s + 0.2
@@ -51,7 +51,7 @@ def test_a_flush_cancelled_at_any_turn_loses_and_doubles_nothing(
     async def cancelled_after(turns: int, folder: RunFolder) -> tuple[bool, dict[str, int]]:
         """Cancel a flush after `turns`; return whether it was over, and the totals by tag."""
         log = IntervalLog(HlogWriter(folder.hlog, 0.0))
-        recorder = Recorder(log, folder.table, Tally(["chat", "document"], ()), DEFAULT_BUCKETS)
+        recorder = Recorder(log, folder.table, RunTotals(["chat", "document"], ()), DEFAULT_BUCKETS)
         for number in range(requests):
             recorder.finished(*answered(number))
         flushing = asyncio.create_task(recorder.flush(1.0))

@@ -8,7 +8,7 @@ from paths import SHARED
 from forebay.proxy.config.schema import Config
 from forebay.proxy.core.model import BackendSpec, Bucket, Reject, Request, Send
 from forebay.proxy.core.shaper import Shaper
-from forebay.replay.sim.hindsight import Judged, Targets, judge
+from forebay.replay.sim.hindsight import RejectionHindsight, TtftTargets, judge
 from forebay.replay.sim.scenario import Scenario
 
 TRACES = SHARED / "data" / "traces"
@@ -21,18 +21,18 @@ class TestTheJudge:
     """Two documents at once on one engine, 0.6 s of prefill each; no place to wait."""
 
     @staticmethod
-    def two(target_s: float) -> Judged:
+    def two(target_s: float) -> RejectionHindsight:
         proxy = Config.model_validate(
             {"buckets": [{"name": "document", "up_to": 131_072, "max_queue": 0,
                           "prefills_per_backend": 1}]}
         )  # fmt: skip
         scenario = Scenario(gpus=1, proxy=proxy)
         trace = [about(i, 0.0, f"d{i}", 20_000) for i in range(2)]
-        return judge(trace, Targets(scenario, {"document": target_s}))
+        return judge(trace, TtftTargets(scenario, {"document": target_s}))
 
     def test_what_would_have_been_in_time_was_refused_falsely(self) -> None:
         found = self.two(target_s=5.0)
-        assert (found.met, len(found.refused), found.missed) == (1, 1, [])
+        assert (found.met, len(found.rejected), found.missed) == (1, 1, [])
         assert found.tried == {"1": True}
         assert found.false_alone == 1.0
         assert found.otherwise == {"never": 2, "without margin": 1}
@@ -49,7 +49,7 @@ class TestTheJudge:
         assert found.missed_share == 1.0
 
 
-def hold(found: Judged) -> None:
+def hold(found: RejectionHindsight) -> None:
     assert found.missed_share < 0.05
     assert found.false_together < 0.02
     assert found.met > 0.9 * found.requests

@@ -18,7 +18,7 @@ from forebay.replay.engine.engine import EngineCore
 from forebay.replay.engine.loop import EngineLoop
 from forebay.replay.engine.metrics import EngineMetrics
 from forebay.replay.sim.clock import run
-from forebay.replay.sim.fleet import Fleet, Journal, asked, served
+from forebay.replay.sim.fleet import Fleet, Journal, proxy_request, sim_request
 from forebay.replay.sim.skipping import SkippingEngine
 from forebay.replay.sim.stepping import SteppingEngine, engine_request
 from forebay.traces.schema import TraceRequest
@@ -58,18 +58,18 @@ async def drive(trace: list[TraceRequest]) -> Journal:
     async def client(row: TraceRequest) -> None:
         await asyncio.sleep(start + row.arrival_s - loop.time())
         with suppress(Rejected):
-            async with driver.slot(asked(row)) as grant:
+            async with driver.slot(proxy_request(row)) as grant:
                 engine = cores[grant.send.backend]
                 # asyncio wakes timers of one instant in any order; the engine takes requests in
                 # the order in which they were sent.
                 await asyncio.sleep(engine.request_s + next(sent) * 1e-11)
                 block_size = engine.limits.block_size
-                request = engine_request(served(row), loop.time(), block_size)
+                request = engine_request(sim_request(row), loop.time(), block_size)
                 request.sink = listener = Listener(grant)
                 loops[grant.send.backend].add(request)
                 await listener.ended.wait()
                 output_tokens = row.output_tokens if shaper.wants_usage else 0
-                grant.used(output_tokens, max(0, request.cached_tokens), row.input_tokens)
+                grant.report_usage(output_tokens, max(0, request.cached_tokens), row.input_tokens)
 
     steppers = [asyncio.create_task(engine.run()) for engine in loops.values()]
     async with asyncio.TaskGroup() as group:

@@ -3,20 +3,20 @@
 import pytest
 
 from forebay.proxy.core.model import Reject, Request, Send
-from forebay.replay.sim.peers import PEERS, LeastConnectionsQueue, Peer
+from forebay.replay.sim.router_models import ROUTER_MODELS, LeastConnectionsQueue, RouterModel
 from forebay.replay.sim.scenario import ALL_KNOWING, DIRECT, Scenario, simulate
 from forebay.traces.schema import TraceRequest
 from forebay.traces.synth import shared_document
 
 
-def started(name: str, engines: int = 2) -> Peer:
-    peer = PEERS[name][0]()
+def started(name: str, engines: int = 2) -> RouterModel:
+    peer = ROUTER_MODELS[name][0]()
     for number in range(engines):
         peer.backend_up(f"gpu{number}", 0.0, 100_000.0)
     return peer
 
 
-def went(peer: Peer, name: str, first: int, blocks: int = 20) -> str:
+def went(peer: RouterModel, name: str, first: int, blocks: int = 20) -> str:
     """Where a prompt goes that begins with block `first`."""
     ids = tuple(range(first, first + blocks))
     (action,) = peer.arrive(Request(name, 512 * blocks, 10, ids), 0.0)
@@ -99,7 +99,7 @@ def test_a_queue_in_front_sends_no_more_than_its_limit_and_gives_up_after_30_s()
     assert refused.request.id == "c"
 
 
-@pytest.mark.parametrize("policy", [DIRECT, *PEERS, ALL_KNOWING])
+@pytest.mark.parametrize("policy", [DIRECT, *ROUTER_MODELS, ALL_KNOWING])
 def test_everybody_serves_a_trace_to_the_end_and_leaves_nothing_behind(policy: str) -> None:
     rows = list(
         shared_document(users=30, document_tokens=8_192, rate_per_s=5.0, arrivals="poisson")

@@ -8,7 +8,7 @@ from shared_fleet import Result, play
 from forebay.proxy.core.model import BackendSpec, Bucket
 from forebay.proxy.core.shaper import Shaper
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.sim.fleet import Fleet, asked
+from forebay.replay.sim.fleet import Fleet, proxy_request
 from forebay.replay.sim.skipping import SkippingEngine
 from forebay.traces.lengths import Lognormal
 from forebay.traces.schema import TraceRequest
@@ -94,10 +94,10 @@ def test_a_proxy_that_joins_and_leaves_is_as_if_it_had_never_been() -> None:
             one.backend_up(name, 0.0, 200_000.0)
     rows = a_trace(2, seconds=30.0)
     for row in rows[:20]:
-        other.arrive(asked(row), 0.0)
-    shaper.others("other", other.books(0.0), 0.0)
-    assert shaper.backends["gpu0"].backlog_s(0.0) > 0
-    shaper.peer_gone("other", 0.5)
+        other.arrive(proxy_request(row), 0.0)
+    shaper.peering.reported("other", other.peering.report(0.0), 0.0)
+    assert shaper.backends["gpu0"].prefill_queue.backlog_s(0.0) > 0
+    shaper.peering.gone("other", 0.5)
     for row in rows:
         at = 1.0 + row.arrival_s
-        assert shaper.arrive(asked(row), at) == fresh.arrive(asked(row), at)
+        assert shaper.arrive(proxy_request(row), at) == fresh.arrive(proxy_request(row), at)

@@ -11,7 +11,7 @@ from shared_fleet import play as play_several
 from forebay.proxy.config.schema import BackendConfig, Config
 from forebay.proxy.core.model import BackendSpec, Bucket, Reject, Request, Send, Tenant
 from forebay.proxy.core.shaper import Shaper
-from forebay.proxy.core.state.spending import MOST, NEWS_S
+from forebay.proxy.core.state.tenants import MOST_REPORTED, REPEAT_S
 from forebay.replay.sim.scenario import Scenario
 from forebay.traces.schema import TraceRequest
 
@@ -111,18 +111,18 @@ def met(*tenants: Tenant) -> tuple[Shaper, Shaper]:
 
 def tell(one: Shaper, other: Shaper, now: float) -> list[str]:
     """The news of one; whom the other then sends."""
-    actions = other.others(str(id(one)), one.books(now), now)
+    actions = other.peering.reported(str(id(one)), one.peering.report(now), now)
     return [a.request.id for a in actions if isinstance(a, Send)]
 
 
 def counter(shaper: Shaper, tenant: str) -> float:
-    return shaper._fairness.counters()[tenant]
+    return shaper._dispatcher.fairness.counters()[tenant]
 
 
 def test_what_was_given_elsewhere_is_charged_once_and_by_weight() -> None:
     one, other = met(Tenant("t", weight=2.0))
     one.arrive(Request("1", 10_000, tenant="t"), 0.1)
-    given_s = one.backends["a"].flights["1"].prefill_s
+    given_s = one.backends["a"].in_flight["1"].prefill_s
     for now in (0.1, 0.2, 0.3):  # repeated, in case a message is lost
         tell(one, other, now)
     assert counter(other, "t") == pytest.approx(given_s / 2) == counter(one, "t")
@@ -136,12 +136,12 @@ def test_corrections_reach_the_others_even_when_all_else_is_forgotten() -> None:
     one.arrive(Request("1", 10_000, tenant="t"), 0.1)
     tell(one, other, 0.1)
     one.first_token("1", 0.5)
-    later = 0.5 + 2 * NEWS_S
+    later = 0.5 + 2 * REPEAT_S
     for step in range(8):
         now = 0.5 + (later - 0.5) * step / 7
         tell(one, other, now)
         tell(other, one, now)
-    assert one.books(later).tenants == {}
+    assert one.peering.report(later).tenants == {}
     one.used("1", 10, later, cached_tokens=9_000)
     one.finish("1", later)
     tell(one, other, later)
@@ -151,7 +151,7 @@ def test_corrections_reach_the_others_even_when_all_else_is_forgotten() -> None:
 def test_a_lost_message_costs_nothing() -> None:
     one, other = met(Tenant("t", tokens_per_s=1_000.0, burst_tokens=5_000.0))
     one.arrive(Request("1", 4_000, tenant="t"), 0.1)
-    one.books(0.2)  # lost
+    one.peering.report(0.2)  # lost
     tell(one, other, 0.3)
     (action,) = other.arrive(Request("2", 4_000, tenant="t"), 0.3)
     assert isinstance(action, Reject)
@@ -160,14 +160,14 @@ def test_a_lost_message_costs_nothing() -> None:
 
 def test_what_a_stranger_gave_before_we_met_is_no_news() -> None:
     one, friend, other = a_shaper(), a_shaper(), a_shaper()
-    one.others("friend", friend.books(0.0), 0.0)
+    one.peering.reported("friend", friend.peering.report(0.0), 0.0)
     one.arrive(Request("1", 100_000, tenant="t"), 0.0)
     one.finish("1", 1.0)
-    one.others("friend", friend.books(2 * NEWS_S), 2 * NEWS_S)
-    tell(one, other, 2 * NEWS_S)  # it no longer speaks of t ...
-    one.arrive(Request("2", 1_000, tenant="t"), 2 * NEWS_S)
-    tell(one, other, 2 * NEWS_S + 0.1)  # ... and begins anew
-    assert counter(other, "t") == pytest.approx(one.backends["a"].flights["2"].prefill_s)
+    one.peering.reported("friend", friend.peering.report(2 * REPEAT_S), 2 * REPEAT_S)
+    tell(one, other, 2 * REPEAT_S)  # it no longer speaks of t ...
+    one.arrive(Request("2", 1_000, tenant="t"), 2 * REPEAT_S)
+    tell(one, other, 2 * REPEAT_S + 0.1)  # ... and begins anew
+    assert counter(other, "t") == pytest.approx(one.backends["a"].in_flight["2"].prefill_s)
 
 
 def test_one_who_was_away_comes_back_level_with_those_served_elsewhere() -> None:
@@ -184,14 +184,14 @@ def test_one_who_was_away_comes_back_level_with_those_served_elsewhere() -> None
 
 def test_a_message_names_no_more_tenants_than_it_may() -> None:
     one, other = met()
-    for number in range(MOST + 50):
+    for number in range(MOST_REPORTED + 50):
         one.arrive(Request(str(number), 10, tenant=f"t{number}"), 0.1 + number * 1e-6)
-    assert len(one.books(0.2).tenants) == MOST
-    assert one.books(0.1 + 2 * NEWS_S).tenants == {}
-    assert other.books(0.2).tenants == {}
+    assert len(one.peering.report(0.2).tenants) == MOST_REPORTED
+    assert one.peering.report(0.1 + 2 * REPEAT_S).tenants == {}
+    assert other.peering.report(0.2).tenants == {}
 
 
 def test_alone_nothing_is_kept_for_others() -> None:
     shaper = a_shaper()
     shaper.arrive(Request("1", 1_000, tenant="t"), 0.0)
-    assert shaper.books(0.0).tenants == {}
+    assert shaper.peering.report(0.0).tenants == {}

@@ -22,7 +22,7 @@ from forebay.replay.sim.run_folder import keep
 from forebay.replay.sim.scenario import DIRECT, Scenario, can_skip, simulate
 from forebay.replay.sim.summary import summarise
 from forebay.replay.sim.sweep import (
-    Case,
+    SweepCase,
     cases,
     describe,
     parse_axis,
@@ -31,10 +31,10 @@ from forebay.replay.sim.sweep import (
     simulate_case,
 )
 from forebay.replay.sim.table import results_table
-from forebay.replay.sim.workload import Workload, with_blocks
+from forebay.replay.sim.workload import SimWorkload, with_blocks
 from forebay.replay.slo import parse_slos
 from forebay.replay.source import TraceSource
-from forebay.replay.summary import Tally
+from forebay.replay.summary import RunTotals
 from forebay.traces.errors import InputError
 from forebay.traces.jsonl import write_trace
 from forebay.traces.schema import TraceRequest
@@ -118,7 +118,7 @@ def test_summary_counts_what_the_outcomes_say() -> None:
 
 def test_the_keys_are_those_of_a_replay() -> None:
     """Readers of summary.json need not know which it is."""
-    replayed = Tally(["chat", "document"], SLOS).summary({}, 60.0, closed=False, scale=1.0)
+    replayed = RunTotals(["chat", "document"], SLOS).summary({}, 60.0, closed=False, scale=1.0)
     done = simulate(TRACE, Scenario())
     summary = summarise(done, SLOS, 60.0)
     assert set(replayed) <= set(summary)
@@ -204,7 +204,7 @@ WAITING = Config.model_validate(
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> RunData:
     """A run with rejected requests, some of them after a wait."""
-    case = Case({}, Scenario(gpus=1, proxy=WAITING), Workload(TRACE), SLOS)
+    case = SweepCase({}, Scenario(gpus=1, proxy=WAITING), SimWorkload(TRACE), SLOS)
     done, window_s = simulate_case(case)
     summary = describe(case, done, window_s)
     assert summary["completed"] > 50
@@ -245,7 +245,7 @@ def test_the_log_has_a_line_a_second_and_tag(kept: RunData) -> None:
 
 def test_the_log_of_years_has_as_many_lines_as_that_of_an_hour(tmp_path: Path) -> None:
     rows = [TraceRequest(f"{n}", n * 20_000.0, 10, 1) for n in range(5_000)]  # three years
-    case = Case({}, Scenario(), Workload(rows), SLOS)
+    case = SweepCase({}, Scenario(), SimWorkload(rows), SLOS)
     done, window_s = simulate_case(case)
     keep(tmp_path / "run", case, done, describe(case, done, window_s), force=False)
     lines = (tmp_path / "run" / HLOG).read_text().splitlines()
@@ -324,8 +324,8 @@ def test_a_trace_without_lengths_is_said_to_be(
 
 def test_a_run_says_which_trace_it_was(trace_file: Path, tmp_path: Path) -> None:
     for name, trace in (("file", trace_file), ("rows", TRACE), ("pipe", Path("/dev/null"))):
-        case = Case({}, Scenario(), Workload(trace), SLOS)
-        played = Case({}, Scenario(), Workload(TRACE), SLOS)
+        case = SweepCase({}, Scenario(), SimWorkload(trace), SLOS)
+        played = SweepCase({}, Scenario(), SimWorkload(TRACE), SLOS)
         done, window_s = simulate_case(played)
         keep(tmp_path / name, case, done, describe(played, done, window_s), force=False)
         told = orjson.loads((tmp_path / name / "run.json").read_bytes())["trace"]
@@ -343,7 +343,7 @@ def test_a_trace_out_of_order_is_refused() -> None:
 
 def test_cases_vary_the_last_axis_fastest() -> None:
     axes = dict(map(parse_axis, ["seed=1,2", "gpus=1,2"]))
-    listed = list(cases(axes, Scenario(), Workload(TRACE[:5]), SLOS))
+    listed = list(cases(axes, Scenario(), SimWorkload(TRACE[:5]), SLOS))
     assert [tuple(case.values.values()) for case in listed] == [(1, 1), (1, 2), (2, 1), (2, 2)]
     assert [result["requests"] for result in run_all(listed, 1)] == [5] * 4
 
@@ -351,7 +351,7 @@ def test_cases_vary_the_last_axis_fastest() -> None:
 def test_ray_changes_nothing() -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'forebay[ray]'")
     axes = dict([parse_axis("gpus=1,2")])
-    listed = list(cases(axes, Scenario(), Workload(TRACE[:50]), SLOS))
+    listed = list(cases(axes, Scenario(), SimWorkload(TRACE[:50]), SLOS))
     told = [list(run_all(listed, 1)), list(run_on_ray(listed, "local"))]
     for result in (*told[0], *told[1]):
         del result["cpu_s"]

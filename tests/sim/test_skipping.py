@@ -10,9 +10,9 @@ import pytest
 from forebay.replay.engine import engine
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.engine import EngineCore
-from forebay.replay.engine.request import Request
-from forebay.replay.engine.server.tokenizer import hashes_of_ids
+from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.step_time import StepWork
+from forebay.replay.engine.tokenizer import hashes_of_ids
 from forebay.replay.sim import skipping
 from forebay.replay.sim.skipping import SimRequest, SkippingEngine
 
@@ -58,7 +58,7 @@ def stepped(config: EngineConfig, workload: list[Asked]) -> Totals:
         while at < len(workload) and workload[at].at == now:
             one = workload[at]
             hashes = hashes_of_ids(one.ids, one.block_tokens, one.prompt, block_size)
-            core.add(Request(f"r{at}", one.prompt, one.output, hashes, sink=got[at]))
+            core.add(EngineRequest(f"r{at}", one.prompt, one.output, hashes, sink=got[at]))
             at += 1
         if end == now:
             end = inf
@@ -127,9 +127,9 @@ def skipped(config: EngineConfig, workload: list[Asked]) -> Totals:
 
 def check_pool(fast: SkippingEngine) -> None:
     """All blocks are back, and the ring and the tree agree."""
-    pool = fast._books.pool
+    pool = fast._planner.pool
     pool.settle()
-    assert pool.free == fast._books.pool_blocks
+    assert pool.free == fast._planner.pool_blocks
     in_ring, run = pool._blank, pool._ring.after
     while run is not pool._ring:
         assert run.holders == 0

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from forebay.replay.schedule import TRACE_ARRIVALS
 from forebay.replay.sim.capacity import capacity_per_s
-from forebay.replay.sim.hindsight import Judged, Targets, judge
+from forebay.replay.sim.hindsight import RejectionHindsight, TtftTargets, judge
 from forebay.replay.sim.scenario import Scenario
-from forebay.replay.sim.workload import Workload
+from forebay.replay.sim.workload import SimWorkload
 from forebay.replay.slo import DEFAULT_SLO_S
 from forebay.traces.schema import TraceRequest
 from forebay.traces.synth_mix import ChatBesideDocuments, chat_beside_documents
@@ -23,7 +23,7 @@ FILES = {
 }
 MADE = "chat beside documents"
 SCENARIO = Scenario()
-TARGETS = Targets(SCENARIO, DEFAULT_SLO_S)
+TARGETS = TtftTargets(SCENARIO, DEFAULT_SLO_S)
 Rows = Sequence[TraceRequest]
 
 
@@ -35,7 +35,7 @@ def rows(name: str, folder: Path | None, seed: int = 1) -> Rows:
         )
         return list(chat_beside_documents(spec))[:ROWS]
     assert folder is not None
-    workload = Workload(folder / FILES[name], too_long="drop")
+    workload = SimWorkload(folder / FILES[name], too_long="drop")
     return workload.source(SCENARIO.engine.context)[:ROWS]
 
 
@@ -45,9 +45,9 @@ def names(folder: Path | None) -> Iterator[str]:
         yield from FILES
 
 
-def judged(trace: Rows, load: float, sample: int) -> Judged:
+def judged(trace: Rows, load: float, sample: int) -> RejectionHindsight:
     """The trace at a share of capacity; a first token of a chat in 2 s, of a document in 15 s."""
     capacity = capacity_per_s(trace, SCENARIO.engine, SCENARIO.gpus)
-    workload = replace(Workload(trace), load=load, arrivals=TRACE_ARRIVALS)
+    workload = replace(SimWorkload(trace), load=load, arrivals=TRACE_ARRIVALS)
     paced, _ = workload.requests(SCENARIO.engine.context, lambda: capacity)
     return judge(paced, TARGETS, sample)

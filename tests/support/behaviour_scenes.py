@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from forebay.replay.sim.fleet import Outcome
+from forebay.replay.sim.fleet import SimOutcome
 from forebay.replay.sim.scenario import Scenario, simulate
 from forebay.traces.schema import TraceRequest
 
@@ -28,7 +28,7 @@ def about(
     return TraceRequest(str(number), at, prompt, output, ids, document=document)
 
 
-def computed_whole(outcome: Outcome) -> bool:
+def computed_whole(outcome: SimOutcome) -> bool:
     """More than half of the prompt was computed."""
     return outcome.served is not None and 2 * outcome.cached_tokens < outcome.request.input_tokens
 

@@ -12,10 +12,10 @@ from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.engine import EngineCore
 from forebay.replay.engine.faults import parse_fault
 from forebay.replay.engine.kv_events import KvEvents
-from forebay.replay.engine.request import Request
+from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.server.options import ServerOptions
 from forebay.replay.engine.server.server import RunningEngine, start_engine
-from forebay.replay.engine.server.tokenizer import Generation, OutputBlocks, Prompt
+from forebay.replay.engine.tokenizer import Generation, OutputBlocks, Prompt
 from forebay.replay.sim.clock import run
 
 Client = aiohttp.ClientSession
@@ -39,7 +39,9 @@ class Cache:
         hashes = prompt.block_hashes(32, salt)
         self._asked += 1
         name = str(self._asked)
-        self.core.add(Request(name, prompt.tokens, output, hashes, extend=content, content=content))
+        self.core.add(
+            EngineRequest(name, prompt.tokens, output, hashes, extend=content, content=content)
+        )
         while self.core.has_work:
             self.core.step(0.0)
         return self.events.take()

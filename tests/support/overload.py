@@ -15,7 +15,7 @@ from forebay.proxy.core.model import ServiceClass, Tenant
 from forebay.proxy.core.shaper import Shaper
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.capacity import capacity_per_s
-from forebay.replay.sim.fleet import Fleet, Outcome
+from forebay.replay.sim.fleet import Fleet, SimOutcome
 from forebay.replay.sim.scenario import Scenario
 from forebay.replay.sim.skipping import SkippingEngine
 from forebay.traces.schema import TraceRequest
@@ -130,7 +130,7 @@ class Slowed:
 @dataclass(frozen=True)
 class Played:
     shaper: Shaper
-    outcomes: list[Outcome]
+    outcomes: list[SimOutcome]
 
     def between(self, start: float, end: float) -> "Played":
         chosen = [o for o in self.outcomes if start <= o.request.arrival_s < end]
@@ -140,7 +140,7 @@ class Played:
         return Played(self.shaper, [o for o in self.outcomes if o.request.tenant == tenant])
 
     @property
-    def good(self) -> list[Outcome]:
+    def good(self) -> list[SimOutcome]:
         """First token in time."""
         return [o for o in self.outcomes if _in_time(o)]
 
@@ -171,18 +171,18 @@ class Played:
         return values[min(len(values) - 1, int(quantile * len(values)))]
 
 
-def target_s(outcome: Outcome) -> float:
+def target_s(outcome: SimOutcome) -> float:
     return CHAT_S if outcome.request.input_tokens <= 5_000 else DOCUMENT_S
 
 
-def work_s(outcome: Outcome) -> float:
+def work_s(outcome: SimOutcome) -> float:
     """Prefill of the request, with what was cached taken off; the prior of an 8B on an H200."""
     prompt = outcome.request.input_tokens
     uncached = prompt - outcome.cached_tokens
     return 0.005 + 2.2e-5 * uncached + 1e-9 * uncached * (prompt - uncached / 2)
 
 
-def _in_time(outcome: Outcome) -> bool:
+def _in_time(outcome: SimOutcome) -> bool:
     return outcome.ttft_s is not None and outcome.ttft_s <= LATE * target_s(outcome)
 
 

@@ -185,9 +185,9 @@ class Stage:
             assert backend.kv.tokens == 0
             assert not backend.prefills
         assert self.proxy.app._held_bytes == 0
-        budget = self.proxy.app._relay.budget
+        budget = self.proxy.app._attempts.budget
         assert (budget.active, budget.retrying) == (0, 0)
-        assert not self.proxy.app._relay._attempts
+        assert not self.proxy.app._attempts._active
         assert not any(b.waiting for b in self.proxy.backends.health._backends.values())
 
 

@@ -17,7 +17,7 @@ from forebay.proxy.core.model import (
     ServiceClass,
     Tenant,
 )
-from forebay.proxy.core.policy.routes import ROUTES
+from forebay.proxy.core.policy.routing import ROUTES
 from forebay.proxy.core.shaper import Shaper
 
 ROUNDING_S = 1e-6
@@ -66,7 +66,7 @@ class ShaperMachine(RuleBasedStateMachine):
         self.running: dict[str, tuple[Request, str, str]] = {}
         self.no_token: set[str] = set()
         self.pieces: set[str] = set()  # of those that run, whose prompt was sent in part
-        self.begun: set[str] = set()
+        self.splits: set[str] = set()
         self.retried: set[str] = set()
         self.arrived = self.left = 0
         self.shaper = Shaper(
@@ -125,7 +125,7 @@ class ShaperMachine(RuleBasedStateMachine):
                 if action.piece_blocks:
                     assert action.piece_blocks < len(request.blocks)
                     self.pieces.add(request.id)
-                    self.begun.add(request.id)
+                    self.splits.add(request.id)
             else:
                 self.left += 1
                 self.check(action, newcomer == request.id)
@@ -230,9 +230,9 @@ class ShaperMachine(RuleBasedStateMachine):
         self.begin_to_wait(request)
         self.retried.add(request_id)
         if cached_tokens == -1:
-            actions = self.shaper.not_in_pieces(request_id, self.now)
+            actions = self.shaper.not_split(request_id, self.now)
         else:
-            actions = self.shaper.computed(request_id, self.now, cached_tokens)
+            actions = self.shaper.piece_computed(request_id, self.now, cached_tokens)
         self.apply(actions, newcomer=request_id)
 
     @precondition(lambda self: self.running)
@@ -303,7 +303,7 @@ class ShaperMachine(RuleBasedStateMachine):
     def books_balance(self) -> None:
         for name, backend in self.shaper.backends.items():
             mine = {i: r for i, (r, b, _) in self.running.items() if b == name}
-            assert set(backend.flights) == set(mine)
+            assert set(backend.in_flight) == set(mine)
             assert len(mine) <= self.slots[name]
             assert 1 <= backend.limit <= self.slots[name]
             queued = [w for w in self.shaper.waiting() if w.backend == name]
@@ -318,18 +318,22 @@ class ShaperMachine(RuleBasedStateMachine):
                 cold = [f for f in lined if f.uncached_tokens == f.request.prompt_tokens]
                 long = [f for f in lined if f.uncached_tokens > 2_048]
                 # Short questions about what is cached do not count.
-                assert backend.line.prefills_of[bucket] == len({f.request.id for f in cold + long})
-            assert backend.line.tokens == sum(f.uncached_tokens for f in backend.prefills.values())
+                assert backend.prefill_queue.prefills_of[bucket] == len(
+                    {f.request.id for f in cold + long}
+                )
+            assert backend.prefill_queue.tokens == sum(
+                f.uncached_tokens for f in backend.prefills.values()
+            )
             if not mine:
                 assert backend.kv.tokens == 0
-                assert backend.backlog_s(self.now) == 0.0
+                assert backend.prefill_queue.backlog_s(self.now) == 0.0
 
     @invariant()
     def who_has_begun_and_who_follows(self) -> None:
         for name, backend in self.shaper.backends.items():
             queued = {w.request.id: w for w in self.shaper.waiting() if w.backend == name}
             pieces = {i for i in self.pieces if self.running.get(i, ("", ""))[1] == name}
-            begun = {w.request.id for w in backend.begun}
+            begun = {w.request.id for w in backend.splits}
             assert pieces == begun - set(queued)
             assert set(backend.followers) == {i for i, w in queued.items() if w.follows}
             leaders = {w.request.id for w in backend.leaders}
@@ -338,7 +342,7 @@ class ShaperMachine(RuleBasedStateMachine):
                 for i, w in queued.items()
                 if not w.follows and i not in begun and w.request.prompt_tokens > 2_048
             }
-            for waiting in (*backend.leaders, *backend.begun):
+            for waiting in (*backend.leaders, *backend.splits):
                 assert waiting.followed == sum(
                     w.leader is waiting for w in self.shaper.waiting()
                 ), waiting.request.id
@@ -358,13 +362,13 @@ class ShaperMachine(RuleBasedStateMachine):
         for bucket in ("chat", "document"):
             mates = [r for r in self.waiting.values() if self.bucket(r) == bucket]
             assert self.shaper.queued(bucket) == len(mates)
-            under_way = sum(r.id in self.begun for r in mates)  # these come back
+            under_way = sum(r.id in self.splits for r in mates)  # these come back
             assert len(mates) <= self.max_queue + under_way
 
     @invariant()
     def prefill_limit_holds(self) -> None:
         for backend in self.shaper.backends.values():
-            assert backend.line.prefills_of["document"] <= self.prefills_per_backend
+            assert backend.prefill_queue.prefills_of["document"] <= self.prefills_per_backend
 
     @invariant()
     def nobody_waits_while_every_engine_idles(self) -> None:
@@ -378,13 +382,15 @@ class ShaperMachine(RuleBasedStateMachine):
         for backend in self.shaper.backends.values():
             for queue in backend.queues.values():
                 # Where several tenants wait, a send elsewhere may have made another one next.
-                for head in queue.heads() if len(queue.lanes) == 1 else ():
-                    assert not self.shaper._outlook.may_start(backend, head, self.now)
+                for head in queue.heads() if len(queue.flows) == 1 else ():
+                    assert not self.shaper._dispatcher.forecast.gate.may_start(
+                        backend, head, self.now
+                    )
 
     @invariant()
     def tenants_queue_apart(self) -> None:
-        if self.shaper._fairness.on:
-            for name, account in self.shaper._fairness._accounts.items():
+        if self.shaper._dispatcher.fairness.on:
+            for name, account in self.shaper._dispatcher.fairness._accounts.items():
                 assert account.queued == sum(r.tenant == name for r in self.waiting.values())
 
     @invariant()

@@ -16,7 +16,7 @@ from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.share.exchange import PERIOD_S
 from forebay.proxy.share.wire import Message, decode, encode
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.sim.fleet import Fleet, Outcome
+from forebay.replay.sim.fleet import Fleet, SimOutcome
 from forebay.replay.sim.skipping import SkippingEngine
 from forebay.traces.schema import TraceRequest
 
@@ -88,7 +88,7 @@ class Several:
         return actions
 
     def _publish(self, index: int, now: float) -> list[Action]:
-        books = self.shapers[index].books(now)
+        books = self.shapers[index].peering.report(now)
         data = encode(Message(str(index), self.messages, books))
         self.messages += 1
         self.message_bytes += len(data)
@@ -96,8 +96,8 @@ class Several:
         actions: list[Action] = []
         for other, shaper in enumerate(self.shapers):
             if other != index:
-                actions += self._note(shaper.others(heard.sender, heard.books, now), now)
-                actions += self._note(shaper.forget_silent(now), now)
+                actions += self._note(shaper.peering.reported(heard.sender, heard.report, now), now)
+                actions += self._note(shaper.peering.forget_silent(now), now)
         return actions
 
     def _note(self, actions: list[Action], now: float) -> list[Action]:
@@ -121,7 +121,7 @@ class Several:
 class Result:
     """Outcomes and policy of one simulation."""
 
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[SimOutcome]
     policy: Several
 
     @property

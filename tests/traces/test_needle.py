@@ -10,7 +10,7 @@ from forebay.traces.describe import describe
 from forebay.traces.errors import InputError
 from forebay.traces.jsonl import parse_row, row_bytes
 from forebay.traces.needle import (
-    Answer,
+    NeedleAnswer,
     answer_line,
     generated_haystack,
     load_haystack,
@@ -31,7 +31,7 @@ def common_length(one: str, other: str) -> int:
     return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-def make(**change: object) -> list[tuple[TraceRequest, Answer]]:
+def make(**change: object) -> list[tuple[TraceRequest, NeedleAnswer]]:
     settings: dict[str, object] = {
         "lengths": [1_000, 3_000],
         "depths": [0.0, 0.5, 1.0],
@@ -92,7 +92,7 @@ def test_equal_seeds_make_equal_needles() -> None:
     [("It is 1234567.", True), ("1,234,567", True), ("1 234 567", True), ("7654321", False)],
 )
 def test_an_answer_is_found_however_its_digits_are_grouped(output: str, right: bool) -> None:
-    assert Answer("a", "1234567", "?", 1_000, 0.5).found_in(output) is right
+    assert NeedleAnswer("a", "1234567", "?", 1_000, 0.5).found_in(output) is right
 
 
 def test_answers_survive_the_round_trip(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from paths import SHARED
 
 from forebay.traces.errors import InputError
 from forebay.traces.tokens import ByteEstimate
-from forebay.traces.zeroscrolls import TASKS, Sample, by_document, read_task
+from forebay.traces.zeroscrolls import TASKS, ZeroScrollsSample, by_document, read_task
 from forebay.traces.zeroscrolls_prompts import NO_EXPLANATION, prompt_form, truncated_prompt
 from forebay.traces.zeroscrolls_trace import ORDERS, ordered, to_trace
 
@@ -95,7 +95,7 @@ def test_what_is_odd_is_a_warning(tmp_path: Path) -> None:
     warnings = [warning.removeprefix(f"{tmp_path}/t.jsonl") for warning in found.warnings]
     assert warnings[0].startswith(":1: indices out of order: document 35:9999, query")
     assert warnings[1] == ":2: inner document starts outside the document: 0"
-    assert warnings[2] == ":3: id 'q2' again with another input; kept one"
+    assert warnings[2] == ":3: id 'q2' again with another input; kept the first"
     assert warnings[3] == ": 3 rows, the paper's Table 1 has 500"
 
 
@@ -129,9 +129,9 @@ def test_what_cannot_be_read_is_one_clear_line(tmp_path: Path) -> None:
         archive.writestr("qmsum/test.jsonl", "{}\n")
     for path, task, split, says in (
         ("none.zip", None, "test", "no such file"),
-        ("empty.jsonl", None, "test", "cannot tell which task this is; give --task"),
+        ("empty.jsonl", None, "test", "unknown task; give --task"),
         ("empty.jsonl", "qasper", "test", "no rows in this file"),
-        ("empty.jsonl", "quasper", "test", "'quasper' is none"),
+        ("empty.jsonl", "quasper", "test", "'quasper' is not one"),
         ("qasper", None, "train", "--split train: not a split"),
         ("qasper", None, "validation", "holds no validation.jsonl"),
         (
@@ -141,7 +141,7 @@ def test_what_cannot_be_read_is_one_clear_line(tmp_path: Path) -> None:
             "holds no test.jsonl; name one of its tasks with --task: qmsum, qasper",
         ),
         ("cut.zip", "qasper", "test", "not JSON"),
-        ("qmsum.zip", None, "validation", "wants one validation.jsonl inside, has none"),
+        ("qmsum.zip", None, "validation", "needs one validation.jsonl inside, has none"),
         ("qmsum.zip", None, "test", "qmsum.zip(qmsum/test.jsonl):1: id and input"),
     ):
         with pytest.raises(InputError) as error:
@@ -160,9 +160,11 @@ def test_a_damaged_zip_is_one_clear_line(tmp_path: Path) -> None:
         read_task(path)
 
 
-def sample(task: str = "qasper", document: str = "Text", inner: tuple[int, ...] = ()) -> Sample:
+def sample(
+    task: str = "qasper", document: str = "Text", inner: tuple[int, ...] = ()
+) -> ZeroScrollsSample:
     one = row(1, document)
-    return Sample(
+    return ZeroScrollsSample(
         task,
         one["id"],
         one["input"],
@@ -250,7 +252,7 @@ def test_cutting_keeps_documents_shared() -> None:
     assert prompts[0] == prompts[1]
 
 
-def samples() -> list[Sample]:
+def samples() -> list[ZeroScrollsSample]:
     return [replace(sample(document=f"Text {number % 3}"), id=str(number)) for number in range(12)]
 
 

@@ -1,24 +1,24 @@
-"""Judge refusals afterwards: would the request have made its target, had it been taken?
+"""Judge rejections afterwards: would the request have met its target, had it been admitted?
 
-An estimate from what the backends then did. A request that was refused for want of time or room
-is followed as if it stood in the line where it would have stood, alone:
+This is an estimate from what the backends then did. A request that was rejected for lack of time
+or room is followed as if it alone waited in the queue where it would have waited (a ghost):
 
-- It would have been sent at the first moment at which a backend it was priced for would have let
-  it start and nobody waited before it there; or in place of the first one behind it in line that
-  was sent. What the line ahead really took is thus observed, not predicted.
-- It then meets its target if the wait so far and what that backend has left to prefill are within
-  `max_wait`, and both and its own prefill, which is predicted, within the client's limit. Else
-  refusing it was `right`.
-- Its prefill delays those behind it until its backend has been without work for as long. If that
-  would have had somebody refused who was taken, or made somebody late who was in time, then the
-  request would only have taken that one's place: `displacing`. While it stands in line those of
-  hastier buckets go before it, and do not count.
-- If nobody was, the refusal was `false`.
+- It would have been sent at the first moment at which a backend that was priced for it would have
+  let it start with no request before it there; or in place of the first request behind it that was
+  sent. So the time that the queue before it took is observed, not predicted.
+- It then meets its target if the wait so far plus the rest of that backend's prefills is within
+  `max_wait`, and with its own predicted prefill within the client's limit. If not, the rejection
+  was `right`.
+- Its prefill delays the requests behind it until its backend has been without work for as long. If
+  that would have caused a rejection or made a request late that was in time, the ghost would only
+  have taken that request's place: `displacing`. Requests of more urgent buckets that go before the
+  ghost while it waits do not count.
+- If it harmed no request, the rejection was `false`.
 
-So in a long overload, when the engines work without a break, a refusal is displacing, not false:
-nothing was left for one more. Not modelled: the KV cache that it would have taken, and where those
-behind it would have gone instead. Of each bucket `MOST` are followed at a time and the rest is
-`unjudged`, so that the cost is bounded.
+In a long overload, when the engines work without a break, a rejection is displacing, not false:
+there was no room for one more. Not modelled: the KV cache that the ghost would have taken, and
+where those behind it would have gone instead. FOLLOWED_MOST ghosts of each bucket are followed at
+a time, which bounds the cost; the others are `unjudged`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,28 +27,28 @@ from typing import Final
 
 from forebay.proxy.core.explain.receipt import Receipt, Receipts
 from forebay.proxy.core.model import Bucket, Request
-from forebay.proxy.core.policy.forecast import Outlook
 from forebay.proxy.core.policy.routing import Option
+from forebay.proxy.core.policy.start import StartGate
 from forebay.proxy.core.state.backend import Backend
-from forebay.proxy.core.state.queue import Waiting, due_at
+from forebay.proxy.core.state.queue import QueuedRequest, due_at
 
-MOST: Final = 8
-HORIZON_S: Final = 60.0  # who has cost nobody anything for so long has cost nothing
+FOLLOWED_MOST: Final = 8  # ghosts of each bucket
+HORIZON_S: Final = 60.0  # a ghost that has harmed no request for so long has harmed none
 
 
 class Ghost:
-    """A refused request, followed as if it had been taken.
+    """A rejected request, followed as if it had been admitted.
 
     Attributes:
-        backend: whose line it stands in, or where it would have been sent.
-        sent: it would have been, at `sent_at`.
-        left_s: of its prefill, not yet made up for by a backend without work.
-        displaces: somebody else would have paid for it.
+        backend: where it would wait or would have been sent.
+        sent: it would have been sent, at `sent_at`.
+        left_s: prefill seconds not yet made up for by idle time of the backend.
+        displaces: it would have taken another request's place.
     """
 
     __slots__ = ("backend", "displaces", "left_s", "receipt", "sent", "sent_at", "waiting")
 
-    def __init__(self, waiting: Waiting, receipt: Receipt, option: Option) -> None:
+    def __init__(self, waiting: QueuedRequest, receipt: Receipt, option: Option) -> None:
         self.waiting = waiting
         self.receipt = receipt
         self.backend = option.backend
@@ -59,18 +59,20 @@ class Ghost:
 
 
 class Hindsight:
-    """`watches` while it follows anybody."""
+    """Follows rejected requests; `watches` while there are any."""
 
     def __init__(self, receipts: Receipts) -> None:
         self._receipts = receipts
         self._ghosts: list[Ghost] = []
-        self._until = 0.0  # up to when it has looked
+        self._until = 0.0  # the time of the last look
         self.watches = False
 
-    def refused(self, waiting: Waiting, receipt: Receipt, option: Option, now: float) -> None:
-        """A newcomer was refused for want of time or room; it was priced as `option`."""
+    def rejected(
+        self, waiting: QueuedRequest, receipt: Receipt, option: Option, now: float
+    ) -> None:
+        """Follow a new request that was rejected for lack of time or room, priced as `option`."""
         ghost = Ghost(waiting, receipt, option)
-        if sum(g.receipt.bucket == receipt.bucket for g in self._ghosts) >= MOST:
+        if sum(g.receipt.bucket == receipt.bucket for g in self._ghosts) >= FOLLOWED_MOST:
             self._judge(ghost, "unjudged")
             return
         receipt.hindsight = "pending"
@@ -81,10 +83,10 @@ class Hindsight:
         self._until = now
         self.watches = True
 
-    def took(
+    def admitted(
         self, request: Request, bucket: Bucket, options: Sequence[Option], queued: int
     ) -> None:
-        """Another newcomer was taken, at these prices and with so many of its bucket waiting."""
+        """Note another admission, at these prices and with so many of its bucket waiting."""
         for ghost in self._ghosts:
             receipt = ghost.receipt
             hastier = bucket.max_wait_s < receipt.max_wait_s
@@ -103,47 +105,41 @@ class Hindsight:
                 with_it = with_it or slack_s >= 0.0
             ghost.displaces = without and not with_it
 
-    def passes(
-        self, outlook: Outlook, backends: Mapping[str, Backend], ahead_s: float, now: float
-    ) -> None:
-        """Time passes until `now`, and nothing has happened since the last event.
-
-        Args:
-            ahead_s: a backend is sent more while its backlog is below this.
-        """
+    def time_passes(self, gate: StartGate, backends: Mapping[str, Backend], now: float) -> None:
+        """Let time pass until `now`; nothing has happened since the last event."""
         before = self._until
         self._until = now = max(now, before)
-        rooms = [b for b in backends.values() if outlook.has_room(b, before)]
-        later = [b for b in backends.values() if b not in rooms and outlook.has_room(b, now)]
+        rooms = [b for b in backends.values() if gate.has_room(b, before)]
+        later = [b for b in backends.values() if b not in rooms and gate.has_room(b, now)]
         for ghost in list(self._ghosts):
             backend = backends.get(ghost.backend)
-            # The configuration may have been changed since: no such backend, no such bucket.
+            # The configuration may have changed: the backend or the bucket may be gone.
             gone = backend is None or ghost.waiting.bucket not in backend.queues
             if backend is None or gone or not backend.up:
                 self._judge(ghost, "unjudged")
                 continue
             if not ghost.sent:
-                self._look(ghost, outlook, rooms, later, ahead_s, before, now)
+                self._look(ghost, gate, rooms, later, before, now)
             if ghost.sent:
                 self._works_off(ghost, backends[ghost.backend], max(before, ghost.sent_at), now)
         self.watches = bool(self._ghosts)
 
-    def sends(
+    def starts(
         self,
-        waiting: Waiting,
+        waiting: QueuedRequest,
         backend: Backend,
-        outlook: Outlook,
+        gate: StartGate,
         buckets: Mapping[str, Bucket],
         now: float,
     ) -> None:
-        """One who was taken is about to be sent: in the place of one of ours, or late by it."""
+        """Note a request that is about to be sent: in a ghost's place, or delayed by one."""
         slack_s = inf
         for ghost in list(self._ghosts):
             ours = ghost.waiting
             if not ghost.sent:
-                first = ours.bucket == waiting.bucket and ours.lane == waiting.lane
+                first = ours.bucket == waiting.bucket and ours.flow == waiting.flow
                 first = first and ours.key < waiting.key and _priced(ghost, backend)
-                if first and outlook.may_start(backend, ours, now):
+                if first and gate.may_start(backend, ours, now):
                     self._send(ghost, backend, now)
             if ghost.sent and ghost.backend == backend.name and not ghost.displaces:
                 if slack_s == inf:
@@ -153,26 +149,25 @@ class Hindsight:
     def _look(
         self,
         ghost: Ghost,
-        outlook: Outlook,
+        gate: StartGate,
         rooms: list[Backend],
         later: list[Backend],
-        ahead_s: float,
         before: float,
         now: float,
     ) -> None:
-        """Whether it would have been sent by now: to those with room before, or since `later`."""
+        """Send a ghost that would have been sent: to a backend with room before, or since."""
         waiting, by_time = ghost.waiting, None
         for backend in rooms:
             if _first(ghost, backend):
-                if outlook.may_start(backend, waiting, before):
+                if gate.may_start(backend, waiting, before):
                     self._send(ghost, backend, before)
                     return
-                if by_time is None and outlook.may_start(backend, waiting, now):
+                if by_time is None and gate.may_start(backend, waiting, now):
                     by_time = backend
         for backend in later:
             first = by_time is None and _first(ghost, backend)
-            if first and outlook.may_start(backend, waiting, now):
-                room_at = backend.backlog_below_at(ahead_s)
+            if first and gate.may_start(backend, waiting, now):
+                room_at = backend.prefill_queue.below_at(gate.dispatch_ahead_s)
                 self._send(ghost, backend, max(before, min(now, room_at)))
                 return
         if waiting.deadline < now:
@@ -181,10 +176,14 @@ class Hindsight:
             self._send(ghost, by_time, now)
 
     def _send(self, ghost: Ghost, backend: Backend, at: float) -> None:
-        """It would have been sent there and then."""
+        """Note that a ghost would have been sent there and then."""
         request, receipt = ghost.waiting.request, ghost.receipt
         matched = backend.matched_tokens(request)
-        wait_s = at - receipt.arrived_at + backend.ahead_s(request.prompt_tokens - matched, at)
+        wait_s = (
+            at
+            - receipt.arrived_at
+            + backend.prefill_queue.ahead_s(request.prompt_tokens - matched, at)
+        )
         prefill_s = backend.prefill_s(request, matched)
         if wait_s > receipt.max_wait_s or wait_s + prefill_s > receipt.timeout_s:
             self._judge(ghost, "right")
@@ -193,11 +192,11 @@ class Hindsight:
             ghost.backend, ghost.left_s = backend.name, prefill_s
 
     def _works_off(self, ghost: Ghost, backend: Backend, before: float, now: float) -> None:
-        """A backend without work would have done what the request had added."""
+        """Let idle time of the backend make up for the ghost's prefill."""
         if ghost.displaces:
             self._judge(ghost, "displacing")
             return
-        if backend.backlog_s(before) <= 0.0:
+        if backend.prefill_queue.backlog_s(before) <= 0.0:
             ghost.left_s -= now - before
         if ghost.left_s <= 0.0 or now - ghost.receipt.arrived_at > HORIZON_S:
             self._judge(ghost, "false")
@@ -210,29 +209,33 @@ class Hindsight:
 
 
 def _slack_s(request: Request, bucket: Bucket, option: Option) -> float:
-    """How much longer the wait could be for the request to be taken (`admission.attainable`)."""
+    """Return how much longer the wait could be for an admission (`admission.attainable`)."""
     wait_s = option.wait_s + option.margin_s
     return min(bucket.max_wait_s - wait_s, request.timeout_s - wait_s - option.prefill_s)
 
 
-def _slack_now_s(waiting: Waiting, backend: Backend, bucket: Bucket, now: float) -> float:
-    """How much later one who is being sent could begin, and be in time; below 0: it is late."""
+def _slack_now_s(waiting: QueuedRequest, backend: Backend, bucket: Bucket, now: float) -> float:
+    """Return how much later a request that is sent now could begin; below 0: it is late."""
     request = waiting.request
     matched = backend.matched_tokens(request)
     prefill_s = backend.prefill_s(request, matched)
-    begins_s = now + backend.ahead_s(request.prompt_tokens - matched, now) - waiting.arrived_at
+    begins_s = (
+        now
+        + backend.prefill_queue.ahead_s(request.prompt_tokens - matched, now)
+        - waiting.arrived_at
+    )
     return min(bucket.max_wait_s, request.timeout_s - prefill_s) - begins_s
 
 
 def _priced(ghost: Ghost, backend: Backend) -> bool:
-    """Whether it could have gone there."""
+    """Return whether it could have gone there."""
     return any(option.backend == backend.name for option in ghost.receipt.options)
 
 
 def _first(ghost: Ghost, backend: Backend) -> bool:
-    """Whether it could have gone there, and nobody of its bucket would have gone before it."""
+    """Return whether it could have gone there, before every request of its bucket."""
     if not _priced(ghost, backend):
         return False
     if not backend.queued:
         return True
-    return backend.queues[ghost.waiting.bucket].ahead_s(ghost.waiting.due) <= 0.0
+    return backend.queues[ghost.waiting.bucket].seconds_before(ghost.waiting.due) <= 0.0

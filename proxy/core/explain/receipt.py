@@ -1,6 +1,6 @@
-"""What is kept of each decision: what the shaper saw, what it did, and what really happened.
+"""Records of decisions: the forecast, the decision, and what happened then.
 
-Lengths, seconds and names, never text. Of requests that have ended the last so many are kept.
+They hold lengths, seconds and names, no text. The number of ended ones that are kept is bounded.
 """
 
 from collections.abc import Sequence
@@ -10,18 +10,24 @@ from typing import Final
 from forebay.proxy.core.model import Request
 from forebay.proxy.core.policy.routing import Option
 
-MOST_STEPS: Final = 24  # of one request's way; what comes after is left out
-ERROR_S: Final = (0.05, 0.2, 1.0, 4.0, 15.0)  # bounds of `Tally.late` and `early`
+MOST_STEPS: Final = 24  # of one request; further ones are dropped
+ERROR_S: Final[tuple[float, ...]] = (
+    0.05,
+    0.2,
+    1.0,
+    4.0,
+    15.0,
+)  # bounds of `DecisionTally.late` and `early`
 OUTCOMES: Final = ("met", "missed", "refused", "unanswered", "unseen")
 VERDICTS: Final = ("right", "displacing", "false", "unjudged")
 
 
 class Step:
-    """One thing that happened to a request.
+    """One event of a request.
 
     Attributes:
         kind: queued, sent, computed, failed, first_token, ended, left or refused.
-        why: of queued: what keeps it waiting, a `Block` or "turn".
+        why: for "queued": what keeps it waiting, a `Block` or "turn".
     """
 
     __slots__ = ("at", "backend", "kind", "why")
@@ -34,18 +40,20 @@ class Step:
 
 
 class Receipt:
-    """All that is known of one request. Times are of the caller's clock; -1: it did not happen.
+    """The record of one request. Times are on the caller's clock; -1: it did not happen.
 
     Attributes:
-        options: what sending it to each backend would have meant on arrival.
-        chosen: the one that was meant on arrival.
-        rule: which condition decided (see `explain.py`); `value` is what was compared with `limit`.
-        queued: requests of its bucket that waited already; -1 if it did not have to.
-        target_s: the first token was promised by then, after the arrival.
+        options: the forecast for each backend on arrival.
+        chosen: the option that the route picked on arrival.
+        rule: the condition that decided (see `recorder.py`); it compared `value` with `limit`.
+        queued: requests of its bucket that waited already; -1 if it did not have to wait.
+        target_s: the first token was promised within this time after arrival.
         waits: seconds in the queue by what kept it there.
         state: queued, prefilling, streaming, ended, left or refused.
-        predicted_s: from the last dispatch to the first token.
-        status, reason: what the client was answered, as whoever answers it told.
+        predicted_s: predicted seconds from the last dispatch to the first token.
+        pieces: pieces of its prompt that were computed.
+        engine_tokens: its prompt as the engine counts.
+        status, reason: the answer that the client got, reported by the relay.
     """
 
     __slots__ = (
@@ -114,10 +122,10 @@ class Receipt:
         self.matched_tokens = 0
         self.predicted_s = 0.0
         self.first_token_at = -1.0
-        self.pieces = 0  # of its prompt, that were sent alone
+        self.pieces = 0
         self.ended_at = -1.0
         self.cached_tokens = -1
-        self.engine_tokens = 0  # its prompt as the engine counts
+        self.engine_tokens = 0
         self.output_tokens = 0
         self.hindsight = ""
         self.status = 0
@@ -128,7 +136,7 @@ class Receipt:
             self.steps.append(Step(at, kind, backend, why))
 
     def waits_for(self, why: str, now: float) -> None:
-        """From now on this keeps it waiting; "" for nothing any more."""
+        """Note what keeps it waiting from now on; "" for nothing."""
         before = self.waiting_for
         if before:
             self.waits[before] = self.waits.get(before, 0.0) + now - self.wait_since
@@ -136,17 +144,17 @@ class Receipt:
         self.wait_since = now
 
 
-class Tally:
-    """Sums of one bucket.
+class DecisionTally:
+    """Sums for one bucket.
 
     Attributes:
-        admitted: requests that were taken, by what became of them: the first token came within
-            the target (met) or later (missed), they were refused after all, ended without a first
-            token (their client left, or the backend failed), or it cannot be seen (no stream).
-        refusals: of those refused for want of time or room, by the verdict of `hindsight.py`.
-        late, early: first tokens by how far off the prediction on arrival was, seconds; the
-            number up to each of ERROR_S, and beyond.
-        late_s, early_s: sums of the same.
+        admitted: admitted requests by outcome: first token within the target (met) or later
+            (missed), rejected after all (refused), ended without a first token because the client
+            left or the backend failed (unanswered), not visible without streaming (unseen).
+        refusals: rejections for lack of time or room, by the verdict of `hindsight.py`.
+        late, early: first tokens by the error of the prediction on arrival: the number up to each
+            of ERROR_S, and above.
+        late_s, early_s: sums of these errors.
     """
 
     __slots__ = ("admitted", "early", "early_s", "late", "late_s", "refusals")
@@ -160,7 +168,7 @@ class Tally:
         self.early_s = 0.0
 
     def first_token(self, ttft_s: float, predicted_s: float) -> None:
-        """A first token came so long after the arrival, and was predicted for then."""
+        """Count a first token by the error of its prediction; both times are from arrival."""
         error_s = ttft_s - predicted_s
         at, size_s = 0, abs(error_s)
         while at < len(ERROR_S) and size_s > ERROR_S[at]:
@@ -174,20 +182,20 @@ class Tally:
 
 
 class Receipts:
-    """Those of requests under way, and of the last `keep` that have ended."""
+    """The records of requests under way, and of the last `keep` that have ended."""
 
     def __init__(self, keep: int) -> None:
         self.keep = keep
         self.under_way: dict[str, Receipt] = {}
         self.ended: dict[str, Receipt] = {}
-        self.tallies: dict[str, Tally] = {}
+        self.tallies: dict[str, DecisionTally] = {}
 
     def open(self, request: Request, bucket: str, now: float) -> Receipt:
         receipt = self.under_way[request.id] = Receipt(request, bucket, now)
         return receipt
 
     def close(self, receipt: Receipt, state: str, now: float) -> None:
-        """It has ended; the oldest one that has is forgotten."""
+        """End a record; drop the oldest ended one if there are too many."""
         receipt.waits_for("", now)
         receipt.state = state
         receipt.ended_at = now
@@ -196,18 +204,18 @@ class Receipts:
         if len(self.ended) > self.keep:
             del self.ended[next(iter(self.ended))]
 
-    def tally(self, bucket: str) -> Tally:
+    def tally(self, bucket: str) -> DecisionTally:
         tally = self.tallies.get(bucket)
         if tally is None:
-            tally = self.tallies[bucket] = Tally()
+            tally = self.tallies[bucket] = DecisionTally()
         return tally
 
     def find(self, request_id: str) -> Receipt | None:
-        """None when it is unknown, or forgotten."""
+        """Return a record; None if it is unknown or was dropped."""
         return self.under_way.get(request_id) or self.ended.get(request_id)
 
     def named(self, name: str) -> list[Receipt]:
-        """Those that are `name`, or `name/` and a number; the latest first."""
+        """Return the records named `name`, or `name/` and a number; the latest first."""
         if (one := self.find(name)) is not None:
             return [one]
         found = [r for r in self.ended.values() if r.id.rpartition("/")[0] == name]
@@ -215,7 +223,7 @@ class Receipts:
         return sorted(reversed(found), key=lambda receipt: -receipt.arrived_at)
 
     def answered(self, request_id: str, status: int, reason: str) -> None:
-        """How the client was answered, told by whoever did."""
+        """Note the answer that the client got."""
         receipt = self.find(request_id)
         if receipt is not None:
             receipt.status = status

@@ -1,42 +1,45 @@
-"""Learn what a prefill costs on one backend: seconds from tokens, corrected by what is observed.
+"""Learn what a prefill costs on one backend: seconds from tokens, corrected by observation.
 
     seconds = a + b*u + g*u*(n - u/2)
 
-u: uncached tokens, n: prompt tokens. The last term is causal attention: each new token looks at
-everything before it, so a chunk of u tokens that ends at n costs u*(n - u/2) token pairs
-(physics of a transformer prefill; crossover of b and g at 37k-54k tokens for 4B-14B models).
-The coefficients start at a prior for a 8B model on an H200, each times a scale whose logarithm an
-extended Kalman filter follows (a random walk; Ljung, System Identification, 11.4) from the
-logarithm of taken over predicted seconds, so that a chat weighs as much as a 120k-token document
-and no coefficient becomes negative or jumps. The scales are mostly one, the speed of the machine:
-so a slow machine's chats say what its documents will take, and noise in chats, in which attention
-is a hundredth of the work, does not decide about documents.
+u: uncached tokens, n: prompt tokens. The last term is causal attention: each new token attends to
+everything before it, so a chunk of u tokens that ends at n costs u*(n - u/2) token pairs. The b and
+g terms are equal at 37k to 54k tokens for models of 4B to 14B parameters.
+
+The coefficients start at a prior for an 8B model on an H200. Each has a scale; an extended Kalman
+filter follows the logarithms of the scales as a random walk (Ljung, System Identification, 11.4).
+It observes the logarithm of measured over predicted seconds: a chat counts as much as a 120k-token
+document, and no coefficient becomes negative or jumps. The scales mostly move together, as the
+speed of the machine: chats on a slow machine predict its documents, while noise in chats, where
+attention is 1 % of the work, hardly changes predictions for documents.
 """
 
 from math import exp, log
 from typing import Final
 
-from forebay.proxy.core.learn.spread import Spread
-
 PRIOR_FIXED_S: Final = 0.02
 PRIOR_S_PER_TOKEN: Final = 2.5e-5
 PRIOR_S_PER_TOKEN_PAIR: Final = 1.0e-9
-NOISE: Final = 0.04  # variance of one observation's logarithm: batching, decode beside the prefill
-UNSURE_SPEED: Final = (
-    1.0  # variance, at the start and at most, of what the log scales have in common ...
-)
-UNSURE_SCALE: Final = 0.1  # ... and of what each has besides
-DRIFT: Final = 0.001  # of these: how much less sure an observation later
-GUESSES: Final = 2  # the first predictions rest on the prior: their errors are corrected at once
-FURTHEST: Final = log(100.0)  # a coefficient stays within this factor of its prior, either way
-LEAST_S: Final = 1e-6  # of an observation: clocks give zero
-MOST_OFF: Final = log(5.0)  # one observation counts as at most this many times off, either way
+NOISE: Final = 0.04  # variance of an observation's logarithm: batching, decode beside a prefill
+UNSURE_SPEED: Final = 1.0  # largest variance of the part that the log scales have in common
+UNSURE_SCALE: Final = 0.1  # largest variance of each log scale besides
+DRIFT: Final = 0.001  # share of these variances added per observation
+GUESSES: Final = 2  # the first predictions rest on the prior: their errors do not count
+FURTHEST: Final = log(100.0)  # a coefficient stays within a factor of 100 of its prior
+LEAST_S: Final = 1e-6  # shortest observation: clocks give zero
+MOST_OFF: Final = log(5.0)  # an observation counts as at most 5 times off
+START: Final = 0.25  # relative prediction error before any observation
+GAIN: Final = 0.05  # weight of an observation, once 20 were seen
+EDGES_S: Final[tuple[float, ...]] = (0.25, 1.0, 4.0)  # between the classes of `PredictionError`
+OF_ALL: Final = 0.75
+"""No wait is taken to be less certain than this share of the error of all prefills: short ones
+are off the most, but most waits consist of many of them."""
 
 Vector = tuple[float, float, float]
 
 
 def features(uncached_tokens: float, prompt_tokens: float) -> Vector:
-    """The three terms of a prefill, each in seconds of the prior."""
+    """Return the three terms of a prefill, each in seconds of the prior."""
     return (
         PRIOR_FIXED_S,
         PRIOR_S_PER_TOKEN * uncached_tokens,
@@ -44,14 +47,56 @@ def features(uncached_tokens: float, prompt_tokens: float) -> Vector:
     )
 
 
+class PredictionError:
+    """The smoothed relative error of predictions, by length of the prefill.
+
+    Engine steps and decoding beside a prefill matter less the longer it is. On simulated H200s,
+    predictions below 0.25 s are off by 30 % on average, those of 1 s by 10 %, those of 8 s by 5 %.
+    One figure for all, dominated by chats, would reject requests behind a long prefill whose
+    duration is well known.
+    """
+
+    __slots__ = ("_all", "_least", "_seen", "_shares")
+
+    def __init__(self) -> None:
+        classes = len(EDGES_S) + 1
+        self._all = START
+        self._shares = [START] * classes
+        self._seen = [0] * classes
+        self._least = [START * OF_ALL] * classes  # what `at` returns for each
+
+    def observe(self, predicted_s: float, error: float) -> None:
+        """Learn from one prefill; `error` is the logarithm of measured over predicted seconds."""
+        self._all += GAIN * (abs(error) - self._all)
+        class_ = _class_of(predicted_s)
+        self._seen[class_] += 1
+        share = self._shares[class_]
+        share += max(GAIN, 1.0 / (1 + self._seen[class_])) * (abs(error) - share)
+        self._shares[class_] = share
+        for longer in range(class_ + 1, len(self._shares)):
+            if self._seen[longer]:
+                break
+            self._shares[longer] = share  # the best guess until one is observed
+        least = OF_ALL * self._all
+        for place, share in enumerate(self._shares):
+            self._least[place] = least = min(least, share)
+
+    def at(self, seconds: float) -> float:
+        """Return the relative error of a prediction of so many seconds, for one or many prefills.
+
+        Never above that of shorter predictions: errors of independent parts cancel out.
+        """
+        return self._least[_class_of(seconds)]
+
+
 class CostModel:
-    """Prefill seconds on one backend.
+    """Predicts prefill seconds on one backend.
 
     Attributes:
-        scale: multiplies each term of the prior.
-        observations: how many there were.
-        proven_tokens: two of them were of at least so many uncached tokens.
-        spread: how far off predictions are.
+        scale: factor of each term of the prior.
+        observations: how many prefills were observed.
+        proven_tokens: two observed prefills had at least so many uncached tokens.
+        error: how far predictions are off.
     """
 
     __slots__ = (
@@ -60,19 +105,19 @@ class CostModel:
         "_p",
         "_pair_s",
         "_token_s",
+        "error",
         "observations",
         "proven_tokens",
         "scale",
-        "spread",
     )
 
     def __init__(self) -> None:
         self.scale: Vector = (1.0, 1.0, 1.0)
         self.observations = 0
         self.proven_tokens = self._most_tokens = 0.0
-        self.spread = Spread()
-        # The covariance, which is symmetric: 00, 01, 02, 11, 12, 22. Start unsure by a factor of
-        # a few, so that the first answers correct the prior fast.
+        self.error = PredictionError()
+        # The symmetric covariance: 00, 01, 02, 11, 12, 22. The large start lets the first
+        # observations correct the prior quickly.
         own, common = UNSURE_SPEED + UNSURE_SCALE, UNSURE_SPEED
         self._p = (own, common, common, own, common, own)
         self._settle()
@@ -82,12 +127,12 @@ class CostModel:
         return self._fixed_s + uncached_tokens * per_token_s
 
     def total_s(self, terms: Vector) -> float:
-        """What work of `terms` takes."""
+        """Return the predicted seconds of work with these terms."""
         return self.scale[0] * terms[0] + self.scale[1] * terms[1] + self.scale[2] * terms[2]
 
     def observe(self, terms: Vector, elapsed_s: float) -> None:
-        """Work of `terms` (the sum over one or more prefills) took `elapsed_s`."""
-        # Written out: it runs once an answer, and loops over three cost as much as a whole step.
+        """Learn that one or more prefills, whose terms sum up to `terms`, took `elapsed_s`."""
+        # Written out: it runs once per answer, and loops over three cost as much as the rest.
         s0, s1, s2 = self.scale
         x0, x1, x2 = s0 * terms[0], s1 * terms[1], s2 * terms[2]
         predicted = x0 + x1 + x2
@@ -95,7 +140,7 @@ class CostModel:
         error = log(max(elapsed_s, LEAST_S) / predicted)
         error = max(-MOST_OFF, min(MOST_OFF, error))
         if self.observations >= GUESSES:
-            self.spread.observe(predicted, error)
+            self.error.observe(predicted, error)
         p00, p01, p02, p11, p12, p22 = self._p
         y0 = p00 * x0 + p01 * x1 + p02 * x2
         y1 = p01 * x0 + p11 * x1 + p12 * x2
@@ -107,7 +152,7 @@ class CostModel:
             exp(max(-FURTHEST, min(FURTHEST, log(s1) + y1 * step))),
             exp(max(-FURTHEST, min(FURTHEST, log(s2) + y2 * step))),
         )
-        # Less sure with time, but never less than at the start: what is not seen cannot run away.
+        # Certainty falls with time, but not below that at the start.
         drift = DRIFT if p00 + p11 + p22 < 3 * (UNSURE_SPEED + UNSURE_SCALE) else 0.0
         own, common = drift * (UNSURE_SPEED + UNSURE_SCALE), drift * UNSURE_SPEED
         self._p = (
@@ -130,3 +175,10 @@ class CostModel:
         self._fixed_s = fixed * PRIOR_FIXED_S
         self._token_s = linear * PRIOR_S_PER_TOKEN
         self._pair_s = pairs * PRIOR_S_PER_TOKEN_PAIR
+
+
+def _class_of(seconds: float) -> int:
+    class_ = 0
+    while class_ < len(EDGES_S) and seconds >= EDGES_S[class_]:
+        class_ += 1
+    return class_

@@ -1,14 +1,14 @@
-"""Sums that fade: what was sent or worked lately, halved every LOAD_HALF_LIFE_S."""
+"""Exponentially decayed sums: how much was sent or computed lately."""
 
 from math import exp, log
 from typing import Final
 
 LOAD_HALF_LIFE_S: Final = 120.0
-LN_2: Final = 0.6931471805599453
+LN_2: Final = log(2.0)
 
 
-class Recent:
-    """`amount` is the sum as of `at`."""
+class DecayedSum:
+    """A sum that halves every LOAD_HALF_LIFE_S; `amount` is its value at time `at`."""
 
     __slots__ = ("amount", "at")
 
@@ -20,20 +20,19 @@ class Recent:
         self.amount = self.amount * decay(now - self.at) + more
         self.at = now
 
-    def left(self, now: float) -> float:
-        """What it has faded to."""
+    def value(self, now: float) -> float:
         return self.amount * decay(now - self.at)
 
     def rate(self, now: float) -> float:
-        """The amount a second which, kept up, would have come to this sum."""
+        """Return the constant rate per second that would have led to this sum."""
         return self.amount * decay(now - self.at) * LN_2 / LOAD_HALF_LIFE_S
 
     @property
     def rank(self) -> float:
-        """Orders sums by what is left of them, whenever one looks; only of one above 0."""
+        """A number that orders sums as their values do at any time; needs `amount` above 0."""
         return log(self.amount) / LN_2 + self.at / LOAD_HALF_LIFE_S
 
 
 def decay(elapsed_s: float) -> float:
-    """What is left of a sum after `elapsed_s`."""
+    """Return the share of a sum that is left after `elapsed_s` seconds."""
     return exp(-elapsed_s * (LN_2 / LOAD_HALF_LIFE_S))

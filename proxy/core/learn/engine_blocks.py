@@ -1,30 +1,31 @@
-"""What an engine really holds, as it tells; and which engine blocks a prompt's text becomes.
+"""Know exactly which blocks an engine holds, from the KV events that it publishes.
 
-An engine speaks of blocks of tokens, the proxy of blocks of text. A key names one engine block and
-all before it: the edge hashes it from the tokens, chained, so equal keys mean equal beginnings
-whatever the engine's own hashes are. `Translations` learns from prompts that were tokenised which
-keys a chain of text blocks has; `HeldPrefixes` counts which keys an engine holds.
+The engine counts blocks of tokens, the proxy blocks of text. The proxy names an engine block by a
+key: a chained hash of its tokens, so equal keys mean equal beginnings, whatever hashes the engine
+uses itself. `BlockTranslations` learns from tokenized prompts which keys belong to which text
+blocks. `EngineBlocks` counts which keys one engine holds.
 """
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Final
 
-from forebay.proxy.core.learn.chains import common_run, leading_run
+from forebay.proxy.core.learn.prefix_index import common_run, leading_run
 
-UNKNOWN = -1
-MOST_KEYS = 1 << 21  # of all translations; 8 bytes each where they are an array
-RETOKENISE_SHARE = 0.1  # of a prompt's blocks: with fewer untranslated it is left at that
+UNKNOWN: Final = -1
+MOST_KEYS: Final = 1 << 21  # of all translations together; 8 bytes each if they are an array
+RETOKENIZE_SHARE: Final = 0.1  # of a prompt's blocks: fewer untranslated ones are left as they are
 
 
-class Place:
-    """Where a block of text ends in a prompt that was tokenised.
+class BlockPlace:
+    """The end of one text block in a prompt that was tokenized.
 
     Attributes:
-        keys: of the whole prompt's engine blocks.
-        owner: the last text block that came with it: what is kept or forgotten together.
-        tokens: prompt tokens up to the end of the text block, about: in proportion to the text.
-        shared: engine blocks in common of prompts that part behind this text block; UNKNOWN
-            until two did.
+        keys: keys of all engine blocks of that prompt.
+        owner: the last text block learned with it; they are forgotten together.
+        tokens: prompt tokens up to the end of the text block, in proportion to the text.
+        shared: engine blocks shared by two prompts that differ right behind this text block;
+            UNKNOWN until two such prompts were seen.
     """
 
     __slots__ = ("keys", "owner", "shared", "tokens")
@@ -36,14 +37,14 @@ class Place:
         self.shared = UNKNOWN
 
 
-class Translations:
-    """Text blocks to engine blocks of `block_size` tokens; the longest unused go first."""
+class BlockTranslations:
+    """Text blocks to engine blocks of `block_size` tokens; least recently used ones are dropped."""
 
     def __init__(self, block_size: int, most_keys: int = MOST_KEYS) -> None:
         self.block_size = block_size
         self._most_keys = most_keys
-        self._places: dict[int, Place] = {}
-        # By owner: what a prompt added, and how many keys.
+        self._places: dict[int, BlockPlace] = {}
+        # By owner: the text blocks learned from one prompt, and how many keys these keep.
         self._added: OrderedDict[int, tuple[list[int], int]] = OrderedDict()
         self._keys = 0
 
@@ -51,29 +52,29 @@ class Translations:
         return len(self._places)
 
     def known(self, blocks: Sequence[int]) -> int:
-        """How many leading blocks of text are translated."""
+        """Return how many leading text blocks are translated."""
         return leading_run(self._places, blocks)
 
-    def place(self, block: int) -> Place:
-        """Of a block that is translated."""
+    def place(self, block: int) -> BlockPlace:
+        """Return the place of a text block that is translated."""
         return self._places[block]
 
     def wanted(self, blocks: Sequence[int]) -> bool:
-        """Whether tokenising this prompt would tell something new."""
+        """Return whether tokenizing this prompt would teach something new."""
         known = self.known(blocks)
         if not known:
             return bool(blocks)
         place = self._places[blocks[known - 1]]
         self._added.move_to_end(place.owner)
-        if len(blocks) - known > RETOKENISE_SHARE * len(blocks):
+        if len(blocks) - known > RETOKENIZE_SHARE * len(blocks):
             return True
         return place.shared == UNKNOWN
 
     def learn(self, blocks: Sequence[int], keys: Sequence[int], tokens_per_block: float) -> None:
-        """A prompt of these text blocks has these engine blocks.
+        """Keep which engine blocks belong to a prompt's text blocks.
 
         Args:
-            tokens_per_block: prompt tokens in a block of text, on average.
+            tokens_per_block: prompt tokens in a text block, on average.
         """
         if not blocks:
             return
@@ -81,13 +82,13 @@ class Translations:
         if known:
             place = self._places[blocks[known - 1]]
             place.shared = common_run(place.keys, keys)
-        # Its beginning may have been forgotten, and what comes after not.
+        # The beginning may have been dropped while what follows it was not.
         new = [block for block in blocks[known:] if block not in self._places]
         if not new or len(keys) > self._most_keys:
             return
         for number, block in enumerate(blocks, 1):
             if number > known and block not in self._places:
-                self._places[block] = Place(keys, new[-1], number * tokens_per_block)
+                self._places[block] = BlockPlace(keys, new[-1], number * tokens_per_block)
         self._added[new[-1]] = new, len(keys)
         self._keys += len(keys)
         while self._keys > self._most_keys:
@@ -97,7 +98,7 @@ class Translations:
                 del self._places[block]
 
     def forget_size(self) -> None:
-        """No engine is followed any more: the next one says anew how large its blocks are."""
+        """Forget everything: the next engine that is followed announces its block size anew."""
         self.clear()
         self.block_size = 0
 
@@ -107,30 +108,30 @@ class Translations:
         self._keys = 0
 
 
-class HeldPrefixes:
-    """The engine blocks that one engine holds, told in order by whoever listens to it.
+class EngineBlocks:
+    """The blocks that one engine holds, from its KV events in order.
 
     Attributes:
-        complete: everything it holds is known; while False `match` knows nothing.
-        pool_blocks: engine blocks of its KV pool, 0 when unknown: once so many are known to be
-            held, nothing unknown can be.
+        complete: all blocks that the engine holds are known; while False `match` answers UNKNOWN.
+        pool_blocks: engine blocks of its KV pool, 0 if unknown. Once so many are known to be
+            held, no unknown ones can be.
     """
 
-    def __init__(self, translations: Translations, pool_blocks: int = 0) -> None:
+    def __init__(self, translations: BlockTranslations, pool_blocks: int = 0) -> None:
         self.translations = translations
         self.pool_blocks = pool_blocks
         self.complete = False
         self._doubted = False
-        # An engine may hold a block twice: equal prompts prefilled at the same time.
+        # An engine may hold a block twice: equal prompts whose prefills ran at the same time.
         self._copies: dict[int, int] = {}
         self._held = 0
 
     def __len__(self) -> int:
-        """Engine blocks known to be held, copies counted."""
+        """Return the number of blocks known to be held, copies included."""
         return self._held
 
     def stored(self, keys: Sequence[int]) -> None:
-        """These can be hit from now on."""
+        """Enter blocks that can be hit from now on."""
         copies = self._copies
         for key in keys:
             copies[key] = copies.get(key, 0) + 1
@@ -139,7 +140,7 @@ class HeldPrefixes:
             self.complete = True
 
     def removed(self, keys: Sequence[int]) -> None:
-        """One copy of each was evicted; a key that is not known is passed over."""
+        """Drop one copy of each block; unknown keys are ignored."""
         copies = self._copies
         for key in keys:
             count = copies.get(key, 0)
@@ -150,33 +151,33 @@ class HeldPrefixes:
             self._held -= count > 0
 
     def cleared(self, *, complete: bool = True) -> None:
-        """Nothing is held, or nothing is known of what is (not `complete`)."""
+        """Drop all blocks. `complete` False: the engine may hold blocks that are unknown."""
         self._copies.clear()
         self._held = 0
         self._doubted = False
         self.complete = complete
 
     def lost(self) -> None:
-        """Something was missed that nobody can tell again."""
+        """Drop all blocks: an event was missed that nobody repeats."""
         self.cleared(complete=False)
 
     def doubt(self) -> None:
-        """The engine may have restarted: not to be relied on until it goes on as before."""
+        """Stop answering: the engine may have restarted. `confirm` resumes."""
         self._doubted = self._doubted or self.complete
         self.complete = False
 
     def confirm(self) -> None:
-        """It went on as before."""
+        """Resume answering: the engine's events continue without a gap."""
         self.complete = self.complete or self._doubted
         self._doubted = False
 
     def match(self, blocks: Sequence[int], believed: int) -> int:
-        """Leading prompt tokens held; UNKNOWN where that cannot be said.
+        """Return the leading prompt tokens that are held, or UNKNOWN.
 
         Args:
             blocks: the prompt's text blocks.
-            believed: how many of them are believed to be held: those that are not translated
-                yet may be.
+            believed: how many of them the prefix index holds; those without a translation may be
+                held as well.
         """
         if not self.complete or not blocks:
             return UNKNOWN

@@ -1,87 +1,162 @@
-"""What one engine is believed to hold in its prefix cache.
+"""Estimate what one engine holds in its prefix cache.
 
-An index of what it was sent says what it should hold; what its answers report as cached corrects
-how much of that it keeps; and where it tells what it holds (`held.py`), that is exact.
+Three sources, the best one available is used:
+ - believed: an index of the prompts that the engine was sent;
+ - corrected: the engine reports cached tokens in its answers, which shows how much it keeps;
+ - exact: the engine publishes KV events (`engine_blocks.py`).
 """
 
 from math import inf
 from typing import Final
 
-from forebay.proxy.core.learn.engine_blocks import HeldPrefixes
-from forebay.proxy.core.learn.prefix_error import PrefixError
-from forebay.proxy.core.learn.prefix_index import PrefixIndex
+from forebay.proxy.core.learn.engine_blocks import EngineBlocks
+from forebay.proxy.core.learn.prefix_index import PrefixIndex, Touch
 from forebay.proxy.core.model import Request
-from forebay.proxy.core.state.in_flight import Flight
 
-DEFAULT_INDEX_BLOCKS = 1 << 16  # of a backend whose KV pool is unknown: 128 MiB of prompt text
-KEPT_GAIN: Final = 0.5  # of `kept` towards what is left ...
-KEPT_STEP: Final = 1.01  # ... and a step of it either way
-KEPT_LEAST: Final = 0.25  # of the pool ...
-KEPT_LEAST_UNKNOWN: Final = 1e-3  # ... and of an unknown one
+DEFAULT_INDEX_BLOCKS: Final = 1 << 16  # if the KV pool is unknown: 128 MiB of prompt text
+KEPT_GAIN: Final = 0.5  # step of `kept` towards what is left of an index that was far too large
+KEPT_STEP: Final = 1.01  # factor of `kept` for a small error, either way
+KEPT_LEAST: Final = 0.25  # of a known KV pool; below that the reports must mean something else
+KEPT_LEAST_UNKNOWN: Final = 1e-3  # of DEFAULT_INDEX_BLOCKS
 KEPT_MOST: Final = 1.5
-KEPT_FAR: Final = 0.7  # the index was so much too large
-SURPLUS_BLOCKS: Final = 1.5  # of text; the end of a prompt is in no block and may be cached too
+KEPT_FAR: Final = 0.7  # a smaller share than this left means that the index was far too large
+SURPLUS_BLOCKS: Final = 1.5  # text blocks; the end of a prompt is in no block, yet may be cached
+ROUNDING_TOKENS: Final = 1.0
 
 
 def tokens_in(blocks: int, request: Request) -> int:
-    """What is saved where so many leading blocks of the prompt are held: never its last token."""
+    """Return the prompt tokens that a hit of so many leading blocks saves.
+
+    The engine always computes the last prompt token.
+    """
     return max(0, min(int(blocks * request.block_tokens), request.prompt_tokens - 1))
 
 
-class PrefixCache:
-    """What is sent goes in; what the engine tells corrects it.
+class Visit:
+    """One request in one engine, as far as the prefix cache is concerned.
 
     Attributes:
-        prefixes: what it was sent, as far as its pool should hold that.
-        kept: how much it keeps, as a share of what its pool should hold.
-        held: where the engine tells what it holds.
-        error: how far what was believed is from what it reported.
-        tells_cached: its answers say how much of the prompt was cached.
+        uncached_tokens: prompt tokens that were not cached when the request was sent.
+        exact: the hit was looked up in the engine's published blocks.
+        evidence: stamp of the deepest block believed to be held. If the engine reports fewer
+            cached tokens, blocks as old as that are gone. 0: no such conclusion.
+        outdated: the engine has restarted since.
+    """
+
+    __slots__ = ("evidence", "exact", "outdated", "request", "touch", "uncached_tokens")
+
+    def __init__(self, request: Request, uncached_tokens: int) -> None:
+        self.request = request
+        self.uncached_tokens = uncached_tokens
+        self.exact = False
+        self.evidence = 0
+        self.touch: Touch | None = None
+        self.outdated = False
+
+    @property
+    def matched_tokens(self) -> int:
+        """Prompt tokens that were believed to be cached when the request was sent."""
+        return self.request.prompt_tokens - self.uncached_tokens
+
+
+class PrefixError:
+    """Sums over answers that reported their cached prompt tokens.
+
+    Attributes:
+        answers: number of such answers.
+        predicted_tokens, reported_tokens: cached tokens, predicted by us and reported.
+        absolute_tokens: sum of the absolute differences.
+        within_block: answers whose difference is at most one block of prompt text.
+    """
+
+    __slots__ = (
+        "absolute_tokens", "answers", "predicted_tokens", "reported_tokens", "within_block",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.answers = 0
+        self.predicted_tokens = 0.0
+        self.reported_tokens = 0.0
+        self.absolute_tokens = 0.0
+        self.within_block = 0
+
+    def add(self, predicted_tokens: float, reported_tokens: float, block_tokens: float) -> None:
+        """Count one answer."""
+        error = abs(predicted_tokens - reported_tokens)
+        self.answers += 1
+        self.predicted_tokens += predicted_tokens
+        self.reported_tokens += reported_tokens
+        self.absolute_tokens += error
+        self.within_block += error <= block_tokens + ROUNDING_TOKENS
+
+    @property
+    def bias_tokens(self) -> float:
+        """Mean of predicted minus reported tokens; above 0: too much was predicted."""
+        return (self.predicted_tokens - self.reported_tokens) / max(1, self.answers)
+
+    @property
+    def mean_tokens(self) -> float:
+        """Mean absolute difference."""
+        return self.absolute_tokens / max(1, self.answers)
+
+    @property
+    def within_block_share(self) -> float:
+        return self.within_block / max(1, self.answers)
+
+
+class PrefixCache:
+    """The prefix cache of one engine, as the proxy knows it.
+
+    Attributes:
+        prefixes: the prompts that the engine was sent and should still hold.
+        kept: the share of its KV pool's size that the engine was seen to keep.
+        engine_blocks: the blocks that the engine publishes; None if it does not.
+        error: how far predictions were from reports.
+        reports: its answers have reported cached tokens.
     """
 
     def __init__(self) -> None:
         self.prefixes = PrefixIndex(DEFAULT_INDEX_BLOCKS)
         self.kept = 1.0
-        self.held: HeldPrefixes | None = None
+        self.engine_blocks: EngineBlocks | None = None
         self.error = PrefixError()
-        self.tells_cached = False
-        self._block_tokens = 512.0  # of the last prompt
+        self.reports = False
+        self._block_tokens = 512.0  # of the latest prompt
 
     @property
     def mode(self) -> str:
-        """How it is known what the backend holds: believed, corrected or exact."""
-        if self.held is not None and self.held.complete:
+        """The source in use: believed, corrected or exact."""
+        if self.engine_blocks is not None and self.engine_blocks.complete:
             return "exact"
-        return "corrected" if self.tells_cached else "believed"
+        return "corrected" if self.reports else "believed"
 
     def matched_tokens(self, request: Request) -> int:
-        """Prompt tokens it probably holds; the last token is always computed."""
+        """Return the prompt tokens that the engine probably holds."""
         blocks = self.prefixes.match(request.blocks)
-        if self.held is not None:
+        if self.engine_blocks is not None:
             exact = self._exact_tokens(request, blocks)
             if exact >= 0:
                 return exact
         return tokens_in(blocks, request) if blocks else 0
 
     def _exact_tokens(self, request: Request, believed_blocks: int) -> int:
-        """What the engine tells it holds of the prompt; below 0 where that cannot be said."""
-        assert self.held is not None
-        return min(self.held.match(request.blocks, believed_blocks), request.prompt_tokens - 1)
+        """Return the tokens in the published blocks; below 0 if these do not answer."""
+        assert self.engine_blocks is not None
+        matched = self.engine_blocks.match(request.blocks, believed_blocks)
+        return min(matched, request.prompt_tokens - 1)
 
-    # What changes it.
-
-    def sent(self, flight: Flight, head: Flight | None, kv_tokens: float) -> None:
-        """The engine will hold this prompt and what it generates for it.
+    def sent(self, visit: Visit, head: Visit | None, kv_tokens: float) -> None:
+        """Enter a request that is sent to the engine.
 
         Args:
-            head: what the engine computes now; None when that is this one.
-            kv_tokens: the size of its pool; infinite when unknown.
+            head: the request whose prefill runs now; None if it is this one.
+            kv_tokens: size of the engine's KV pool; infinite if unknown.
         """
-        request = flight.request
-        if self.held is not None:
-            flight.exact = self._exact_tokens(request, self.prefixes.match(request.blocks)) >= 0
-        if flight.matched_tokens and not flight.exact:
-            self._note_evidence(flight, head)
+        request = visit.request
+        if self.engine_blocks is not None:
+            visit.exact = self._exact_tokens(request, self.prefixes.match(request.blocks)) >= 0
+        if visit.matched_tokens and not visit.exact:
+            self._note_evidence(visit, head)
         self._block_tokens = request.block_tokens
         pool_blocks = DEFAULT_INDEX_BLOCKS
         if kv_tokens < inf:
@@ -90,79 +165,79 @@ class PrefixCache:
         indexed = int(len(request.blocks) * request.block_tokens)
         unindexed = request.prompt_tokens + request.output_tokens - indexed
         other_blocks = max(0, unindexed) / request.block_tokens
-        flight.touch = self.prefixes.touch(request.blocks, other_blocks)
+        visit.touch = self.prefixes.touch(request.blocks, other_blocks)
 
-    def _note_evidence(self, flight: Flight, head: Flight | None) -> None:
-        """Remember how old the deepest block is that is believed to be held.
+    def _note_evidence(self, visit: Visit, head: Visit | None) -> None:
+        """Remember the stamp of the deepest block that is believed to be held.
 
-        Only if it was computed by a prefill that is over: blocks of one that is under way may be
-        missing though nothing was dropped.
+        Only if its prefill is over: blocks of a running prefill may be missing without eviction.
         """
-        request = flight.request
-        deepest = round(flight.matched_tokens / request.block_tokens)
+        request = visit.request
+        deepest = round(visit.matched_tokens / request.block_tokens)
         if 0 < deepest <= len(request.blocks):
             stamp = self.prefixes.stamp_of(request.blocks[deepest - 1])
             if head is not None and (head.touch is None or head.touch.stamp <= stamp):
                 stamp = 0
-            flight.evidence = stamp
+            visit.evidence = stamp
 
-    def cut_short(self, flight: Flight, computed_share: float) -> None:
-        """It left before its first token: the rest of its prompt is not computed."""
-        if flight.touch is None or flight.exact:
+    def cut_short(self, visit: Visit, computed_share: float) -> None:
+        """Forget the part of a prompt that was not computed: its request ended too early."""
+        if visit.touch is None or visit.exact:
             return
-        matched_tokens, block_tokens = flight.matched_tokens, flight.request.block_tokens
-        tokens = matched_tokens + computed_share * flight.uncached_tokens
+        matched_tokens, block_tokens = visit.matched_tokens, visit.request.block_tokens
+        tokens = matched_tokens + computed_share * visit.uncached_tokens
         # Never less than was held before: others may hold more behind it.
         before = round(matched_tokens / block_tokens)
-        self.prefixes.untouch(flight.touch, max(before, int(tokens / block_tokens)))
+        self.prefixes.untouch(visit.touch, max(before, int(tokens / block_tokens)))
 
-    def crowded(self, fresh_tokens: float) -> None:
-        """Others have had the engine put so much into its cache, which pushes ours out."""
+    def crowd(self, fresh_tokens: float) -> None:
+        """Make room for tokens that other proxies had the engine compute."""
         self.prefixes.touch((), fresh_tokens / self._block_tokens)
 
-    def told(
-        self, flight: Flight, cached_tokens: int | None, prompt_tokens: int, kv_tokens: float
+    def reported(
+        self, visit: Visit, cached_tokens: int | None, prompt_tokens: int, kv_tokens: float
     ) -> None:
-        """The engine said how much of the prompt was cached (None: it did not say).
+        """Learn from an answer's report of cached prompt tokens.
 
-        The prompt is computed by now, so it is held either way: what a wrong guess tells is how
-        much of all the rest the engine has dropped, or kept.
+        The prompt is computed by now and held either way. A wrong prediction shows how much of
+        everything else the engine has evicted or kept.
 
         Args:
-            prompt_tokens: as the engine counts; 0 when not known.
-            kv_tokens: the size of its pool; infinite when unknown.
+            cached_tokens: as the engine counts; None if the answer does not report them.
+            prompt_tokens: as the engine counts; 0 if unknown.
+            kv_tokens: size of the engine's KV pool; infinite if unknown.
         """
-        if flight.outdated:
+        if visit.outdated:
             return
         if cached_tokens is None:
-            # Some versions leave the count out when it is 0, all do when they are not to tell.
-            if not self.tells_cached:
+            # Some vLLM versions leave the count out when it is 0; without the flag all do.
+            if not self.reports:
                 return
             cached_tokens = 0
-        self.tells_cached = True
-        request = flight.request
-        matched = float(flight.matched_tokens)
+        self.reports = True
+        request = visit.request
+        matched = float(visit.matched_tokens)
         block_tokens = request.block_tokens
-        if prompt_tokens and not flight.exact:  # in tokens as the engine counts them
+        if prompt_tokens and not visit.exact:  # convert estimated tokens to the engine's tokens
             matched *= prompt_tokens / request.prompt_tokens
             block_tokens *= prompt_tokens / request.prompt_tokens
         self.error.add(matched, cached_tokens, block_tokens)
-        if flight.exact:
+        if visit.exact:
             return
-        if matched - cached_tokens > block_tokens + 1.0:
-            if flight.evidence:
-                self.prefixes.forget_until(flight.evidence)
+        if matched - cached_tokens > block_tokens + ROUNDING_TOKENS:
+            if visit.evidence:
+                self.prefixes.forget_until(visit.evidence)
                 self._keeps_less(request.block_tokens, kv_tokens)
         elif cached_tokens - matched > SURPLUS_BLOCKS * block_tokens and self.prefixes.evicted:
             self.kept = min(KEPT_MOST, self.kept * KEPT_STEP)
 
     def _keeps_less(self, block_tokens: float, kv_tokens: float) -> None:
-        """What is left of the index is about what the engine keeps."""
+        """Lower `kept` towards what is left of the index."""
         least, pool_blocks = KEPT_LEAST_UNKNOWN, float(DEFAULT_INDEX_BLOCKS)
         if kv_tokens < inf:
             least, pool_blocks = KEPT_LEAST, kv_tokens / block_tokens
         left = len(self.prefixes) / pool_blocks
-        # What is a little too much is as often a little too little, which is a step up again.
+        # A small surplus is as often a small shortage, which is a step up again.
         if left < KEPT_FAR * self.kept:
             self.kept += KEPT_GAIN * (left - self.kept)
         else:
@@ -170,8 +245,8 @@ class PrefixCache:
         self.kept = max(least, self.kept)
 
     def restarted(self) -> None:
-        """The engine went away, or is another now; when it comes back it holds nothing."""
+        """Forget everything: the engine restarted or is another one now."""
         self.prefixes.clear()
-        self.tells_cached = False
-        if self.held is not None:
-            self.held.doubt()
+        self.reports = False
+        if self.engine_blocks is not None:
+            self.engine_blocks.doubt()

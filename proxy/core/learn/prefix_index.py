@@ -1,29 +1,60 @@
-"""Guess which prompt prefixes a backend still holds in its KV cache.
+"""Guess which prompt prefixes one backend still holds in its KV cache.
 
-One index per backend: the chained hashes of the blocks it was sent, bounded by what its KV pool
-can hold, least recently used first out. The engine frees the tail of a prompt before its head, so
-the head of a prompt outlives its tail here too; and since hashes are chained, whoever touches a
-block touches all before it. So what is held of a prompt never has a gap, and a prompt whose last
-block was touched again was touched again whole.
+The index has the chained hashes of the blocks that the backend was sent. Its size is bounded by the
+KV pool; the least recently used block is evicted first. The engine frees the tail of a prompt
+before its head, and so does the index. A request that uses a block uses all blocks before it.
+So the part of a prompt that is held never has a gap, and a prompt whose last block was used again
+was used again completely.
 
-An engine that says how much of a prompt was cached corrects the guess. Where a block was gone, all
-that was touched no later was gone before it: an engine frees in the order of use.
+An engine that reports cached tokens corrects the guess. If a block is missing there, every block
+that was used no later is missing too, because the engine frees blocks in the order of use.
 """
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeVar
 
-from forebay.proxy.core.learn.chains import leading_run
+V = TypeVar("V")
+FEW_BLOCKS: Final = 16  # from this many on, `dict.update` is faster than a loop (measured)
 
-FEW: Final = 16  # blocks: beyond, a dict built and merged at C speed is faster than a loop
+
+def leading_run(held: dict[int, V], chain: Sequence[int]) -> int:
+    """Return how many leading hashes of `chain` are keys of `held`.
+
+    Binary search: hashes are chained, so where one is held all before it are.
+    """
+    if not chain or chain[0] not in held:
+        return 0
+    first, beyond = 1, len(chain)
+    while first < beyond:
+        middle = (first + beyond) // 2
+        if chain[middle] in held:
+            first = middle + 1
+        else:
+            beyond = middle
+    return first
+
+
+def common_run(chain: Sequence[int], other: Sequence[int], known: int = 0) -> int:
+    """Return the length of the common beginning of two chains; at least `known` is known.
+
+    Binary search: where two chained hashes are equal, all before them are.
+    """
+    first, beyond = known, min(len(chain), len(other))
+    while first < beyond:
+        middle = (first + beyond) // 2
+        if chain[middle] == other[middle]:
+            first = middle + 1
+        else:
+            beyond = middle
+    return first
 
 
 class Touch:
-    """One request's use of the cache: what it left there, tail last to be entered.
+    """The blocks that one request left in the cache.
 
-    Uses in a row that left only anonymous blocks count together in the first of them, so that a
-    million short requests take no more memory than one.
+    Successive requests that leave only anonymous blocks share one Touch, so that a million short
+    requests need no more memory than one.
     """
 
     __slots__ = ("anonymous", "blocks", "left", "stamp")
@@ -31,16 +62,23 @@ class Touch:
     def __init__(self, stamp: int, blocks: Sequence[int], anonymous: int) -> None:
         self.stamp = stamp
         self.blocks = blocks
-        self.left = len(blocks)  # of them, from the head, those not looked at for eviction
-        self.anonymous = anonymous  # blocks nobody will ask for again
+        self.left = len(blocks)  # leading blocks that eviction has not looked at
+        self.anonymous = anonymous  # blocks that no later request can hit
 
 
 class PrefixIndex:
+    """The blocks that one backend is believed to hold, least recently used first.
+
+    Attributes:
+        capacity_blocks: how many blocks fit; the excess is evicted by the next `touch`.
+        evicted: the index has been full once.
+    """
+
     def __init__(self, capacity_blocks: int) -> None:
         self.capacity_blocks = capacity_blocks
-        self._held: dict[int, int] = {}  # block: stamp of its latest touch
+        self._held: dict[int, int] = {}  # block: stamp of its latest use
         self._touches: deque[Touch] = deque()  # oldest first
-        self.evicted = False  # it has been full once
+        self.evicted = False
         self._stamp = 0
         self._anonymous = 0
         self._other = 0.0
@@ -52,10 +90,12 @@ class PrefixIndex:
         return len(self._held) + self._anonymous
 
     def share(self, holders: dict[int, int] | None, bit: int) -> None:
-        """Enter `bit` in `holders` under each block held at positions 1, 2, 4, 8 ... of a prompt.
+        """Enter `bit` in `holders` for each held block at positions 1, 2, 4, 8 ... of a prompt.
 
-        So that the holders of a prefix are found among many backends without asking each. None:
-        enter nothing from now on.
+        A large fleet then finds the backends that hold a prefix without asking each of them.
+
+        Args:
+            holders: a dict that all backends share; None: enter nothing from now on.
         """
         self._holders, self._bit = holders, bit
         if holders is not None:
@@ -63,18 +103,20 @@ class PrefixIndex:
                 self._enter(holders, touch.blocks[: touch.left])
 
     def match(self, blocks: Sequence[int]) -> int:
-        """How many leading blocks are held."""
+        """Return how many leading blocks are held."""
         return leading_run(self._held, blocks)
 
     def stamp_of(self, block: int) -> int:
-        """When the block was last touched, as `touch` counts; 0 where it is not held."""
+        """Return the stamp of the block's last use; 0 if it is not held."""
         return self._held.get(block, 0)
 
     def touch(self, blocks: Sequence[int], other_blocks: float = 0.0) -> Touch:
-        """The backend now computes or reuses `blocks`.
+        """Enter a request that the backend computes now.
 
-        `other_blocks` is what the request holds besides, in blocks: the end of the prompt and
-        the output. Nobody asks for it again, but it pushes others out all the same.
+        Args:
+            blocks: the full blocks of its prompt.
+            other_blocks: KV cache for the end of its prompt and for its output, in blocks. No
+                later request can hit these, but they evict others.
         """
         self._other += other_blocks
         anonymous = int(self._other)
@@ -82,7 +124,7 @@ class PrefixIndex:
         self._anonymous += anonymous
         self._stamp += 1
         held, stamp = self._held, self._stamp
-        if len(blocks) < FEW:
+        if len(blocks) < FEW_BLOCKS:
             for block in blocks:
                 held[block] = stamp
         else:
@@ -98,7 +140,7 @@ class PrefixIndex:
         return touch
 
     def _joined(self, touch: Touch) -> bool:
-        """Count what left only anonymous blocks with what came before, if that left no others."""
+        """Add anonymous blocks to the latest Touch, if that has only such blocks too."""
         last = self._touches[-1] if self._touches else None
         if last is None or last.blocks:
             return not touch.anonymous
@@ -108,15 +150,15 @@ class PrefixIndex:
         return True
 
     def forget_until(self, stamp: int) -> None:
-        """The engine has dropped something touched at `stamp`, so all that is as old or older."""
+        """Drop all blocks last used at `stamp` or before: the engine has evicted one of them."""
         touches = self._touches
         while touches and touches[0].stamp <= stamp:
             self._drop(touches.popleft(), 0)
 
     def untouch(self, touch: Touch, computed: int) -> None:
-        """Only the first `computed` blocks of it were computed after all.
+        """Drop the blocks behind the first `computed`: the request ended before its prefill did.
 
-        At least those that were held before it; what others have touched since stays.
+        Blocks that other requests have used since stay.
         """
         if touch.left > computed:
             self._drop(touch, computed)
@@ -132,22 +174,22 @@ class PrefixIndex:
         touch.left = keep
 
     def clear(self) -> None:
-        """The backend restarted: its cache is empty."""
+        """Forget all blocks: the backend restarted."""
         for block in self._held:
             self._leave(block)
         self._held.clear()
         for touch in self._touches:
-            touch.left = touch.anonymous = 0  # a request that still runs may come back to it
+            touch.left = touch.anonymous = 0  # a running request may still refer to it
         self._touches.clear()
         self._anonymous = 0
         self.evicted = False
 
     def _evict(self) -> None:
-        """Drop the oldest until the rest fits; of each touch the anonymous, then from the tail."""
+        """Drop the oldest blocks until the rest fits: anonymous ones first, then from the tail."""
         held, touches = self._held, self._touches
         excess = len(held) + self._anonymous - self.capacity_blocks
         while excess > 0:
-            if not touches:  # hashes that are not chained: start anew rather than grow
+            if not touches:  # hashes are not chained: start anew rather than grow
                 self.clear()
                 return
             self.evicted = True
@@ -168,11 +210,11 @@ class PrefixIndex:
                     excess -= 1
 
     def _outlived(self, touch: Touch) -> bool:
-        """Whether nothing is left of it: looked through, or all touched again since."""
+        """Return whether no block of it is left: all were evicted or used again since."""
         return not touch.left or self._held.get(touch.blocks[touch.left - 1]) != touch.stamp
 
     def _tidy(self) -> None:
-        """Forget touches of which nothing is left, so that their number stays bounded too."""
+        """Forget touches without blocks, so that their number stays bounded."""
         kept = [t for t in self._touches if t.anonymous or not self._outlived(t)]
         self._touches = deque(kept)
         self._tidy_at = 2 * len(kept) + 64

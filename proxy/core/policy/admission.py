@@ -1,41 +1,62 @@
-"""Whether a request is taken at all: the predicted wait against what the client can bear.
+"""Accepted or rejected? Every reason for a rejection, and when the client should come back.
 
-Refusing at once is kinder than queueing without hope: the client can go elsewhere, and no GPU
-second is spent on an answer that comes too late. An idle backend never refuses work: a wrong
-estimate must not turn requests away that could have been served (Layr-Labs/d-inference#381).
+A rejection at once is kinder than a queue without hope: the client can go elsewhere, and no GPU
+second is spent on an answer that comes too late. An idle backend never rejects: a wrong estimate
+must not turn away a request that could have been served (Layr-Labs/d-inference#381).
 """
 
-from collections.abc import Callable, Sequence
-from math import ceil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import ceil, inf
 from typing import Final
 
-from forebay.proxy.core.model import Bucket, RejectReason, Request
+from forebay.proxy.core.model import Bucket, Reject, RejectReason, Request
 from forebay.proxy.core.policy.routing import Option
+from forebay.proxy.core.state.backend import Backend
+from forebay.proxy.core.state.queue import QueuedRequest
+from forebay.proxy.core.state.tenants import LARGEST_SHARE, Fairness, Quotas
 
 RETRY_LEAST_S: Final = 1.0
-RETRY_MOST_S: Final = 60.0  # over 120 s openai-python gives up instead of waiting
-SURE: Final = 2.0  # by so much a prediction may be wrong
+RETRY_MOST_S: Final = 60.0  # above 120 s openai-python gives up instead of waiting
+HOPELESS: Final = 2.0  # predictions are hardly ever off by more than this factor
+RETURN_SHARE: Final = 0.2  # of the engines: the part kept for clients that come back
+
+
+def early_reject(
+    request: Request, bucket: Bucket | None, quotas: Quotas, now: float
+) -> Reject | None:
+    """Reject a request that no forecast could help: too long for every bucket, or over its quota.
+
+    Args:
+        bucket: the first one that holds the prompt; None if none does.
+    """
+    if bucket is None:
+        return Reject(request, "prompt_too_long", "", 0.0, inf)
+    if quotas.any:
+        quota_s = quotas.wait_s(request.tenant, request.prompt_tokens, now)
+        if quota_s > 0:
+            return Reject(request, "tenant_quota", bucket.name, 0.0, whole_s(quota_s))
+    return None
 
 
 def attainable(request: Request, bucket: Bucket, option: Option) -> bool:
-    """The request would be sent within `max_wait_s` and answered within the client's timeout."""
+    """Return whether it would be sent within `max_wait_s` and answered within its timeout."""
     wait_s = option.wait_s + option.margin_s
     return wait_s <= bucket.max_wait_s and wait_s + option.prefill_s <= request.timeout_s
 
 
 def hopeless(request: Request, options: Sequence[Option]) -> bool:
-    """Its own prefill alone is certain to take longer than the client waits, wherever it goes."""
-    return min(option.prefill_s for option in options) > SURE * request.timeout_s
+    """Return whether its prefill alone takes longer than the client waits, on any backend."""
+    return min(option.prefill_s for option in options) > HOPELESS * request.timeout_s
 
 
 def refuse(
     request: Request, bucket: Bucket, option: Option, queued: int, idle: bool
 ) -> RejectReason | None:
-    """Why the request must be refused, or None to take it.
+    """Return why the request must be rejected; None to admit it.
 
     Args:
         option: where it would go.
-        queued: requests of the bucket already waiting; -1 if this one would not wait.
+        queued: requests of the bucket that wait already; -1 if this one would not wait.
         idle: the backend of `option` has nothing to do.
     """
     if queued >= bucket.max_queue:
@@ -46,15 +67,91 @@ def refuse(
 
 
 Admit = Callable[[Request, Bucket, Option, int, bool], RejectReason | None]
-"""`refuse`, or what takes its place to learn what would have been."""
+"""The type of `refuse`; the simulator takes others, to learn what would have been."""
+
+
+def tenant_holds_too_much(
+    backends: Mapping[str, Backend],
+    fairness: Fairness,
+    backend: Backend,
+    waiting: QueuedRequest,
+    bucket: Bucket,
+    now: float,
+) -> bool:
+    """Return whether the tenant would hold too large a part of the bucket's queues."""
+    if not fairness.on or not fairness.shared(now):
+        return False
+    tenant = waiting.request.tenant
+    here, here_s = backend.queues[bucket.name].of_tenant(tenant)
+    if not here:
+        return False
+    if here_s > LARGEST_SHARE * bucket.max_wait_s:
+        return True
+    queues = [other.queues[bucket.name] for other in backends.values()]
+    held = sum(queue.of_tenant(tenant)[0] for queue in queues)
+    return held >= LARGEST_SHARE * bucket.max_queue
+
+
+def gives_way(
+    backends: Mapping[str, Backend], waiting: QueuedRequest, bucket: Bucket
+) -> QueuedRequest | None:
+    """Return the request that leaves the bucket's full queue for a new one, or None.
+
+    The last request of the least urgent class, if that is less urgent than the new one; else the
+    last request of a tenant that holds more than half of the queue.
+    """
+    mates = [w for b in backends.values() for w in b.queues[bucket.name].everyone()]
+    if not mates:
+        return None
+    last_rank = max(mate.rank for mate in mates)
+    if last_rank > waiting.rank:
+        return _last(mate for mate in mates if mate.rank == last_rank)
+    held: dict[str, int] = {}
+    for mate in mates:
+        held[mate.request.tenant] = held.get(mate.request.tenant, 0) + 1
+    tenant = max(held, key=lambda name: held[name])
+    if tenant == waiting.request.tenant or held[tenant] <= LARGEST_SHARE * bucket.max_queue:
+        return None
+    return _last(
+        mate for mate in mates if mate.request.tenant == tenant and mate.rank >= waiting.rank
+    )
+
+
+def _last(mates: Iterable[QueuedRequest]) -> QueuedRequest | None:
+    return max(mates, key=lambda mate: mate.key, default=None)
 
 
 def retry_after_s(request: Request, bucket: Bucket, wait_s: float) -> float:
-    """When the wait will have shrunk to what the request can bear, in whole seconds."""
+    """Return when the wait will have shrunk to what the request can bear, in whole seconds."""
     bearable_s = min(bucket.max_wait_s, request.timeout_s)
     return whole_s(wait_s - bearable_s)
 
 
 def whole_s(seconds: float) -> float:
-    """Whole seconds within what clients obey."""
+    """Round up to whole seconds, within the range that clients obey."""
     return float(ceil(max(RETRY_LEAST_S, min(RETRY_MOST_S, seconds))))
+
+
+class ReturnTimes:
+    """When rejected clients should come back: one after the other.
+
+    The predicted wait tells when there is room for one. If every client rejected meanwhile were
+    told the same, all would come back together and be rejected again. So each is booked behind
+    those rejected before it, as if new requests left them RETURN_SHARE of the engines.
+    """
+
+    def __init__(self, buckets: Iterable[str]) -> None:
+        self._booked_until = dict.fromkeys(buckets, -inf)
+
+    def book(self, bucket: str, wait_s: float, prefill_s: float, engines: int, now: float) -> float:
+        """Return the seconds after which a rejected request should come back.
+
+        Args:
+            wait_s: until it would fit if no other client came back.
+            prefill_s: its prefill.
+            engines: engines that share the work.
+        """
+        booked_until = max(now, self._booked_until[bucket])
+        booked_until += prefill_s / (RETURN_SHARE * max(1, engines))
+        self._booked_until[bucket] = min(now + RETRY_MOST_S, booked_until)
+        return max(wait_s, booked_until - now)

@@ -1,65 +1,64 @@
-"""What is predicted: how long a request would wait on each backend, and whether it may start.
+"""How long would a request wait on each backend? One `Option` for each that is worth a look.
 
-Reads the books, changes none of them; what it notes itself is how much was sent and, for
-`partition.py`, who came and who was refused lately.
+A forecast reads state and changes none, except what it notes for itself: prompt tokens sent to all
+backends, and for `long_prefills.py` which buckets have arrivals and rejections.
 """
 
-from collections.abc import Iterable, Mapping
-from math import fsum, inf
+from collections.abc import Iterable, Mapping, Sequence
+from math import fsum, inf, sqrt
 from typing import Final
 
-from forebay.proxy.core.learn.decay import Recent
+from forebay.proxy.core.learn.decay import DecayedSum
 from forebay.proxy.core.model import Bucket, Request
-from forebay.proxy.core.policy import meanwhile
-from forebay.proxy.core.policy.long_prefills import Partition
-from forebay.proxy.core.policy.precedence import MOST, Ahead
-from forebay.proxy.core.policy.rendezvous import CommonRoot, highest, name_seed
+from forebay.proxy.core.policy.coalesce import expected_tokens, must_follow
+from forebay.proxy.core.policy.long_prefills import LongPrefills, next_piece
+from forebay.proxy.core.policy.precedence import Before, Precedence
+from forebay.proxy.core.policy.rendezvous import Rendezvous, prefer
 from forebay.proxy.core.policy.routing import Option
-from forebay.proxy.core.policy.split_prefill import beginning
+from forebay.proxy.core.policy.start import StartGate, kv_room
 from forebay.proxy.core.state.backend import Backend
-from forebay.proxy.core.state.candidates import Candidates
 from forebay.proxy.core.state.elsewhere import Peers
-from forebay.proxy.core.state.in_flight import STEP_TOKENS
-from forebay.proxy.core.state.queue import Waiting, due_at
+from forebay.proxy.core.state.fleet import Shortlist
+from forebay.proxy.core.state.queue import QueuedRequest, due_at
 
-AGREED_SHARE: Final = 0.75
-"""Of its prefill: what going where every proxy would send a cold prompt is worth. With half, two
-proxies lost 6 % of the hits of one (documents of 40k tokens, 5 questions each); with all of it the
-wait would count for nothing."""
-PROVEN_SHARE: Final = (
-    0.5  # of a prompt: an engine that has computed as much shows how long it takes
-)
-MATCH_SLACK_S: Final = (
-    1e-9  # float rounding: a timer set for the moment a backlog ends must find it so
-)
+PROVEN_SHARE: Final = 0.5  # of a prompt: two prefills of this size make a prediction `proven`
+SURE: Final = 2.0  # times the mean error: nine in ten normal errors are smaller
+
+NOTHING_BEFORE: Final = Before()
 
 
-class Outlook:
+class Forecast:
+    """Prices a request on each backend.
+
+    Attributes:
+        gate: which requests may start.
+        long_prefills: keeps one backend clear of long prefills.
+        limited: a backend is on trial or in a pause.
+    """
+
     def __init__(
         self,
         backends: Mapping[str, Backend],
         buckets: Mapping[str, Bucket],
         dispatch_ahead_s: float,
         min_match: float,
-        ahead: Ahead,
+        precedence: Precedence,
     ) -> None:
-        self._ahead = ahead
-        self._backends = backends
+        self._precedence = precedence
         self._all = list(backends.values())
         self._buckets = buckets
-        self._dispatch_ahead_s = dispatch_ahead_s
         self._min_match = min_match
         self._usable = {
             bucket.name: [b for b in self._all if not bucket.backends or b.name in bucket.backends]
             for bucket in buckets.values()
         }
-        self._candidates = Candidates(self._all, dispatch_ahead_s)
-        self.limited = False  # some backend is on trial or in a pause
-        self.partition = Partition(self._all, buckets)
-        self._sent = Recent()  # prompt tokens, to all backends
-        self._peers: Peers | None = None  # other proxies, while there are any
-        self._root = CommonRoot()
-        self._seeds: dict[str, int] = {}
+        self._shortlist = Shortlist(self._all, dispatch_ahead_s)
+        self.limited = False
+        self.long_prefills = LongPrefills(self._all, buckets)
+        self.gate = StartGate(buckets, self.long_prefills, dispatch_ahead_s)
+        self._sent = DecayedSum()  # prompt tokens, to all backends
+        self._peers: Peers | None = None  # while there are other proxies
+        self._rendezvous = Rendezvous()
 
     def rebuilt(
         self,
@@ -67,62 +66,40 @@ class Outlook:
         buckets: Mapping[str, Bucket],
         dispatch_ahead_s: float,
         min_match: float,
-    ) -> "Outlook":
-        """One for other backends or buckets, which remembers what this one has seen of those."""
-        new = Outlook(backends, buckets, dispatch_ahead_s, min_match, self._ahead)
-        new.partition.remember(self.partition)
+    ) -> "Forecast":
+        """Return one for other backends or buckets that keeps what this one has noted."""
+        new = Forecast(backends, buckets, dispatch_ahead_s, min_match, self._precedence)
+        new.long_prefills.remember(self.long_prefills)
         new._sent = self._sent
         new.limited = self.limited
-        new._peers, new._root = self._peers, self._root
+        new._peers = self._peers
+        new._rendezvous = Rendezvous(self._rendezvous.root)
         return new
 
-    # What changes what it knows.
+    # Events.
+
+    def arrived(self, request: Request, bucket: str, now: float) -> None:
+        """Note an arrival."""
+        self.long_prefills.arrived(bucket, now)
+        if self._peers is not None:
+            self._rendezvous.arrived(request)
 
     def sent(self, tokens: int, now: float) -> None:
-        """A prompt of so many tokens went to some backend."""
+        """Note a prompt that was sent to some backend."""
         self._sent.add(tokens, now)
 
     def moved(self, backend: Backend) -> None:
-        """The books of the backend changed: its line, its queue, its load or whether it is up."""
-        self._candidates.moved(backend)
-
-    # Other proxies.
+        """Note a change of a backend: its prefill queue, waiting requests, load or health."""
+        self._shortlist.moved(backend)
 
     def share_with(self, peers: Peers | None) -> None:
-        """There are others, or there are none any longer."""
+        """Use the reports of other proxies; None: there are no other proxies."""
         self._peers = peers
 
-    def came(self, request: Request) -> None:
-        """One more prompt; only asked for while there are others."""
-        self._root.saw(request.blocks)
+    # Questions.
 
-    def _agreed(self, waiting: Waiting) -> Backend | None:
-        """Where every proxy would send this prompt, were it cold everywhere."""
-        key = self._root.key(waiting.request.blocks, self._min_match)
-        if key is None:
-            return None
-        backends = [b for b in self._usable[waiting.bucket] if self.suits(b, waiting)]
-        if not backends:
-            return None
-        for backend in backends:
-            if backend.name not in self._seeds:
-                self._seeds[backend.name] = name_seed(backend.name)
-        return backends[highest(key, [self._seeds[b.name] for b in backends])]
-
-    def _agree(self, options: list[Option], waiting: Waiting) -> None:
-        """A prompt cold everywhere costs less where the others would send it too."""
-        enough = self._min_match * waiting.request.prompt_tokens
-        if not waiting.request.blocks or any(o.matched_tokens >= enough > 0 for o in options):
-            return
-        agreed = self._agreed(waiting)
-        for option in options:
-            if agreed is not None and option.backend == agreed.name:
-                option.cold_prefill_s *= 1.0 - AGREED_SHARE
-
-    # What a request would meet.
-
-    def suits(self, backend: Backend, waiting: Waiting) -> bool:
-        """Whether the backend may take the request: it is up, of its bucket, and not tried yet."""
+    def suits(self, backend: Backend, waiting: QueuedRequest) -> bool:
+        """Return whether the backend is up, serves the bucket and has not failed the request."""
         usable = self._usable[waiting.bucket]
         return (
             backend.up
@@ -130,226 +107,227 @@ class Outlook:
             and backend.name not in waiting.excluded
         )
 
-    def options(self, waiting: Waiting, now: float) -> list[Option]:
-        """One for each backend that is worth a look; empty when none may take the request."""
-        if self._candidates.all:
-            backends = [b for b in self._usable[waiting.bucket] if self.suits(b, waiting)]
-        else:
-            usable = self._usable[waiting.bucket]
-            if waiting.excluded:
-                usable = [b for b in usable if b.name not in waiting.excluded]
-            if self.limited:  # those have next to nothing to do, and would be looked at first
-                usable = [b for b in usable if b.up and b.tries_more] or usable
-            some = usable if len(usable) < len(self._all) else None
-            backends = self._candidates.of(waiting.request.blocks, self._min_match, some)
-            if self._peers is not None:
-                agreed = self._agreed(waiting)
-                if agreed is not None and agreed not in backends:
-                    backends.append(agreed)
-        if self.limited:  # nobody should wait for a trial to end while another takes work
-            backends = [b for b in backends if b.tries_more] or backends
+    def options(self, waiting: QueuedRequest, now: float) -> list[Option]:
+        """Price every backend that is worth a look; empty if none may take the request."""
+        backends = self._all_suitable(waiting) if self._shortlist.all else self._listed(waiting)
+        if self.limited:  # no request should wait for a trial while another backend has room
+            backends = [b for b in backends if b.takes_another] or backends
         return self.options_among(backends, waiting, now)
 
-    def idle_elsewhere(self, waiting: Waiting, now: float) -> list[Option]:
-        """Of a large fleet an idle backend, though it was not worth a look; empty if none is.
+    def _all_suitable(self, waiting: QueuedRequest) -> list[Backend]:
+        return [b for b in self._usable[waiting.bucket] if self.suits(b, waiting)]
 
-        Looks at every backend: for those who would be refused.
+    def _listed(self, waiting: QueuedRequest) -> list[Backend]:
+        """Return the backends of a large fleet that are worth a look."""
+        usable = self._usable[waiting.bucket]
+        if waiting.excluded:
+            usable = [b for b in usable if b.name not in waiting.excluded]
+        if self.limited:  # backends on trial have little to do and would be listed first
+            usable = [b for b in usable if b.up and b.takes_another] or usable
+        some = usable if len(usable) < len(self._all) else None
+        backends = self._shortlist.of(waiting.request.blocks, self._min_match, some)
+        if self._peers is not None:
+            agreed = self._agreed(waiting)
+            if agreed is not None and agreed not in backends:
+                backends.append(agreed)
+        return backends
+
+    def idle_elsewhere(self, waiting: QueuedRequest, now: float) -> list[Option]:
+        """Price an idle backend of a large fleet that was not listed; empty if there is none.
+
+        Looks at every backend, for a request that would be rejected otherwise.
         """
-        if self._candidates.all:
+        if self._shortlist.all:
             return []
         usable = self._usable[waiting.bucket]
-        idle = next((b for b in usable if b.idle and b.tries_more and self.suits(b, waiting)), None)
+        found = (b for b in usable if b.idle and b.takes_another and self.suits(b, waiting))
+        idle = next(found, None)
         return [] if idle is None else self.options_among([idle], waiting, now)
 
-    def options_among(self, backends: list[Backend], waiting: Waiting, now: float) -> list[Option]:
-        """What sending the request to each of these would mean."""
-        loads = [backend.load(now) for backend in backends]
-        if self._candidates.all:
+    def options_among(
+        self, backends: Sequence[Backend], waiting: QueuedRequest, now: float
+    ) -> list[Option]:
+        """Price these backends."""
+        loads = [load_of(backend, now) for backend in backends]
+        if self._shortlist.all:
             mean_load = fsum(loads) / len(loads) if loads else 0.0
         else:
-            mean_load = self._sent.left(now) / len(self._all)
+            mean_load = self._sent.value(now) / len(self._all)
             if self._peers is not None:
                 mean_load += self._peers.load / len(self._all)
-        long_s = self.partition.long_s(waiting.bucket, now)
+        long_s = self.long_prefills.long_s(waiting.bucket, now)
         options = [
             self._option(backends[at], waiting, long_s, loads[at], mean_load, now)
             for at in range(len(backends))
         ]
-        self._assume(options, backends)
+        _assume(options, backends)
         if self._peers is not None:
             self._agree(options, waiting)
         return options
 
-    def _assume(self, options: list[Option], backends: list[Backend]) -> None:
-        """Until an engine has shown how fast it is, it is taken to be as fast as the fastest.
-
-        With the prior, which is slower than most, nothing would ever come to one that has computed
-        nothing yet. What is known of chats alone may be far off for a document: it predicts, but
-        does not decide where that goes; else all that comes to idle engines would go to the one
-        that is thought faster, and nobody would learn better.
-        """
-        known = [b.cost.observations > 0 for b in backends]
-        if any(known) and not all(known):
-            least_s = min(o.cold_prefill_s for o, seen in zip(options, known, strict=True) if seen)
-            for option, seen in zip(options, known, strict=True):
-                if not seen:
-                    option.prefill_s = min(option.prefill_s, least_s)
-        if not all([o.proven for o in options]):
-            least_s = min([o.cold_prefill_s for o in options])
-            for option in options:
-                if not option.proven:
-                    option.cold_prefill_s = least_s
-
-    def has_room(self, backend: Backend, now: float) -> bool:
-        """Late binding: up, a slot free, and next to nothing left to prefill."""
-        running = len(backend.flights) if backend.others is None else backend.running
-        return (
-            backend.up
-            and running < backend.limit
-            and backend.tries_more
-            and (
-                backend.due_s(0.0, now) < self._dispatch_ahead_s + MATCH_SLACK_S
-                or (backend.others is None and backend.line.tokens < STEP_TOKENS)
-            )
-        )
-
-    def behind(self, backend: Backend, uncached_tokens: float, now: float) -> bool:
-        """Whether prefills pass each other there and too much is left of those it does not pass."""
-        if not backend.line.chunked:
-            return False
-        return backend.due_s(uncached_tokens, now) >= self._dispatch_ahead_s + MATCH_SLACK_S
-
-    def may_start(self, backend: Backend, waiting: Waiting, now: float) -> bool:
-        """Whether the request, were it next, may be sent to this backend now."""
-        if not self.has_room(backend, now):
-            return False
-        bucket = self._buckets[waiting.bucket]
-        prefills = backend.line.prefills_of[bucket.name]
-        if backend.others is not None:
-            prefills += backend.others.prefills.get(bucket.name, 0)
-        request = waiting.request
-        passing = backend.line.chunked  # then has_room told of the shortest
-        full = prefills >= bucket.prefills_per_backend
-        if passing or full:
-            uncached = request.prompt_tokens - backend.matched_tokens(request)
-            if self.behind(backend, uncached, now):
-                return False
-            if full and (uncached > STEP_TOKENS or uncached == request.prompt_tokens):
-                return False
-        if backend.keeps(waiting):
-            return False
-        if not backend.kv_fits(waiting, now):
-            return False
-        long_s = self.partition.long_s(waiting.bucket, now)
-        if long_s == inf:
-            return True
-        prefill_s = backend.prefill_s(request, backend.matched_tokens(request))
-        next_s = backend.next_s(request, prefill_s)
-        return self.partition.clear_at(backend, waiting, next_s, long_s, now) <= now
-
     def piece(
-        self, backend: Backend, waiting: Waiting, matched_tokens: int, now: float
+        self, backend: Backend, waiting: QueuedRequest, matched_tokens: int, now: float
     ) -> Request | None:
-        """What to send of a long prompt, while others come in that it would hold up."""
-        if backend.piece_s == inf or self.partition.long_s(waiting.bucket, now) == inf:
+        """Return the piece of a long prompt to send while more urgent requests arrive, or None."""
+        if backend.piece_s == inf or self.long_prefills.long_s(waiting.bucket, now) == inf:
             return None
         before = waiting.piece_blocks if waiting.piece_on == backend.name else 0
-        return beginning(waiting.request, matched_tokens, before, backend.cost, backend.piece_s)
+        return next_piece(waiting.request, matched_tokens, before, backend.cost, backend.piece_s)
 
-    def next_moment(self, heads: Iterable[Waiting], now: float) -> float:
-        """When a head may be able to start without an event; what is past has had its effect."""
-        return min(self._candidates.room_after(now), self.partition.next_moment(heads, now))
+    def next_moment(self, heads: Iterable[QueuedRequest], now: float) -> float:
+        """Return when a head may be able to start without an event; later than `now`."""
+        return min(self._shortlist.room_after(now), self.long_prefills.next_moment(heads, now))
+
+    def _agreed(self, waiting: QueuedRequest) -> Backend | None:
+        usable = self._all_suitable(waiting)
+        return self._rendezvous.agreed(waiting.request, usable, self._min_match)
+
+    def _agree(self, options: list[Option], waiting: QueuedRequest) -> None:
+        """Prefer the agreed backend for a prompt that is cold everywhere."""
+        enough = self._min_match * waiting.request.prompt_tokens
+        if not waiting.request.blocks or any(o.matched_tokens >= enough > 0 for o in options):
+            return
+        prefer(options, self._agreed(waiting))
 
     def _option(
         self,
         backend: Backend,
-        waiting: Waiting,
+        waiting: QueuedRequest,
         long_s: float,
         load: float,
         mean_load: float,
         now: float,
     ) -> Option:
-        request, bucket = waiting.request, waiting.bucket
+        request = waiting.request
         prompt_tokens = request.prompt_tokens
-        matched, leader = backend.expected_tokens(waiting)
+        matched, leader = expected_tokens(backend, waiting)
         cold_s = prefill_s = backend.cost.predict_s(prompt_tokens, prompt_tokens)
         if matched:
             prefill_s = backend.cost.predict_s(prompt_tokens - matched, prompt_tokens)
-        wait_s = backend.ahead_s(prompt_tokens - matched, now)
-        ahead_s, ahead, mates, in_order = 0.0, backend.queued, 1, False
-        if ahead or backend.begun:
-            deadline = min(waiting.deadline, now + self._buckets[bucket].max_wait_s)
-            worth_s = cold_s if backend.awaits(request) else prefill_s
+        uncached = prompt_tokens - matched
+        before = NOTHING_BEFORE
+        if backend.queued or backend.splits:
+            deadline = min(waiting.deadline, now + self._buckets[waiting.bucket].max_wait_s)
+            worth_s = cold_s if must_follow(backend, request) else prefill_s
             due = due_at(waiting.arrived_at, deadline, worth_s)
-            if leader is not None:  # it is a hit when that is computed, and not before
+            if leader is not None:  # it is a hit once its leader is computed, not before
                 due = max(due, leader.due)
-            overtaken = meanwhile.overtaken(self._buckets, backend, bucket, now)
-            if self._ahead.on:
-                ahead_s, ahead = self._ahead.of(backend, waiting, deadline, due)
-                overtaken = min(MOST, overtaken + self._ahead.overtaken(waiting, now))
-                mates = 1 + ahead
-            else:
-                ahead = 0
-                for name, queue in backend.queues.items():
-                    if name == bucket:
-                        ahead_s += queue.ahead_s(due)
-                        ahead += queue.ahead(due)
-                    elif queue.count and not meanwhile.passes(self._buckets, backend, bucket, name):
-                        urgent_s, urgent = queue.urgent(deadline)
-                        ahead_s += urgent_s
-                        ahead += urgent
-                owed_s = meanwhile.owed_s(self._buckets, backend, bucket, ahead_s, deadline, now)
-                ahead_s += owed_s
-                in_order = overtaken == owed_s == 0.0
-                mates = 1 + backend.queues[bucket].count
-            if backend.begun:
-                rest_s, rests = backend.begun.ahead_of(waiting, deadline, due)
-                ahead_s, ahead = ahead_s + rest_s, ahead + rests
-            if waiting.backend == backend.name:
-                ahead_s, ahead = max(0.0, ahead_s - waiting.work_s), ahead - 1
-            if ahead > 0:
-                wait_s += ahead_s / (1.0 - overtaken)
-        if backend.others is not None and backend.others.queued_s:
-            wait_s += self._elsewhere_s(backend, waiting, ahead_s, now)
-        wait_s += backend.slots_wait_s(bucket, ahead)
-        wait_s = max(wait_s, backend.kv_wait_s(waiting, mates, now))
-        if backend.next_s(request, prefill_s) > long_s and not backend.line.chunked:
+            before = self._precedence.before(backend, waiting, deadline, due, now)
+        wait_s = self._wait_s(backend, waiting, uncached, before, now)
+        if backend.next_piece_s(request, prefill_s) > long_s and not backend.prefill_queue.chunked:
             wait_s = max(
                 wait_s,
-                self.partition.clear_at(backend, waiting, prefill_s, long_s, now) - now,
-                self.partition.crowd_s(waiting, prefill_s, long_s, now),
+                self.long_prefills.clear_at(backend, waiting, prefill_s, long_s, now) - now,
+                self.long_prefills.crowd_s(waiting, prefill_s, long_s, now),
             )
-        margin_s = backend.margin_s(wait_s, ahead_s, ahead if in_order else 1)
-        if ahead > 0 and backend.line.chunked:
-            uncached = prompt_tokens - matched
-            beside_s = meanwhile.beside_s(self._buckets, backend, bucket, uncached, ahead_s, now)
-            margin_s = max(margin_s, beside_s)
-        elif ahead > 0 and not self._ahead.on:
-            margin_s += meanwhile.lump_s(self._buckets, backend, bucket, wait_s, now)
+        margin_s = self._margin_s(backend, waiting, uncached, before, wait_s, now)
         proven = backend.cost.proven_tokens >= PROVEN_SHARE * prompt_tokens
         return Option(
             backend.name, wait_s, margin_s, prefill_s, cold_s, matched, load, mean_load, proven
         )
 
-    def _elsewhere_s(self, backend: Backend, waiting: Waiting, ahead_s: float, now: float) -> float:
-        """The wait for what is queued for the backend with other proxies and goes first.
+    def _wait_s(
+        self, backend: Backend, waiting: QueuedRequest, uncached: int, before: Before, now: float
+    ) -> float:
+        """Return the predicted wait: in the engine, in the queues, for a slot, for KV cache."""
+        wait_s = backend.prefill_queue.ahead_s(uncached, now)
+        if before.count > 0:
+            wait_s += before.seconds / (1.0 - before.overtaken)
+        if backend.elsewhere is not None and backend.elsewhere.queued_s:
+            wait_s += self._precedence.elsewhere_s(backend, waiting, before.seconds, now)
+        wait_s += slots_wait_s(backend, waiting.bucket, before.count)
+        return max(wait_s, kv_wait_s(backend, waiting, before.mates, now))
 
-        Args:
-            ahead_s: of what we have queued there ourselves, what goes first.
-        """
-        assert backend.others is not None
-        queued_s, bucket = backend.others.queued_s, waiting.bucket
-        overtaken = meanwhile.overtaken(self._buckets, backend, bucket, now)
-        if self._ahead.on:
-            # Whose it is we are not told: connections are dealt out by chance, so that their
-            # queues are made up as ours is.
-            overtaken = min(MOST, overtaken + self._ahead.overtaken(waiting, now))
-            share = min(1.0, ahead_s / backend.queued_s) if backend.queued_s > 0.0 else 1.0
-            return share * fsum(queued_s.values()) / (1.0 - overtaken)
-        patience_s = self._buckets[bucket].max_wait_s
-        theirs_s = fsum(
-            seconds
-            for name, seconds in queued_s.items()
-            if name not in self._buckets or self._buckets[name].max_wait_s <= patience_s
-        )
-        return theirs_s / (1.0 - overtaken)
+    def _margin_s(
+        self,
+        backend: Backend,
+        waiting: QueuedRequest,
+        uncached: int,
+        before: Before,
+        wait_s: float,
+        now: float,
+    ) -> float:
+        """Return how much longer the predicted wait may be."""
+        alike = before.count if before.in_order else 1
+        margin_s = error_margin_s(backend, wait_s, before.seconds, alike)
+        if before.count <= 0:
+            return margin_s
+        bucket, order = waiting.bucket, self._precedence
+        if backend.prefill_queue.chunked:
+            return max(margin_s, order.beside_s(backend, bucket, uncached, before.seconds, now))
+        if not order.on:
+            margin_s += order.owed_prefill_s(backend, bucket, wait_s, now)
+        return margin_s
+
+
+def _assume(options: list[Option], backends: Sequence[Backend]) -> None:
+    """Take a backend to be as fast as the fastest until it has shown its speed.
+
+    The prior is slower than most GPUs: with it, a backend that has computed nothing would never be
+    chosen. Chats alone may give a speed for documents that is far off: it is used to predict but
+    not to choose, or all documents that meet idle backends would go to the one believed faster.
+    """
+    known = [b.cost.observations > 0 for b in backends]
+    if any(known) and not all(known):
+        least_s = min(o.cold_prefill_s for o, seen in zip(options, known, strict=True) if seen)
+        for option, seen in zip(options, known, strict=True):
+            if not seen:
+                option.prefill_s = min(option.prefill_s, least_s)
+    if not all([o.proven for o in options]):
+        least_s = min([o.cold_prefill_s for o in options])
+        for option in options:
+            if not option.proven:
+                option.cold_prefill_s = least_s
+
+
+def load_of(backend: Backend, now: float) -> float:
+    """Return the prompt tokens that all proxies sent to the backend lately."""
+    own = backend.load.value(now)
+    return own if backend.elsewhere is None else own + backend.elsewhere.load
+
+
+def error_margin_s(backend: Backend, wait_s: float, before_s: float, alike: int = 1) -> float:
+    """Return how much longer a predicted wait may be; nine in ten errors are smaller.
+
+    Errors grow with everything in the prefill queue, even with what is nearly done.
+
+    Args:
+        before_s: the part of the wait that is still in the proxy's queues.
+        alike: prefills in `before_s` if nothing else can get in between: their errors cancel out
+            in part, to 1/sqrt(n) of the sum for n alike. 1: nothing cancels out.
+    """
+    queue = backend.prefill_queue
+    engine_s = wait_s if queue.chunked else queue.total_s
+    cancelled_s = before_s * (1.0 - 1.0 / sqrt(alike)) if alike > 1 else 0.0
+    uncertain_s = max(wait_s, engine_s + before_s) - cancelled_s
+    if uncertain_s <= 0.0:
+        return 0.0
+    return SURE * backend.cost.error.at(uncertain_s) * uncertain_s
+
+
+def slots_wait_s(backend: Backend, bucket: str, before: int) -> float:
+    """Return the predicted wait for a free slot with `before` others waiting for one too."""
+    missing = len(backend.in_flight) + before + 1 - backend.limit
+    if backend.elsewhere is not None:
+        missing += backend.elsewhere.running
+    if missing <= 0:
+        return 0.0
+    return missing * backend.decode_s[bucket] / backend.limit
+
+
+def kv_wait_s(backend: Backend, waiting: QueuedRequest, mates: int, now: float) -> float:
+    """Return the predicted wait for KV cache: running requests give theirs back in turn.
+
+    Each of `mates`, which are this request and those before it, is taken to need as much.
+    """
+    held = backend.kv.held
+    if not held:
+        return 0.0
+    request, output_tokens = waiting.request, waiting.output_tokens
+    room = kv_room(backend, waiting, now)
+    if (request.prompt_tokens + output_tokens) * mates <= room:
+        return 0.0
+    missing = backend.kv.need(request, output_tokens) * mates - room
+    if missing <= 0:
+        return 0.0
+    return missing / held * backend.decode_all_s

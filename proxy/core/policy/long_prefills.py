@@ -1,120 +1,131 @@
-"""Keep one engine clear of long prefills while short requests come in.
+"""How are short prompts protected from long prefills? One of three answers, by backend.
 
-A prefill longer than a chat is willing to wait blocks every chat that meets it. With two
-engines, one such prefill at a time leaves the other to the chats; so a long prefill may not take
-the last clear engine until another will soon be clear, or until it has waited a good part of its
-own patience, and nearly all of it while more than a few of the short requests are being refused.
-Below that, at sustained load beyond one engine, every long prefill has waited long enough, both
-engines work, and nothing is lost.
+A prefill that takes longer than a chat is willing to wait blocks every chat behind it:
+ 1. The backend chunks long prefills itself (BackendSpec.chunk_tokens): nothing else is needed.
+ 2. Split prefill (BackendSpec.piece_s): the proxy sends the beginning of a long prompt alone, for
+    one token, then a longer beginning, of which only the end is new, and at last the prompt itself.
+    The engine's prefix cache keeps what was computed; chats get in between two pieces.
+ 3. One backend is kept clear: a long prefill may not take the last backend without one until
+    another will soon be clear, or until it has waited for a good part of its own patience.
+All three apply only while requests of more urgent buckets arrive (`long_s`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import fsum, inf
+from math import ceil, fsum, inf
 from typing import Final
 
-from forebay.proxy.core.model import Bucket
+from forebay.proxy.core.learn.cost import CostModel
+from forebay.proxy.core.model import Bucket, Request
 from forebay.proxy.core.state.backend import Backend
-from forebay.proxy.core.state.queue import Waiting, due_at
+from forebay.proxy.core.state.in_flight import InFlight
+from forebay.proxy.core.state.queue import QueuedRequest, due_at
 
-PATIENCE_SHARE: Final = (
-    0.5  # of the bucket's max_wait: after that it may take the last clear engine
-)
-LAST_MOMENT_SHARE: Final = 0.9  # the same while short requests are refused: whom we took, we serve
-OVERLAP_SHARE: Final = (
-    0.4  # of the patience of those it holds up: another engine is this near to being clear again
-)
-FLOWING_S: Final = 10.0  # a bucket with an arrival this lately is flowing
-REFUSED_MOST: Final = (
-    0.005  # of the short requests, lately: what long prefills may cost them, so that p99 holds
-)
-REFUSED_GAIN: Final = 0.002  # smoothing of the share of requests refused: over the last 500 or so
+PATIENCE_SHARE: Final = 0.5  # of max_wait: after it a long prefill may take the last clear backend
+LAST_MOMENT_SHARE: Final = 0.9  # the same while short requests are rejected
+OVERLAP_SHARE: Final = 0.4  # of a chat's max_wait: this near to clear counts as clear
+FLOWING_S: Final = 10.0  # a bucket flows for this long after an arrival
+REFUSED_MOST: Final = 0.005  # of short requests: rejections that long prefills may cause
+REFUSED_GAIN: Final = 0.002  # smoothing of the rejected share: over the last 500 requests or so
+LONGER: Final = 0.15  # of `piece_s`: pieces may be so much longer if one piece is saved by it
+FOUND: Final = 0.5  # of what should be cached: less means that the cache does not keep pieces
+FROM_THE_START: Final = 0.75  # of a cold prefill: a piece that took longer was not cached
 
 
-class Partition:
-    """Knows who came and who was refused lately, of each bucket."""
+class LongPrefills:
+    """Keeps one backend clear of long prefills while short requests flow.
+
+    It knows of each bucket when requests arrived and which share was rejected lately.
+    """
 
     def __init__(self, backends: Sequence[Backend], buckets: Mapping[str, Bucket]) -> None:
         self._backends = backends
         self._buckets = buckets
-        # The buckets with less patience than each.
+        # By bucket: the buckets with less patience.
         self._hastier = {
             bucket.name: [b for b in buckets.values() if b.max_wait_s < bucket.max_wait_s]
             for bucket in buckets.values()
         }
         self._last_arrival = dict.fromkeys(buckets, -inf)
-        self._refused_share = dict.fromkeys(buckets, 0.0)
+        self._rejected_share = dict.fromkeys(buckets, 0.0)
 
-    def remember(self, before: "Partition") -> None:
-        """What one for other backends or buckets has seen of those that are still there."""
+    def remember(self, before: "LongPrefills") -> None:
+        """Take over what another one, for other backends or buckets, has seen."""
         for name in self._buckets:
             self._last_arrival[name] = before._last_arrival.get(name, -inf)
-            self._refused_share[name] = before._refused_share.get(name, 0.0)
+            self._rejected_share[name] = before._rejected_share.get(name, 0.0)
 
     def arrived(self, bucket: str, now: float) -> None:
         self._last_arrival[bucket] = now
 
-    def decided(self, bucket: str, *, refused: bool) -> bool:
-        """A newcomer was refused or taken; whether long prefills may start sooner for it."""
-        share = self._refused_share[bucket]
-        if not refused and not share:
+    def decided(self, bucket: str, *, rejected: bool) -> bool:
+        """Note an admission or rejection; return whether long prefills may start sooner now."""
+        share = self._rejected_share[bucket]
+        if not rejected and not share:
             return False
-        now = self._refused_share[bucket] = share + REFUSED_GAIN * (refused - share)
+        now = self._rejected_share[bucket] = share + REFUSED_GAIN * (rejected - share)
         return now <= REFUSED_MOST < share
 
     def long_s(self, bucket: str, now: float) -> float:
-        """What a prefill of this bucket must exceed to be in the way of others that come in now."""
+        """Return the prefill time above which requests of this bucket block more urgent ones.
+
+        inf while no more urgent bucket flows.
+        """
         least = inf
         for other in self._hastier[bucket]:
             if other.max_wait_s < least and now - self._last_arrival[other.name] < FLOWING_S:
                 least = other.max_wait_s
         return least
 
-    def _refused(self, bucket: str, now: float) -> float:
-        """The largest share refused lately of those that come in with less patience."""
+    def _rejected(self, bucket: str, now: float) -> float:
+        """Return the largest recently rejected share of the more urgent buckets that flow."""
         most = 0.0
         for other in self._hastier[bucket]:
             if now - self._last_arrival[other.name] < FLOWING_S:
-                most = max(most, self._refused_share[other.name])
+                most = max(most, self._rejected_share[other.name])
         return most
 
     def clear_at(
-        self, backend: Backend, waiting: Waiting, prefill_s: float, long_s: float, now: float
+        self, backend: Backend, waiting: QueuedRequest, prefill_s: float, long_s: float, now: float
     ) -> float:
-        """When the request may start here without taking the last engine clear of long prefills."""
+        """Return when the request may start here without taking the last clear backend."""
         if prefill_s <= long_s:
             return now
         others, next_clear_at = False, inf
         for other in self._backends:
             if other.up and other is not backend:
-                if not other.prefills_longer(long_s):
+                if not other.prefill_queue.blocks_for(long_s):
                     return now
                 others = True
-                next_clear_at = min(next_clear_at, other.done_in_at(OVERLAP_SHARE * long_s, now))
+                other_at = other.prefill_queue.done_in_at(OVERLAP_SHARE * long_s, now)
+                next_clear_at = min(next_clear_at, other_at)
         if not others or next_clear_at <= now:
             return now
-        # Those that come in no longer have arrived earlier: they do not change the latest.
+        # Buckets that no longer flow have earlier arrivals: they do not change the latest.
         latest = max(self._last_arrival[b.name] for b in self._hastier[waiting.bucket])
-        flowing_until, refused = latest + FLOWING_S, self._refused(waiting.bucket, now)
+        flowing_until, rejected = latest + FLOWING_S, self._rejected(waiting.bucket, now)
         max_wait_s = self._buckets[waiting.bucket].max_wait_s
-        may_at = may_take_last_at(waiting.arrived_at, max_wait_s, flowing_until, refused)
+        may_at = may_take_last_at(waiting.arrived_at, max_wait_s, flowing_until, rejected)
         return min(may_at, next_clear_at)
 
-    def crowd_s(self, waiting: Waiting, prefill_s: float, long_s: float, now: float) -> float:
-        """The wait of a long prefill while one engine less than all take turns at them."""
-        if not crowded_out(self._refused(waiting.bucket, now)):
+    def crowd_s(self, waiting: QueuedRequest, prefill_s: float, long_s: float, now: float) -> float:
+        """Return the wait of a long prefill while all backends but one take turns at them."""
+        # Half of the limit: a request admitted now starts later, when more may be rejected.
+        if self._rejected(waiting.bucket, now) <= REFUSED_MOST / 2:
             return 0.0
         deadline = min(waiting.deadline, now + self._buckets[waiting.bucket].max_wait_s)
         due = due_at(waiting.arrived_at, deadline, prefill_s)
         up = [b for b in self._backends if b.up]
-        ahead_s = fsum(b.backlog_s(now) for b in up if b.prefills_longer(long_s))
-        ahead_s += fsum(b.queues[waiting.bucket].ahead_s(due) for b in up if b.queued)
+        ahead_s = fsum(
+            b.prefill_queue.backlog_s(now) for b in up if b.prefill_queue.blocks_for(long_s)
+        )
+        ahead_s += fsum(b.queues[waiting.bucket].seconds_before(due) for b in up if b.queued)
         if waiting.backend:
             ahead_s -= waiting.work_s
-        # Work comes in lumps that are not interrupted: reckon with one more like this one.
+        # Prefills are not interrupted: count one more like this one.
         return (max(0.0, ahead_s) + prefill_s) / max(1, len(up) - 1)
 
-    def next_moment(self, heads: Iterable[Waiting], now: float) -> float:
-        """When one of these may be able to take the last engine, without an event."""
+    def next_moment(self, heads: Iterable[QueuedRequest], now: float) -> float:
+        """Return when one of these heads may take the last clear backend without an event."""
         least = inf
         for arrived_at in self._last_arrival.values():
             if now < arrived_at + FLOWING_S < least:
@@ -125,36 +136,101 @@ class Partition:
                 continue
             overlaps_s.add(OVERLAP_SHARE * self.long_s(head.bucket, now))
             max_wait_s = self._buckets[head.bucket].max_wait_s
-            for refused_share in (0.0, 1.0):
-                at = may_take_last_at(head.arrived_at, max_wait_s, inf, refused_share)
+            for rejected_share in (0.0, 1.0):
+                at = may_take_last_at(head.arrived_at, max_wait_s, inf, rejected_share)
                 if now < at < least:
                     least = at
         for overlap_s in overlaps_s:
             for backend in self._backends:
-                at = backend.done_in_at(overlap_s, now)
+                at = backend.prefill_queue.done_in_at(overlap_s, now)
                 if now < at < least:
                     least = at
         return least
 
 
 def may_take_last_at(
-    arrived_at: float, max_wait_s: float, flowing_until: float, refused_share: float
+    arrived_at: float, max_wait_s: float, flowing_until: float, rejected_share: float
 ) -> float:
-    """When a long prefill may take the last clear engine.
+    """Return when a long prefill may take the last clear backend.
 
     Args:
-        arrived_at: of the long request.
+        arrived_at: arrival of the long request.
         max_wait_s: of its bucket.
-        flowing_until: when the shorter buckets stop flowing unless one more arrives.
-        refused_share: of the requests of the shorter buckets, lately.
+        flowing_until: when the more urgent buckets stop flowing unless a request arrives.
+        rejected_share: of the requests of the more urgent buckets, lately.
     """
-    share = LAST_MOMENT_SHARE if refused_share > REFUSED_MOST else PATIENCE_SHARE
+    share = LAST_MOMENT_SHARE if rejected_share > REFUSED_MOST else PATIENCE_SHARE
     return min(arrived_at + share * max_wait_s, flowing_until)
 
 
-def crowded_out(refused_share: float) -> bool:
-    """Whether long prefills must reckon with one engine less.
+def next_piece(
+    request: Request, matched_tokens: int, before_blocks: int, cost: CostModel, piece_s: float
+) -> Request | None:
+    """Return the next piece of a split prompt as a request for one token; None: send it whole.
 
-    Half of what would forbid it: who is taken now starts later, when more may be refused.
+    The uncached rest is cut into pieces of equal time, not of equal length: attention makes later
+    tokens dearer.
+
+    Args:
+        matched_tokens: prompt tokens believed to be cached.
+        before_blocks: size of the piece before, 0 for the first one.
     """
-    return refused_share > REFUSED_MOST / 2
+    tokens, blocks = request.prompt_tokens, request.blocks
+    if not request.splittable:
+        return None
+    left_s = cost.predict_s(tokens - matched_tokens, tokens)
+    pieces_left = ceil(left_s / piece_s - LONGER)
+    if pieces_left <= 1:
+        return None
+    fixed_s = cost.predict_s(0, 0)  # of every piece
+    each_s = (left_s + (pieces_left - 1) * fixed_s) / pieces_left
+    matched_blocks = round(matched_tokens / request.block_tokens)
+    if matched_blocks < before_blocks:
+        return None  # the cache has lost the last piece: computing the rest at once is cheaper
+    count = max(
+        matched_blocks + 1,
+        int(_end(matched_tokens, tokens, cost, each_s) / request.block_tokens),
+    )
+    if count >= len(blocks):
+        return None
+    return Request(
+        request.id,
+        int(count * request.block_tokens),
+        1,
+        blocks[:count],
+        request.block_tokens,
+        request.timeout_s,
+        True,  # one token: its first token is its end
+        request.tenant,
+        request.service_class,
+    )
+
+
+def kept_last_piece(
+    piece: InFlight, cached_tokens: int | None, prompt_tokens: int, taken_s: float
+) -> bool:
+    """Return whether the engine still held what was computed before this piece.
+
+    Args:
+        cached_tokens: as the engine reports; None if it does not, then the time decides.
+        prompt_tokens: of the piece, as the engine counts; 0 if unknown.
+        taken_s: time since the engine began to compute it.
+    """
+    if not piece.matched_tokens:
+        return True
+    if cached_tokens is None:
+        return taken_s < FROM_THE_START * piece.cold_s
+    tokens = piece.request.prompt_tokens
+    return cached_tokens * tokens >= FOUND * piece.matched_tokens * (prompt_tokens or tokens)
+
+
+def _end(begin: int, most: int, cost: CostModel, piece_s: float) -> int:
+    """Return the token up to which a prefill from `begin` takes `piece_s`, by binary search."""
+    low, high = begin, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if cost.predict_s(middle - begin, middle) <= piece_s:
+            low = middle
+        else:
+            high = middle - 1
+    return low

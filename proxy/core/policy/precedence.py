@@ -1,120 +1,253 @@
-"""What goes before a request on one backend where several classes or tenants wait.
+"""Which work goes before a request on one backend, and which is computed beside it?
 
-With one class and one tenant that is whatever is due earlier. Otherwise the prediction
-follows the order of `turns.py` and `fairness.py`: a light tenant does not wait for a heavy one's
-queue, and a heavy one's own queue moves only as fast as the others leave it room.
+With one class and one tenant, requests that are due earlier go first in a bucket, and earlier
+deadlines between buckets. With several, the prediction follows the order of `order.py` and the
+tenants' counters: a light tenant does not wait for a heavy tenant's queue, and a heavy tenant's
+own queue moves only as fast as the other tenants leave it room.
 """
 
-from collections.abc import Iterable, Mapping
-from math import exp
+from collections.abc import Mapping
+from math import exp, fsum
+from typing import Final
 
 from forebay.proxy.core.model import CLASSES, Bucket
-from forebay.proxy.core.policy.order import CLASS_SHARE
 from forebay.proxy.core.state.backend import Backend
-from forebay.proxy.core.state.queue import Waiting
-from forebay.proxy.core.state.tenants import LARGEST_SHARE, Fairness
+from forebay.proxy.core.state.queue import QueuedRequest
+from forebay.proxy.core.state.shares import BUCKETS_SHARE, CLASS_SHARE
+from forebay.proxy.core.state.tenants import Fairness
 
-RATE_S = 10.0  # time constant of what a class took lately
-MOST = 1.0 - CLASS_SHARE  # of the engines that more urgent classes can take
+CLASS_RATE_S: Final = 10.0  # time constant of a class's recent use
+CLASSES_MOST: Final = 1.0 - CLASS_SHARE  # of the engines: what more urgent classes can take
+BUCKETS_MOST: Final = 1.0 - BUCKETS_SHARE / 2  # of an engine: what more urgent buckets can take
+FULL_STEP_TOKENS: Final = 8_192
+"""Tokens in one engine step under load: vLLM's default `max_num_batched_tokens` for servers."""
 
 
-class Ahead:
-    """Knows the backends; `on` once a request has named a tenant or another class."""
+class Before:
+    """The waiting work that goes before one request on one backend.
 
-    def __init__(self, backends: Mapping[str, Backend], fairness: Fairness) -> None:
+    Attributes:
+        seconds, count: prefill seconds and requests.
+        overtaken: share of the engine that later, more urgent arrivals will take.
+        mates: requests that will have taken KV cache by then, this one included.
+        in_order: nothing else can get in between, so prediction errors cancel out in part.
+    """
+
+    __slots__ = ("count", "in_order", "mates", "overtaken", "seconds")
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.count = 0
+        self.overtaken = 0.0
+        self.mates = 1
+        self.in_order = False
+
+
+class Precedence:
+    """The order between classes, tenants and buckets, as predictions need it.
+
+    Attributes:
+        on: a request has named a tenant or another class than standard.
+    """
+
+    def __init__(
+        self, backends: Mapping[str, Backend], buckets: Mapping[str, Bucket], fairness: Fairness
+    ) -> None:
         self._backends = backends
+        self.buckets = buckets
         self.fairness = fairness
         self.on = False
         self._classed = False
-        self._rate = [0.0] * len(CLASSES)  # prefill seconds a second, as of `_rate_at`
+        self._rate = [0.0] * len(CLASSES)  # prefill seconds per second at time `_rate_at`
         self._rate_at = [0.0] * len(CLASSES)
 
     def tell_classes_apart(self) -> None:
-        """A request of another class than standard has come."""
+        """Note a request of another class than standard."""
         self.on = self._classed = True
 
-    def sent(self, waiting: Waiting, prefill_s: float, now: float) -> None:
+    def sent(self, waiting: QueuedRequest, prefill_s: float, now: float) -> None:
+        """Charge a request that is sent to its tenant and class."""
         if self.fairness.on:
             self.fairness.charge(waiting.request.tenant, prefill_s, now)
         if self._classed:
             rank = waiting.rank
-            self._rate[rank] = self._rate_now(rank, now) + prefill_s / RATE_S
+            self._rate[rank] = self._rate_now(rank, now) + prefill_s / CLASS_RATE_S
             self._rate_at[rank] = now
 
-    def of(
-        self, backend: Backend, waiting: Waiting, deadline: float, due: float
+    def before(
+        self, backend: Backend, waiting: QueuedRequest, deadline: float, due: float, now: float
+    ) -> Before:
+        """Return what goes before a request with this deadline and due time."""
+        bucket, found = waiting.bucket, Before()
+        found.overtaken = self.overtaken(backend, bucket, now)
+        if self.on:
+            found.seconds, found.count = self._of_flows(backend, waiting, deadline, due)
+            rest = found.overtaken + self._overtaken_by_flows(waiting, now)
+            found.overtaken = min(CLASSES_MOST, rest)
+            found.mates = 1 + found.count
+        else:
+            for name, queue in backend.queues.items():
+                if name == bucket:
+                    found.seconds += queue.seconds_before(due)
+                    found.count += queue.count_before(due)
+                elif queue.count and not self._passes(backend, bucket, name):
+                    urgent_s, urgent = queue.urgent(deadline)
+                    found.seconds += urgent_s
+                    found.count += urgent
+            owed_s = self._owed_s(backend, bucket, found.seconds, deadline, now)
+            found.seconds += owed_s
+            found.in_order = found.overtaken == owed_s == 0.0
+            found.mates = 1 + backend.queues[bucket].count
+        if backend.splits:
+            rest_s, rests = backend.splits.ahead_of(waiting, deadline, due)
+            found.seconds, found.count = found.seconds + rest_s, found.count + rests
+        if waiting.backend == backend.name:
+            found.seconds = max(0.0, found.seconds - waiting.work_s)
+            found.count -= 1
+        return found
+
+    def overtaken(self, backend: Backend, bucket: str, now: float) -> float:
+        """Return the share of the engine that more urgent buckets take while this one waits.
+
+        A waiting request waits 1 / (1 - share) times the work before it (M/G/1 with priorities).
+        """
+        max_wait_s = self.buckets[bucket].max_wait_s
+        share = fsum(
+            worked_share(backend, other.name, now)
+            for other in self.buckets.values()
+            if other.max_wait_s < max_wait_s
+        )
+        return min(BUCKETS_MOST, share)
+
+    def elsewhere_s(
+        self, backend: Backend, waiting: QueuedRequest, before_s: float, now: float
+    ) -> float:
+        """Return the wait for work that waits at other proxies for this backend and goes first.
+
+        Args:
+            before_s: of the work that waits here, the part that goes first.
+        """
+        assert backend.elsewhere is not None
+        queued_s, bucket = backend.elsewhere.queued_s, waiting.bucket
+        overtaken = self.overtaken(backend, bucket, now)
+        if self.on:
+            # Reports do not name tenants. Connections are spread by chance, so the other proxies'
+            # queues are taken to be made up as this one's.
+            overtaken = min(CLASSES_MOST, overtaken + self._overtaken_by_flows(waiting, now))
+            share = min(1.0, before_s / backend.queued_s) if backend.queued_s > 0.0 else 1.0
+            return share * fsum(queued_s.values()) / (1.0 - overtaken)
+        patience_s = self.buckets[bucket].max_wait_s
+        theirs_s = fsum(
+            seconds
+            for name, seconds in queued_s.items()
+            if name not in self.buckets or self.buckets[name].max_wait_s <= patience_s
+        )
+        return theirs_s / (1.0 - overtaken)
+
+    def owed_prefill_s(self, backend: Backend, bucket: str, wait_s: float, now: float) -> float:
+        """Return the extra margin for one whole prefill of a bucket that is owed its share.
+
+        Prefills are not preempted. Those longer than `max_wait` are kept away (long_prefills.py).
+        """
+        max_wait_s, most = self.buckets[bucket].max_wait_s, 0.0
+        for other in self.buckets.values():
+            queue = backend.queues[other.name]
+            if other.max_wait_s <= max_wait_s or queue.late_at() > now + wait_s:
+                continue
+            owed = backend.turns.buckets.owed_s(other.name)
+            owed += wait_s * BUCKETS_SHARE / len(self.buckets)
+            for head in queue.heads():
+                if most < head.next_s <= max_wait_s and owed >= head.next_s:
+                    most = head.next_s
+        return most
+
+    def beside_s(
+        self, backend: Backend, bucket: str, uncached_tokens: float, before_s: float, now: float
+    ) -> float:
+        """Return the extra margin for chunks of longer prefills, computed beside `before_s`.
+
+        Full steps carry a chunk of each longer prefill until it ends. Waiting ones follow if they
+        will have waited long by then.
+        """
+        queue, least = (
+            backend.prefill_queue,
+            max(uncached_tokens, backend.prefill_queue.chunk_tokens),
+        )
+        longer = [sent for sent in queue.prefills.values() if sent.uncached_tokens > least]
+        if not longer or before_s <= 0.0:
+            return 0.0
+        left = max(queue.chunk_tokens, FULL_STEP_TOKENS - len(longer) * queue.chunk_tokens)
+        chunks_s = fsum(s.prefill_s * queue.chunk_tokens / s.uncached_tokens for s in longer)
+        all_s = fsum(sent.prefill_s for sent in longer)
+        for name, other in backend.queues.items():
+            if self._passes(backend, bucket, name) and other.late_at() <= now + before_s:
+                all_s += other.work_s
+        return min(all_s, before_s * chunks_s / backend.cost.predict_s(left, left))
+
+    def _of_flows(
+        self, backend: Backend, waiting: QueuedRequest, deadline: float, due: float
     ) -> tuple[float, int]:
-        """Seconds of prefill queued here that go before the request, and how many requests."""
-        rank, tenant = waiting.lane
+        """Return prefill seconds and requests that go first where classes or tenants wait."""
+        rank, tenant = waiting.flow
         engines = self._engines()
         seconds, count = 0.0, 0.0
         for name, queue in backend.queues.items():
-            for (other_rank, other), lane in queue.lanes.items():
+            for (other_rank, other), flow in queue.flows.items():
                 if other_rank > rank:
                     continue
                 if other_rank < rank:
-                    ahead_s = lane.work_s
+                    before_s = flow.work_s
                 elif name != waiting.bucket:
-                    ahead_s, _ = lane.urgent(deadline)
+                    before_s, _ = flow.urgent(deadline)
                 elif other == tenant:
-                    ahead_s = lane.ahead_s(due)
+                    before_s = flow.seconds_before(due)
                 else:
-                    ahead_s = self.fairness.ahead_s(tenant, other, lane.work_s, engines)
-                seconds += ahead_s
-                if lane.work_s > 0:
-                    count += len(lane) * min(1.0, ahead_s / lane.work_s)
-        return seconds, max(1, round(count)) if seconds > 0.0 else 0  # part of one is one
+                    before_s = self.fairness.seconds_before(tenant, other, flow.work_s, engines)
+                seconds += before_s
+                if flow.work_s > 0:
+                    count += len(flow) * min(1.0, before_s / flow.work_s)
+        return seconds, max(1, round(count)) if seconds > 0.0 else 0  # a part of one counts as one
 
-    def overtaken(self, waiting: Waiting, now: float) -> float:
-        """Share of the engines that go to those who come later and yet go before the request."""
+    def _overtaken_by_flows(self, waiting: QueuedRequest, now: float) -> float:
+        """Return the share of the engines that other classes and tenants will take meanwhile."""
         engines = self._engines()
         share = sum(self._rate_now(rank, now) for rank in range(waiting.rank)) / engines
         if self.fairness.on:
             share += self.fairness.others_share(waiting.request.tenant, engines, now)
-        return min(MOST, share)
+        return min(CLASSES_MOST, share)
 
-    def too_much(self, backend: Backend, waiting: Waiting, bucket: Bucket, now: float) -> bool:
-        """Whether the tenant would hold more of the bucket's queues than leaves others room."""
-        if not self.fairness.on or not self.fairness.shared(now):
-            return False
-        tenant = waiting.request.tenant
-        here, here_s = backend.queues[bucket.name].of_tenant(tenant)
-        if not here:
-            return False
-        if here_s > LARGEST_SHARE * bucket.max_wait_s:
-            return True
-        queues = [other.queues[bucket.name] for other in self._backends.values()]
-        held = sum(queue.of_tenant(tenant)[0] for queue in queues)
-        return held >= LARGEST_SHARE * bucket.max_queue
+    def _owed_s(
+        self, backend: Backend, bucket: str, before_s: float, deadline: float, now: float
+    ) -> float:
+        """Return the work of other buckets with later deadlines that goes first by its share.
 
-    def gives_way(self, waiting: Waiting, bucket: Bucket) -> Waiting | None:
-        """Who must leave the bucket's full queue for a newcomer; None when it is the newcomer.
-
-        The last of the least urgent class, if that is less urgent than the newcomer's; else the
-        last of a tenant that holds more than half.
+        While `before_s` is computed, each other bucket in which a request has waited long by then
+        gets its share of the seconds.
         """
-        mates = [w for b in self._backends.values() for w in b.queues[bucket.name].everyone()]
-        if not mates:
-            return None
-        last_rank = max(mate.rank for mate in mates)
-        if last_rank > waiting.rank:
-            return _last(mate for mate in mates if mate.rank == last_rank)
-        held: dict[str, int] = {}
-        for mate in mates:
-            held[mate.request.tenant] = held.get(mate.request.tenant, 0) + 1
-        tenant = max(held, key=lambda name: held[name])
-        if tenant == waiting.request.tenant or held[tenant] <= LARGEST_SHARE * bucket.max_queue:
-            return None
-        return _last(
-            mate for mate in mates if mate.request.tenant == tenant and mate.rank >= waiting.rank
+        share, due_s = BUCKETS_SHARE / len(backend.queues), 0.0
+        for name, queue in backend.queues.items():
+            if name == bucket or not queue.count or self._passes(backend, bucket, name):
+                continue
+            if queue.late_at() <= now + before_s:
+                theirs_s = min(queue.work_s, share * before_s / (1.0 - share))
+                due_s += max(0.0, theirs_s - queue.urgent(deadline)[0])
+        return due_s
+
+    def _passes(self, backend: Backend, bucket: str, other: str) -> bool:
+        """Return whether prefills of `bucket` pass those of `other`, longer ones, in the engine."""
+        return backend.prefill_queue.chunked and (
+            self.buckets[bucket].up_to < self.buckets[other].up_to
         )
 
     def _rate_now(self, rank: int, now: float) -> float:
-        return self._rate[rank] * exp((self._rate_at[rank] - now) / RATE_S)
+        return self._rate[rank] * exp((self._rate_at[rank] - now) / CLASS_RATE_S)
 
     def _engines(self) -> int:
         return max(1, sum(backend.up for backend in self._backends.values()))
 
 
-def _last(mates: Iterable[Waiting]) -> Waiting | None:
-    return max(mates, key=lambda mate: mate.key, default=None)
+def worked_share(backend: Backend, bucket: str, now: float) -> float:
+    """Return the share of its time that the engine lately spent on prefills of one bucket."""
+    share = backend.worked[bucket].rate(now)
+    others = backend.elsewhere
+    return share if others is None else share + others.worked.get(bucket, 0.0)

@@ -1,8 +1,7 @@
-"""Which backend a request is meant for.
+"""Which backend? A route picks one of the options, one for each backend that is worth a look.
 
-A route is a pure function from the options (one per backend that is up; of a large fleet those
-worth a look, see `candidates.py`) to one of them. To try another policy write one such function,
-name it in `policies.py`, and simulate it.
+A route is a pure function. To try another one: write it here, name it in ROUTES, simulate it with
+`forebay simulate --policy NAME`, deploy it with `routing: NAME`.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,18 +12,18 @@ from forebay.proxy.core.model import Request
 
 
 class Option:
-    """What sending a request to one backend would mean.
+    """The forecast for one request on one backend.
 
     Attributes:
         wait_s: predicted wait before its prefill begins.
-        margin_s: how much longer that wait may be, nine times in ten.
-        prefill_s: predicted prefill, with what is matched taken off.
-        cold_prefill_s: the same if nothing were cached; as on the fastest if it is not proven.
-        matched_tokens: prompt tokens the backend probably holds.
-        load: prompt tokens it was sent lately (Backend.load).
-        mean_load: the same of all backends that are up, on average.
-        proven: whether it has computed two prompts of at least half this size, so that its
-            prefill is more than an extrapolation from chats.
+        margin_s: how much longer that wait may be; nine in ten errors are smaller.
+        prefill_s: predicted prefill with the cached prefix subtracted.
+        cold_prefill_s: the same without a cached prefix; on the fastest backend if not `proven`.
+        matched_tokens: prompt tokens that the backend probably holds.
+        load: prompt tokens it was sent lately.
+        mean_load: the mean of that over all backends that are up.
+        proven: it has computed two prompts of at least half this size, so its predictions are
+            more than an extrapolation from chats.
     """
 
     __slots__ = (
@@ -71,10 +70,10 @@ class Affinity:
     """How much a cached prefix is worth.
 
     Attributes:
-        min_match: a match below this share of the prompt is no reason to prefer a backend; every
-            prompt shares an instruction or a system prompt with every other (naive affinity
-            collapses on it: all to one backend).
-        max_imbalance: a backend sent more than this times the mean load is preferred to no one.
+        min_match: a match below this share of the prompt does not count. Every prompt shares a
+            system prompt with every other, and naive affinity sends all of them to one backend.
+        max_imbalance: a backend that was sent more than this times the mean load gets no
+            preference for its cached prefixes.
     """
 
     min_match: float = 0.25
@@ -89,24 +88,23 @@ this one. With 1, a busy warm backend is left too early and the work is done twi
 document stays on one engine too long (57 % of it) for the little that others gain."""
 
 UNFAIR_SHARE: Final = 0.1
-"""Of a cold prefill: what it is worth to leave a warm backend that was sent more than its share for
-another that is warm too, or will be. While that one still computes its copy it is not worth the
-wait; without any copy the whole is, so that there will be one."""
+"""Part of a cold prefill: worth of leaving a warm backend above its share of load for another one
+that is warm too. While no other backend holds a copy, the whole prefill counts."""
 
 EQUAL_SPEED: Final = 1.25
-"""Engines whose predictions differ by less count as equally fast: else the one that is thought a
-little faster would get all that comes to idle engines."""
+"""Backends whose cold prefills differ by less count as equally fast. Otherwise the one that is
+believed to be a little faster would get everything that meets idle engines."""
 TIE_SHARE: Final = 0.05  # of a cold prefill: scores no further apart are equal
 
 
 def warm_or_least_work(request: Request, options: Sequence[Option], affinity: Affinity) -> Option:
-    """The earliest first token, where prefill counts double and cached prefixes save it.
+    """Pick the earliest first token; prefill counts double and cached prefixes reduce it.
 
-    What is nearly equal (all cold, all idle) goes to the backend that was sent the fewest tokens,
-    then to the first, so that a run can be repeated.
+    Ties (all cold, all idle) go to the backend that was sent the fewest tokens, then to the first,
+    so that a run can be repeated.
     """
     enough = affinity.min_match * request.prompt_tokens
-    # Slack for lumps: a few long prompts on one backend are no imbalance yet.
+    # Two prompts of slack: a few long prompts on one backend are no imbalance yet.
     fair = affinity.max_imbalance * options[0].mean_load + 2.0 * request.prompt_tokens
     copied = any(o.matched_tokens >= enough and o.load <= fair for o in options)
     cheapest = min(o.cold_prefill_s for o in options)
@@ -127,10 +125,18 @@ def warm_or_least_work(request: Request, options: Sequence[Option], affinity: Af
 
 
 def least_work(request: Request, options: Sequence[Option], affinity: Affinity) -> Option:
-    """The shortest predicted wait, cached prefixes ignored."""
+    """Pick the shortest predicted wait; cached prefixes do not count."""
     return min(options, key=lambda o: (o.wait_s, o.load))
 
 
 def fewest_tokens(request: Request, options: Sequence[Option], affinity: Affinity) -> Option:
-    """By turns, in tokens: the backend that was sent the fewest lately."""
+    """Pick the backend that was sent the fewest tokens lately."""
     return min(options, key=lambda o: o.load)
+
+
+ROUTES: dict[str, Route] = {
+    "warm_or_least_work": warm_or_least_work,
+    "least_work": least_work,
+    "fewest_tokens": fewest_tokens,
+}
+"""Routes by their name in the configuration (`routing: NAME`)."""

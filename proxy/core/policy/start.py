@@ -1,54 +1,128 @@
-"""Why a request that waits may not be sent: `Outlook.may_start`, in words. Decides nothing."""
+"""May a waiting request start now? `why_not` gives the reason that keeps it back.
 
-from typing import Literal
+Late binding: a backend is sent more only while its predicted backlog is short. The engine's own
+queue stays almost empty, so order and cancellation stay with the proxy.
+"""
+
+from collections.abc import Mapping
+from math import inf
+from typing import Final, Literal
 
 from forebay.proxy.core.model import Bucket
-from forebay.proxy.core.policy.forecast import Outlook
-from forebay.proxy.core.state.backend import Backend
-from forebay.proxy.core.state.queue import Waiting
+from forebay.proxy.core.policy.coalesce import keeps_back
+from forebay.proxy.core.policy.long_prefills import LongPrefills
+from forebay.proxy.core.state.backend import KV_FULL, Backend
+from forebay.proxy.core.state.in_flight import STEP_TOKENS
+from forebay.proxy.core.state.queue import QueuedRequest
+
+DISPATCH_AHEAD_S: Final = 0.3
+"""Backlog below which a backend is sent more, by default: the engine never waits for the proxy, and
+its own queue is too short to matter."""
+MATCH_SLACK_S: Final = 1e-9  # float rounding: a timer for the end of a backlog must find it ended
 
 Block = Literal[
-    "",  # nothing: it may start
+    "",  # it may start
     "down",  # the backend takes no work
-    "slots",  # max_concurrency run there, or as many as keep the pace asked for
-    "trial",  # it came back from a failure, or said that it is full: few prefills at once
-    "line",  # what it was sent keeps it busy for longer than `dispatch_ahead`
-    "kv",  # the KV cache would not hold it
-    "prefill_limit",  # `prefills_per_backend` of the bucket are in prefill there
-    "partition",  # it is long, and this is the last engine clear of long prefills
-    "leader",  # what it begins with is being computed there, for somebody else
-    "policy",  # another rule
+    "slots",  # max_concurrency requests run there
+    "trial",  # it is on trial or reported that it is full: few prefills at once
+    "line",  # its backlog is longer than `dispatch_ahead`
+    "kv",  # its KV cache would not hold the request
+    "leader",  # its prefix is being computed there for another request
+    "prefill_limit",  # `prefills_per_backend` requests of the bucket are in prefill there
+    "partition",  # it is long, and this is the last backend clear of long prefills
 ]
 
 
-def blocked_by(
-    outlook: Outlook, backend: Backend, waiting: Waiting, bucket: Bucket, now: float
-) -> Block:
-    """What keeps the request, were it next, from being sent to this backend now."""
-    if outlook.may_start(backend, waiting, now):
+class StartGate:
+    """The rule that says which requests may start."""
+
+    def __init__(
+        self,
+        buckets: Mapping[str, Bucket],
+        long_prefills: LongPrefills,
+        dispatch_ahead_s: float,
+    ) -> None:
+        self._buckets = buckets
+        self._long_prefills = long_prefills
+        self.dispatch_ahead_s = dispatch_ahead_s
+
+    def has_room(self, backend: Backend, now: float) -> bool:
+        """Return whether the backend may be sent any request at all."""
+        return (
+            backend.up
+            and backend.running < backend.limit
+            and backend.takes_another
+            and self._drained(backend, now)
+        )
+
+    def may_start(self, backend: Backend, waiting: QueuedRequest, now: float) -> bool:
+        """Return whether the request, if it were next, may be sent to this backend now."""
+        return not self.why_not(backend, waiting, now)
+
+    def why_not(self, backend: Backend, waiting: QueuedRequest, now: float) -> Block:
+        """Return what keeps the request, if it were next, from being sent to this backend now."""
+        if not backend.up:
+            return "down"
+        if backend.running >= backend.limit:
+            return "slots"
+        if not backend.takes_another:
+            return "trial"
+        if not self._drained(backend, now):
+            return "line"
+        request, chunked = waiting.request, backend.prefill_queue.chunked
+        limited = self._limit_reached(backend, waiting.bucket)
+        long_s = self._long_prefills.long_s(waiting.bucket, now)
+        matched = 0
+        if chunked or limited or long_s < inf:
+            matched = backend.matched_tokens(request)
+        uncached = request.prompt_tokens - matched
+        if chunked and not self._passed(backend, uncached, now):
+            return "line"
+        if not kv_fits(backend, waiting, now):
+            return "kv"
+        if keeps_back(backend, waiting):
+            return "leader"
+        if limited and (uncached > STEP_TOKENS or uncached == request.prompt_tokens):
+            return "prefill_limit"
+        if long_s < inf:
+            next_s = backend.next_piece_s(request, backend.prefill_s(request, matched))
+            if self._long_prefills.clear_at(backend, waiting, next_s, long_s, now) > now:
+                return "partition"
         return ""
-    if not backend.up:
-        return "down"
-    if backend.running >= backend.limit:
-        return "slots"
-    if not backend.tries_more:
-        return "trial"
-    request = waiting.request
-    uncached = request.prompt_tokens - backend.matched_tokens(request)
-    if not outlook.has_room(backend, now) or outlook.behind(backend, uncached, now):
-        return "line"
-    if not backend.kv_fits(waiting, now):
-        return "kv"
-    if backend.keeps(waiting):
-        return "leader"
-    prefills = backend.line.prefills_of[bucket.name]
-    if backend.others is not None:
-        prefills += backend.others.prefills.get(bucket.name, 0)
-    if prefills >= bucket.prefills_per_backend:
-        return "prefill_limit"
-    long_s = outlook.partition.long_s(bucket.name, now)
-    prefill_s = backend.prefill_s(request, request.prompt_tokens - uncached)
-    next_s = backend.next_s(request, prefill_s)
-    if outlook.partition.clear_at(backend, waiting, next_s, long_s, now) > now:
-        return "partition"
-    return "policy"
+
+    def _drained(self, backend: Backend, now: float) -> bool:
+        """Return whether next to nothing is left to prefill there."""
+        queue = backend.prefill_queue
+        return queue.drain_s(0.0, now) < self.dispatch_ahead_s + MATCH_SLACK_S or (
+            backend.elsewhere is None and queue.tokens < STEP_TOKENS
+        )
+
+    def _passed(self, backend: Backend, uncached_tokens: float, now: float) -> bool:
+        """Return whether next to nothing is left of prefills that this one would not pass."""
+        left_s = backend.prefill_queue.drain_s(uncached_tokens, now)
+        return left_s < self.dispatch_ahead_s + MATCH_SLACK_S
+
+    def _limit_reached(self, backend: Backend, bucket: str) -> bool:
+        prefills = backend.prefill_queue.prefills_of[bucket]
+        if backend.elsewhere is not None:
+            prefills += backend.elsewhere.prefills.get(bucket, 0)
+        return prefills >= self._buckets[bucket].prefills_per_backend
+
+
+def kv_room(backend: Backend, waiting: QueuedRequest, now: float) -> float:
+    """Return the tokens of KV cache that this request may use."""
+    kept = backend.starving.kept_from(waiting, now)
+    return KV_FULL * backend.kv_tokens - backend.kv.held - kept
+
+
+def kv_fits(backend: Backend, waiting: QueuedRequest, now: float) -> bool:
+    """Return whether the KV cache would hold the request and its expected output."""
+    request, output_tokens = waiting.request, waiting.output_tokens
+    room = kv_room(backend, waiting, now)
+    if backend.elsewhere is not None and backend.elsewhere.running:
+        room -= backend.elsewhere.kv_tokens
+    elif not backend.in_flight:
+        return True
+    if request.prompt_tokens + output_tokens <= room:
+        return True
+    return backend.kv.need(request, output_tokens) <= room

@@ -1,36 +1,37 @@
-"""What other proxies have under way on our backends, as each of them last said.
+"""The work that other proxies have on our backends, as each of them last reported it.
 
-Every proxy decides alone, on its own books and on the sum of the others'. What is said is old by
-the time it is used: prefill seconds shrink as time passes since, everything else stands until the
-next news. Counters are cumulative, so that a lost message costs nothing; who is new or has
-restarted begins with a baseline.
+Every proxy decides alone, from its own state and the sum of the other proxies' reports. A report is
+old when it is used: its prefill seconds shrink as time passes, everything else stands until the
+next report. Counters are cumulative, so a lost report costs nothing. The first report of a proxy
+that is new or has restarted is a baseline.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import fsum, inf
+from typing import Final
 
 from forebay.proxy.core.learn.cost import Vector
 
-NEWS_S = 1.0
-"""A proxy that has said nothing for this long is gone; what it had on a backend counts no more."""
+SILENT_S: Final = 1.0
+"""A proxy without a report for this long is gone; its work on a backend no longer counts."""
 
-NOTHING: Vector = (0.0, 0.0, 0.0)
+NO_WORK: Vector = (0.0, 0.0, 0.0)
 
 
-class BackendBooks:
-    """What one proxy has under way on one backend.
+class BackendReport:
+    """The work that one proxy has on one backend.
 
     Attributes:
         backlog_s: predicted prefill seconds left of what it sent.
         running: requests sent and not finished.
-        kv_tokens: KV cache that they hold or will.
-        longest_s: the longest prefill in its line, seconds.
-        short_s: of backlog_s, what a short prefill waits for: less where it passes longer ones.
-        load: prompt tokens it sent lately (Backend.load).
-        fresh_tokens: tokens that it gave the engine to put into the cache, ever.
-        work: terms of all prefills it saw the end of (cost.features), ever.
+        kv_tokens: KV cache that these hold or will hold.
+        longest_s: its longest prefill in the engine, seconds.
+        short_s: the part of backlog_s that a short prefill waits for; less in a chunking engine.
+        load: prompt tokens it sent lately (a DecayedSum).
+        fresh_tokens: tokens that its requests put into the prefix cache, ever.
+        work: cost terms (cost.features) of all prefills it saw the end of, ever.
         prefills: by bucket, requests without a first token.
-        queued_s: by bucket, prefill seconds of those who wait for the backend.
+        queued_s: by bucket, prefill seconds that wait for the backend.
         worked: by bucket, share of the engine's time that prefills took lately.
     """
 
@@ -56,7 +57,7 @@ class BackendBooks:
         longest_s: float = 0.0,
         load: float = 0.0,
         fresh_tokens: float = 0.0,
-        work: Vector = NOTHING,
+        work: Vector = NO_WORK,
         prefills: Mapping[str, int] | None = None,
         queued_s: Mapping[str, float] | None = None,
         worked: Mapping[str, float] | None = None,
@@ -76,9 +77,9 @@ class BackendBooks:
 
 
 class TenantUse:
-    """What a tenant was given: prefill seconds and prompt tokens.
+    """Prefill seconds and prompt tokens that a tenant used.
 
-    Seconds may become fewer: what turns out not to have been computed is taken off.
+    Seconds may shrink: a prefill that was not computed after all is subtracted.
     """
 
     __slots__ = ("prefill_s", "prompt_tokens")
@@ -95,14 +96,14 @@ class TenantUse:
         self.prompt_tokens += prompt_tokens
 
 
-class Books:
-    """All that one proxy says at a time; `tenants` are those that were given something lately."""
+class ProxyReport:
+    """One report of one proxy; `tenants` has those that used something lately."""
 
     __slots__ = ("backends", "tenants")
 
     def __init__(
         self,
-        backends: Mapping[str, BackendBooks],
+        backends: Mapping[str, BackendReport],
         tenants: Mapping[str, TenantUse] | None = None,
     ) -> None:
         self.backends = backends
@@ -110,7 +111,7 @@ class Books:
 
 
 class Elsewhere:
-    """The sum of what the others have on one backend."""
+    """The sum of what all other proxies have on one backend."""
 
     __slots__ = (
         "_ends",
@@ -127,31 +128,31 @@ class Elsewhere:
     )
 
     def __init__(self) -> None:
-        self.work = NOTHING  # done by others since we know them: only grows
+        self.work = NO_WORK  # done by other proxies since their first report: only grows
         self.update((), 0.0)
 
-    def update(self, told: Sequence[tuple[BackendBooks, float]], now: float) -> None:
-        """Sum up anew what each proxy said, and when that was."""
+    def update(self, reports: Sequence[tuple[BackendReport, float]], now: float) -> None:
+        """Sum up the latest report of each proxy, given with its time."""
         self.since = now
-        self._ends = [at + books.backlog_s for books, at in told if books.backlog_s > 0.0]
+        self._ends = [at + report.backlog_s for report, at in reports if report.backlog_s > 0.0]
         self.running = 0
         self.kv_tokens = self.longest_s = self.load = self.short_s = 0.0
         self.prefills: dict[str, int] = {}
         self.queued_s: dict[str, float] = {}
         self.worked: dict[str, float] = {}
-        for books, _ in told:
-            self.running += books.running
-            self.kv_tokens += books.kv_tokens
-            self.load += books.load
-            self.short_s += books.short_s
-            self.longest_s = max(self.longest_s, books.longest_s)
-            for bucket, count in books.prefills.items():
+        for report, _ in reports:
+            self.running += report.running
+            self.kv_tokens += report.kv_tokens
+            self.load += report.load
+            self.short_s += report.short_s
+            self.longest_s = max(self.longest_s, report.longest_s)
+            for bucket, count in report.prefills.items():
                 self.prefills[bucket] = self.prefills.get(bucket, 0) + count
-            _add(self.queued_s, books.queued_s)
-            _add(self.worked, books.worked)
+            _add(self.queued_s, report.queued_s)
+            _add(self.worked, report.worked)
 
     def prefill_s(self, now: float) -> float:
-        """Prefill seconds left; each proxy's shrink as time passes since it spoke."""
+        """Return the prefill seconds left; each proxy's shrink as time passes since its report."""
         left = 0.0
         for end in self._ends:
             if end > now:
@@ -159,9 +160,9 @@ class Elsewhere:
         return left
 
     def below_at(self, limit_s: float) -> float:
-        """When `prefill_s` falls below `limit_s`, a positive number; -inf if it is from the start.
+        """Return when `prefill_s` falls below `limit_s` (above 0); -inf if it is below already.
 
-        It falls by a second a second for each proxy that still has some.
+        The sum falls by one second per second for each proxy that still has work.
         """
         ends = sorted(self._ends)
         while ends:
@@ -173,29 +174,31 @@ class Elsewhere:
         return -inf
 
     def done_at(self) -> float:
-        """When `prefill_s` falls to nothing; -inf if nobody had any."""
+        """Return when `prefill_s` falls to 0; -inf if no proxy reported any."""
         return max(self._ends, default=-inf)
 
     def busy_since(self, at: float) -> bool:
-        """Whether the others had prefills on the engine at `at` or since, as far as we know."""
+        """Return whether other proxies are known to have had prefills there at `at` or since."""
         return self.done_at() > at
 
 
 class Peers:
-    """The other proxies, what each said last, and what that comes to on each backend."""
+    """The other proxies, the latest report of each, and their sum on each backend."""
 
     def __init__(self) -> None:
-        self._given: dict[str, TenantUse] = {}  # by others, since we last asked
+        self._used: dict[str, TenantUse] = {}  # used at other proxies since `used` was last called
         self.load = 0.0  # on all backends
-        self._told: dict[str, tuple[Books, float]] = {}
-        self._use: dict[str, Mapping[str, TenantUse]] = {}  # as each proxy said last
+        self._reports: dict[str, tuple[ProxyReport, float]] = {}
+        self._use: dict[
+            str, Mapping[str, TenantUse]
+        ] = {}  # tenants in the latest report of each proxy
         self._on: dict[str, Elsewhere] = {}  # by backend
 
     def __len__(self) -> int:
-        return len(self._told)
+        return len(self._reports)
 
     def know(self, backends: Iterable[str], now: float) -> None:
-        """These backends matter; what is said of others is not looked at."""
+        """Sum up reports about these backends; reports about other ones are ignored."""
         new = [name for name in backends if name not in self._on]
         for name in new:
             self._on[name] = Elsewhere()
@@ -203,35 +206,35 @@ class Peers:
             self._sum(now)
 
     def forget(self, backend: str) -> None:
-        """The backend matters no longer."""
+        """Stop summing up reports about this backend."""
         elsewhere = self._on.pop(backend, None)
         if elsewhere is not None:
             self.load -= elsewhere.load
 
-    def given(self) -> dict[str, TenantUse]:
-        """What others gave tenants since this was last asked."""
-        given, self._given = self._given, {}
-        return given
+    def used(self) -> dict[str, TenantUse]:
+        """Return what tenants used at other proxies since the last call."""
+        used, self._used = self._used, {}
+        return used
 
     def elsewhere(self, backend: str) -> Elsewhere:
-        """What they have on one backend that is known; the same object for good."""
+        """Return the sum for one known backend; always the same object."""
         return self._on[backend]
 
     @property
     def names(self) -> list[str]:
-        return sorted(self._told)
+        return sorted(self._reports)
 
     def heard_at(self, peer: str) -> float:
-        """When this proxy last spoke; -inf if it never did."""
-        told = self._told.get(peer)
-        return told[1] if told is not None else -inf
+        """Return the time of this proxy's latest report; -inf without any."""
+        latest = self._reports.get(peer)
+        return latest[1] if latest is not None else -inf
 
-    def say(self, peer: str, books: Books, now: float) -> dict[str, float]:
-        """The news of one proxy replace its last; fresh tokens by backend since then."""
-        last = self._told.get(peer)
+    def replace(self, peer: str, report: ProxyReport, now: float) -> dict[str, float]:
+        """Replace a proxy's latest report; return its new `fresh_tokens` by backend."""
+        last = self._reports.get(peer)
         fresh: dict[str, float] = {}
         if last is not None:
-            for name, backend in books.backends.items():
+            for name, backend in report.backends.items():
                 before, elsewhere = last[0].backends.get(name), self._on.get(name)
                 if before is None or elsewhere is None:
                     continue
@@ -242,46 +245,46 @@ class Peers:
                     b + max(0.0, backend.work[1] - before.work[1]),
                     c + max(0.0, backend.work[2] - before.work[2]),
                 )
-        self._told[peer] = books, now
-        self._charge(peer, books.tenants, known=last is not None)
+        self._reports[peer] = report, now
+        self._charge(peer, report.tenants, known=last is not None)
         self._sum(now)
         return fresh
 
     def gone(self, peer: str, now: float) -> bool:
-        """The proxy has left: what it had counts no more. Whether it was known."""
+        """Forget a proxy that has left; return whether it was known."""
         self._use.pop(peer, None)
-        if self._told.pop(peer, None) is None:
+        if self._reports.pop(peer, None) is None:
             return False
         self._sum(now)
         return True
 
     def silent(self, now: float) -> list[str]:
-        """Who has said nothing for NEWS_S."""
-        return sorted(peer for peer, (_, at) in self._told.items() if now - at > NEWS_S)
+        """Return the proxies without a report for SILENT_S."""
+        return sorted(peer for peer, (_, at) in self._reports.items() if now - at > SILENT_S)
 
     def _charge(self, peer: str, tenants: Mapping[str, TenantUse], *, known: bool) -> None:
         last = self._use.get(peer, {})
         self._use[peer] = tenants
         if not known:
-            return  # of a proxy that we have just met, what it gave before is no news
+            return  # the first report of a proxy is its baseline
         for name, now in tenants.items():
             prefill_s, prompt_tokens = now.prefill_s, now.prompt_tokens
             before = last.get(name)
-            # Who is left out for a while, or counts fewer tokens than before, starts from nothing.
+            # A tenant that was left out for a while, or whose tokens shrank, starts from 0.
             if before is not None and before.prompt_tokens <= prompt_tokens:
                 prefill_s -= before.prefill_s
                 prompt_tokens -= before.prompt_tokens
             if prefill_s or prompt_tokens:
-                self._given.setdefault(name, TenantUse()).add(prefill_s, prompt_tokens)
+                self._used.setdefault(name, TenantUse()).add(prefill_s, prompt_tokens)
 
     def _sum(self, now: float) -> None:
         for name, elsewhere in self._on.items():
-            told = [
-                (books.backends[name], at)
-                for books, at in self._told.values()
-                if name in books.backends
+            reports = [
+                (report.backends[name], at)
+                for report, at in self._reports.values()
+                if name in report.backends
             ]
-            elsewhere.update(told, now)
+            elsewhere.update(reports, now)
         self.load = fsum(elsewhere.load for elsewhere in self._on.values())
 
 

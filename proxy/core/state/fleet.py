@@ -1,36 +1,43 @@
-"""Who waits, for which backend, and who of them is next."""
+"""All backends together: which requests wait for which, and which backends are worth a look."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from math import ceil, inf
+from typing import Final
 
 from forebay.proxy.core.state.backend import Backend
-from forebay.proxy.core.state.queue import Waiting
+from forebay.proxy.core.state.queue import QueuedRequest
+
+LOOK_AT_ALL: Final = 8  # backends; smaller fleets are priced completely
+LOOK_AT_WARM: Final = 3  # backends that may hold the prefix
+IDLE_FIRST: Final = 1e12  # seconds: ranks every idle backend before every busy one
+FULL_LAST: Final = 1e12  # seconds: ranks backends without a free slot last
 
 
-class Queues:
-    """The queues of all backends.
+class FleetQueues:
+    """The queues of all backends together.
 
     Attributes:
-        waiting: everyone, by request, in the order of entering.
-        backends: those that somebody waits for.
-        count: by bucket.
+        waiting: all waiting requests by id, in the order of entering.
+        backends: those that a request waits for.
+        count: waiting requests by bucket.
     """
 
     def __init__(self, buckets: Iterable[str]) -> None:
-        self.waiting: dict[str, Waiting] = {}
+        self.waiting: dict[str, QueuedRequest] = {}
         self.backends: dict[str, Backend] = {}
         self.count = dict.fromkeys(buckets, 0)
-        self._heads: list[Waiting] | None = None  # as found last, while nobody moved
+        self._heads: list[QueuedRequest] | None = None  # as found last, until a queue changes
 
-    def enter(self, waiting: Waiting, backend: Backend) -> None:
-        """One more waits for this backend."""
+    def enter(self, waiting: QueuedRequest, backend: Backend) -> None:
+        """Let a request wait for this backend."""
         backend.enqueue(waiting)
         self.waiting[waiting.request.id] = waiting
         self.backends[backend.name] = backend
         self.count[waiting.bucket] += 1
         self._heads = None
 
-    def leave(self, waiting: Waiting, backend: Backend) -> None:
-        """One waits for this backend no longer."""
+    def leave(self, waiting: QueuedRequest, backend: Backend) -> None:
+        """Take a request out of this backend's queue."""
         del self.waiting[waiting.request.id]
         backend.dequeue(waiting)
         if not backend.queued:
@@ -39,16 +46,16 @@ class Queues:
         self._heads = None
 
     def rebucket(self, buckets: Iterable[str]) -> None:
-        """There are other buckets now, and nobody waits."""
+        """Change the buckets while no request waits."""
         assert not self.waiting
         self.count = dict.fromkeys(buckets, 0)
 
     def reorder(self) -> None:
-        """Nobody moved, and yet another may be next: of other tenants, on other backends."""
+        """Find the heads anew: the order of tenants has changed."""
         self._heads = None
 
-    def heads(self) -> list[Waiting]:
-        """The heads of all queues, the most urgent first."""
+    def heads(self) -> list[QueuedRequest]:
+        """Return the heads of all queues, the most urgent first."""
         if self._heads is None:
             self._heads = sorted(
                 heads_of(self.backends.values()), key=lambda w: (w.rank, w.deadline, w.order)
@@ -56,12 +63,124 @@ class Queues:
         return self._heads
 
     def first_deadline(self) -> float:
-        """The earliest of all who wait; somebody must."""
+        """Return the earliest deadline; some request must wait."""
         queues = [queue for b in self.backends.values() for queue in b.queues.values()]
         return min(first.deadline for queue in queues if (first := queue.earliest()))
 
 
-def heads_of(backends: Iterable[Backend]) -> list[Waiting]:
-    """Who is next in each queue, of each class."""
+def heads_of(backends: Iterable[Backend]) -> list[QueuedRequest]:
+    """Return the next request of each queue and class."""
     queues = [queue for b in backends for queue in b.queues.values() if queue.count]
     return [head for queue in queues for head in queue.heads()]
+
+
+class Shortlist:
+    """The backends that are worth pricing for a request, and when one gets room by itself.
+
+    In a small fleet all are. In a large one: those that may hold the beginning of the prompt, and
+    the two that will be free first; pricing all of them would cost more than it finds. `moved`
+    must be called after every change of a backend.
+    """
+
+    def __init__(self, backends: Sequence[Backend], dispatch_ahead_s: float) -> None:
+        self._backends = list(backends)
+        self._dispatch_ahead_s = dispatch_ahead_s
+        self._moved: set[int] = set(range(len(self._backends)))
+        self._holders: dict[int, int] = {}
+        self.all = len(self._backends) <= LOOK_AT_ALL
+        for backend in backends:
+            backend.cache.prefixes.share(None if self.all else self._holders, 1 << backend.index)
+
+    def moved(self, backend: Backend) -> None:
+        """Note a change of the backend's backlog, queue or load."""
+        self._moved.add(backend.index)
+
+    def of(
+        self, blocks: tuple[int, ...], least_match: float, usable: Sequence[Backend] | None
+    ) -> list[Backend]:
+        """Return backends that may hold `least_match` of `blocks`, and the two free first.
+
+        Args:
+            usable: only these; None for any that is up.
+        """
+        if self._moved:
+            self._refresh()
+        found = self._warm(blocks, least_match, usable) if blocks else []
+        # The two that will be free first among the others.
+        first: Backend | None = None
+        second: Backend | None = None
+        first_free = second_free = inf
+        for backend in self._backends:
+            free = backend.rank
+            if free >= second_free:
+                continue
+            if backend.up and (usable is None or backend in usable) and backend not in found:
+                if free < first_free:
+                    second, second_free = first, first_free
+                    first, first_free = backend, free
+                else:
+                    second, second_free = backend, free
+        if first is not None:
+            found.append(first)
+        if second is not None:
+            found.append(second)
+        return found
+
+    def room_after(self, now: float) -> float:
+        """Return when a backend may take more without an event; inf for never."""
+        if self._moved:
+            self._refresh()
+        least = inf
+        for backend in self._backends:
+            if now < backend.room_at < least:
+                least = backend.room_at
+            if now < backend.silent_at < least:  # it may have used up its bucket's prefill limit
+                least = backend.silent_at
+        return least
+
+    def _warm(
+        self, blocks: tuple[int, ...], least_match: float, usable: Sequence[Backend] | None
+    ) -> list[Backend]:
+        """Return the backends that may hold enough of the prompt; if many, those free first."""
+        least = max(1, ceil(least_match * len(blocks)))
+        # `_holders` has only blocks at positions 1, 2, 4, 8 ...
+        holders = self._holders.get(blocks[(1 << (least.bit_length() - 1)) - 1], 0)
+        warm: list[Backend] = []
+        while holders:
+            index = holders.bit_length() - 1
+            holders ^= 1 << index
+            backend = self._backends[index]
+            if backend.up and (usable is None or backend in usable):
+                warm.append(backend)
+        if len(warm) > LOOK_AT_WARM:
+            warm.sort(key=lambda backend: backend.rank)
+        return warm[:LOOK_AT_WARM]
+
+    def _refresh(self) -> None:
+        for index in self._moved:
+            backend = self._backends[index]
+            backend.rank = free_rank(backend)
+            backend.room_at = backend.prefill_queue.below_at(self._dispatch_ahead_s)
+            backend.silent_at = backend.prefill_queue.silent_ends_at()
+        self._moved.clear()
+
+
+def free_rank(backend: Backend) -> float:
+    """Return a number that orders backends by when they will be free; idle ones by load.
+
+    The order does not change by time alone.
+    """
+    queue, elsewhere = backend.prefill_queue, backend.elsewhere
+    full = backend.running >= backend.limit
+    if elsewhere is not None and (others_s := elsewhere.prefill_s(elsewhere.since)):
+        own_s = queue.total_s + backend.queued_s
+        free_at = max(queue.head_since, elsewhere.since) + own_s + others_s
+    elif backend.prefills or backend.queued:
+        free_at = queue.head_since + queue.total_s + backend.queued_s
+        if backend.splits:
+            free_at += backend.splits.rest_s()
+    else:
+        free_at = backend.load.rank if backend.load.amount else 0.0
+        if not full:
+            return free_at - IDLE_FIRST
+    return free_at + FULL_LAST if full else free_at

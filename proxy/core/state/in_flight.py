@@ -3,35 +3,43 @@
 from math import inf
 from typing import Final
 
-from forebay.proxy.core.learn.prefix_index import Touch
+from forebay.proxy.core.learn.prefix_cache import Visit
 from forebay.proxy.core.model import Request
 
 STEP_TOKENS: Final = 2_048
-"""So many are computed in one engine step (the least max_num_batched_tokens of vLLM's defaults):
-prefills that come to less cost one step together, however long a step is."""
+"""Prompt tokens that fit into one engine step: the least max_num_batched_tokens of vLLM's defaults.
+Prefills that together stay below it cost one step, however long a step takes."""
 
-OVERDUE_SHARE: Final = 0.1  # of a prefill: what it counts for until it answers
+OVERDUE_SHARE: Final = 0.1  # of a prefill that is over its prediction: what it still counts for
 
 
-class Flight:
-    """A request that was sent and has not finished."""
+class InFlight:
+    """A running request: sent to one backend, not finished.
+
+    Attributes:
+        visit: the request as the prefix cache sees it.
+        prefill_s, cold_s: predicted prefill with the cache hit, and without any.
+        reserved_tokens: KV cache reserved for its output.
+        output_tokens: length of its answer; 0 while unknown.
+        first_token_at: None before the first token.
+        ends_at: predicted end of a prefill whose first token cannot be seen; else inf.
+        counts: it counts towards `prefills_per_backend`; cache hits do not.
+        overdue_s: least seconds its prefill counts for until its first token.
+    """
 
     __slots__ = (
         "bucket",
         "cold_s",
         "counts",
         "ends_at",
-        "evidence",
-        "exact",
         "first_token_at",
-        "outdated",
         "output_tokens",
         "overdue_s",
         "prefill_s",
         "request",
         "reserved_tokens",
-        "touch",
         "uncached_tokens",
+        "visit",
     )
 
     def __init__(
@@ -45,26 +53,22 @@ class Flight:
         *,
         fresh: bool = False,
     ) -> None:
-        """`fresh`: what is matched of it has just been computed for it."""
+        """`fresh`: its cached prefix was computed just now, by an earlier piece of its prompt."""
         self.request = request
+        self.visit = Visit(request, uncached_tokens)
         self.bucket = bucket
         self.prefill_s = prefill_s
         self.cold_s = cold_s
         self.uncached_tokens = uncached_tokens
-        self.reserved_tokens = reserved_tokens  # KV cache for its output
-        self.output_tokens = 0  # as it turned out; 0 while not known
+        self.reserved_tokens = reserved_tokens
+        self.output_tokens = 0
         self.first_token_at: float | None = None
-        self.ends_at = inf  # predicted, of a prefill whose end cannot be seen
-        self.exact = False  # the match was looked up in what the engine reports to hold
-        self.evidence = 0  # the stamp that is proved too old if the match was wrong; 0: none
-        # Counts towards the bucket's limit: an answer from the cache is in nobody's way.
+        self.ends_at = inf
         self.counts = uncached_tokens > STEP_TOKENS or uncached_tokens == request.prompt_tokens
-        self.touch: Touch | None = None
-        # Of the whole prompt, in case nothing is cached; of the rest where the cache is certain.
+        # The whole prompt may turn out uncached, unless the cached prefix is certain.
         self.overdue_s = OVERDUE_SHARE * (prefill_s if fresh else cold_s)
-        self.outdated = False  # the cache that it was sent to is gone
 
     @property
     def matched_tokens(self) -> int:
-        """Of its prompt, taken to be cached when it was sent."""
+        """Prompt tokens believed to be cached when the request was sent."""
         return self.request.prompt_tokens - self.uncached_tokens

@@ -1,115 +1,162 @@
-"""The line of prefills in one engine: what we sent there and has given no first token.
+"""The prefill queue of one engine: requests that were sent there and have no first token yet.
 
-An engine prefills first come, first served; the head of the line has been computed on since
-`head_since`. A backlog is a prediction and shrinks as time passes, but never to nothing while the
-head streams and has given no token: a late engine must look busy, not free, and what seemed to be
-cached may not be. Engines that let shorter prefills pass longer ones: `chunks.py`.
+An engine computes prefills first come, first served; the head has been computed since `head_since`.
+The backlog is a prediction that shrinks as time passes. It does not fall to nothing while the head
+streams and has no first token: a late engine is busy, not free, and an expected cache hit may have
+been a miss.
 
-`others` is what other proxies have in the same engine, None where there are none.
+With `--long-prefill-token-threshold` (`chunk_tokens`) vLLM computes at most that many tokens of one
+prompt per step while other requests wait. A prefill then shares each of its steps with one chunk of
+every longer prefill: it waits for a few chunks instead of for whole long prefills.
+
+`elsewhere` is what other proxies have in the same engine; None without other proxies.
 """
 
 from collections.abc import Iterable, Sequence
-from math import inf
+from math import ceil, inf
 from typing import Final
 
-from forebay.proxy.core.state.chunks import passing
-from forebay.proxy.core.state.elsewhere import Elsewhere
-from forebay.proxy.core.state.in_flight import Flight
+from forebay.proxy.core.learn.cost import CostModel, features
+from forebay.proxy.core.state.elsewhere import NO_WORK, Elsewhere
+from forebay.proxy.core.state.in_flight import InFlight
 
-LATE: Final = 1.25  # a prefill this much over its prediction ...
-LATE_S: Final = 0.1  # ... and this much more was not cached as believed
+LATE: Final = 1.25  # a prefill over this multiple of its prediction ...
+LATE_S: Final = 0.1  # ... plus this much was not cached as believed
+STEP_UNDER_WAY: Final = 0.5  # of a step: the rest of the one that runs when a request arrives
+OBSERVE_AFTER_S: Final = 0.05  # prefills of one step answer together: measure them together
+OBSERVE_SHARED_S: Final = 0.5  # with other proxies, whose ends are reported up to 0.1 s late
+LEARN_FROM: Final = 4.0
+"""Elapsed time is attributed to prefills that have ended. The progress of unfinished ones is
+unknown, so ended work must be this many times the unfinished work."""
 
 
-class Line:
-    """Who is in it, in order, and how long that will take.
+def passing(
+    prefills: Iterable[InFlight], uncached_tokens: float, chunk_tokens: float
+) -> tuple[float, float]:
+    """Return what a prefill of so many tokens waits for in a chunking engine, in seconds.
+
+    Returns:
+        The prefills that are no longer than it, whole; and for longer ones, which it passes, the
+        chunks computed in the same steps.
+    """
+    least = max(uncached_tokens, chunk_tokens)
+    steps = ceil(uncached_tokens / chunk_tokens) + STEP_UNDER_WAY
+    equals_s = chunks_s = 0.0
+    for prefill in prefills:
+        if prefill.uncached_tokens <= least:
+            equals_s += prefill.prefill_s
+        else:
+            share = steps * chunk_tokens / prefill.uncached_tokens
+            chunks_s += prefill.prefill_s * min(1.0, share)
+    return equals_s, chunks_s
+
+
+class PrefillQueue:
+    """The prefills in one engine, in the order they were sent.
 
     Attributes:
         prefills: by request.
-        prefills_of: by bucket, those that count towards its limit.
-        head: the first of them.
-        tokens: uncached, of all.
-        total_s: sum of prefill_s over all.
-        silent: how many there are whose first token cannot be seen.
+        prefills_of: by bucket, those that count towards `prefills_per_backend`.
+        head: the first of them; None if the queue is empty.
+        tokens: uncached tokens of all.
+        total_s: sum of prefill_s of all.
+        silent: how many have a first token that cannot be seen.
         chunk_tokens: see BackendSpec.
-        pieces: long prompts come in pieces.
+        splits: long prompts come in pieces.
+        elsewhere: what other proxies have in this engine.
     """
 
-    def __init__(self, buckets: Iterable[str], chunk_tokens: float, pieces: bool) -> None:
+    def __init__(self, buckets: Iterable[str], chunk_tokens: float, splits: bool) -> None:
         self.chunk_tokens = chunk_tokens
-        self.pieces = pieces
-        self.prefills: dict[str, Flight] = {}
+        self.splits = splits
+        self.prefills: dict[str, InFlight] = {}
         self.prefills_of = dict.fromkeys(buckets, 0)
-        self.head: Flight | None = None
+        self.head: InFlight | None = None
         self.head_since = 0.0
         self.tokens = 0
         self.total_s = 0.0
         self.silent = 0
+        self.elsewhere: Elsewhere | None = None
 
     @property
     def chunked(self) -> bool:
-        """Whether shorter prefills pass longer ones here (`chunks.py`)."""
+        """The engine chunks long prefills, so shorter ones pass longer ones."""
         return self.chunk_tokens < inf
 
     @property
     def mixed(self) -> bool:
-        """Whether short prefills are computed beside longer ones, not only after them."""
-        return self.pieces or self.chunk_tokens < inf
+        """Short prefills are computed beside longer ones, not only after them."""
+        return self.splits or self.chunk_tokens < inf
 
-    # What is ahead of a newcomer.
+    # Predictions.
 
-    def backlog_s(self, now: float, others: Elsewhere | None) -> float:
-        """Predicted seconds until the engine has given a first token to all it was sent."""
+    def own_backlog_s(self, now: float) -> float:
+        """Return the backlog that this proxy sent, for other proxies to add to theirs."""
+        return self._own_s(now - self.head_since)
+
+    def backlog_s(self, now: float) -> float:
+        """Return the predicted seconds until the engine has prefilled everything sent to it."""
+        elsewhere = self.elsewhere
+        if elsewhere is None:
+            return self._own_s(now - self.head_since)
+        # The head begins after what other proxies have sent, so `head_since` may be ahead.
+        return self._own_s(max(0.0, now - self.head_since)) + elsewhere.prefill_s(now)
+
+    def _own_s(self, elapsed_s: float) -> float:
         head = self.head
         if head is None:
-            return 0.0 if others is None else others.prefill_s(now)
-        elapsed_s = now - self.head_since
-        if others is not None and elapsed_s < 0.0:  # it begins after what they have sent
-            elapsed_s = 0.0
+            return 0.0
         left, floor = head.prefill_s - elapsed_s, 0.0
         if head.request.streams:
             floor = head.overdue_s
             if elapsed_s > LATE * head.prefill_s + LATE_S:
-                # What seemed to be cached was not: the engine has evicted it.
-                left = head.cold_s - elapsed_s
-        own_s = self.total_s - head.prefill_s + max(left, floor)
-        return own_s if others is None else own_s + others.prefill_s(now)
+                left = head.cold_s - elapsed_s  # the engine had evicted what seemed to be cached
+        return self.total_s - head.prefill_s + max(left, floor)
 
-    def ahead_s(self, uncached_tokens: float, now: float, others: Elsewhere | None) -> float:
-        """Predicted seconds until the engine is through with what a prefill waits for here.
+    def ahead_s(self, uncached_tokens: float, now: float) -> float:
+        """Return the predicted seconds that a prefill sent now would wait in the engine.
 
-        All of the backlog where prefills are computed one after the other. Else those that are
-        no longer than it, and of each longer one the chunk that shares each step with it.
+        The whole backlog where prefills are computed one after the other. In a chunking engine:
+        prefills that are no longer than it, and the chunks of longer ones beside it.
         """
         if not self.chunked:
-            return self.backlog_s(now, others)
+            return self.backlog_s(now)
         equals_s, chunks_s = passing(self.prefills.values(), uncached_tokens, self.chunk_tokens)
         return min(
-            self.backlog_s(now, others),
-            equals_s + chunks_s + self._elsewhere_s(uncached_tokens, now, others),
+            self.backlog_s(now),
+            equals_s + chunks_s + self._elsewhere_s(uncached_tokens, now),
         )
 
-    def due_s(self, uncached_tokens: float, now: float, others: Elsewhere | None) -> float:
-        """Of `ahead_s`, what keeps a prefill here: the chunks of longer ones never end sooner."""
+    def drain_s(self, uncached_tokens: float, now: float) -> float:
+        """Return the part of `ahead_s` that must drain before dispatch.
+
+        In a chunking engine: only prefills that are no longer than this one. The chunks of longer
+        prefills will be beside it whenever it is sent.
+        """
         if not self.chunked:
-            return self.backlog_s(now, others)
+            return self.backlog_s(now)
         equals_s, _ = passing(self.prefills.values(), uncached_tokens, self.chunk_tokens)
-        return min(
-            self.backlog_s(now, others),
-            equals_s + self._elsewhere_s(uncached_tokens, now, others),
-        )
+        return min(self.backlog_s(now), equals_s + self._elsewhere_s(uncached_tokens, now))
 
-    def _elsewhere_s(self, uncached_tokens: float, now: float, others: Elsewhere | None) -> float:
-        """What a prefill of so many tokens waits for of what other proxies have sent."""
-        if others is None:
+    def own_short_s(self, now: float) -> float:
+        """Return what a short prefill waits for of what this proxy sent, for other proxies."""
+        if not self.chunked:
+            return self.own_backlog_s(now)
+        equals_s, _ = passing(self.prefills.values(), 0.0, self.chunk_tokens)
+        return min(self.own_backlog_s(now), equals_s)
+
+    def _elsewhere_s(self, uncached_tokens: float, now: float) -> float:
+        """Return what a prefill waits for of the work that other proxies sent."""
+        if self.elsewhere is None:
             return 0.0
-        theirs_s = others.prefill_s(now)
+        theirs_s = self.elsewhere.prefill_s(now)
         if uncached_tokens > self.chunk_tokens:
             return theirs_s
-        return min(theirs_s, others.short_s)
+        return min(theirs_s, self.elsewhere.short_s)
 
-    def below_at(self, limit_s: float, others: Elsewhere | None) -> float:
-        """When the backlog falls below `limit_s` by itself; inf if only an answer can do it."""
-        others_at = -inf if others is None else others.below_at(limit_s)
+    def below_at(self, limit_s: float) -> float:
+        """Return when the backlog falls below `limit_s` by itself; inf if only an answer can."""
+        others_at = -inf if self.elsewhere is None else self.elsewhere.below_at(limit_s)
         head = self.head
         if head is None:
             return others_at
@@ -119,114 +166,166 @@ class Line:
             return self.silent_ends_at()
         return max(others_at, self.head_since + self.total_s - limit_s)
 
-    def done_at(self, others: Elsewhere | None) -> float:
-        """When the engine will have given a first token to all it was sent, as predicted."""
+    def done_in_at(self, limit_s: float, now: float) -> float:
+        """Return when `limit_s` of its predicted work will be left; inf if it is already late."""
         own_at = -inf if self.head is None else self.head_since + self.total_s
-        return own_at if others is None else max(own_at, others.done_at())
+        done_at = own_at if self.elsewhere is None else max(own_at, self.elsewhere.done_at())
+        if done_at < now and self.backlog_s(now) > limit_s:
+            return inf
+        return max(now, done_at - limit_s)
 
-    def longer(self, than_s: float, others: Elsewhere | None) -> bool:
-        """Whether the engine has a prefill to do or under way that others await that long."""
+    def blocks_for(self, than_s: float) -> bool:
+        """Return whether a prefill in the engine makes others wait for longer than `than_s`."""
         if self.chunked:
             return False
-        if others is not None and others.longest_s > than_s:
+        if self.elsewhere is not None and self.elsewhere.longest_s > than_s:
             return True
-        return any(flight.prefill_s > than_s for flight in self.prefills.values())
+        return any(prefill.prefill_s > than_s for prefill in self.prefills.values())
 
     def longest_s(self) -> float:
-        """Of the prefills, all of each; 0 when there are none."""
-        return max((flight.prefill_s for flight in self.prefills.values()), default=0.0)
+        """Return the longest prefill in the queue; 0 if there is none."""
+        return max((prefill.prefill_s for prefill in self.prefills.values()), default=0.0)
 
     def computes(self, blocks: Sequence[int], matched: int, most_s: float) -> bool:
-        """Whether one of at most `most_s` in it begins with `matched` of these blocks."""
+        """Return whether a prefill of at most `most_s` computes the first `matched` blocks."""
         last = blocks[matched - 1]
-        for flight in self.prefills.values():
-            theirs = flight.request.blocks
+        for prefill in self.prefills.values():
+            theirs = prefill.request.blocks
             if (
-                flight.counts
-                and flight.prefill_s <= most_s
+                prefill.counts
+                and prefill.prefill_s <= most_s
                 and len(theirs) >= matched
                 and theirs[matched - 1] == last
             ):
                 return True
         return False
 
-    def computed_s(self, flight: Flight, now: float) -> float:
-        """Seconds its prefill was computed, as predicted."""
-        return min(flight.prefill_s, self.computed_for(flight, now))
-
-    def computed_for(self, flight: Flight, now: float) -> float:
-        """Seconds that the engine has been at it; 0 if others are before it."""
-        if flight is not self.head:
+    def computed_s(self, prefill: InFlight, now: float) -> float:
+        """Return how long this prefill has been computed; 0 behind the head."""
+        if prefill is not self.head:
             return 0.0
-        return max(0.0, now - self.head_since)  # it may begin only after what others have sent
+        return max(0.0, now - self.head_since)  # it may begin only after other proxies' work
 
-    def computed_share(self, flight: Flight, now: float) -> float:
-        """Of a prefill in it, the share that is computed."""
-        if flight is not self.head:
+    def computed_share(self, prefill: InFlight, now: float) -> float:
+        """Return the share of this prefill that is computed, as predicted."""
+        if prefill is not self.head:
             return 0.0
-        return min(1.0, (now - self.head_since) / max(1e-9, flight.prefill_s))
+        return min(1.0, (now - self.head_since) / max(1e-9, prefill.prefill_s))
 
-    # Who joins and who leaves.
+    # Changes.
 
-    def join(self, flight: Flight, now: float, others: Elsewhere | None) -> None:
-        """It was sent."""
-        request = flight.request
+    def join(self, prefill: InFlight, now: float) -> None:
+        """Add a prefill that is sent now."""
+        request = prefill.request
         if self.head is None:
-            self.head = flight
+            self.head = prefill
             self.head_since = now
-            if others is not None:
-                self.head_since += others.prefill_s(now)
+            if self.elsewhere is not None:
+                self.head_since += self.elsewhere.prefill_s(now)
         if not request.streams:
-            ahead_s = self.ahead_s(flight.uncached_tokens, now, others)
-            flight.ends_at = now + ahead_s + flight.prefill_s
+            ahead_s = self.ahead_s(prefill.uncached_tokens, now)
+            prefill.ends_at = now + ahead_s + prefill.prefill_s
             self.silent += 1
-        self.prefills[request.id] = flight
-        self.prefills_of[flight.bucket] += flight.counts
-        self.tokens += flight.uncached_tokens
-        self.total_s += flight.prefill_s
+        self.prefills[request.id] = prefill
+        self.prefills_of[prefill.bucket] += prefill.counts
+        self.tokens += prefill.uncached_tokens
+        self.total_s += prefill.prefill_s
 
-    def leave(self, flight: Flight, now: float) -> None:
-        """It has given its first token, or is gone."""
-        del self.prefills[flight.request.id]
-        if flight is self.head:
+    def leave(self, prefill: InFlight, now: float) -> None:
+        """Remove a prefill: its first token came, or its request ended."""
+        del self.prefills[prefill.request.id]
+        if prefill is self.head:
             self.head_since = now
-            self.head = _first(self.prefills)
+            self.head = next(iter(self.prefills.values()), None)
         elif self.chunked and self.head is not None:
-            # It has passed the head: its part of the time since was no work on that.
-            self.head_since = min(now, self.head_since + flight.prefill_s)
-        self.prefills_of[flight.bucket] -= flight.counts
-        self.tokens -= flight.uncached_tokens
-        self.silent -= not flight.request.streams
-        self.total_s = self.total_s - flight.prefill_s if self.prefills else 0.0
+            # It passed the head: the time it took was no progress of the head.
+            self.head_since = min(now, self.head_since + prefill.prefill_s)
+        self.prefills_of[prefill.bucket] -= prefill.counts
+        self.tokens -= prefill.uncached_tokens
+        self.silent -= not prefill.request.streams
+        self.total_s = self.total_s - prefill.prefill_s if self.prefills else 0.0
 
     def silent_ends_at(self) -> float:
-        """When the next prefill leaves whose end cannot be seen; inf where none does by itself."""
+        """Return the predicted end of the next prefill without a visible first token, or inf."""
         if not self.silent:
             return inf
         if self.chunked:
-            return min(flight.ends_at for flight in self.prefills.values())
+            return min(prefill.ends_at for prefill in self.prefills.values())
         head = self.head
         if head is None or head.request.streams:
             return inf
         return self.head_since + head.prefill_s
 
-    def silently_over(self, now: float) -> tuple[Flight, float] | None:
-        """A prefill whose end cannot be seen and is predicted past, and when that was."""
+    def silently_over(self, now: float) -> tuple[InFlight, float] | None:
+        """Return a prefill without a visible first token whose predicted end is past, and when."""
         ends_at = self.silent_ends_at()
         if ends_at > now:
             return None
         if not self.chunked and self.head is not None:
             return self.head, ends_at
-        return min(self.prefills.values(), key=lambda flight: flight.ends_at), ends_at
+        return min(self.prefills.values(), key=lambda prefill: prefill.ends_at), ends_at
 
     def rebucket(self, buckets: Iterable[str]) -> None:
-        """There are other buckets now, and each flight has been told its own."""
+        """Count anew by bucket; each prefill has its new bucket already."""
         self.prefills_of = dict.fromkeys(buckets, 0)
-        for flight in self.prefills.values():
-            self.prefills_of[flight.bucket] += flight.counts
+        for prefill in self.prefills.values():
+            self.prefills_of[prefill.bucket] += prefill.counts
 
 
-def _first(flights: dict[str, Flight]) -> Flight | None:
-    for flight in flights.values():
-        return flight
-    return None
+class PrefillObserver:
+    """Measures what prefills take on one engine and teaches the cost model.
+
+    An observation begins when the engine begins to prefill and ends with its answer. Prefills of
+    one step answer together and are measured together, with the work that other proxies had there.
+
+    Attributes:
+        work: cost terms of all prefills done while there were other proxies, for them to learn.
+    """
+
+    def __init__(self, cost: CostModel) -> None:
+        self.work = NO_WORK
+        self._cost = cost
+        self._terms = NO_WORK
+        self._since = 0.0
+        self._others_before = NO_WORK  # their work done when the observation began
+
+    def begin(self, now: float, elsewhere: Elsewhere | None) -> None:
+        """Start an observation; an unfinished one is dropped."""
+        self._terms = NO_WORK
+        self._since = now
+        if elsewhere is not None:
+            self._others_before = elsewhere.work
+
+    def answered(self, prefill: InFlight, queue: PrefillQueue, now: float) -> None:
+        """Learn from a prefill that is over and has left the queue."""
+        elsewhere = queue.elsewhere
+        fixed, linear, pairs = features(prefill.uncached_tokens, prefill.request.prompt_tokens)
+        a, b, c = self._terms
+        self._terms = a + fixed, b + linear, c + pairs
+        if elsewhere is not None:
+            a, b, c = self.work
+            self.work = a + fixed, b + linear, c + pairs
+        elapsed_s = now - self._since
+        if elsewhere is not None and self._others_worked(elsewhere):
+            if not queue.prefills or elapsed_s >= OBSERVE_SHARED_S:
+                self._learn_shared(elsewhere, elapsed_s)
+                self.begin(now, elsewhere)
+        elif not queue.prefills or (elapsed_s >= OBSERVE_AFTER_S and self._mostly_ended(queue)):
+            if elapsed_s > 0:
+                self._cost.observe(self._terms, elapsed_s)
+            self.begin(now, elsewhere)
+
+    def _mostly_ended(self, queue: PrefillQueue) -> bool:
+        """Return whether most of the elapsed time went to prefills that have ended."""
+        return not queue.mixed or (self._cost.total_s(self._terms) >= LEARN_FROM * queue.total_s)
+
+    def _others_worked(self, elsewhere: Elsewhere) -> bool:
+        """Return whether the engine also computed other proxies' prefills since the start."""
+        return elsewhere.work != self._others_before or elsewhere.busy_since(self._since)
+
+    def _learn_shared(self, elsewhere: Elsewhere, elapsed_s: float) -> None:
+        """Learn from other proxies' prefills and ours together, unless the time is too short."""
+        if elapsed_s < OBSERVE_SHARED_S:
+            return
+        (a, b, c), (d, e, f), (x, y, z) = self._terms, elsewhere.work, self._others_before
+        self._cost.observe((a + d - x, b + e - y, c + f - z), elapsed_s)

@@ -1,12 +1,7 @@
-"""The bounded waiting room of one bucket on one backend, and who leaves it first.
+"""Waiting requests: one request, and the bounded queues of one backend.
 
-Shortest first, with aging: a request is due five times its prefill after it came, and at its
-deadline at the latest; who is due first leaves first. So hits do not wait for a document that came
-before them, and nothing that comes much later passes that. (Between buckets the earliest deadline
-goes first: `turns.py`.)
-
-Everything the shaper asks on every event is O(log n) or O(1); `ahead_s` looks at each waiting
-request only when a newcomer is not due last, and the queue is bounded by `max_queue`.
+What the dispatcher asks on every event takes O(log n) or O(1). `seconds_before` looks at each
+waiting request only if a new request would not be last; `max_queue` bounds the queue.
 """
 
 from heapq import heappop, heappush
@@ -14,30 +9,39 @@ from math import fsum, inf
 from typing import Final
 
 from forebay.proxy.core.model import STANDARD, Request
+from forebay.proxy.core.state.tenants import Fairness
 
 NONE_EXCLUDED: frozenset[str] = frozenset()
 STRETCH: Final = 5.0
-LONG_WAIT: Final = 0.5  # of what somebody can wait
+"""A request is due this many times its prefill after its arrival, and at its deadline at the
+latest; of one bucket the request that is due first goes first. Cache hits so pass documents that
+came before them, and nothing that arrives much later passes a document."""
+LONG_WAIT: Final = 0.5  # of the time between arrival and deadline: then a request has waited long
+
+FlowKey = tuple[int, str]  # rank of the service class, tenant
 
 
 def due_at(arrived_at: float, deadline: float, prefill_s: float) -> float:
-    """When a request is due: this orders a queue."""
+    """Return when a request is due; a queue is ordered by this."""
     return min(deadline, arrived_at + STRETCH * prefill_s)
 
 
-class Waiting:
-    """A request in the queue of `backend`. `order` breaks ties: the shaper counts arrivals.
+class QueuedRequest:
+    """A request that waits in the queue of `backend`, or waited there before it was sent.
 
     Attributes:
-        rank: that of its class; `lane` is whom it queues with.
-        output_tokens: how many it is reckoned to generate.
-        paid: its tokens count against its tenant's quota, and it was not sent.
-        work_s: seconds of its prefill; `next_s`: of what is sent of it next; `rest_s`: of what
-            comes after the piece that was sent.
-        follows: it waits for one that its backend computes, or will for `leader`, who waits too.
-        followed: how many have it as their `leader`.
-        began_at: when the first piece of its prompt was sent; inf before.
-        piece_blocks: how many blocks of its prompt were sent last, as a piece, to `piece_on`.
+        order: number of its arrival; breaks ties.
+        rank: that of its service class; `flow` is the sub-queue it waits in.
+        output_tokens: expected length of its answer.
+        paid: its tokens count against its tenant's quota, and it was not sent yet.
+        work_s: predicted seconds of its prefill; `next_s`: of the piece that is sent next;
+            `rest_s`: of the pieces after the one that was sent.
+        follows: it waits for a prefill that its backend computes, or will compute for `leader`.
+        leader: the waiting request whose prefill it waits for.
+        followed: number of requests whose `leader` it is.
+        began_at: when the first piece of its split prompt was sent; inf before.
+        piece_blocks: size in blocks of the piece sent last, to the backend `piece_on`.
+        looks_again_at: other backends may take it over from this time on.
     """
 
     __slots__ = (
@@ -48,9 +52,9 @@ class Waiting:
         "deadline",
         "due",
         "excluded",
+        "flow",
         "followed",
         "follows",
-        "lane",
         "leader",
         "looks_again_at",
         "next_s",
@@ -77,7 +81,7 @@ class Waiting:
     ) -> None:
         self.request = request
         self.rank = rank
-        self.lane = (rank, request.tenant)
+        self.flow = (rank, request.tenant)
         self.output_tokens = request.output_tokens
         self.paid = False
         self.began_at = inf
@@ -91,91 +95,202 @@ class Waiting:
         self.work_s = self.next_s = work_s
         self.rest_s = 0.0
         self.follows = False
-        self.leader: Waiting | None = None
+        self.leader: QueuedRequest | None = None
         self.followed = 0
         self.backend = ""
         self.excluded: frozenset[str] = NONE_EXCLUDED
-        self.looks_again_at = -inf  # at other backends than the one it waits for
+        self.looks_again_at = -inf
 
     @property
     def key(self) -> tuple[float, int]:
         return self.due, self.order
 
-
-def late_at(waiting: Waiting) -> float:
-    """When it will have waited long."""
-    return waiting.arrived_at + LONG_WAIT * (waiting.deadline - waiting.arrived_at)
+    @property
+    def late_at(self) -> float:
+        """When it will have waited long."""
+        return self.arrived_at + LONG_WAIT * (self.deadline - self.arrived_at)
 
 
 class DueQueue:
+    """Waiting requests of one flow, the one that is due first at the head."""
+
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, str]] = []
-        self._ends: list[tuple[float, int, str]] = []  # by deadline
-        self._waiting: dict[str, Waiting] = {}
-        self._latest = self._last_end = -inf
+        self._by_due: list[tuple[float, int, str]] = []
+        self._by_deadline: list[tuple[float, int, str]] = []
+        self._waiting: dict[str, QueuedRequest] = {}
+        self._last_due = self._last_deadline = -inf
         self.work_s = 0.0
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def push(self, waiting: Waiting) -> None:
+    def push(self, waiting: QueuedRequest) -> None:
         self._waiting[waiting.request.id] = waiting
-        heappush(self._heap, (*waiting.key, waiting.request.id))
-        heappush(self._ends, (waiting.deadline, waiting.order, waiting.request.id))
-        self._latest = max(self._latest, waiting.due)
-        self._last_end = max(self._last_end, waiting.deadline)
+        heappush(self._by_due, (*waiting.key, waiting.request.id))
+        heappush(self._by_deadline, (waiting.deadline, waiting.order, waiting.request.id))
+        self._last_due = max(self._last_due, waiting.due)
+        self._last_deadline = max(self._last_deadline, waiting.deadline)
         self.work_s += waiting.work_s
 
-    def head(self) -> Waiting | None:
-        """Who is next; None when nobody waits."""
-        while self._heap:
-            due, order, request_id = self._heap[0]
+    def head(self) -> QueuedRequest | None:
+        """Return the request that is due first."""
+        while self._by_due:
+            due, order, request_id = self._by_due[0]
             waiting = self._waiting.get(request_id)
             if waiting is not None and waiting.key == (due, order):
                 return waiting
-            heappop(self._heap)  # removed earlier: drop its ticket now
+            heappop(self._by_due)  # its request was removed or moved: drop the entry now
         return None
 
-    def earliest(self) -> Waiting | None:
-        """Whose deadline is over first; None when nobody waits."""
-        while self._ends:
-            deadline, order, request_id = self._ends[0]
+    def earliest(self) -> QueuedRequest | None:
+        """Return the request with the earliest deadline."""
+        while self._by_deadline:
+            deadline, order, request_id = self._by_deadline[0]
             waiting = self._waiting.get(request_id)
             if waiting is not None and (waiting.deadline, waiting.order) == (deadline, order):
                 return waiting
-            heappop(self._ends)
+            heappop(self._by_deadline)
         return None
 
-    def remove(self, request_id: str) -> Waiting | None:
+    def remove(self, request_id: str) -> QueuedRequest | None:
         waiting = self._waiting.pop(request_id, None)
         if waiting is not None:
             self.work_s -= waiting.work_s
             if not self._waiting:
-                self._heap.clear()
-                self._ends.clear()
-                self._latest = self._last_end = -inf
+                self._by_due.clear()
+                self._by_deadline.clear()
+                self._last_due = self._last_deadline = -inf
                 self.work_s = 0.0
         return waiting
 
-    def ahead_s(self, due: float) -> float:
-        """Seconds of prefill that leave before a newcomer who is due then."""
-        if due >= self._latest:
+    def seconds_before(self, due: float) -> float:
+        """Return the prefill seconds that leave before a request with this due time."""
+        if due >= self._last_due:
             return self.work_s
         return fsum(w.work_s for w in self._waiting.values() if w.due <= due)
 
+    def count_before(self, due: float) -> int:
+        """Return how many requests leave before one with this due time."""
+        if due >= self._last_due:
+            return len(self._waiting)
+        return sum(w.due <= due for w in self._waiting.values())
+
     def urgent(self, deadline: float) -> tuple[float, int]:
-        """Seconds of prefill with a deadline no later than this one, and how many requests."""
-        if deadline >= self._last_end:
+        """Return prefill seconds and number of requests with at most this deadline."""
+        if deadline >= self._last_deadline:
             return self.work_s, len(self._waiting)
         works = [w.work_s for w in self._waiting.values() if w.deadline <= deadline]
         return fsum(works), len(works)
 
-    def ahead(self, due: float) -> int:
-        """How many leave before a newcomer who is due then."""
-        if due >= self._latest:
-            return len(self._waiting)
-        return sum(w.due <= due for w in self._waiting.values())
-
-    def everyone(self) -> list[Waiting]:
-        """All who wait, in the order in which they leave."""
+    def everyone(self) -> list[QueuedRequest]:
+        """Return all waiting requests in the order in which they leave."""
         return sorted(self._waiting.values(), key=lambda w: w.key)
+
+
+class BucketQueue:
+    """The queue of one bucket on one backend: a DueQueue for each class and tenant that waits.
+
+    Attributes:
+        flows: exist while a request waits in them.
+        count: waiting requests.
+    """
+
+    def __init__(self, fairness: Fairness) -> None:
+        self._fairness = fairness
+        self.flows: dict[FlowKey, DueQueue] = {}
+        self._only: DueQueue | None = None  # the flow, while there is exactly one
+        self.count = 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    @property
+    def work_s(self) -> float:
+        return fsum(flow.work_s for flow in self.flows.values())
+
+    def push(self, waiting: QueuedRequest) -> None:
+        key = waiting.flow
+        flow = self.flows.get(key)
+        if flow is None:
+            flow = self.flows[key] = DueQueue()
+            self._only = flow if len(self.flows) == 1 else None
+        flow.push(waiting)
+        self.count += 1
+
+    def remove(self, waiting: QueuedRequest) -> None:
+        key = waiting.flow
+        flow = self.flows[key]
+        flow.remove(waiting.request.id)
+        self.count -= 1
+        if not len(flow):
+            del self.flows[key]
+            self._only = None
+            if len(self.flows) == 1:
+                self._only = next(iter(self.flows.values()))
+
+    def heads(self) -> list[QueuedRequest]:
+        """Return the next request of each class: of the tenant with the smallest counter."""
+        if not self.count:
+            return []
+        if self._only is not None:
+            only = self._only.head()
+            return [only] if only else []
+        best: dict[int, tuple[float, float, int]] = {}
+        heads: dict[int, QueuedRequest] = {}
+        for (rank, tenant), flow in self.flows.items():
+            if head := flow.head():
+                key = (self._fairness.counter(tenant), head.due, head.order)
+                if rank not in best or key < best[rank]:
+                    best[rank], heads[rank] = key, head
+        return [heads[rank] for rank in sorted(heads)]
+
+    def earliest(self) -> QueuedRequest | None:
+        """Return the request with the earliest deadline."""
+        if self._only is not None:
+            return self._only.earliest()
+        first: QueuedRequest | None = None
+        for flow in self.flows.values():
+            one = flow.earliest()
+            if one and (first is None or one.deadline < first.deadline):
+                first = one
+        return first
+
+    def late_at(self) -> float:
+        """Return when its earliest request will have waited long; inf if none waits."""
+        first = self.earliest()
+        return inf if first is None else first.late_at
+
+    def seconds_before(self, due: float) -> float:
+        """Return the prefill seconds that are due no later than `due`."""
+        if self._only is not None:
+            return self._only.seconds_before(due)
+        if not self.count:
+            return 0.0
+        return fsum(flow.seconds_before(due) for flow in self.flows.values())
+
+    def count_before(self, due: float) -> int:
+        """Return how many requests are due no later than `due`."""
+        if self._only is not None:
+            return self._only.count_before(due)
+        return sum(flow.count_before(due) for flow in self.flows.values())
+
+    def urgent(self, deadline: float) -> tuple[float, int]:
+        """Return prefill seconds and number of requests with at most this deadline."""
+        if self._only is not None:
+            return self._only.urgent(deadline)
+        found = [flow.urgent(deadline) for flow in self.flows.values()]
+        return fsum(seconds for seconds, _ in found), sum(count for _, count in found)
+
+    def of_tenant(self, tenant: str) -> tuple[int, float]:
+        """Return how many requests of the tenant wait, and their prefill seconds."""
+        count, seconds = 0, 0.0
+        for (_, name), flow in self.flows.items():
+            if name == tenant:
+                count += len(flow)
+                seconds += flow.work_s
+        return count, seconds
+
+    def everyone(self) -> list[QueuedRequest]:
+        """Return all waiting requests in the order in which they are due."""
+        waiting = [one for flow in self.flows.values() for one in flow.everyone()]
+        return sorted(waiting, key=lambda one: one.key)

@@ -1,38 +1,43 @@
-"""Guaranteed shares: whoever goes last by the rules still gets a part while it waits.
+"""Guaranteed shares of prefill time, by deficit round robin (Shreedhar and Varghese 1995).
 
-A deficit counter each (as in deficit round robin): while somebody of a kind waits, every second
-of prefill that goes out owes it its share. Once as much is owed as its next request takes, that
-one is due and goes first. So the guarantee is a lower bound, the rules decide about the rest, and
-nobody who just came has anything owed.
+While requests of a kind wait, every second of prefill that is sent adds that kind's share to what
+it is owed. Once a kind is owed as much as its next request takes, that request goes first. So the
+guarantee is a lower bound, and the order of the queues decides about the rest.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Mapping, Sequence
+from typing import Final
 
-MOST_OWED_S = 10.0  # it could not start for another reason; that is no right to a burst
+from forebay.proxy.core.model import CLASSES, STANDARD
+from forebay.proxy.core.state.queue import BucketQueue, QueuedRequest
+
+MOST_OWED_S: Final = 10.0  # a kind that cannot start for another reason earns no right to a burst
+BUCKETS_SHARE: Final = 0.6  # of the seconds, in equal parts to the buckets with waiting requests
+CLASS_SHARE: Final = 0.05  # of the seconds, to each class with waiting requests
 
 
 class Shares:
-    """What is owed to each kind on one backend.
+    """Seconds of prefill that one backend owes to each kind of request.
 
     Args:
-        share: of prefill seconds, for each kind.
+        share: of prefill seconds, by kind.
     """
 
     def __init__(self, share: dict[str, float]) -> None:
         self.share = share
         self._owed = dict.fromkeys(share, 0.0)
-        self.owing = False  # something to somebody
+        self.owing = False  # whether any kind is owed something
 
     def owed_s(self, kind: str) -> float:
         return self._owed[kind]
 
     def clear(self) -> None:
-        """Nobody waits: nothing is owed."""
+        """Owe nothing: no request waits."""
         self._owed = dict.fromkeys(self.share, 0.0)
         self.owing = False
 
-    def went(self, kind: str, seconds: float, waiting: Container[str]) -> None:
-        """A prefill of `kind` was sent while those of the kinds `waiting` wait."""
+    def sent(self, kind: str, seconds: float, waiting: Container[str]) -> None:
+        """Note a prefill that was sent while requests of the kinds `waiting` wait."""
         self.owing = False
         for name, owed_s in self._owed.items():
             owed_s = owed_s + self.share[name] * seconds if name in waiting else 0.0
@@ -42,6 +47,51 @@ class Shares:
             self.owing = self.owing or owed_s > 0.0
 
     def due(self, kind: str, seconds: float) -> bool:
-        """Whether its next request, of so many seconds, goes first."""
+        """Return whether its next request, of so many seconds, goes first."""
         owed_s = self._owed[kind]
         return owed_s > 0.0 and owed_s >= min(seconds, MOST_OWED_S)
+
+
+class Turns:
+    """Guaranteed shares of one backend: of each bucket (60 % together) and each class (5 %)."""
+
+    def __init__(self, queues: Mapping[str, BucketQueue]) -> None:
+        self._queues = queues
+        self.buckets = Shares(dict.fromkeys(queues, BUCKETS_SHARE / len(queues)))
+        self.classes = Shares(dict.fromkeys(CLASSES, CLASS_SHARE))
+        self._classed = False  # a request of another class than standard has waited
+
+    def joined(self, waiting: QueuedRequest) -> None:
+        """Note a request that waits in one of the queues."""
+        if waiting.rank != STANDARD:
+            self._classed = True
+
+    def clear(self) -> None:
+        """Owe nothing: no request waits."""
+        if self.buckets.owing:
+            self.buckets.clear()
+        if self.classes.owing:
+            self.classes.clear()
+
+    def sent(self, bucket: str, rank: int, seconds: float, queued: int) -> None:
+        """Note a prefill that was sent while `queued` requests wait."""
+        alone = not self._classed and self._queues[bucket].count == queued
+        if alone and not self.buckets.owing:
+            return  # no other bucket or class waits
+        waiting = [name for name, queue in self._queues.items() if queue.count]
+        self.buckets.sent(bucket, seconds, waiting)
+        if self._classed:
+            ranks = {flow[0] for queue in self._queues.values() for flow in queue.flows}
+            self.classes.sent(CLASSES[rank], seconds, [CLASSES[other] for other in ranks])
+
+    def first(self, ready: Sequence[QueuedRequest], now: float) -> QueuedRequest:
+        """Return the next of several heads that may all start."""
+        if len(ready) == 1:
+            return ready[0]
+        return min(ready, key=lambda head: self._place(head, now))
+
+    def _place(self, head: QueuedRequest, now: float) -> tuple[bool, int, bool, float, int]:
+        class_due = self._classed and self.classes.due(CLASSES[head.rank], head.next_s)
+        owed = self.buckets.due(head.bucket, head.next_s)
+        bucket_due = owed and self._queues[head.bucket].late_at() <= now
+        return not class_due, head.rank, not bucket_due, head.deadline, head.order

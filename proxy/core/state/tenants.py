@@ -1,25 +1,30 @@
-"""Who of several tenants is next, in seconds of prefill (VTC, OSDI'24, charged in what it costs).
+"""Tenants: fair shares of prefill time, quotas of prompt tokens, and what other proxies hear.
 
-Each tenant has a counter of the uncached prefill seconds it was given, divided by its weight; of
-those who wait, the smallest counter goes first. A tenant that comes back is lifted to where the
-one sent last began: what it did not use is gone, and it is next. Charged when sent, corrected
-when it is known what really was computed.
+Fair shares follow VTC (Sheng et al., OSDI 2024), charged in predicted cost. Each tenant has a
+counter of the uncached prefill seconds it was given, divided by its weight. Of the tenants with
+waiting requests, the one with the smallest counter goes first. A tenant that returns is lifted to
+the counter of the tenant that was sent last: unused share is lost, and it is next. A tenant is
+charged when its request is sent; the charge is corrected once the computed tokens are known.
 """
 
 from collections.abc import Iterable, Mapping
 from math import exp, inf
+from typing import Final
 
 from forebay.proxy.core.model import Tenant
+from forebay.proxy.core.state.elsewhere import TenantUse
 
-RATE_S = 10.0  # time constant of what a tenant was given lately
-ACTIVE_S = 10.0  # a tenant with an arrival this lately is active
-FORGET_S = 300.0  # an idle tenant is forgotten
-LOOK_EVERY_S = 0.5  # between two counts of who is active
-LARGEST_SHARE = 0.5  # of a queue: what one tenant may hold while another is active
+TENANT_RATE_S: Final = 10.0  # time constant of a tenant's recent use
+ACTIVE_S: Final = 10.0  # a tenant is active for this long after an arrival
+FORGET_S: Final = 300.0  # an idle tenant is forgotten after this
+COUNT_EVERY_S: Final = 0.5  # between two counts of the active tenants
+LARGEST_SHARE: Final = 0.5  # of a queue: what one tenant may hold while another one is active
+REPEAT_S: Final = 1.5  # a tenant's use is repeated in reports for this long; above SILENT_S
+MOST_REPORTED: Final = 256  # tenants in one report: the latest
 
 
 class Account:
-    """One tenant's use."""
+    """The prefill seconds that one tenant used."""
 
     __slots__ = ("active_at", "name", "queued", "rate", "rate_at", "served", "weight")
 
@@ -33,29 +38,29 @@ class Account:
         self.active_at = -inf
 
     def rate_now(self, now: float) -> float:
-        return self.rate * exp((self.rate_at - now) / RATE_S) if self.rate else 0.0
+        return self.rate * exp((self.rate_at - now) / TENANT_RATE_S) if self.rate else 0.0
 
 
 class Fairness:
-    """All tenants' counters; does nothing until a request names a tenant."""
+    """The counters of all tenants; `on` once a request has named a tenant."""
 
     def __init__(self, tenants: Iterable[Tenant], default_weight: float) -> None:
         self._weights = {tenant.name: tenant.weight for tenant in tenants}
         self._default_weight = default_weight
         self._accounts: dict[str, Account] = {}
         self._queueing: dict[str, Account] = {}
-        self._floor = 0.0  # the counter of whoever was sent last, before it was
-        self._all = Account("", 1.0)  # for its rate
-        self._looked_at = -inf
+        self._floor = 0.0  # counter of the tenant that was sent last, before that
+        self._all = Account("", 1.0)  # sums up the rates
+        self._counted_at = -inf
         self._active_weight = 0.0
         self._active = 0
         self.on = False
 
     def reconfigure(self, tenants: Iterable[Tenant], default_weight: float) -> None:
-        """Other weights from now on.
+        """Change the weights.
 
-        What was served so far was right by the weights of then: only the distance from where all
-        stand counts by the new ones, or one tenant would have to catch up with all the past.
+        The new weights apply to a counter's distance from the lowest one only. Else a tenant
+        would have to make up for the whole past.
         """
         self._weights = {tenant.name: tenant.weight for tenant in tenants}
         self._default_weight = default_weight
@@ -73,18 +78,18 @@ class Fairness:
         return account
 
     def counters(self) -> Mapping[str, float]:
-        """Of each tenant known: prefill seconds over its weight; comparisons only."""
+        """Return each tenant's prefill seconds over its weight; only differences mean something."""
         return {name: account.served for name, account in self._accounts.items()}
 
-    # What changes the counters.
+    # Events.
 
     def arrived(self, name: str, now: float) -> None:
-        """The tenant asks for something: what it did not use while it was away is gone."""
+        """Note an arrival of a tenant; its unused share from before is lost."""
         account = self.account(name)
         if not account.queued:
             account.served = max(account.served, self._lowest())
         if now - account.active_at > ACTIVE_S:
-            self._looked_at = -inf  # count anew
+            self._counted_at = -inf  # count the active tenants anew
         account.active_at = now
 
     def queued(self, name: str) -> None:
@@ -99,24 +104,24 @@ class Fairness:
             del self._queueing[name]
 
     def charge(self, name: str, prefill_s: float, now: float) -> None:
-        """A request of the tenant is sent."""
+        """Charge a tenant whose request is sent."""
         account = self.account(name)
         self._floor = account.served
         account.served += prefill_s / account.weight
         for one in (account, self._all):
-            one.rate = one.rate_now(now) + prefill_s / RATE_S
+            one.rate = one.rate_now(now) + prefill_s / TENANT_RATE_S
             one.rate_at = now
 
     def correct(self, name: str, more_s: float) -> None:
-        """It took so much more than was charged, or less when negative."""
+        """Correct a charge by `more_s`, which may be negative."""
         account = self.account(name)
         account.served += more_s / account.weight
 
-    def given(self, seconds: Mapping[str, float], now: float) -> None:
-        """Other proxies gave tenants so many prefill seconds lately, or took some back."""
+    def used_elsewhere(self, seconds: Mapping[str, float], now: float) -> None:
+        """Charge prefill seconds used at other proxies; negative ones are corrections."""
         before = inf
         for name, more_s in seconds.items():
-            self.arrived(name, now)  # there
+            self.arrived(name, now)
             account = self.account(name)
             if more_s <= 0.0:
                 self.correct(name, more_s)
@@ -124,45 +129,45 @@ class Fairness:
             before = min(before, account.served)
             self.charge(name, more_s, now)
         if before < inf:
-            self._floor = before  # of several, whose order is not known
+            self._floor = before  # the order of several is unknown
 
-    # What is asked.
+    # Questions.
 
     def counter(self, name: str) -> float:
         account = self._accounts.get(name)
         return self._floor if account is None else account.served
 
     def shared(self, now: float) -> bool:
-        """Whether more than one tenant is active."""
-        self._look(now)
+        """Return whether more than one tenant is active."""
+        self._count_active(now)
         return self._active > 1
 
     def others_share(self, name: str, engines: int, now: float) -> float:
-        """Share of the engines that others take while requests of this tenant wait in line.
+        """Return the share of the engines that other tenants take while this one waits.
 
-        What they took lately, but no more than leaves this one its fair share.
+        Their recent use, capped so that this tenant keeps its fair share.
         """
-        self._look(now)
+        self._count_active(now)
         account = self.account(name)
         others = max(0.0, self._all.rate_now(now) - account.rate_now(now)) / max(1, engines)
         weights = max(account.weight, self._active_weight)
         return min(others, 1.0 - account.weight / weights)
 
-    def ahead_s(self, name: str, other: str, queued_s: float, engines: int) -> float:
-        """Of what another tenant has queued at one of `engines`: what goes before this one."""
+    def seconds_before(self, name: str, other: str, queued_s: float, engines: int) -> float:
+        """Return which part of another tenant's queued seconds goes before this tenant."""
         account = self.account(other)
         gap_s = (self.counter(name) - account.served) * account.weight / max(1, engines)
         return max(0.0, min(queued_s, gap_s))
 
     def _lowest(self) -> float:
-        """Where whoever is next stands."""
+        """Return the counter of the tenant that is next."""
         waiting = [account.served for account in self._queueing.values()]
         return min(self._floor, *waiting) if waiting else self._floor
 
-    def _look(self, now: float) -> None:
-        if now - self._looked_at < LOOK_EVERY_S:
+    def _count_active(self, now: float) -> None:
+        if now - self._counted_at < COUNT_EVERY_S:
             return
-        self._looked_at = now
+        self._counted_at = now
         self._active, self._active_weight = 0, 0.0
         idle: list[str] = []
         for name, account in self._accounts.items():
@@ -173,3 +178,114 @@ class Fairness:
                 idle.append(name)
         for name in idle:
             del self._accounts[name]
+
+
+class TokenBucket:
+    """A token bucket: fills with `tokens_per_s` up to `burst_tokens` and starts full."""
+
+    __slots__ = ("_at", "_burst", "_level", "_rate")
+
+    def __init__(self, tokens_per_s: float, burst_tokens: float, now: float) -> None:
+        self._rate = tokens_per_s
+        self._burst = burst_tokens if burst_tokens < inf else tokens_per_s
+        self._level = self._burst
+        self._at = now
+
+    def wait_s(self, tokens: int, now: float) -> float:
+        """Return the seconds until so many tokens may be taken; 0 for now.
+
+        A prompt larger than the bucket may go when the bucket is full, and leaves a debt.
+        """
+        self._fill(now)
+        return max(0.0, min(float(tokens), self._burst) - self._level) / self._rate
+
+    def take(self, tokens: float, now: float) -> None:
+        self._fill(now)
+        self._level -= tokens
+
+    def _fill(self, now: float) -> None:
+        self._level = min(self._burst, self._level + self._rate * (now - self._at))
+        self._at = now
+
+
+class Quotas:
+    """The token buckets of tenants with a limit; `any` if there is one.
+
+    With `tokens_per_s` but no `burst_tokens`, the burst is one second's worth. A burst without a
+    rate limits nothing.
+    """
+
+    def __init__(self, tenants: Iterable[Tenant]) -> None:
+        self._limited: dict[str, Tenant] = {}
+        self._buckets: dict[str, TokenBucket] = {}
+        self.any = False
+        self.reconfigure(tenants)
+
+    def reconfigure(self, tenants: Iterable[Tenant]) -> None:
+        """Change the limits; a tenant whose limits stay keeps its level."""
+        before = self._limited
+        self._limited = {t.name: t for t in tenants if t.tokens_per_s < inf}
+        for name in list(self._buckets):
+            old, new = before[name], self._limited.get(name)
+            if (
+                new is None
+                or new.tokens_per_s != old.tokens_per_s
+                or new.burst_tokens != old.burst_tokens
+            ):
+                del self._buckets[name]
+        self.any = bool(self._limited)
+
+    def wait_s(self, tenant: str, tokens: int, now: float) -> float:
+        """Return the seconds until the tenant may send a prompt of so many tokens."""
+        bucket = self._bucket(tenant, now)
+        return 0.0 if bucket is None else bucket.wait_s(tokens, now)
+
+    def take(self, tenant: str, tokens: float, now: float) -> None:
+        """Take tokens for a prompt that was admitted here or by another proxy."""
+        bucket = self._bucket(tenant, now)
+        if bucket is not None:
+            bucket.take(tokens, now)
+
+    def _bucket(self, name: str, now: float) -> TokenBucket | None:
+        bucket = self._buckets.get(name)
+        if bucket is None and (limits := self._limited.get(name)):
+            bucket = TokenBucket(limits.tokens_per_s, limits.burst_tokens, now)
+            self._buckets[name] = bucket
+        return bucket
+
+
+class RecentUse:
+    """Recent use of this proxy's tenants, for other proxies to charge as well.
+
+    A tenant's sums start with its first use and are dropped REPEAT_S after its last one. Until
+    then every report repeats them, so a lost report costs nothing. A tenant that was dropped
+    starts from 0 again, here and at the other proxies.
+    """
+
+    def __init__(self) -> None:
+        self._use: dict[str, TenantUse] = {}
+        self._at: dict[str, float] = {}
+
+    def admitted(self, tenant: str, prompt_tokens: int, now: float) -> None:
+        """Add a prompt that was admitted."""
+        self._add(tenant, 0.0, prompt_tokens, now)
+
+    def computed(self, tenant: str, prefill_s: float, now: float) -> None:
+        """Add prefill seconds; negative ones were not computed after all."""
+        self._add(tenant, prefill_s, 0, now)
+
+    def lately(self, now: float) -> dict[str, TenantUse]:
+        """Return the sums to report; drop all others."""
+        names = [name for name, at in self._at.items() if now - at <= REPEAT_S]
+        if len(names) > MOST_REPORTED:
+            names = sorted(names, key=lambda name: self._at[name])[-MOST_REPORTED:]
+        self._at = {name: self._at[name] for name in names}
+        self._use = {name: self._use[name] for name in names}
+        return {name: use.copy() for name, use in self._use.items()}
+
+    def _add(self, tenant: str, prefill_s: float, prompt_tokens: int, now: float) -> None:
+        use = self._use.get(tenant)
+        if use is None:
+            use = self._use[tenant] = TenantUse()
+        use.add(prefill_s, prompt_tokens)
+        self._at[tenant] = now

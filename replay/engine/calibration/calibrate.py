@@ -1,36 +1,36 @@
-"""From measured points to a calibration: turn away the impossible, fit, say how far to trust it.
+"""Turn measured points into a calibration: reject impossible points, fit, check the fit.
 
-Held-out points and leave-one-out cross-validation carry the evidence: a fit of as many constants
-as points meets its own points whatever they are.
+The evidence is held-out points and leave-one-out cross-validation. A fit with as many constants as
+points meets its own points whatever they are.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import date
 from statistics import median
 from typing import Any
 
-from forebay.replay.engine.calibration.constants import (
+from forebay.replay.engine.calibration.fit import Fit, fit
+from forebay.replay.engine.calibration.points import Point, Points
+from forebay.replay.engine.calibration.workloads import PointSteps, point_steps, predicted_s
+from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
+from forebay.replay.engine.roofline import least
+from forebay.replay.engine.step_constants import (
     ANY,
     FALLBACK_GPU,
     Calibration,
     CalibrationFile,
     calibration_file_of,
 )
-from forebay.replay.engine.calibration.fit import Fit, fit
-from forebay.replay.engine.calibration.points import Point, Points
-from forebay.replay.engine.calibration.workloads import Workload, predicted_s, workload
-from forebay.replay.engine.hardware.models import GpuSpec, ModelSpec
-from forebay.replay.engine.hardware.roofline import least
 from forebay.traces.errors import InputError
 
 KERNEL_SHARE = 0.82
-"""The most that kernel tables reach of peak; a served request above it is doubtful."""
+"""Largest share of peak in kernel tables; a served request above it is doubtful."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rejected:
-    """A point that no such GPU can have measured."""
+class RejectedPoint:
+    """A point that the GPU cannot have measured."""
 
     point: Point
     reason: str
@@ -38,12 +38,12 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A point beside the model.
+    """A point and the model's prediction of it.
 
     Attributes:
-        model_s: by the final constants.
-        left_out_s: by constants fitted without this point; None for held-out points and where
-            cross-validation was not asked for.
+        model_s: prediction by the final constants.
+        left_out_s: prediction by constants fitted without this point; None for held-out points and
+            without cross-validation.
     """
 
     point: Point
@@ -60,20 +60,20 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """A finished calibration."""
+class CalibrationResult:
+    """A finished calibration; `used` describes the points that were read."""
 
     file: CalibrationFile
     fit: Fit
     prior: Calibration
     compared: tuple[Compared, ...]
-    rejected: tuple[Rejected, ...]
+    rejected: tuple[RejectedPoint, ...]
     doubts: tuple[str, ...]
     used: str
 
 
 def kernel_table() -> Calibration:
-    """The prior: constants of kernels alone, never of the requests that are to be fitted."""
+    """Return the prior: constants measured on kernels alone, never on requests to be fitted."""
     return calibration_file_of(ANY, FALLBACK_GPU).constants
 
 
@@ -87,99 +87,120 @@ def calibrate(
     cross_validate: bool = True,
     peak_share: float = 1.0,
     today: date,
-) -> Outcome:
+) -> CalibrationResult:
     """Fit `read.points` for `model` on `gpu`.
 
     Args:
         hold_out: lines to hold out besides those marked so.
         peak_share: points that need more than this share of the data sheet's peak are rejected.
 
-    Raises InputError when a line to hold out is not there, or nothing is left to fit.
+    Raises InputError when a line to hold out does not exist, or nothing is left to fit.
     """
     if unknown := set(hold_out) - {point.line for point in read.points}:
         raise InputError(f"--hold-out {min(unknown)}: no point on that line")
-    prior = prior or kernel_table()
-    kept, works, rejected, doubts = _gate(read.points, model, gpu, peak_share)
-    fitting = [i for i, p in enumerate(kept) if not (p.held_out or p.line in hold_out)]
+    gate = _Gate(model, gpu, peak_share)
+    for point in read.points:
+        gate.take(point)
+    fitting = [i for i, p in enumerate(gate.kept) if not (p.held_out or p.line in hold_out)]
     if not fitting:
-        why = f"; {len(rejected)} were rejected: {rejected[0].reason}" if rejected else ""
-        raise InputError(f"no point left to fit{why}")
-
-    def fit_of(indices: list[int]) -> Fit:
-        chosen = [works[i] for i in indices]
-        return fit(chosen, [kept[i].seconds for i in indices], model, gpu, prior)
-
-    whole = fit_of(fitting)
-    left_out: dict[int, float] = {}
-    if cross_validate and len(fitting) > 1:
-        for i in fitting:
-            without = fit_of([j for j in fitting if j != i])
-            left_out[i] = predicted_s(works[i], model, gpu, without.constants)
+        raise InputError(f"no point left to fit{gate.rejected_text()}")
+    prior = prior or kernel_table()
+    whole, left_out = _fits(gate, fitting, prior, cross_validate)
     compared = tuple(
-        Compared(point, predicted_s(works[i], model, gpu, whole.constants), left_out.get(i))
-        for i, point in enumerate(kept)
+        Compared(point, predicted_s(steps, model, gpu, whole.constants), left_out.get(i))
+        for i, (point, steps) in enumerate(zip(gate.kept, gate.steps, strict=True))
     )
-    held = [one for i, one in enumerate(compared) if i not in fitting]
     file = CalibrationFile(
         model.name,
         gpu.name,
         today.isoformat(),
         read.used,
-        _checked(held, [one for one in compared if one.left_out_s is not None], whole),
+        _checked([one for i, one in enumerate(compared) if i not in fitting], compared, whole),
         whole.constants,
         whole.fitted,
         tuple(_row(one, i in fitting) for i, one in enumerate(compared)),
     )
-    return Outcome(file, whole, prior, compared, tuple(rejected), tuple(doubts), read.used)
+    return CalibrationResult(
+        file, whole, prior, compared, tuple(gate.rejected), tuple(gate.doubts), read.used
+    )
 
 
-def _gate(
-    points: tuple[Point, ...], model: ModelSpec, gpu: GpuSpec, peak_share: float
-) -> tuple[list[Point], list[Workload], list[Rejected], list[str]]:
-    """Keep what the data sheet allows."""
-    kept, works, rejected, doubts = list[Point](), list[Workload](), list[Rejected](), list[str]()
-    for point in points:
-        work = workload(point, model, gpu)
-        steps = [least(model, gpu, [step]) for step in work.steps]
-        floor_s = (max if work.longest else sum)(step.seconds for step in steps)
+class _Gate:
+    """Keeps the points that the GPU's data sheet allows."""
+
+    def __init__(self, model: ModelSpec, gpu: GpuSpec, peak_share: float) -> None:
+        self.model = model
+        self.gpu = gpu
+        self.kept: list[Point] = []
+        self.steps: list[PointSteps] = []
+        self.rejected: list[RejectedPoint] = []
+        self.doubts: list[str] = []
+        self._peak_share = peak_share
+
+    def take(self, point: Point) -> None:
+        """Keep `point` with the steps behind it, or reject it."""
+        work = point_steps(point, self.model, self.gpu)
+        floors = [least(self.model, self.gpu, [step]) for step in work.steps]
+        floor_s = (max if work.longest else sum)(floor.seconds for floor in floors)
         share = floor_s / point.seconds
-        compute = sum(s.compute_s for s in steps) >= sum(s.memory_s for s in steps)
-        peak = gpu.peak_flops / 1e12 if compute else gpu.bandwidth / 1e12
+        compute = sum(one.compute_s for one in floors) >= sum(one.memory_s for one in floors)
+        peak = self.gpu.peak_flops / 1e12 if compute else self.gpu.bandwidth / 1e12
         unit = "TFLOP/s" if compute else "TB/s"
         needs = (
             f"line {point.line}: {point} in {point.seconds:.4g} s needs {share * peak:,.3g} "
-            f"{unit}, {share:.0%} of the {peak:,.4g} of {gpu.name}"
+            f"{unit}, {share:.0%} of the {peak:,.4g} of {self.gpu.name}"
         )
-        if share > peak_share:
-            rejected.append(
-                Rejected(point, needs + "; a prefix-cache hit (cached_tokens), or another GPU, "
-                         "batch or precision?")
-            )  # fmt: skip
-            continue
+        if share > self._peak_share:
+            cause = "a prefix-cache hit (cached_tokens), or another GPU, batch or precision?"
+            self.rejected.append(RejectedPoint(point, f"{needs}; {cause}"))
+            return
         if share > KERNEL_SHARE:
-            doubts.append(needs + f"; kernels alone reach {KERNEL_SHARE:.0%}")
-        kept.append(point)
-        works.append(work)
-    return kept, works, rejected, doubts
+            self.doubts.append(f"{needs}; kernels alone reach {KERNEL_SHARE:.0%}")
+        self.kept.append(point)
+        self.steps.append(work)
+
+    def rejected_text(self) -> str:
+        if not self.rejected:
+            return ""
+        return f"; {len(self.rejected)} were rejected: {self.rejected[0].reason}"
+
+
+def _fits(
+    gate: _Gate, fitting: list[int], prior: Calibration, cross_validate: bool
+) -> tuple[Fit, dict[int, float]]:
+    """Fit all points of `fitting`; with `cross_validate` predict each from a fit without it."""
+
+    def fit_of(indices: list[int]) -> Fit:
+        chosen = [gate.steps[i] for i in indices]
+        measured_s = [gate.kept[i].seconds for i in indices]
+        return fit(chosen, measured_s, gate.model, gate.gpu, prior)
+
+    left_out: dict[int, float] = {}
+    if cross_validate and len(fitting) > 1:
+        for i in fitting:
+            without = fit_of([j for j in fitting if j != i])
+            left_out[i] = predicted_s(gate.steps[i], gate.model, gate.gpu, without.constants)
+    return fit_of(fitting), left_out
 
 
 def error_text(errors: list[float]) -> str:
-    """Median and worst of relative errors, in words."""
+    """Describe relative errors by their median and the worst."""
     sizes = sorted(abs(error) for error in errors)
     return f"median {median(sizes):.1%}, worst {sizes[-1]:.1%}"
 
 
-def _checked(held: list[Compared], validated: list[Compared], whole: Fit) -> str:
-    """How far the calibration was checked, in one line."""
+def _checked(held_out: list[Compared], compared: Sequence[Compared], whole: Fit) -> str:
+    """Describe in one line how far the calibration was checked."""
     parts = []
-    if held:
-        parts.append(f"{len(held)} held-out points: {error_text([one.error for one in held])}")
-    if validated:
-        errors = [one.left_out_error for one in validated if one.left_out_error is not None]
-        told = f"leave-one-out over {len(errors)}: {error_text(errors)}"
+    if held_out:
+        errors = [one.error for one in held_out]
+        parts.append(f"{len(held_out)} held-out points: {error_text(errors)}")
+    errors = [one.left_out_error for one in compared if one.left_out_error is not None]
+    if errors:
+        text = f"leave-one-out over {len(errors)}: {error_text(errors)}"
         if len(errors) <= len(whole.fitted):
-            told += ", each time with a constant back at its prior, for want of points"
-        parts.append(told)
+            text += ", each time with a constant back at its prior, for want of points"
+        parts.append(text)
     return "; ".join(parts) or "not checked: no point was held out"
 
 

@@ -1,8 +1,9 @@
 """Fit the step-time constants to measured points: least squares on relative errors.
 
-Damped Gauss-Newton in the logarithm of the constants, so none changes sign and all weigh alike.
-Only constants that the points can tell apart are fitted: a constant that moves no point, or moves
-them as those already chosen do, keeps the prior's value. Pure; reads and prints nothing.
+The method is damped Gauss-Newton in the logarithm of the constants, so that no constant changes its
+sign and all have equal weight. Only constants that the points can tell apart are fitted. A constant
+keeps the prior's value if it moves no point, or moves the points as the chosen ones do.
+This module does no I/O.
 """
 
 import math
@@ -12,9 +13,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from forebay.replay.engine.calibration.constants import CONSTANTS, Calibration
-from forebay.replay.engine.calibration.workloads import Workload, predicted_s
-from forebay.replay.engine.hardware.models import GpuSpec, ModelSpec
+from forebay.replay.engine.calibration.workloads import PointSteps, predicted_s
+from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
+from forebay.replay.engine.step_constants import CONSTANTS, Calibration
 
 CANDIDATES = {
     "gemm_compute": 0.2,
@@ -25,14 +26,15 @@ CANDIDATES = {
     "gemm_bandwidth": 0.05,
     "sequence_s": 0.7,
 }
-"""What served requests can show, with how uncertain the kernel tables leave it (in ln): software
-overheads differ several-fold between versions, the bandwidth of a weight read by a few percent. The
-other constants act through these and need kernel measurements."""
+"""Constants that served requests can reveal, with the uncertainty (in ln) that kernel tables leave.
+Software overheads differ several-fold between versions, the bandwidth of a weight read by a few
+percent. The other constants act through these and need kernel measurements."""
 LEAST_EFFECT = 0.01
-"""Least relative change of some point by that uncertainty, beside the constants already chosen."""
+"""A constant is fitted if its uncertainty changes some point by at least this share, after the
+constants that were chosen before it."""
 SMALLEST_S = 1e-8
-_STEP = 1e-4  # of ln(constant) in a slope
-_LEAST_GAIN = 0.0  # to the last digit: such a fit takes milliseconds
+_STEP = 1e-4  # step of ln(constant) for a slope
+_LEAST_GAIN = 0.0  # iterate to the last digit: such a fit takes milliseconds
 _ROUNDS = 60
 Vector = NDArray[np.float64]
 
@@ -42,12 +44,12 @@ class Fit:
     """Fitted constants.
 
     Attributes:
-        fitted: their names; the other constants are the prior's.
-        relative_errors: one standard error of each as a share of its value; None without points
-            to spare.
-        at_bound: those that stopped at a physical bound, a sign that something else is wrong.
-        unresolved: candidates left at the prior, with the largest relative change of any point by
-            their uncertainty: what was not resolved, or mimicked by a fitted one.
+        fitted: names of the fitted constants; the others are the prior's.
+        relative_errors: standard error of each fitted constant as a share of its value; None when
+            there are no more points than constants.
+        at_bound: fitted constants that stopped at a physical bound: something else is wrong.
+        unresolved: candidates that keep the prior, with the largest relative change of any point
+            by their uncertainty. Too small a change, or a fitted constant has the same effect.
     """
 
     constants: Calibration
@@ -58,13 +60,13 @@ class Fit:
 
 
 def fit(
-    works: Sequence[Workload],
+    works: Sequence[PointSteps],
     measured_s: Sequence[float],
     model: ModelSpec,
     gpu: GpuSpec,
     prior: Calibration,
 ) -> Fit:
-    """Constants under which `works` take `measured_s`, as nearly as they can."""
+    """Fit constants so that `works` take `measured_s`, as nearly as possible."""
 
     def seconds(constants: Calibration) -> list[float]:
         return [predicted_s(work, model, gpu, constants) for work in works]
@@ -81,11 +83,11 @@ def fit_times(
     step: float = _STEP,
     least_gain: float = _LEAST_GAIN,
 ) -> Fit:
-    """Constants under which `predicted` gives `measured_s`, as nearly as it can.
+    """Fit constants so that `predicted` gives `measured_s`, as nearly as possible.
 
     Args:
         candidates: constants that may be fitted, with their uncertainty (in ln).
-        step: of ln(constant) for slopes; coarse where predictions are not smooth.
+        step: step of ln(constant) for slopes; coarse where predictions are not smooth.
         least_gain: a round that lowers the sum of squares by less than this share is the last.
     """
     target = np.log(np.asarray(measured_s, dtype=np.float64))
@@ -93,8 +95,8 @@ def fit_times(
     def logs(constants: Calibration) -> Vector:
         return np.log(np.asarray(predicted(constants), dtype=np.float64))
 
-    names, doubt = list(candidates), np.array(list(candidates.values()))
-    effects = _jacobian(logs, prior, names, step) * doubt
+    names, uncertainty = list(candidates), np.array(list(candidates.values()))
+    effects = _jacobian(logs, prior, names, step) * uncertainty
     chosen, left = _identifiable(effects, names)
     constants = (
         _minimise(lambda c: logs(c) - target, prior, chosen, step, least_gain) if chosen else prior
@@ -113,7 +115,7 @@ def fit_times(
 def _jacobian(
     logs: Callable[[Calibration], Vector], at: Calibration, names: Sequence[str], step: float
 ) -> Vector:
-    """d ln(seconds) / d ln(constant), a row a point."""
+    """Return d ln(seconds) / d ln(constant), one row for each point."""
     if not names:
         return np.zeros((len(logs(at)), 0))
     columns = []
@@ -128,9 +130,13 @@ def _jacobian(
 def _identifiable(
     effects: Vector, names: Sequence[str]
 ) -> tuple[tuple[str, ...], dict[str, float]]:
-    """Choose, one by one, the constant with the largest effect that those before cannot mimic.
+    """Choose constants one by one: the largest effect that those chosen before cannot mimic.
 
-    `effects`: relative change of each point by the prior's uncertainty of each candidate.
+    Args:
+        effects: relative change of each point by the prior's uncertainty of each candidate.
+
+    Returns:
+        The chosen names, and the others with their largest effect on any point.
     """
     rest, chosen = effects.copy(), list[int]()
     while len(chosen) < min(effects.shape):
@@ -177,7 +183,7 @@ def _minimise(
 
 
 def _moved(at: Calibration, names: tuple[str, ...], step: list[float]) -> Calibration:
-    """A step in log space, held to the bounds and to a factor of e at a time."""
+    """Move the constants in log space, within their bounds and by at most a factor of e."""
     values = {}
     for name, by in zip(names, step, strict=True):
         allowed = CONSTANTS[name]

@@ -1,9 +1,9 @@
-"""Fit the step-time constants to whole replays: every request, also those that met others.
+"""Fit the step-time constants to whole replays: to every request, also those served together.
 
 The trace is played through the engine in virtual time with the arrivals of the run, so queueing,
-batching and prefix hits are the simulator's; the constants are those whose first-token times and
-times per token come nearest to the measured ones. Lone requests cannot show what a sequence more
-in a step costs; these can.
+batching and prefix hits are the simulator's. The fit chooses the constants whose first-token times
+and times per token come nearest to the measured ones. Requests that were served together show what
+one more sequence in a step costs; requests that were alone cannot.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,23 +13,24 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from forebay.replay.engine.calibration.constants import Calibration, CalibrationFile
 from forebay.replay.engine.calibration.fit import CANDIDATES, Fit, fit_times
 from forebay.replay.engine.calibration.play import play
 from forebay.replay.engine.calibration.points import LEAST_DECODED
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.engine import EngineCore
-from forebay.replay.engine.request import Request
-from forebay.replay.engine.server.tokenizer import hashes_of_ids
+from forebay.replay.engine.request import EngineRequest
+from forebay.replay.engine.step_constants import Calibration, CalibrationFile
 from forebay.replay.engine.step_time import StepTimeModel
+from forebay.replay.engine.tokenizer import hashes_of_ids
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 
 SLOPE_STEP = 0.02
-"""Of ln(constant): a request more or less in one step makes predictions jump a little."""
+"""Step of ln(constant) for slopes: coarse, because predictions jump a little when a request moves
+to another step."""
 LEAST_GAIN = 1e-3
 RUN_CANDIDATES = {**CANDIDATES, "prefill_half_tokens": 1.0}
-"""A whole run has chunks at every depth of context, so it also shows how attention speeds up."""
+"""A run has prefill chunks at every depth of context, so it also shows how attention speeds up."""
 QUANTILES = (0.5, 0.9, 0.99)
 _COLUMNS = ("id", "backend", "sent_s", "outcome", "prompt_tokens", "cached_tokens",
             "output_tokens", "ttft_service_s", "e2e_service_s", "tpot_s")  # fmt: skip
@@ -49,7 +50,7 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class RunFit:
-    """A finished fit; `predicted` stands beside `measured`, request by request."""
+    """A finished fit; `measured` and `predicted` list the same requests in the same order."""
 
     file: CalibrationFile
     fit: Fit
@@ -59,9 +60,9 @@ class RunFit:
 
 
 def read_runs(folders: Sequence[Path], trace: Sequence[TraceRequest]) -> tuple[Timed, ...]:
-    """The requests of replays of one trace: medians over the runs, request by request.
+    """Read the requests of replays of one trace; each time is the median over the runs.
 
-    Raises InputError for a run that is not of `trace`, of several servers, or with failures.
+    Raises InputError for a run of another trace, of several servers, or with failures.
     """
     tables = [_rows(folder) for folder in folders]
     for folder, table in zip(folders, tables, strict=True):
@@ -92,11 +93,11 @@ def _rows(folder: Path) -> dict[str, dict[str, Any]]:
             str(folder / "requests.parquet"), columns=list(_COLUMNS)
         ).to_pylist()
     except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"{folder}: no run folder: requests.parquet cannot be read") from error
+        raise InputError(f"{folder}: not a run folder: requests.parquet cannot be read") from error
     if bad := [row["id"] for row in rows if row["outcome"] != "ok" or not row["ttft_service_s"]]:
         raise InputError(
             f"{folder}: {len(bad)} of {len(rows)} requests failed, {bad[0]} first; "
-            "what they cost the others is not known"
+            "their effect on the others is not known"
         )
     if len({row["backend"] for row in rows}) > 1:
         raise InputError(f"{folder}: several servers; replay against one")
@@ -110,9 +111,8 @@ def _check_trace(
         one = table.get(row.id)
         if one is None or one["prompt_tokens"] != row.input_tokens:
             raise InputError(
-                f"{folder}: request {row.id} is not there with {row.input_tokens:,} prompt "
-                "tokens; --trace must be the trace that was replayed, and the server must "
-                "count tokens as it does"
+                f"{folder}: has no request {row.id} with {row.input_tokens:,} prompt tokens; "
+                "--trace must be the replayed trace, and the server must count tokens as it does"
             )
     if len(table) > len(trace):
         raise InputError(f"{folder}: has requests that are not in the trace")
@@ -121,10 +121,10 @@ def _check_trace(
 def predict(
     measured: Sequence[Timed], config: EngineConfig, constants: Calibration | None = None
 ) -> tuple[Timed, ...]:
-    """`measured` as the simulated engine would have timed it; only arrivals and sizes are used.
+    """Predict the times of `measured` from their arrivals and sizes alone.
 
     Args:
-        constants: instead of those that `config` names.
+        constants: replace those that `config` names.
     """
     core = EngineCore(config)
     if constants is not None:
@@ -145,14 +145,14 @@ def predict(
     )
 
 
-def _request(one: Timed, block_size: int) -> Request:
+def _request(one: Timed, block_size: int) -> EngineRequest:
     row = one.row
     hashes = (
         hashes_of_ids(row.blocks, row.block_tokens, row.input_tokens, block_size)
         if row.blocks
         else None
     )
-    return Request(row.id, row.input_tokens, row.output_tokens, hashes, arrival_s=one.sent_s)
+    return EngineRequest(row.id, row.input_tokens, row.output_tokens, hashes, arrival_s=one.sent_s)
 
 
 def fit_run(
@@ -164,7 +164,7 @@ def fit_run(
     today: date,
     candidates: Mapping[str, float] = RUN_CANDIDATES,
 ) -> RunFit:
-    """Constants under which `config` serves `measured` as it was served."""
+    """Fit constants so that an engine with `config` serves `measured` in the measured times."""
 
     def times(of: Sequence[Timed]) -> list[float]:
         return [one.ttft_s for one in of] + [one.tpot_s for one in of if one.tpot_s]
@@ -192,8 +192,8 @@ def fit_run(
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """One quantile of one measure, seconds."""
+class FitLine:
+    """One quantile of one measure, in seconds."""
 
     measure: str
     quantile: float
@@ -203,8 +203,8 @@ class Line:
     error: float
 
 
-def compared(measured: Sequence[Timed], predicted: Sequence[Timed]) -> tuple[Line, ...]:
-    """Quantiles (nearest rank) of TTFT, TPOT and E2E, measured and predicted."""
+def compared(measured: Sequence[Timed], predicted: Sequence[Timed]) -> tuple[FitLine, ...]:
+    """Compare measured and predicted quantiles (nearest rank) of TTFT, TPOT and E2E."""
     lines = []
     for name in ("ttft", "tpot", "e2e"):
         mine = sorted(v for one in measured if (v := getattr(one, f"{name}_s")))
@@ -212,11 +212,11 @@ def compared(measured: Sequence[Timed], predicted: Sequence[Timed]) -> tuple[Lin
         for quantile in QUANTILES if mine else ():
             at = max(0, -int(-quantile * len(mine) // 1) - 1)
             lines.append(
-                Line(name, quantile, len(mine), mine[at], models[at], models[at] / mine[at] - 1)
+                FitLine(name, quantile, len(mine), mine[at], models[at], models[at] / mine[at] - 1)
             )
     return tuple(lines)
 
 
 def hit_ratio(of: Sequence[Timed]) -> float:
-    """Cached prompt tokens by prompt tokens."""
+    """Return the share of prompt tokens that were cached."""
     return sum(one.cached_tokens for one in of) / sum(one.row.input_tokens for one in of)

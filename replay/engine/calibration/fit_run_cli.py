@@ -1,18 +1,13 @@
-"""`forebay engine calibrate RUN --trace TRACE`: fit whole replays and print how near they come."""
+"""`forebay engine calibrate RUN --trace TRACE`: fit whole replays and print the errors left."""
 
-import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from forebay.replay.engine.calibration.calibrate import kernel_table
-from forebay.replay.engine.calibration.calibrate_cli import constants_table, write_calibration
-from forebay.replay.engine.calibration.constants import read_calibration
 from forebay.replay.engine.calibration.fit_run import (
     RunFit,
     compared,
@@ -20,7 +15,15 @@ from forebay.replay.engine.calibration.fit_run import (
     hit_ratio,
     read_runs,
 )
+from forebay.replay.engine.calibration.output import (
+    constants_table,
+    fit_data,
+    new_table,
+    print_json,
+    write_calibration,
+)
 from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.step_constants import read_calibration
 from forebay.traces.formats import open_trace
 
 
@@ -33,7 +36,7 @@ def calibrate_runs(
     *,
     as_json: bool,
 ) -> None:
-    """Fit, print, write; raises InputError for runs that are not of the trace."""
+    """Fit, print, write; raises InputError for runs of another trace."""
     rows = list(open_trace(trace))
     measured = read_runs(runs, rows)
     names = ", ".join(run.name for run in runs)
@@ -46,19 +49,8 @@ def calibrate_runs(
         today=datetime.now(UTC).date(),
     )
     if as_json:
-        import orjson
-
-        data = {
-            **done.file.as_json(),
-            "relative_errors": done.fit.relative_errors,
-            "at_bound": list(done.fit.at_bound),
-            "kept_from_prior": done.fit.unresolved,
-            "hit_ratio": {
-                "measured": hit_ratio(done.measured),
-                "model": hit_ratio(done.predicted),
-            },
-        }
-        sys.stdout.write(orjson.dumps(data, option=orjson.OPT_INDENT_2).decode() + "\n")
+        ratios = {"measured": hit_ratio(done.measured), "model": hit_ratio(done.predicted)}
+        print_json({**fit_data(done.file, done.fit), "hit_ratio": ratios})
     else:
         _print(done)
     if out is not None:
@@ -68,9 +60,8 @@ def calibrate_runs(
 def _print(done: RunFit) -> None:
     console = Console(highlight=False)
     console.print(Text(f"{done.file.model} on {done.file.gpu}: {done.file.source}"))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("fitted trace", "requests", "measured", "model", "error"):
-        table.add_column(heading, justify="left" if heading == "fitted trace" else "right")
+    numbers = ("requests", "measured", "model", "error")
+    table = new_table("fitted trace", *numbers, right=numbers)
     for line in compared(done.measured, done.predicted):
         table.add_row(
             f"{line.measure} p{line.quantile * 100:g}",

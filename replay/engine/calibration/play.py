@@ -5,21 +5,21 @@ from collections.abc import Iterable
 from math import inf
 
 from forebay.replay.engine.engine import EngineCore
-from forebay.replay.engine.request import Request
+from forebay.replay.engine.request import EngineRequest
 
 
-def play(core: EngineCore, requests: Iterable[Request]) -> None:
-    """Run `requests` to their ends; their fields then say when each token came.
+def play(core: EngineCore, requests: Iterable[EngineRequest]) -> None:
+    """Run `requests` to their ends and set `first_token_s` and `last_token_s` of each.
 
-    `arrival_s` is when the client sent a request; it reaches the scheduler `core.request_s`
-    later, as on the server, and takes part in the step after.
+    `arrival_s` is when the client sent a request. The request reaches the scheduler
+    `core.request_s` later, as on the server, and takes part in the step after.
     """
-    coming = deque(sorted(requests, key=lambda request: request.arrival_s))
+    arriving = deque(sorted(requests, key=lambda request: request.arrival_s))
     now = 0.0
-    while coming or core.has_work:
-        due_s = coming[0].arrival_s + core.request_s if coming else inf
+    while arriving or core.has_work:
+        due_s = arriving[0].arrival_s + core.request_s if arriving else inf
         if due_s <= now:
-            core.add(coming.popleft())
+            core.add(arriving.popleft())
         elif not core.has_work:
             now = due_s
         else:

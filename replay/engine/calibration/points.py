@@ -1,7 +1,7 @@
-"""Measured points for a calibration: from CSV, JSON lines or the folder of a replay run.
+"""Read measured points for a calibration from CSV, JSON lines or the folder of a replay run.
 
-A point is one time of one isolated piece of work. From a run only requests that were alone on
-their server count, because the others' times hold work that the table does not name.
+A point is the time of one isolated piece of work. Of a run only requests that were alone on their
+server count, because the times of the others include work of their neighbours.
 """
 
 import csv
@@ -25,7 +25,7 @@ KINDS = {
     "offline": "batch_size equal requests from submission to the last token, no HTTP",
 }
 DEFAULT_BATCHED_TOKENS = 8192
-LEAST_DECODED = 8  # fewer tokens give no rate
+LEAST_DECODED = 8  # output tokens; fewer give no rate
 ALONE_SLACK_S = 1e-3
 
 
@@ -34,11 +34,11 @@ class Point:
     """One measurement; `line` is its place in the file, from 1.
 
     Attributes:
-        prompt_tokens: of each request; for itl and tpot the context where decoding starts.
-        cached_tokens: of those, found in the prefix cache.
-        batch_size: equal requests at once.
-        output_tokens: of each request.
-        held_out: not to be fitted, only compared.
+        prompt_tokens: prompt of each request; for itl and tpot the context where decoding starts.
+        cached_tokens: prompt tokens found in the prefix cache.
+        batch_size: number of equal requests at once.
+        output_tokens: output of each request.
+        held_out: the point is compared with the model, but not fitted.
     """
 
     line: int
@@ -71,7 +71,7 @@ _FIELDS = tuple(one.name for one in fields(Point) if one.name != "line")
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """What was read; `used` says in words what of the input became points."""
+    """Points and, in `used`, a sentence on which parts of the input became points."""
 
     points: tuple[Point, ...]
     used: str
@@ -83,7 +83,7 @@ def read_points(path: Path, batched_tokens: int = DEFAULT_BATCHED_TOKENS) -> Poi
     Raises InputError that names file, line and key.
     """
     if path.is_dir():
-        return _of_run(path, batched_tokens)
+        return _read_run(path, batched_tokens)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -104,7 +104,7 @@ def _json_rows(path: Path, text: str) -> list[tuple[int, dict[str, Any]]]:
         try:
             row = orjson.loads(raw)
         except orjson.JSONDecodeError as error:
-            raise InputError(f"{path}:{line}: no JSON ({error})") from error
+            raise InputError(f"{path}:{line}: not JSON ({error})") from error
         if not isinstance(row, dict):
             raise InputError(f"{path}:{line}: not an object")
         rows.append((line, row))
@@ -112,7 +112,7 @@ def _json_rows(path: Path, text: str) -> list[tuple[int, dict[str, Any]]]:
 
 
 def _csv_rows(path: Path, text: str) -> list[tuple[int, dict[str, Any]]]:
-    """Rows by the header's names; blank cells are left out, `#` lines are comments."""
+    """Return rows under the header's names, without blank cells and `#` comment lines."""
     kept = [(n, raw) for n, raw in enumerate(text.splitlines(), 1)
             if raw.strip() and not raw.lstrip().startswith("#")]  # fmt: skip
     if not kept:
@@ -142,7 +142,7 @@ def _point(path: Path, line: int, row: dict[str, Any], batched_tokens: int) -> P
     if point.kind not in KINDS:
         raise InputError(f"{path}:{line}: kind {point.kind}: give {', '.join(KINDS)}")
     if point.kind == "ttft" and point.batch_size != 1:
-        raise InputError(f"{path}:{line}: a ttft is of one request alone; batch_size is not 1")
+        raise InputError(f"{path}:{line}: a ttft is for one request alone; batch_size is not 1")
     if point.cached_tokens >= point.prompt_tokens:
         raise InputError(f"{path}:{line}: cached_tokens must be fewer than prompt_tokens")
     return point
@@ -170,8 +170,8 @@ def _value(path: Path, line: int, name: str, value: Any) -> Any:
     return int(number)
 
 
-def _of_run(path: Path, batched_tokens: int) -> Points:
-    """Service TTFT and TPOT of the requests of a run that were alone on their server."""
+def _read_run(path: Path, batched_tokens: int) -> Points:
+    """Return service TTFT and TPOT of the requests of a run that were alone on their server."""
     table = path / "requests.parquet"
     columns = ("backend", "sent_s", "done_s", "outcome", "prompt_tokens", "cached_tokens",
                "output_tokens", "ttft_service_s", "tpot_s")  # fmt: skip
@@ -180,26 +180,18 @@ def _of_run(path: Path, batched_tokens: int) -> Points:
 
         rows = pyarrow.parquet.read_table(str(table), columns=list(columns)).to_pylist()
     except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"{path}: no run folder: {table.name} cannot be read") from error
+        raise InputError(f"{path}: not a run folder: {table.name} cannot be read") from error
     sent = [row for row in rows if row["sent_s"] is not None and row["done_s"] is not None]
     alone = [row for row in _alone(sent) if row["outcome"] == "ok" and row["prompt_tokens"]]
     if not alone:
         raise InputError(
-            f"{path}: no request was alone on its server, and the others' times hold work of "
-            "their neighbours; replay with --arrivals closed:1"
+            f"{path}: no request was alone on its server, and the times of the others include "
+            "work of their neighbours; replay with --arrivals closed:1"
         )
-    groups: dict[tuple[str, int, int, int], list[float]] = defaultdict(list)
-    for row in alone:
-        prompt, cached = row["prompt_tokens"], row["cached_tokens"] or 0
-        output = row["output_tokens"] or 1
-        if row["ttft_service_s"] and cached < prompt:
-            groups["ttft", prompt, cached, 1].append(row["ttft_service_s"])
-        if row["tpot_s"] and output >= LEAST_DECODED:
-            groups["tpot", prompt, 0, output].append(row["tpot_s"])
     points = tuple(
         Point(line, kind, median(times), prompt, cached, 1, output, batched_tokens,
               note=f"median of {len(times)}")
-        for line, ((kind, prompt, cached, output), times) in enumerate(sorted(groups.items()), 1)
+        for line, ((kind, prompt, cached, output), times) in enumerate(_groups(alone), 1)
     )  # fmt: skip
     return Points(
         points,
@@ -208,8 +200,21 @@ def _of_run(path: Path, batched_tokens: int) -> Points:
     )
 
 
+def _groups(rows: list[dict[str, Any]]) -> list[tuple[tuple[str, int, int, int], list[float]]]:
+    """Return (kind, prompt, cached and output tokens) and the measured seconds, sorted."""
+    groups: dict[tuple[str, int, int, int], list[float]] = defaultdict(list)
+    for row in rows:
+        prompt, cached = row["prompt_tokens"], row["cached_tokens"] or 0
+        output = row["output_tokens"] or 1
+        if row["ttft_service_s"] and cached < prompt:
+            groups["ttft", prompt, cached, 1].append(row["ttft_service_s"])
+        if row["tpot_s"] and output >= LEAST_DECODED:
+            groups["tpot", prompt, 0, output].append(row["tpot_s"])
+    return sorted(groups.items())
+
+
 def _alone(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those that overlap no other request on the same backend."""
+    """Return the requests that overlap no other request on the same backend."""
     by_backend: dict[Any, list[dict[str, Any]]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: float(row["sent_s"])):
         by_backend[row["backend"]].append(row)

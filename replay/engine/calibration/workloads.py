@@ -1,17 +1,17 @@
-"""What the scheduler makes of a measured point: the steps behind one TTFT, gap or batch.
+"""Find the engine steps behind a measured point: one TTFT, one gap or one batch.
 
-The engine's own scheduler runs, so chunks, prefix hits and batches are those of the simulator;
-only the price of a step is left open, because that is what a fit looks for.
+The engine's own scheduler runs, so chunks, prefix hits and batches are those of the simulator.
+The duration of a step stays open, because the fit looks for it.
 """
 
 from dataclasses import dataclass, replace
 
-from forebay.replay.engine.calibration.constants import Calibration
 from forebay.replay.engine.calibration.points import Point
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.engine import EngineCore
-from forebay.replay.engine.hardware.models import GpuSpec, ModelSpec
-from forebay.replay.engine.request import Request
+from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
+from forebay.replay.engine.request import EngineRequest
+from forebay.replay.engine.step_constants import Calibration
 from forebay.replay.engine.step_time import StepTimeModel, StepWork
 from forebay.traces.errors import InputError
 
@@ -20,15 +20,20 @@ BLOCK = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
-    """The steps of a point; `longest`: the point is the longest of them, not their sum."""
+class PointSteps:
+    """The steps of a point.
+
+    Attributes:
+        longest: the point is the duration of the longest step, not the sum of all.
+        over_http: the point includes HTTP and tokenisation.
+    """
 
     steps: tuple[StepWork, ...]
     longest: bool = False
     over_http: bool = False
 
     def seconds(self, timing: StepTimeModel) -> float:
-        """What the model says the point should read."""
+        """Return the model's prediction of the point."""
         times = [timing.step_s(work) for work in self.steps]
         if self.longest:
             return max(times)
@@ -36,7 +41,7 @@ class Workload:
 
 
 class _Recorder(StepTimeModel):
-    """Notes every step and calls it instant."""
+    """Records every step; a step takes no time."""
 
     def __init__(self, model: ModelSpec, gpu: GpuSpec) -> None:
         super().__init__(model, gpu)
@@ -47,38 +52,40 @@ class _Recorder(StepTimeModel):
         return 0.0
 
 
-def workload(point: Point, model: ModelSpec, gpu: GpuSpec) -> Workload:
-    """The steps behind `point`; raises InputError when the engine cannot run it."""
+def point_steps(point: Point, model: ModelSpec, gpu: GpuSpec) -> PointSteps:
+    """Return the steps behind `point`; raises InputError when the engine cannot run it."""
     longest = point.prompt_tokens + point.output_tokens
     if longest > model.max_model_len:
         raise InputError(
             f"line {point.line}: {longest:,} tokens; {model.name} holds {model.max_model_len:,}"
         )
     if point.kind in ("itl", "tpot"):
-        return Workload((_decode_step(point),))
+        return PointSteps((_decode_step(point),))
     core, recorder = _core(point, model, gpu)
     if point.kind == "stall":
-        core.add(Request("chat", CHAT_PROMPT, min(CHAT_OUTPUT, model.max_model_len - CHAT_PROMPT)))
+        core.add(
+            EngineRequest("chat", CHAT_PROMPT, min(CHAT_OUTPUT, model.max_model_len - CHAT_PROMPT))
+        )
         while not core.step(0.0).outputs:
             pass
-        upload = Request("upload", point.prompt_tokens, 1)
+        upload = EngineRequest("upload", point.prompt_tokens, 1)
         core.add(upload)
         recorder.steps.clear()
         while not upload.output_tokens:
             core.step(0.0)
-        return Workload(tuple(recorder.steps), longest=True)
+        return PointSteps(tuple(recorder.steps), longest=True)
     hashes = _warm(core, point) if point.cached_tokens else None
     recorder.steps.clear()
     for number in range(point.batch_size):
-        request = Request(f"r{number}", point.prompt_tokens, point.output_tokens, hashes)
+        request = EngineRequest(f"r{number}", point.prompt_tokens, point.output_tokens, hashes)
         core.add(request)
     if point.kind == "ttft":
         while not core.step(0.0).outputs:
             pass
-        return Workload(tuple(recorder.steps), over_http=True)
+        return PointSteps(tuple(recorder.steps), over_http=True)
     while core.has_work:
         core.step(0.0)
-    return Workload(tuple(recorder.steps))
+    return PointSteps(tuple(recorder.steps))
 
 
 def _core(point: Point, model: ModelSpec, gpu: GpuSpec) -> tuple[EngineCore, _Recorder]:
@@ -94,21 +101,21 @@ def _core(point: Point, model: ModelSpec, gpu: GpuSpec) -> tuple[EngineCore, _Re
 
 
 def _warm(core: EngineCore, point: Point) -> list[int]:
-    """Put the cached part of the prompt into the prefix cache; the hashes that find it again."""
+    """Put the cached part of the prompt into the prefix cache; return its block hashes."""
     hashes = list(range(1, point.cached_tokens // BLOCK + 1))
-    core.add(Request("warm", max(1, point.cached_tokens), 1, list(hashes)))
+    core.add(EngineRequest("warm", max(1, point.cached_tokens), 1, list(hashes)))
     while core.has_work:
         core.step(0.0)
     return hashes
 
 
 def _decode_step(point: Point) -> StepWork:
-    """The mean decode step: its time is linear in the context, so it has the mean context."""
+    """Return the mean decode step: a step's time is linear in its context."""
     batch = point.batch_size
     context = batch * (point.prompt_tokens + point.output_tokens / 2)
     return StepWork(batch, batch, batch, decode_context=round(context))
 
 
-def predicted_s(work: Workload, model: ModelSpec, gpu: GpuSpec, constants: Calibration) -> float:
-    """Seconds of `work` under `constants`."""
+def predicted_s(work: PointSteps, model: ModelSpec, gpu: GpuSpec, constants: Calibration) -> float:
+    """Return the seconds of `work` under `constants`."""
     return work.seconds(StepTimeModel(model, gpu, constants))

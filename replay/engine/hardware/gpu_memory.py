@@ -1,23 +1,21 @@
-"""How much memory GPUs have, as the CUDA runtime reports it, and vLLM's defaults that follow.
+"""Memory of GPUs as the CUDA runtime reports it, and vLLM's defaults that follow from it.
 
-That is all the KV-cache arithmetic needs of a GPU; how fast it is stands in `models.py`, for the
-few whose speed is known.
+The KV-cache arithmetic needs nothing else of a GPU. `specs.py` has the speed of the few GPUs for
+which it is known.
 """
 
 import re
 from dataclasses import dataclass
 
-from forebay.replay.engine.hardware.models import GIB, H200_NVL, H200_SXM
+from forebay.replay.engine.hardware.specs import GIB, H200_NVL, H200_SXM
 from forebay.traces.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
 class GpuMemory:
-    """Memory of one GPU in GiB, less than its name says: the driver keeps some (ECC, page tables).
+    """Memory of one GPU in GiB: less than its name says, because the driver keeps some of it.
 
-    Attributes:
-        batched_tokens, sequences: vLLM's API server's defaults of max_num_batched_tokens and
-            max_num_seqs on it.
+    The driver needs memory for ECC and page tables.
     """
 
     name: str
@@ -25,13 +23,15 @@ class GpuMemory:
 
     @property
     def batched_tokens(self) -> int:
-        # vLLM 0.32, `EngineArgs.get_batch_defaults`; the A100 is named there (vllm#17885).
+        """Return the API server's default of max_num_batched_tokens."""
+        # vLLM 0.32, `EngineArgs.get_batch_defaults`; the A100 is an exception there (vllm#17885).
         if self.gib >= 160:
             return 16384
         return 8192 if self._large else 2048
 
     @property
     def sequences(self) -> int:
+        """Return the API server's default of max_num_seqs."""
         return 1024 if self._large else 256
 
     @property
@@ -43,12 +43,12 @@ GPUS = (
     GpuMemory(H200_SXM.name, H200_SXM.memory_gib),
     GpuMemory(H200_NVL.name, H200_NVL.memory_gib),
     GpuMemory("b200", 178.35),  # torch's out-of-memory messages; 182,631 MiB in its properties
-    GpuMemory("h100-80gb", 79.18),  # llm-d-benchmark's start-up logs; others say 79.10 to 79.33
-    GpuMemory("a100-80gb", 79.15),  # torch's out-of-memory messages say 79.14 to 79.35
+    GpuMemory("h100-80gb", 79.18),  # llm-d-benchmark's start-up logs; other logs: 79.10 to 79.33
+    GpuMemory("a100-80gb", 79.15),  # torch's out-of-memory messages: 79.14 to 79.35
     GpuMemory("a100-40gb", 39.5),  # start-up log in vllm-project/vllm#12330
-    GpuMemory("l40s", 45_589 / 1024),  # MiB that torch's device properties say
+    GpuMemory("l40s", 45_589 / 1024),  # MiB from torch's device properties
     GpuMemory("rtx-pro-6000", 101_976_440_832 / GIB),  # LLMServingSim, meta.json of Llama-3.1-8B
-    GpuMemory("rtx-4090", 25_250_627_584 / GIB),  # the same
+    GpuMemory("rtx-4090", 25_250_627_584 / GIB),  # LLMServingSim too
     GpuMemory("rtx-3090", 23.58),  # start-up logs in vllm-project/vllm#10517
 )
 _BY_NAME = {re.sub(r"[^a-z0-9]|rtx|gb", "", gpu.name): gpu for gpu in GPUS}
@@ -56,11 +56,11 @@ _OTHER_NAMES = {"h200": "h200sxm", "h100": "h10080", "a100": "a10080"}
 
 
 def find_gpu_memory(name: str) -> GpuMemory:
-    """The GPU called `name`, forgivingly; raises InputError that lists the known ones."""
+    """Find the GPU called `name`, spelled loosely; raises InputError that lists the known ones."""
     plain = re.sub(r"[^a-z0-9]", "", name.lower())
     plain = re.sub(r"nvidia|tesla|geforce|rtx|gb|hbm3e?|blackwell|serveredition", "", plain)
     plain = plain.replace("sxm4", "sxm").replace("sxm5", "sxm")
-    shorter = plain.replace("sxm", "").replace("pcie", "")  # one memory size whatever the form
+    shorter = plain.replace("sxm", "").replace("pcie", "")  # both forms have the same memory
     for one in (plain, shorter, _OTHER_NAMES.get(shorter, "")):
         if one in _BY_NAME:
             return _BY_NAME[one]

@@ -1,7 +1,4 @@
-"""GPUs that are not built in, from a data sheet as JSON.
-
-Read once a process: options are checked often.
-"""
+"""Read the data sheet of a GPU from a JSON file."""
 
 import math
 from dataclasses import fields
@@ -9,13 +6,13 @@ from functools import lru_cache
 from pathlib import Path
 
 from forebay.replay.engine.hardware.hf_fields import read_object
-from forebay.replay.engine.hardware.models import GpuSpec
+from forebay.replay.engine.hardware.specs import GpuSpec
 from forebay.traces.errors import InputError
 
 
-@lru_cache(16)
+@lru_cache(16)  # options are checked often
 def read_gpu(path: Path) -> GpuSpec:
-    """A data sheet: the fields of `GpuSpec` as a JSON object; raises InputError."""
+    """Read the fields of `GpuSpec` from a JSON object; raises InputError."""
     body = read_object(path)
     wanted = [field.name for field in fields(GpuSpec)]
     for key in body:

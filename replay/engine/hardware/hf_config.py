@@ -1,4 +1,4 @@
-"""Read a Hugging Face `config.json` into what the KV-cache arithmetic needs of a model."""
+"""Read a model's sizes from its Hugging Face `config.json`."""
 
 import math
 from pathlib import Path
@@ -11,18 +11,18 @@ from forebay.replay.engine.hardware.hf_weights import (
     weight_bytes,
 )
 from forebay.replay.engine.hardware.kv_layout import ModelShape
-from forebay.replay.engine.hardware.models import GIB
+from forebay.replay.engine.hardware.specs import GIB
 from forebay.traces.errors import InputError
 
 _PATTERNS = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6}
-"""Every n-th layer of these attends to the whole context, where the configuration does not say."""
+"""Where the configuration does not say it, every n-th layer attends to the whole context."""
 
 
 def read_shape(path: Path, weights_gib: float | None = None) -> ModelShape:
-    """The model in `path`, a config.json or a folder that holds one.
+    """Read the model in `path`, a config.json or a folder with one.
 
     Args:
-        weights_gib: size of all weights where it is known better than the files say.
+        weights_gib: size of all weights; None: as the files say.
 
     Raises:
         InputError: naming the file, and the field that is missing or cannot be used.
@@ -58,17 +58,17 @@ def read_shape(path: Path, weights_gib: float | None = None) -> ModelShape:
 
 
 def _name(fields: Fields, path: Path) -> str:
-    said = fields.get("_name_or_path")
-    if isinstance(said, str) and said:
-        return said.rstrip("/").rsplit("/", 1)[-1]
+    given = fields.get("_name_or_path")
+    if isinstance(given, str) and given:
+        return given.rstrip("/").rsplit("/", 1)[-1]
     folder = path if path.is_dir() else path.parent
     return folder.resolve().name
 
 
 def _head_dim(fields: Fields, heads: int, latent: int) -> int:
-    said = fields.whole("head_dim")
-    if said:
-        return said
+    given = fields.whole("head_dim")
+    if given:
+        return given
     hidden = fields.needed("hidden_size")
     if hidden % heads and not latent:
         raise InputError(
@@ -79,14 +79,14 @@ def _head_dim(fields: Fields, heads: int, latent: int) -> int:
 
 
 def _kv_heads(fields: Fields, heads: int) -> int:
-    said = fields.whole("num_key_value_heads", "num_kv_heads")
-    if said:
-        return said
+    given = fields.whole("num_key_value_heads", "num_kv_heads")
+    if given:
+        return given
     return 1 if fields.get("multi_query") else heads
 
 
 def _width(fields: Fields, layers: int) -> int:
-    """MLP width that one token passes through in the widest layer."""
+    """Return the MLP width of one token in the widest layer."""
     sparse = sparse_layers(fields, layers)
     widths = []
     if sparse:
@@ -98,12 +98,12 @@ def _width(fields: Fields, layers: int) -> int:
 
 
 def _max_model_len(fields: Fields) -> int:
-    """max_position_embeddings, or what YaRN stretches it to, as vLLM reckons."""
-    said = fields.needed("max_position_embeddings", "max_sequence_length", "seq_length")
+    """Return max_position_embeddings, or the length that YaRN stretches it to, as vLLM does."""
+    given = fields.needed("max_position_embeddings", "max_sequence_length", "seq_length")
     rope = fields.section("rope_scaling") or fields.section("rope_parameters")
     original, factor = rope.get("original_max_position_embeddings"), rope.get("factor")
     if rope.get("rope_type", rope.get("type")) != "yarn" or original is None or factor is None:
-        return said
+        return given
     if not isinstance(original, int) or not isinstance(factor, int | float) or factor <= 0:
         raise InputError(
             f"{fields.path}: rope_scaling: original_max_position_embeddings {original!r} and "
@@ -113,7 +113,7 @@ def _max_model_len(fields: Fields) -> int:
 
 
 def _sliding(fields: Fields, layers: int, longest: int) -> tuple[int, int]:
-    """Window in tokens, and how many layers keep only that; (0, 0) where none does."""
+    """Return the window in tokens and the number of sliding layers; (0, 0) without any."""
     types = fields.listed("layer_types")
     if types is not None:
         _check_types(fields, types, layers)
@@ -132,7 +132,7 @@ def _sliding(fields: Fields, layers: int, longest: int) -> tuple[int, int]:
 
 
 def _check_types(fields: Fields, types: list[object], layers: int) -> None:
-    # vLLM keeps chunked attention (Llama 4) whole unless told otherwise.
+    # By default vLLM caches the whole context of chunked attention (Llama 4).
     known = ("full_attention", "sliding_attention", "chunked_attention")
     strange = next((one for one in types if one not in known), None)
     if strange is not None:

@@ -1,4 +1,4 @@
-"""Fields of a Hugging Face `config.json`, looked up strictly: a wrong one is named."""
+"""Look up fields of a Hugging Face `config.json`; a wrong field is named in the error."""
 
 import json
 from pathlib import Path
@@ -8,9 +8,9 @@ from forebay.traces.errors import InputError
 
 
 class Fields:
-    """One model's configuration: the text part of it where there are several.
+    """The configuration of one model, or of the text part of a multi-modal model.
 
-    A field is looked for in `text_config` first and at the top after that, because checkpoints
+    A field is looked up in `text_config` first and at the top after that, because checkpoints
     differ in where they keep `tie_word_embeddings`, `quantization_config` and the like.
     """
 
@@ -22,7 +22,7 @@ class Fields:
         self._parts = (text, top) if text else (top,)
 
     def get(self, *names: str) -> Any:
-        """The first of `names` that is there and not null, else None."""
+        """Return the first of `names` that exists and is not null, else None."""
         for part in self._parts:
             for name in names:
                 if part.get(name) is not None:
@@ -30,7 +30,7 @@ class Fields:
         return None
 
     def whole(self, *names: str) -> int | None:
-        """The same, as a whole number of 0 or more; raises InputError for anything else."""
+        """Return the first of `names` as a whole number, 0 or more; raises InputError otherwise."""
         value = self.get(*names)
         if value is None:
             return None
@@ -39,7 +39,7 @@ class Fields:
         return value
 
     def needed(self, *names: str) -> int:
-        """The same, 1 or more; raises InputError where it is missing."""
+        """Return a whole number of 1 or more; raises InputError where it is missing."""
         value = self.whole(*names)
         if not value:
             missing = "missing" if value is None else "0"
@@ -56,7 +56,7 @@ class Fields:
         return value
 
     def section(self, name: str) -> dict[str, Any]:
-        """An object in it; empty where there is none."""
+        """Return an object of the configuration; empty where there is none."""
         value = self.get(name)
         if value is None:
             return {}
@@ -70,7 +70,7 @@ class Fields:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`; raises InputError that names the file."""
+    """Read the JSON object in `path`; raises InputError that names the file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -1,25 +1,25 @@
-"""A model to simulate from a Hugging Face `config.json`: dense decoders in 16 bits only."""
+"""Read a model to simulate from a Hugging Face `config.json`: a dense decoder in 16 bits."""
 
 from functools import lru_cache
 from pathlib import Path
 
 from forebay.replay.engine.hardware.hf_config import read_shape
-from forebay.replay.engine.hardware.models import ModelSpec
+from forebay.replay.engine.hardware.specs import ModelSpec
 from forebay.traces.errors import InputError
 
 _NEAR = 0.05
-"""Weights may differ from the count of their matrices by norms, biases and the like."""
+"""Allowed relative difference between all weights and the matrices: norms, biases and the like."""
 
 
 def is_config(name: str) -> bool:
-    """Whether `name` is a config.json, or the folder of one, rather than a model's name."""
+    """Return True if `name` is a config.json or its folder, and not a model's name."""
     path = Path(name)
     return path.suffix == ".json" or (path / "config.json").is_file()
 
 
 @lru_cache(16)
 def read_model(name: str) -> ModelSpec:
-    """The model in a config.json; raises InputError for one whose steps cannot be priced."""
+    """Read a config.json; raises InputError for a model without known step times."""
     path = Path(name)
     if not path.exists():
         raise InputError(f"--model {name}: no such file")

@@ -1,10 +1,11 @@
-"""How large a model's weights are: from its checkpoint's index, else counted from the shapes.
+"""Find the size of a model's weights: in its checkpoint's index, else counted from the shapes.
 
-The count follows the layers of the public model classes (Llama, Mistral, Qwen, Gemma, Phi-3,
-Mixtral, DeepSeek and what is built like them); small tensors of rarer families are left out.
+The count follows the layers of the public model classes: Llama, Mistral, Qwen, Gemma, Phi-3,
+Mixtral, DeepSeek and similar ones. Small tensors of rarer families are left out.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from forebay.replay.engine.hardware.hf_fields import Fields, read_object
 from forebay.traces.errors import InputError
@@ -13,12 +14,16 @@ INDEX = "model.safetensors.index.json"
 _UNGATED = {"falcon", "gpt_bigcode", "gpt_neox", "nemotron", "opt", "phi", "starcoder2"}
 _FOUR_NORMS = {"gemma2", "gemma3", "gemma3_text"}
 _HEAD_NORMS = {"gemma3", "gemma3_text", "qwen3", "qwen3_moe"}
-_TIED_UNLESS_SAID = {"gemma", "gemma2", "gemma3", "gemma3_text", "cohere", "cohere2", "falcon"}
+_TIED_BY_DEFAULT = {"gemma", "gemma2", "gemma3", "gemma3_text", "cohere", "cohere2", "falcon"}
+_GROUPED = ("awq", "gptq", "compressed-tensors")  # quantised with one scale for a group of weights
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterCount:
-    """Parameters by what quantisation does to them: it leaves embeddings, head and norms alone."""
+    """Parameters by kind; quantisation changes `experts` and `linear`.
+
+    `rest` are embeddings, head and norms.
+    """
 
     experts: int
     linear: int
@@ -30,10 +35,11 @@ class ParameterCount:
 
 
 def weight_bytes(fields: Fields, head_dim: int, kv_heads: int) -> tuple[int, str]:
-    """Bytes of the weights as served in 16 bits or as quantised, and where the number comes from.
+    """Return the bytes of the weights as served, and the source of the number.
 
-    `model.safetensors.index.json` beside the configuration is believed; a 32-bit checkpoint is
-    halved, as vLLM loads it in 16 bits. Raises InputError where neither can be had.
+    The size is that of `model.safetensors.index.json` beside the configuration, if it exists. A
+    32-bit checkpoint is halved, as vLLM loads it in 16 bits. Raises InputError where the size is
+    unknown.
     """
     index = fields.path.parent / INDEX
     if index.exists():
@@ -46,14 +52,14 @@ def weight_bytes(fields: Fields, head_dim: int, kv_heads: int) -> tuple[int, str
     count = count_parameters(fields, head_dim, kv_heads)
     expert_bits, linear_bits = _bits(fields)
     size = (count.experts * expert_bits + count.linear * linear_bits + count.rest * 16) / 8
-    told = f"{count.total:,} parameters counted from config.json"
+    source = f"{count.total:,} parameters counted from config.json"
     if linear_bits != 16 or expert_bits != 16:
-        told += f", quantised to {min(linear_bits, expert_bits):g} bits"
-    return int(size), told
+        source += f", quantised to {min(linear_bits, expert_bits):g} bits"
+    return int(size), source
 
 
 def count_parameters(fields: Fields, head_dim: int, kv_heads: int) -> ParameterCount:
-    """Parameters of a dense or mixture-of-experts decoder; raises InputError for missing sizes."""
+    """Count a dense or mixture-of-experts decoder; raises InputError for missing sizes."""
     layers, hidden = fields.needed("num_hidden_layers"), fields.needed("hidden_size")
     kind = fields.model_type
     attention, small = _attention(fields, head_dim, kv_heads)
@@ -72,7 +78,7 @@ def count_parameters(fields: Fields, head_dim: int, kv_heads: int) -> ParameterC
         linear += (layers - sparse) * matrices * hidden * ffn
     tied = fields.get("tie_word_embeddings")
     if tied is None:
-        tied = kind in _TIED_UNLESS_SAID
+        tied = kind in _TIED_BY_DEFAULT
     vocabulary = fields.needed("vocab_size") * hidden * (1 if tied else 2)
     rest = vocabulary + layers * (norms + small) + routers + hidden
     return ParameterCount(experts, linear + layers * attention, rest)
@@ -82,7 +88,7 @@ EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts")
 
 
 def sparse_layers(fields: Fields, layers: int) -> int:
-    """Layers whose MLP is a mixture of experts."""
+    """Count the layers whose MLP is a mixture of experts."""
     if not fields.whole(*EXPERTS):
         return 0
     first = fields.whole("first_k_dense_replace") or 0
@@ -97,7 +103,7 @@ def expert_width(fields: Fields) -> int:
 
 
 def shared_width(fields: Fields) -> int:
-    """MLP width of the experts that every token passes through."""
+    """Return the MLP width of the experts that every token passes through."""
     shared = fields.whole("n_shared_experts")
     if shared:
         return shared * expert_width(fields)
@@ -105,7 +111,7 @@ def shared_width(fields: Fields) -> int:
 
 
 def _attention(fields: Fields, head_dim: int, kv_heads: int) -> tuple[int, int]:
-    """Parameters of one layer's attention: matrices, and biases and norms."""
+    """Count the parameters of one layer's attention: matrices, and biases with norms."""
     hidden, heads = fields.needed("hidden_size"), fields.needed("num_attention_heads")
     rank = fields.whole("kv_lora_rank")
     if rank:
@@ -125,7 +131,7 @@ def _attention(fields: Fields, head_dim: int, kv_heads: int) -> tuple[int, int]:
 
 
 def _bits(fields: Fields) -> tuple[float, float]:
-    """Bits of one weight of the experts and of the other matrices, scales included."""
+    """Return the bits of one weight, scales included: of the experts, of the other matrices."""
     config = fields.section("quantization_config")
     if not config:
         return 16, 16
@@ -134,17 +140,21 @@ def _bits(fields: Fields) -> tuple[float, float]:
         return 8, 8
     if method == "mxfp4":  # gpt-oss: experts only, one 8-bit scale for 32 weights
         return 4 + 8 / 32, 16
-    groups = config.get("config_groups")
-    first = next(iter(groups.values()), None) if isinstance(groups, dict) else None
-    chosen = first.get("weights") if isinstance(first, dict) else config
-    known = method in ("awq", "gptq", "compressed-tensors") and isinstance(chosen, dict)
-    bits = chosen.get("bits", chosen.get("num_bits")) if known and chosen else None
+    section = _quantised_weights(config) if method in _GROUPED else {}
+    bits = section.get("bits", section.get("num_bits"))
     if isinstance(bits, bool) or not isinstance(bits, int) or not 1 < bits <= 16:
         raise InputError(
             f"{fields.path}: quantization_config.quant_method {method!r}: size of the weights "
             f"unknown; put {INDEX} beside it or give --weights-gib"
         )
-    size = chosen.get("group_size") if chosen else None
-    grouped = isinstance(size, int) and size > 0
-    both = bits + ((16 + bits) / size if grouped and size else 0)
-    return both, both
+    size = section.get("group_size")
+    scales = (16 + bits) / size if isinstance(size, int) and size > 0 else 0
+    return bits + scales, bits + scales
+
+
+def _quantised_weights(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the section that describes weights: the first group's, or the whole configuration."""
+    groups = config.get("config_groups")
+    first = next(iter(groups.values()), None) if isinstance(groups, dict) else None
+    weights = first.get("weights") if isinstance(first, dict) else config
+    return weights if isinstance(weights, dict) else {}

@@ -1,30 +1,31 @@
-"""What a model keeps of every token: bytes a layer, blocks that layers share, a request's blocks.
+"""Compute the KV cache of a model: bytes of a token, layout in blocks, blocks of a request.
 
-The one place for these formulas; the simulated engine and `forebay kv` both use it. Sizes are per
-GPU. Nothing here knows how much memory there is.
+The simulated engine and `forebay kv` both use these formulas. Sizes are per GPU. Nothing here
+knows how much memory there is.
 """
 
 import math
 from dataclasses import dataclass
 
 LATENT_PADDING = 128
-"""vLLM 0.7's Triton kernel stored MLA rows padded to a multiple of this: 576 numbers became 640
-(a start-up log of DeepSeek-R1 on 8 H200 with 0.7 holds 18,418 blocks, 10 % less than unpadded)."""
+"""vLLM 0.7's Triton kernel padded MLA rows to a multiple of this: 576 numbers became 640 (a
+start-up log of DeepSeek-R1 on 8 H200 with 0.7 has 18,418 blocks, 10 % fewer than unpadded)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What the memory of a served decoder depends on; sizes as in its `config.json`.
+    """Sizes that the memory of a served decoder depends on, as in its `config.json`.
 
     Attributes:
         layers: attention layers, sliding ones included.
-        ffn: MLP width that one token passes through (mixture of experts: of all it is sent to).
-        weight_bytes: of the whole model as served, before tensor parallelism.
+        ffn: MLP width of one token; with a mixture of experts, of all its experts together.
+        weight_bytes: bytes of the whole model as served, before tensor parallelism.
         max_model_len: longest context, tokens.
         sliding_layers: how many of the layers keep only a window of the context.
         sliding_window: tokens of that window.
-        latent: numbers a token and layer of multi-head latent attention (MLA) keeps; 0: not MLA.
-        weights_source: where weight_bytes comes from, for people.
+        latent: cached numbers for each token and layer of multi-head latent attention (MLA); 0:
+            not MLA.
+        weights_source: source of weight_bytes, as text.
     """
 
     name: str
@@ -44,7 +45,7 @@ class ModelShape:
 
     @property
     def attention(self) -> str:
-        """MHA, GQA, MQA or MLA."""
+        """Return the kind of attention: MHA, GQA, MQA or MLA."""
         if self.latent:
             return "MLA"
         if self.kv_heads == self.heads:
@@ -54,12 +55,12 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class KvOptions:
-    """How the cache is stored.
+    """Options of vLLM that change how the cache is stored.
 
     Attributes:
-        value_bytes: of one cached number: 2, or 1 with fp8.
+        value_bytes: bytes of one cached number: 2, or 1 with fp8.
         draft_layers: layers that a draft head adds (EAGLE: 1).
-        pad_latent: MLA rows padded as vLLM 0.7 does.
+        pad_latent: pad MLA rows as vLLM 0.7 does.
     """
 
     block_size: int = 16
@@ -71,10 +72,11 @@ class KvOptions:
 
 
 def layer_bytes(shape: ModelShape, options: KvOptions | None = None) -> int:
-    """KV-cache bytes of one token in one layer on one GPU.
+    """Return the KV-cache bytes of one token in one layer on one GPU.
 
-    Keys and values of the KV heads that lie on a GPU (at least one: heads are replicated when there
-    are fewer than GPUs); MLA keeps one latent row (kv_lora_rank + qk_rope_head_dim) on every GPU.
+    A GPU caches keys and values of its share of the KV heads, and of at least one: with fewer heads
+    than GPUs, heads are replicated. MLA keeps one latent row (kv_lora_rank + qk_rope_head_dim) on
+    every GPU.
     """
     chosen = options or KvOptions()
     if shape.latent:
@@ -88,14 +90,14 @@ def layer_bytes(shape: ModelShape, options: KvOptions | None = None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """How vLLM lays a model's layers out in blocks.
+    """The layout of a model's layers in vLLM's KV blocks.
 
-    Layers of one kind share a block; with two kinds (full and sliding) both are cut into groups of
-    the same number of layers, the last padded, and every group takes blocks of its own from one
-    pool (vLLM 0.11, `kv_cache_utils.py`).
+    Layers of one kind share a block. With two kinds (full and sliding), both are divided into
+    groups of the same number of layers, the last one padded. Every group takes its own blocks from
+    one pool (vLLM 0.11, `kv_cache_utils.py`).
 
     Attributes:
-        group_layers: layers whose keys and values of `block_size` tokens one block holds.
+        group_layers: layers that share a block of `block_size` tokens.
         full_groups, sliding_groups: groups of layers; a request needs blocks for each.
         window_tokens: most tokens a sliding layer holds: window - 1 + max_num_batched_tokens.
     """
@@ -110,12 +112,12 @@ class KvLayout:
 
     @property
     def bytes_per_token(self) -> int:
-        """Of one token in all layers, while it is inside every window."""
+        """Return the bytes of one token in all layers, while it is inside every window."""
         return self.layers * self.layer_bytes
 
     @property
     def one_kind(self) -> bool:
-        """Whether all layers keep the same tokens, the whole context."""
+        """Return True if all layers keep the whole context."""
         return self.full_groups == 1 and not self.sliding_groups
 
     @property
@@ -127,7 +129,10 @@ class KvLayout:
         return math.floor(pool_bytes / self.block_bytes)
 
     def request_blocks(self, tokens: int) -> int:
-        """Blocks one request of `tokens` holds; a window adds one, as it need not start on one."""
+        """Return the blocks of one request of `tokens`.
+
+        A window needs one more, because it need not start at the start of a block.
+        """
         blocks = self.full_groups * math.ceil(tokens / self.block_size)
         if self.sliding_groups:
             held = math.ceil(min(tokens, self.window_tokens) / self.block_size) + 1
@@ -135,7 +140,7 @@ class KvLayout:
         return blocks
 
     def longest(self, blocks: int, limit: int) -> int:
-        """Longest request, tokens, that `blocks` hold: `limit`, or whole blocks below it."""
+        """Return the longest request, tokens, that fits: `limit`, or whole blocks below it."""
         if self.request_blocks(limit) <= blocks:
             return limit
         low, high = 0, limit // self.block_size
@@ -149,12 +154,12 @@ class KvLayout:
 
 
 def kv_layout(shape: ModelShape, options: KvOptions) -> KvLayout:
-    """How `shape` is laid out with `options`."""
+    """Return the layout of `shape` with `options`."""
     full = shape.layers - shape.sliding_layers + options.draft_layers
     sliding = shape.sliding_layers
     if full and sliding:
         group = min(full, sliding)
-        if max(full, sliding) < 1.25 * group:  # vLLM: rather pad a little than make a third group
+        if max(full, sliding) < 1.25 * group:  # vLLM prefers a little padding to a third group
             group = max(full, sliding)
     else:
         group = full + sliding

@@ -1,4 +1,4 @@
-"""How vLLM divides a GPU's memory: weights, activations, what lies outside torch, KV cache.
+"""Divide a GPU's memory as vLLM does: weights, activations, memory outside torch, KV cache.
 
 vLLM measures these with a dry run at start-up; here they follow from sizes and options. The
 simulated engine takes its number of blocks from here, and `forebay kv` prints the budget.
@@ -8,14 +8,14 @@ import math
 from dataclasses import dataclass
 
 from forebay.replay.engine.hardware.kv_layout import KvLayout, KvOptions, ModelShape, kv_layout
-from forebay.replay.engine.hardware.models import GIB, GpuSpec, ModelSpec
+from forebay.replay.engine.hardware.specs import GIB, GpuSpec, ModelSpec
 
 NON_TORCH_GIB = 0.13
-"""Memory the driver and libraries take outside the allocator on one GPU (vLLM start-up logs)."""
+"""Memory of driver and libraries outside torch's allocator, on one GPU (vLLM start-up logs)."""
 NON_TORCH_PARALLEL_GIB = 0.55
-"""The same with tensor parallelism: NCCL's buffers (start-up logs with two H100)."""
+"""Memory outside torch with tensor parallelism: NCCL's buffers (start-up logs, two H100)."""
 SAMPLER_BYTES_PER_LOGIT = 38.5
-"""Peak activation of the sampler, bytes for each of max_num_seqs x vocab (seven start-up logs of
+"""Peak activation of the sampler: bytes for each of max_num_seqs x vocab (seven start-up logs of
 text models, vLLM 0.11 on H100, published by llm-d-benchmark)."""
 ACTIVATION_BYTES = 2
 """Activations are 16 bits wide, also where weights are quantised."""
@@ -27,7 +27,7 @@ class MemoryOptions:
 
     Attributes:
         non_torch_gib: None takes NON_TORCH_GIB, or NON_TORCH_PARALLEL_GIB with several GPUs.
-        cuda_graph_gib: vLLM 0.21 and later also sets an estimate for CUDA graphs aside.
+        cuda_graph_gib: estimate for CUDA graphs, which vLLM 0.21 and later subtracts.
     """
 
     kv: KvOptions
@@ -39,10 +39,10 @@ class MemoryOptions:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """One GPU's memory, bytes; `pool` is what is left for the KV cache and may be negative.
+    """One GPU's memory in bytes; `pool`, the rest for the KV cache, may be negative.
 
     Attributes:
-        blocks: of KV cache, the null block included; may be 0 or negative.
+        blocks: KV blocks, the null block included; may be 0 or negative.
     """
 
     total: float
@@ -56,7 +56,7 @@ class MemoryBudget:
 
     @property
     def taken(self) -> float:
-        """Everything that is not KV cache."""
+        """Return the bytes of everything but the KV cache."""
         return self.weights + self.activation + self.non_torch + self.cuda_graphs
 
     @property
@@ -64,37 +64,40 @@ class MemoryBudget:
         return self.requested - self.taken
 
     def concurrency(self, tokens: int) -> float:
-        """Requests of `tokens` that fit at once, as vLLM prints it ("Maximum concurrency")."""
+        """Return vLLM's "Maximum concurrency": how many requests of `tokens` fit at once."""
         return self.blocks / self.layout.request_blocks(tokens)
 
     def whole_requests(self, tokens: int) -> int:
-        """The same in whole requests; one block is the null block and holds nothing."""
+        """Return how many whole requests fit; the null block holds nothing."""
         return max(0, self.blocks - 1) // self.layout.request_blocks(tokens)
 
     def pool_tokens(self, max_model_len: int) -> int:
-        """Tokens the pool holds; with sliding layers as vLLM says it, at `max_model_len`."""
+        """Return the tokens the pool holds; with sliding layers as vLLM, at `max_model_len`."""
         if self.layout.one_kind:
             return self.blocks * self.layout.block_size
         return int(self.concurrency(max_model_len) * max_model_len)
 
     def longest(self, max_model_len: int) -> int:
-        """Longest single request that fits, tokens, at most `max_model_len`."""
+        """Return the longest single request that fits, tokens, at most `max_model_len`."""
         return self.layout.longest(max(0, self.blocks - 1), max_model_len)
 
     def least_utilization(self, tokens: int) -> float:
-        """Smallest gpu_memory_utilization, in hundredths, with which one such request fits.
+        """Return the smallest gpu_memory_utilization, in hundredths, for a request of `tokens`.
 
-        More than 1 where it cannot fit on this GPU.
+        The result is above 1 if the request cannot fit on this GPU.
         """
         needed = (self.layout.request_blocks(tokens) + 1) * self.layout.block_bytes
         return math.ceil((self.taken + needed) / self.total * 100 - 1e-9) / 100
 
 
 def memory_budget(shape: ModelShape, memory_gib: float, options: MemoryOptions) -> MemoryBudget:
-    """The budget of one of `tensor_parallel` GPUs with `memory_gib` as the runtime reports it.
+    """Compute the budget of one of `tensor_parallel` GPUs.
 
     Activations peak in the widest MLP step of a full batch (gate, up and their product, and three
     copies of the hidden state) or in the sampler's logits of a full batch of sequences.
+
+    Args:
+        memory_gib: total memory as the runtime reports it.
     """
     parallel = options.kv.tensor_parallel
     per_token = 3 * shape.ffn / parallel + 3 * shape.hidden
@@ -130,7 +133,7 @@ def pool_blocks(
     max_num_batched_tokens: int = 8192,
     max_num_seqs: int = 1024,
 ) -> int:
-    """Blocks of KV cache that fit beside weights and activations; may be 0 or negative."""
+    """Return the KV blocks that fit beside weights and activations; may be 0 or negative."""
     options = MemoryOptions(
         KvOptions(block_size=block_size, max_num_batched_tokens=max_num_batched_tokens),
         gpu_memory_utilization=gpu_memory_utilization,

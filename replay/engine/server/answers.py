@@ -1,7 +1,7 @@
-"""The JSON of answers, chunk by chunk, in vLLM 0.32's field order.
+"""Build the JSON of answers, chunk by chunk, in vLLM 0.32's field order.
 
-Generated text is plain ASCII words, so a chunk is bytes around a word: made once a request, not
-encoded once a token.
+Generated text is plain ASCII words, so a chunk is bytes around a word. These bytes are made once
+for each request and not encoded again for each token.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import orjson
 
 from forebay.replay.engine.server.protocol import Call
-from forebay.replay.engine.server.tokenizer import Generation
+from forebay.replay.engine.tokenizer import Generation
 
 FINGERPRINT = b'"system_fingerprint":"vllm-0.32.0-simulated"'
 DONE = b"data: [DONE]\n\n"
@@ -17,7 +17,7 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True, slots=True)
 class AnswerText:
-    """Text of tokens: the end-of-text token of a "stop" is counted and shows nothing."""
+    """The text of tokens; the end-of-text token of a "stop" counts, but has no text."""
 
     generation: Generation
 
@@ -33,7 +33,7 @@ class Chunks:
     def __init__(
         self, call: Call, answer_id: str, created: int, model: str, whole_blocks: int
     ) -> None:
-        """`whole_blocks`: tokens of the prompt that fill blocks which others can hit."""
+        """Create the chunks; `whole_blocks` are the prompt's tokens in full, cacheable blocks."""
         self._call = call
         self._whole_blocks = whole_blocks
         kind = b"chat.completion.chunk" if call.chat else b"text_completion"
@@ -55,7 +55,7 @@ class Chunks:
             )
 
     def role(self) -> bytes:
-        """The empty first delta of a chat, sent when the first token is ready."""
+        """Return the empty first delta of a chat, sent when the first token is ready."""
         return (
             self._head
             + b'"choices":[{"index":0,"delta":{"role":"assistant","content":""},'
@@ -65,11 +65,11 @@ class Chunks:
         )
 
     def tokens(self, text: bytes, produced: int) -> bytes:
-        """Some tokens that are not the last."""
+        """Return the chunk of some tokens before the last."""
         return self.before + text + self.after + self._running_usage(produced) + b"}\n\n"
 
     def last(self, text: bytes, produced: int, reason: str) -> bytes:
-        """The chunk that says why it ends."""
+        """Return the last chunk, which has the finish reason."""
         if self._call.chat:
             after = b'"},"logprobs":null,"finish_reason":"%b","stop_reason":null,"token_ids":null}]'
         else:
@@ -81,7 +81,7 @@ class Chunks:
         return self.before + text + after % reason.encode() + self._running_usage(produced) + tail
 
     def usage(self, produced: int, cached: int) -> bytes:
-        """The closing usage chunk, empty unless asked for."""
+        """Return the closing usage chunk; empty unless the client asked for it."""
         if not self._call.include_usage:
             return b""
         details = b'{"cached_tokens":%d%b}' % (
@@ -116,7 +116,7 @@ def whole_answer(
     reason: str,
     whole_blocks: int,
 ) -> bytes:
-    """The body of an answer that is not streamed; `whole_blocks` as in `Chunks`."""
+    """Return the body of an answer that is not streamed; `whole_blocks` as in `Chunks`."""
     head = b'{"id":%b,"object":"%b","created":%d,"model":%b,"choices":[{"index":0,' % (
         orjson.dumps(answer_id),
         b"chat.completion" if call.chat else b"text_completion",

@@ -1,24 +1,34 @@
-"""Errors of the OpenAI-compatible API in the words recorded from vLLM 0.32."""
+"""Errors of the OpenAI-compatible API, with the messages recorded from vLLM 0.32."""
 
 import json
 from typing import Any
 
 import orjson
 
-QUEUE_FULL = (
-    "The engine is currently busy and cannot accept new requests. "
-    "Please try again later or on a different instance."
-)
-BACKLOG_FULL = (
-    "The engine has reached its prefill token backlog limit. "
-    "Please try again later or on a different instance."
-)
-ENGINE_DEAD = "EngineCore encountered an issue. See stack trace (above) for the root cause."
-SHUTTING_DOWN = "cannot schedule new futures after shutdown"
+from forebay.replay.engine.loop import Unavailable
+
+_UNAVAILABLE = {
+    Unavailable.QUEUE_FULL: (
+        503,
+        "The engine is currently busy and cannot accept new requests. "
+        "Please try again later or on a different instance.",
+    ),
+    Unavailable.BACKLOG_FULL: (
+        503,
+        "The engine has reached its prefill token backlog limit. "
+        "Please try again later or on a different instance.",
+    ),
+    Unavailable.SHUTTING_DOWN: (500, "cannot schedule new futures after shutdown"),
+    Unavailable.ENGINE_DEAD: (
+        500,
+        "EngineCore encountered an issue. See stack trace (above) for the root cause.",
+    ),
+}
+_KINDS = {500: "InternalServerError", 503: "Service Unavailable"}
 
 
-class ApiError(Exception):
-    """An answer that is an error: status and the body's four keys."""
+class EngineApiError(Exception):
+    """An error answer: status and the body's four keys."""
 
     def __init__(self, status: int, message: str, kind: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -39,28 +49,25 @@ class ApiError(Exception):
         return orjson.dumps(self.payload())
 
     def event(self) -> bytes:
-        """The same inside a stream, where vLLM's JSON has spaces."""
+        """Return the error as an event of a stream, where vLLM's JSON has spaces."""
         return b"data: " + json.dumps(self.payload()).encode() + b"\n\n"
 
 
-def bad_request(message: str, param: str | None = None) -> ApiError:
-    return ApiError(400, message, "Bad Request", param)
+def bad_request(message: str, param: str | None = None) -> EngineApiError:
+    return EngineApiError(400, message, "Bad Request", param)
 
 
-def bad_value(message: str, param: str) -> ApiError:
-    return ApiError(400, message, "BadRequestError", param)
+def bad_value(message: str, param: str) -> EngineApiError:
+    return EngineApiError(400, message, "BadRequestError", param)
 
 
-def overloaded(message: str) -> ApiError:
-    return ApiError(503, message, "Service Unavailable")
+def unavailable(why: Unavailable) -> EngineApiError:
+    status, message = _UNAVAILABLE[why]
+    return EngineApiError(status, message, _KINDS[status])
 
 
-def server_error(message: str) -> ApiError:
-    return ApiError(500, message, "InternalServerError")
-
-
-def invalid(kind: str, where: str, message: str, given: str, context: str = "") -> ApiError:
-    """A validation error in the words of vLLM's schema library."""
+def invalid(kind: str, where: str, message: str, given: str, context: str = "") -> EngineApiError:
+    """Return a validation error with the message of vLLM's schema library."""
     place = f"body.{where}" if where else "body"
     entry = (
         f"{{'type': '{kind}', 'loc': '{place}', 'msg': '{message}', 'input': '{given}'{context}}}"
@@ -69,7 +76,7 @@ def invalid(kind: str, where: str, message: str, given: str, context: str = "") 
 
 
 def shown(value: Any) -> str:
-    """A rejected input in a message: its kind and size, never its text."""
+    """Describe a rejected input by kind and size; strings and containers show no text."""
     if isinstance(value, dict):
         return f"<dict of {len(value)} items>"
     if isinstance(value, list):

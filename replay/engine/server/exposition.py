@@ -1,7 +1,7 @@
-"""A server's counters under vLLM 0.32's metric names, types, labels and help texts.
+"""Expose a server's counters under vLLM 0.32's metric names, types, labels and help texts.
 
-Left out are families that a simulated engine has nothing to say in: FLOP and memory traffic
-estimates, external and multi-modal caches, request parameters, HTTP and process figures.
+Families that a simulated engine has no values for are left out: FLOP and memory traffic estimates,
+external and multi-modal caches, request parameters, HTTP and process figures.
 """
 
 from collections.abc import Iterable, Mapping
@@ -35,7 +35,7 @@ class Exposition:
         return generate_latest(self._registry)
 
     def collect(self) -> Iterable[Metric]:
-        """For the registry: every family, zero or not, as vLLM exports them from the start."""
+        """Yield every family, zero or not, as vLLM exports them from the start."""
         yield from self._gauges()
         yield from self._counters()
         yield from self._histograms()

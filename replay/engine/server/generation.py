@@ -1,4 +1,4 @@
-"""The two generation endpoints: from a body to a request in the engine and back to an answer."""
+"""The two generation endpoints: read a body, run a request in the engine, write the answer."""
 
 import asyncio
 import time
@@ -9,25 +9,19 @@ from aiohttp import HttpVersion11, web
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.faults import Fault
-from forebay.replay.engine.loop import EngineLoop, Sink
-from forebay.replay.engine.request import Request
+from forebay.replay.engine.loop import EngineLoop, Sink, Unavailable
+from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.server.answers import DONE, AnswerText, Chunks, whole_answer
-from forebay.replay.engine.server.api_errors import (
-    ENGINE_DEAD,
-    QUEUE_FULL,
-    ApiError,
-    overloaded,
-    server_error,
-)
+from forebay.replay.engine.server.api_errors import EngineApiError, unavailable
 from forebay.replay.engine.server.options import ServerOptions
 from forebay.replay.engine.server.protocol import Call, check_length, read_call, read_json
 from forebay.replay.engine.server.streams import Collected, TokenStream
-from forebay.replay.engine.server.tokenizer import Generation, OutputBlocks
+from forebay.replay.engine.tokenizer import Generation, OutputBlocks
 
 HEADERS = {"Server": "uvicorn", "Vary": "Origin"}
 JSON = {**HEADERS, "Content-Type": "application/json"}
 EVENTS = {**HEADERS, "Content-Type": "text/event-stream; charset=utf-8"}
-MAX_ID_BYTES = 512  # of a client's X-Request-Id; a longer one is replaced
+MAX_ID_BYTES = 512  # longest X-Request-Id of a client; a longer one is cut
 
 
 class Generator:
@@ -35,7 +29,7 @@ class Generator:
 
     Attributes:
         fault: how streams fail; None serves properly. Tests may change it at any time.
-        load: requests being served now, for /load.
+        load: number of requests being served now, for /load.
     """
 
     def __init__(
@@ -59,7 +53,7 @@ class Generator:
         self.load += 1
         try:
             if self.fault is not None and self.fault.reject:
-                raise overloaded(QUEUE_FULL)
+                raise unavailable(Unavailable.QUEUE_FULL)
             return await self._generate(http, chat=chat)
         finally:
             self.load -= 1
@@ -70,8 +64,8 @@ class Generator:
         body = read_json(await http.read(), http.content_type)
         call = read_call(body, chat=chat, served_name=config.served_name)
         check_length(call.prompt, config.context)
-        if refusal := loop.refusal():
-            raise refusal
+        if why := loop.unavailable():
+            raise unavailable(why)
         generation = Generation(call.prompt, config.seed or 0)
         sink: Collected | TokenStream
         answer_id = self._answer_id(http, call)
@@ -86,11 +80,11 @@ class Generator:
         request = self._request(call, generation, arrival_s, sink)
         try:
             await self._run(request, sink)
-        except ApiError as refusal:
+        except EngineApiError as error:
             if not call.stream:
                 raise
             # The second admission check comes after the status line: an error inside a 200.
-            await response.write(refusal.event())
+            await response.write(error.event())
             await response.write(DONE)
             await response.write_eof()
             return response
@@ -119,12 +113,12 @@ class Generator:
         )
         return web.Response(body=answer, headers=self.with_request_id(http, JSON))
 
-    async def _run(self, request: Request, sink: Collected | TokenStream) -> None:
-        """Wait out HTTP and tokenisation, enter the engine, wait for the end."""
+    async def _run(self, request: EngineRequest, sink: Collected | TokenStream) -> None:
+        """Wait for HTTP and tokenisation, add the request to the engine, wait for its end."""
         loop = self._loop
         await asyncio.sleep(loop.wall_s(loop.core.request_s))
-        if refusal := loop.refusal():
-            raise refusal
+        if why := loop.unavailable():
+            raise unavailable(why)
         loop.add(request)
         interval_s = self._options.sse_keep_alive_interval
         if not (interval_s and isinstance(sink, TokenStream)):
@@ -138,8 +132,10 @@ class Generator:
             with suppress(asyncio.CancelledError):
                 await commenting
 
-    async def _comment(self, request: Request, stream: TokenStream, interval_s: float) -> None:
-        """A comment whenever nothing was sent for `interval_s` simulated seconds."""
+    async def _comment(
+        self, request: EngineRequest, stream: TokenStream, interval_s: float
+    ) -> None:
+        """Send a comment whenever the stream was silent for `interval_s` simulated seconds."""
         loop = self._loop
         last_s = loop.now()
         while True:
@@ -155,14 +151,16 @@ class Generator:
         size = self._config.block_size
         return call.prompt.tokens // size * size if self._config.enable_prefix_caching else 0
 
-    def _request(self, call: Call, generation: Generation, arrival_s: float, sink: Sink) -> Request:
+    def _request(
+        self, call: Call, generation: Generation, arrival_s: float, sink: Sink
+    ) -> EngineRequest:
         config, prompt = self._config, call.prompt
         room = config.context - prompt.tokens
         most = min(room, call.max_tokens or room)
         wanted = most if call.ignore_eos else generation.length(most, min(call.min_tokens, most))
         content = OutputBlocks(prompt, generation, config.block_size, call.cache_salt)
-        self._engine_ids += 1  # clients may use one id twice at a time
-        request = Request(
+        self._engine_ids += 1  # two concurrent requests may have the same client id
+        request = EngineRequest(
             str(self._engine_ids),
             prompt.tokens,
             wanted,
@@ -196,9 +194,9 @@ class Generator:
         return stream
 
     def _kill(self, stream: TokenStream) -> None:
-        """The engine dies with `stream`, which may be out of its books by now."""
+        """Kill the engine and fail `stream`, which the engine may have finished already."""
         self._loop.die()
-        stream.fail(server_error(ENGINE_DEAD))
+        stream.fail(Unavailable.ENGINE_DEAD)
 
     def _answer_id(self, http: web.Request, call: Call) -> str:
         kind = "chatcmpl" if call.chat else "cmpl"
@@ -206,7 +204,7 @@ class Generator:
         return f"{kind}-{name or f'{self._random.getrandbits(64):016x}'}"
 
     def with_request_id(self, http: web.Request, headers: dict[str, str]) -> dict[str, str]:
-        """`headers`, and the request's id when the server was asked to name it."""
+        """Return `headers`, with the request's id if --enable-request-id-headers is set."""
         if not self._config.enable_request_id_headers:
             return headers
         name = http.headers.get("X-Request-Id", "")[:MAX_ID_BYTES]

@@ -1,7 +1,7 @@
-"""Send KV events over ZeroMQ as vLLM 0.32 does: a PUB socket and, for who missed some, a ROUTER.
+"""Send KV events over ZeroMQ as vLLM 0.32 does: a PUB socket, and a ROUTER socket for replays.
 
 A batch is [topic, sequence number (8 bytes, big-endian), msgpack [time, events, rank]]. Nothing
-here waits for a subscriber: PUB drops what one does not take, and the replay buffer is bounded.
+here waits for a subscriber: PUB drops batches for a slow one, and the replay buffer is bounded.
 """
 
 import asyncio
@@ -16,14 +16,17 @@ from forebay.replay.engine.kv_events import FLAG, KvEventsConfig
 from forebay.traces.errors import InputError
 
 END = (-1).to_bytes(8, "big", signed=True)  # sequence number of the end of a replay
-RANK = 0  # data-parallel rank: one engine a server
-LINGER_MS = 500  # for the last batches to leave at shutdown
-SLICE = 64  # replayed batches between two turns of the event loop
+RANK = 0  # data-parallel rank: a server has one engine
+LINGER_MS = 500  # time for the last batches to leave at shutdown
+SLICE = 64  # batches replayed before the event loop gets a turn
 
 
 @asynccontextmanager
 async def open_publisher(config: KvEventsConfig) -> AsyncIterator["KvPublisher"]:
-    """A publisher for the time of the block; InputError without pyzmq or for a bad endpoint."""
+    """Open a publisher for the time of the block.
+
+    Raises InputError without pyzmq or msgspec, or for an address that cannot be used.
+    """
     publisher = KvPublisher(config)
     replaying = asyncio.create_task(publisher.serve_replays(), name="KV event replay")
     try:
@@ -36,7 +39,7 @@ async def open_publisher(config: KvEventsConfig) -> AsyncIterator["KvPublisher"]
 
 
 class KvPublisher:
-    """The two sockets of one engine. Made and used on the event loop's thread."""
+    """The two sockets of one engine; used on the event loop's thread only."""
 
     def __init__(self, config: KvEventsConfig) -> None:
         self._zmq, msgspec = _modules()
@@ -44,16 +47,16 @@ class KvPublisher:
         self._topic = config.topic.encode()
         self._buffer: deque[tuple[bytes, bytes]] = deque(maxlen=config.buffer_steps)
         self._sent = 0
-        self._asked = asyncio.Event()
+        self._readable = asyncio.Event()
         self._context = self._zmq.Context()
-        self._replay: Any = None  # the modules are loaded late, so their types are not known here
+        self._replay: Any = None  # pyzmq is imported late, so its types are not known here
         try:
             self._pub = self._context.socket(self._zmq.PUB)
             self._pub.set_hwm(config.hwm)
             self._attach(self._pub, "endpoint", config.endpoint, _binds(config.endpoint))
             if config.replay_endpoint is not None:
                 self._replay = self._context.socket(self._zmq.ROUTER)
-                # Beyond its high-water mark a ROUTER drops: let a whole replay fit.
+                # A ROUTER drops messages beyond its high-water mark: let a whole replay fit.
                 self._replay.set_hwm(config.buffer_steps + 1)
                 self._attach(self._replay, "replay_endpoint", config.replay_endpoint, True)
         except InputError:
@@ -69,17 +72,17 @@ class KvPublisher:
         self._pub.send_multipart((self._topic, number, payload), flags=self._zmq.NOBLOCK)
 
     async def serve_replays(self) -> None:
-        """Answer ["", first sequence number] with what the buffer has from there on."""
+        """Answer ["", first sequence number] with the buffered batches from there on."""
         if self._replay is None:
             return
         loop = asyncio.get_running_loop()
-        # The descriptor says "something happened", not "readable": read until there is no more.
-        loop.add_reader(self._replay.FD, self._asked.set)
+        # ZeroMQ's descriptor signals an event, not data: read until there is no more.
+        loop.add_reader(self._replay.FD, self._readable.set)
         try:
-            self._asked.set()
+            self._readable.set()
             while True:
-                await self._asked.wait()
-                self._asked.clear()
+                await self._readable.wait()
+                self._readable.clear()
                 while (frames := self._receive()) is not None:
                     if len(frames) == 3:  # anything else gets no answer from vLLM either
                         await self._answer(frames[0], int.from_bytes(frames[2], "big"))
@@ -119,12 +122,12 @@ class KvPublisher:
 
 
 def _binds(endpoint: str) -> bool:
-    """vLLM's rule: wildcards and local names are bound, anything else is connected to."""
+    """Apply vLLM's rule: bind wildcards and local names, connect to anything else."""
     return "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://"))
 
 
 def _modules() -> tuple[ModuleType, ModuleType]:
-    """pyzmq and msgspec, needed by this option only."""
+    """Import pyzmq and msgspec, which only this option needs."""
     try:
         import msgspec
         import zmq

@@ -1,4 +1,4 @@
-"""Options of the API server around an engine; those of the engine itself are in `config`."""
+"""Options of the API server around an engine; `config` has those of the engine itself."""
 
 from dataclasses import dataclass
 
@@ -8,15 +8,15 @@ from forebay.traces.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """vLLM's options of the same names; seconds are simulated ones.
+    """vLLM's options of the same names; seconds are simulated seconds.
 
     Attributes:
-        api_key: bearer tokens, one of which /v1/* asks for; none: no key is asked for.
+        api_key: bearer tokens for /v1/*, which requires one of them; empty: no key is required.
         shutdown_timeout: seconds that running requests get to finish after SIGTERM.
         sse_keep_alive_interval: seconds of silence after which a stream gets a comment; 0: never.
-        enable_server_load_tracking: /load counts; it says 0 otherwise.
+        enable_server_load_tracking: /load counts requests; otherwise it answers 0.
         server_dev_mode: VLLM_SERVER_DEV_MODE, serves POST /reset_prefix_cache.
-        kv_events: how the prefix cache publishes its changes, if it does.
+        kv_events: how the prefix cache publishes its changes; None: not at all.
     """
 
     api_key: tuple[str, ...] = ()
@@ -32,4 +32,4 @@ class ServerOptions:
                 flag = "--" + name.replace("_", "-")
                 raise InputError(f"{flag} {getattr(self, name)}: give seconds, or 0 for none")
         if not all(self.api_key):
-            raise InputError("--api-key: an empty key; leave the option out to ask for none")
+            raise InputError("--api-key: an empty key; leave the option out to require none")

@@ -1,4 +1,4 @@
-"""The routes of a vLLM API server that a client or a proxy may use, errors and API key included."""
+"""The routes of a vLLM API server for clients and proxies, with its errors and API keys."""
 
 import hmac
 import time
@@ -11,16 +11,16 @@ from aiohttp import web
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.loop import EngineLoop
 from forebay.replay.engine.metrics import EngineMetrics
-from forebay.replay.engine.server.api_errors import ApiError, bad_value, invalid
+from forebay.replay.engine.server.api_errors import EngineApiError, bad_value, invalid
 from forebay.replay.engine.server.exposition import Exposition
 from forebay.replay.engine.server.generation import HEADERS, JSON, Generator
 from forebay.replay.engine.server.options import ServerOptions
 from forebay.replay.engine.server.protocol import check_model, read_json, read_tokenize
-from forebay.replay.engine.server.tokenizer import decode_ids
+from forebay.replay.engine.tokenizer import decode_ids
 
 MAX_BODY_BYTES = 64 << 20
-VERSION = "0.32.0"  # of the vLLM whose behaviour is imitated
-GUARDED = "/v1"  # what an API key guards
+VERSION = "0.32.0"  # the vLLM version whose behaviour is imitated
+GUARDED = "/v1"  # paths that require an API key
 UNAUTHORIZED = {"Server": "uvicorn", "Content-Type": "application/json"}  # no Vary, no request id
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -39,11 +39,11 @@ def make_app(
     @web.middleware
     async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         if keys and request.path.startswith(GUARDED) and not _authorized(request, keys):
-            refusal = orjson.dumps({"error": "Unauthorized"})
-            return web.Response(body=refusal, status=401, headers=UNAUTHORIZED)
+            body = orjson.dumps({"error": "Unauthorized"})
+            return web.Response(body=body, status=401, headers=UNAUTHORIZED)
         try:
             return await handler(request)
-        except ApiError as error:
+        except EngineApiError as error:
             headers = generator.with_request_id(request, JSON)
             return web.Response(body=error.body(), status=error.status, headers=headers)
         except web.HTTPException as error:
@@ -87,7 +87,7 @@ def _authorized(request: web.Request, keys: list[bytes]) -> bool:
 
 
 class _Pages:
-    """Everything but generation."""
+    """The pages besides generation."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class _Pages:
         return self._json(request, {"0": config.as_dict()} if config and publishes else {})
 
     async def reset_prefix_cache(self, request: web.Request) -> web.Response:
-        """Refused (success false) while a request holds blocks."""
+        """Drop the prefix cache; success is false while a request holds blocks."""
         return self._json(request, {"success": self._loop.core.pool.forget_all()})
 
     async def models(self, request: web.Request) -> web.Response:

@@ -1,7 +1,7 @@
-"""Request bodies of the OpenAI-compatible API: what is read from them.
+"""Read request bodies of the OpenAI-compatible API.
 
-Bodies are checked by hand, not by a schema library: shapes and answers are those recorded from
-vLLM 0.32, and unknown fields are ignored as there.
+Bodies are checked by hand, not by a schema library, because the accepted shapes and the answers are
+those recorded from vLLM 0.32. Unknown fields are ignored, as there.
 """
 
 import json
@@ -11,8 +11,14 @@ from typing import Any
 
 import orjson
 
-from forebay.replay.engine.server.api_errors import ApiError, bad_request, bad_value, invalid, shown
-from forebay.replay.engine.server.tokenizer import (
+from forebay.replay.engine.server.api_errors import (
+    EngineApiError,
+    bad_request,
+    bad_value,
+    invalid,
+    shown,
+)
+from forebay.replay.engine.tokenizer import (
     BYTES_PER_TOKEN,
     Prompt,
     encode_chat,
@@ -30,8 +36,8 @@ class Call:
     """One generation request as the engine needs it.
 
     Attributes:
-        max_tokens: None means as many as the context has room for.
-        include_usage, continuous_usage: of `stream_options`.
+        max_tokens: None: as many as the context has room for.
+        include_usage, continuous_usage: the options in `stream_options`.
     """
 
     chat: bool
@@ -48,7 +54,7 @@ class Call:
 
 
 def read_json(data: bytes, content_type: str) -> dict[str, Any]:
-    """The body as an object; ApiError 400 as vLLM words it."""
+    """Parse the body as an object; raises EngineApiError 400 with vLLM's message."""
     if content_type != "application/json":
         raise bad_request(
             "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
@@ -67,7 +73,7 @@ def read_json(data: bytes, content_type: str) -> dict[str, Any]:
 
 
 def read_call(body: dict[str, Any], *, chat: bool, served_name: str) -> Call:
-    """Read a chat completion (`chat`) or completion body; ApiError 400 or 404."""
+    """Read a chat completion (`chat`) or completion body; raises EngineApiError 400 or 404."""
     prompt = _truncated(_chat_prompt(body) if chat else _completion_prompt(body), body)
     check_model(body, served_name)
     stream = _boolean(body, "stream")
@@ -112,10 +118,10 @@ def read_call(body: dict[str, Any], *, chat: bool, served_name: str) -> Call:
 
 
 def check_model(body: dict[str, Any], served_name: str) -> None:
-    """A missing `model` means the one there is; another one is a 404."""
+    """Raise EngineApiError 404 for another model; a missing `model` is the served one."""
     model = _string(body, "model")
     if model is not None and model != served_name:
-        raise ApiError(
+        raise EngineApiError(
             404,
             f"The model `{model}` does not exist. Valid aliases: {served_name}.",
             "NotFoundError",
@@ -124,10 +130,10 @@ def check_model(body: dict[str, Any], served_name: str) -> None:
 
 
 def check_length(prompt: Prompt, max_model_len: int) -> None:
-    """ApiError 400 when the prompt leaves no room for a token of output."""
+    """Raise EngineApiError 400 when the prompt leaves no room for a token of output."""
     if prompt.tokens < max_model_len:
         return
-    # vLLM stops tokenising one past the limit, so that is all it can say of the length.
+    # vLLM stops tokenising one token past the limit and does not know the full length.
     seen = min(prompt.tokens, max_model_len + 1)
     raise bad_value(
         f"This model's maximum context length is {max_model_len} tokens. However, your prompt "
@@ -139,12 +145,12 @@ def check_length(prompt: Prompt, max_model_len: int) -> None:
 
 
 def read_tokenize(body: dict[str, Any], served_name: str) -> Prompt:
-    """The prompt of a /tokenize body, given as `prompt` or as `messages`."""
+    """Read the prompt of a /tokenize body, given as `prompt` or as `messages`."""
     check_model(body, served_name)
     return _chat_prompt(body) if "messages" in body else _completion_prompt(body)
 
 
-def _json_error(data: bytes) -> ApiError:
+def _json_error(data: bytes) -> EngineApiError:
     try:
         json.loads(data)
         where, why = 0, "not UTF-8 or beyond what JSON allows"
@@ -157,7 +163,7 @@ def _json_error(data: bytes) -> ApiError:
 
 
 def _truncated(prompt: Prompt, body: dict[str, Any]) -> Prompt:
-    """The last `truncate_prompt_tokens` tokens, or the first ones by `truncation_side`."""
+    """Keep the last `truncate_prompt_tokens` tokens; the first with `truncation_side` right."""
     count = _integer(body, "truncate_prompt_tokens")
     if count is None:
         return prompt

@@ -1,6 +1,6 @@
-"""The simulated vLLM server: an engine core, its API server, and how they start and stop.
+"""Start and stop the simulated vLLM server: an engine core and its API server.
 
-`start_engine` is what tests, the demo and the `engine` command use.
+Tests, the demo and the `engine` command use `start_engine`.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ from forebay.replay.engine.server.kv_publisher import open_publisher
 from forebay.replay.engine.server.options import ServerOptions
 from forebay.replay.engine.server.pages import make_app
 
-KEEP_ALIVE_S = 5.0  # wall time; uvicorn's, VLLM_HTTP_TIMEOUT_KEEP_ALIVE
-SHUTDOWN_S = 1.0  # for handlers to write their last chunks
-BACKLOG = 2048  # uvicorn's
+KEEP_ALIVE_S = 5.0  # wall time; uvicorn's default in vLLM, VLLM_HTTP_TIMEOUT_KEEP_ALIVE
+SHUTDOWN_S = 1.0  # time for handlers to write their last chunks
+BACKLOG = 2048  # uvicorn's default
 DEFAULTS = ServerOptions()
 
 
 @dataclass(frozen=True, slots=True)
 class RunningEngine:
-    """A server that listens; `stepping` ends by failing, or when a fault killed the engine."""
+    """A listening server; the task `stepping` ends if it fails or a fault killed the engine."""
 
     host: str
     port: int
@@ -45,7 +45,7 @@ class RunningEngine:
         return f"http://{self.host}:{self.port}"
 
     def set_fault(self, fault: Fault | None) -> None:
-        """How requests from now on fail."""
+        """Set the fault of requests from now on."""
         self.generator.fault = fault
 
 
@@ -58,9 +58,9 @@ async def start_engine(
     fault: Fault | None = None,
     options: ServerOptions = DEFAULTS,
 ) -> AsyncIterator[RunningEngine]:
-    """A server for the time of the block; leaving it ends streams as SIGTERM ends vLLM's.
+    """Run a server for the time of the block; leaving it ends streams as SIGTERM ends vLLM's.
 
-    Raises InputError where KV events cannot be published as asked, OSError where it cannot listen.
+    Raises InputError if KV events cannot be published, OSError if the server cannot listen.
     """
     core = new_core(config)
     metrics = EngineMetrics(core, config.served_name)
@@ -96,20 +96,20 @@ async def start_engine(
             for task in (stepping, closing):
                 if task is not None:
                     with suppress(asyncio.CancelledError):
-                        await task  # raises what ended it, had it failed
+                        await task  # raises the task's exception if it failed
 
 
 async def _close_when_dead(loop: EngineLoop, site: web.TCPSite) -> None:
-    """vLLM's API server exits at once when its engine died: nobody new gets in."""
+    """Stop listening when the engine dies, because vLLM's API server then exits at once."""
     await loop.died.wait()
     await site.stop()
 
 
 @asynccontextmanager
 async def _kv_events(loop: EngineLoop, config: KvEventsConfig) -> AsyncIterator[None]:
-    """Publish what the prefix cache does, one batch a step, as vLLM's scheduler does.
+    """Publish the changes of the prefix cache, one batch for each step, like vLLM's scheduler.
 
-    A reset between steps is therefore told with the next step.
+    A reset between two steps is therefore published with the next step.
     """
     events = KvEvents(loop.core.limits.block_size)
     async with open_publisher(config) as publisher:

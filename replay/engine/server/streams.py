@@ -1,8 +1,8 @@
-"""Sinks: what becomes of a request's tokens, streamed or collected.
+"""Sinks of a request's tokens: write them to the client as a stream, or collect them.
 
-A streamed token is written straight to the transport from the step loop, one write each, with no
-task switch. When the client reads too slowly nothing is queued but a count: the words are a
-function of the index, so what was held back is merged into one event later, as vLLM merges.
+The step loop writes each streamed token straight to the transport, without a task switch. For a
+slow client only a count is kept: words are a function of their index. Tokens that were not written
+are merged into one event later, as vLLM does.
 """
 
 import asyncio
@@ -11,16 +11,17 @@ from typing import Any
 
 from aiohttp.base_protocol import BaseProtocol
 
-from forebay.replay.engine.request import Request
+from forebay.replay.engine.loop import Unavailable
+from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.server.answers import DONE, AnswerText, Chunks
-from forebay.replay.engine.server.api_errors import ApiError
+from forebay.replay.engine.server.api_errors import EngineApiError, unavailable
 
 NEVER = 1 << 62
 COMMENT = b": keep-alive\n\n"
 
 
 class Collected:
-    """Counts until the end; the answer is then written in one piece."""
+    """Counts tokens until the end; the handler then writes the whole answer."""
 
     __slots__ = ("done", "error", "produced", "reason")
 
@@ -28,7 +29,7 @@ class Collected:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.produced = 0
         self.reason = ""
-        self.error: ApiError | None = None
+        self.error: EngineApiError | None = None
 
     def push(self, produced: int) -> None:
         pass
@@ -38,19 +39,20 @@ class Collected:
             self.produced, self.reason = produced, reason
             self.done.set_result(None)
 
-    def fail(self, error: ApiError) -> None:
+    def fail(self, why: Unavailable) -> None:
         if not self.done.done():
-            self.error = error
+            self.error = unavailable(why)
             self.done.set_result(None)
 
 
 class TokenStream:
-    """Writes one event a token to a client.
+    """Writes one event for each token to a client.
 
     Attributes:
-        done: resolves when the last event is due; `closing_events` has what is unwritten then.
+        done: resolves when the last event is due; `closing_events` has the unwritten ones then.
+        dead: no more events are written; a fault or an error has ended the stream.
         request: the engine's request, set before the first token.
-        fault: called instead of writing once `fault_after` tokens are out.
+        fault: called instead of writing once `fault_after` tokens are written.
     """
 
     __slots__ = (
@@ -83,9 +85,14 @@ class TokenStream:
         plain: bool,
         framed: bool,
     ) -> None:
-        """`plain`: no usage in each chunk; `framed`: HTTP/1.1 chunked transfer coding."""
+        """Create a stream.
+
+        Args:
+            plain: chunks have no usage.
+            framed: use HTTP/1.1 chunked transfer coding.
+        """
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.request: Request | None = None
+        self.request: EngineRequest | None = None
         self.fault: Callable[[TokenStream], None] | None = None
         self.fault_after = NEVER
         self.closing_events = b""
@@ -106,7 +113,7 @@ class TokenStream:
         self._frame_after = event[1] + b"\r\n" if framed else event[1]
 
     def push(self, produced: int) -> None:
-        """One more token; merged with later ones while the client is slow."""
+        """Write one more token; for a slow client it is merged with later ones."""
         if produced > self.fault_after:
             self._fail()
         if self.dead or self._protocol.writing_paused:
@@ -121,7 +128,7 @@ class TokenStream:
             transport.write(self._take(produced, None))
 
     def end(self, produced: int, reason: str) -> None:
-        """The last tokens, why it ends, usage and [DONE]."""
+        """End with the last tokens, the finish reason, usage and [DONE]."""
         if produced > self.fault_after:
             self._fail()
         if self.dead:  # a fault decides when, and whether, the response ends
@@ -134,43 +141,43 @@ class TokenStream:
         if not self.done.done():
             self.done.set_result(None)
 
-    def fail(self, error: ApiError) -> None:
+    def fail(self, why: Unavailable) -> None:
         """End with an error inside the 200, then [DONE]."""
         if self.dead or self.done.done():
             return
         self.dead = True
-        self.closing_events = self.frame(error.event()) + self.frame(DONE)
+        self.closing_events = self.frame(unavailable(why).event()) + self.frame(DONE)
         self.done.set_result(None)
 
     def comment(self) -> None:
-        """An event that clients ignore, so that those between see the connection live."""
+        """Write an event that clients ignore, so that proxies see a live connection."""
         if not self.dead and not self._protocol.writing_paused:
             self.write(self.frame(COMMENT))
 
     def frame(self, event: bytes) -> bytes:
-        """`event` as the transfer coding wants it."""
+        """Return `event` in the transfer coding of the response."""
         return b"%x\r\n%b\r\n" % (len(event), event) if self._framed and event else event
 
     def write(self, data: bytes) -> None:
-        """Raw bytes, for faults and endings."""
+        """Write raw bytes, for faults and endings."""
         transport = self._protocol.transport
         if transport is not None and not transport.is_closing():
             transport.write(data)
 
     @property
     def produced(self) -> int:
-        """Tokens sent so far."""
+        """Return the number of tokens sent so far."""
         return self._sent
 
     def transport(self) -> Any:
         return self._protocol.transport
 
     def next_event(self) -> bytes:
-        """The next token's event, framed, without sending it."""
+        """Return the next token's event, framed, without sending it."""
         return self._frame_before + self._word(self._sent) + self._frame_after
 
     def _take(self, produced: int, reason: str | None) -> bytes:
-        """Everything not sent yet as one event, framed; the role delta first."""
+        """Return all unsent tokens as one event, framed; the role delta comes first."""
         events = b""
         if self._chat and not self._started:
             events = self.frame(self._chunks.role())

@@ -19,7 +19,7 @@ from arena_plan import Record, latest
 from arena_samples import middle_s, pooled, quantile_s
 from numpy.typing import NDArray
 
-from forebay.analysis.bootstrap import SEED, Interval
+from forebay.analysis.bootstrap import SEED, ConfidenceInterval
 
 RESAMPLES = 1_000
 OURS = ("forebay", "forebay in pieces")
@@ -34,7 +34,7 @@ class Estimate:
     """A figure and its 95 % interval; None where there are too few seeds."""
 
     value: float
-    interval: Interval | None
+    interval: ConfidenceInterval | None
 
 
 @dataclass(frozen=True)
@@ -276,9 +276,9 @@ def _mean(values: Sequence[float]) -> Estimate:
     return Estimate(fmean(values), _interval(drawn))
 
 
-def _interval(drawn: Matrix) -> Interval | None:
+def _interval(drawn: Matrix) -> ConfidenceInterval | None:
     known = np.sort(drawn[~np.isnan(drawn)])
     if not len(known):
         return None
     low, high = known[int(0.025 * len(known))], known[min(len(known) - 1, int(0.975 * len(known)))]
-    return Interval(float(low), float(high))
+    return ConfidenceInterval(float(low), float(high))

@@ -21,7 +21,7 @@ from forebay.traces.schema import TraceRequest
 from forebay.traces.synth import Workload as Made
 from forebay.traces.synth import shared_document, workload
 from forebay.traces.synth_mix import ChatBesideDocuments, chat_beside_documents
-from forebay.traces.zeroscrolls import Sample
+from forebay.traces.zeroscrolls import ZeroScrollsSample
 from forebay.traces.zeroscrolls_trace import ordered
 
 
@@ -79,7 +79,7 @@ INSTRUCTIONS = {
 }
 
 
-def _samples(task: str, folder: Path) -> tuple[list[Sample], dict[str, int]]:
+def _samples(task: str, folder: Path) -> tuple[list[ZeroScrollsSample], dict[str, int]]:
     """Samples in file order, and the length of each reference answer in tokens."""
     name = {"squality": "squality-dev", "qmsum": "qmsum-val"}[task]
     documents = {row["doc_id"]: row["text"] for row in _json_lines(folder / f"{name}.docs.jsonl")}
@@ -90,7 +90,9 @@ def _samples(task: str, folder: Path) -> tuple[list[Sample], dict[str, int]]:
         tail = f"\n\nQuestion:\n{row['query']}"
         end = len(head) + len(text)
         samples.append(
-            Sample(task, row["id"], head + text + tail, len(head), end, end, end + len(tail), "")
+            ZeroScrollsSample(
+                task, row["id"], head + text + tail, len(head), end, end, end + len(tail), ""
+            )
         )
         answers[row["id"]] = max(16, len(row["ref_output"].encode()) // 4)
     return samples, answers

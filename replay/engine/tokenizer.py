@@ -1,9 +1,9 @@
 """The simulated tokenizer: four bytes of UTF-8 are one token, and a prompt is its bytes.
 
-A token's id is its four bytes as a little-endian number, so text, token ids and what the engine
-generates share one form and a conversation that is sent back hits the cache. A short last token
-is filled with NUL. Chat messages never share a token: each is an eight-byte role mark and its
-text, filled to whole tokens, and the prompt ends with the mark of the assistant's turn.
+A token's id is its four bytes as a little-endian number. Text, token ids and generated output thus
+have one form, and a conversation that is sent back hits the prefix cache. A short last token is
+padded with NUL. Chat messages never share a token: each is an eight-byte role mark and its text,
+padded to whole tokens. The prompt ends with the mark of the assistant's turn.
 """
 
 import struct
@@ -22,7 +22,7 @@ ROLE_MARKS = {
     "function": b"<|func|>",
 }
 MESSAGE_TOKENS = 2
-"""Tokens a chat message takes besides its text; a conversation takes as many once more."""
+"""Tokens of a chat message besides its text; a conversation has as many once more."""
 
 # 256 pronounceable words of exactly one token each: generated text needs no escaping in JSON and
 # tokenises back into itself.
@@ -36,7 +36,7 @@ WORDS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A tokenised prompt: `data` is four bytes a token."""
+    """A tokenised prompt: `data` has four bytes for each token."""
 
     data: bytes
 
@@ -48,7 +48,7 @@ class Prompt:
         return list(struct.unpack(f"<{self.tokens}I", self.data))
 
     def block_hashes(self, block_size: int = 16, salt: str | None = None) -> list[int]:
-        """Chained hashes of the full blocks; `salt` keeps them apart from other salts."""
+        """Return chained hashes of the full blocks; they differ for each `salt`."""
         data, width = self.data, block_size * BYTES_PER_TOKEN
         digest, before, hashes = xxh3_64_intdigest, salt_seed(salt), []
         for start in range(0, len(data) - width + 1, width):
@@ -58,17 +58,17 @@ class Prompt:
 
 
 def salt_seed(salt: str | None) -> int:
-    """What the first block's hash is chained to."""
+    """Return the number that the first block's hash is chained to."""
     return xxh3_64_intdigest(salt.encode()) if salt else 0
 
 
 def encode_text(text: str) -> Prompt:
-    """The prompt that is `text`."""
+    """Return the prompt with the text `text`."""
     return Prompt(_whole_tokens(text.encode("utf-8", "surrogatepass")))
 
 
 def encode_ids(ids: Sequence[int]) -> Prompt:
-    """The prompt of these token ids; ValueError where one is not in 0..2**32-1."""
+    """Return the prompt of these token ids; ValueError if one is not in 0..2**32-1."""
     try:
         return Prompt(struct.pack(f"<{len(ids)}I", *ids))
     except struct.error as error:
@@ -78,7 +78,7 @@ def encode_ids(ids: Sequence[int]) -> Prompt:
 def encode_chat(
     messages: Iterable[tuple[str, str]], *, add_generation_prompt: bool = True
 ) -> Prompt:
-    """The prompt of (role, text) messages; an unknown role counts as a user's."""
+    """Return the prompt of (role, text) messages; an unknown role counts as the user's."""
     parts = []
     for role, text in messages:
         parts.append(ROLE_MARKS.get(role, ROLE_MARKS["user"]))
@@ -89,7 +89,7 @@ def encode_chat(
 
 
 def decode_ids(ids: Sequence[int]) -> str:
-    """The text of these token ids; bytes that are no UTF-8 become U+FFFD."""
+    """Return the text of these token ids; bytes that are not UTF-8 become U+FFFD."""
     return encode_ids(ids).data.replace(b"\0", b"").decode("utf-8", "replace")
 
 
@@ -99,18 +99,18 @@ def _whole_tokens(data: bytes) -> bytes:
 
 
 class Generation:
-    """The words one prompt is answered with: the same for the same prompt and seed."""
+    """The words of the answer to a prompt: the same for the same prompt and seed."""
 
     __slots__ = ("_first", "_second", "_third", "digest")
 
     def __init__(self, prompt: Prompt, seed: int = 0) -> None:
         self.digest = digest = xxh3_64_intdigest(prompt.data, seed & 0xFFFFFFFFFFFFFFFF)
         self._first = digest & 255
-        self._second = (digest >> 8) & 255 | 1  # odd: all words before one comes again
+        self._second = (digest >> 8) & 255 | 1  # odd: all words come before one is repeated
         self._third = (digest >> 16) & 255 | 1
 
     def word(self, index: int) -> bytes:
-        """Output token `index` as text, leading space included."""
+        """Return output token `index` as text, leading space included."""
         return WORDS[(self._first + index * self._second + (index >> 8) * self._third) & 255]
 
     def words(self, start: int, stop: int) -> bytes:
@@ -118,15 +118,15 @@ class Generation:
         return b"".join([word(index) for index in range(start, stop)])
 
     def length(self, max_tokens: int, min_tokens: int = 0) -> int:
-        """Output tokens when the model may stop by itself: 24 to 1,086, evenly over log length."""
+        """Return the output length if the model may stop: 24 to 1,086 tokens, log-uniform."""
         share = (self.digest >> 24 & 0xFFFF) / 0x10000
         return min(max_tokens, max(min_tokens, 1, int(24 * 2.0 ** (5.5 * share))))
 
 
 class OutputBlocks:
-    """Prompt and output of a request: `Request(extend=..., content=...)`.
+    """Prompt and output of a request: `EngineRequest(extend=..., content=...)`.
 
-    Called, it gives the hash of a block that generated tokens fill.
+    A call returns the hash of a block with generated tokens.
     """
 
     __slots__ = ("_block_size", "_generation", "_prompt", "_salt", "_tail", "cache_salt")
@@ -143,7 +143,7 @@ class OutputBlocks:
         self._salt = salt_seed(salt)
 
     def token_ids(self, start: int, stop: int) -> list[int]:
-        """Tokens `start`..`stop`, counted from the start of the prompt."""
+        """Return tokens `start`..`stop`, counted from the start of the prompt."""
         prompt, known = self._prompt, self._prompt.tokens
         data = prompt.data[start * BYTES_PER_TOKEN : stop * BYTES_PER_TOKEN]
         if stop > known:
@@ -160,10 +160,10 @@ class OutputBlocks:
 def hashes_of_ids(
     ids: Sequence[int], block_tokens: int, prompt_tokens: int, block_size: int = 16
 ) -> list[int]:
-    """Engine block hashes of a trace's prompt given as block ids (no text needed).
+    """Return engine block hashes of a trace's prompt from its block ids, without text.
 
-    Equal leading ids give equal leading hashes. They never match those of the same prompt sent
-    as text: use one form within a run. `block_tokens` must be a multiple of `block_size`.
+    Equal leading ids give equal leading hashes. They never match those of the same prompt sent as
+    text, so a run must use one form. `block_tokens` must be a multiple of `block_size`.
     """
     if block_tokens % block_size:
         raise ValueError(f"trace blocks of {block_tokens} tokens are not whole engine blocks")

@@ -1,16 +1,11 @@
-"""The models and GPUs the simulated engine knows: their sizes, nothing about their speed.
+"""Sizes and data-sheet rates of the models and GPUs that the simulated engine knows.
 
-Names are looked up forgivingly (case, punctuation, organisation and suffixes such as `-instruct`
-do not matter). An unknown name is bad input and the message lists the known ones. What ends in
-`.json` is read from that file.
+`step_constants` has the shares of these rates that kernels reach.
 """
 
-import re
 from dataclasses import dataclass
-from pathlib import Path
 
 from forebay.replay.engine.hardware.kv_layout import ModelShape, layer_bytes
-from forebay.traces.errors import InputError
 
 GIB = float(1 << 30)
 
@@ -40,12 +35,12 @@ class ModelSpec:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Keys and values of one token in all layers."""
+        """Return the bytes of keys and values of one token in all layers."""
         return self.layers * layer_bytes(self.shape)
 
     @property
     def shape(self) -> ModelShape:
-        """What its memory depends on."""
+        """Return the sizes that its memory depends on."""
         return ModelShape(
             name=self.name,
             layers=self.layers,
@@ -61,7 +56,7 @@ class ModelSpec:
 
     @property
     def linear_shapes(self) -> tuple[tuple[int, int], ...]:
-        """(outputs, inputs) of the four matrix products of a layer: qkv, o, gate_up, down."""
+        """Return (outputs, inputs) of a layer's four matrix products: qkv, o, gate_up, down."""
         attention = self.heads * self.head_dim
         return (
             (attention + 2 * self.kv_heads * self.head_dim, self.hidden),
@@ -78,8 +73,8 @@ class GpuSpec:
     Attributes:
         peak_flops: dense bf16 FLOP/s of the data sheet.
         bandwidth: bytes/s of the data sheet.
-        memory_gib: what the runtime reports as total memory.
-        multiprocessors: SMs, for how many attention tiles run at once.
+        memory_gib: total memory as the runtime reports it.
+        multiprocessors: number of SMs; attention tiles run on so many at once.
     """
 
     name: str
@@ -103,58 +98,3 @@ QWEN_2_5_14B = ModelSpec(
 # Both carry 141 GB at 4.8 TB/s, of which the runtime reports 139.8 GiB, and 132 SMs.
 H200_SXM = GpuSpec("h200-sxm", 989.5e12, 4.8e12, 139.8, 132)
 H200_NVL = GpuSpec("h200-nvl", 835.5e12, 4.8e12, 139.8, 132)
-
-_MODELS = {
-    "phi3mini": PHI_3_MINI,
-    "phi3mini128k": PHI_3_MINI,
-    "phi3": PHI_3_MINI,
-    "llama38b": LLAMA_3_8B,
-    "llama318b": LLAMA_3_8B,
-    "llama3": LLAMA_3_8B,
-    "metallama38b": LLAMA_3_8B,
-    "metallama318b": LLAMA_3_8B,
-    "qwen2514b": QWEN_2_5_14B,
-    "qwen14b": QWEN_2_5_14B,
-    "qwen25": QWEN_2_5_14B,
-}
-_GPUS = {"h200": H200_SXM, "h200sxm": H200_SXM, "h200sxm5": H200_SXM, "h200nvl": H200_NVL}
-
-
-def find_model(name: str) -> ModelSpec:
-    """The model called `name`, or in a config.json; raises InputError that lists the known ones."""
-    spec = _MODELS.get(re.sub(r"(instruct|chat|hf)$", "", _plain(name.rsplit("/", 1)[-1])))
-    if spec is not None:
-        return spec
-    from forebay.replay.engine.hardware.hf_model import (  # which needs ModelSpec
-        is_config,
-        read_model,
-    )
-
-    if is_config(name):
-        return read_model(name)
-    known = ", ".join(sorted({model.name for model in _MODELS.values()}))
-    raise InputError(
-        f"--model {name}: no such model; the simulated ones are {known}; "
-        "or give a config.json, or the folder of one"
-    )
-
-
-def find_gpu(name: str) -> GpuSpec:
-    """The GPU called `name`, or of that JSON file; raises InputError."""
-    if name.endswith(".json"):
-        from forebay.replay.engine.hardware.gpu_sheet import read_gpu
-
-        return read_gpu(Path(name))
-    spec = _GPUS.get(re.sub(r"^(nvidia|tesla)", "", _plain(name)))
-    if spec is None:
-        known = ", ".join(sorted({gpu.name for gpu in _GPUS.values()}))
-        raise InputError(
-            f"--gpu {name}: no such GPU; the simulated ones are {known} (h200 means "
-            "h200-sxm); or give a file of name, peak_flops, bandwidth, memory_gib, "
-            "multiprocessors: gpu.json"
-        )
-    return spec
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())

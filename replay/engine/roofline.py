@@ -1,19 +1,19 @@
-"""What the data sheet allows: the least FLOPs and bytes of a step, and so its least time.
+"""Compute the least FLOPs, bytes and seconds of a step from a GPU's data sheet.
 
-Nothing fitted: matrix products, attention and the bytes that must be read at least once. Used to
-turn away measurements that no GPU can have made, and to say what a time is bound by.
+Nothing is fitted: matrix products, attention, and bytes that must be read at least once. The result
+rejects measurements that the GPU cannot have made, and shows the bottleneck of a step.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from forebay.replay.engine.hardware.models import GpuSpec, ModelSpec
+from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
 from forebay.replay.engine.step_time import StepWork
 
 
 @dataclass(frozen=True, slots=True)
 class Least:
-    """FLOPs and bytes that some work needs, and the seconds of each at the data sheet's rates."""
+    """Least FLOPs and bytes of some steps, and the seconds of each at the data sheet's rates."""
 
     flops: float
     bytes: float
@@ -26,10 +26,10 @@ class Least:
 
 
 def least(model: ModelSpec, gpu: GpuSpec, works: Iterable[StepWork]) -> Least:
-    """The floor of `works` done one after the other.
+    """Return the floor of `works`, steps that run one after the other.
 
-    FLOPs: 2 a weight and token, 4*layers*heads*head_dim a query-key pair. Bytes: every layer's
-    weights once a step, the keys and values of earlier tokens once.
+    FLOPs: 2 for each weight and token, 4*layers*heads*head_dim for each query-key pair. Bytes: the
+    weights of every layer once in a step, keys and values of earlier tokens once.
     """
     weights = model.layers * sum(outputs * inputs for outputs, inputs in model.linear_shapes)
     head = model.vocab * model.hidden
@@ -49,11 +49,11 @@ def least(model: ModelSpec, gpu: GpuSpec, works: Iterable[StepWork]) -> Least:
 
 
 OVERHEAD_SHARE = 0.4
-"""Below this share of either roof a time is called bound by overhead."""
+"""If the roof is below this share of a time, the time is bound by overhead."""
 
 
 def bound_by(floor: Least, seconds: float) -> str:
-    """compute, memory or overhead: the roof nearest to `seconds`, if either is near."""
+    """Return the bottleneck of `seconds`: compute, memory or overhead."""
     if floor.seconds < OVERHEAD_SHARE * seconds:
         return "overhead"
     return "compute" if floor.compute_s >= floor.memory_s else "memory"

@@ -1,9 +1,9 @@
-"""What people put in front of engines instead, as models in virtual time.
+"""Model other routers in virtual time, for comparison with the proxy's policy.
 
-Each chooses as the named router does by its documentation and source (constants are its defaults)
-and knows what that router knows: nothing of lengths unless it counts tokens, nothing of the
-engines unless it asks them. They stand in for the routers in simulations only; real ones are
-measured by `tests/bench/routers`. Prompts are compared in the blocks of the trace.
+Each model chooses an engine as the documentation and source of its router say; constants are the
+router's defaults. A model knows only what that router knows: prompt lengths only if it counts
+tokens, the state of engines only if it asks them. Models replace routers in simulations only;
+`tests/routers` measures the real ones. Prompts are compared in the blocks of the trace.
 """
 
 from collections import deque
@@ -13,17 +13,17 @@ from random import Random
 from typing import Final
 from zlib import crc32
 
+from forebay.proxy.core.learn.prefix_cache import DEFAULT_INDEX_BLOCKS
 from forebay.proxy.core.learn.prefix_index import PrefixIndex
 from forebay.proxy.core.model import Action, Reject, Request, Send
-from forebay.proxy.core.state.backend import DEFAULT_INDEX_BLOCKS
 
 CHARS_PER_TOKEN: Final = 4
-TREE_CHARS: Final = 33_554_432  # of a worker's tree in vllm-router; sglang-router has twice this
+TREE_CHARS: Final = 33_554_432  # size of a worker's tree in vllm-router; sglang-router: twice this
 VIRTUAL_NODES: Final = 160  # of each engine on a hash ring
 
 
-class Place:
-    """One engine as a router sees it: what it was sent and has not finished."""
+class EngineView:
+    """One engine as a router sees it: the requests in flight there, and the prompts sent so far."""
 
     def __init__(self, name: str, number: int, kv_tokens: float) -> None:
         self.name = name
@@ -31,49 +31,51 @@ class Place:
         self.kv_tokens = kv_tokens
         self.running = 0  # requests
         self.tokens = 0  # of their prompts
-        self.prefill_tokens = 0  # of their prompts, not cached and before the first token
+        self.prefill_tokens = 0  # uncached prompt tokens of requests before their first token
         self.index = PrefixIndex(DEFAULT_INDEX_BLOCKS)
 
     def matched(self, request: Request) -> int:
-        """Prompt tokens that it was sent before, as the router remembers."""
+        """Return the prompt tokens that the router has sent to this engine before."""
         blocks = self.index.match(request.blocks)
         return min(int(blocks * request.block_tokens), request.prompt_tokens)
 
 
-class Sent:
-    def __init__(self, request: Request, place: Place, uncached: int) -> None:
+class RoutedRequest:
+    """A request in flight, and the engine it was sent to."""
+
+    def __init__(self, request: Request, place: EngineView, uncached: int) -> None:
         self.request = request
         self.place = place
         self.uncached = uncached  # tokens of the prompt
         self.answered = False
 
 
-class Peer:
-    """Sends everything at once to the engine that `choose` names, and refuses nothing."""
+class RouterModel:
+    """A router that sends each request at once to the engine of `choose`, and rejects none."""
 
     wants_usage = False
 
     def __init__(self) -> None:
-        self.places: list[Place] = []
-        self.sent: dict[str, Sent] = {}
+        self.places: list[EngineView] = []
+        self.sent: dict[str, RoutedRequest] = {}
 
-    def choose(self, request: Request) -> Place:
+    def choose(self, request: Request) -> EngineView:
         raise NotImplementedError
 
     def backend_up(self, name: str, now: float, kv_tokens: float | None = None) -> list[Action]:
-        self.places.append(Place(name, len(self.places), kv_tokens or inf))
+        self.places.append(EngineView(name, len(self.places), kv_tokens or inf))
         return []
 
     def arrive(self, request: Request, now: float) -> list[Action]:
         return [self.send(request, self.choose(request), now)]
 
-    def send(self, request: Request, place: Place, now: float, queued_s: float = 0.0) -> Send:
+    def send(self, request: Request, place: EngineView, now: float, queued_s: float = 0.0) -> Send:
         uncached = request.prompt_tokens - place.matched(request)
         place.index.touch(request.blocks)
         place.running += 1
         place.tokens += request.prompt_tokens
         place.prefill_tokens += uncached
-        self.sent[request.id] = Sent(request, place, uncached)
+        self.sent[request.id] = RoutedRequest(request, place, uncached)
         return Send(request, place.name, "", queued_s, 0.0, 0)
 
     def first_token(self, request_id: str, now: float) -> list[Action]:
@@ -106,35 +108,35 @@ class Peer:
     def wake(self, now: float) -> list[Action]:
         return []
 
-    def least_running(self) -> Place:
+    def least_running(self) -> EngineView:
         return min(self.places, key=lambda p: p.running)
 
 
-class LeastConnections(Peer):
+class LeastConnections(RouterModel):
     """nginx least_conn, HAProxy leastconn, Envoy LEAST_REQUEST over all: fewest in flight.
 
-    Ties go round, as in nginx.
+    Ties are broken in turn, as in nginx.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._turn = 0
 
-    def choose(self, request: Request) -> Place:
+    def choose(self, request: Request) -> EngineView:
         self._turn += 1
         count = len(self.places)
         turns = [self.places[(self._turn + at) % count] for at in range(count)]
         return min(turns, key=lambda p: p.running)
 
 
-class PowerOfTwo(Peer):
-    """Envoy's default, vllm-router power_of_two: the less busy of two at random."""
+class PowerOfTwo(RouterModel):
+    """Envoy's default, vllm-router power_of_two: the less busy of two random engines."""
 
     def __init__(self) -> None:
         super().__init__()
         self._dice = Random(0)
 
-    def choose(self, request: Request) -> Place:
+    def choose(self, request: Request) -> EngineView:
         if len(self.places) < 2:
             return self.places[0]
         one, other = self._dice.sample(self.places, 2)
@@ -142,9 +144,9 @@ class PowerOfTwo(Peer):
 
 
 class LeastConnectionsQueue(LeastConnections):
-    """HAProxy leastconn with `maxconn` per server: the rest wait in one queue, first come first.
+    """HAProxy leastconn with `maxconn` for each server, and one queue in order of arrival.
 
-    Who waited `timeout queue` is refused.
+    A request that has waited for `timeout queue` is rejected.
     """
 
     QUEUE_S: Final = 30.0
@@ -180,12 +182,12 @@ class LeastConnectionsQueue(LeastConnections):
         return actions
 
 
-class Ring(Peer):
-    """A hash ring; the key is the beginning of the prompt: its first block."""
+class Ring(RouterModel):
+    """A router with a hash ring; the key is the first block of the prompt."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._ring: list[tuple[int, int]] = []  # where on the ring, whose
+        self._ring: list[tuple[int, int]] = []  # position on the ring, number of the engine
 
     def backend_up(self, name: str, now: float, kv_tokens: float | None = None) -> list[Action]:
         number = len(self.places)
@@ -194,8 +196,8 @@ class Ring(Peer):
         self._ring.sort()
         return super().backend_up(name, now, kv_tokens)
 
-    def around(self, request: Request) -> list[Place]:
-        """All engines, in the order in which the ring offers them to this prompt."""
+    def around(self, request: Request) -> list[EngineView]:
+        """List all engines, in the order of the ring from the position of this prompt."""
         key = str(request.blocks[0]) if request.blocks else request.id
         at, low, high = crc32(key.encode()), 0, len(self._ring)
         while low < high:
@@ -204,7 +206,7 @@ class Ring(Peer):
                 low = middle + 1
             else:
                 high = middle
-        found: list[Place] = []
+        found: list[EngineView] = []
         for step in range(len(self._ring)):
             place = self.places[self._ring[(low + step) % len(self._ring)][1]]
             if place not in found:
@@ -214,21 +216,21 @@ class Ring(Peer):
         return found
 
     def fair_load(self, share: float) -> float:
-        """`share` times the mean number in flight, this one counted."""
+        """Return `share` times the mean number in flight, including this request."""
         return share * (sum(p.running for p in self.places) + 1) / len(self.places)
 
 
 class ConsistentHash(Ring):
-    """nginx `hash $prompt_prefix consistent`; load counts for nothing."""
+    """nginx `hash $prompt_prefix consistent`, which ignores load."""
 
-    def choose(self, request: Request) -> Place:
+    def choose(self, request: Request) -> EngineView:
         return self.around(request)[0]
 
 
 class BoundedHash(Ring):
-    """KubeAI's CHWBL: on round the ring from an engine beyond 1.25 times the mean in flight."""
+    """KubeAI's CHWBL: the next engine on the ring with at most 1.25 times the mean in flight."""
 
-    def choose(self, request: Request) -> Place:
+    def choose(self, request: Request) -> EngineView:
         around, most = self.around(request), self.fair_load(1.25)
         for place in around:
             if place.running <= most:
@@ -237,10 +239,13 @@ class BoundedHash(Ring):
 
 
 class SmgPrefixHash(Ring):
-    """SMG 1.13 prefix_hash: bounded at 1.25, but only if more than 10 above the mean; else the
-    least loaded."""
+    """SMG 1.13 prefix_hash: the engine of the ring, or else the least loaded one.
 
-    def choose(self, request: Request) -> Place:
+    The engine of the ring is skipped when it has more than 1.25 times the mean in flight and more
+    than 10 requests above the mean.
+    """
+
+    def choose(self, request: Request) -> EngineView:
         place = self.around(request)[0]
         mean = sum(p.running for p in self.places) / len(self.places)
         if place.running > self.fair_load(1.25) and place.running > mean + 10:
@@ -248,23 +253,24 @@ class SmgPrefixHash(Ring):
         return place
 
 
-class CacheAware(Peer):
+class CacheAware(RouterModel):
     """sglang-router 0.3.2 and vllm-router 0.1.17 cache_aware (on /v1/completions).
 
-    A match of more than 0.3 of the prompt goes to where it matched, anything else to the least
-    loaded; everything does while loads differ by more than 64 and by a factor of 1.5.
+    A request goes to the engine that matches more than 0.3 of its prompt, else to the least loaded
+    one. All requests go to the least loaded engine while loads differ by more than 64 and by a
+    factor of 1.5.
     """
 
     THRESHOLD: Final = 0.3
     ABSOLUTE: Final = 64
     RELATIVE: Final = 1.5
 
-    def send(self, request: Request, place: Place, now: float, queued_s: float = 0.0) -> Send:
+    def send(self, request: Request, place: EngineView, now: float, queued_s: float = 0.0) -> Send:
         place.index.capacity_blocks = int(TREE_CHARS / (CHARS_PER_TOKEN * request.block_tokens))
         return super().send(request, place, now, queued_s)
 
-    def best_match(self, request: Request) -> Place | None:
-        """Where more of the prompt than THRESHOLD matched, the longest match."""
+    def best_match(self, request: Request) -> EngineView | None:
+        """Return the engine with the longest match, if that is more than THRESHOLD."""
         best, most = None, self.THRESHOLD * request.prompt_tokens
         for place in self.places:
             matched = place.matched(request)
@@ -272,7 +278,7 @@ class CacheAware(Peer):
                 best, most = place, float(matched)
         return best
 
-    def choose(self, request: Request) -> Place:
+    def choose(self, request: Request) -> EngineView:
         least = self.least_running()
         most = max(p.running for p in self.places)
         if most - least.running > self.ABSOLUTE and most > self.RELATIVE * least.running:
@@ -281,14 +287,14 @@ class CacheAware(Peer):
 
 
 class SmgCacheAware(CacheAware):
-    """SMG 1.13 cache_aware: the engine that matched is left when it alone is too busy.
+    """SMG 1.13 cache_aware: the engine with the match, unless that engine is too busy.
 
-    That is above the mean in flight by min(64, max(4, 2 sigma)) and by a factor of 1.5, sigma being
-    that of arrivals at random, the root of the mean: 32 requests for one document then part 24 to
-    8, as was measured (68 to 28 of 96).
+    Too busy: above the mean in flight by min(64, max(4, 2 sigma)) and by a factor of 1.5. Sigma is
+    that of random arrivals, the root of the mean. With it, 32 requests for one document divide
+    24 to 8, as was measured (68 to 28 of 96).
     """
 
-    def choose(self, request: Request) -> Place:
+    def choose(self, request: Request) -> EngineView:
         best = self.best_match(request)
         if best is None:
             return self.least_running()
@@ -299,19 +305,22 @@ class SmgCacheAware(CacheAware):
         return best
 
 
-class LlmD(Peer):
-    """llm-d-router: keep the engines that hold 0.80 of the prompt unless their first token is
-    18 s later; of those kept, the fewest prompt tokens in flight."""
+class LlmD(RouterModel):
+    """llm-d-router: of the engines that match 0.80 of the prompt, the least loaded one.
+
+    Load is prompt tokens in flight. If its first token would come 18 s later than that of the least
+    loaded engine of all, the request goes there.
+    """
 
     AFFINITY: Final = 0.80
     STICKY_S: Final = 18.0
     TOKENS_PER_S: Final = 15_928.0
 
-    def send(self, request: Request, place: Place, now: float, queued_s: float = 0.0) -> Send:
+    def send(self, request: Request, place: EngineView, now: float, queued_s: float = 0.0) -> Send:
         _bound_by_pool(place, request)
         return super().send(request, place, now, queued_s)
 
-    def choose(self, request: Request) -> Place:
+    def choose(self, request: Request) -> EngineView:
         least = min(self.places, key=lambda p: p.tokens)
         enough = self.AFFINITY * request.prompt_tokens
         holders = [p for p in self.places if p.matched(request) >= enough]
@@ -322,15 +331,18 @@ class LlmD(Peer):
         return least if later_s > self.STICKY_S else best
 
 
-class Dynamo(Peer):
-    """NVIDIA Dynamo's KV router with events: least of prefill that is left to do, this prompt's
-    part that is not held included, plus what is in use by those in flight; all in tokens."""
+class Dynamo(RouterModel):
+    """NVIDIA Dynamo's KV router with events: the lowest cost, in tokens.
 
-    def send(self, request: Request, place: Place, now: float, queued_s: float = 0.0) -> Send:
+    The cost is the prefill left to do, including the uncached part of this prompt, plus the prompt
+    tokens of requests in flight.
+    """
+
+    def send(self, request: Request, place: EngineView, now: float, queued_s: float = 0.0) -> Send:
         _bound_by_pool(place, request)
         return super().send(request, place, now, queued_s)
 
-    def choose(self, request: Request) -> Place:
+    def choose(self, request: Request) -> EngineView:
         best, least = self.places[0], inf
         for place in self.places:
             prefill = place.prefill_tokens + request.prompt_tokens - place.matched(request)
@@ -340,21 +352,21 @@ class Dynamo(Peer):
         return best
 
 
-def _bound_by_pool(place: Place, request: Request) -> None:
-    """The router knows how much the engine's KV pool holds."""
+def _bound_by_pool(place: EngineView, request: Request) -> None:
+    """Limit the index to the size of the engine's KV pool, which the router knows."""
     if place.kv_tokens < inf:
         place.index.capacity_blocks = int(place.kv_tokens / request.block_tokens)
 
 
-def _queue_8() -> Peer:
+def _queue_8() -> RouterModel:
     return LeastConnectionsQueue(8)
 
 
-def _queue_64() -> Peer:
+def _queue_64() -> RouterModel:
     return LeastConnectionsQueue(64)
 
 
-PEERS: dict[str, tuple[Callable[[], Peer], str]] = {
+ROUTER_MODELS: dict[str, tuple[Callable[[], RouterModel], str]] = {
     "least_connections": (LeastConnections, "model of nginx least_conn, HAProxy leastconn"),
     "power_of_two": (PowerOfTwo, "model of Envoy, vllm-router power_of_two"),
     "leastconn_8": (_queue_8, "model of HAProxy leastconn, maxconn 8, queue"),
@@ -367,4 +379,4 @@ PEERS: dict[str, tuple[Callable[[], Peer], str]] = {
     "llm_d": (LlmD, "model of llm-d-router affinity 0.80, token load"),
     "dynamo": (Dynamo, "model of Dynamo's KV router"),
 }
-"""By policy name: what makes one, and what it is a model of."""
+"""For each policy name: the function that makes the model, and the routers it is a model of."""

@@ -1,8 +1,8 @@
-"""The constants of the step-time model as data: files that say where the numbers come from.
+"""The constants of the step-time model, and the calibration files that hold them.
 
-A calibration names what it was fitted to and how far it was checked. The shipped ones lie in
-`data/`; `forebay engine calibrate` writes more and `--calibration` reads them. Nothing
-here knows how a step is priced.
+A calibration names the measurements it was fitted to and how far it was checked. The shipped ones
+lie in `calibration/data/`; `forebay engine calibrate` writes more and `--calibration` reads them.
+`step_time` applies the constants.
 """
 
 import difflib
@@ -14,18 +14,18 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from forebay.replay.engine.hardware.models import GpuSpec, ModelSpec
+from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
 from forebay.traces.errors import InputError
 
 FORMAT = 1
 ANY = "*"
-"""As a model: constants for every model on that GPU that has none of its own."""
+"""The model name of constants for every model on a GPU that has no constants of its own."""
 FALLBACK_GPU = "h200-sxm"
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What share of the data sheet is reached, and what a step costs besides.
+    """Shares of the data sheet's rates that kernels reach, and fixed costs in seconds.
 
     Attributes:
         gemm_compute: share of peak FLOP/s of large matrix products.
@@ -33,13 +33,13 @@ class Calibration:
         gemm_launch_s: fixed seconds of one matrix product.
         roofline_power: how sharply a matrix product turns from memory to compute bound.
         prefill_compute: share of peak FLOP/s of prefill attention over a long context.
-        prefill_half_tokens: context at which prefill attention reaches half of that.
+        prefill_half_tokens: context at which prefill attention reaches half of that share.
         decode_bandwidth: share of bandwidth of decode attention.
-        step_s: scheduling, input preparation, sampling and launches of one step, seconds.
-        sequence_s: the same for each sequence in it.
+        step_s: scheduling, input preparation, sampling and launches of one step.
+        sequence_s: additional seconds of a step for each sequence.
         layer_s: kernels of a layer that are neither matrix products nor proportional to work.
-        request_s: HTTP and tokenisation, once a request, before the scheduler sees it.
-        source: where the numbers come from.
+        request_s: HTTP and tokenisation of one request, before the scheduler sees it.
+        source: origin of the numbers.
     """
 
     gemm_compute: float
@@ -88,12 +88,12 @@ class CalibrationFile:
     """A calibration with its provenance.
 
     Attributes:
-        model, gpu: what it is for; model `*` is every model.
-        date: when it was made, ISO.
-        source: where the measurements come from.
-        checked: how far it was checked: against what, how many held-out rows, the error.
-        fitted: the constants that the points gave; the others are the prior's.
-        points: the measured points with the model's value and their role, as written.
+        model, gpu: model and GPU of the constants; model `*` is every model.
+        date: ISO date of the fit.
+        source: origin of the measurements.
+        checked: how far it was checked: reference, number of held-out rows, error.
+        fitted: names of the fitted constants; the others are the prior's.
+        points: the measured points with the model's value and their role, as in the file.
     """
 
     model: str
@@ -131,11 +131,11 @@ def read_calibration(path: Path) -> CalibrationFile:
 
 
 def parse_calibration(raw: bytes, name: str) -> CalibrationFile:
-    """`raw` as a calibration; `name` stands for it in messages. Raises InputError."""
+    """Parse a calibration; `name` is the file's name in messages. Raises InputError."""
     try:
         body = json.loads(raw)
     except ValueError as error:
-        raise InputError(f"{name}: no JSON ({error})") from error
+        raise InputError(f"{name}: not JSON ({error})") from error
     if not isinstance(body, dict):
         raise InputError(f"{name}: not an object; `forebay engine calibrate -o` makes one")
     _check_keys(body, _KEYS, name, "")
@@ -147,7 +147,7 @@ def parse_calibration(raw: bytes, name: str) -> CalibrationFile:
     fitted, points = body.get("fitted", []), body.get("points", [])
     for key, value, kind in (("fitted", fitted, str), ("points", points, dict)):
         if not isinstance(value, list) or not all(isinstance(one, kind) for one in value):
-            raise InputError(f"{name}: {key} is no list of {kind.__name__}")
+            raise InputError(f"{name}: {key} is not a list of {kind.__name__}")
     return CalibrationFile(
         **{key: body[key] for key in _TEXTS},
         constants=_constants(body.get("constants"), name, body["source"]),
@@ -189,7 +189,7 @@ def _shown(value: Any) -> str:
 
 @lru_cache(1)
 def shipped() -> tuple[CalibrationFile, ...]:
-    """The calibrations of this package, those of a named model first."""
+    """Return the calibrations of this package, those of a named model first."""
     folder = files("forebay.replay.engine.calibration") / "data"
     found = [
         parse_calibration(entry.read_bytes(), entry.name)
@@ -200,12 +200,12 @@ def shipped() -> tuple[CalibrationFile, ...]:
 
 
 def calibration_of(model: ModelSpec, gpu: GpuSpec) -> Calibration:
-    """The shipped constants for one model on one GPU; kernel-table defaults where none fit."""
+    """Return the shipped constants of a model on a GPU; without any, the kernel-table defaults."""
     return calibration_file_of(model.name, gpu.name).constants
 
 
 def calibration_file_of(model: str, gpu: str) -> CalibrationFile:
-    """The shipped calibration nearest to `model` on `gpu`, with its provenance."""
+    """Return the shipped calibration nearest to `model` on `gpu`, with its provenance."""
     known = {(one.model, one.gpu): one for one in shipped()}
     for key in ((model, gpu), (ANY, gpu), (ANY, FALLBACK_GPU)):
         if key in known:

@@ -1,0 +1,198 @@
+"""The options of `forebay size`."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forebay.traces.errors import InputError
+
+if TYPE_CHECKING:
+    from forebay.analysis.sizing.workload import Users
+    from forebay.replay.engine.config import EngineConfig
+    from forebay.replay.sim.scenario import Scenario
+
+SEEDS = 3  # at least
+RESULTS, PLOT = "results.json", "plot.svg"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeArguments:
+    """Every option as typed, with its help and default."""
+
+    users: Annotated[int, typer.Option(help="How many people ask questions.")]
+    document_tokens: Annotated[
+        str, typer.Option(help="Length of a document in tokens, or a distribution.")
+    ]
+    model: Annotated[str, typer.Option(help="Model name, or a config.json.")] = "llama-3-8b"
+    gpu: Annotated[str, typer.Option(help="GPU of each engine.")] = "h200"
+    slo: Annotated[
+        str | None,
+        typer.Option(
+            help="Targets; default: chat.ttft_p95=2s, document.ttft_p95=10s, tpot_p95=100ms."
+        ),
+    ] = None
+    think: Annotated[float, typer.Option(help="Mean seconds between two questions of a user.")] = (
+        60.0
+    )
+    document_share: Annotated[
+        float, typer.Option(help="Share of questions that carry a document.")
+    ] = 0.3
+    shared: Annotated[
+        float, typer.Option(help="Share of those about common documents (Zipf popularity).")
+    ] = 0.0
+    documents: Annotated[int, typer.Option(help="Number of common documents.")] = 50
+    zipf: Annotated[float, typer.Option(help="Exponent of their popularity; 0: even.")] = 0.8
+    cv: Annotated[
+        float, typer.Option(help="Coefficient of variation of arrival gaps; 1: Poisson.")
+    ] = 1.0
+    question_tokens: Annotated[str, typer.Option(help="Length of a question about a document.")] = (
+        "64"
+    )
+    document_output_tokens: Annotated[
+        str, typer.Option(help="Length of an answer about a document.")
+    ] = "128"
+    chat_tokens: Annotated[str, typer.Option(help="Length of a prompt without a document.")] = (
+        "azure-conv-input"
+    )
+    chat_output_tokens: Annotated[
+        str, typer.Option(help="Length of an answer without a document.")
+    ] = "azure-conv-output"
+    policy: Annotated[
+        str, typer.Option(help="Routing policy of the proxy, or direct: no proxy.")
+    ] = "warm_or_least_work"
+    config: Annotated[Path | None, typer.Option(help="YAML configuration of the proxy.")] = None
+    calibration: Annotated[Path | None, typer.Option(help="File with calibrated step times.")] = (
+        None
+    )
+    max_model_len: Annotated[int | None, typer.Option(help="Flag of vllm serve.")] = None
+    max_num_batched_tokens: Annotated[int | None, typer.Option(help="Flag of vllm serve.")] = None
+    max_num_seqs: Annotated[int | None, typer.Option(help="Flag of vllm serve.")] = None
+    gpu_memory_utilization: Annotated[float, typer.Option(help="Flag of vllm serve.")] = 0.9
+    price_per_gpu_hour: Annotated[
+        float | None, typer.Option(help="Price of a GPU per hour, in any currency.")
+    ] = None
+    seeds: Annotated[int, typer.Option(min=SEEDS, help="Number of seeds.")] = SEEDS
+    seed: Annotated[int, typer.Option(help="The first seed.")] = 0
+    window: Annotated[
+        float | None,
+        typer.Option(help="Judged seconds per seed; default: 20 requests beyond each percentile."),
+    ] = None
+    quick: Annotated[bool, typer.Option("--quick", help="Skip the what-if searches.")] = False
+    validate: Annotated[
+        bool,
+        typer.Option("--validate", help="Check N and N-1 GPUs with new seeds, 4 times as long."),
+    ] = False
+    plot: Annotated[
+        bool,
+        typer.Option("--plot", help="Plot users against GPUs; one search per point (minutes)."),
+    ] = False
+    plot_tokens: Annotated[
+        str | None,
+        typer.Option(help="Document sizes of the plot; default: 1/4, 1/2 and all of the length."),
+    ] = None
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder for results.json and plot.svg.")
+    ] = None
+    force: Annotated[bool, typer.Option("--force", help="Replace the files in --out.")] = False
+    jobs: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 2
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False
+
+    def check(self) -> None:
+        """Raise InputError for values that need no simulation to be rejected."""
+        for option, number in (
+            ("--price-per-gpu-hour", self.price_per_gpu_hour),
+            ("--window", self.window),
+        ):
+            if number is not None and not 0 < number < float("inf"):
+                raise InputError(f"{option} {number:g}: give more than 0")
+        if self.out is None:
+            if self.plot:
+                raise InputError("--plot: give the folder for plot.svg with --out")
+            return
+        if self.out.exists() and not self.out.is_dir():
+            raise InputError(f"--out {self.out}: is a file; give a folder")
+        for name in (RESULTS, PLOT):
+            if (self.out / name).exists() and not self.force:
+                raise InputError(
+                    f"--out {self.out}: holds {name}; name another folder, or give --force"
+                )
+
+    def population(self) -> "Users":
+        from forebay.analysis.sizing.workload import Users
+        from forebay.traces.lengths import parse_length
+
+        return Users(
+            users=self.users,
+            think_s=self.think,
+            document_share=self.document_share,
+            document_tokens=parse_length(self.document_tokens, "--document-tokens"),
+            question_tokens=parse_length(self.question_tokens, "--question-tokens"),
+            document_output_tokens=parse_length(
+                self.document_output_tokens, "--document-output-tokens"
+            ),
+            chat_tokens=parse_length(self.chat_tokens, "--chat-tokens"),
+            chat_output_tokens=parse_length(self.chat_output_tokens, "--chat-output-tokens"),
+            shared=self.shared,
+            documents=self.documents,
+            zipf_s=self.zipf,
+            cv=self.cv,
+        )
+
+    def plot_sizes(self, users: "Users") -> list[int]:
+        """Document sizes of the plot's curves; raises InputError."""
+        from forebay.traces.lengths import Fixed
+
+        if self.plot_tokens is None:
+            length = users.document_tokens
+            if not isinstance(length, Fixed):
+                raise InputError("--plot: --document-tokens is a distribution; give --plot-tokens")
+            return sorted({max(1, length.tokens // part) for part in (4, 2, 1)})
+        try:
+            sizes = [int(part) for part in self.plot_tokens.split(",")]
+        except ValueError:
+            sizes = []
+        if not sizes or min(sizes) < 1:
+            raise InputError(
+                f"--plot-tokens {self.plot_tokens}: give tokens, such as 16000,32000,100000"
+            )
+        return sizes
+
+    def check_memory(self, users: "Users", sizes: list[int]) -> None:
+        """Raise InputError if the longest request, or one of the plot, does not fit a GPU."""
+        from forebay.analysis.sizing.floor import check_memory
+        from forebay.traces.lengths import Fixed
+
+        options = {**self._engine_options(), "max_model_len": self.max_model_len}
+        check_memory(users, **options)
+        for tokens in sizes:
+            longer = replace(users, document_tokens=Fixed(tokens))
+            check_memory(longer, named=f"--plot-tokens {tokens}", **options)
+
+    def scenario(self) -> "Scenario":
+        """One engine behind the proxy; the search sets the number of engines."""
+        from forebay.proxy.config.schema import Config
+        from forebay.proxy.config.sources import load_config
+        from forebay.replay.sim.scenario import Scenario
+
+        proxy = Config() if self.config is None else load_config(self.config, {}, {})
+        return Scenario(self._engine(), 1, self.policy, proxy)
+
+    def _engine(self) -> "EngineConfig":
+        from forebay.replay.engine.config import EngineConfig
+
+        return EngineConfig(
+            max_model_len=self.max_model_len,
+            calibration=self.calibration,
+            **self._engine_options(),
+        )
+
+    def _engine_options(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "gpu": self.gpu,
+            "max_num_batched_tokens": self.max_num_batched_tokens,
+            "max_num_seqs": self.max_num_seqs,
+            "gpu_memory_utilization": self.gpu_memory_utilization,
+        }

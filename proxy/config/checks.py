@@ -1,0 +1,68 @@
+"""Check single values of the configuration: each function raises ValueError with what is right."""
+
+import re
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+SHARE_SCHEMES = ("redis", "rediss", "unix")
+
+
+def check_zmq_endpoint(endpoint: str) -> None:
+    if not re.fullmatch(r"tcp://[^/]+:\d+|ipc://.+", endpoint):
+        raise ValueError("give a ZeroMQ endpoint such as tcp://127.0.0.1:5557")
+
+
+def checked_base_url(url: str) -> str:
+    """Return the URL of a server without a trailing slash."""
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname
+        known = parts.scheme in ("http", "https") and parts.port != 0
+    except ValueError:
+        known, host = False, None
+    if not (known and host):
+        raise ValueError("give a URL such as http://127.0.0.1:8001")
+    if "@" in parts.netloc:  # even an empty user name; and no key would be sent by it
+        raise ValueError(
+            "give the server only, such as http://127.0.0.1:8001, without user or password; "
+            "a key for the backends is upstream_api_key"
+        )
+    if parts.path.strip("/") or parts.query or parts.fragment:
+        raise ValueError("give the server only, such as http://127.0.0.1:8001, with no path")
+    try:
+        host.encode("idna")  # the form in which it is looked up
+        named = parts.netloc.isascii()  # the form in the Host header
+    except UnicodeError:
+        named = False
+    if not named:
+        raise ValueError("not a host name: give it in ASCII, with 1 to 63 characters between dots")
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def check_share_url(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in SHARE_SCHEMES and parts.port != 0
+        known = known and bool(parts.hostname or parts.path)
+    except ValueError:
+        known = False
+    if not known:
+        raise ValueError("give a URL such as redis://host:6379/0?prefix=forebay")
+
+
+def check_paths(paths: Iterable[str]) -> None:
+    for path in paths:
+        if not re.fullmatch(r"(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+", path):
+            raise ValueError(f"{path!r} is not a plain path such as /v1/models")
+
+
+def check_origins(origins: Iterable[str]) -> None:
+    for origin in origins:
+        if not re.fullmatch(r"https?://[a-z0-9.\-\[\]:]+", origin):
+            raise ValueError(f"{origin!r} is not an origin such as https://chat.example.com")
+
+
+def check_unique(values: list[str], what: str) -> None:
+    for value in values:
+        if values.count(value) > 1:
+            raise ValueError(f"the {what} {value!r} is given twice")

@@ -1,0 +1,174 @@
+"""Sections of the configuration about the proxy as a server: addresses, limits, telemetry, TLS."""
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    model_validator,
+)
+
+from forebay.proxy.config.quantities import seconds, size_bytes
+
+Seconds = Annotated[float, BeforeValidator(seconds), Field(gt=0)]
+NoOrSeconds = Annotated[float, BeforeValidator(seconds), Field(ge=0)]
+Bytes = Annotated[int, BeforeValidator(size_bytes), Field(gt=0)]
+ANSWER_FIRST_TOKENS = 5  # default of timeouts.answer, in units of timeouts.first_token
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class Listen(Section):
+    """Addresses to listen on; port 0 takes any free port.
+
+    admin_host: for the admin port, which has neither keys nor TLS: keep it private. null: as host.
+    reuse_port: let a second proxy listen on the same ports, for an upgrade without a gap.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = Field(8080, ge=0, le=65535)
+    admin_host: str | None = Field(None, min_length=1)
+    admin_port: int = Field(9090, ge=0, le=65535)
+    reuse_port: bool = False
+
+    @property
+    def effective_admin_host(self) -> str:
+        return self.admin_host or self.host
+
+
+class Timeouts(Section):
+    """Time limits.
+
+    connect: of a connection to a backend, TLS included.
+    first_token: until the first event of a stream, and for a response of an unshaped path.
+    answer: for a chat or completion that is not a stream: its first byte comes with its last token.
+    null: five times first_token.
+    idle: between two reads from a backend.
+    client_headers, client_body, client_write: for a client to send its request's head and body, and
+    to take what was written.
+    lame_duck: time during which a proxy that is told to stop still takes requests, while its
+    /health is already 503.
+    drain: time for running requests to end after that.
+    """
+
+    connect: Seconds = 2.0
+    first_token: Seconds = 120.0
+    answer: Seconds | None = None
+    idle: Seconds = 60.0
+    client_headers: Seconds = 10.0
+    client_body: Seconds = 30.0
+    client_write: Seconds = 30.0
+    lame_duck: NoOrSeconds = 0.0
+    drain: Seconds = 30.0
+
+    @property
+    def whole_answer(self) -> float:
+        """`answer`, or its default."""
+        return self.answer or ANSWER_FIRST_TOKENS * self.first_token
+
+
+class Limits(Section):
+    """Sizes that protect the proxy.
+
+    body, header: of a request; header counts all fields together.
+    connections: of clients; auto is half of the process's file descriptors.
+    queue_bytes: of the bodies of all requests together.
+    memory: of the process; auto is the limit of its cgroup.
+    loop_lag: lag of the event loop. A p99 above it sheds class batch, a median above it class
+    standard too.
+    answer: of a response that is not a stream.
+    """
+
+    body: Bytes = 16 << 20
+    header: Bytes = 16 << 10
+    connections: Literal["auto"] | PositiveInt = "auto"
+    queue_bytes: Bytes = 256 << 20
+    memory: Literal["auto"] | Bytes = "auto"
+    loop_lag: Seconds = 0.05
+    answer: Bytes = 64 << 20
+
+
+class HealthConfig(Section):
+    """GET /health of each backend: time between two, and time limit of one."""
+
+    interval: Seconds = 1.0
+    timeout: Seconds = 1.0
+
+
+class Tokens(Section):
+    """bytes_per_token: initial estimate for prompt text; responses' usage corrects it."""
+
+    bytes_per_token: float = Field(4.0, gt=0, le=64)
+
+
+class MetricsConfig(Section):
+    """hlog: a file for the TTFT of each bucket, written once a second.
+
+    receipts: number of ended requests that are kept for `forebay explain`.
+    """
+
+    hlog: Path | None = None
+    receipts: int = Field(2_000, ge=0, le=1_000_000)
+
+
+class Logs(Section):
+    """sample: share of the finished requests that are logged; level debug logs all of them."""
+
+    format: Literal["console", "json"] = "console"
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    sample: float = Field(0.0, ge=0, le=1)
+
+
+class Tracing(Section):
+    """OpenTelemetry spans (extra `otel`).
+
+    endpoint: of a collector, OTLP over HTTP.
+    sample: share of the requests without a sampled parent that get a span.
+    """
+
+    enabled: bool = False
+    endpoint: str = "http://127.0.0.1:4318/v1/traces"
+    sample: float = Field(1.0, ge=0, le=1)
+    service_name: str = "forebay"
+
+
+class Tls(Section):
+    """Certificate chain and private key of the public port, PEM files. Without them: plain HTTP."""
+
+    cert: Path | None = None
+    key: Path | None = None
+
+    @model_validator(mode="after")
+    def _both(self) -> Self:
+        if (self.cert is None) != (self.key is None):
+            raise ValueError("give both cert and key")
+        return self
+
+    @property
+    def files(self) -> tuple[Path, Path] | tuple[()]:
+        return (self.cert, self.key) if self.cert and self.key else ()
+
+
+class UpstreamTls(Section):
+    """Check of https backends. ca: PEM file of authorities in place of the system's."""
+
+    ca: Path | None = None
+    verify: bool = True
+
+
+class CaptureConfig(Section):
+    """Capture of traffic as a trace.
+
+    salt: env is FOREBAY_CAPTURE_SALT, the key of the hashes in it.
+    max_size: the capture stops there.
+    """
+
+    path: Path | None = None
+    salt: Literal["env"] = "env"
+    max_size: Bytes = 1 << 30

@@ -1,0 +1,197 @@
+"""A new request: send it, queue it or reject it.
+
+The order of the questions: is it too long, or its tenant over quota; what would each backend mean
+for it; which one does the route pick; may it start there; must it be rejected?
+"""
+
+from math import inf
+
+from forebay.proxy.core.dispatcher import Dispatcher
+from forebay.proxy.core.model import (
+    RANKS,
+    STANDARD,
+    Action,
+    Bucket,
+    Reject,
+    RejectReason,
+    Request,
+)
+from forebay.proxy.core.policy.admission import (
+    Admit,
+    attainable,
+    early_reject,
+    gives_way,
+    hopeless,
+    tenant_holds_too_much,
+    whole_s,
+)
+from forebay.proxy.core.policy.routing import Option
+from forebay.proxy.core.state.backend import Backend
+from forebay.proxy.core.state.queue import QueuedRequest
+
+
+class Placement:
+    """Where a new request would go, and how.
+
+    Attributes:
+        options: the forecasts for all backends that were priced.
+        option: the one that the route picked, on `backend`.
+        starts: it may start there now; `sent_now`: and nothing of its bucket waits there.
+        queued: requests of its bucket that wait already; -1 if it would not wait.
+        gives_way: the request that would leave the full queue for it.
+    """
+
+    __slots__ = ("backend", "gives_way", "option", "options", "queued", "sent_now", "starts")
+
+    def __init__(
+        self, options: list[Option], option: Option, backend: Backend, starts: bool, queued: int
+    ) -> None:
+        self.options = options
+        self.option = option
+        self.backend = backend
+        self.starts = starts
+        self.sent_now = False
+        self.queued = queued
+        self.gives_way: QueuedRequest | None = None
+
+
+class NewRequests:
+    """Decides about new requests.
+
+    Args:
+        admit: `admission.refuse`, or what takes its place in a simulation.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, admit: Admit) -> None:
+        self._dispatcher = dispatcher
+        self._admit = admit
+        self._count = 0
+
+    def arrive(self, request: Request, now: float) -> list[Action]:
+        """Send, queue (no action) or reject a new request."""
+        dispatcher = self._dispatcher
+        dispatcher.pass_time(now)
+        bucket = dispatcher.bucket_of(request.prompt_tokens)
+        rejected = early_reject(request, bucket, dispatcher.quotas, now)
+        if rejected is not None or bucket is None:
+            assert rejected is not None
+            if dispatcher.recorder is not None:
+                dispatcher.recorder.rejected_early(rejected, dispatcher.buckets, now)
+            return [rejected]
+        waiting = self._enter(request, bucket, now)
+        options = dispatcher.forecast.options(waiting, now)
+        if not options:
+            return [dispatcher.reject(waiting, "no_backend_available", now)]
+        place = self._place(waiting, bucket, options, now)
+        reason = self._decide(waiting, bucket, place, now)
+        long_prefills = dispatcher.forecast.long_prefills
+        eased = long_prefills.decided(bucket.name, rejected=reason is not None)
+        if reason is None:
+            actions = self._take_in(waiting, bucket, place, now)
+        else:
+            actions = [self._reject_new(request, bucket, reason, place, now)]
+        return actions + dispatcher.dispatch_all(now) if eased else actions
+
+    def _enter(self, request: Request, bucket: Bucket, now: float) -> QueuedRequest:
+        """Note the arrival of a request that is neither too long nor over its quota."""
+        dispatcher, tenant = self._dispatcher, request.tenant
+        standard = request.service_class == "standard"
+        rank = STANDARD if standard else RANKS[request.service_class]
+        if tenant or dispatcher.fairness.on:
+            dispatcher.tell_tenants_apart()
+            dispatcher.fairness.arrived(tenant, now)
+        if not standard:
+            dispatcher.precedence.tell_classes_apart()
+        self._count += 1
+        dispatcher.forecast.arrived(request, bucket.name, now)
+        waiting = QueuedRequest(request, bucket.name, now, inf, self._count, 0.0, rank)
+        if dispatcher.output_lengths.any:
+            most = request.output_tokens
+            waiting.output_tokens = dispatcher.output_lengths.expected(tenant, bucket.name, most)
+        return waiting
+
+    def _place(
+        self, waiting: QueuedRequest, bucket: Bucket, options: list[Option], now: float
+    ) -> Placement:
+        """Route a new request."""
+        dispatcher, request = self._dispatcher, waiting.request
+        hopeful = [
+            o
+            for o in options
+            if attainable(request, bucket, o) or self._dispatcher.backends[o.backend].idle
+        ]
+        if not hopeful:
+            hopeful = dispatcher.forecast.idle_elsewhere(waiting, now)
+            options += hopeful
+        option = dispatcher.route(request, hopeful or options, dispatcher.affinity)
+        backend = self._dispatcher.backends[option.backend]
+        starts = dispatcher.forecast.gate.may_start(backend, waiting, now)
+        queued = -1 if starts else dispatcher.queues.count[bucket.name]
+        place = Placement(options, option, backend, starts, queued)
+        if queued >= bucket.max_queue and dispatcher.precedence.on:
+            place.gives_way = gives_way(self._dispatcher.backends, waiting, bucket)
+            place.queued -= place.gives_way is not None
+        if starts and not (backend.queued and backend.queues[bucket.name]):
+            place.sent_now = True  # no request goes before it, whatever was predicted
+            uncached = request.prompt_tokens - option.matched_tokens
+            option.wait_s = backend.prefill_queue.ahead_s(uncached, now)
+            option.margin_s = 0.0
+        return place
+
+    def _decide(
+        self, waiting: QueuedRequest, bucket: Bucket, place: Placement, now: float
+    ) -> RejectReason | None:
+        """Return why a new request must be rejected; None to admit it."""
+        dispatcher, backend = self._dispatcher, place.backend
+        reason = self._admit(waiting.request, bucket, place.option, place.queued, backend.idle)
+        if reason is None and place.queued >= 0 and self._too_much(waiting, bucket, backend, now):
+            reason = "queue_full"
+        if dispatcher.recorder is not None:
+            dispatcher.recorder.decided(
+                waiting, bucket, place.options, place.option, place.queued, reason, now
+            )
+        return reason
+
+    def _too_much(
+        self, waiting: QueuedRequest, bucket: Bucket, backend: Backend, now: float
+    ) -> bool:
+        backends, fairness = self._dispatcher.backends, self._dispatcher.fairness
+        return tenant_holds_too_much(backends, fairness, backend, waiting, bucket, now)
+
+    def _take_in(
+        self, waiting: QueuedRequest, bucket: Bucket, place: Placement, now: float
+    ) -> list[Action]:
+        """Send or queue a request that was admitted."""
+        dispatcher, request, backend = self._dispatcher, waiting.request, place.backend
+        actions: list[Action] = []
+        if dispatcher.quotas.any:
+            dispatcher.quotas.take(request.tenant, request.prompt_tokens, now)
+            waiting.paid = True
+        dispatcher.note_admitted(request.tenant, request.prompt_tokens, now)
+        if place.gives_way is not None:
+            wait_s = backend.prefill_queue.backlog_s(now) + backend.queued_s
+            left = dispatcher.dequeue(place.gives_way.request.id)
+            actions.append(dispatcher.reject(place.gives_way, "queue_full", now, wait_s))
+            actions += dispatcher.start_next(left, now)
+        if place.sent_now:
+            matched_tokens = place.option.matched_tokens
+            actions.append(dispatcher.send(waiting, backend, matched_tokens, now))
+            return actions
+        dispatcher.enqueue(waiting, place.option, now)
+        actions += dispatcher.start_next(backend, now)
+        if place.starts and dispatcher.queues.count[bucket.name] > bucket.max_queue:
+            # It could start, but stands behind a request of its own tenant that may not yet.
+            dispatcher.dequeue(request.id)
+            actions.append(dispatcher.reject(waiting, "queue_full", now, place.option.wait_s))
+        return actions
+
+    def _reject_new(
+        self, request: Request, bucket: Bucket, reason: RejectReason, place: Placement, now: float
+    ) -> Reject:
+        """Reject a new request, with the time at which its client should come back."""
+        wait_s = min(o.wait_s for o in place.options) - min(bucket.max_wait_s, request.timeout_s)
+        engines = sum(b.up for b in self._dispatcher.backends.values())
+        prefill_s = place.option.prefill_s
+        wait_s = self._dispatcher.return_times.book(bucket.name, wait_s, prefill_s, engines, now)
+        never = reason == "deadline_unattainable" and hopeless(request, place.options)
+        return Reject(request, reason, bucket.name, 0.0, whole_s(wait_s), never)

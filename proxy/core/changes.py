@@ -1,0 +1,176 @@
+"""OperatorChanges by operators while requests run and wait: backends, buckets, rules."""
+
+from collections.abc import Iterable, Sequence
+from math import inf
+
+from forebay.proxy.core.dispatcher import Dispatcher, least_patience_s
+from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Tenant
+from forebay.proxy.core.peers import Peering
+from forebay.proxy.core.policy.admission import ReturnTimes
+from forebay.proxy.core.policy.routing import Affinity, Route
+from forebay.proxy.core.state.backend import Backend
+from forebay.proxy.core.state.queue import QueuedRequest
+
+
+class OperatorChanges:
+    """Applies an operator's changes to a dispatcher.
+
+    Attributes:
+        itl_slo_s: see Shaper.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, peering: Peering, itl_slo_s: float) -> None:
+        self._dispatcher = dispatcher
+        self._peering = peering
+        self.itl_slo_s = itl_slo_s
+
+    def add_backend(self, spec: BackendSpec, now: float) -> list[Action]:
+        """Add a backend, which takes work from `backend_up` on; one that was draining stays."""
+        dispatcher = self._dispatcher
+        if spec.name in dispatcher.backends:
+            dispatcher.backends[spec.name].draining = False
+            return self.change_backend(spec, now)
+        dispatcher.pass_time(now)
+        dispatcher.backends[spec.name] = Backend(
+            spec,
+            dispatcher.buckets.values(),
+            len(dispatcher.backends),
+            fairness=dispatcher.fairness,
+            itl_slo_s=self.itl_slo_s,
+        )
+        self._rebuild()
+        if dispatcher.sharing:
+            return self._peering.settle(now)  # what other proxies have there counts at once
+        return dispatcher.dispatch_all(now)
+
+    def change_backend(self, spec: BackendSpec, now: float, *, moved: bool = False) -> list[Action]:
+        """Change a backend's limits. `moved`: it is another server, whose cache is empty."""
+        dispatcher = self._dispatcher
+        dispatcher.pass_time(now)
+        backend = dispatcher.backends[spec.name]
+        backend.resize(spec, self.itl_slo_s)
+        if spec.kv_tokens < inf:
+            backend.kv_tokens = spec.kv_tokens
+        if moved:
+            backend.restarted()
+        dispatcher.forecast.moved(backend)
+        return dispatcher.dispatch_all(now)
+
+    def drain_backend(self, name: str, now: float) -> list[Action]:
+        """Give a backend no new work; what runs there goes on, until `remove_backend`."""
+        self._dispatcher.pass_time(now)
+        backend = self._dispatcher.backends[name]
+        backend.draining = True
+        return self.take_out(backend, now)
+
+    def remove_backend(self, name: str, now: float) -> list[Action]:
+        """Forget a backend that was drained and on which no request of this proxy is left."""
+        dispatcher = self._dispatcher
+        dispatcher.pass_time(now)
+        assert dispatcher.backends[name].draining, name
+        assert dispatcher.backends[name].empty, name
+        del dispatcher.backends[name]
+        self._peering.peers.forget(name)
+        dispatcher.silent.pop(name, None)
+        for index, backend in enumerate(dispatcher.backends.values()):
+            backend.index = index
+        self._rebuild()
+        return dispatcher.dispatch_all(now)
+
+    def take_out(self, backend: Backend, now: float) -> list[Action]:
+        """Let a backend take no work; requests that wait for it are rerouted or rejected."""
+        dispatcher = self._dispatcher
+        backend.up = False
+        dispatcher.forecast.moved(backend)
+        actions: list[Action] = []
+        for queue in backend.queues.values():
+            for waiting in queue.everyone():
+                dispatcher.dequeue(waiting.request.id)
+                actions += dispatcher.requeue(waiting, now)
+        return actions + dispatcher.dispatch_all(now)
+
+    def reconfigure(
+        self,
+        buckets: Sequence[Bucket],
+        now: float,
+        *,
+        route: Route,
+        affinity: Affinity,
+        dispatch_ahead_s: float,
+        tenants: Iterable[Tenant] = (),
+        default_weight: float = 1.0,
+        itl_slo_s: float = inf,
+    ) -> list[Action]:
+        """Change buckets and rules.
+
+        Running and waiting requests belong to the bucket that now holds their prompt. Waiting ones
+        keep their deadline, and their place even in a queue that is now shorter. A prompt that is
+        now above every bucket is rejected if it waits, and counts for the last bucket if it runs.
+        """
+        dispatcher = self._dispatcher
+        dispatcher.pass_time(now)
+        everyone = sorted(dispatcher.queues.waiting.values(), key=lambda w: w.key)
+        for waiting in everyone:
+            dispatcher.dequeue(waiting.request.id)
+        dispatcher.affinity, dispatcher.route = affinity, route
+        dispatcher.dispatch_ahead_s = dispatch_ahead_s
+        listed = list(tenants)
+        dispatcher.fairness.reconfigure(listed, default_weight)
+        dispatcher.quotas.reconfigure(listed)
+        if itl_slo_s != self.itl_slo_s:
+            self.itl_slo_s = itl_slo_s
+            for backend in dispatcher.backends.values():
+                backend.resize(backend.spec, itl_slo_s)
+        self._rebucket(by_length(buckets))
+        actions: list[Action] = []
+        for waiting in everyone:
+            bucket = self._dispatcher.bucket_of(waiting.request.prompt_tokens)
+            if bucket is None:
+                actions.append(self._too_long(waiting, now))
+            else:
+                waiting.bucket = bucket.name
+                actions += dispatcher.requeue(waiting, now)
+        return actions + dispatcher.dispatch_all(now)
+
+    def _rebucket(self, buckets: dict[str, Bucket]) -> None:
+        dispatcher = self._dispatcher
+        dispatcher.buckets = dispatcher.precedence.buckets = buckets
+        dispatcher.least_patience_s = least_patience_s(buckets)
+        dispatcher.queues.rebucket(buckets)
+        dispatcher.by_length = list(buckets.values())
+        dispatcher.return_times = ReturnTimes(buckets)
+        for backend in dispatcher.backends.values():
+            backend.rebucket(buckets.values(), self._home)
+        for _, running in dispatcher.running.values():
+            running.bucket = self._home(running.request)
+        self._rebuild()
+
+    def _too_long(self, waiting: QueuedRequest, now: float) -> Reject:
+        """Reject a waiting request that no bucket holds any longer."""
+        self._dispatcher.refund_quota(waiting, now)
+        queued_s = now - waiting.arrived_at
+        reject = Reject(waiting.request, "prompt_too_long", "", queued_s, inf)
+        if self._dispatcher.recorder is not None:
+            self._dispatcher.recorder.outgrew(reject, self._dispatcher.by_length[-1], now)
+        return reject
+
+    def _home(self, request: Request) -> str:
+        """Return the bucket that a running request counts for."""
+        return (
+            self._dispatcher.bucket_of(request.prompt_tokens) or self._dispatcher.by_length[-1]
+        ).name
+
+    def _rebuild(self) -> None:
+        """Renew what looks at all backends or buckets."""
+        dispatcher = self._dispatcher
+        dispatcher.forecast = dispatcher.forecast.rebuilt(
+            dispatcher.backends,
+            dispatcher.buckets,
+            dispatcher.dispatch_ahead_s,
+            dispatcher.affinity.min_match,
+        )
+        dispatcher.queues.reorder()
+
+
+def by_length(buckets: Sequence[Bucket]) -> dict[str, Bucket]:
+    return {bucket.name: bucket for bucket in sorted(buckets, key=lambda b: b.up_to)}

@@ -1,0 +1,120 @@
+"""One prefill for many: which requests wait for a prefill that another request has computed?
+
+Fifty users who open one document need its prefill once (single-flight). A request follows
+ - a prefill in the engine that computes its prefix: sent now, it would compute the rest again;
+ - a prompt that is sent in pieces and will be computed completely;
+ - a waiting request with a long prompt that shares more with it than the cache does (`leader`).
+A follower is a cache hit once its leader's prefill has ended. A leader with n followers ends n + 1
+waits with one prefill, so it is due earlier (W. E. Smith, "Various optimizers for single-stage
+production", 1956).
+"""
+
+from collections.abc import Iterator
+from itertools import chain
+from math import inf
+from typing import Final
+
+from forebay.proxy.core.learn.prefix_cache import tokens_in
+from forebay.proxy.core.model import Request
+from forebay.proxy.core.state.backend import Backend
+from forebay.proxy.core.state.coalescing import longest_run
+from forebay.proxy.core.state.fleet import FleetQueues
+from forebay.proxy.core.state.in_flight import STEP_TOKENS
+from forebay.proxy.core.state.queue import QueuedRequest
+
+AWAITED: Final = 2.0
+"""In a chunking engine a follower would pass its leader. It waits for the leader only if that takes
+at most this many times what the cache hit saves; a shared system prompt saves little."""
+LOST: Final = 0.5
+"""A follower whose predicted prefill was below this share of its real one has lost its leader: it
+is routed anew."""
+
+
+def expected_tokens(backend: Backend, waiting: QueuedRequest) -> tuple[int, QueuedRequest | None]:
+    """Return the tokens expected to be cached at dispatch, and the leader that will cache them.
+
+    The leader is None if no other waiting request computes more than is cached already, and for
+    a prompt that is itself being sent in pieces.
+    """
+    request = waiting.request
+    matched = backend.matched_tokens(request)
+    if waiting.piece_on or not (backend.leaders or backend.splits):
+        return matched, None
+    known = int(matched / request.block_tokens)
+    blocks, leader = longest_run(request, chain(backend.leaders, backend.splits), known)
+    expected = tokens_in(blocks, request)
+    return (expected, leader) if expected > matched else (matched, None)
+
+
+def still_leads(backend: Backend, leader: QueuedRequest | None) -> bool:
+    """Return whether this request, or the rest of its prompt, is still to be sent here."""
+    return leader is not None and (leader in backend.leaders or leader in backend.splits)
+
+
+def must_follow(backend: Backend, request: Request, head: QueuedRequest | None = None) -> bool:
+    """Return whether the request's prefix is being computed here for another request.
+
+    Sent now, the request would compute once more what is not cached yet.
+
+    Args:
+        head: as of `SplitPrompts.promised`.
+    """
+    if not backend.prefills and not backend.splits:
+        return False
+    blocks = request.blocks
+    matched = backend.cache.prefixes.match(blocks)
+    if backend.splits and backend.splits.promised(request, head) > matched:
+        return True
+    if not matched or not backend.prefills:
+        return False
+    most_s = inf
+    if backend.prefill_queue.chunked:
+        tokens = request.prompt_tokens
+        saved_s = backend.prefill_s(request, 0) - backend.prefill_s(
+            request, min(tokens - 1, int(matched * request.block_tokens))
+        )
+        most_s = AWAITED * saved_s
+    return backend.prefill_queue.computes(blocks, matched, most_s)
+
+
+def keeps_back(backend: Backend, waiting: QueuedRequest) -> bool:
+    """Return whether a head must follow here; never a request that waits behind it."""
+    head = waiting if waiting.backend == backend.name else None
+    return must_follow(backend, waiting.request, head)
+
+
+def freed_followers(backend: Backend) -> Iterator[tuple[QueuedRequest, float, bool]]:
+    """Find followers here whose leader's prefill has ended or will not happen.
+
+    Yields:
+        The follower, its prefill in seconds from what is cached now, and whether that became so
+        much longer that it should be routed anew.
+    """
+    for waiting in list(backend.followers.values()):
+        request = waiting.request
+        if waiting.backend != backend.name:  # it left together with one before it
+            continue
+        if still_leads(backend, waiting.leader) or must_follow(backend, request):
+            continue
+        matched, _ = expected_tokens(backend, waiting)
+        prefill_s = backend.prefill_s(request, matched)
+        yield waiting, prefill_s, waiting.work_s < LOST * prefill_s
+
+
+def hits_elsewhere(
+    backend: Backend, queues: FleetQueues
+) -> Iterator[tuple[QueuedRequest, Backend]]:
+    """Find requests that wait for other backends although this one has cached more of them.
+
+    Yields:
+        The waiting request and the backend it waits for.
+    """
+    for home in list(queues.backends.values()):
+        if home is backend:
+            continue
+        for waiting in [*home.leaders, *home.splits, *home.followers.values()]:
+            request = waiting.request
+            if waiting.backend != home.name:
+                continue
+            if backend.matched_tokens(request) - home.matched_tokens(request) > STEP_TOKENS:
+                yield waiting, home

@@ -1,0 +1,42 @@
+"""The faults that can happen between this proxy and a backend."""
+
+
+class UpstreamFault(Exception):
+    """The backend did not answer as it should."""
+
+
+class ConnectFault(UpstreamFault):
+    """No connection: refused, unreachable or too slow."""
+
+
+class TlsFault(ConnectFault):
+    """TLS failed; the message is OpenSSL's own, without addresses."""
+
+
+class LocalShortage(UpstreamFault):
+    """This machine lacks a resource for a connection; the backend is not to blame."""
+
+
+class BrokenAnswer(UpstreamFault):
+    """The response is not HTTP, or HTTP that could be read in two ways."""
+
+
+class AnswerTooLarge(UpstreamFault):
+    """The body has more than `limit` bytes."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"more than {limit} bytes")
+        self.limit = limit
+
+
+class LostConnection(UpstreamFault):
+    """The connection ended before the response did.
+
+    Attributes:
+        stale: a kept connection ended before the first byte of the response. Perhaps that is a
+            race: backends close idle connections.
+    """
+
+    def __init__(self, stale: bool) -> None:
+        super().__init__("the connection was lost")
+        self.stale = stale

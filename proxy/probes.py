@@ -1,0 +1,216 @@
+"""Probe the backends: GET /health at an interval, and /metrics once for the size of the KV cache.
+
+What a probe means for new work is decided in `core/health.py`. A backend that is not up yet is not
+an error: this is logged once, and the backend is used when it comes up.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from math import inf
+
+from forebay.proxy.config.schema import BackendConfig, Config
+from forebay.proxy.core.health import NONE, Health
+from forebay.proxy.http1.client import Origin
+from forebay.proxy.http1.connection import read_all
+from forebay.proxy.http1.faults import LocalShortage, LostConnection, TlsFault, UpstreamFault
+
+METRICS_BYTES = 4 << 20
+SIZE_RETRY_S = 30.0  # until a backend that did not report its KV cache size is asked again
+LATE = "no health answer"
+INTERNAL = "internal error"
+SHORT = "this proxy has no descriptor, port or memory left for a connection"
+_CACHE_CONFIG = re.compile(rb"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
+
+
+@dataclass(slots=True)
+class Upstream:
+    """One backend as the network sees it.
+
+    Attributes:
+        poke: set to probe the backend now, not at the next interval.
+        probed: set when its first probe is over.
+        heard: the backend has sent something since the last probe began.
+        declined_at: when it last answered that it is busy or broken; -inf once it has served since.
+        kv_tokens: size of its KV cache, as configured or reported by its metrics; inf if unknown.
+        ask_size_at: when to ask for that size (again); inf once it is known.
+    """
+
+    config: BackendConfig
+    origin: Origin
+    up: bool = False
+    poke: asyncio.Event = field(default_factory=asyncio.Event)
+    probed: asyncio.Event = field(default_factory=asyncio.Event)
+    heard: bool = False
+    declined_at: float = -inf
+    kv_tokens: float = inf
+    ask_size_at: float = -inf
+    most_prefills: int = NONE
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+
+@dataclass(slots=True)
+class _Logged:
+    """Problems of one backend that were logged, so that each is logged once."""
+
+    problem: bool = False
+    short: bool = False
+    faults: set[str] = field(default_factory=set)
+
+
+class Prober:
+    """Probes each backend in a task of its own.
+
+    Args:
+        health: gets the outcome of each probe.
+        clock: the time of the event loop.
+        say: logs a line.
+        after_probe: called after each probe.
+        size_known: called when a backend that is up has been asked for its KV cache size; the
+            second argument says whether it reported one.
+
+    Attributes:
+        tasks: by the name of the backend.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        health: Health,
+        clock: Callable[[], float],
+        say: Callable[[str], None],
+        after_probe: Callable[[Upstream], None],
+        size_known: Callable[[Upstream, bool], None],
+    ) -> None:
+        self.config = config
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+        self._health = health
+        self._clock = clock
+        self._say = say
+        self._after_probe = after_probe
+        self._size_known = size_known
+
+    def start(self, upstream: Upstream) -> None:
+        self.tasks[upstream.name] = asyncio.create_task(self._run(upstream))
+
+    def stop(self, name: str) -> None:
+        self.tasks.pop(name).cancel()
+
+    async def close(self) -> None:
+        for task in self.tasks.values():
+            task.cancel()
+        await asyncio.gather(*self.tasks.values(), return_exceptions=True)
+
+    async def check(self, upstream: Upstream) -> str | None:
+        """Probe the backend once; returns the problem, None if it is healthy.
+
+        A healthy backend is also asked for its KV cache size when that is due.
+        """
+        try:
+            problem = await self._ask_health(upstream)
+            comes_up = self._health.state(upstream.name) == "down"  # perhaps with another size
+            if problem is None and (comes_up or self._clock() >= upstream.ask_size_at):
+                await self._ask_size(upstream)
+        except Exception as error:  # our own fault must not end the probes
+            return f"{INTERNAL}: {type(error).__name__}"
+        return problem
+
+    async def _run(self, upstream: Upstream) -> None:
+        logged = _Logged()
+        while True:
+            try:
+                await self._probe(upstream, logged)
+            except Exception as error:  # our own fault must not end the probes
+                self._say_fault(upstream, logged, f"{INTERNAL}: {type(error).__name__}")
+            upstream.probed.set()  # even then: a start or a reload waits for it
+            upstream.poke.clear()
+            with suppress(TimeoutError):
+                # `wait_for` loses a cancellation that comes at the same time as the event: the
+                # old address of a backend that has moved would be probed for ever.
+                async with asyncio.timeout(self.config.health.interval):
+                    await upstream.poke.wait()
+
+    async def _probe(self, upstream: Upstream, logged: _Logged) -> None:
+        upstream.heard = False
+        problem = await self.check(upstream)
+        now = self._clock()
+        if problem is None:
+            self._health.probe_passed(upstream.name, now)
+        elif problem == SHORT:  # this proves nothing about the backend
+            if not logged.short:
+                self._say(f"{upstream.name} cannot be probed: {SHORT}")
+        # While a backend sends responses, a late /health only proves that it is busy.
+        elif not (upstream.heard and problem.startswith(LATE)):
+            self._health.probe_failed(upstream.name, problem, now)
+            if problem.startswith(INTERNAL):
+                self._say_fault(upstream, logged, problem)
+            elif not upstream.up and not logged.problem:
+                self._say(
+                    f"{upstream.name} is not up yet ({problem}); it will be used once it answers"
+                )
+        logged.short = problem == SHORT
+        logged.problem = logged.problem or not (logged.short or problem is None)
+        upstream.probed.set()
+        self._after_probe(upstream)
+
+    def _say_fault(self, upstream: Upstream, logged: _Logged, fault: str) -> None:
+        if fault not in logged.faults:
+            logged.faults.add(fault)
+            self._say(f"{upstream.name} cannot be probed: {fault}")
+
+    async def _ask_health(self, upstream: Upstream) -> str | None:
+        try:
+            status, _ = await self._get(upstream, "/health")
+        except TimeoutError:
+            return f"{LATE} within {self.config.health.timeout:g} s"
+        except TlsFault as fault:
+            return f"TLS: {fault}"
+        except LocalShortage:
+            return SHORT
+        except UpstreamFault:
+            return "no connection"
+        return None if status == 200 else f"health {status}"
+
+    async def _get(self, upstream: Upstream, path: str) -> tuple[int, bytes]:
+        """Return status and body; raises UpstreamFault, TimeoutError."""
+        async with asyncio.timeout(self.config.health.timeout):
+            try:
+                response = await upstream.origin.ask("GET", path, {})
+            except LostConnection as lost:
+                if not lost.stale:
+                    raise
+                response = await upstream.origin.ask("GET", path, {}, fresh=True)
+            with closing(response):
+                return response.status, await read_all(response, METRICS_BYTES)
+
+    async def _ask_size(self, upstream: Upstream) -> None:
+        """Learn the KV cache size; a backend that does not report it is asked again later."""
+        auto = self.config.affinity.kv_tokens == "auto"
+        reported = await self._reported_kv_tokens(upstream) if auto else None
+        configured = self.config.affinity.kv_tokens  # again: a reload may have come in between
+        size = reported if configured == "auto" else float(configured)
+        if size is None:  # the known size stands: a restart seldom changes it
+            upstream.ask_size_at = self._clock() + SIZE_RETRY_S
+        else:
+            upstream.kv_tokens, upstream.ask_size_at = size, inf
+        if upstream.up:
+            self._size_known(upstream, size is not None)
+
+    async def _reported_kv_tokens(self, upstream: Upstream) -> float | None:
+        """Return the size of the KV cache in tokens from vLLM's metrics; None if not there."""
+        try:
+            _, text = await self._get(upstream, "/metrics")
+        except (TimeoutError, UpstreamFault):
+            return None
+        if not (found := _CACHE_CONFIG.search(text)):
+            return None
+        labels = dict(re.findall(rb'(\w+)="([^"]*)"', found.group(1)))
+        try:
+            return float(int(labels[b"num_gpu_blocks"]) * int(labels[b"block_size"]))
+        except (KeyError, ValueError, OverflowError):
+            return None

@@ -1,0 +1,222 @@
+"""Attempts: one request at one backend, until its response is known to be good.
+
+An attempt is limited in time. Every way in which it can fail becomes a `Failure` (`failures.py`),
+which says whether another backend may be asked.
+"""
+
+import asyncio
+from collections.abc import Awaitable
+from types import TracebackType
+from typing import Literal, TypeVar
+
+from aiohttp import web
+
+from forebay.proxy.backends import Backends
+from forebay.proxy.config.schema import Config
+from forebay.proxy.driver import Grant
+from forebay.proxy.http1 import errors
+from forebay.proxy.http1.connection import UpstreamResponse, read_all
+from forebay.proxy.http1.faults import AnswerTooLarge, ConnectFault, LocalShortage, LostConnection
+from forebay.proxy.http1.headers import to_client
+from forebay.proxy.http1.sse import EventTooLarge
+from forebay.proxy.probes import Upstream
+from forebay.proxy.relay.failures import Failure, check_status
+from forebay.proxy.relay.retries import RetryBudget, Tries
+from forebay.proxy.relay.stream import UPSTREAM_ERRORS
+from forebay.proxy.relay.timeouts import Limit, Watchdog
+
+T = TypeVar("T")
+
+
+class Attempt:
+    """One request at one backend; active while its `with` block runs.
+
+    Attributes:
+        ended: why the proxy ended the attempt before its time limit; "" if it did not.
+    """
+
+    __slots__ = ("_active", "ended", "limit", "tries", "upstream")
+
+    def __init__(
+        self, upstream: Upstream, tries: Tries, limit: Limit, active: "dict[Attempt, None]"
+    ) -> None:
+        self.upstream = upstream
+        self.tries = tries
+        self.limit = limit
+        self.ended: Literal["", "hang", "draining"] = ""
+        self._active = active
+
+    def __enter__(self) -> "Attempt":
+        self._active[self] = None
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        del self._active[self]
+
+    def end(self, why: Literal["hang", "draining"]) -> None:
+        if not self.ended and not self.limit.expired:
+            self.ended = why
+            self.limit.end()
+
+
+class ShapedAttempt(Attempt):
+    """An attempt whose outcome is reported to the backend's health when the block ends."""
+
+    __slots__ = ("_backends", "_request_id")
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        tries: Tries,
+        limit: Limit,
+        active: dict[Attempt, None],
+        backends: Backends,
+        request_id: str,
+    ) -> None:
+        super().__init__(upstream, tries, limit, active)
+        self._backends = backends
+        self._request_id = request_id
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        name = self.upstream.name
+        try:
+            if isinstance(error, Failure):
+                self._backends.failed(name, self._request_id, error)
+            elif error is not None:
+                self._backends.cancelled(name, self._request_id)
+        finally:
+            del self._active[self]
+        if error is None:
+            self._backends.answered(name, self._request_id)
+
+
+class Attempts:
+    """Starts attempts, and ends those that are late, hang, or outlast a drain."""
+
+    def __init__(self, config: Config, backends: Backends, watchdog: Watchdog) -> None:
+        self.budget = RetryBudget()
+        self._config = config
+        self._backends = backends
+        self._watchdog = watchdog
+        # In order of start: the oldest are the first to be retried when a backend hangs.
+        self._active: dict[Attempt, None] = {}
+        self._draining = False
+        self._loop = asyncio.get_running_loop()
+        self._clock = self._loop.time
+        backends.on_hang = self._end_hanging
+        watchdog.on_tick = self._end_late
+
+    def reconfigure(self, config: Config) -> None:
+        """Use this configuration for attempts that start from now on."""
+        self._config = config
+
+    def start(self, upstream: Upstream, tries: Tries) -> Attempt:
+        """Make an attempt for a request that is not shaped; raises ApiError during a drain."""
+        if self._draining:
+            raise errors.draining()
+        limit = Limit(self._clock() + self._config.timeouts.first_token, self._loop)
+        return Attempt(upstream, tries, limit, self._active)
+
+    def start_shaped(
+        self, grant: Grant, upstream: Upstream, tries: Tries, *, shows_first_token: bool
+    ) -> ShapedAttempt:
+        """Make an attempt for a shaped request; raises ApiError during a drain.
+
+        Args:
+            shows_first_token: the response is a stream, or its end is its first token.
+        """
+        if self._draining:
+            raise errors.draining()
+        self._backends.sent(grant.send, shows_first_token=shows_first_token)
+        timeouts = self._config.timeouts
+        limit_s = timeouts.first_token if shows_first_token else timeouts.whole_answer
+        limit = Limit(self._clock() + limit_s, self._loop)
+        request_id = grant.send.request.id
+        return ShapedAttempt(upstream, tries, limit, self._active, self._backends, request_id)
+
+    async def within_limit(self, attempt: Attempt, asking: Awaitable[T]) -> T:
+        """Return the result of `asking`; raises Failure on a fault or past the time limit."""
+        try:
+            with attempt.limit:
+                return await asking
+        except TimeoutError as error:
+            raise _timeout_failure(attempt) from error
+        except UPSTREAM_ERRORS as error:
+            raise _failure_of(error) from error
+
+    async def read_whole(
+        self,
+        incoming: web.BaseRequest,
+        upstream: Upstream,
+        response: UpstreamResponse,
+        headers: dict[str, str],
+    ) -> web.Response:
+        """Read a response that is not a stream, for the client; raises Failure for a bad status."""
+        clock = self._clock
+        with self._watchdog.watching(incoming, response) as watch:
+
+            def heard() -> None:
+                watch.reading_since = clock()
+                upstream.heard = True
+
+            heard()
+            body = await read_all(response, self._config.limits.answer, heard)
+        headers = {**headers, **to_client(response.headers)}
+        answer = web.Response(status=response.status, headers=headers, body=body)
+        check_status(response, answer)
+        return answer
+
+    def end_all(self) -> None:
+        """End every attempt: streams with an error event, the rest with a 503.
+
+        Ending an attempt frees a slot, and the next waiting request may be sent to it. That
+        attempt is a 503 at once.
+        """
+        self._draining = True
+        for attempt in self._active:
+            attempt.end("draining")
+        self._watchdog.end_all("the proxy is shutting down")
+
+    def _end_late(self, now: float) -> None:
+        for attempt in self._active:
+            if now > attempt.limit.at:
+                attempt.limit.end()
+
+    def _end_hanging(self, upstream: Upstream) -> None:
+        """End attempts at a backend that hangs, as far as another one may be asked instead."""
+        for attempt in self._active:
+            if attempt.upstream is upstream and not (attempt.ended or attempt.tries.spent):
+                if not self._backends.others_up(upstream) or not attempt.tries.reserve():
+                    break
+                attempt.end("hang")
+
+
+def _timeout_failure(attempt: Attempt) -> Failure:
+    if attempt.ended == "hang":
+        return Failure("hang", errors.upstream_timeout(), "reserved")
+    if attempt.ended == "draining":
+        return Failure("draining", errors.draining(), "never", "nothing")
+    # The prefill may still be running: a second one elsewhere would double the load.
+    return Failure("timeout", errors.upstream_timeout(), "never")
+
+
+def _failure_of(error: Exception) -> Failure:
+    if isinstance(error, ConnectFault):
+        return Failure("connect", errors.no_backend(), "refused", "refused")
+    if isinstance(error, LocalShortage):
+        # A connection to another backend would need the same resource.
+        return Failure("shortage", errors.overloaded(), "never", "nothing")
+    if isinstance(error, (AnswerTooLarge, EventTooLarge)):  # as large from another backend
+        return Failure("too_large", errors.answer_too_large(error.limit), "never", "nothing")
+    retry: Literal["lost", "shared"] = "lost" if isinstance(error, LostConnection) else "shared"
+    return Failure("before_first_byte", errors.upstream_error(), retry)

@@ -1,0 +1,113 @@
+"""Forward requests to paths that are not shaped, such as /v1/models and /v1/embeddings.
+
+They pass no queue. Backends that take work get them in turn, and a failure is retried within the
+same budget as for shaped requests.
+"""
+
+from aiohttp import web
+
+from forebay.proxy.backends import Backends
+from forebay.proxy.http1 import errors
+from forebay.proxy.http1.headers import to_backend
+from forebay.proxy.probes import Upstream
+from forebay.proxy.relay.attempts import Attempts
+from forebay.proxy.relay.failures import Failure, check_head
+from forebay.proxy.relay.retries import Tries
+from forebay.proxy.relay.stream import Stream, StreamListener
+from forebay.proxy.relay.timeouts import Watchdog
+from forebay.proxy.telemetry.metrics import ProxyMetrics
+
+# GET requests, too, are answered by vLLM's API server alone, whether its engine is dead or not.
+ENGINELESS = ("/tokenize", "/detokenize")
+
+
+class UnshapedRelay:
+    def __init__(
+        self, attempts: Attempts, backends: Backends, watchdog: Watchdog, metrics: ProxyMetrics
+    ) -> None:
+        self._attempts = attempts
+        self._backends = backends
+        self._watchdog = watchdog
+        self._metrics = metrics
+
+    async def serve(
+        self,
+        incoming: web.BaseRequest,
+        target: str,
+        body: bytes,
+        id_: str,
+        tenant: str,
+        reply: dict[str, str],
+    ) -> web.StreamResponse:
+        """Forward a request to any backend that takes work; raises ApiError.
+
+        Args:
+            target: the raw path with its query.
+            reply: our headers of a response that is a stream.
+        """
+        headers = to_backend(incoming.headers, id_, authorization=not tenant)
+        upstream, failure = self._backends.next_up(), None
+        with Tries(self._attempts.budget) as tries:
+            while upstream is not None:
+                try:
+                    with self._attempts.start(upstream, tries) as attempt:
+                        asking = self._ask(upstream, incoming, target, body, headers, reply)
+                        response = await self._attempts.within_limit(attempt, asking)
+                except Failure as failed:
+                    failure = failed
+                    self._backends.failed(upstream.name, "", failed)
+                    self._metrics.upstream_error(upstream.name, failed.kind)
+                    # A refused connection is no attempt, but nothing else bounds their number here.
+                    retry = "lost" if failed.retry == "refused" else failed.retry
+                    upstream = self._backends.next_up(upstream) if tries.again(retry) else None
+                    continue
+                # A response that needs no engine proves as little as /health. If it counted, a
+                # backend that fails all else would stay in use while /v1/models is polled.
+                if incoming.method == "POST" and target.partition("?")[0] not in ENGINELESS:
+                    self._backends.answered(upstream.name, "")
+                return await response.relay() if isinstance(response, Stream) else response
+        if failure is None:
+            raise errors.no_backend()
+        return failure.result()
+
+    async def _ask(
+        self,
+        upstream: Upstream,
+        incoming: web.BaseRequest,
+        target: str,
+        body: bytes,
+        headers: dict[str, str],
+        reply: dict[str, str],
+    ) -> Stream | web.Response:
+        # A HEAD request is forwarded as GET; its response is sent without the body.
+        method = "POST" if incoming.method == "POST" else "GET"
+        response = await self._backends.open(method, upstream, target, body, headers)
+        streaming = False
+        try:
+            check_head(response)
+            streams = response.content_type == "text/event-stream"
+            if streams and response.status == 200 and method == "POST":
+                stream = Stream(
+                    incoming, upstream, response, reply,
+                    UnshapedStreamListener(self._metrics, upstream), self._watchdog,
+                    until_done=False,  # /v1/responses ends without [DONE]
+                )  # fmt: skip
+                await stream.first_event()
+                streaming = True
+                return stream
+            return await self._attempts.read_whole(incoming, upstream, response, {})
+        finally:
+            if not streaming:
+                response.close()
+
+
+class UnshapedStreamListener(StreamListener):
+    __slots__ = ("_metrics", "_upstream")
+
+    def __init__(self, metrics: ProxyMetrics, upstream: Upstream) -> None:
+        self._metrics = metrics
+        self._upstream = upstream
+
+    def cut(self) -> None:
+        self._metrics.upstream_error(self._upstream.name, "mid_stream")
+        self._upstream.poke.set()  # the backend may have died: probe it now

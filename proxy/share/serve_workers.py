@@ -1,0 +1,108 @@
+"""Run `forebay proxy --workers N`: start the workers, and serve their common admin port."""
+
+import asyncio
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, suppress
+
+from forebay.proxy.config.schema import Config
+from forebay.proxy.http1.server import HttpServer, listen, url_host
+from forebay.proxy.runtime import systemd
+from forebay.proxy.share.workers import WorkerPool
+from forebay.proxy.share.workers_admin import WorkersAdmin
+from forebay.traces.errors import InputError
+
+MOST_WORKERS = 256
+
+
+async def serve_with_workers(
+    config: Config,
+    count: int,
+    words: Sequence[str],
+    say: Callable[[str], None],
+    load: Callable[[], Config],
+) -> int:
+    """Run `forebay proxy` with `words` in `count` processes on one port; returns the exit status.
+
+    Raises InputError if a port cannot be listened on.
+
+    Args:
+        load: reads the configuration again, as workers may have reloaded it.
+    """
+    if not hasattr(socket, "SO_REUSEPORT"):
+        raise InputError("--workers: this system cannot share a port between processes")
+    if not 1 <= count <= MOST_WORKERS:
+        raise InputError(f"--workers {count}: give 1 to {MOST_WORKERS}")
+    host, admin_host = config.listen.host, config.listen.effective_admin_host
+    async with AsyncExitStack() as stack:
+        # Bound and never listened on: it reserves the port, and fails now if the port is taken.
+        holder = stack.enter_context(_hold(host, config.listen.port))
+        port = holder.getsockname()[1]
+        # fmt: off
+        workers = WorkerPool(
+            [
+                sys.executable, "-m", "forebay.proxy", "proxy", *words,
+                "--host", host, "--port", str(port), "--admin-port", "0",
+            ],
+            count,
+            say,
+        )
+        # fmt: on
+        admin = await stack.enter_async_context(WorkersAdmin(workers))
+        try:
+            runner, admin_port = await listen(
+                HttpServer(admin.handle),
+                admin_host,
+                config.listen.admin_port,
+                reuse_port=config.listen.reuse_port,
+            )
+        except OSError as error:
+            raise InputError(
+                f"listen.admin_port: cannot listen on {admin_host}:{config.listen.admin_port} "
+                f"({error.strerror})"
+            ) from error
+        stack.push_async_callback(runner.cleanup)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, workers.stop.set)
+        loop.add_signal_handler(signal.SIGHUP, workers.reload)
+
+        def listening() -> None:
+            where = (
+                f"listening on http://{url_host(host)}:{port}, "
+                f"admin on http://{url_host(admin_host)}:{admin_port}, "
+                f"{count} workers"
+            )
+            say(where)
+            systemd.ready(where)
+
+        return await workers.run(listening, lambda: patience_s(config, load))
+
+
+def patience_s(config: Config, load: Callable[[], Config]) -> float:
+    """Return how long a worker may take to end, with its first or its reloaded configuration."""
+    known = [config.timeouts]
+    with suppress(InputError):  # no worker has taken this configuration either
+        known.append(load().timeouts)
+    return max(timeouts.lame_duck + timeouts.drain for timeouts in known)
+
+
+def _hold(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        holder = socket.socket(family, kind, protocol)
+        try:
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            holder.bind(address)
+        except OSError:
+            holder.close()
+            raise
+    except OSError as error:
+        raise InputError(
+            f"listen.port: cannot listen on {host}:{port} ({error.strerror})"
+        ) from error
+    return holder

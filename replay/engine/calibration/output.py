@@ -1,0 +1,140 @@
+"""Print calibrations as tables or JSON, and write them to a file."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forebay.replay.engine.step_constants import CONSTANTS, Calibration, CalibrationFile, shipped
+from forebay.traces.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from forebay.replay.engine.calibration.calibrate import CalibrationResult
+    from forebay.replay.engine.calibration.fit import Fit
+
+_NUMERIC = ("line", "measured", "model", "error", "left out", "value", "prior")
+
+
+def print_shipped(as_json: bool) -> None:
+    """Print the shipped calibrations and what each was checked against."""
+    if as_json:
+        print_json({"calibrations": [one.as_json() for one in shipped()]})
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    table = new_table("model", "GPU", "how far checked", right=())
+    for one in shipped():
+        words = (one.model if one.model != "*" else "any other", one.gpu, one.checked)
+        table.add_row(*(Text(word) for word in words))
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(Text("--json shows the source of each number.", style="dim"))
+
+
+def print_outcome(done: "CalibrationResult") -> None:
+    """Print every point beside the model, the constants, and the errors of the fit."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from forebay.replay.engine.calibration.calibrate import error_text
+
+    console = Console(highlight=False)
+    console.print(Text(f"{done.file.model} on {done.file.gpu}: {done.used}"))
+    table = new_table("line", "point", "measured", "model", "error", "left out", "role")
+    fitted_errors = []
+    for one, row in zip(done.compared, done.file.points, strict=True):
+        left_out = one.left_out_error
+        if not row["held_out"]:
+            fitted_errors.append(one.error)
+        table.add_row(
+            str(one.point.line),
+            Text(str(one.point)),
+            f"{one.point.seconds:#.4g} s",
+            f"{one.model_s:#.4g} s",
+            f"{one.error:+.1%}",
+            "" if left_out is None else f"{left_out:+.1%}",
+            "held out" if row["held_out"] else "fit",
+        )
+    console.print(table)
+    console.print(constants_table(done.file.constants, done.prior, done.fit))
+    kept = [name for name in CONSTANTS if name not in done.fit.fitted]
+    console.print(
+        Text(f"The points do not identify {', '.join(kept)}: the prior's values are kept.")
+    )
+    own = f"Fitted points: {error_text(fitted_errors)}"
+    if len(fitted_errors) <= len(done.fit.fitted):
+        own += " (as many constants as points: no evidence)"
+    console.print(Text(f"{own}. {done.file.checked}."))
+
+
+def outcome_data(done: "CalibrationResult") -> dict[str, Any]:
+    return {
+        **fit_data(done.file, done.fit),
+        "rejected": [{"line": one.point.line, "reason": one.reason} for one in done.rejected],
+        "doubtful": list(done.doubts),
+    }
+
+
+def fit_data(file: CalibrationFile, fit: "Fit") -> dict[str, Any]:
+    """Return the calibration file and how well its constants are determined."""
+    return {
+        **file.as_json(),
+        "relative_errors": fit.relative_errors,
+        "at_bound": list(fit.at_bound),
+        "kept_from_prior": fit.unresolved,
+    }
+
+
+def constants_table(constants: Calibration, prior: Calibration, fit: "Fit") -> "Table":
+    """Return a table of every constant, its prior, its bounds and where the value comes from."""
+    table = new_table("constant", "value", "prior", "unit", "bounds", "from")
+    for name, allowed in CONSTANTS.items():
+        error = fit.relative_errors.get(name)
+        origin = "prior" if name not in fit.fitted else "fit"
+        if error is not None:
+            origin += f", ± {error:.1%}"
+        if name in fit.at_bound:
+            origin += ", at its bound"
+        table.add_row(
+            name,
+            f"{getattr(constants, name):.4g}",
+            f"{getattr(prior, name):.4g}",
+            allowed.unit,
+            f"{allowed.low:g} to {allowed.high:g}",
+            origin,
+        )
+    return table
+
+
+def new_table(*headings: str, right: tuple[str, ...] = _NUMERIC) -> "Table":
+    """Return an empty table; the columns named in `right` are right-aligned."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in right else "left")
+    return table
+
+
+def print_json(data: dict[str, Any]) -> None:
+    import orjson
+
+    sys.stdout.write(orjson.dumps(data, option=orjson.OPT_INDENT_2).decode() + "\n")
+
+
+def write_calibration(file: CalibrationFile, out: Path) -> None:
+    """Write `file` whole or not at all and report it; raises InputError where it cannot."""
+    import orjson
+
+    partial = out.with_name(f".{out.name}.partial")
+    option = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+    try:
+        partial.write_bytes(orjson.dumps(file.as_json(), option=option))
+        partial.replace(out)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise InputError(f"--out {out}: cannot be written ({error.strerror})") from error
+    print(f"wrote {out}: forebay engine --calibration {out}", file=sys.stderr)

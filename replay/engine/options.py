@@ -1,0 +1,157 @@
+"""The options of `forebay engine`, with their help texts and defaults."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.kv_events import parse_kv_events
+from forebay.replay.engine.server.options import ServerOptions
+from forebay.traces.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """One option of the command for each field; those of `EngineConfig` have the same names."""
+
+    model: Annotated[
+        str | None,
+        typer.Option(help="phi-3-mini-128k, llama-3-8b, qwen2.5-14b or a config.json; required."),
+    ] = None
+    gpu: Annotated[
+        str, typer.Option(help="h200 (SXM), h200-nvl or a JSON file of its data sheet.")
+    ] = "h200"
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
+    time_scale: Annotated[float, typer.Option(help="Simulated seconds in a wall second.")] = 1.0
+    served_model_name: Annotated[
+        str | None, typer.Option(help="Name clients use; default: --model as given.")
+    ] = None
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Longest context, tokens; default: the model's.")
+    ] = None
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(help="Token budget of a step; default by the GPU's memory.")
+    ] = None
+    max_num_seqs: Annotated[
+        int | None, typer.Option(help="Most requests in a step; default by the GPU's memory.")
+    ] = None
+    enable_prefix_caching: Annotated[
+        bool, typer.Option(help="Reuse the KV blocks of equal prefixes.")
+    ] = True
+    gpu_memory_utilization: Annotated[
+        float, typer.Option(help="Share of GPU memory that vLLM uses.")
+    ] = 0.9
+    block_size: Annotated[int, typer.Option(help="Tokens of a KV block.")] = 16
+    long_prefill_token_threshold: Annotated[
+        int, typer.Option(help="Most prefill tokens of one request in a step; 0: no cap.")
+    ] = 0
+    enable_chunked_prefill: Annotated[
+        bool, typer.Option(help="Split the prefill of long prompts over several steps.")
+    ] = True
+    scheduling_policy: Annotated[str, typer.Option(help="fcfs or priority.")] = "fcfs"
+    num_gpu_blocks_override: Annotated[
+        int | None, typer.Option(help="Number of KV blocks; default: as many as fit the GPU.")
+    ] = None
+    max_num_queued_reqs: Annotated[
+        int | None, typer.Option(help="Answer 503 beyond this many unfinished requests.")
+    ] = None
+    max_num_queued_tokens: Annotated[
+        int | None,
+        typer.Option(help="Answer 503 beyond this many prompt tokens without a first token."),
+    ] = None
+    vllm_version: Annotated[
+        str,
+        typer.Option(
+            help="vLLM version whose rules and defaults hold: 0.11, 0.20, 0.26, 0.29 or 0.32."
+        ),
+    ] = "0.32"
+    watermark: Annotated[
+        float, typer.Option(help="Share of KV blocks kept free when a request is admitted.")
+    ] = 0.0
+    scheduler_reserve_full_isl: Annotated[
+        bool | None,
+        typer.Option(
+            "--scheduler-reserve-full-isl/--no-scheduler-reserve-full-isl",
+            help="Admit a request when its whole prompt fits, not just the first chunk; default: "
+            "yes from 0.20 on.",
+        ),
+    ] = None
+    long_prefill_token_threshold_adaptive: Annotated[
+        bool, typer.Option(help="Raise the threshold to a fair share of the token budget.")
+    ] = False
+    max_num_active_seqs: Annotated[
+        int | None, typer.Option(help="Most running requests; default: --max-num-seqs.")
+    ] = None
+    async_scheduling: Annotated[
+        bool,
+        typer.Option(
+            help="Plan a step before the tokens of the previous one are known. vLLM does on a GPU; "
+            "off here, because step times were fitted with it off."
+        ),
+    ] = False
+    enable_request_id_headers: Annotated[
+        bool, typer.Option("--enable-request-id-headers", help="Echo X-Request-Id.")
+    ] = False
+    seed: Annotated[
+        int | None, typer.Option(help="Random seed of ids, output lengths and words.")
+    ] = None
+    calibration: Annotated[
+        Path | None, typer.Option(help="Step-time constants, as `calibrate -o` writes them.")
+    ] = None
+    list_calibrations: Annotated[
+        bool, typer.Option("--list-calibrations", help="Print the shipped calibrations and exit.")
+    ] = False
+    as_json: Annotated[bool, typer.Option("--json", help="Print that list as data.")] = False
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="VLLM_API_KEY", help="Bearer token that /v1/* requires; may be given again."
+        ),
+    ] = None
+    shutdown_timeout: Annotated[
+        int,
+        typer.Option(
+            help="Simulated seconds that running requests get after SIGTERM; 0: abort all."
+        ),
+    ] = 0
+    sse_keep_alive_interval: Annotated[
+        int,
+        typer.Option(help="Send a comment in a stream silent for so many simulated s; 0: never."),
+    ] = 0
+    enable_server_load_tracking: Annotated[
+        bool, typer.Option("--enable-server-load-tracking", help="Count requests on /load.")
+    ] = False
+    server_dev_mode: Annotated[
+        bool,
+        typer.Option(
+            "--server-dev-mode",
+            envvar="VLLM_SERVER_DEV_MODE",
+            help="Serve POST /reset_prefix_cache.",
+        ),
+    ] = False
+    kv_events_config: Annotated[
+        str | None,
+        typer.Option(help="JSON as vLLM's; needs pip install 'forebay\\[kv-events]'."),
+    ] = None
+    fault: Annotated[str | None, typer.Option(help="NAME or NAME:TOKENS; see above.")] = None
+
+    def config(self) -> EngineConfig:
+        """Return the checked options of the engine itself; raises InputError."""
+        if self.model is None:
+            raise InputError("Missing option '--model': e.g. --model llama-3-8b")
+        return EngineConfig(**{one.name: getattr(self, one.name) for one in fields(EngineConfig)})
+
+    def server(self) -> ServerOptions:
+        """Return the checked options of the API server; raises InputError."""
+        kv_events = self.kv_events_config
+        return ServerOptions(
+            api_key=tuple(self.api_key or ()),
+            shutdown_timeout=self.shutdown_timeout,
+            sse_keep_alive_interval=self.sse_keep_alive_interval,
+            enable_server_load_tracking=self.enable_server_load_tracking,
+            server_dev_mode=self.server_dev_mode,
+            kv_events=parse_kv_events(kv_events) if kv_events else None,
+        )

@@ -1,0 +1,49 @@
+"""Options that several commands share, and commands that take their options as one object."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from functools import wraps
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+Result = TypeVar("Result")
+
+Output = Annotated[str, typer.Option("--output", "-o", help="file for the trace; - is stdout")]
+Force = Annotated[bool, typer.Option("--force", help="overwrite existing files")]
+SkipBad = Annotated[
+    bool, typer.Option("--skip-bad", help="skip and count bad rows instead of stopping at one")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
+Seed = Annotated[int, typer.Option("--seed", help="seed; equal seeds make equal traces")]
+Arrivals = Annotated[str, typer.Option("--arrivals", help="poisson, constant or burst")]
+Rate = Annotated[float, typer.Option("--rate", help="requests a second")]
+
+
+def takes_options(command: Callable[..., Result]) -> Callable[..., Result]:
+    """Give `command` one option for each field of every dataclass among its parameters.
+
+    A field is annotated as Typer wants a parameter: `Annotated[int, typer.Option(help="...")]`.
+    """
+    signature = inspect.signature(command, eval_str=True)
+    kinds: dict[str, Any] = {
+        name: one.annotation
+        for name, one in signature.parameters.items()
+        if is_dataclass(one.annotation)
+    }
+
+    @wraps(command)
+    def called(**given: Any) -> Result:
+        for name, kind in kinds.items():
+            given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
+        return command(**given)
+
+    shown: list[inspect.Parameter] = []
+    for name, one in signature.parameters.items():
+        kind = kinds.get(name)
+        group = inspect.signature(kind, eval_str=True).parameters.values() if kind else [one]
+        shown += [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in group]
+    called.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    called.__annotations__ = {one.name: one.annotation for one in shown}
+    return called
