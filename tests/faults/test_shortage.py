@@ -285,7 +285,7 @@ class TestHistogramLog:
     """The disk of the log is full: the proxy goes on serving, and stops normally."""
 
     full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
-    says = "metrics.hlog: /dev/full cannot be written (No space left on device); it is tried again"
+    says = "metrics.hlog: /dev/full cannot be written (No space left on device); trying again"
 
     @full
     def test_a_full_disk_is_said_once(self) -> None:
