@@ -7,14 +7,38 @@ BIN := .venv/bin
 demo: .venv/runtime
 	$(BIN)/forebay demo --out runs/demo --force
 
-test: check
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -rs
+# Everything, the static checks beside the tests: these often wait for processes and clocks.
+test: .venv/dev
+	@$(MAKE) --no-print-directory -j3 run-tests $(CHECKS)
+
+# Under a minute: the static checks, and the tests without servers, processes and long simulations.
+quick: .venv/dev
+	@$(MAKE) --no-print-directory -j3 run-quick $(CHECKS)
 
 check: .venv/dev
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
+	@$(MAKE) --no-print-directory -j2 $(CHECKS)
+
+# For the three above, which set up .venv first.
+CHECKS := check-types check-imports check-lint check-format
+.PHONY: quick run-quick run-tests $(CHECKS)
+
+run-tests:
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -rs
+
+run-quick:
+	$(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder --quick
+
+check-types:
 	$(BIN)/mypy
+
+check-imports:
 	$(BIN)/lint-imports
+
+check-lint:
+	$(BIN)/ruff check .
+
+check-format:
+	$(BIN)/ruff format --check .
 
 bench: .venv/runtime
 	$(BIN)/forebay bench all --out runs/bench --force
@@ -41,16 +65,25 @@ fuzz: .venv/dev
 bench-vllm-cpu: .venv/dev vllm-cpu
 	$(BIN)/python tests/bench/vllm_cpu.py --out runs/vllm-cpu-$$(date +%Y%m%d-%H%M%S)
 
+# The locks name everything for every Python and system, so pip has nothing to resolve (--no-deps).
+NEEDS_PYTHON := 'import sys; sys.exit("forebay needs Python 3.11 or newer; try: make PYTHON=python3.12") if sys.version_info < (3, 11) else None'
+INSTALL := $(BIN)/pip install -q --disable-pip-version-check --no-deps
+
 .venv/runtime: requirements.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit("forebay needs Python 3.11 or newer; try: make PYTHON=python3.12") if sys.version_info < (3, 11) else None'
+	@$(PYTHON) -c $(NEEDS_PYTHON)
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install -q --disable-pip-version-check -r requirements.lock
-	$(BIN)/pip install -q --disable-pip-version-check --no-deps -e .
+	$(INSTALL) -r requirements.lock
+	$(INSTALL) -e .
 	@touch $@
 
-.venv/dev: .venv/runtime requirements-dev.lock
-	$(BIN)/pip install -q --disable-pip-version-check -r requirements-dev.lock
-	@touch $@
+# Holds all of .venv/runtime. Only modules that are used get compiled, when they are first imported;
+# setuptools is among the packages, so that none is fetched to build ours.
+.venv/dev: requirements-dev.lock requirements.lock pyproject.toml
+	@$(PYTHON) -c $(NEEDS_PYTHON)
+	$(PYTHON) -m venv .venv
+	$(INSTALL) --no-compile -r requirements-dev.lock
+	$(INSTALL) --no-compile --no-build-isolation -e .
+	@touch .venv/runtime $@
 
 # What routers cost, side by side; nginx and HAProxy from the system, the others into .routers/.
 # About 15 minutes: routers in turn, which is what to compare by; then all else, one after the other,

@@ -1,6 +1,32 @@
-"""Files that start a real vLLM come first: as the last ones they would keep one worker busy."""
+"""The order of test files, and which of them `make quick` runs.
+
+Files that start a real vLLM come first: as the last ones they would keep one worker busy.
+"""
+
+import re
+from pathlib import Path
 
 import pytest
+
+SIMULATIONS = {"bench", "sim"}
+NOT_QUICK = re.compile(
+    "proxy_stage|replay_server|fleet_stage|vllm_server|start_engine|cache_spy|overload"
+    "|import subprocess|import socket|http.server"
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--quick", action="store_true", help="leave out servers, processes and long simulations"
+    )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With --quick, leave out files that name a server, a process or a long simulation."""
+    if not config.getoption("quick") or not collection_path.match("test_*.py"):
+        return None
+    in_simulation = collection_path.parent.name in SIMULATIONS
+    return in_simulation or bool(NOT_QUICK.search(collection_path.read_text("utf-8"))) or None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,4 +1,4 @@
-"""The commands as people type them: bad input is one clear line and exit status 2."""
+"""The commands of the command line: bad input gets one clear line and exit status 2."""
 
 import json
 import os
@@ -94,16 +94,26 @@ def bad(tmp_path: Path) -> dict[str, str]:
         ("explain X --admin http://127.0.0.1:1/a%20b", "no answer"),
     ],
 )
-def test_bad_input(line: str, words: str, bad: dict[str, str]) -> None:
+def test_bad_input(
+    line: str, words: str, bad: dict[str, str], capfd: pytest.CaptureFixture[str]
+) -> None:
     for name, path in bad.items():
         line, words = (text.replace(f"{{{name}}}", path) for text in (line, words))
-    done = forebay(*line.split())
-    assert done.returncode == 2, done
-    assert words in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
-    assert "Traceback" not in done.stderr
-    assert not done.stdout
+    assert main(line.split()) == 2
+    out, err = capfd.readouterr()
+    assert words in err
+    assert len(err.strip().splitlines()) == 1, err
+    assert "Traceback" not in err
+    assert not out
     assert not Path(bad["new"]).exists()
+
+
+def test_bad_input_of_a_process() -> None:
+    """The exit status and the one line are those of `main`."""
+    done = forebay("proxy", "--backend", "localhost:8001")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "give a URL such as http://127.0.0.1:8001" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_every_key_is_printed_without_a_backend() -> None:

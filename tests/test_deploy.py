@@ -1,4 +1,4 @@
-"""What is in deploy/ is true: the example is valid and whole, the unit and the image fit it."""
+"""The files in deploy/ agree: the example is valid and complete, the unit and the image fit it."""
 
 import configparser
 import re

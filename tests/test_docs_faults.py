@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,11 @@ def names_in(path: Path) -> set[str]:
     return names
 
 
+@cache
+def known_tests() -> set[str]:
+    return {name for path in TESTS.rglob("test_*.py") for name in names_in(path)}
+
+
 def rows(path: Path) -> list[str]:
     lines = [line for line in path.read_text("utf-8").splitlines() if line.startswith("|")]
     return [line for line in lines if not line.startswith(("|---", "| ---", "| fault |"))]
@@ -30,7 +36,7 @@ def rows(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda path: path.name)
 def test_every_row_names_tests_that_exist(table: Path) -> None:
-    known = {name for path in TESTS.rglob("test_*.py") for name in names_in(path)}
+    known = known_tests()
     assert rows(table)
     for row in rows(table):
         cells = row.strip("| ").split(" | ")

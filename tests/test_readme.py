@@ -1,4 +1,4 @@
-"""What the README tells people to type exists: every command, every option, every linked file."""
+"""Commands, options and linked files in the README exist."""
 
 import re
 import shlex

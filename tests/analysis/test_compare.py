@@ -496,7 +496,7 @@ class TestCommand:
     def test_a_bucket_without_requests_may_have_a_target(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """The example of --help on runs of chats alone; run.json says which buckets there were."""
+        """The example of --help on runs with chats only; run.json names the buckets."""
         planned = [{"name": "chat", "up_to": 5000}, {"name": "document", "up_to": 131_072}]
         words = [
             str(write_run(tmp_path / name, steady(30, 1.0), info={"buckets": planned}))

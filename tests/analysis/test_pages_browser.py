@@ -1,4 +1,4 @@
-"""The pages people see, opened in a real browser: they draw, their scripts run, nothing is said."""
+"""The HTML pages in a real browser: they draw, their scripts run, the console stays empty."""
 
 import asyncio
 import re
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium on PATH: ap
 
 
 async def opened(url: str, profile: Path) -> tuple[str, list[str]]:
-    """What the page is after three seconds, and what it said on the console."""
+    """The page's DOM after three seconds, and its console messages."""
     assert BROWSER is not None
     process = await asyncio.create_subprocess_exec(
         BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}",

@@ -1,4 +1,4 @@
-"""The HTML report: one well-formed file that needs nothing else and says what the runs say."""
+"""The HTML report: one well-formed file that loads nothing and shows the figures of the runs."""
 
 import json
 import re

@@ -392,7 +392,7 @@ def test_the_table_says_what_matters(capsys: pytest.CaptureFixture[str]) -> None
 
 
 class Refusing(JobRunner):
-    """Answers so many jobs of each curve; the next is refused in its process, or at once."""
+    """Complete that many jobs of each curve; the next fails in its process, or at once."""
 
     def __init__(self, answered: int, later: bool) -> None:
         super().__init__(None)

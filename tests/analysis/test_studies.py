@@ -378,7 +378,7 @@ def needles(_room: int | None, count: Any) -> list[tuple[TraceRequest, NeedleAns
 
 
 def test_right_answers_are_counted_and_cut_prompts_seen(tmp_path: Path) -> None:
-    """A model that reads only the first 600 tokens, and says so in its usage."""
+    """A model that reads only the first 600 tokens, and reports that in its usage."""
     kept = 600 * 4
 
     async def chat(request: web.Request) -> web.Response:
@@ -617,7 +617,7 @@ def test_hol_of_a_fleet_compares_four_ways(tmp_path: Path) -> None:
     ],
 )
 def test_hol_of_a_fleet_says_what_shorter_stalls_cost(refused: int, words: str | None) -> None:
-    """Whoever refuses half of the requests has short stalls."""
+    """A policy that rejects half of the requests gets short stalls without merit."""
     row = {
         "prefill": THEIRS, "stall_s": 4.0, "stalled_share": 0.5, "ttft_p99_s": None,
         "chats": 180, "documents": 20, "rejected": 0, "failed": 0, "verdict": "valid",

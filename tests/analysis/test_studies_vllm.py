@@ -1,4 +1,4 @@
-"""The studies against a real vLLM on the CPU: what they read from it is there and is meant so."""
+"""The studies against a real vLLM on the CPU: the metrics they read exist and mean the same."""
 
 import json
 from collections.abc import Iterator

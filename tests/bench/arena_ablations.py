@@ -36,7 +36,7 @@ CAP_S = 120.0  # what a refused request counts as in a ratio of percentiles
 
 
 def _settled_only(self: Backend, request: Request) -> int:
-    """What it holds without what is being prefilled now."""
+    """Matched tokens without those of prefills that are still running."""
     blocks = self.cache.prefixes.match(request.blocks)
     for flight in self.prefills.values():
         theirs = flight.request.blocks
@@ -189,7 +189,7 @@ GROUPS = {
 
 
 def show(results: Mapping[str, Mapping[str, Played]], whole: str) -> Iterator[str]:
-    """What each part is worth: how much is lost without it.
+    """Print the worth of each part: the loss without it.
 
     Points of requests in time, and how many times longer the p99 TTFT of chats and documents is
     (geometric means over the workloads of a group, refused ones taken as CAP_S).

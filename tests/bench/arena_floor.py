@@ -1,4 +1,4 @@
-"""What no router can undercut: TTFT where every request has an engine to itself.
+"""The floor of TTFT for any router: every request has an engine to itself.
 
 A request begins when it comes and shares an engine with nobody. Whatever prefix an earlier one has
 had computed by then, anywhere, is a hit and stays one; it may also wait for a prefix that is under
@@ -30,7 +30,7 @@ def floor_s(rows: Sequence[TraceRequest], prefill_s: Prefill) -> NDArray[np.floa
 
 
 def _first_token_s(row: TraceRequest, ready: dict[int, float], prefill_s: Prefill) -> float:
-    """Of one more request; `ready` then knows its prefixes, too."""
+    """TTFT of one more request; its prefixes are added to `ready`."""
     blocks, size, tokens = row.blocks or (), row.block_tokens or 0, row.input_tokens
     cold = prefill_s(tokens)
     best, began, hit = cold, row.arrival_s, 0

@@ -1,4 +1,4 @@
-"""What a policy got out of a workload, and how sure the difference to another is.
+"""Score a policy on a workload, with a confidence interval for its difference to another.
 
 All policies play the same requests, so a request has a number that means the same for all of them.
 Intervals come from drawing blocks of consecutive requests (`analysis.bootstrap` says why), the same
@@ -54,7 +54,7 @@ class Played:
         return self.backend < 0
 
     def hit_ratio(self) -> float:
-        """Of the prompt tokens of those that were served."""
+        """Cached share of the prompt tokens of served requests."""
         served = ~self.refused
         return float(self.cached[served].sum() / max(1.0, self.prompt[served].sum()))
 
@@ -80,7 +80,7 @@ def of_outcomes(outcomes: Sequence[SimOutcome], seed: int) -> Played:
 
 
 def of_floor(ttft_s: Floats, rows: Sequence[TraceRequest], seed: int) -> Played:
-    """As if all were served by one engine; only `ttft_s` and what is asked for mean anything."""
+    """A result as if one engine served all; only `ttft_s` and the prompt sizes have a meaning."""
     nothing = np.zeros(len(rows))
     prompt = np.array([float(row.input_tokens) for row in rows])
     return Played(
@@ -94,7 +94,7 @@ def joined(played: Sequence[Played]) -> Played:
 
 
 def quantile(values: Floats, share: float) -> float:
-    """Nearest rank; inf where so many were refused, nan of nothing."""
+    """Quantile by nearest rank; inf where too many were rejected, nan without requests."""
     if not len(values):
         return float("nan")
     rank = max(1, int(np.ceil(share * len(values) - 1e-9)))
@@ -103,7 +103,7 @@ def quantile(values: Floats, share: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Of a figure of one policy to that of another, and the middle 95 % of the resampled."""
+    """A figure of one policy divided by another's, and the middle 95 % of its resamples."""
 
     value: float
     low: float
@@ -114,7 +114,7 @@ class Ratio:
 
 
 def ttft_ratio(a: Played, b: Played, chat: bool, share: float) -> Ratio:
-    """TTFT of `a` over that of `b` at a quantile, refused ones at the end."""
+    """TTFT of `a` over that of `b` at a quantile; rejected requests count as infinite."""
     chosen = np.flatnonzero(a.chat == chat)
     first, second = a.ttft_s[chosen], b.ttft_s[chosen]
 

@@ -1,4 +1,4 @@
-"""Behaviour in virtual time, as a table: hot documents, fifty users, refusals in hindsight.
+"""Print tables of behaviour in virtual time: hot documents, fifty users, wrong rejections.
 
     python tests/bench/behaviour.py                            (about a minute)
     python tests/bench/behaviour.py --traces ../shared/data/traces --sample 50   (ten minutes)

@@ -247,7 +247,7 @@ class Scramble:
             self.do(shaper.finish(of, now))
 
     def news(self) -> None:
-        """Another proxy works beside this one, and both tell each other."""
+        """Another proxy works beside this one, and both exchange their state."""
         dice, now = self.dice, self.now
         if dice.random() < 0.3:
             request = self.request()

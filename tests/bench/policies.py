@@ -1,4 +1,4 @@
-"""Forebay's policy beside models of other routers' (python tests/bench/policies.py).
+"""Compare Forebay's policy with models of other routers (python tests/bench/policies.py).
 
 Virtual time: two simulated engines (Llama-3-8B, H200), the same requests for everybody. The models
 (`replay/sim/router_models.py`) choose as the named routers do by their documentation and source;

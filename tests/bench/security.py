@@ -1,4 +1,4 @@
-"""What isolation costs and whether it holds.
+"""Measure the cost of tenant isolation, and check that it holds.
 
     python tests/bench/security.py
 

@@ -1,4 +1,4 @@
-"""What no router can undercut, against hand-made traces and against routers."""
+"""The floor of TTFT, against hand-made traces and against routers."""
 
 from pathlib import Path
 

@@ -35,7 +35,7 @@ Record = dict[str, Any]
 
 
 def record(router: str = "forebay", seed: int = 0, **more: Any) -> Record:
-    """A valid run of 100 chats that took a second each, unless told otherwise."""
+    """A valid run of 100 chats of one second each, by default."""
     figures: Record = {
         "requests": 100, "completed": 100, "goodput_per_s": 5.0, "attainment": 1.0,
         "hit_ratio": 0.5, "prompt_tokens": [100, 100], "rejected": {}, "failed": {},

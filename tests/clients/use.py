@@ -48,7 +48,7 @@ def llama_index(base_url: str, model: str) -> None:
 
 
 async def vllm_bench(base_url: str, model: str) -> None:
-    """As `vllm bench serve` asks and reads: raw lines, usage in the last event."""
+    """Send and read as `vllm bench serve` does: raw lines, usage in the last event."""
     async with aiohttp.ClientSession(trust_env=True, read_bufsize=10 * 1024**2) as session:
         for path, prompt in (
             ("/completions", {"prompt": QUESTION}),

@@ -1,4 +1,4 @@
-"""Backends that come and go and buckets that change while requests run and wait: nobody is lost."""
+"""Backends come and go and buckets change while requests run and wait: no request is lost."""
 
 from math import inf
 from typing import Any

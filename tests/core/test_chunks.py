@@ -150,7 +150,7 @@ class TestShaper:
 
 @pytest.mark.parametrize("chunk", [0, CHUNK])
 def test_chats_beside_documents_that_no_engine_can_be_kept_clear_of(chunk: int) -> None:
-    """Nobody shares a document, and two engines have as much to do as they can."""
+    """Two fully loaded engines; no document is asked about twice."""
     engine = replace(EngineConfig(), long_prefill_token_threshold=chunk)
     names = ["a", "b"]
     rows = list(chat_beside_documents(ChatBesideDocuments(

@@ -1,4 +1,4 @@
-"""What a receipt says of a decision, and what hindsight says of a refusal."""
+"""Receipts explain decisions; hindsight judges rejections."""
 
 import random
 from collections import Counter
@@ -219,7 +219,7 @@ class TestRefusals:
 
 
 class TestWaits:
-    """What keeps a request waiting, and for how long."""
+    """The reasons why a request waits, each with its time."""
 
     def test_slots_then_nothing(self) -> None:
         made = explained(slots=1)
@@ -513,7 +513,7 @@ def in_time(made: Shaper) -> set[str]:
 
 @pytest.mark.parametrize("burst", [1.2, 1.5])
 def test_verdicts_are_those_of_a_world_in_which_it_was_taken(burst: float) -> None:
-    """The truth: the same trace once more, with one refused request taken.
+    """The truth: the same trace once more, with one rejected request admitted.
 
     It is right when that one is late, displacing when anybody who was in time no longer is.
     """
@@ -536,7 +536,7 @@ def test_verdicts_are_those_of_a_world_in_which_it_was_taken(burst: float) -> No
 
 
 def test_a_refusal_that_a_fast_engine_proves_wrong() -> None:
-    """It was predicted to wait 10 s for a prefill that then took one."""
+    """The predicted wait was 10 s, for a prefill that then took one second."""
     made = explained()
     fill(made, LONG, "d")
     receipt = arrive(made, Request("c", 1_000), 0.5)

@@ -1,4 +1,4 @@
-"""Who asks about a document that is being computed, and when it is."""
+"""Followers of a document whose prefill runs: when they start, and where."""
 
 from core_requests import document
 
@@ -13,7 +13,7 @@ def names(actions: list[Action]) -> list[str]:
 
 
 def one_engine() -> Shaper:
-    """It computes a long document; about that one more asks, and then one about a shorter one."""
+    """An engine that prefills a document; a follower and a shorter document wait."""
     shaper = Shaper([BackendSpec("b", 64)], [DOCUMENT])
     shaper.backend_up("b", 0.0)
     assert names(shaper.arrive(document("leader", 100_000), 0.0)) == ["leader"]
@@ -23,7 +23,7 @@ def one_engine() -> Shaper:
 
 
 def test_a_follower_is_a_hit_once_its_document_is_computed() -> None:
-    """It does not wait for another document, which is due earlier than the whole of its own."""
+    """The follower does not wait for the shorter document, whose prefill is due earlier."""
     shaper = one_engine()
     assert names(shaper.first_token("leader", 7.0)) == ["follower", "shorter"]
 

@@ -1,4 +1,4 @@
-"""Who asks about a document that waits to be computed joins its leader, and what comes of both."""
+"""Requests for a document that waits for its prefill follow its leader and share its fate."""
 
 from core_requests import document
 
@@ -122,7 +122,7 @@ def test_who_waits_elsewhere_comes_when_it_is_computed() -> None:
 
 
 def test_a_head_awaits_nobody_behind_it() -> None:
-    """Two begun on two engines that go to one: the lane would wait for its own end."""
+    """Two split prefills move to one engine: the queue would wait for its own end."""
     head = QueuedRequest(asks("head", 5), "document", 0.0, 30.0, order=1)
     behind = QueuedRequest(asks("behind", 5), "document", 1.0, 31.0, order=2)
     head.due, behind.due = 10.0, 11.0

@@ -1,4 +1,4 @@
-"""What an engine does beside and before what it was asked for: turns, and chunks of documents."""
+"""Work that an engine does before and beside a request: turns, and chunks of documents."""
 
 from math import inf
 

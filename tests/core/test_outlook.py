@@ -1,4 +1,4 @@
-"""What a request is reckoned to meet: how sure the wait in a line is."""
+"""The predicted wait in a prefill queue, and its margin."""
 
 import pytest
 

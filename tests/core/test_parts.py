@@ -293,7 +293,7 @@ class TestBacklog:
         assert backend.prefill_queue.backlog_s(11.0 + whole) == 0.0
 
     def test_what_is_known_to_be_cached_is_not_taken_for_more_than_the_rest(self) -> None:
-        """Else nothing would be sent shortly before the end of a piece of a long prompt."""
+        """Otherwise nothing would be sent shortly before the end of a part of a long prompt."""
         backend = self.backend()
         flight = backend.send(Request("r", 100_000), "document", 90_000, now=0.0, fresh=True)
         whole = flight.prefill_s
@@ -309,7 +309,7 @@ class TestBacklog:
 
     @pytest.mark.parametrize("output_tokens", [0, 3])
     def test_a_whole_answer_before_its_first_token_was_due(self, output_tokens: int) -> None:
-        """Its prefill took no longer than that; one that failed says nothing."""
+        """The prefill took at most as long as the answer; a failed request teaches nothing."""
         backend = self.backend()
         before_s = backend.cost.predict_s(500, 500)
         for number in range(20):
@@ -322,7 +322,7 @@ class TestBacklog:
         assert after_s == (pytest.approx(0.002, rel=0.3) if output_tokens else before_s)
 
     def test_a_whole_answer_after_its_first_token_was_due(self) -> None:
-        """What of that was decode is not known, and what held its slot is."""
+        """The share of decoding is unknown, but the time in the slot is not."""
         backend = self.backend()
         for number in range(20):
             request = Request(str(number), 500, streams=False)

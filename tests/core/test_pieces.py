@@ -1,4 +1,4 @@
-"""Long prompts in pieces: how long a piece is, and who has a turn between two."""
+"""Split prefill: the length of a part, and the requests that run between two parts."""
 
 from math import inf
 
@@ -56,14 +56,14 @@ class TestBeginning:
         assert next_piece(Request("r", 120_000), 0, 0, cost, 0.5) is None  # nobody shares it
 
     def test_who_finds_less_cached_than_was_computed_goes_whole(self) -> None:
-        """The engine caches nothing, or drops it at once: every piece would be all of it again."""
+        """The engine caches nothing: each part would compute all earlier parts again."""
         cost = CostModel()
         assert next_piece(document("r"), 19 * BLOCK, 20, cost, 0.5) is None
         assert next_piece(document("r"), 20 * BLOCK, 20, cost, 0.5) is not None
 
 
 class Fleet:
-    """Backends that take pieces; actions carried out on nothing."""
+    """Backends that accept split prefills; actions are collected, not carried out."""
 
     def __init__(self, count: int = 1, piece_s: float = 0.8) -> None:
         specs = [BackendSpec(f"b{i}", 64, piece_s=piece_s) for i in range(count)]
@@ -87,7 +87,7 @@ class Fleet:
 
 
 def deep_in_a_document() -> tuple[Fleet, float]:
-    """When its seventh piece has just been sent."""
+    """The shaper just after it sent a document's seventh part."""
     fleet, now = Fleet(), 0.1
     fleet.chat(0.0)
     fleet.shaper.arrive(document("d"), now)
@@ -173,7 +173,7 @@ class TestShaper:
         assert flight.overdue_s == pytest.approx(0.1 * flight.cold_s)
 
     def test_another_document_waits_for_the_first_one(self) -> None:
-        """Who came first goes on; else each would take as long as both."""
+        """The first document goes on; otherwise each would take as long as both."""
         fleet = Fleet()
         fleet.chat(0.0)
         assert sends(fleet.shaper.arrive(document("d"), 0.1))[0][1]

@@ -1,4 +1,4 @@
-"""What a backend holds: the guess, its correction, and the index that an engine's events make."""
+"""The blocks a backend holds: the estimate, its correction, and the index from KV events."""
 
 import random
 from collections import Counter
@@ -108,7 +108,7 @@ class Asker:
         self._number = 0
 
     def __call__(self, *texts: int, cached: int | None = None, told: bool = True) -> int:
-        """The predicted match, in tokens; the answer says `cached`."""
+        """Predicted match in tokens; the answer reports `cached`."""
         self._number += 1
         name, now = str(self._number), float(self._number)
         blocks = chain(*texts)
@@ -387,7 +387,7 @@ class TestEvents:
 
 
 def as_list(event: dict[str, object]) -> list[object]:
-    """As vLLM 0.20 wrote events, before it named their fields."""
+    """The event as vLLM 0.20 wrote it, before events had named fields."""
     names = {
         "BlockStored": ["block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id",
                         "medium", "lora_name", "extra_keys", "group_idx"],

@@ -1,4 +1,4 @@
-"""What other proxies have under way: the sums, the hooks in the books, who is forgotten."""
+"""Work of other proxies: its sums, where the shaper counts it, and when it is forgotten."""
 
 from collections import Counter
 from math import inf

@@ -1,4 +1,4 @@
-"""How far predictions are off, by how long what was predicted takes."""
+"""The error of predictions, by predicted duration."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from forebay.proxy.core.learn.cost import OF_ALL, START, PredictionError
 
 
 def learned(*seen: tuple[float, float], times: int = 1) -> PredictionError:
-    """What was predicted, in seconds, and how far that was off."""
+    """A model that has seen pairs of predicted seconds and relative error."""
     spread = PredictionError()
     for _ in range(times):
         for predicted_s, error in seen:

@@ -1,4 +1,4 @@
-"""Nobody waits for what is not to be had, and whoever leaves a queue lets the next one go."""
+"""No request waits in vain, and one that leaves a queue lets the next one start."""
 
 from math import inf
 
@@ -39,16 +39,16 @@ def refused(actions: list[Action]) -> dict[str, str]:
 
 
 def decoding(made: Shaper, request: Request, now: float) -> None:
-    """It runs, and has given its first token."""
+    """Start the request and report its first token."""
     assert sent(made.arrive(request, now))
     made.first_token(request.id, now + 0.1)
 
 
 class TestKvCache:
-    """Requests that need much of it, while small ones take each piece that comes free."""
+    """Requests that need many KV blocks, while small ones take every block that comes free."""
 
     def full(self) -> Shaper:
-        """Nine tenths are held by three chats, and a document that needs six waits since 1.0."""
+        """Three chats occupy nine tenths; a document that needs six tenths waits since 1.0 s."""
         patient = Bucket("chat", 5_000, max_queue=64, max_wait_s=20.0)
         made = shaper("a", kv_tokens=KV, buckets=(patient, DOCUMENT))
         for name in ("x", "y", "z"):
@@ -119,7 +119,7 @@ class TestTheLastClearEngine:
         assert list(sent(made.wake(made.wake_at()))) == ["second"]
 
     def test_not_beside_one_that_is_late(self) -> None:
-        """What was reckoned has proved wrong: it may go on for long."""
+        """The prediction has proved wrong: the prefill may go on for long."""
         made, done_at = self.occupied()
         made.finish("chat", 0.5)
         (busy,) = (b for b in made.backends.values() if b.prefills)

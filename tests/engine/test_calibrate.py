@@ -88,7 +88,7 @@ def test_as_many_constants_as_points_are_no_evidence(phi: CalibrationResult) -> 
 
 
 def test_the_model_is_beside_every_point_of_a_shipped_file() -> None:
-    """What the files claim is computed again; an unexplained row stays in, marked held out."""
+    """The errors in the files are computed again; an unexplained row stays, marked as held out."""
     file = calibration_file_of("phi-3-mini-128k", "h200-nvl")
     errors = {}
     for row in file.points:

@@ -9,6 +9,8 @@ from urllib.request import urlopen
 import pytest
 from engine_stage import COMMAND
 
+from forebay.proxy.cli import main
+
 
 def test_it_serves_until_sigterm_and_exits_0() -> None:
     words = [*COMMAND, "--model", "Phi-3-mini-128k", "--gpu", "h200-nvl", "--port", "0"]
@@ -27,12 +29,13 @@ def test_it_serves_until_sigterm_and_exits_0() -> None:
         assert process.wait(60) == 0
 
 
-def refused(*words: str) -> str:
-    """The one line `forebay engine` says before it exits with 2."""
-    done = subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=100)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.count("\n") == 1
-    return done.stderr
+def rejected(capfd: pytest.CaptureFixture[str], *words: str) -> str:
+    """The one line that `forebay engine` writes before it exits with 2."""
+    assert main(["engine", *words]) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    return err
 
 
 @pytest.mark.parametrize(
@@ -51,15 +54,17 @@ def refused(*words: str) -> str:
         ([], "Missing option"),
     ],
 )
-def test_bad_input_is_one_line_and_status_2(words: list[str], says: str) -> None:
-    assert says in refused(*words)
+def test_bad_input_is_one_line_and_status_2(
+    words: list[str], says: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert says in rejected(capfd, *words)
 
 
-def test_a_taken_port_is_named() -> None:
+def test_a_taken_port_is_named(capfd: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert f"--port {port}: cannot listen" in refused(
-            "--model", "llama-3-8b", "--port", str(port)
+        assert f"--port {port}: cannot listen" in rejected(
+            capfd, "--model", "llama-3-8b", "--port", str(port)
         )

@@ -50,7 +50,7 @@ def trace(count: int) -> list[TraceRequest]:
 
 
 def timed(rows: list[TraceRequest]) -> tuple[Timed, ...]:
-    """What a server with TRUTH would have measured."""
+    """The times that a server with TRUTH would have measured."""
     asked = [Timed(row, row.arrival_s, 1.0, 1.0, 1.0, 0) for row in rows]
     return predict(asked, CONFIG, TRUTH)
 

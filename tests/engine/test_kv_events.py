@@ -1,4 +1,4 @@
-"""KV events: what the cache tells, and that it reaches subscribers over real ZeroMQ sockets."""
+"""KV events: the cache publishes them, and subscribers get them over real ZeroMQ sockets."""
 
 import asyncio
 import socket
@@ -115,7 +115,7 @@ class Subscriber:
         return int.from_bytes(number, "big"), read(payload)
 
     def replay(self, endpoint: str, first: int) -> list[Batch]:
-        """What the engine still has from batch `first` on."""
+        """The batches from `first` on that the engine still keeps."""
         batches: list[Batch] = []
         with self._context.socket(zmq.DEALER) as dealer:
             dealer.connect(endpoint)

@@ -1,4 +1,4 @@
-"""How the simulated server starts, stays silent, drains and dies."""
+"""The simulated server starts, stays silent, drains and dies."""
 
 import asyncio
 import json

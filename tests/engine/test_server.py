@@ -174,7 +174,7 @@ class TestAnswers:
         ],
     )  # fmt: skip
     def test_a_number_as_text(self, given: str, kind: str | None) -> None:
-        """As pydantic reads it, which reads vLLM's bodies."""
+        """Numbers as text are read as pydantic does, which reads vLLM's bodies."""
         status, answer = ask(TEXT, {"prompt": "x" * 40, "max_tokens": given}, max_model_len=64)
         assert status == (400 if kind else 200)
         assert kind is None or f"'type': '{kind}', " in answer["error"]["message"]

@@ -85,7 +85,7 @@ def tail(text: str) -> list[str]:
 
 
 async def left_while_running(questions: list[wire.Question]) -> list[wire.Answer]:
-    """What clients get that wait when SIGTERM comes."""
+    """Answers to clients that wait when SIGTERM comes."""
     async with Client() as client:
         config = EngineConfig(served_model_name="tiny", enable_request_id_headers=True)
         async with start_engine(config) as engine:
@@ -213,7 +213,7 @@ def err_503_queue_full(text: str) -> None:
 
 
 def misc_behaviour(text: str) -> None:
-    """Line by line; "ok" stands for an answer that went well."""
+    """Compare line by line; "ok" stands for a successful answer."""
 
     async def small(engine: RunningEngine, client: Client) -> None:
         async def status(question: wire.Question) -> str:

@@ -1,4 +1,4 @@
-"""Bodies that are not what they should be: one clear 400, and the backend sees nothing.
+"""Malformed bodies: one clear 400, and the backend sees nothing.
 
 The invariants at the end are those that `make fuzz` checks for longer.
 """
@@ -254,7 +254,7 @@ class TestInvariants:
         )
     )  # fmt: skip
     def test_headers(self, pairs: list[tuple[str, str]]) -> None:
-        """Whatever came, what goes on is framed by nobody's header and fits on lines."""
+        """Headers are forwarded from a short list, printable, and never those of framing."""
         headers = CIMultiDictProxy(CIMultiDict(pairs))
         id_ = request_id(headers)
         assert 1 <= len(id_) <= 64

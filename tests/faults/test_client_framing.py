@@ -1,4 +1,4 @@
-"""What a client may do to the framing of a request, judged by what the backend then receives.
+"""Damaged framing of client requests, judged by the bytes that the backend receives.
 
 The oracle is differential: whatever the bytes were, the backend has received nothing, or one
 request framed by us, whose answer the client got.
@@ -48,7 +48,7 @@ async def judged(on: Stage, oracle: Oracle, *parts: bytes) -> list[Response]:
 
 
 def refused(data: bytes, *statuses: int) -> None:
-    """These bytes get one JSON error and the connection closed; the backend sees nothing."""
+    """Assert that `data` gets one JSON error and a closed connection, and no backend sees it."""
 
     async def scene(on: Stage, oracle: Oracle) -> None:
         (answer,) = await judged(on, oracle, data)

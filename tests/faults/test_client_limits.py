@@ -101,7 +101,7 @@ class TestBodies:
         before_oracle(scene, limits={"queue_bytes": "1500KiB"})
 
     def test_a_body_for_which_there_is_no_room_any_more(self) -> None:
-        """Two were begun, and together they are too much: one is refused, the other served."""
+        """Two bodies together exceed the memory limit: one is rejected, the other served."""
 
         def body(size: int) -> bytes:
             return b'{"max_tokens":1,"prompt":"' + b"x" * (size - 28) + b'"}'

@@ -1,4 +1,4 @@
-"""Which paths, methods and headers get through, however they are spelled."""
+"""Paths, methods and headers that get through, and all their spellings."""
 
 import json
 from typing import Any

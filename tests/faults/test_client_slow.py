@@ -1,4 +1,4 @@
-"""Clients that are slow, silent or gone: each wait has its end, and nothing stays held."""
+"""Clients that are slow, silent or gone: each wait ends, and all is released."""
 
 import asyncio
 import socket
@@ -117,7 +117,7 @@ class TestSlowBodies:
         before_oracle(scene)
 
     def test_a_stated_length_buys_no_time(self) -> None:
-        """What is held for a large body that does not come is given back after 10 s."""
+        """Memory reserved for a large body that does not come is released after 10 s."""
 
         async def scene(on: Stage, oracle: Oracle) -> None:
             began = now()

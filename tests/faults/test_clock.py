@@ -1,4 +1,4 @@
-"""The wall clock jumps by hours, both ways, and nothing that is decided depends on it."""
+"""The wall clock jumps by hours, both ways; no decision depends on it."""
 
 import asyncio
 import time
@@ -34,7 +34,7 @@ Log = list[tuple[Any, ...]]
 
 
 async def slowly(call: Call) -> None:
-    """Twenty tokens in ten seconds; then, as `stall` says in the prompt, nothing."""
+    """Stream twenty tokens in ten seconds; then stall if the prompt contains `stall`."""
     await call.send(STREAM_HEAD)
     for _ in range(20):
         await call.send(chunk(EVENT))
@@ -45,7 +45,7 @@ async def slowly(call: Call) -> None:
 
 
 def played(keys: Path) -> Log:
-    """What clients saw and the proxy said, each with its moment on the loop's clock."""
+    """Answers and log lines of a run, each with its moment on the loop's clock."""
     log: Log = []
 
     async def ask(on: Stage, name: str, tenant: str = "zeta", **options: Any) -> None:

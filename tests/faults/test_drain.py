@@ -1,4 +1,4 @@
-"""Leaving: whoever was taken gets a whole answer or is told, whatever the last clients do."""
+"""Draining: an admitted request gets a whole answer or an error, whatever the last clients do."""
 
 import asyncio
 import json
@@ -142,7 +142,7 @@ SHARED: dict[str, Any] = {"port": 0, "admin_port": 0, "reuse_port": True}
 
 
 class TestHandover:
-    """The drain comes, whoever was just connecting."""
+    """The drain starts while clients are connecting."""
 
     def test_handshakes_that_fail_or_never_come(self, tmp_path: Path) -> None:
         async def scene(on: Stage, backend: RawBackend) -> None:

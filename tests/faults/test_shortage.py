@@ -1,4 +1,4 @@
-"""A proxy that runs out of descriptors or ports: it says so, and blames no backend."""
+"""A proxy that runs out of descriptors or ports reports it, and blames no backend."""
 
 import asyncio
 import errno
@@ -177,7 +177,7 @@ WHEN_READY = (" is up", "listening on ")
 
 @asynccontextmanager
 async def process(backend: str, said: list[str]) -> AsyncIterator[tuple[int, str]]:
-    """`forebay proxy` with LIMIT descriptors, and told to take more connections than that."""
+    """`forebay proxy` with LIMIT descriptors, configured for more connections than that."""
     flags = ["--backend", backend, "--port", "0"]
     environ = {
         "FOREBAY_LISTEN__ADMIN_PORT": "0",
@@ -282,7 +282,7 @@ def test_a_process_without_descriptors_lives_and_recovers() -> None:
 
 
 class TestHistogramLog:
-    """Its disk is full: the proxy goes on, and ends as ever."""
+    """The disk of the log is full: the proxy goes on serving, and stops normally."""
 
     full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
     says = "metrics.hlog: /dev/full cannot be written (No space left on device); trying again"

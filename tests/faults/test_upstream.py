@@ -59,7 +59,7 @@ def now() -> float:
 def with_dead(
     scene: Callable[[Stage, list[RawBackend]], Awaitable[None]], dead: int, alive: int
 ) -> None:
-    """Play `scene`; the first `dead` backends came up and refuse connections since."""
+    """Play `scene`; the first `dead` backends were up and now refuse connections."""
 
     async def main() -> None:
         async with AsyncExitStack() as stack:
@@ -80,7 +80,7 @@ def with_dead(
 
 class TestRefused:
     def test_another_answers_at_once_and_nobody_sees_it(self) -> None:
-        """Neither the attempts nor the share of retries bound those that were never begun."""
+        """Requests that never reached a backend count neither as attempts nor as retries."""
 
         async def scene(on: Stage, backends: list[RawBackend]) -> None:
             began = now()
@@ -120,7 +120,7 @@ class TestRefused:
 
 
 class TestHangs:
-    """It takes connections and says nothing, to /health neither."""
+    """The backend accepts connections and sends nothing, not even for /health."""
 
     def test_what_it_has_not_begun_to_answer_goes_elsewhere(self) -> None:
         """Few at a time: the share of retries holds, and all get their answer."""
@@ -154,7 +154,7 @@ class TestHangs:
         on_stage(scene, silent, slowly, admission={"dispatch_ahead": "60s"})
 
     def test_one_that_was_tried_again_already_is_in_nobodys_way(self) -> None:
-        """It has to stay; those behind it go elsewhere."""
+        """A request that was retried once has to stay; requests behind it go elsewhere."""
 
         begun = asyncio.Event()
 
@@ -220,7 +220,7 @@ class TestHangs:
         on_stage(scene, for_long)
 
     def test_it_never_connects(self) -> None:
-        """Its queue of connections is full, or packets are lost: the connect time-out."""
+        """The backend's accept queue is full, or packets are lost: the connect time-out."""
 
         async def scene(on: Stage, backends: list[RawBackend]) -> None:
             real = on.proxy.backends.open
@@ -525,7 +525,7 @@ class TestMalformed:
     @pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses"])
     @pytest.mark.parametrize("ends", [True, False], ids=["whole", "without end"])
     def test_a_first_event_that_is_too_large_is_nobodys_fault(self, path: str, ends: bool) -> None:
-        """As of `echo` with `logprobs`: another backend would prefill, and say as much."""
+        """For example `echo` with `logprobs`: another backend would send an event as large."""
 
         async def huge(call: Call) -> None:
             await call.send(STREAM_HEAD + chunk(b": keep-alive\n\n") + chunk(b"data: "))
@@ -637,7 +637,7 @@ async def begins_a_response(call: Call) -> None:
 
 
 class TestOtherPathsTellOfHealth:
-    """What is not shaped says how a backend is, good news as bad."""
+    """Answers on paths that are not shaped count for health, good ones and bad ones."""
 
     @pytest.mark.parametrize(
         ("path", "good"),
@@ -702,7 +702,7 @@ async def ask_embeddings(on: Stage) -> int:
 
 
 class TestOtherStreams:
-    """Of paths that are not shaped, such as /v1/responses, which knows no [DONE]."""
+    """Streams of paths that are not shaped, such as /v1/responses, which has no [DONE]."""
 
     def test_events_pass_as_they_come(self) -> None:
         """For longer than a first token may take, and not after all has come."""
@@ -898,7 +898,7 @@ class TestMidStream:
         on_stage(scene, serve)
 
     def test_a_long_answer_that_is_no_stream_has_its_own_limit(self) -> None:
-        """first_token says nothing about it: only its end can be seen."""
+        """The time-out of first tokens does not apply: only the end of the answer can be seen."""
 
         async def long(call: Call) -> None:
             await asyncio.sleep(50)
@@ -944,7 +944,7 @@ class TestFlapping:
         on_stage(scene, flaps, stream)
 
     def test_killed_again_and_again(self) -> None:
-        """kill -9 of one of two: before the first byte nobody notices."""
+        """kill -9 of one of two backends: before the first byte no client notices."""
 
         async def main() -> None:
             async with AsyncExitStack() as stack:
@@ -971,7 +971,7 @@ class TestFlapping:
 
 
 def test_an_answer_that_has_ended_cannot_be_failed() -> None:
-    """Its connection serves another request by then."""
+    """The connection of the ended answer serves another request by then."""
 
     async def in_two_parts(call: Call) -> None:
         data = answer(200, WHOLE)

@@ -1,4 +1,4 @@
-"""Clients that leave, read slowly or not at all: what happens to the backend's side of it."""
+"""Clients that leave, read slowly or not at all, and the effect on the backend's side."""
 
 import asyncio
 from typing import Any
@@ -44,7 +44,7 @@ async def floods(call: Call) -> None:
 
 
 class TestLeaving:
-    """Within a moment nothing is held and the backend has been hung up on."""
+    """Within a moment all is released and the backend's connection is closed."""
 
     @LEAVES
     def test_while_uploading(self, how: str) -> None:
@@ -249,7 +249,7 @@ class TestReading:
     def test_a_reader_that_never_reads_the_last_of_it_is_cut_off(
         self, what: str, header: str
     ) -> None:
-        """What is left is less than writing waits for."""
+        """The unread rest is smaller than the buffer limit at which writing waits."""
 
         async def last(call: Call) -> None:
             if what == "whole":

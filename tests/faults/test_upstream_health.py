@@ -1,4 +1,4 @@
-"""Who takes new work: the state machine of health, at literal times and under any events."""
+"""The state machine of backend health, at literal times and under any events."""
 
 from math import inf
 
@@ -116,7 +116,7 @@ def test_two_failed_probes_take_one_down_and_a_good_one_takes_it_back() -> None:
 
 
 def test_flapping_is_damped() -> None:
-    """Refuses, is healthy again at once, refuses: it is let in every 2 s, no more often."""
+    """A backend that alternates between failure and health gets work every 2 s at most."""
     fleet, now, ups = Fleet(2), 0.0, 0
     while now < 120.0:
         now += 0.5
@@ -340,7 +340,7 @@ def test_what_was_sent_before_it_was_put_out_decides_no_trial() -> None:
 
 
 class TestShaperTakesIt:
-    """What the intake means in the shaper."""
+    """The shaper obeys the limits that health sets."""
 
     def shaper(self) -> Shaper:
         shaper = Shaper(

@@ -57,7 +57,7 @@ def descriptors() -> int:
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
 def proxy_tasks() -> list[str]:
-    """Those that do not serve a kept connection, on either side of the proxy."""
+    """Tasks that do not serve a kept connection, on either side of the proxy."""
     tasks = [str(task.get_coro()) for task in asyncio.all_tasks()]
     return [t for t in tasks if "RawBackend" not in t and "RequestHandler" not in t]
 

@@ -1,4 +1,4 @@
-"""A real vLLM that is full, or is shut down, and what clients behind the proxy see of it.
+"""A real vLLM that is full or shut down, as seen by clients behind the proxy.
 
 One server for all; the last test ends it. Where the proxy needs another backend to turn to, a
 scripted one will do: it shows what it was sent. No times: a test waits for what it wants to see,
@@ -25,7 +25,7 @@ STREAM = {"stream": True}
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """It takes few requests, and lets them finish when it is ended."""
+    """A vLLM that admits few requests, and lets them finish when it is stopped."""
     python, folder = needed_vllm_python(), tmp_path_factory.mktemp("vllm")
     write_model(folder / "model", ModelSize())
     flags = (
@@ -88,7 +88,7 @@ class TestFull:
 
     @pytest.mark.parametrize("chat", [False, True])
     def test_many_at_once_get_a_whole_stream_or_a_status(self, server: Running, chat: bool) -> None:
-        """Those that come together mostly pass vLLM's first look, and are refused at its second."""
+        """Simultaneous requests mostly pass vLLM's first check, and are rejected at its second."""
         path = "/v1/chat/completions" if chat else "/v1/completions"
 
         async def main() -> None:
@@ -115,7 +115,7 @@ class TestFull:
 
 
 def test_healthy_but_failing_is_put_out(server: Running) -> None:
-    """While an answer finishes, vLLM says 200 to /health and 500 to every new request."""
+    """While an answer finishes, vLLM answers 200 to /health and 500 to every new request."""
     url = server.url
     probe = body_of("x", chat=False)
 

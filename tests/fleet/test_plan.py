@@ -1,4 +1,4 @@
-"""What `forebay fleet up` would start: flags by model, GPU and vLLM version, and bad input."""
+"""The plan of `forebay fleet up`: flags by model, GPU and vLLM version, and bad input."""
 
 import json
 from pathlib import Path

@@ -235,7 +235,7 @@ def test_bookkeeping_that_fails_leaves_no_server(
 def test_a_server_that_ignores_sigterm_is_killed(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, impatient: bool
 ) -> None:
-    """After its time, or at once when told a second time."""
+    """A hung server is killed after its grace period, or at once on a second signal."""
     monkeypatch.setenv("FAKE_DEAF", "1")
 
     async def scenario() -> None:
@@ -254,7 +254,7 @@ def test_a_server_that_ignores_sigterm_is_killed(
 def test_a_stop_that_is_cancelled_leaves_no_process(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where the other server failed meanwhile."""
+    """This happens where the other server fails at the same time."""
     monkeypatch.setenv("FAKE_DEAF", "1")
 
     async def scenario() -> None:
@@ -336,7 +336,7 @@ def test_the_log_line_that_tells(text: str, words: str, line: str, tmp_path: Pat
 def test_a_number_that_somebody_else_has_by_now_is_not_touched(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The state says this very process, but begun at another time."""
+    """The state file names this very process id, but another start time."""
     mine = Process(os.getpid(), "another boot:1")
     assert not mine.alive
     assert this_process().alive
@@ -433,7 +433,7 @@ def test_a_folder_that_is_gone_does_not_keep_the_fleet_from_stopping(
 
 
 def test_a_dead_terminal_ends_no_server_and_keeps_none(tmp_path: Path, model: Path) -> None:
-    """Nobody reads standard output or error any more, as after a connection was cut."""
+    """Standard output and error have no reader any more, as after a lost connection."""
     folder, log = tmp_path / "fleet", tmp_path / "starts"
     fake = install(tmp_path)
     out, err = os.pipe(), os.pipe()
@@ -473,7 +473,7 @@ def test_nohup_outlives_its_terminal(tmp_path: Path, model: Path) -> None:
 
 @contextmanager
 def hangups(answer: signal.Handlers) -> Iterator[None]:
-    """What is started meanwhile answers SIGHUP so, even where these tests run under nohup."""
+    """Processes started inside handle SIGHUP this way, even where the tests run under nohup."""
     before = signal.signal(signal.SIGHUP, answer)
     try:
         yield

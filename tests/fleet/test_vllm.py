@@ -88,7 +88,7 @@ STATUS = {"too long": 400, "bad value": 400, "wrong type": 400,
 
 
 def test_bodies_pass_byte_for_byte_both_ways(fleet: Fleet) -> None:
-    """Answers, streams and refusals, compared with what left the server."""
+    """Answers, streams and rejections, compared with the bytes that left the server."""
 
     async def main() -> None:
         async with aiohttp.ClientSession() as client:

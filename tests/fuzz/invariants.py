@@ -1,4 +1,4 @@
-"""What must hold for any bytes: checked by hypothesis in the tests, by atheris in `make fuzz`."""
+"""Invariants for any bytes: checked by hypothesis in the tests, by atheris in `make fuzz`."""
 
 import asyncio
 import re
@@ -26,7 +26,7 @@ Events = list[tuple[bytes, bytes]]
 
 
 def cut(data: bytes, cuts: list[int]) -> list[bytes]:
-    """`data` in pieces; some may be empty."""
+    """Cut `data` into parts; some may be empty."""
     at = sorted(min(max(0, c), len(data)) for c in cuts)
     return [data[a:b] for a, b in zip([0, *at], [*at, len(data)], strict=True)]
 
@@ -81,7 +81,7 @@ def _payload_by_the_book(raw: bytes) -> bytes:
 def check_body(
     pieces: list[bytes], headers: list[tuple[str, str]], stated: int | None, taken: int
 ) -> None:
-    """A body is what its pieces were, or an error that is documented; nothing stays held."""
+    """A body equals the sum of its parts, or is a documented error; all memory is released."""
     for here in (False, True):  # whether all of it has come with the head
         _check_body(pieces, headers, stated, taken, here)
 
@@ -136,7 +136,7 @@ def _check_body(
 
 
 def check_prompt(body: bytes, chat: bool) -> None:
-    """Any bytes are understood, or refused as a request that is wrong; sizes stay in bounds."""
+    """Any bytes are understood, or rejected as malformed; sizes stay in bounds."""
     try:
         asked = read_fields(
             parse(body),

@@ -1,4 +1,4 @@
-"""API keys: how they are written, who is let in, and what stays out of reach."""
+"""API keys: their format, the requests they admit, and the paths they protect."""
 
 import asyncio
 import json
@@ -357,7 +357,7 @@ class TestOverHttp:
         on_stage(scene, tmp_path)
 
     def test_refused_before_the_body_is_read(self, tmp_path: Path) -> None:
-        """The client has sent no byte of it, and was not told to go on."""
+        """The client has sent no byte of the body, and got no `100 Continue`."""
 
         async def scene(on: Stage, backend: RawBackend) -> None:
             host, port = on.url.removeprefix("http://").split(":")
@@ -379,7 +379,7 @@ class TestOverHttp:
     def test_a_connection_lives_on_after_a_refusal_only_if_the_body_was_there(
         self, path: bytes, failures: int, tmp_path: Path
     ) -> None:
-        """What follows a body that was not read could be taken for a request."""
+        """The rest of an unread body could be taken for a request."""
 
         async def scene(on: Stage, backend: RawBackend) -> None:
             for _ in range(failures):

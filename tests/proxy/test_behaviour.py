@@ -1,4 +1,4 @@
-"""Behaviour that routers are compared by: limits, clients that leave, backends that refuse.
+"""Behaviour by which routers are compared: limits, leaving clients, rejecting backends.
 
 Real sockets and misbehaving backends in virtual time;
 `tests/bench/routers/bench_behaviour.py` asks the same of other routers.
@@ -64,7 +64,7 @@ class Counting:
 
 
 async def asks(on: Stage, body: Any, count: int) -> list[tuple[int, float, bool]]:
-    """Status, seconds it took, and whether it said when to come back, of so many at once."""
+    """Status, seconds, and presence of Retry-After, for many requests at once."""
 
     async def ask() -> tuple[int, float, bool]:
         start = now()

@@ -28,7 +28,7 @@ TENANTS = {"keys": "env:KEYS"}
 
 
 class Served(BaseModel):
-    """As vLLM reads a body: a pydantic model that lets unknown fields be."""
+    """A body as vLLM reads it: a pydantic model that allows unknown fields."""
 
     model_config = ConfigDict(extra="allow")
     cache_salt: str | None = None
@@ -213,7 +213,7 @@ class TestSplicing:
 
 
 class TestOwnIndex:
-    """The proxy's routing must not be what tells."""
+    """The proxy's own prefix index leaks nothing between tenants either."""
 
     LONG = b'{"prompt":"%b"}' % (b"x" * 2000)
 

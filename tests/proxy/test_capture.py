@@ -1,4 +1,4 @@
-"""Traffic through the proxy becomes a trace that replays, and tells nobody what was said."""
+"""Traffic through the proxy becomes a trace that replays and holds no text of prompts."""
 
 import asyncio
 import io

@@ -1,4 +1,4 @@
-"""Where the configuration comes from, and the one line a mistake gets."""
+"""Sources of the configuration, and the one-line error for each mistake."""
 
 from math import inf
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The admin port refuses what a page of another site has a browser send, over real sockets."""
+"""The admin port rejects requests that a page of another site makes a browser send."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""A client that goes away at the worst moment gives back exactly what it held."""
+"""A client that leaves at the worst moment releases exactly the resources of its request."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -268,7 +268,7 @@ class TestBadRequests:
         on_stage(scene, None)
 
     def test_a_smuggled_request_stays_a_body(self) -> None:
-        """What a client sends chunked is framed anew: the backend sees one request."""
+        """A chunked body of a client is framed anew: the backend sees one request."""
         inner = b'{"prompt":"0\\r\\n\\r\\nGET /v1/smuggled HTTP/1.1\\r\\n\\r\\n"}'
 
         async def scene(on: Stage, backends: list[RawBackend]) -> None:
@@ -472,7 +472,7 @@ class TestClientsThatLeave:
     @pytest.mark.parametrize("turns", range(0, 60, 3))
     @pytest.mark.parametrize("serve", ["stream", "retry", "whole"])
     def test_at_every_turn_of_the_loop(self, turns: int, serve: str) -> None:
-        """Cancelled wherever the request then is: nothing stays held."""
+        """A request that is cancelled at any stage releases everything."""
         first = {"stream": stream, "retry": faults()["busy"], "whole": whole}[serve]
 
         async def scene(on: Stage, backends: list[RawBackend]) -> None:

@@ -83,7 +83,7 @@ class Scene:
         return self.backend.cache.mode
 
     async def ask(self, document: int, question: str, *, url: str | None = None) -> int:
-        """Ask about a document; how many prompt tokens the engine says were cached."""
+        """Ask about a document; return the cached prompt tokens that the engine reports."""
         text = f"{text_of(document)} {question}"
         body = {"prompt": text, "max_tokens": 4, "ignore_eos": True}
         target = (url or self.proxy.url) + "/v1/completions"
@@ -172,7 +172,10 @@ async def following(
         for document in before:
             await scene.ask(document, "directly", url=scene.engine.url)
         staged = stage(
-            [backend["url"]], backends=[backend], tenants=tenants or {}, health={"timeout": "30s"}
+            [backend["url"]],
+            backends=[backend],
+            tenants=tenants or {},
+            health={"timeout": "30s", "interval": "100ms"},
         )
         scene.proxy = await stack.enter_async_context(staged)
         await scene.subscribed()
@@ -192,7 +195,7 @@ async def warmed(scene: Scene) -> None:
 
 
 async def predicted_is_reported(scene: Scene, seed: int, count: int = 40) -> list[int]:
-    """Ask at random; each prediction must be what the engine says. Returns what was cached."""
+    """Ask at random; each prediction must equal the engine's report. Returns the cached tokens."""
     rng, told = random.Random(seed), []
     for number in range(count):
         before = scene.backend.cache.error.absolute_tokens
@@ -563,7 +566,7 @@ def write_lists(monkeypatch: pytest.MonkeyPatch, fields: int) -> None:
 
 
 def test_salts_in_lists_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM 0.20: everything that tells prompts apart stands behind the medium."""
+    """vLLM 0.20: all fields that distinguish prompts come after the medium."""
     write_lists(monkeypatch, 10)
 
     async def main() -> None:
@@ -580,7 +583,7 @@ def test_salts_in_lists_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_engine_that_tells_no_salts_is_not_exact_and_that_is_said_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """vLLM 0.11: with salts, what it holds would look like nobody's prompts."""
+    """vLLM 0.11: with salts, its blocks would match no prompt."""
     write_lists(monkeypatch, 7)
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""Large bodies are parsed in steps, and nobody can tell from the result."""
+"""Large bodies are parsed in steps, with the same result as at once."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Logs say what happened and never what was asked."""
+"""Logs state what happened, and never hold prompts."""
 
 import io
 import json
@@ -27,7 +27,7 @@ def _as_it_was() -> Iterator[None]:
 
 
 def lines(logs: dict[str, Any], serve: Any = by_request, **body: Any) -> list[str]:
-    """What is logged when one request is served."""
+    """The log lines of one served request."""
     out = io.StringIO()
 
     async def main() -> None:

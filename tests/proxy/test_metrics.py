@@ -23,7 +23,7 @@ NO_UNIT = {"forebay_queue_depth", "forebay_config_generation", "forebay_backend_
 
 
 async def whatever(call: Call) -> None:
-    """A backend that answers each request with another status, as its number says."""
+    """A backend that answers each request with a status derived from its number."""
     number = json.loads(call.body).get("user", "200")
     if number == "200":
         await by_request(call)

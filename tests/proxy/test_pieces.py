@@ -1,4 +1,4 @@
-"""Long prompts in pieces over real sockets: what backends get, whatever they do with it."""
+"""Split prefill over real sockets: the requests that backends get, whatever they answer."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ LONG = {"prompt": PROMPT, "max_tokens": 3, "stream": True}
 
 
 def piece_of(call: Call) -> str | None:
-    """The prompt of a piece; None of the request itself, or of a chat."""
+    """The prompt of a part; None for the request itself, or for a chat."""
     fields = json.loads(call.body)
     return None if fields["max_tokens"] != 1 else fields["prompt"]
 
@@ -78,7 +78,7 @@ def test_metrics_count_one_request() -> None:
 
 @pytest.mark.parametrize("others", [0, 3_000])
 def test_what_is_its_own_is_no_hit(others: int) -> None:
-    """Of its prompt the backend has computed all but what others left there."""
+    """Parts of its own prompt that the backend computed are no cache hits; those of others are."""
     held: list[str] = [PROMPT[: 4 * others]]
 
     async def serve(call: Call) -> None:
@@ -119,7 +119,7 @@ def test_whole_without_others_or_without_the_key() -> None:
 
 @pytest.mark.parametrize("status", [400, 404, 422])
 def test_a_piece_that_is_refused_is_not_asked_for_again(status: int) -> None:
-    """The client hears what the backend says of the whole."""
+    """The client gets the backend's answer to the whole prompt."""
 
     async def serve(call: Call) -> None:
         if piece_of(call) is None:

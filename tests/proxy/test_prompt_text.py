@@ -1,4 +1,4 @@
-"""What a prompt's bytes are made of, and how much work and memory one request may take."""
+"""The bytes of a prompt, and the work and memory that one request may take."""
 
 import asyncio
 import json
@@ -119,7 +119,7 @@ class TestTooMuch:
 
 
 class TestEnough:
-    """What is asked in earnest, in sizes beyond what is usual."""
+    """Legitimate requests of unusual size."""
 
     def test_token_ids(self) -> None:
         ids = list(range(131_072))
@@ -202,7 +202,7 @@ class TestMedia:
 
 
 class TestRendered:
-    """What chat templates put into a prompt besides contents."""
+    """Parts of a prompt that chat templates add to the contents."""
 
     LONG = "think " * 100
 

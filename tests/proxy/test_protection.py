@@ -1,4 +1,4 @@
-"""A proxy that is short of something itself refuses the least urgent first."""
+"""A proxy that is itself overloaded sheds the least urgent requests first."""
 
 import asyncio
 import resource
@@ -110,7 +110,7 @@ def test_the_task_samples_lag_and_decides_once_a_second() -> None:
 
 @pytest.mark.parametrize("computes", [True, False])
 def test_only_what_the_process_computes_counts_as_too_much_to_do(computes: bool) -> None:
-    """A machine that stands still makes the loop late, too: told, and not held against it."""
+    """A machine that stands still makes the loop late too; that is reported, and sheds nothing."""
 
     def hold_up() -> None:
         until = time.monotonic() + 0.12

@@ -1,4 +1,4 @@
-"""The configuration changes while requests run: whole or not at all, and nobody notices."""
+"""The configuration changes while requests run: whole or not at all, and no request fails."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -141,7 +141,7 @@ class Files:
 
 
 class Held:
-    """A backend whose streams go on until told otherwise."""
+    """A backend whose streams go on until the test ends them."""
 
     def __init__(self) -> None:
         self.end = asyncio.Event()
@@ -353,7 +353,7 @@ def test_keys_come_with_the_configuration_or_it_does_not_come(tmp_path: Path) ->
 
 
 def test_a_reload_goes_on_when_its_client_hangs_up(tmp_path: Path) -> None:
-    """It waits for a new backend's first answer, which does not come."""
+    """The reload waits for a new backend's first answer, which does not come."""
 
     async def main() -> None:
         async with two_backends(tmp_path, 1) as (files, _, first, second, on):
@@ -416,7 +416,7 @@ def kv_tokens(on: Stage) -> float:
 
 
 async def pauses(on: Stage) -> None:
-    """The backend says that it is full, and is used again after a moment."""
+    """The backend reports that it is full, and is used again after a moment."""
     async with on.post() as answered:
         assert answered.status == 503
     await asyncio.sleep(10)

@@ -1,4 +1,4 @@
-"""A new proxy takes over from an old one: real processes, real sockets, nobody notices."""
+"""A new proxy takes over from an old one without a failed request: real processes and sockets."""
 
 import asyncio
 import json
@@ -84,7 +84,7 @@ async def slowly(call: Call) -> None:
 
 
 def test_streams_finish_and_hung_ones_are_given_up(tmp_path: Path) -> None:
-    """SIGTERM: /health says no, what is short finishes, what hangs is cut after `drain`."""
+    """SIGTERM: /health fails, short streams finish, hung ones are cut after `drain`."""
 
     async def main() -> None:
         end = asyncio.Event()

@@ -38,7 +38,7 @@ SERVER = shutil.which("valkey-server") or shutil.which("redis-server")
 
 
 async def until(there: Callable[[], Awaitable[Any]]) -> Any:
-    """What `there` gives once it gives something."""
+    """Ask `there` until it returns something, and return that."""
     async with asyncio.timeout(PATIENCE_S):
         while not (found := await there()):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
@@ -235,7 +235,7 @@ def test_workers_get_as_long_as_they_were_promised_since() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.2 is ours on Linux only")
 def test_the_admin_ports_of_all_are_where_they_were_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They have no keys: on the public address anybody could drain the proxy."""
+    """Admin ports need no key: on a public address anybody could drain the proxy."""
     monkeypatch.setenv("FOREBAY_LISTEN__ADMIN_HOST", "127.0.0.2")
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""Messages between proxies: what is said comes through, what is malformed does not."""
+"""Messages between proxies: valid ones come through, malformed ones do not."""
 
 import orjson
 import pytest

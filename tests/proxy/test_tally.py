@@ -1,4 +1,4 @@
-"""Our counters say what prometheus_client's say."""
+"""Our counters show the same as those of prometheus_client."""
 
 import prometheus_client
 from hypothesis import given

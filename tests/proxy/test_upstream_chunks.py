@@ -61,7 +61,7 @@ LETTERS = event(b"x" * (0xAA - len(event(b""))))
 async def poured(
     pieces: list[bytes], wanted: Callable[[bytes], bool] = lambda _: True
 ) -> tuple[bytes, list[bytes], bool]:
-    """What both sinks got, in order and decoded; the pieces taken whole; whether it ended."""
+    """Decoded bytes of both sinks in order, chunks passed on whole, and if the answer ended."""
     scanner = EventScanner()
     chunks = TokenChunks(scanner)
     connection = Connection(asyncio.get_running_loop(), lambda _: None)

@@ -76,7 +76,7 @@ class Parent:
         return process
 
     async def until(self, true: Callable[[], bool]) -> None:
-        """Until it is; whatever is started or said is a reason to look."""
+        """Wait until `true` holds; look again at each start and each message."""
         while not true():
             self._news.clear()
             await self._news.wait()

@@ -1,4 +1,4 @@
-"""replay/dispatch.py: a closed loop says when its own client kept it waiting."""
+"""replay/dispatch.py: a closed loop reports when its own client was the bottleneck."""
 
 import asyncio
 from pathlib import Path

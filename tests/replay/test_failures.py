@@ -1,4 +1,4 @@
-"""What a misbehaving target does to a request's outcome; nothing of it may flatter the numbers."""
+"""Outcomes of requests to a misbehaving target; no fault may flatter the figures."""
 
 import asyncio
 import socket
@@ -159,7 +159,7 @@ def test_rejects_are_apart_from_failures(tmp_path: Path) -> None:
 
 
 def test_failures_as_infinite_hide_no_percentile_below_them(tmp_path: Path) -> None:
-    """Of 200, one in four fails: p50 is still a time, p90 is infinite, and both kinds are told."""
+    """One in four of 200 requests fails: p50 is a time, p90 is infinite, and both are reported."""
 
     async def sometimes(server: Server, request: web.Request, body: Body) -> web.StreamResponse:
         if len(server.bodies) % 4 == 0:
@@ -236,7 +236,7 @@ def test_the_proxys_headers_are_kept(tmp_path: Path) -> None:
 
 
 def test_the_queue_wait_is_that_of_completed_requests(tmp_path: Path) -> None:
-    """Who was refused or failed after a wait in the proxy's queue has waited for no answer."""
+    """A rejected or failed request may have waited in the proxy's queue too; it does not count."""
     served = streams(text(" abc"), usage(8, 1), DONE, **{"x-forebay-queue-ms": "12"})
     broken = streams(text(" abc"), **{"x-forebay-queue-ms": "300"})
     refused = error(429, "deadline_unattainable", **{"x-forebay-queue-ms": "900"})

@@ -1,4 +1,4 @@
-"""replay/recorder.py, output.py: whenever a run ends, what was measured is in its folder once."""
+"""replay/recorder.py, output.py: whenever a run ends, its folder holds each measurement once."""
 
 import asyncio
 from collections import Counter
@@ -49,7 +49,7 @@ def test_a_flush_cancelled_at_any_turn_loses_and_doubles_nothing(
     requests = 50  # two groups, and some rows that fill none
 
     async def cancelled_after(turns: int, folder: RunFolder) -> tuple[bool, dict[str, int]]:
-        """Whether the flush was over by then, and the counts of the totals by tag."""
+        """Cancel a flush after `turns`; return whether it was over, and the totals by tag."""
         log = IntervalLog(HlogWriter(folder.hlog, 0.0))
         recorder = Recorder(log, folder.table, RunTotals(["chat", "document"], ()), DEFAULT_BUCKETS)
         for number in range(requests):

@@ -1,4 +1,4 @@
-"""A run that found its prompts in the servers' caches says so; one that found them cold never."""
+"""A run that found its prompts in the servers' caches reports it; a cold run never does."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -99,7 +99,7 @@ def test_prompts_of_known_length_alone_share_nothing() -> None:
 
 
 def test_text_of_the_trace_is_not_judged() -> None:
-    """It is sent unsalted, so --salt would not help."""
+    """Text of the trace is sent unsalted, so --salt would not help."""
     requests = [asking(0, (0,)), TraceRequest("r1", 0.0, 1000, 1, text="x " * 1000)]
     assert told(requests, 1400) is None
 

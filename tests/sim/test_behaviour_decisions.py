@@ -1,4 +1,4 @@
-"""Refusals that were wrong, and requests taken in that came too late: judged in hindsight."""
+"""Wrong rejections, and admitted requests that were late: judged in hindsight."""
 
 import pytest
 from behaviour_decisions import FILES, MADE, judged, rows

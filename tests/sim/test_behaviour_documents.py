@@ -1,4 +1,4 @@
-"""Documents that many ask about: each stays on one engine, the hot one gets a second copy."""
+"""Shared documents: each stays on one engine, and a hot one gets a second copy."""
 
 import asyncio
 import json
@@ -88,7 +88,7 @@ class TestWhoIsSent:
     def test_a_document_to_an_engine_of_which_only_slow_chats_are_known(
         self, document_s: float, then: str
     ) -> None:
-        """What its chats took says little about documents; two documents of its own say it all."""
+        """Times of chats teach little about documents; two documents on an engine teach enough."""
         shaper = self.shaper("ab")
         took_s = {"a": document_s, "b": 0.3}
         for number, backend in enumerate("ababa" + then):

@@ -29,7 +29,7 @@ def an_engine() -> EngineCore:
 
 
 class Listener:
-    """What the engine loop tells a client: the first token at once, the end as an event."""
+    """A client of the engine loop: the first token comes as a call, the end as an event."""
 
     def __init__(self, grant: Grant) -> None:
         self.grant = grant

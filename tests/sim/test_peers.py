@@ -1,4 +1,4 @@
-"""Models of other routers in virtual time: each chooses as its documentation says."""
+"""Models of other routers in virtual time: each chooses as its documentation states."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Prompts in pieces in virtual time: chats get in between, and each piece is tokenized anew."""
+"""Split prefill in virtual time: chats run in between, and each part is tokenized anew."""
 
 from math import inf
 
@@ -16,7 +16,7 @@ DOCUMENT = TraceRequest("document", 5.1, 120_000, 50, tuple(range(235)))
 
 
 def played(piece_s: float) -> tuple[float, float, int]:
-    """TTFT of a document and the longest of chats beside it, seconds; how many pieces it had."""
+    """TTFT of a document, longest TTFT of chats beside it (seconds), and the number of parts."""
     buckets = [Bucket("chat", 5_000, 100, 2.0), Bucket("document", 131_072, 10, 30.0)]
     shaper = Shaper([BackendSpec("a", 64, piece_s=piece_s)], buckets)
     pieces = 0

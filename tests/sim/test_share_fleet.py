@@ -86,7 +86,7 @@ def test_one_proxy_among_several_decides_as_the_plain_simulator() -> None:
 
 
 def test_a_proxy_that_joins_and_leaves_is_as_if_it_had_never_been() -> None:
-    """What is left of it in the books is nothing: the same decisions from then on."""
+    """The departed proxy leaves no trace: the same decisions from then on."""
     shaper, fresh = shapers()(["gpu0", "gpu1"]), shapers()(["gpu0", "gpu1"])
     other = shapers()(["gpu0", "gpu1"])
     for one in (shaper, fresh, other):

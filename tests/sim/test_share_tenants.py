@@ -1,4 +1,4 @@
-"""Tenants across proxies in virtual time: fair in seconds, and quotas, whoever they connect to."""
+"""Tenants across proxies in virtual time: fair in seconds, and within quotas, through any proxy."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -171,7 +171,7 @@ def test_what_a_stranger_gave_before_we_met_is_no_news() -> None:
 
 
 def test_one_who_was_away_comes_back_level_with_those_served_elsewhere() -> None:
-    """As with one proxy: what was not used meanwhile is gone."""
+    """As with one proxy, an unused share does not accumulate."""
     one, other = met()
     for number in range(10):
         one.arrive(Request(str(number), 10_000, tenant="busy"), 0.1)

@@ -30,7 +30,7 @@ class Asked:
 
 @dataclass
 class Got:
-    """What an engine made of a request."""
+    """Times and cache hits of one request on an engine."""
 
     first_token_s: float = -1.0
     finished_s: float = -1.0

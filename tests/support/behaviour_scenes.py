@@ -1,4 +1,4 @@
-"""Two simulated engines (Llama-3-8B, H200) in virtual time: documents many ask about at once.
+"""Two simulated engines (Llama-3-8B, H200) in virtual time, and documents with many requests.
 
 Each scene returns figures; `tests/sim/test_behaviour_documents.py` checks them and
 `tests/bench/behaviour.py` prints them.
@@ -121,7 +121,7 @@ class Fifty:
 
 
 def fifty(over_s: float = 0.0, system: int = 0, cached: bool = False, seed: int = 0) -> Fifty:
-    """They come at once or over some seconds.
+    """Fifty users ask about one document, at once or over some seconds.
 
     Args:
         system: tokens of a system prompt before the document, which others have used already.

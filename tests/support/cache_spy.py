@@ -1,4 +1,4 @@
-"""A tenant that tries to learn from its own answers what another one asked."""
+"""A tenant that tries to learn another tenant's prompts from the timing of its own answers."""
 
 import asyncio
 import json

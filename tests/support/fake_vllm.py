@@ -1,4 +1,4 @@
-"""What stands in for `vllm` in tests: serves /health and /metrics, and dies as it is told.
+"""A stand-in for `vllm` in tests: serves /health and /metrics, and dies on command.
 
 Written by `install`, which makes it a command. Its behaviour comes from the environment:
 FAKE_DIES=NAME: that server's starts end with an error; FAKE_ONCE=1: all but the first start do;
@@ -77,7 +77,7 @@ def install(folder: Path, version: str = "0.32.0+cpu") -> Path:
 
 
 def starts(log: Path) -> list[dict[str, Any]]:
-    """What was started, in order: name, pid, argv."""
+    """Started processes in order: name, pid, argv."""
     return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
 

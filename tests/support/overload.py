@@ -1,4 +1,4 @@
-"""Overload in virtual time: workloads, measures and the scenarios behind reliability's goals.
+"""Overload in virtual time: workloads, measures and the scenarios behind docs/goals.md.
 
 Two engines (Llama-3-8B on H200) unless said otherwise. Load is in shares of what the engines
 complete when everything is there at once.
@@ -158,7 +158,7 @@ class Played:
         return late / served if served else 0.0
 
     def late(self) -> float:
-        """Share of the requests taken in that were answered late or refused after all."""
+        """Share of the admitted requests that were answered late or rejected from the queue."""
         taken = [o for o in self.outcomes if o.served or (o.reject and o.reject.queued_s > 0)]
         late = [o for o in taken if o.ttft_s is None or o.ttft_s > LATE * target_s(o)]
         return len(late) / len(taken) if taken else 0.0
@@ -215,7 +215,7 @@ def classed(rows: Iterable[TraceRequest], service_class: ServiceClass) -> list[T
 
 
 def come_back(trace: Sequence[TraceRequest], seed: int) -> tuple[int, int]:
-    """Play it, let a tenth of those refused come back once at their Retry-After.
+    """Play the trace; a tenth of the rejected requests come back once at their Retry-After.
 
     Returns how many came back, and how many of these were taken in.
     """
@@ -295,7 +295,7 @@ def shares(
 
 
 def _water_filled(asked_s: dict[str, float], total: float) -> dict[str, float]:
-    """Equal parts, but nobody gets more than it asked for."""
+    """Equal parts, but no tenant gets more than it asked for."""
     fair = dict[str, float]()
     for name in sorted(asked_s, key=lambda n: asked_s[n]):
         fair[name] = min(asked_s[name], total / (len(asked_s) - len(fair)))

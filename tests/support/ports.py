@@ -4,7 +4,7 @@ import socket
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on."""
+    """Ports that no socket listens on."""
     with AsyncExitStackOfSockets() as taken:
         return [taken.port() for _ in range(count)]
 

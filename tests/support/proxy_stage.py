@@ -80,7 +80,7 @@ async def stream(call: Call) -> None:
 
 
 async def by_request(call: Call) -> None:
-    """What a healthy backend does."""
+    """Answer as a healthy backend does: a stream or a whole answer."""
     await (stream if b'"stream":true' in call.body.replace(b" ", b"") else whole)(call)
 
 
@@ -90,7 +90,7 @@ async def silent(call: Call) -> None:
 
 @dataclass(slots=True)
 class RawBackend:
-    """A backend that does what `serve` says, byte by byte.
+    """A backend that answers with the bytes that `serve` sends.
 
     Attributes:
         healthy: what /health says; None: it takes the connection and says nothing.
@@ -257,7 +257,7 @@ def on_stage(
     *serves: Serve | None,
     **keys: Any,
 ) -> None:
-    """Play `scene` with one backend for each of `serves`; afterwards nothing may be held."""
+    """Play `scene` with one backend for each of `serves`; afterwards all must be released."""
 
     async def main() -> None:
         async with AsyncExitStack() as stack:

@@ -120,7 +120,7 @@ class Oracle:
 
 
 def before_oracle(scene: Callable[[Stage, Oracle], Awaitable[None]], **keys: Any) -> None:
-    """Play `scene` in virtual time; afterwards nothing is held and nothing dirty has arrived."""
+    """Play `scene` in virtual time; afterwards all is released and nothing dirty has arrived."""
     keys.setdefault("timeouts", {"client_headers": "10s", "client_body": "10s"})
     keys.setdefault("health", {"interval": "1000s"})  # time jumps: no need to probe on the way
 

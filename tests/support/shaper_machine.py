@@ -28,7 +28,7 @@ DOCUMENTS = [tuple(range(d * 1000, d * 1000 + 60)) for d in range(3)]
 
 
 class ShaperMachine(RuleBasedStateMachine):
-    """The machine keeps its own model: who waits, who runs where, since when."""
+    """The machine keeps its own model of waiting and running requests."""
 
     @initialize(
         slots=st.lists(st.integers(1, 3), min_size=1, max_size=3),
@@ -93,7 +93,7 @@ class ShaperMachine(RuleBasedStateMachine):
         self.since[request.id] = self.now
 
     def note_patience(self, request: Request) -> None:
-        """How long the request may have to wait before it is rejected.
+        """Note the bounds of the wait before a rejection.
 
         The longest: what its bucket allows, or what is left of the client's timeout. The
         shortest: the same, if the whole prompt has to be computed within that timeout. A
@@ -346,7 +346,7 @@ class ShaperMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_is_kept_by_one_behind(self) -> None:
-        """Who leads waits for none of its followers."""
+        """A leader waits for none of its followers."""
         for waiting in self.shaper.waiting():
             seen = {waiting.request.id}
             while waiting.leader is not None:

@@ -119,7 +119,7 @@ class Several:
 
 @dataclass(frozen=True)
 class Result:
-    """What matters of one simulation."""
+    """Outcomes and policy of one simulation."""
 
     outcomes: Sequence[SimOutcome]
     policy: Several

@@ -33,7 +33,7 @@ END, UNKNOWN = "<|eos|>", " unk"
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """What the time of a step depends on."""
+    """Dimensions of the model, on which the time of a step depends."""
 
     hidden: int = 64
     layers: int = 2

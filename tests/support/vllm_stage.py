@@ -1,4 +1,4 @@
-"""What the tests of a real vLLM ask it, and look at when it fails: the proxy, a broken stream."""
+"""Requests to a real vLLM, directly and through the proxy, and the metrics the tests read."""
 
 import asyncio
 import json
@@ -29,12 +29,12 @@ def body_of(text: str, *, chat: bool, output: int = 5) -> dict[str, Any]:
 
 
 async def running(client: Client, url: str) -> float:
-    """How many requests the engine says are running."""
+    """Number of running requests, by the engine's metrics."""
     return await _told(client, url, "vllm:num_requests_running")
 
 
 async def answered(client: Client, url: str) -> float:
-    """How many requests the engine says it has ended well."""
+    """Number of requests that ended well, by the engine's metrics."""
     return await _told(client, url, "vllm:request_success_total")
 
 
@@ -58,7 +58,7 @@ async def is_up(scene: Stage, name: str, wanted: bool = True) -> None:
 
 
 async def failures(scene: Stage) -> dict[str, float]:
-    """How often the first backend failed, by kind."""
+    """Failures of the first backend by kind."""
     async with scene.client.get(f"{scene.proxy.admin_url}/metrics") as answer:
         families = text_string_to_metric_families(await answer.text())
     samples = [one for family in families for one in family.samples]
@@ -92,7 +92,7 @@ async def cut_off(answer: aiohttp.ClientResponse, seen: bytes = b"") -> bytes:
 
 
 def assert_said_to_be_cut(seen: bytes) -> None:
-    """Good events, then one that says so, and nothing that looks like an end."""
+    """Assert: good events, then an error event, and nothing that looks like a normal end."""
     *good, last = payloads(seen)
     assert good
     assert all("error" not in event for event in good)

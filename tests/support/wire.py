@@ -74,7 +74,7 @@ def read_answer(text: str) -> Answer:
 
 
 def masked(answer: Answer, exact: bool = True) -> list[str]:
-    """Status, headers and body, a line each, as a client must be able to rely on them.
+    """Status, headers and body, one line each, as far as clients may rely on them.
 
     `exact`: how many tokens are generated is known beforehand.
     """
@@ -120,7 +120,7 @@ def masked_json(text: str, exact: bool = True) -> str:
 
 
 def ends_by_length(answer: dict[str, Any]) -> bool:
-    """How many tokens it has is then known; of a token event or a "stop" it is not."""
+    """True if the number of tokens is known; after a "stop" or of a single event it is not."""
     choices = answer.get("choices") or []
     return all(choice.get("finish_reason") == "length" for choice in choices)
 

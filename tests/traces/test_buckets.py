@@ -1,3 +1,5 @@
+"""Buckets by prompt length: parsing, order and look-up."""
+
 import pytest
 
 from forebay.traces.buckets import DEFAULT_BUCKETS, LengthBucket, bucket_of, parse_buckets

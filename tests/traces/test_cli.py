@@ -1,4 +1,4 @@
-"""The commands as a user types them: exit status, what goes where, nothing overwritten unasked."""
+"""The `traces` commands: exit status, output and errors, and no file overwritten unasked."""
 
 import json
 import subprocess

@@ -1,3 +1,5 @@
+"""`describe`: statistics and ideal hit ratios of traces."""
+
 from collections import Counter
 from random import Random
 from statistics import fmean, pstdev, pvariance

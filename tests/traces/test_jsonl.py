@@ -1,3 +1,5 @@
+"""The trace format: reading, writing, and the one line that a malformed row gets."""
+
 import io
 import sys
 from collections.abc import Iterator

@@ -1,3 +1,5 @@
+"""Needle-in-a-haystack prompts and the judgement of their answers."""
+
 import json
 from pathlib import Path
 

@@ -1,3 +1,5 @@
+"""Synthetic traces: arrivals, lengths, popularity and mixes."""
+
 import hashlib
 import os
 import subprocess

@@ -1,3 +1,5 @@
+"""Text for block ids: equal ids give equal text, different ids different text."""
+
 import os
 import subprocess
 import sys

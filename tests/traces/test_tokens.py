@@ -1,3 +1,5 @@
+"""Token counts of text, with and without the tokenizer files."""
+
 import os
 import socket
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""ZeroSCROLLS tasks as prompts and as traces."""
+
 import json
 import zipfile
 from dataclasses import replace

@@ -49,14 +49,14 @@ class Contender:
     time_scale: float = 8.0
 
     def install(self) -> str:
-        """Its version; raises Missing."""
+        """Install the router and return its version; raises Missing."""
         return self.peer.install() if self.peer is not None else "none"
 
     def command(self, at: Setting) -> list[str]:
         return list(self.peer.command(at)) if self.peer is not None else []
 
     def shown_command(self, at: Setting) -> str:
-        """Its command line without the paths of this machine."""
+        """The router's command line without the paths of this machine."""
         if self.peer is None:
             return "forebay replay --target " + " --target ".join(at.urls)
         words = shlex.join(self.command(at))
@@ -115,7 +115,7 @@ def _haproxy_by_length(at: Setting) -> Sequence[str]:
 
 
 def _haproxy_with(at: Setting, queues: Sequence[tuple[str, str, int, float]]) -> Sequence[str]:
-    """Of each queue: name, condition (the last has none), requests an engine at once, wait in s."""
+    """Each queue has a name, a condition (the last none), requests an engine, and a wait in s."""
     rules = "\n".join(
         f"  use_backend {name} if {condition}" if condition else f"  default_backend {name}"
         for name, condition, _, _ in queues

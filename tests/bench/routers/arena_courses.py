@@ -31,7 +31,7 @@ def _overload(load: float, core: bool = False) -> Course:
 
 
 def _chunked(course: Course, chunk: int = CHUNK) -> Course:
-    """The same traffic in front of engines that take no long prompt in one piece."""
+    """The same traffic in front of engines that split long prefills themselves."""
     return replace(
         course, name=f"{course.name}, chunked", core=True, chunk=chunk, traffic_of=course.name,
         about=f"{course.about}; engines take {chunk:,} tokens of one prompt in a step at most",

@@ -1,4 +1,4 @@
-"""What stands behind the routers: simulated engines, new for every run, or a real vLLM pair.
+"""The engines behind the routers: simulated ones, new for every run, or a real vLLM pair.
 
 Two real servers take half a minute to start, so they are kept and their prefix caches are emptied
 between runs; simulated ones cost two seconds.

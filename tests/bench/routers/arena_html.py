@@ -13,7 +13,7 @@ SERVED_FROM = HEADS.index("goodput /s")
 
 
 def served_table(entries: Sequence[Entry]) -> str:
-    """What was served and what refused, one line a router; or why there is nothing to tell."""
+    """Served and rejected requests, one row a router; or the reason why a run does not count."""
     width = len(_served(HEADS))
     rows = []
     for entry in entries:

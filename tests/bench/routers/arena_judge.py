@@ -1,4 +1,4 @@
-"""Whether a run can be believed: who was the bottleneck? Pure.
+"""Decide whether a run is valid: was anything but the router the bottleneck? Pure.
 
 The comparison is of routers. A run in which the load generator was late, the simulated engines fell
 behind their own clock, or the machine had no core left measured something else and is invalid.
@@ -13,7 +13,7 @@ BUSY_SHARE = 0.97  # of all cores over the whole run
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """What tells of a bottleneck.
+    """Signs of a bottleneck.
 
     Attributes:
         replay: the replay's verdict and its reason.

@@ -1,4 +1,4 @@
-"""Which run comes next, and which are done already: results are lines of a file. Pure but for it.
+"""Choose the next run and skip those that are done: results are lines of a file.
 
 A second call goes on where the first stopped. A run is done when there is a valid record of it with
 the same version of the router, at whatever time scale. An invalid one is tried again, at half the
@@ -58,7 +58,7 @@ def identity(record: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def is_done(record: Mapping[str, Any], earlier: Sequence[Record], attempts: int) -> bool:
-    """Whether what `record` (its identity, version and trace) asks for needs no other run.
+    """True if the run that `record` identifies (with version and trace) need not be repeated.
 
     Args:
         attempts: how often an invalid run is tried, by this call and all before it.

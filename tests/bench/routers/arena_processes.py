@@ -63,7 +63,7 @@ def come_first() -> str:
 
 @contextmanager
 def cores_awake() -> Iterator[list[int]]:
-    """A process for each core that runs while nobody else would; their pids, none where it cannot.
+    """Keep each core awake with an idle-priority process; return their pids, none if impossible.
 
     A virtual core that sleeps is lent to others and comes back late: on a shared machine one
     wake-up of a hundred was 9 to 11 ms late, with its cores kept awake 0.2 to 0.6 ms.
@@ -163,7 +163,7 @@ def _answers(request: "urllib.request.Request | str") -> str:
 
 
 def last_line(log: Path) -> str:
-    """The last line of a log that says something."""
+    """The last line of a log that is not empty."""
     lines = [one.strip() for one in log.read_text(errors="replace").splitlines()]
     told = [one for one in lines if re.search(r"\w", one)]
     return told[-1][:200] if told else "it said nothing"
@@ -195,7 +195,7 @@ def parse_metrics(text: str) -> dict[str, float]:
 
 
 def tree_cpu_s(pid: int) -> float:
-    """User and system time of a process and all below it; 0 where /proc does not tell."""
+    """User and system time of a process and all below it; 0 where /proc is missing."""
     total = 0
     for one in _tree(pid):
         try:

@@ -1,4 +1,4 @@
-"""What the records of many runs come to: figures by router with intervals over seeds. Pure.
+"""Sum up the records of many runs: figures by router with intervals over seeds. Pure.
 
 Only valid records count. Percentiles are of the answered requests of all seeds together; their 95 %
 intervals come from drawing whole seeds with replacement (requests of one run are not independent,
@@ -206,7 +206,7 @@ def _best(
 
 
 def _gain(ours: float, theirs: float, lower: bool) -> float:
-    """How many times better ours is."""
+    """The factor by which our figure is better."""
     above, below = (theirs, ours) if lower else (ours, theirs)
     return above / below if below else math.inf
 
@@ -264,7 +264,7 @@ def _pairs(binned: Mapping[str, Any] | None) -> list[tuple[int, int]]:
 
 
 def _weights(count: int) -> Matrix:
-    """How often each of `count` seeds is in each resample; the same draws for equal counts."""
+    """Counts of each of `count` seeds in each resample; the same draws for equal counts."""
     generator = np.random.Generator(np.random.PCG64(SEED))
     return generator.multinomial(count, [1 / count] * count, size=RESAMPLES).astype(np.float64)
 

@@ -47,7 +47,7 @@ LAG = "forebay_engine_step_lag_seconds"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What to measure: `traffic` for `seed`, sent to `contender` in front of `fleet`."""
+    """One run: `traffic` for `seed`, sent to `contender` in front of `fleet`."""
 
     contender: Contender
     traffic: Traffic

@@ -33,7 +33,7 @@ def summarise(seconds: Floats, requests: int) -> dict[str, Any]:
 
 
 def bin_of(seconds: float) -> int:
-    """Which bin; 0 is 0.1 ms and below."""
+    """Number of the bin; bin 0 is 0.1 ms and below."""
     return max(0, round(math.log(max(seconds, 1e-9) / 1e-4) / WIDTH))
 
 

@@ -1,4 +1,4 @@
-"""The results as Markdown: a table for each workload, what was refused, and ours against the best.
+"""The results as Markdown: each workload's figures, rejections, and ours against the best peer.
 
 Every number comes from `arena_results`; a router without figures is there with the reason.
 """
@@ -185,7 +185,7 @@ def order_of(entries: Sequence[Entry]) -> list[str]:
 
 
 def in_course_order(entries: Sequence[Entry]) -> list[Entry]:
-    """As the plan lists workloads, whichever was measured first."""
+    """Sort by the plan's order of workloads, not by the time of measurement."""
     order = order_of(entries)
     return sorted(entries, key=lambda one: order.index(one.workload))
 
@@ -199,7 +199,7 @@ def ranked(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def about_of(entries: Sequence[Entry], group: Group) -> str:
-    """What the workload of `entries` is, what was to be met, what a perfect cache would do."""
+    """Describe the workload of `entries`, its targets, and the hit ratio of a perfect cache."""
     workload = entries[0].workload
     course = (COURSES if group[0] == "sim" else CPU_COURSES).get(workload)
     about = course.about if course is not None else workload

@@ -54,7 +54,7 @@ class Course:
 
     @property
     def traffic_name(self) -> str:
-        """What its traffic is called; it salts the text, so twins send equal bytes."""
+        """Name of the traffic; it salts the text, so twins send equal bytes."""
         return self.traffic_of or self.name
 
 
@@ -78,7 +78,7 @@ class Traffic:
 
     @property
     def ideal_hit_ratio(self) -> float:
-        """Of one infinite cache for all engines, every prompt being in it once it was sent."""
+        """Hit ratio of one infinite cache that holds every prompt once it was sent."""
         cache = IdealCache()
         hits = sum(cache.look_up(request).hit_tokens for request in self.requests)
         return hits / sum(request.input_tokens for request in self.requests)
@@ -139,12 +139,12 @@ def _count(course: Course, capacity: float) -> int:
 
 
 def _fitting(row: TraceRequest, context: int) -> TraceRequest:
-    """As `forebay replay --too-long truncate` would shorten it, so that both agree."""
+    """Shorten the row as `forebay replay --too-long truncate` would, so that both agree."""
     return fit(row, context - 64, "truncate") or row  # a chat's own tokens come on top
 
 
 def _counted(rows: Sequence[TraceRequest]) -> list[TraceRequest]:
-    """Rows whose text is told as block ids, so that virtual engines see what is shared."""
+    """Rows with block ids in place of text, so that virtual engines see shared prefixes."""
     return [row if row.text is None else replace(row, text=None, blocks=_ids(row), block_tokens=16)
             for row in rows]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What a bare aiohttp server on uvloop costs here: python bare_server.py PORT
+"""A bare aiohttp server on uvloop, to compare costs with: python bare_server.py PORT
 
 It reads a request and answers by itself: the yardstick of Python's own cost on this machine.
 """

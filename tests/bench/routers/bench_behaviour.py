@@ -1,4 +1,4 @@
-"""What routers do when clients leave, backends refuse and documents are hot, side by side.
+"""Compare routers when clients leave, backends reject requests and documents are hot.
 
     python tests/bench/routers/bench_behaviour.py                       (half a minute a router)
     python tests/bench/routers/bench_behaviour.py --routers forebay smg
@@ -36,7 +36,7 @@ WORDS = "the reservoir feeds the turbines evenly while the river rises and falls
 
 @dataclass
 class Fleet:
-    """Two backends that do what `mode` says."""
+    """Two backends that behave as `mode` names."""
 
     mode: str = "whole"
     calls: int = 0
@@ -71,7 +71,7 @@ class Fleet:
     async def _answer(
         self, port: int, body: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
-        """Whether the connection is over."""
+        """Answer one request; True if the connection must be closed."""
         if self.mode.isdigit():
             text = b'{"error":{"message":"no","type":"x","param":null,"code":null}}'
             head = f"HTTP/1.1 {self.mode} X\r\ncontent-type: application/json\r\n"
@@ -134,7 +134,7 @@ async def leave(port: int, fleet: Fleet, case: str) -> float:
 
 
 async def hits(port: int, fleet: Fleet, status: int, count: int = 10) -> float:
-    """Backend requests for each of ours, when every backend refuses every one."""
+    """Backend requests for each client request, when every backend rejects all."""
     fleet.mode, before = str(status), fleet.calls
     for _ in range(count):
         client = Client(port)

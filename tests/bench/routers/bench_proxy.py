@@ -1,4 +1,4 @@
-"""What a router costs: Forebay and its peers in front of the same backends that cost nothing.
+"""Measure the cost of routers: Forebay and its peers in front of backends that cost nothing.
 
     make bench-proxy                               (forebay, nginx, SMG: with all, 15 minutes)
     python tests/bench/routers/bench_proxy.py --routers forebay nginx envoy --runs 3
@@ -60,7 +60,7 @@ def tree(pid: int) -> Iterator[int]:
 
 
 def cpu_s(pid: int) -> float:
-    """User and system time of a process and all below it, to the nanosecond where Linux says it."""
+    """User and system time of a process and all below it, in nanoseconds where Linux has them."""
     return sum(map(own_cpu_s, tree(pid)))
 
 
@@ -156,13 +156,13 @@ class Bench:
         return found
 
     async def costs(self) -> Figures:
-        """What small requests, prompts of 400 KB and tokens cost."""
+        """Measure the cost of small requests, prompts of 400 KB, and tokens."""
         found = await self.small()
         found |= await self._latency("document_ms", "cpu_document_ms", DOCUMENT, self.many(150))
         return found | await self._streams()
 
     async def small(self) -> Figures:
-        """What small requests cost, one after another and 64 at once."""
+        """Measure the cost of small requests, one after another and 64 at once."""
         found = await self._latency("added_ms", "cpu_small_ms", SMALL, self.many(2000))
         return found | await self._at_once(self.many(8000))
 

@@ -1,4 +1,4 @@
-"""What a request costs beside other routers, all of them running at once and asked in turn.
+"""Measure the cost of a request beside other routers: all run at once and are asked in turn.
 
     python tests/bench/routers/bench_ratios.py                (make compiled first; five minutes)
     python tests/bench/routers/bench_ratios.py --routers "bare aiohttp" nginx --rounds 20

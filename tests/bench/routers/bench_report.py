@@ -1,4 +1,4 @@
-"""What `bench_proxy.py` prints: the table, Forebay beside each peer, whether to believe it."""
+"""The output of `bench_proxy.py`: the table, Forebay beside each peer, and its validity."""
 
 import json
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class Target:
     peers: dict[str, float]
 
     def allowed(self, peer: str) -> float | None:
-        """How many times this peer's figure is within it; None where that is not known."""
+        """The target as a multiple of this peer's figure; None if that figure is not known."""
         known = self.peers.get(peer)
         return self.most / known if known else None
 
@@ -120,7 +120,7 @@ def middle(runs: list[Figures], column: str) -> float:
 
 
 def validity(results: dict[str, list[Figures]]) -> str:
-    """Whether the machine was quiet, and of one speed for all."""
+    """State whether the machine was quiet and equally fast for all runs."""
     runs = [run for each in results.values() for run in each]
     if not runs:
         return "nothing was measured"

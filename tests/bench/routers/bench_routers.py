@@ -136,7 +136,7 @@ class _Fleets:
         self._real: dict[int, Fleet] = {}
 
     def of(self, chunk: int = 0, scale: float | None = None) -> Fleet:
-        """As of `Course.chunk`. `scale`: time scale of simulated ones, the option's if None."""
+        """The fleet for `Course.chunk`; `scale`: time scale of simulated engines."""
         count = self._settings.count
         if self._settings.engines == SIMULATED:
             return simulated(count, MODEL, GPU, scale or self._settings.time_scale, chunk)
@@ -278,7 +278,7 @@ def _circumstances(fleet: Fleet, traffic: Traffic, course: Course) -> Record:
 
 
 def _commit() -> str:
-    """Of this repository, for whoever wants to repeat the run."""
+    """The commit of this repository, needed to repeat the run."""
     told = subprocess.run(
         ["git", "-C", str(ROOT), "describe", "--always", "--dirty"],
         capture_output=True, text=True, check=False,

@@ -1,4 +1,4 @@
-"""What `--workers N` brings, beside one process and beside N that know nothing of each other.
+"""Measure `--workers N` beside one process, and beside N processes that share nothing.
 
     python tests/bench/routers/bench_workers.py 2
 
@@ -74,7 +74,7 @@ class Arrangement:
         return spent_s / (self._served() - served if self.kind == "workers" else answered)
 
     async def _flood(self, requests: int) -> int:
-        """So many, CONNECTIONS at any time; how many the first port has answered."""
+        """Send `requests`, CONNECTIONS at a time; return how many the first port answered."""
         left = iter(range(requests))
         answered = [0] * len(self.ports)
         clients = [Client(port) for port in self.ports]

@@ -30,7 +30,7 @@ STATES = ("queued", "prefill", "streaming", "stalled")
 
 
 class Backend:
-    """Does what the request's `seed` says: index of a fault, or of a state to be left in."""
+    """A backend that reads from the request's `seed` which fault to show or state to stay in."""
 
     def __init__(self) -> None:
         self.mode = "whole"
@@ -59,7 +59,7 @@ class Backend:
             writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Whether the connection is over."""
+        """Answer one request; True if the connection must be closed."""
         if self.mode == "whole":
             writer.write(whole(WHOLE))
             return False
@@ -98,7 +98,7 @@ class Backend:
 
 
 async def broken_stream(port: int) -> str:
-    """What a client sees of one."""
+    """Break one stream; return what its client sees."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(chat(200, stream=(100, 1)))
     try:

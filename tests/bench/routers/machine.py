@@ -1,4 +1,4 @@
-"""How much slower this machine is than the one on which the targets were set.
+"""Measure the speed of this machine relative to the one on which the targets were set.
 
 There, three operations of one thread took so long on a chat body of 441 KB; here they are timed
 beside the routers, in every round, so a figure can be read at the speed that its target is for.

@@ -1,4 +1,4 @@
-"""How each router is installed, configured and started: what an operator would use instead.
+"""Install, configure and start the routers that an operator would use instead of Forebay.
 
 Python ones get a virtual environment of their own in `.routers/NAME`; nginx and HAProxy come from
 the system (Debian: `apt-get install nginx-light haproxy`). One that cannot be had says why.
@@ -29,7 +29,7 @@ class Missing(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a router is started with."""
+    """Ports, backends and folder that a router is started with."""
 
     port: int
     side_port: int  # for whatever else it must listen on
@@ -59,7 +59,7 @@ class Peer:
     pip: str = ""
 
     def install(self) -> str:
-        """Its version; raises Missing."""
+        """Install the router and return its version; raises Missing."""
         if self.pip:
             _venv(self.name.partition(" ")[0], self.pip)
         try:
@@ -304,7 +304,7 @@ YARDSTICKS = {
 
 
 def environment() -> dict[str, str]:
-    """What routers run with: nothing that calls home or goes through a proxy."""
+    """Environment of the routers: no telemetry, no HTTP proxy."""
     quiet = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR", "DO_NOT_TRACK": "1"}
     kept = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
     return {**kept, **quiet}

@@ -63,7 +63,7 @@ def status(admin_port: int) -> dict[str, Any]:
 
 
 def refused(admin_port: int) -> str:
-    """What the proxy itself refused, by its own count."""
+    """Requests that the proxy itself rejected, by its own counters."""
     with urllib.request.urlopen(f"http://127.0.0.1:{admin_port}/metrics", timeout=10) as answer:
         lines = answer.read().decode().splitlines()
     counters = ("forebay_rejects_total", "forebay_shed_total", "forebay_upstream_errors_total")
