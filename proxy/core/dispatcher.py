@@ -29,7 +29,6 @@ from forebay.proxy.core.state.kv_budget import OutputLengths
 from forebay.proxy.core.state.queue import QueuedRequest, due_at
 from forebay.proxy.core.state.tenants import Fairness, Quotas, RecentUse
 
-LOOKS_ELSEWHERE: Final = 8  # heads of other queues that a backend with room looks at
 LOOK_AGAIN_S: Final = 0.05  # a head that would rather stay is not asked again before this
 
 
@@ -173,7 +172,7 @@ class Dispatcher:
         gate = self.forecast.gate
         if backend.queued or not gate.has_room(backend, now):
             return None
-        for head in self.queues.heads()[:LOOKS_ELSEWHERE]:
+        for head in self.queues.heads():
             if now < head.looks_again_at or not self.forecast.suits(backend, head):
                 continue
             if gate.may_start(backend, head, now):
@@ -299,15 +298,13 @@ class Dispatcher:
         worth_s = backend.prefill_s(request, 0) if waiting.follows else prefill_s
         waiting.due = self._due(waiting, worth_s)
         self.queues.enter(waiting, backend)
-        if leader is not None and leader.backend:
-            backend.hasten(leader, self._due(leader, leader.work_s))
         self.forecast.moved(backend)
 
     def _due(self, waiting: QueuedRequest, worth_s: float) -> float:
         deadline = waiting.deadline
         if waiting.began_at < inf:  # the later deadline of its next piece costs it no place
             deadline = waiting.arrived_at + self.buckets[waiting.bucket].max_wait_s
-        return due_at(waiting.arrived_at, deadline, worth_s / (1 + waiting.followed))
+        return due_at(waiting.arrived_at, deadline, worth_s)
 
     def dequeue(self, request_id: str) -> Backend:
         """Take a waiting request out of its queue; return the backend it waited for."""

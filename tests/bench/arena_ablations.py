@@ -31,7 +31,6 @@ CORE = "forebay.proxy.core"
 FOLLOWING = ("dispatcher", "policy.coalesce", "policy.forecast")  # import `must_follow`
 CHAT = BucketConfig(name="chat", up_to=5_000, max_wait=2.0)
 DOCUMENT = BucketConfig(name="document", up_to=131_072, max_wait=30.0)
-_due = Dispatcher._due  # as it is without a patch
 CAP_S = 120.0  # what a refused request counts as in a ratio of percentiles
 
 
@@ -67,10 +66,6 @@ def _first_come(self: Turns, ready: Sequence[QueuedRequest], now: float) -> Queu
 
 def _nothing(self: Dispatcher, backend: Backend) -> None:
     backend.review = False
-
-
-def _due_alone(self: Dispatcher, waiting: QueuedRequest, worth_s: float) -> float:
-    return _due(self, waiting, worth_s * (1 + waiting.followed))
 
 
 def _returns(value: Any) -> Any:
@@ -114,9 +109,6 @@ WITHOUT: dict[str, tuple[Config, str, Patches]] = {
     ),
     "joining who waits for an engine": (
         Config(), "warm_or_least_work", ((Leaders, "add", _returns(None)),),
-    ),
-    "who is followed goes first": (
-        Config(), "warm_or_least_work", ((Dispatcher, "_due", _due_alone),),
     ),
     "going where it is computed by now": (
         Config(), "warm_or_least_work", ((Dispatcher, "_gather", _returns(False)),),

@@ -281,7 +281,7 @@ class Scramble:
             self.do(shaper.changes.drain_backend(name, now))
         elif what == 4:
             backend = shaper.backends[name]
-            if backend.draining and backend.empty:
+            if backend.draining and backend.empty and len(names) > 1:
                 self.do(shaper.changes.remove_backend(name, now))
         elif what == 5:
             spec = replace(shaper.backends[name].spec, max_concurrency=dice.choice([2, 30]))

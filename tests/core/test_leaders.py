@@ -54,30 +54,11 @@ def test_who_asks_about_a_waiting_document_waits_where_it_does() -> None:
     assert sent(shaper.first_token("leader", 12.0))[:5] == followers
 
 
-def test_who_is_asked_about_by_many_goes_before_who_came_earlier() -> None:
-    shaper = busy(1)
-    shaper.arrive(asks("alone", 5), 0.1)
-    shaper.arrive(asks("leader", 6), 0.2)
-    for i in range(3):
-        shaper.arrive(asks(f"follower {i}", 6), 0.3)
-    assert sent(shaper.first_token("first 1", 8.0)) == [("leader", "b1")]
-
-
 def test_who_alone_is_asked_about_keeps_its_turn() -> None:
     shaper = busy(1)
     shaper.arrive(asks("earlier", 5), 0.1)
     shaper.arrive(asks("later", 6), 0.2)
     assert sent(shaper.first_token("first 1", 8.0)) == [("earlier", "b1")]
-
-
-def test_a_follower_that_leaves_hastens_nobody() -> None:
-    shaper = busy(1)
-    shaper.arrive(asks("leader", 5), 0.1)
-    leader = waiting(shaper, "leader")
-    shaper.arrive(asks("follower", 5), 0.2)
-    assert leader.followed == 1
-    shaper.cancel("follower", 0.3)
-    assert leader.followed == 0
 
 
 def test_the_next_leads_when_the_leader_leaves() -> None:

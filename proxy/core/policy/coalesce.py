@@ -4,9 +4,7 @@ Fifty users who open one document need its prefill once (single-flight). A reque
  - a prefill in the engine that computes its prefix: sent now, it would compute the rest again;
  - a prompt that is sent in pieces and will be computed completely;
  - a waiting request with a long prompt that shares more with it than the cache does (`leader`).
-A follower is a cache hit once its leader's prefill has ended. A leader with n followers ends n + 1
-waits with one prefill, so it is due earlier (W. E. Smith, "Various optimizers for single-stage
-production", 1956).
+A follower is a cache hit once its leader's prefill has ended.
 """
 
 from collections.abc import Iterator

@@ -160,7 +160,7 @@ class Forecast:
             self._option(backends[at], waiting, long_s, loads[at], mean_load, now)
             for at in range(len(backends))
         ]
-        _assume(options, backends)
+        _assume(options)
         if self._peers is not None:
             self._agree(options, waiting)
         return options
@@ -200,7 +200,7 @@ class Forecast:
     ) -> Option:
         request = waiting.request
         prompt_tokens = request.prompt_tokens
-        matched, leader = expected_tokens(backend, waiting)
+        matched, _ = expected_tokens(backend, waiting)
         cold_s = prefill_s = backend.cost.predict_s(prompt_tokens, prompt_tokens)
         if matched:
             prefill_s = backend.cost.predict_s(prompt_tokens - matched, prompt_tokens)
@@ -210,8 +210,6 @@ class Forecast:
             deadline = min(waiting.deadline, now + self._buckets[waiting.bucket].max_wait_s)
             worth_s = cold_s if must_follow(backend, request) else prefill_s
             due = due_at(waiting.arrived_at, deadline, worth_s)
-            if leader is not None:  # it is a hit once its leader is computed, not before
-                due = max(due, leader.due)
             before = self._precedence.before(backend, waiting, deadline, due, now)
         wait_s = self._wait_s(backend, waiting, uncached, before, now)
         if backend.next_piece_s(request, prefill_s) > long_s and not backend.prefill_queue.chunked:
@@ -260,19 +258,13 @@ class Forecast:
         return margin_s
 
 
-def _assume(options: list[Option], backends: Sequence[Backend]) -> None:
+def _assume(options: list[Option]) -> None:
     """Take a backend to be as fast as the fastest until it has shown its speed.
 
     The prior is slower than most GPUs: with it, a backend that has computed nothing would never be
     chosen. Chats alone may give a speed for documents that is far off: it is used to predict but
     not to choose, or all documents that meet idle backends would go to the one believed faster.
     """
-    known = [b.cost.observations > 0 for b in backends]
-    if any(known) and not all(known):
-        least_s = min(o.cold_prefill_s for o, seen in zip(options, known, strict=True) if seen)
-        for option, seen in zip(options, known, strict=True):
-            if not seen:
-                option.prefill_s = min(option.prefill_s, least_s)
     if not all([o.proven for o in options]):
         least_s = min([o.cold_prefill_s for o in options])
         for option in options:

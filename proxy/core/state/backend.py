@@ -151,8 +151,6 @@ class Backend:
             self.followers[waiting.request.id] = waiting
         elif waiting.piece_on != self.name:
             self.leaders.add(waiting)
-        if waiting.leader is not None:
-            waiting.leader.followed += 1
         self.queues[waiting.bucket].push(waiting)
         self.turns.joined(waiting)
         self.queued += 1
@@ -162,9 +160,7 @@ class Backend:
         """Take a request out of its queue here."""
         self.followers.pop(waiting.request.id, None)
         self.review |= self.leaders.drop(waiting.request.id)
-        if waiting.leader is not None:
-            waiting.leader.followed -= 1
-            waiting.leader = None
+        waiting.leader = None
         self._end_split(waiting.request.id)
         self.queues[waiting.bucket].remove(waiting)
         if self.starving is waiting:
@@ -174,13 +170,6 @@ class Backend:
         if not self.queued:
             self.queued_s = 0.0
             self.turns.clear()
-
-    def hasten(self, waiting: QueuedRequest, due: float) -> None:
-        """Move a waiting request to an earlier due time."""
-        queue = self.queues[waiting.bucket]
-        queue.remove(waiting)
-        waiting.due = due
-        queue.push(waiting)
 
     # Running requests.
 

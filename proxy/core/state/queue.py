@@ -38,7 +38,6 @@ class QueuedRequest:
             `rest_s`: of the pieces after the one that was sent.
         follows: it waits for a prefill that its backend computes, or will compute for `leader`.
         leader: the waiting request whose prefill it waits for.
-        followed: number of requests whose `leader` it is.
         began_at: when the first piece of its split prompt was sent; inf before.
         piece_blocks: size in blocks of the piece sent last, to the backend `piece_on`.
         looks_again_at: other backends may take it over from this time on.
@@ -53,7 +52,6 @@ class QueuedRequest:
         "due",
         "excluded",
         "flow",
-        "followed",
         "follows",
         "leader",
         "looks_again_at",
@@ -96,7 +94,6 @@ class QueuedRequest:
         self.rest_s = 0.0
         self.follows = False
         self.leader: QueuedRequest | None = None
-        self.followed = 0
         self.backend = ""
         self.excluded: frozenset[str] = NONE_EXCLUDED
         self.looks_again_at = -inf
