@@ -113,7 +113,7 @@ class AffinityConfig(Section):
 
     block_bytes: prompt bytes in one block of the prefix index.
     min_match: share of the prompt that must be cached for the cache to count in routing.
-    max_imbalance: load of a backend, relative to the mean, up to which a cached prefix counts.
+    max_imbalance: has no effect any more; accepted so that existing files load.
     kv_tokens: size of each backend's KV cache in tokens; auto asks the backend.
     """
 
@@ -315,7 +315,7 @@ class Config(Section):
         }
 
     def core_affinity(self) -> Affinity:
-        return Affinity(self.affinity.min_match, self.affinity.max_imbalance)
+        return Affinity(self.affinity.min_match)
 
     def max_connections(self) -> float:
         """The most client connections at once."""

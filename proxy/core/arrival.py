@@ -85,12 +85,10 @@ class NewRequests:
         place = self._place(waiting, bucket, options, now)
         reason = self._decide(waiting, bucket, place, now)
         long_prefills = dispatcher.forecast.long_prefills
-        eased = long_prefills.decided(bucket.name, rejected=reason is not None)
-        if reason is None:
-            actions = self._take_in(waiting, bucket, place, now)
-        else:
-            actions = [self._reject_new(request, bucket, reason, place, now)]
-        return actions + dispatcher.dispatch_all(now) if eased else actions
+        long_prefills.decided(bucket.name, rejected=reason is not None)
+        if reason is not None:
+            return [self._reject_new(request, bucket, reason, place, now)]
+        return self._take_in(waiting, bucket, place, now)
 
     def _enter(self, request: Request, bucket: Bucket, now: float) -> QueuedRequest:
         """Note the arrival of a request that is neither too long nor over its quota."""

@@ -231,7 +231,6 @@ class Dispatcher:
                 request, waiting.bucket, matched_tokens, now, waiting.output_tokens, waiting.rank,
                 fresh=fresh,
             )  # fmt: skip
-            self.forecast.sent(request.prompt_tokens, now)
         else:
             sent = self._send_piece(waiting, piece, backend, matched_tokens, now, fresh=fresh)
         if self.precedence.on:

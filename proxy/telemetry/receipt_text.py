@@ -229,6 +229,7 @@ def _rejection(receipt: Receipt) -> str:
 
 
 def _candidate(option: Option, receipt: Receipt) -> dict[str, Any]:
+    mean_load = sum(one.load for one in receipt.options) / len(receipt.options)
     return {
         "backend": option.backend,
         "chosen": option is receipt.chosen,
@@ -240,7 +241,7 @@ def _candidate(option: Option, receipt: Receipt) -> dict[str, Any]:
         "proven": option.proven,
         "matched_tokens": option.matched_tokens,
         "load_tokens": round(option.load),
-        "mean_load_tokens": round(option.mean_load),
+        "mean_load_tokens": round(mean_load),
     }
 
 

@@ -80,9 +80,6 @@ WITHOUT: dict[str, tuple[Config, str, Patches]] = {
     "min_match (any match counts)": (
         Config.model_validate({"affinity": {"min_match": 0}}), "warm_or_least_work", (),
     ),
-    "max_imbalance (collapse guard)": (
-        Config.model_validate({"affinity": {"max_imbalance": 1e9}}), "warm_or_least_work", (),
-    ),
     "WORK_WEIGHT 2 (1)": (
         Config(), "warm_or_least_work", ((f"{CORE}.policy.routing", "WORK_WEIGHT", 1.0),),
     ),

@@ -41,7 +41,7 @@ from forebay.replay.sim.scenario import Scenario
 from forebay.replay.sim.skipping import SkippingEngine
 
 KEPT = DATA / "decisions.json"
-PUBLIC = Path(os.environ.get("FOREBAY_DATA", SHARED / "data"))
+PUBLIC = SHARED / "data"
 MODES = {"whole": (0, 0.0), "split": (0, 1.2), "flag": (2_048, 0.0)}
 SEEDS = range(3)
 SCRAMBLED = range(40)

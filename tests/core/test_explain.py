@@ -496,7 +496,7 @@ def play(rows: list[TraceRequest], taken: str = "") -> Shaper:
         if request.id != taken:
             return best
         costs = best.prefill_s, best.cold_prefill_s, best.matched_tokens, best.load
-        return Option(best.backend, 0.0, 0.0, *costs, best.mean_load)
+        return Option(best.backend, 0.0, 0.0, *costs)
 
     made = Shaper(
         [BackendSpec(n, 64) for n in NAMES], HASTY, route=route, recorder=DecisionRecorder(10_000)

@@ -12,7 +12,6 @@ from forebay.proxy.core.learn.cost import CostModel, features
 from forebay.proxy.core.learn.prefix_index import PrefixIndex
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Request, Send
 from forebay.proxy.core.policy.admission import refuse, retry_after_s
-from forebay.proxy.core.policy.long_prefills import may_take_last_at
 from forebay.proxy.core.policy.routing import Affinity, Option, warm_or_least_work
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
@@ -210,11 +209,9 @@ class TestDueQueue:
         assert DueQueue().remove("nobody") is None
 
 
-def option(
-    backend: str, wait_s: float, matched: int = 0, load: float = 0.0, mean: float = 0.0
-) -> Option:
+def option(backend: str, wait_s: float, matched: int = 0, load: float = 0.0) -> Option:
     """A 10,000-token prompt at 1 ms a token."""
-    return Option(backend, wait_s, wait_s / 4, (10_000 - matched) / 1000, 10.0, matched, load, mean)
+    return Option(backend, wait_s, wait_s / 4, (10_000 - matched) / 1000, 10.0, matched, load)
 
 
 class TestRoute:
@@ -227,8 +224,6 @@ class TestRoute:
             ([option("a", 3, matched=9_000), option("b", 0)], "a"),  # warm, though busier
             ([option("a", 19, matched=9_000), option("b", 0)], "b"),  # warm, but too busy
             ([option("a", 0.1, matched=2_000), option("b", 0)], "b"),  # a common root only
-            # sent far more than its share: its cache is no reason any more
-            ([option("a", 0.1, matched=9_000, load=1e6, mean=5e5), option("b", 0, load=1e5)], "b"),
         ],
     )
     def test_warm_or_least_work(self, options: list[Option], picked: str) -> None:
@@ -258,20 +253,6 @@ class TestAdmission:
     @pytest.mark.parametrize(("wait_s", "seconds"), [(0.0, 1.0), (5.0, 3.0), (1e6, 60.0)])
     def test_retry_after(self, wait_s: float, seconds: float) -> None:
         assert retry_after_s(Request("r", 1), CHAT, wait_s) == seconds
-
-
-@pytest.mark.parametrize(
-    ("flowing_until", "refused_share", "at"),
-    [
-        (100.0, 0.0, 25.0),  # half its patience
-        (12.0, 0.0, 12.0),  # or when the chats stop coming
-        (100.0, 0.06, 37.0),  # nearly all of it, while chats are being refused
-    ],
-)
-def test_a_long_prefill_waits_for_the_last_clear_engine(
-    flowing_until: float, refused_share: float, at: float
-) -> None:
-    assert may_take_last_at(10.0, 30.0, flowing_until, refused_share) == at
 
 
 class TestBacklog:

@@ -10,7 +10,6 @@ from behaviour_scenes import HOT, Fifty, fifty, hot_alone, hot_beside_cold, spre
 from proxy_stage import Stage, stage
 
 from forebay.proxy.core.model import BackendSpec, Bucket, Request, Send
-from forebay.proxy.core.policy.routing import Affinity, Option, warm_or_least_work
 from forebay.proxy.core.shaper import Shaper
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.server import start_engine
@@ -99,15 +98,6 @@ class TestWhoIsSent:
             answered_at = 10.0 * number + (took_s[backend] if number else 0.05)
             shaper.first_token(request.id, answered_at)
             shaper.finish(request.id, answered_at)
-
-    @pytest.mark.parametrize(("wait_s", "picked"), [(5.0, "a"), (1.0, "b")])
-    def test_nobody_to_wait_for_a_second_copy(self, wait_s: float, picked: str) -> None:
-        """a has been sent more than its share; b has a copy in `wait_s`; cold it is 10 s."""
-        options = [
-            Option("a", 0.1, 0.0, 1.0, 10.0, 9_000, 1e6, 5e5),
-            Option("b", wait_s, 0.0, 1.0, 10.0, 9_000, 1e5, 5e5),
-        ]
-        assert warm_or_least_work(Request("r", 10_000), options, Affinity()).backend == picked
 
 
 class TestFiftyUsersOfOneDocument:

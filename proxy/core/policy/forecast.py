@@ -1,14 +1,13 @@
 """How long would a request wait on each backend? One `Option` for each that is worth a look.
 
-A forecast reads state and changes none, except what it notes for itself: prompt tokens sent to all
-backends, and for `long_prefills.py` which buckets have arrivals and rejections.
+A forecast reads state and changes none, except what it notes for `long_prefills.py`: which buckets
+have arrivals and rejections.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import fsum, inf, sqrt
+from math import inf, sqrt
 from typing import Final
 
-from forebay.proxy.core.learn.decay import DecayedSum
 from forebay.proxy.core.model import Bucket, Request
 from forebay.proxy.core.policy.coalesce import expected_tokens, must_follow
 from forebay.proxy.core.policy.long_prefills import LongPrefills, next_piece
@@ -56,7 +55,6 @@ class Forecast:
         self.limited = False
         self.long_prefills = LongPrefills(self._all, buckets)
         self.gate = StartGate(buckets, self.long_prefills, dispatch_ahead_s)
-        self._sent = DecayedSum()  # prompt tokens, to all backends
         self._peers: Peers | None = None  # while there are other proxies
         self._rendezvous = Rendezvous()
 
@@ -70,7 +68,6 @@ class Forecast:
         """Return one for other backends or buckets that keeps what this one has noted."""
         new = Forecast(backends, buckets, dispatch_ahead_s, min_match, self._precedence)
         new.long_prefills.remember(self.long_prefills)
-        new._sent = self._sent
         new.limited = self.limited
         new._peers = self._peers
         new._rendezvous = Rendezvous(self._rendezvous.root)
@@ -83,10 +80,6 @@ class Forecast:
         self.long_prefills.arrived(bucket, now)
         if self._peers is not None:
             self._rendezvous.arrived(request)
-
-    def sent(self, tokens: int, now: float) -> None:
-        """Note a prompt that was sent to some backend."""
-        self._sent.add(tokens, now)
 
     def moved(self, backend: Backend) -> None:
         """Note a change of a backend: its prefill queue, waiting requests, load or health."""
@@ -148,18 +141,8 @@ class Forecast:
         self, backends: Sequence[Backend], waiting: QueuedRequest, now: float
     ) -> list[Option]:
         """Price these backends."""
-        loads = [load_of(backend, now) for backend in backends]
-        if self._shortlist.all:
-            mean_load = fsum(loads) / len(loads) if loads else 0.0
-        else:
-            mean_load = self._sent.value(now) / len(self._all)
-            if self._peers is not None:
-                mean_load += self._peers.load / len(self._all)
         long_s = self.long_prefills.long_s(waiting.bucket, now)
-        options = [
-            self._option(backends[at], waiting, long_s, loads[at], mean_load, now)
-            for at in range(len(backends))
-        ]
+        options = [self._option(backend, waiting, long_s, now) for backend in backends]
         _assume(options)
         if self._peers is not None:
             self._agree(options, waiting)
@@ -194,8 +177,6 @@ class Forecast:
         backend: Backend,
         waiting: QueuedRequest,
         long_s: float,
-        load: float,
-        mean_load: float,
         now: float,
     ) -> Option:
         request = waiting.request
@@ -220,9 +201,8 @@ class Forecast:
             )
         margin_s = self._margin_s(backend, waiting, uncached, before, wait_s, now)
         proven = backend.cost.proven_tokens >= PROVEN_SHARE * prompt_tokens
-        return Option(
-            backend.name, wait_s, margin_s, prefill_s, cold_s, matched, load, mean_load, proven
-        )
+        load = load_of(backend, now)
+        return Option(backend.name, wait_s, margin_s, prefill_s, cold_s, matched, load, proven)
 
     def _wait_s(
         self, backend: Backend, waiting: QueuedRequest, uncached: int, before: Before, now: float

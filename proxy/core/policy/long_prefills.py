@@ -6,7 +6,7 @@ A prefill that takes longer than a chat is willing to wait blocks every chat beh
     one token, then a longer beginning, of which only the end is new, and at last the prompt itself.
     The engine's prefix cache keeps what was computed; chats get in between two pieces.
  3. One backend is kept clear: a long prefill may not take the last backend without one until
-    another will soon be clear, or until it has waited for a good part of its own patience.
+    another will soon be clear, or until its own patience ends.
 All three apply only while requests of more urgent buckets arrive (`long_s`).
 """
 
@@ -20,12 +20,10 @@ from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.in_flight import InFlight
 from forebay.proxy.core.state.queue import QueuedRequest, due_at
 
-PATIENCE_SHARE: Final = 0.5  # of max_wait: after it a long prefill may take the last clear backend
-LAST_MOMENT_SHARE: Final = 0.9  # the same while short requests are rejected
 OVERLAP_SHARE: Final = 0.4  # of a chat's max_wait: this near to clear counts as clear
 FLOWING_S: Final = 10.0  # a bucket flows for this long after an arrival
-REFUSED_MOST: Final = 0.005  # of short requests: rejections that long prefills may cause
-REFUSED_GAIN: Final = 0.002  # smoothing of the rejected share: over the last 500 requests or so
+CROWDED: Final = 0.0025  # rejected share of short requests above which one backend is left out
+REJECTED_GAIN: Final = 0.002  # smoothing of the rejected share: over the last 500 requests or so
 LONGER: Final = 0.15  # of `piece_s`: pieces may be so much longer if one piece is saved by it
 FOUND: Final = 0.5  # of what should be cached: less means that the cache does not keep pieces
 FROM_THE_START: Final = 0.75  # of a cold prefill: a piece that took longer was not cached
@@ -57,13 +55,11 @@ class LongPrefills:
     def arrived(self, bucket: str, now: float) -> None:
         self._last_arrival[bucket] = now
 
-    def decided(self, bucket: str, *, rejected: bool) -> bool:
-        """Note an admission or rejection; return whether long prefills may start sooner now."""
+    def decided(self, bucket: str, *, rejected: bool) -> None:
+        """Note an admission or rejection."""
         share = self._rejected_share[bucket]
-        if not rejected and not share:
-            return False
-        now = self._rejected_share[bucket] = share + REFUSED_GAIN * (rejected - share)
-        return now <= REFUSED_MOST < share
+        if rejected or share:
+            self._rejected_share[bucket] = share + REJECTED_GAIN * (rejected - share)
 
     def long_s(self, bucket: str, now: float) -> float:
         """Return the prefill time above which requests of this bucket block more urgent ones.
@@ -102,15 +98,12 @@ class LongPrefills:
             return now
         # Buckets that no longer flow have earlier arrivals: they do not change the latest.
         latest = max(self._last_arrival[b.name] for b in self._hastier[waiting.bucket])
-        flowing_until, rejected = latest + FLOWING_S, self._rejected(waiting.bucket, now)
-        max_wait_s = self._buckets[waiting.bucket].max_wait_s
-        may_at = may_take_last_at(waiting.arrived_at, max_wait_s, flowing_until, rejected)
-        return min(may_at, next_clear_at)
+        patience_ends = waiting.arrived_at + self._buckets[waiting.bucket].max_wait_s
+        return min(patience_ends, latest + FLOWING_S, next_clear_at)
 
     def crowd_s(self, waiting: QueuedRequest, prefill_s: float, long_s: float, now: float) -> float:
         """Return the wait of a long prefill while all backends but one take turns at them."""
-        # Half of the limit: a request admitted now starts later, when more may be rejected.
-        if self._rejected(waiting.bucket, now) <= REFUSED_MOST / 2:
+        if self._rejected(waiting.bucket, now) <= CROWDED:
             return 0.0
         deadline = min(waiting.deadline, now + self._buckets[waiting.bucket].max_wait_s)
         due = due_at(waiting.arrived_at, deadline, prefill_s)
@@ -135,32 +128,15 @@ class LongPrefills:
             if not self._hastier[head.bucket]:
                 continue
             overlaps_s.add(OVERLAP_SHARE * self.long_s(head.bucket, now))
-            max_wait_s = self._buckets[head.bucket].max_wait_s
-            for rejected_share in (0.0, 1.0):
-                at = may_take_last_at(head.arrived_at, max_wait_s, inf, rejected_share)
-                if now < at < least:
-                    least = at
+            patience_ends = head.arrived_at + self._buckets[head.bucket].max_wait_s
+            if now < patience_ends < least:
+                least = patience_ends
         for overlap_s in overlaps_s:
             for backend in self._backends:
                 at = backend.prefill_queue.done_in_at(overlap_s, now)
                 if now < at < least:
                     least = at
         return least
-
-
-def may_take_last_at(
-    arrived_at: float, max_wait_s: float, flowing_until: float, rejected_share: float
-) -> float:
-    """Return when a long prefill may take the last clear backend.
-
-    Args:
-        arrived_at: arrival of the long request.
-        max_wait_s: of its bucket.
-        flowing_until: when the more urgent buckets stop flowing unless a request arrives.
-        rejected_share: of the requests of the more urgent buckets, lately.
-    """
-    share = LAST_MOMENT_SHARE if rejected_share > REFUSED_MOST else PATIENCE_SHARE
-    return min(arrived_at + share * max_wait_s, flowing_until)
 
 
 def next_piece(

@@ -21,7 +21,6 @@ class Option:
         cold_prefill_s: the same without a cached prefix; on the fastest backend if not `proven`.
         matched_tokens: prompt tokens that the backend probably holds.
         load: prompt tokens it was sent lately.
-        mean_load: the mean of that over all backends that are up.
         proven: it has computed two prompts of at least half this size, so its predictions are
             more than an extrapolation from chats.
     """
@@ -32,7 +31,6 @@ class Option:
         "load",
         "margin_s",
         "matched_tokens",
-        "mean_load",
         "prefill_s",
         "proven",
         "wait_s",
@@ -47,7 +45,6 @@ class Option:
         cold_prefill_s: float,
         matched_tokens: int,
         load: float,
-        mean_load: float,
         proven: bool = True,
     ) -> None:
         self.backend = backend
@@ -57,7 +54,6 @@ class Option:
         self.cold_prefill_s = cold_prefill_s
         self.matched_tokens = matched_tokens
         self.load = load
-        self.mean_load = mean_load
         self.proven = proven
 
     @property
@@ -72,12 +68,9 @@ class Affinity:
     Attributes:
         min_match: a match below this share of the prompt does not count. Every prompt shares a
             system prompt with every other, and naive affinity sends all of them to one backend.
-        max_imbalance: a backend that was sent more than this times the mean load gets no
-            preference for its cached prefixes.
     """
 
     min_match: float = 0.25
-    max_imbalance: float = 1.25
 
 
 Route = Callable[[Request, Sequence[Option], Affinity], Option]
@@ -86,10 +79,6 @@ WORK_WEIGHT: Final = 2.0
 """A second of prefill delays this request and about one more behind it; a second of wait only
 this one. With 1, a busy warm backend is left too early and the work is done twice; with 4, a hot
 document stays on one engine too long (57 % of it) for the little that others gain."""
-
-UNFAIR_SHARE: Final = 0.1
-"""Part of a cold prefill: worth of leaving a warm backend above its share of load for another one
-that is warm too. While no other backend holds a copy, the whole prefill counts."""
 
 EQUAL_SPEED: Final = 1.25
 """Backends whose cold prefills differ by less count as equally fast. Otherwise the one that is
@@ -104,9 +93,6 @@ def warm_or_least_work(request: Request, options: Sequence[Option], affinity: Af
     so that a run can be repeated.
     """
     enough = affinity.min_match * request.prompt_tokens
-    # Two prompts of slack: a few long prompts on one backend are no imbalance yet.
-    fair = affinity.max_imbalance * options[0].mean_load + 2.0 * request.prompt_tokens
-    copied = any(o.matched_tokens >= enough and o.load <= fair for o in options)
     cheapest = min(o.cold_prefill_s for o in options)
     scores: list[float] = []
     for option in options:
@@ -114,10 +100,7 @@ def warm_or_least_work(request: Request, options: Sequence[Option], affinity: Af
         if prefill_s <= EQUAL_SPEED * cheapest:
             prefill_s = cheapest
         if option.matched_tokens >= enough:
-            if option.load <= fair:
-                prefill_s = option.prefill_s
-            elif copied:
-                prefill_s = option.prefill_s + UNFAIR_SHARE * (prefill_s - option.prefill_s)
+            prefill_s = option.prefill_s
         scores.append(option.wait_s + WORK_WEIGHT * prefill_s)
     least = min(scores) + TIE_SHARE * cheapest
     near = [place for place in zip(options, scores, strict=True) if place[1] <= least]

@@ -187,7 +187,6 @@ class Peers:
 
     def __init__(self) -> None:
         self._used: dict[str, TenantUse] = {}  # used at other proxies since `used` was last called
-        self.load = 0.0  # on all backends
         self._reports: dict[str, tuple[ProxyReport, float]] = {}
         self._use: dict[
             str, Mapping[str, TenantUse]
@@ -207,9 +206,7 @@ class Peers:
 
     def forget(self, backend: str) -> None:
         """Stop summing up reports about this backend."""
-        elsewhere = self._on.pop(backend, None)
-        if elsewhere is not None:
-            self.load -= elsewhere.load
+        self._on.pop(backend, None)
 
     def used(self) -> dict[str, TenantUse]:
         """Return what tenants used at other proxies since the last call."""
@@ -285,7 +282,6 @@ class Peers:
                 if name in report.backends
             ]
             elsewhere.update(reports, now)
-        self.load = fsum(elsewhere.load for elsewhere in self._on.values())
 
 
 def _add(into: dict[str, float], more: Mapping[str, float]) -> None:
