@@ -8,7 +8,6 @@ in `policy/__init__.py` names the file for each question.
 
 from collections.abc import Iterable, Iterator, Sequence
 from math import inf
-from typing import Final
 
 from forebay.proxy.core.arrival import NewRequests
 from forebay.proxy.core.changes import OperatorChanges, by_length
@@ -23,8 +22,6 @@ from forebay.proxy.core.policy.start import DISPATCH_AHEAD_S
 from forebay.proxy.core.state.backend import UNLIMITED, Backend
 from forebay.proxy.core.state.queue import QueuedRequest
 from forebay.proxy.core.state.tenants import Fairness, Quotas
-
-MOST_PROMPT_TOKENS: Final = 10_000_000  # above any context length: such a report is an error
 
 
 class Shaper:
@@ -306,6 +303,7 @@ class Shaper:
         A client that misleads the estimate gets no more than its tenant's quota. An estimate that
         was too high stays charged.
         """
-        more = max(0, min(prompt_tokens, MOST_PROMPT_TOKENS) - request.prompt_tokens)
+        most = self._dispatcher.by_length[-1].up_to  # a higher count is an error of the engine
+        more = max(0, min(prompt_tokens, most) - request.prompt_tokens)
         self._dispatcher.quotas.take(request.tenant, more, now)
         self._dispatcher.note_admitted(request.tenant, more, now)

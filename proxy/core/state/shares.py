@@ -11,7 +11,6 @@ from typing import Final
 from forebay.proxy.core.model import CLASSES, STANDARD
 from forebay.proxy.core.state.queue import BucketQueue, QueuedRequest
 
-MOST_OWED_S: Final = 10.0  # a kind that cannot start for another reason earns no right to a burst
 BUCKETS_SHARE: Final = 0.6  # of the seconds, in equal parts to the buckets with waiting requests
 CLASS_SHARE: Final = 0.05  # of the seconds, to each class with waiting requests
 
@@ -43,13 +42,13 @@ class Shares:
             owed_s = owed_s + self.share[name] * seconds if name in waiting else 0.0
             if name == kind:
                 owed_s = max(0.0, owed_s - seconds)
-            self._owed[name] = min(MOST_OWED_S, owed_s)
+            self._owed[name] = owed_s
             self.owing = self.owing or owed_s > 0.0
 
     def due(self, kind: str, seconds: float) -> bool:
         """Return whether its next request, of so many seconds, goes first."""
         owed_s = self._owed[kind]
-        return owed_s > 0.0 and owed_s >= min(seconds, MOST_OWED_S)
+        return owed_s > 0.0 and owed_s >= seconds
 
 
 class Turns:
