@@ -235,12 +235,26 @@ class Shaper:
 
     def wake_at(self) -> float:
         """Return when `wake` has something to do; inf if no timer is needed."""
-        return self._dispatcher.wake_at()
+        dispatcher, queues = self._dispatcher, self._dispatcher.queues
+        if not queues.waiting:
+            return inf
+        next_moment = dispatcher.forecast.next_moment(queues.heads(), dispatcher.now)
+        return min(queues.first_deadline(), next_moment)
 
     def wake(self, now: float) -> list[Action]:
         """Send requests that may start by now; reject those whose deadline is over."""
-        self._dispatcher.pass_time(now)
-        return self._dispatcher.wake(now)
+        dispatcher = self._dispatcher
+        dispatcher.pass_time(now)
+        actions, left = dispatcher.dispatch_all(now), False
+        for backend in list(dispatcher.queues.backends.values()):
+            for queue in backend.queues.values():
+                while (head := queue.earliest()) and head.deadline <= now:
+                    dispatcher.dequeue(head.request.id)
+                    wait_s = backend.prefill_queue.backlog_s(now) + queue.work_s
+                    actions.append(dispatcher.reject(head, "deadline_unattainable", now, wait_s))
+                    left = True
+        # A request that has left may have kept those behind it from starting.
+        return actions + dispatcher.dispatch_all(now) if left else actions
 
     def settle(self, now: float) -> None:
         """Judge the rejections that can be judged by now; decides nothing."""

@@ -17,9 +17,10 @@ from typing import Final
 from forebay.proxy.core.learn.cost import CostModel
 from forebay.proxy.core.learn.decay import RECENT_S
 from forebay.proxy.core.model import Bucket, Request
+from forebay.proxy.core.policy.order import due_at
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.in_flight import InFlight
-from forebay.proxy.core.state.queue import QueuedRequest, due_at
+from forebay.proxy.core.state.queue import QueuedRequest
 
 OVERLAP_SHARE: Final = 0.4  # of a chat's max_wait: this near to clear counts as clear
 CROWDED: Final = 0.0025  # rejected share of short requests above which one backend is left out

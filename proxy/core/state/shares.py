@@ -5,7 +5,7 @@ it is owed. Once a kind is owed as much as its next request takes, that request 
 guarantee is a lower bound, and the order of the queues decides about the rest.
 """
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from typing import Final
 
 from forebay.proxy.core.model import CLASSES, STANDARD
@@ -52,18 +52,22 @@ class Shares:
 
 
 class Turns:
-    """Guaranteed shares of one backend: of each bucket (60 % together) and each class (5 %)."""
+    """Guaranteed shares of one backend: of each bucket (60 % together) and each class (5 %).
+
+    Attributes:
+        classed: a request of another class than standard has waited.
+    """
 
     def __init__(self, queues: Mapping[str, BucketQueue]) -> None:
         self._queues = queues
         self.buckets = Shares(dict.fromkeys(queues, BUCKETS_SHARE / len(queues)))
         self.classes = Shares(dict.fromkeys(CLASSES, CLASS_SHARE))
-        self._classed = False  # a request of another class than standard has waited
+        self.classed = False
 
     def joined(self, waiting: QueuedRequest) -> None:
         """Note a request that waits in one of the queues."""
         if waiting.rank != STANDARD:
-            self._classed = True
+            self.classed = True
 
     def clear(self) -> None:
         """Owe nothing: no request waits."""
@@ -74,23 +78,11 @@ class Turns:
 
     def sent(self, bucket: str, rank: int, seconds: float, queued: int) -> None:
         """Note a prefill that was sent while `queued` requests wait."""
-        alone = not self._classed and self._queues[bucket].count == queued
+        alone = not self.classed and self._queues[bucket].count == queued
         if alone and not self.buckets.owing:
             return  # no other bucket or class waits
         waiting = [name for name, queue in self._queues.items() if queue.count]
         self.buckets.sent(bucket, seconds, waiting)
-        if self._classed:
+        if self.classed:
             ranks = {flow[0] for queue in self._queues.values() for flow in queue.flows}
             self.classes.sent(CLASSES[rank], seconds, [CLASSES[other] for other in ranks])
-
-    def first(self, ready: Sequence[QueuedRequest], now: float) -> QueuedRequest:
-        """Return the next of several heads that may all start."""
-        if len(ready) == 1:
-            return ready[0]
-        return min(ready, key=lambda head: self._place(head, now))
-
-    def _place(self, head: QueuedRequest, now: float) -> tuple[bool, int, bool, float, int]:
-        class_due = self._classed and self.classes.due(CLASSES[head.rank], head.next_s)
-        owed = self.buckets.due(head.bucket, head.next_s)
-        bucket_due = owed and self._queues[head.bucket].late_at() <= now
-        return not class_due, head.rank, not bucket_due, head.deadline, head.order
