@@ -19,6 +19,7 @@ from forebay.proxy.core.policy.coalesce import (
     must_follow,
 )
 from forebay.proxy.core.policy.forecast import Forecast
+from forebay.proxy.core.policy.order import due_at, first
 from forebay.proxy.core.policy.precedence import Precedence
 from forebay.proxy.core.policy.routing import Affinity, Option, Route
 from forebay.proxy.core.policy.start import starving
@@ -26,7 +27,7 @@ from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.fleet import FleetQueues, heads_of
 from forebay.proxy.core.state.in_flight import InFlight
 from forebay.proxy.core.state.kv_budget import OutputLengths
-from forebay.proxy.core.state.queue import QueuedRequest, due_at
+from forebay.proxy.core.state.queue import QueuedRequest
 from forebay.proxy.core.state.tenants import Fairness, Quotas, RecentUse
 
 LOOK_AGAIN_S: Final = 0.05  # a head that would rather stay is not asked again before this
@@ -98,26 +99,6 @@ class Dispatcher:
             if not backend.prefill_queue.silent:
                 del self.silent[backend.name]
 
-    def wake_at(self) -> float:
-        """Return when `wake` has something to do; inf if no timer is needed."""
-        if not self.queues.waiting:
-            return inf
-        next_moment = self.forecast.next_moment(self.queues.heads(), self.now)
-        return min(self.queues.first_deadline(), next_moment)
-
-    def wake(self, now: float) -> list[Action]:
-        """Send requests that may start by now; reject those whose deadline is over."""
-        actions, left = self.dispatch_all(now), False
-        for backend in list(self.queues.backends.values()):
-            for queue in backend.queues.values():
-                while (head := queue.earliest()) and head.deadline <= now:
-                    self.dequeue(head.request.id)
-                    wait_s = backend.prefill_queue.backlog_s(now) + queue.work_s
-                    actions.append(self.reject(head, "deadline_unattainable", now, wait_s))
-                    left = True
-        # A request that has left may have kept those behind it from starting.
-        return actions + self.dispatch_all(now) if left else actions
-
     # Starting waiting requests.
 
     def freed(self, backend: Backend, prefilled: InFlight | None, now: float) -> list[Action]:
@@ -159,7 +140,7 @@ class Dispatcher:
                 backend.starving = starving(backend, heads, now)
             if not ready:
                 break
-            waiting = backend.turns.first(ready, now)
+            waiting = first(backend, ready, now)
             self.dequeue(waiting.request.id)
             matched = backend.matched_tokens(waiting.request)
             actions.append(self.send(waiting, backend, matched, now))

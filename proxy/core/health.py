@@ -23,6 +23,8 @@ from collections.abc import Iterable
 from math import inf
 from typing import Literal, NamedTuple
 
+from forebay.proxy.core.learn.decay import RECENT_S
+
 State = Literal["up", "down", "out", "trial"]
 
 FAILURES = 3  # in a row, by requests
@@ -31,7 +33,6 @@ HOLD_S, LONGEST_HOLD_S = 0.5, 30.0  # the first time; doubled each time
 LONGEST_DOWN_S = 2.0  # the same after `down`: its good probe counts for more than its past
 STEADY_S = 60.0  # after so long `up`, the next hold is as short as the first
 GRAY_RATIO = 3.0
-GRAY_WINDOW_S = 10.0
 GRAY_LEAST = 5  # first tokens in the window: fewer prove nothing
 RATIO_SLACK_S = 0.05  # added to both sides of a ratio: a 2 ms prefill may take 10 ms
 RATIOS_KEPT = 256
@@ -91,7 +92,7 @@ class _Backend:
 
     def lately(self, now: float) -> list[float]:
         """Return observed over predicted times to first token, running requests included."""
-        while self.ratios and self.ratios[0][0] < now - GRAY_WINDOW_S:
+        while self.ratios and self.ratios[0][0] < now - RECENT_S:
             self.ratios.popleft()
         late = [
             _ratio(now - sent_at, predicted_s)

@@ -5,8 +5,6 @@ from forebay.proxy.core.model import Action
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.elsewhere import BackendReport, Peers, ProxyReport
 
-LEAST_SHARE = 1e-4  # of an engine's time: less is left out of a report
-
 
 class Peering:
     """Keeps a dispatcher's view of other proxies; `peers` has their reports."""
@@ -86,10 +84,6 @@ def report_of(backend: Backend, now: float) -> BackendReport:
         work=backend.observer.work,
         prefills={bucket: count for bucket, count in queue.prefills_of.items() if count},
         queued_s={bucket: q.work_s for bucket, q in backend.queues.items() if len(q)},
-        worked={
-            bucket: share
-            for bucket in backend.queues
-            if (share := worked[bucket].rate(now)) > LEAST_SHARE
-        },
+        worked={bucket: worked[bucket].rate(now) for bucket in backend.queues},
         short_s=queue.own_short_s(now),
     )

@@ -8,7 +8,6 @@ in `policy/__init__.py` names the file for each question.
 
 from collections.abc import Iterable, Iterator, Sequence
 from math import inf
-from typing import Final
 
 from forebay.proxy.core.arrival import NewRequests
 from forebay.proxy.core.changes import OperatorChanges, by_length
@@ -23,8 +22,6 @@ from forebay.proxy.core.policy.start import DISPATCH_AHEAD_S
 from forebay.proxy.core.state.backend import UNLIMITED, Backend
 from forebay.proxy.core.state.queue import QueuedRequest
 from forebay.proxy.core.state.tenants import Fairness, Quotas
-
-MOST_PROMPT_TOKENS: Final = 10_000_000  # above any context length: such a report is an error
 
 
 class Shaper:
@@ -238,12 +235,26 @@ class Shaper:
 
     def wake_at(self) -> float:
         """Return when `wake` has something to do; inf if no timer is needed."""
-        return self._dispatcher.wake_at()
+        dispatcher, queues = self._dispatcher, self._dispatcher.queues
+        if not queues.waiting:
+            return inf
+        next_moment = dispatcher.forecast.next_moment(queues.heads(), dispatcher.now)
+        return min(queues.first_deadline(), next_moment)
 
     def wake(self, now: float) -> list[Action]:
         """Send requests that may start by now; reject those whose deadline is over."""
-        self._dispatcher.pass_time(now)
-        return self._dispatcher.wake(now)
+        dispatcher = self._dispatcher
+        dispatcher.pass_time(now)
+        actions, left = dispatcher.dispatch_all(now), False
+        for backend in list(dispatcher.queues.backends.values()):
+            for queue in backend.queues.values():
+                while (head := queue.earliest()) and head.deadline <= now:
+                    dispatcher.dequeue(head.request.id)
+                    wait_s = backend.prefill_queue.backlog_s(now) + queue.work_s
+                    actions.append(dispatcher.reject(head, "deadline_unattainable", now, wait_s))
+                    left = True
+        # A request that has left may have kept those behind it from starting.
+        return actions + dispatcher.dispatch_all(now) if left else actions
 
     def settle(self, now: float) -> None:
         """Judge the rejections that can be judged by now; decides nothing."""
@@ -306,6 +317,7 @@ class Shaper:
         A client that misleads the estimate gets no more than its tenant's quota. An estimate that
         was too high stays charged.
         """
-        more = max(0, min(prompt_tokens, MOST_PROMPT_TOKENS) - request.prompt_tokens)
+        most = self._dispatcher.by_length[-1].up_to  # a higher count is an error of the engine
+        more = max(0, min(prompt_tokens, most) - request.prompt_tokens)
         self._dispatcher.quotas.take(request.tenant, more, now)
         self._dispatcher.note_admitted(request.tenant, more, now)

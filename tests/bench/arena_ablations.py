@@ -19,10 +19,10 @@ from forebay.proxy.core.learn.cost import CostModel
 from forebay.proxy.core.model import Action, Request
 from forebay.proxy.core.policy.admission import refuse
 from forebay.proxy.core.policy.long_prefills import LongPrefills
+from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.coalescing import Leaders
 from forebay.proxy.core.state.queue import QueuedRequest
-from forebay.proxy.core.state.shares import Turns
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.fleet import Policy
 from forebay.replay.sim.scenario import Scenario
@@ -47,20 +47,22 @@ def _settled_only(self: Backend, request: Request) -> int:
     return max(0, min(int(blocks * request.block_tokens), request.prompt_tokens - 1))
 
 
-def _no_deadline(self: Dispatcher) -> float:
-    queues = self.queues
-    return self.forecast.next_moment(queues.heads(), self.now) if queues.waiting else inf
+def _no_deadline(self: Shaper) -> float:
+    core = self._dispatcher
+    heads = core.queues.heads()
+    return core.forecast.next_moment(heads, core.now) if core.queues.waiting else inf
 
 
-def _only_dispatch(self: Dispatcher, now: float) -> list[Action]:
-    return self.dispatch_all(now)
+def _only_dispatch(self: Shaper, now: float) -> list[Action]:
+    self._dispatcher.pass_time(now)
+    return self._dispatcher.dispatch_all(now)
 
 
-def _earliest(self: Turns, ready: Sequence[QueuedRequest], now: float) -> QueuedRequest:
+def _earliest(backend: Backend, ready: Sequence[QueuedRequest], now: float) -> QueuedRequest:
     return min(ready, key=lambda w: (w.deadline, w.order))
 
 
-def _first_come(self: Turns, ready: Sequence[QueuedRequest], now: float) -> QueuedRequest:
+def _first_come(backend: Backend, ready: Sequence[QueuedRequest], now: float) -> QueuedRequest:
     return min(ready, key=lambda w: w.order)
 
 
@@ -111,18 +113,20 @@ WITHOUT: dict[str, tuple[Config, str, Patches]] = {
         Config(), "warm_or_least_work", ((Dispatcher, "_gather", _returns(False)),),
     ),
     "shares of buckets (EDF alone)": (
-        Config(), "warm_or_least_work", ((Turns, "first", _earliest),),
+        Config(), "warm_or_least_work", ((f"{CORE}.dispatcher", "first", _earliest),),
     ),
     "shortest first (EDF in a bucket)": (
-        Config(), "warm_or_least_work", ((f"{CORE}.state.queue", "STRETCH", inf),),
+        Config(), "warm_or_least_work", ((f"{CORE}.policy.order", "STRETCH", inf),),
     ),
     KNOWING: (Config(), "warm_or_least_work", ()),
-    "deadlines (first come)": (Config(), "warm_or_least_work", ((Turns, "first", _first_come),)),
+    "deadlines (first come)": (
+        Config(), "warm_or_least_work", ((f"{CORE}.dispatcher", "first", _first_come),),
+    ),
     "admission": (
         Config(), "warm_or_least_work",
         (
-            (Dispatcher, "wake", _only_dispatch),
-            (Dispatcher, "wake_at", _no_deadline),
+            (Shaper, "wake", _only_dispatch),
+            (Shaper, "wake_at", _no_deadline),
         ),
     ),
     "margins of predictions": (

@@ -18,7 +18,7 @@ from forebay.proxy.core.model import (
     Tenant,
 )
 from forebay.proxy.core.shaper import Shaper
-from forebay.proxy.core.state.kv_budget import LOOK_EVERY, OUTPUTS_NEEDED, OutputLengths
+from forebay.proxy.core.state.kv_budget import OUTPUTS_NEEDED, OutputLengths
 from forebay.proxy.core.state.queue import BucketQueue, DueQueue, QueuedRequest
 from forebay.proxy.core.state.shares import Shares
 from forebay.proxy.core.state.tenants import Fairness, Quotas
@@ -189,7 +189,7 @@ class TestLanes:
 class TestOutputs:
     def test_reserves_what_nine_in_ten_answers_take(self) -> None:
         outputs = OutputLengths()
-        for number in range(OUTPUTS_NEEDED + LOOK_EVERY):
+        for number in range(2 * OUTPUTS_NEEDED):
             assert number >= OUTPUTS_NEEDED or outputs.expected("a", "chat", 4_096) == 4_096
             outputs.observe("a", "chat", 100 if number % 20 else 3_000)
         assert 100 <= outputs.expected("a", "chat", 4_096) <= 120

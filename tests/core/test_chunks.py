@@ -10,7 +10,7 @@ from forebay.proxy.core.model import Action, BackendSpec, Bucket, Request, Send
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.in_flight import InFlight
-from forebay.proxy.core.state.prefill_queue import STEP_UNDER_WAY, passing
+from forebay.proxy.core.state.prefill_queue import passing
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.fleet import Fleet, SimOutcome
 from forebay.replay.sim.scenario import Scenario
@@ -48,7 +48,7 @@ class TestPassing:
         got_s, chunks_s = passing(self.LINE, tokens, CHUNK)
         assert got_s == pytest.approx(equals_s)
         longer = [p for p in self.LINE if p.uncached_tokens > max(tokens, CHUNK)]
-        share = [min(1.0, (steps + STEP_UNDER_WAY) * CHUNK / p.uncached_tokens) for p in longer]
+        share = [min(1.0, steps * CHUNK / p.uncached_tokens) for p in longer]
         expected = sum(p.prefill_s * part for p, part in zip(longer, share, strict=True))
         assert chunks_s == pytest.approx(expected)
 

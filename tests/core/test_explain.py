@@ -448,7 +448,7 @@ class TestMemory:
 def test_it_decides_as_one_that_keeps_no_receipts(seed: int) -> None:
     plain = a_shaper()
     specs = [backend.spec for backend in plain.backends.values()]
-    kept = Shaper(specs, list(plain.buckets.values()), recorder=DecisionRecorder())
+    kept = Shaper(specs, list(plain.buckets.values()), recorder=DecisionRecorder(100_000))
     journals: list[Journal] = []
     for policy in (plain, kept):
         journal: Journal = []

@@ -5,6 +5,7 @@ from math import inf
 import pytest
 
 from forebay.proxy.core.model import BackendSpec, Bucket, Request
+from forebay.proxy.core.policy.order import first
 from forebay.proxy.core.policy.precedence import Precedence
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.queue import QueuedRequest
@@ -42,8 +43,8 @@ class TestTurns:
         for order in range(10, 60):  # 5 s of chats: more than enough is owed
             made.send(Request(f"s{order}", 4_000), "chat", 0, now=14.0)
         assert made.turns.buckets.due("document", 1.0)
-        assert made.turns.first([document, *chats], 14.9) is chats[0]
-        assert made.turns.first([document, *chats], 15.0) is document
+        assert first(made, [document, *chats], 14.9) is chats[0]
+        assert first(made, [document, *chats], 15.0) is document
 
     def test_it_is_whoever_waits_longest_not_who_is_next(self) -> None:
         made = backend()

@@ -3,7 +3,7 @@
 import pytest
 
 from forebay.proxy.core.model import BackendSpec, Bucket, Request
-from forebay.proxy.core.policy.forecast import SURE
+from forebay.proxy.core.policy.admission import SURE
 from forebay.proxy.core.policy.routing import Option
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.queue import QueuedRequest

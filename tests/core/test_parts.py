@@ -12,12 +12,13 @@ from forebay.proxy.core.learn.cost import CostModel, features
 from forebay.proxy.core.learn.prefix_index import PrefixIndex
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Request, Send
 from forebay.proxy.core.policy.admission import refuse, retry_after_s
+from forebay.proxy.core.policy.order import due_at
 from forebay.proxy.core.policy.routing import Affinity, Option, warm_or_least_work
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.in_flight import OVERDUE_SHARE
 from forebay.proxy.core.state.kv_budget import KvBudget
-from forebay.proxy.core.state.queue import DueQueue, QueuedRequest, due_at
+from forebay.proxy.core.state.queue import DueQueue, QueuedRequest
 
 CHAT = Bucket("chat", 5_000, max_queue=2, max_wait_s=2.0)
 DOCUMENT = Bucket("document", 131_072, max_queue=2, max_wait_s=30.0, prefills_per_backend=1)

@@ -67,7 +67,7 @@ class Fleet:
 
     def __init__(self, count: int = 1, piece_s: float = 0.8) -> None:
         specs = [BackendSpec(f"b{i}", 64, piece_s=piece_s) for i in range(count)]
-        self.recorder = DecisionRecorder()
+        self.recorder = DecisionRecorder(100)
         self.shaper = Shaper(specs, [CHAT, DOCUMENT], recorder=self.recorder)
         for spec in specs:
             self.shaper.backend_up(spec.name, 0.0)

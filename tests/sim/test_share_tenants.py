@@ -11,7 +11,8 @@ from shared_fleet import play as play_several
 from forebay.proxy.config.schema import BackendConfig, Config
 from forebay.proxy.core.model import BackendSpec, Bucket, Reject, Request, Send, Tenant
 from forebay.proxy.core.shaper import Shaper
-from forebay.proxy.core.state.tenants import MOST_REPORTED, REPEAT_S
+from forebay.proxy.core.state.elsewhere import SILENT_S
+from forebay.proxy.core.state.tenants import MOST_REPORTED
 from forebay.replay.sim.scenario import Scenario
 from forebay.traces.schema import TraceRequest
 
@@ -136,7 +137,7 @@ def test_corrections_reach_the_others_even_when_all_else_is_forgotten() -> None:
     one.arrive(Request("1", 10_000, tenant="t"), 0.1)
     tell(one, other, 0.1)
     one.first_token("1", 0.5)
-    later = 0.5 + 2 * REPEAT_S
+    later = 0.5 + 2 * 1.5 * SILENT_S
     for step in range(8):
         now = 0.5 + (later - 0.5) * step / 7
         tell(one, other, now)
@@ -163,10 +164,10 @@ def test_what_a_stranger_gave_before_we_met_is_no_news() -> None:
     one.peering.reported("friend", friend.peering.report(0.0), 0.0)
     one.arrive(Request("1", 100_000, tenant="t"), 0.0)
     one.finish("1", 1.0)
-    one.peering.reported("friend", friend.peering.report(2 * REPEAT_S), 2 * REPEAT_S)
-    tell(one, other, 2 * REPEAT_S)  # it no longer speaks of t ...
-    one.arrive(Request("2", 1_000, tenant="t"), 2 * REPEAT_S)
-    tell(one, other, 2 * REPEAT_S + 0.1)  # ... and begins anew
+    one.peering.reported("friend", friend.peering.report(2 * 1.5 * SILENT_S), 2 * 1.5 * SILENT_S)
+    tell(one, other, 2 * 1.5 * SILENT_S)  # it no longer speaks of t ...
+    one.arrive(Request("2", 1_000, tenant="t"), 2 * 1.5 * SILENT_S)
+    tell(one, other, 2 * 1.5 * SILENT_S + 0.1)  # ... and begins anew
     assert counter(other, "t") == pytest.approx(one.backends["a"].in_flight["2"].prefill_s)
 
 
@@ -187,7 +188,7 @@ def test_a_message_names_no_more_tenants_than_it_may() -> None:
     for number in range(MOST_REPORTED + 50):
         one.arrive(Request(str(number), 10, tenant=f"t{number}"), 0.1 + number * 1e-6)
     assert len(one.peering.report(0.2).tenants) == MOST_REPORTED
-    assert one.peering.report(0.1 + 2 * REPEAT_S).tenants == {}
+    assert one.peering.report(0.1 + 2 * 1.5 * SILENT_S).tenants == {}
     assert other.peering.report(0.2).tenants == {}
 
 

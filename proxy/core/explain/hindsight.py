@@ -27,10 +27,11 @@ from typing import Final
 
 from forebay.proxy.core.explain.receipt import Receipt, Receipts
 from forebay.proxy.core.model import Bucket, Request
+from forebay.proxy.core.policy.order import due_at
 from forebay.proxy.core.policy.routing import Option
 from forebay.proxy.core.policy.start import StartGate
 from forebay.proxy.core.state.backend import Backend
-from forebay.proxy.core.state.queue import QueuedRequest, due_at
+from forebay.proxy.core.state.queue import QueuedRequest
 
 FOLLOWED_MOST: Final = 8  # ghosts of each bucket
 HORIZON_S: Final = 60.0  # a ghost that has harmed no request for so long has harmed none

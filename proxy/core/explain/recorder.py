@@ -18,7 +18,6 @@ backend had failed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
 
 from forebay.proxy.core.explain.hindsight import Hindsight
 from forebay.proxy.core.explain.receipt import Receipt, Receipts
@@ -30,13 +29,11 @@ from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.fleet import heads_of
 from forebay.proxy.core.state.queue import QueuedRequest
 
-KEEP: Final = 2_000
-
 
 class DecisionRecorder:
     """`receipts` has the requests under way and the last `keep` that have ended."""
 
-    def __init__(self, keep: int = KEEP) -> None:
+    def __init__(self, keep: int) -> None:
         self.receipts = Receipts(keep)
         self.hindsight = Hindsight(self.receipts)
         self._under_way = self.receipts.under_way

@@ -131,7 +131,7 @@ class CostModel:
         return self.scale[0] * terms[0] + self.scale[1] * terms[1] + self.scale[2] * terms[2]
 
     def observe(self, terms: Vector, elapsed_s: float) -> None:
-        """Learn that one or more prefills, whose terms sum up to `terms`, took `elapsed_s`."""
+        """Learn that prefills whose terms sum up to `terms` took `elapsed_s`."""
         # Written out: it runs once per answer, and loops over three cost as much as the rest.
         s0, s1, s2 = self.scale
         x0, x1, x2 = s0 * terms[0], s1 * terms[1], s2 * terms[2]

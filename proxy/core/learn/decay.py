@@ -3,12 +3,15 @@
 from math import exp, log
 from typing import Final
 
-LOAD_HALF_LIFE_S: Final = 120.0
-LN_2: Final = log(2.0)
+LOAD_TIME_S: Final = 173.0
+"""Time constant of loads (half-life 120 s): long enough to even out a burst of documents."""
+RECENT_S: Final = 10.0
+"""Window and time constant of everything else that counts as recent: arrivals of a bucket or
+tenant, use of tenants and classes, late first tokens. From 5 to 20 s nothing changed."""
 
 
 class DecayedSum:
-    """A sum that halves every LOAD_HALF_LIFE_S; `amount` is its value at time `at`."""
+    """A sum that decays with LOAD_TIME_S; `amount` is its value at time `at`."""
 
     __slots__ = ("amount", "at")
 
@@ -25,14 +28,14 @@ class DecayedSum:
 
     def rate(self, now: float) -> float:
         """Return the constant rate per second that would have led to this sum."""
-        return self.amount * decay(now - self.at) * LN_2 / LOAD_HALF_LIFE_S
+        return self.amount * decay(now - self.at) / LOAD_TIME_S
 
     @property
     def rank(self) -> float:
         """A number that orders sums as their values do at any time; needs `amount` above 0."""
-        return log(self.amount) / LN_2 + self.at / LOAD_HALF_LIFE_S
+        return log(self.amount) + self.at / LOAD_TIME_S
 
 
 def decay(elapsed_s: float) -> float:
     """Return the share of a sum that is left after `elapsed_s` seconds."""
-    return exp(-elapsed_s * (LN_2 / LOAD_HALF_LIFE_S))
+    return exp(-elapsed_s / LOAD_TIME_S)

@@ -12,10 +12,9 @@ that was used no later is missing too, because the engine frees blocks in the or
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Final, TypeVar
+from typing import TypeVar
 
 V = TypeVar("V")
-FEW_BLOCKS: Final = 16  # from this many on, `dict.update` is faster than a loop (measured)
 
 
 def leading_run(held: dict[int, V], chain: Sequence[int]) -> int:
@@ -124,11 +123,7 @@ class PrefixIndex:
         self._anonymous += anonymous
         self._stamp += 1
         held, stamp = self._held, self._stamp
-        if len(blocks) < FEW_BLOCKS:
-            for block in blocks:
-                held[block] = stamp
-        else:
-            held.update(dict.fromkeys(blocks, stamp))
+        held.update(dict.fromkeys(blocks, stamp))
         touch = Touch(stamp, blocks, anonymous)
         if blocks or not self._joined(touch):
             self._touches.append(touch)

@@ -17,7 +17,9 @@ from forebay.proxy.core.state.tenants import LARGEST_SHARE, Fairness, Quotas
 
 RETRY_LEAST_S: Final = 1.0
 RETRY_MOST_S: Final = 60.0  # above 120 s openai-python gives up instead of waiting
-HOPELESS: Final = 2.0  # predictions are hardly ever off by more than this factor
+SURE: Final = 2.0
+"""Times the mean error of predictions: nine in ten normal errors are smaller. Hardly any prediction
+is off by more than this factor."""
 RETURN_SHARE: Final = 0.2  # of the engines: the part kept for clients that come back
 
 
@@ -46,7 +48,7 @@ def attainable(request: Request, bucket: Bucket, option: Option) -> bool:
 
 def hopeless(request: Request, options: Sequence[Option]) -> bool:
     """Return whether its prefill alone takes longer than the client waits, on any backend."""
-    return min(option.prefill_s for option in options) > HOPELESS * request.timeout_s
+    return min(option.prefill_s for option in options) > SURE * request.timeout_s
 
 
 def refuse(

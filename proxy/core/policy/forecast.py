@@ -9,8 +9,10 @@ from math import inf, sqrt
 from typing import Final
 
 from forebay.proxy.core.model import Bucket, Request
+from forebay.proxy.core.policy.admission import SURE
 from forebay.proxy.core.policy.coalesce import expected_tokens, must_follow
 from forebay.proxy.core.policy.long_prefills import LongPrefills, next_piece
+from forebay.proxy.core.policy.order import due_at
 from forebay.proxy.core.policy.precedence import Before, Precedence
 from forebay.proxy.core.policy.rendezvous import Rendezvous, prefer
 from forebay.proxy.core.policy.routing import Option
@@ -18,10 +20,9 @@ from forebay.proxy.core.policy.start import StartGate, kv_room
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.elsewhere import Peers
 from forebay.proxy.core.state.fleet import Shortlist
-from forebay.proxy.core.state.queue import QueuedRequest, due_at
+from forebay.proxy.core.state.queue import QueuedRequest
 
 PROVEN_SHARE: Final = 0.5  # of a prompt: two prefills of this size make a prediction `proven`
-SURE: Final = 2.0  # times the mean error: nine in ten normal errors are smaller
 
 NOTHING_BEFORE: Final = Before()
 

@@ -15,13 +15,14 @@ from math import ceil, fsum, inf
 from typing import Final
 
 from forebay.proxy.core.learn.cost import CostModel
+from forebay.proxy.core.learn.decay import RECENT_S
 from forebay.proxy.core.model import Bucket, Request
+from forebay.proxy.core.policy.order import due_at
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.in_flight import InFlight
-from forebay.proxy.core.state.queue import QueuedRequest, due_at
+from forebay.proxy.core.state.queue import QueuedRequest
 
 OVERLAP_SHARE: Final = 0.4  # of a chat's max_wait: this near to clear counts as clear
-FLOWING_S: Final = 10.0  # a bucket flows for this long after an arrival
 CROWDED: Final = 0.0025  # rejected share of short requests above which one backend is left out
 REJECTED_GAIN: Final = 0.002  # smoothing of the rejected share: over the last 500 requests or so
 LONGER: Final = 0.15  # of `piece_s`: pieces may be so much longer if one piece is saved by it
@@ -68,7 +69,7 @@ class LongPrefills:
         """
         least = inf
         for other in self._hastier[bucket]:
-            if other.max_wait_s < least and now - self._last_arrival[other.name] < FLOWING_S:
+            if other.max_wait_s < least and now - self._last_arrival[other.name] < RECENT_S:
                 least = other.max_wait_s
         return least
 
@@ -76,7 +77,7 @@ class LongPrefills:
         """Return the largest recently rejected share of the more urgent buckets that flow."""
         most = 0.0
         for other in self._hastier[bucket]:
-            if now - self._last_arrival[other.name] < FLOWING_S:
+            if now - self._last_arrival[other.name] < RECENT_S:
                 most = max(most, self._rejected_share[other.name])
         return most
 
@@ -99,7 +100,7 @@ class LongPrefills:
         # Buckets that no longer flow have earlier arrivals: they do not change the latest.
         latest = max(self._last_arrival[b.name] for b in self._hastier[waiting.bucket])
         patience_ends = waiting.arrived_at + self._buckets[waiting.bucket].max_wait_s
-        return min(patience_ends, latest + FLOWING_S, next_clear_at)
+        return min(patience_ends, latest + RECENT_S, next_clear_at)
 
     def crowd_s(self, waiting: QueuedRequest, prefill_s: float, long_s: float, now: float) -> float:
         """Return the wait of a long prefill while all backends but one take turns at them."""
@@ -121,8 +122,8 @@ class LongPrefills:
         """Return when one of these heads may take the last clear backend without an event."""
         least = inf
         for arrived_at in self._last_arrival.values():
-            if now < arrived_at + FLOWING_S < least:
-                least = arrived_at + FLOWING_S
+            if now < arrived_at + RECENT_S < least:
+                least = arrived_at + RECENT_S
         overlaps_s = set()
         for head in heads:
             if not self._hastier[head.bucket]:

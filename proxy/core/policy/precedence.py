@@ -10,15 +10,14 @@ from collections.abc import Mapping
 from math import exp, fsum
 from typing import Final
 
+from forebay.proxy.core.learn.decay import RECENT_S
 from forebay.proxy.core.model import CLASSES, Bucket
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.queue import QueuedRequest
-from forebay.proxy.core.state.shares import BUCKETS_SHARE, CLASS_SHARE
+from forebay.proxy.core.state.shares import BUCKETS_SHARE
 from forebay.proxy.core.state.tenants import Fairness
 
-CLASS_RATE_S: Final = 10.0  # time constant of a class's recent use
-CLASSES_MOST: Final = 1.0 - CLASS_SHARE  # of the engines: what more urgent classes can take
-BUCKETS_MOST: Final = 1.0 - BUCKETS_SHARE / 2  # of an engine: what more urgent buckets can take
+OVERTAKEN_MOST: Final = 0.95  # of the engines: the most that more urgent requests can take
 FULL_STEP_TOKENS: Final = 8_192
 """Tokens in one engine step under load: vLLM's default `max_num_batched_tokens` for servers."""
 
@@ -71,7 +70,7 @@ class Precedence:
             self.fairness.charge(waiting.request.tenant, prefill_s, now)
         if self._classed:
             rank = waiting.rank
-            self._rate[rank] = self._rate_now(rank, now) + prefill_s / CLASS_RATE_S
+            self._rate[rank] = self._rate_now(rank, now) + prefill_s / RECENT_S
             self._rate_at[rank] = now
 
     def before(
@@ -83,7 +82,7 @@ class Precedence:
         if self.on:
             found.seconds, found.count = self._of_flows(backend, waiting, deadline, due)
             rest = found.overtaken + self._overtaken_by_flows(waiting, now)
-            found.overtaken = min(CLASSES_MOST, rest)
+            found.overtaken = min(OVERTAKEN_MOST, rest)
             found.mates = 1 + found.count
         else:
             for name, queue in backend.queues.items():
@@ -117,7 +116,7 @@ class Precedence:
             for other in self.buckets.values()
             if other.max_wait_s < max_wait_s
         )
-        return min(BUCKETS_MOST, share)
+        return min(OVERTAKEN_MOST, share)
 
     def elsewhere_s(
         self, backend: Backend, waiting: QueuedRequest, before_s: float, now: float
@@ -133,7 +132,7 @@ class Precedence:
         if self.on:
             # Reports do not name tenants. Connections are spread by chance, so the other proxies'
             # queues are taken to be made up as this one's.
-            overtaken = min(CLASSES_MOST, overtaken + self._overtaken_by_flows(waiting, now))
+            overtaken = min(OVERTAKEN_MOST, overtaken + self._overtaken_by_flows(waiting, now))
             share = min(1.0, before_s / backend.queued_s) if backend.queued_s > 0.0 else 1.0
             return share * fsum(queued_s.values()) / (1.0 - overtaken)
         patience_s = self.buckets[bucket].max_wait_s
@@ -214,7 +213,7 @@ class Precedence:
         share = sum(self._rate_now(rank, now) for rank in range(waiting.rank)) / engines
         if self.fairness.on:
             share += self.fairness.others_share(waiting.request.tenant, engines, now)
-        return min(CLASSES_MOST, share)
+        return min(OVERTAKEN_MOST, share)
 
     def _owed_s(
         self, backend: Backend, bucket: str, before_s: float, deadline: float, now: float
@@ -240,7 +239,7 @@ class Precedence:
         )
 
     def _rate_now(self, rank: int, now: float) -> float:
-        return self._rate[rank] * exp((self._rate_at[rank] - now) / CLASS_RATE_S)
+        return self._rate[rank] * exp((self._rate_at[rank] - now) / RECENT_S)
 
     def _engines(self) -> int:
         return max(1, sum(backend.up for backend in self._backends.values()))

@@ -29,7 +29,6 @@ AGREED_SHARE: Final = 0.75
 """Part of a cold prefill: what it is worth to go where every proxy would send this prompt. With
 0.5, two proxies lost 6 % of the hits of one (documents of 40k tokens, 5 questions each); with 1
 the wait would not count."""
-MASK: Final = 0xFFFFFFFF
 
 
 class CommonRoot:
@@ -74,13 +73,13 @@ def name_seed(name: str) -> int:
     """Return 32 bits of a backend's name, the same in every process (FNV-1a)."""
     seed = 0x811C9DC5
     for byte in name.encode():
-        seed = ((seed ^ byte) * 0x01000193) & MASK
+        seed = ((seed ^ byte) * 0x01000193) & 0xFFFFFFFF
     return seed
 
 
 def weight(key: int, seed: int) -> int:
     """Return a backend's score for a key: 32 mixed bits (MurmurHash3's finalizer, twice)."""
-    return _mix(_mix(((key ^ (key >> 32)) & MASK) ^ seed) ^ (seed >> 7))
+    return _mix(_mix(((key ^ (key >> 32)) & 0xFFFFFFFF) ^ seed) ^ (seed >> 7))
 
 
 def highest(key: int, seeds: Sequence[int]) -> int:
@@ -95,9 +94,9 @@ def highest(key: int, seeds: Sequence[int]) -> int:
 
 def _mix(bits: int) -> int:
     bits ^= bits >> 16
-    bits = (bits * 0x85EBCA6B) & MASK
+    bits = (bits * 0x85EBCA6B) & 0xFFFFFFFF
     bits ^= bits >> 13
-    bits = (bits * 0xC2B2AE35) & MASK
+    bits = (bits * 0xC2B2AE35) & 0xFFFFFFFF
     return bits ^ (bits >> 16)
 
 

@@ -49,12 +49,7 @@ class StartGate:
 
     def has_room(self, backend: Backend, now: float) -> bool:
         """Return whether the backend may be sent any request at all."""
-        return (
-            backend.up
-            and backend.running < backend.spec.max_concurrency
-            and backend.takes_another
-            and self._drained(backend, now)
-        )
+        return not self._no_room(backend, now)
 
     def may_start(self, backend: Backend, waiting: QueuedRequest, now: float) -> bool:
         """Return whether the request, if it were next, may be sent to this backend now."""
@@ -62,14 +57,9 @@ class StartGate:
 
     def why_not(self, backend: Backend, waiting: QueuedRequest, now: float) -> Block:
         """Return what keeps the request, if it were next, from being sent to this backend now."""
-        if not backend.up:
-            return "down"
-        if backend.running >= backend.spec.max_concurrency:
-            return "slots"
-        if not backend.takes_another:
-            return "trial"
-        if not self._drained(backend, now):
-            return "line"
+        no_room = self._no_room(backend, now)
+        if no_room:
+            return no_room
         request, chunked = waiting.request, backend.prefill_queue.chunked
         limited = self._limit_reached(backend, waiting.bucket)
         long_s = self._long_prefills.long_s(waiting.bucket, now)
@@ -91,12 +81,19 @@ class StartGate:
                 return "partition"
         return ""
 
-    def _drained(self, backend: Backend, now: float) -> bool:
-        """Return whether next to nothing is left to prefill there."""
+    def _no_room(self, backend: Backend, now: float) -> Block:
+        """Return what keeps any request from being sent to this backend now."""
+        if not backend.up:
+            return "down"
+        if backend.running >= backend.spec.max_concurrency:
+            return "slots"
+        if not backend.takes_another:
+            return "trial"
         queue = backend.prefill_queue
-        return queue.drain_s(0.0, now) < self.dispatch_ahead_s + MATCH_SLACK_S or (
-            backend.elsewhere is None and queue.tokens < STEP_TOKENS
-        )
+        if queue.drain_s(0.0, now) < self.dispatch_ahead_s + MATCH_SLACK_S:
+            return ""
+        # What fits into one engine step takes one step, however long that is.
+        return "" if backend.elsewhere is None and queue.tokens < STEP_TOKENS else "line"
 
     def _passed(self, backend: Backend, uncached_tokens: float, now: float) -> bool:
         """Return whether next to nothing is left of prefills that this one would not pass."""

@@ -271,21 +271,17 @@ class Backend:
             else:
                 # It ended without a first token: the time measured so far means nothing.
                 self.observer.begin(now, self.elsewhere)
-        else:
-            self._learn_decode(sent, now)
+        else:  # learn how long a slot is held after the prefill, or after its predicted end
+            first_at = sent.first_token_at
+            decode_s = max(0.0, now - (sent.ends_at if first_at is None else first_at))
+            self.decode_s[sent.bucket] += DECODE_GAIN * (decode_s - self.decode_s[sent.bucket])
+            self.decode_all_s += DECODE_GAIN * (decode_s - self.decode_all_s)
         self.kv.give_back(sent.request, sent.reserved_tokens)
         return prefilling
 
     def _end_prefill(self, sent: InFlight, now: float) -> None:
         self.prefill_queue.leave(sent, now)
         self.review |= sent.counts  # only such prefills are followed (`PrefillQueue.computes`)
-
-    def _learn_decode(self, sent: InFlight, now: float) -> None:
-        """Learn how long a slot is held after the prefill, or after its predicted end."""
-        first_at = sent.first_token_at
-        seconds = max(0.0, now - (sent.ends_at if first_at is None else first_at))
-        self.decode_s[sent.bucket] += DECODE_GAIN * (seconds - self.decode_s[sent.bucket])
-        self.decode_all_s += DECODE_GAIN * (seconds - self.decode_all_s)
 
     def end_silent_prefills(self, now: float) -> bool:
         """End prefills without a visible first token whose predicted end is past.

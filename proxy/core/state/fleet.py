@@ -9,8 +9,7 @@ from forebay.proxy.core.state.queue import QueuedRequest
 
 LOOK_AT_ALL: Final = 8  # backends; smaller fleets are priced completely
 LOOK_AT_WARM: Final = 3  # backends that may hold the prefix
-IDLE_FIRST: Final = 1e12  # seconds: ranks every idle backend before every busy one
-FULL_LAST: Final = 1e12  # seconds: ranks backends without a free slot last
+APART: Final = 1e12  # seconds: ranks idle backends before busy ones, and full ones last
 
 
 class FleetQueues:
@@ -182,5 +181,5 @@ def free_rank(backend: Backend) -> float:
     else:
         free_at = backend.load.rank if backend.load.amount else 0.0
         if not full:
-            return free_at - IDLE_FIRST
-    return free_at + FULL_LAST if full else free_at
+            return free_at - APART
+    return free_at + APART if full else free_at

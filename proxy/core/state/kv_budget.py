@@ -16,10 +16,9 @@ from forebay.proxy.core.learn.prefix_index import common_run
 from forebay.proxy.core.model import Request
 
 OUTPUT_QUANTILE: Final = 0.9
-OUTPUTS_NEEDED: Final = 20  # answers before the quantile is used
+OUTPUTS_NEEDED: Final = 20  # answers before the quantile is used, and between two evaluations
 BINS: Final = 4 * 22  # up to two million tokens
 HALVED_EVERY: Final = 256  # answers
-LOOK_EVERY: Final = 16  # answers between two evaluations of the histogram
 MOST_HISTOGRAMS: Final = 4_096  # tenants that no configuration lists come from clients
 
 
@@ -117,9 +116,7 @@ class LengthHistogram:
         self._seen += 1
         if self._seen % HALVED_EVERY == 0:
             self._counts = [count / 2 for count in self._counts]
-        if self._seen == OUTPUTS_NEEDED or (
-            self._seen > OUTPUTS_NEEDED and self._seen % LOOK_EVERY == 0
-        ):
+        if self._seen % OUTPUTS_NEEDED == 0:
             self.quantile = self._upper_edge(OUTPUT_QUANTILE)
 
     def _upper_edge(self, quantile: float) -> int:

@@ -22,7 +22,6 @@ from forebay.proxy.core.state.in_flight import InFlight
 
 LATE: Final = 1.25  # a prefill over this multiple of its prediction ...
 LATE_S: Final = 0.1  # ... plus this much was not cached as believed
-STEP_UNDER_WAY: Final = 0.5  # of a step: the rest of the one that runs when a request arrives
 OBSERVE_AFTER_S: Final = 0.05  # prefills of one step answer together: measure them together
 OBSERVE_SHARED_S: Final = 0.5  # with other proxies, whose ends are reported up to 0.1 s late
 LEARN_FROM: Final = 4.0
@@ -40,7 +39,7 @@ def passing(
         chunks computed in the same steps.
     """
     least = max(uncached_tokens, chunk_tokens)
-    steps = ceil(uncached_tokens / chunk_tokens) + STEP_UNDER_WAY
+    steps = ceil(uncached_tokens / chunk_tokens)
     equals_s = chunks_s = 0.0
     for prefill in prefills:
         if prefill.uncached_tokens <= least:

@@ -12,18 +12,9 @@ from forebay.proxy.core.model import STANDARD, Request
 from forebay.proxy.core.state.tenants import Fairness
 
 NONE_EXCLUDED: frozenset[str] = frozenset()
-STRETCH: Final = 5.0
-"""A request is due this many times its prefill after its arrival, and at its deadline at the
-latest; of one bucket the request that is due first goes first. Cache hits so pass documents that
-came before them, and nothing that arrives much later passes a document."""
 LONG_WAIT: Final = 0.5  # of the time between arrival and deadline: then a request has waited long
 
 FlowKey = tuple[int, str]  # rank of the service class, tenant
-
-
-def due_at(arrived_at: float, deadline: float, prefill_s: float) -> float:
-    """Return when a request is due; a queue is ordered by this."""
-    return min(deadline, arrived_at + STRETCH * prefill_s)
 
 
 class QueuedRequest:

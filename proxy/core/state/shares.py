@@ -5,13 +5,12 @@ it is owed. Once a kind is owed as much as its next request takes, that request 
 guarantee is a lower bound, and the order of the queues decides about the rest.
 """
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from typing import Final
 
 from forebay.proxy.core.model import CLASSES, STANDARD
 from forebay.proxy.core.state.queue import BucketQueue, QueuedRequest
 
-MOST_OWED_S: Final = 10.0  # a kind that cannot start for another reason earns no right to a burst
 BUCKETS_SHARE: Final = 0.6  # of the seconds, in equal parts to the buckets with waiting requests
 CLASS_SHARE: Final = 0.05  # of the seconds, to each class with waiting requests
 
@@ -43,28 +42,32 @@ class Shares:
             owed_s = owed_s + self.share[name] * seconds if name in waiting else 0.0
             if name == kind:
                 owed_s = max(0.0, owed_s - seconds)
-            self._owed[name] = min(MOST_OWED_S, owed_s)
+            self._owed[name] = owed_s
             self.owing = self.owing or owed_s > 0.0
 
     def due(self, kind: str, seconds: float) -> bool:
         """Return whether its next request, of so many seconds, goes first."""
         owed_s = self._owed[kind]
-        return owed_s > 0.0 and owed_s >= min(seconds, MOST_OWED_S)
+        return owed_s > 0.0 and owed_s >= seconds
 
 
 class Turns:
-    """Guaranteed shares of one backend: of each bucket (60 % together) and each class (5 %)."""
+    """Guaranteed shares of one backend: of each bucket (60 % together) and each class (5 %).
+
+    Attributes:
+        classed: a request of another class than standard has waited.
+    """
 
     def __init__(self, queues: Mapping[str, BucketQueue]) -> None:
         self._queues = queues
         self.buckets = Shares(dict.fromkeys(queues, BUCKETS_SHARE / len(queues)))
         self.classes = Shares(dict.fromkeys(CLASSES, CLASS_SHARE))
-        self._classed = False  # a request of another class than standard has waited
+        self.classed = False
 
     def joined(self, waiting: QueuedRequest) -> None:
         """Note a request that waits in one of the queues."""
         if waiting.rank != STANDARD:
-            self._classed = True
+            self.classed = True
 
     def clear(self) -> None:
         """Owe nothing: no request waits."""
@@ -75,23 +78,11 @@ class Turns:
 
     def sent(self, bucket: str, rank: int, seconds: float, queued: int) -> None:
         """Note a prefill that was sent while `queued` requests wait."""
-        alone = not self._classed and self._queues[bucket].count == queued
+        alone = not self.classed and self._queues[bucket].count == queued
         if alone and not self.buckets.owing:
             return  # no other bucket or class waits
         waiting = [name for name, queue in self._queues.items() if queue.count]
         self.buckets.sent(bucket, seconds, waiting)
-        if self._classed:
+        if self.classed:
             ranks = {flow[0] for queue in self._queues.values() for flow in queue.flows}
             self.classes.sent(CLASSES[rank], seconds, [CLASSES[other] for other in ranks])
-
-    def first(self, ready: Sequence[QueuedRequest], now: float) -> QueuedRequest:
-        """Return the next of several heads that may all start."""
-        if len(ready) == 1:
-            return ready[0]
-        return min(ready, key=lambda head: self._place(head, now))
-
-    def _place(self, head: QueuedRequest, now: float) -> tuple[bool, int, bool, float, int]:
-        class_due = self._classed and self.classes.due(CLASSES[head.rank], head.next_s)
-        owed = self.buckets.due(head.bucket, head.next_s)
-        bucket_due = owed and self._queues[head.bucket].late_at() <= now
-        return not class_due, head.rank, not bucket_due, head.deadline, head.order

@@ -11,15 +11,13 @@ from collections.abc import Iterable, Mapping
 from math import exp, inf
 from typing import Final
 
+from forebay.proxy.core.learn.decay import RECENT_S
 from forebay.proxy.core.model import Tenant
-from forebay.proxy.core.state.elsewhere import TenantUse
+from forebay.proxy.core.state.elsewhere import SILENT_S, TenantUse
 
-TENANT_RATE_S: Final = 10.0  # time constant of a tenant's recent use
-ACTIVE_S: Final = 10.0  # a tenant is active for this long after an arrival
 FORGET_S: Final = 300.0  # an idle tenant is forgotten after this
 COUNT_EVERY_S: Final = 0.5  # between two counts of the active tenants
 LARGEST_SHARE: Final = 0.5  # of a queue: what one tenant may hold while another one is active
-REPEAT_S: Final = 1.5  # a tenant's use is repeated in reports for this long; above SILENT_S
 MOST_REPORTED: Final = 256  # tenants in one report: the latest
 
 
@@ -38,7 +36,7 @@ class Account:
         self.active_at = -inf
 
     def rate_now(self, now: float) -> float:
-        return self.rate * exp((self.rate_at - now) / TENANT_RATE_S) if self.rate else 0.0
+        return self.rate * exp((self.rate_at - now) / RECENT_S) if self.rate else 0.0
 
 
 class Fairness:
@@ -88,7 +86,7 @@ class Fairness:
         account = self.account(name)
         if not account.queued:
             account.served = max(account.served, self._lowest())
-        if now - account.active_at > ACTIVE_S:
+        if now - account.active_at > RECENT_S:
             self._counted_at = -inf  # count the active tenants anew
         account.active_at = now
 
@@ -109,7 +107,7 @@ class Fairness:
         self._floor = account.served
         account.served += prefill_s / account.weight
         for one in (account, self._all):
-            one.rate = one.rate_now(now) + prefill_s / TENANT_RATE_S
+            one.rate = one.rate_now(now) + prefill_s / RECENT_S
             one.rate_at = now
 
     def correct(self, name: str, more_s: float) -> None:
@@ -171,7 +169,7 @@ class Fairness:
         self._active, self._active_weight = 0, 0.0
         idle: list[str] = []
         for name, account in self._accounts.items():
-            if account.queued or now - account.active_at <= ACTIVE_S:
+            if account.queued or now - account.active_at <= RECENT_S:
                 self._active += 1
                 self._active_weight += account.weight
             elif now - account.active_at > FORGET_S:
@@ -257,9 +255,9 @@ class Quotas:
 class RecentUse:
     """Recent use of this proxy's tenants, for other proxies to charge as well.
 
-    A tenant's sums start with its first use and are dropped REPEAT_S after its last one. Until
-    then every report repeats them, so a lost report costs nothing. A tenant that was dropped
-    starts from 0 again, here and at the other proxies.
+    A tenant's sums start with its first use. Every report repeats them until 1.5 SILENT_S after its
+    last use, so a lost report costs nothing. Then the tenant starts from 0 again, here and at the
+    other proxies.
     """
 
     def __init__(self) -> None:
@@ -276,7 +274,7 @@ class RecentUse:
 
     def lately(self, now: float) -> dict[str, TenantUse]:
         """Return the sums to report; drop all others."""
-        names = [name for name, at in self._at.items() if now - at <= REPEAT_S]
+        names = [name for name, at in self._at.items() if now - at <= 1.5 * SILENT_S]
         if len(names) > MOST_REPORTED:
             names = sorted(names, key=lambda name: self._at[name])[-MOST_REPORTED:]
         self._at = {name: self._at[name] for name in names}

@@ -1,0 +1,44 @@
+"""Which waiting request of one backend is next?
+
+ 1. A class that is owed its guaranteed share, then the most urgent class.
+ 2. In it, a bucket that is owed its share, once a request in it has waited for half of its time: a
+    burst of chats is over by then, and documents that wait a little for it lose nothing.
+ 3. Then the bucket whose head has the earliest deadline.
+ 4. In a bucket, the tenant with the smallest counter (`state/tenants.py`), and of its requests the
+    one that is due first: shortest first with aging.
+
+Guaranteed shares never take the last clear backend (`long_prefills.py`): that rule decides where a
+long prefill may start, this one which request is next there.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from forebay.proxy.core.model import CLASSES
+from forebay.proxy.core.state.backend import Backend
+from forebay.proxy.core.state.queue import QueuedRequest
+
+STRETCH: Final = 5.0
+"""A request is due this many times its prefill after its arrival, and at its deadline at the
+latest; of one bucket the request that is due first goes first. Cache hits so pass documents that
+came before them, and nothing that arrives much later passes a document."""
+
+
+def due_at(arrived_at: float, deadline: float, prefill_s: float) -> float:
+    """Return when a request is due; a queue is ordered by this."""
+    return min(deadline, arrived_at + STRETCH * prefill_s)
+
+
+def first(backend: Backend, ready: Sequence[QueuedRequest], now: float) -> QueuedRequest:
+    """Return the next of several heads of this backend's queues that may all start."""
+    if len(ready) == 1:
+        return ready[0]
+    return min(ready, key=lambda head: _place(backend, head, now))
+
+
+def _place(backend: Backend, head: QueuedRequest, now: float) -> tuple[bool, int, bool, float, int]:
+    turns = backend.turns
+    class_due = turns.classed and turns.classes.due(CLASSES[head.rank], head.next_s)
+    owed = turns.buckets.due(head.bucket, head.next_s)
+    bucket_due = owed and backend.queues[head.bucket].late_at() <= now
+    return not class_due, head.rank, not bucket_due, head.deadline, head.order
