@@ -43,7 +43,7 @@ def docstrings_of(module: Path) -> Iterator[tuple[int, str]]:
 
 
 def complexity_of(function: ast.AST) -> int:
-    """Decisions in a function and those nested in it, plus one (McCabe 1976, with `and` and `or`)."""
+    """Decisions in a function, nested ones too, plus one (McCabe 1976; `and` and `or` count)."""
     decisions = 1
     for node in ast.walk(function):
         if isinstance(node, ast.BoolOp):

@@ -14,7 +14,7 @@
     Worth: shortest first 1.3 points; shares 4, 8, 19 points of documents at 1.5, 2, 3 times load.
  5. long_prefills.py: what protects short prompts from long prefills?
     Constants: OVERLAP_SHARE, CROWDED, REJECTED_GAIN, LONGER, FOUND, FROM_THE_START.
-    Worth: 2.2 points; 24 for chats beside 120k documents that nobody shares.
+    Worth: 2.2 points; 7 beside unshared 120k documents for counting the rejections of chats.
  6. coalesce.py: which requests wait for a prefill that another one has computed?
     Constants: AWAITED.
     Worth: following, 26 % of p99 with chunked prefill; joining a waiting leader, 5 to 9 % of
