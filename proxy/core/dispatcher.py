@@ -313,7 +313,7 @@ class Dispatcher:
     def reject(
         self, waiting: QueuedRequest, reason: RejectReason, now: float, wait_s: float = 0.0
     ) -> Reject:
-        """Reject a request; capacity is predicted to be back after `wait_s`."""
+        """Reject a request that was admitted before; `wait_s`: the wait it would have now."""
         self.refund_quota(waiting, now)
         after_s = retry_after_s(waiting.request, self.buckets[waiting.bucket], wait_s)
         queued_s = now - waiting.arrived_at

@@ -216,7 +216,7 @@ class Send(_Value):
 class Reject(_Value):
     """Reject the request at once; capacity is predicted to be back after `retry_after_s`.
 
-    `hopeless`: even an idle backend would take longer than the client waits.
+    `hopeless`: even an idle backend would take far longer than the client waits.
     """
 
     __slots__ = ("bucket", "hopeless", "queued_s", "reason", "request", "retry_after_s")

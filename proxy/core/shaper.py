@@ -270,7 +270,7 @@ class Shaper:
 
     @property
     def wants_usage(self) -> bool:
-        """Whether the length of an answer changes decisions even if `max_tokens` is exact."""
+        """Whether the usage that an answer reports corrects what its tenant is charged."""
         return self._dispatcher.fairness.on
 
     def bucket_of(self, prompt_tokens: int) -> Bucket | None:

@@ -169,3 +169,19 @@ def test_chats_beside_documents_that_no_engine_can_be_kept_clear_of(chunk: int) 
 def _ttft_s(outcome: SimOutcome) -> float:
     first_s = outcome.first_token_s
     return inf if first_s is None else first_s - outcome.request.arrival_s
+
+
+def test_a_long_prompt_starts_on_a_chunking_engine_beside_a_busy_plain_one() -> None:
+    """Chats pass it there, so that engine need not be kept clear."""
+    specs = [BackendSpec("plain", 8), BackendSpec("chunking", 8, chunk_tokens=CHUNK)]
+    shaper = Shaper(specs, BUCKETS)
+    for spec in specs:
+        shaper.backend_up(spec.name, 0.0)
+    shaper.arrive(Request("chat", 500, 8), 0.0)
+    shaper.finish("chat", 0.01)
+    plain, chunking = shaper.backends.values()
+    plain.send(Request("long", 120_000), "document", 0, now=0.02)
+    shaper._dispatcher.forecast.moved(plain)
+    (send,) = shaper.arrive(Request("second", 120_000, 8), 0.03)
+    assert isinstance(send, Send)
+    assert send.backend == chunking.name

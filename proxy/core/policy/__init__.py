@@ -1,7 +1,7 @@
 """The policy: one question a file. Start here.
 
  1. admission.py: is a request accepted or rejected, and when should its client come back?
-    Constants: SURE, RETURN_SHARE, RETRY_LEAST_S, RETRY_MOST_S.
+    Constants: SURE, HOPELESS, RETURN_SHARE, RETRY_LEAST_S, RETRY_MOST_S.
     Worth: 41 points at 1.5 to 3 times load; of clients that come back, 93 instead of 66 % served.
  2. routing.py: which backend?
     Constants: WORK_WEIGHT, EQUAL_SPEED, TIE_SHARE.
@@ -15,7 +15,7 @@
  5. long_prefills.py: what protects short prompts from long prefills?
     Constants: OVERLAP_SHARE, CROWDED, REJECTED_GAIN, LONGER, FOUND, FROM_THE_START.
     Worth: 2.2 points; 7 beside unshared 120k documents for counting the rejections of chats.
- 6. coalesce.py: which requests wait for a prefill that another one has computed?
+ 6. coalesce.py: which requests wait for another request's prefill?
     Constants: AWAITED.
     Worth: following, 26 % of p99 with chunked prefill; joining a waiting leader, 5 to 9 % of
     documents' p99.
@@ -33,7 +33,8 @@
 "Worth" is what is lost without it, in points of requests in time unless it says otherwise: virtual
 time, 2026-11-23, 25 workloads, 2 to 5 seeds for each part alone; docs/policy.md has the tables.
 
-The policy reads facts in `state/` and estimates in `learn/`. `shaper.py` has the events,
-`arrival.py` the way of a new request, `dispatcher.py` the steps that all events share.
-`explain/` observes and decides nothing.
+The policy reads facts in `state/` and estimates in `learn/`. `shaper.py` has the events: rejections
+after admission (`wake`, `retry`), what is learned from an answer (`used`). `arrival.py` has the way
+of a new request, `dispatcher.py` the steps that all events share: work stealing (`_better_here`),
+requests pulled to a computed prefix (`_gather`). `explain/` observes and decides nothing.
 """

@@ -1,8 +1,9 @@
-"""Accepted or rejected? Every reason for a rejection, and when the client should come back.
+"""Accepted or rejected? Why a new request is rejected, and when its client should come back.
 
 A rejection at once is kinder than a queue without hope: the client can go elsewhere, and no GPU
-second is spent on an answer that comes too late. An idle backend never rejects: a wrong estimate
-must not turn away a request that could have been served (Layr-Labs/d-inference#381).
+second is spent on an answer that comes too late. A predicted wait never rejects at an idle backend:
+a wrong estimate must not turn away a request that could have been served
+(Layr-Labs/d-inference#381).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,9 +18,8 @@ from forebay.proxy.core.state.tenants import LARGEST_SHARE, Fairness, Quotas
 
 RETRY_LEAST_S: Final = 1.0
 RETRY_MOST_S: Final = 60.0  # above 120 s openai-python gives up instead of waiting
-SURE: Final = 2.0
-"""Times the mean error of predictions: nine in ten normal errors are smaller. Hardly any prediction
-is off by more than this factor."""
+SURE: Final = 2.0  # times the mean error of predictions: nine in ten normal errors are smaller
+HOPELESS: Final = 2.0  # times the timeout: hardly any prediction is off by more than this factor
 RETURN_SHARE: Final = 0.2  # of the engines: the part kept for clients that come back
 
 
@@ -47,8 +47,8 @@ def attainable(request: Request, bucket: Bucket, option: Option) -> bool:
 
 
 def hopeless(request: Request, options: Sequence[Option]) -> bool:
-    """Return whether its prefill alone takes longer than the client waits, on any backend."""
-    return min(option.prefill_s for option in options) > SURE * request.timeout_s
+    """Return whether its prefill alone takes far longer than the client waits, on every backend."""
+    return min(option.prefill_s for option in options) > HOPELESS * request.timeout_s
 
 
 def refuse(

@@ -1,4 +1,4 @@
-"""One prefill for many: which requests wait for a prefill that another request has computed?
+"""One prefill for many: which requests wait for another request's prefill?
 
 Fifty users who open one document need its prefill once (single-flight). A request follows
  - a prefill in the engine that computes its prefix: sent now, it would compute the rest again;

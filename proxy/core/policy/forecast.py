@@ -1,7 +1,7 @@
 """How long would a request wait on each backend? One `Option` for each that is worth a look.
 
-A forecast reads state and changes none, except what it notes for `long_prefills.py`: which buckets
-have arrivals and rejections.
+A forecast reads state and changes none. It notes arrivals, for `long_prefills.py` and
+`rendezvous.py`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -7,7 +7,7 @@ A prefill that takes longer than a chat is willing to wait blocks every chat beh
     The engine's prefix cache keeps what was computed; chats get in between two pieces.
  3. One backend is kept clear: a long prefill may not take the last backend without one until
     another will soon be clear, or until its own patience ends.
-All three apply only while requests of more urgent buckets arrive (`long_s`).
+The last two apply only while requests of more urgent buckets arrive (`long_s`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -28,7 +28,7 @@ PROMPTS_KEPT: Final = 512.0  # prompts, after which all counts are halved
 AGREED_SHARE: Final = 0.75
 """Part of a cold prefill: what it is worth to go where every proxy would send this prompt. With
 0.5, two proxies lost 6 % of the hits of one (documents of 40k tokens, 5 questions each); with 1
-the wait would not count."""
+its prefill would count as nothing."""
 
 
 class CommonRoot:

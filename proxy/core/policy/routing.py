@@ -89,8 +89,8 @@ TIE_SHARE: Final = 0.05  # of a cold prefill: scores no further apart are equal
 def warm_or_least_work(request: Request, options: Sequence[Option], affinity: Affinity) -> Option:
     """Pick the earliest first token; prefill counts double and cached prefixes reduce it.
 
-    Ties (all cold, all idle) go to the backend that was sent the fewest tokens, then to the first,
-    so that a run can be repeated.
+    Ties (all cold, all idle) go to the backend that was sent the fewest tokens, then to the lower
+    score, then to the first, so that a run can be repeated.
     """
     enough = affinity.min_match * request.prompt_tokens
     cheapest = min(o.cold_prefill_s for o in options)

@@ -75,7 +75,7 @@ class StartGate:
             return "leader"
         if limited and (uncached > STEP_TOKENS or uncached == request.prompt_tokens):
             return "prefill_limit"
-        if long_s < inf:
+        if long_s < inf and not chunked:  # a chunking engine lets chats pass
             next_s = backend.next_piece_s(request, backend.prefill_s(request, matched))
             if self._long_prefills.clear_at(backend, waiting, next_s, long_s, now) > now:
                 return "partition"
@@ -96,7 +96,7 @@ class StartGate:
         return "" if backend.elsewhere is None and queue.tokens < STEP_TOKENS else "line"
 
     def _passed(self, backend: Backend, uncached_tokens: float, now: float) -> bool:
-        """Return whether next to nothing is left of prefills that this one would not pass."""
+        """Return whether the backlog that this prefill cannot pass is below `dispatch_ahead`."""
         left_s = backend.prefill_queue.drain_s(uncached_tokens, now)
         return left_s < self.dispatch_ahead_s + MATCH_SLACK_S
 

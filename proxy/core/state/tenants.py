@@ -3,7 +3,7 @@
 Fair shares follow VTC (Sheng et al., OSDI 2024), charged in predicted cost. Each tenant has a
 counter of the uncached prefill seconds it was given, divided by its weight. Of the tenants with
 waiting requests, the one with the smallest counter goes first. A tenant that returns is lifted to
-the counter of the tenant that was sent last: unused share is lost, and it is next. A tenant is
+the lowest counter among waiting tenants: its unused share is lost, and it is next. A tenant is
 charged when its request is sent; the charge is corrected once the computed tokens are known.
 """
 
