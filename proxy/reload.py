@@ -167,7 +167,11 @@ class Reloader:
         parts.public.max_connections = config.max_connections()
         parts.protection.reconfigure(config.limits)
         parts.access.reconfigure(config.logs)
-        resized = specs if "affinity.kv_tokens" in found.keys else [b.name for b in found.resized]
+        resized = (
+            specs
+            if {"affinity.kv_tokens", "buckets"} & set(found.keys)
+            else [b.name for b in found.resized]
+        )
         for name in resized:
             self._change(specs[name])
         parts.driver.change(

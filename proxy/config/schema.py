@@ -50,6 +50,8 @@ NAME = r"^[A-Za-z0-9._-]{1,64}$"
 MAX_CONCURRENCY = 256
 """Default bound of running requests on a backend. The real limit is the KV cache, which the policy
 models; short chats fill a GPU's batch only by the hundred."""
+AUTO_PIECE_SHARE = 0.6  # of the shortest max_wait: a chat that just missed a part is still in time
+AUTO_PIECE_S = 2.0  # longer parts save no more round trips worth having
 BURST_S = 60.0  # a tenant's default burst: the tokens its rate brings in this time
 
 
@@ -58,8 +60,9 @@ class BackendConfig(Section):
 
     long_prefill_token_threshold: the server's flag of that name, if it is set. Shorter prefills
     then overtake longer ones, so no server is reserved for short prompts.
-    prefill_piece: split prefill. A longer prefill is sent in parts of about this many seconds while
-    shorter prompts arrive, which run in between. The server must cache prefixes.
+    prefill_piece: split prefill: off, auto or a time. A longer prefill is sent in parts of this
+    length while shorter prompts arrive, which run in between. The server must cache prefixes.
+    auto: 0.6 times the shortest max_wait of all buckets, at most 2 s.
     kv_events, kv_replay: endpoint and replay_endpoint of the server's --kv-events-config, as seen
     from here. An endpoint with `*` is bound here, for a vLLM that connects to it.
     """
@@ -68,9 +71,14 @@ class BackendConfig(Section):
     url: str
     max_concurrency: int = Field(MAX_CONCURRENCY, ge=1)
     long_prefill_token_threshold: int | None = Field(None, ge=1)
-    prefill_piece: Seconds | None = None
+    prefill_piece: Literal["auto"] | Seconds | None = None
     kv_events: str | None = None
     kv_replay: str | None = None
+
+    @field_validator("prefill_piece", mode="before")
+    @classmethod
+    def _off(cls, piece: object) -> object:
+        return None if piece is False or piece == "off" else piece  # YAML reads off as false
 
     @field_validator("kv_events", "kv_replay")
     @classmethod
@@ -287,10 +295,16 @@ class Config(Section):
                 b.max_concurrency,
                 size,
                 b.long_prefill_token_threshold or inf,
-                b.prefill_piece or inf,
+                self.piece_s(b),
             )
             for b in self.backends
         ]
+
+    def piece_s(self, backend: BackendConfig) -> float:
+        """Seconds of prefill in one part of a split prompt; inf: prompts are not split."""
+        if backend.prefill_piece == "auto":
+            return min(AUTO_PIECE_S, AUTO_PIECE_SHARE * min(b.max_wait for b in self.buckets))
+        return backend.prefill_piece or inf
 
     def core_tenants(self) -> list[Tenant]:
         """The configured tenants; all others have `tenants.default_weight`."""

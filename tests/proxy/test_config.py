@@ -215,3 +215,22 @@ def test_a_whole_answer_has_a_multiple_of_the_first_token(
     timeouts: dict[str, str], whole_s: float
 ) -> None:
     assert load_config(None, {**ONE, "timeouts": timeouts}, {}).timeouts.whole_answer == whole_s
+
+
+@pytest.mark.parametrize(
+    ("given", "chat_s", "piece_s"),
+    [
+        (None, 2.0, inf),
+        ("off", 2.0, inf),
+        (False, 2.0, inf),  # `off` in YAML
+        ("1200ms", 2.0, 1.2),
+        ("auto", 1.0, 0.6),
+        ("auto", 10.0, 2.0),
+    ],
+)
+def test_how_long_prompts_are_split(given: object, chat_s: float, piece_s: float) -> None:
+    chat = {"name": "chat", "up_to": 5_000, "max_wait": chat_s}
+    config = Config.model_validate(
+        {"backends": [{"url": "http://h:1", "prefill_piece": given}], "buckets": [chat]}
+    )
+    assert config.core_backends()[0].piece_s == pytest.approx(piece_s)
