@@ -1,6 +1,8 @@
 """The order of test files, and which of them `make quick` runs.
 
-Files that start a real vLLM come first: as the last ones they would keep one worker busy.
+Files that start a real vLLM come first: as the last ones they would keep one worker busy. The two
+servers of fleet/test_vllm.py run beside vLLM's scheduler alone: beside a third server their speeds
+differ so much that a document may move.
 """
 
 import re
@@ -8,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+FIRST = ("engine/test_vllm_oracle.py", "fleet/test_vllm.py")
 SIMULATIONS = {"bench", "sim"}
 NOT_QUICK = re.compile(
     "proxy_stage|replay_server|fleet_stage|vllm_server|start_engine|cache_spy|overload"
@@ -30,4 +33,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: "vllm" not in item.path.name)
+    items.sort(key=_rank)
+
+
+def _rank(item: pytest.Item) -> int:
+    for rank, name in enumerate(FIRST):
+        if item.path.match(name):
+            return rank
+    return len(FIRST) + ("vllm" not in item.path.name)
