@@ -144,7 +144,7 @@ class Forecast:
         """Price these backends."""
         long_s = self.long_prefills.long_s(waiting.bucket, now)
         options = [self._option(backend, waiting, long_s, now) for backend in backends]
-        _assume(options)
+        _assume(options, backends)
         if self._peers is not None:
             self._agree(options, waiting)
         return options
@@ -239,7 +239,7 @@ class Forecast:
         return margin_s
 
 
-def _assume(options: list[Option]) -> None:
+def _assume(options: list[Option], backends: Sequence[Backend]) -> None:
     """Take a backend to be as fast as the fastest until it has shown its speed.
 
     The prior is slower than most GPUs: with it, a backend that has computed nothing would never be
@@ -248,8 +248,10 @@ def _assume(options: list[Option]) -> None:
     """
     if not all([o.proven for o in options]):
         least_s = min([o.cold_prefill_s for o in options])
-        for option in options:
+        for option, backend in zip(options, backends, strict=True):
             if not option.proven:
+                if not backend.cost.observations:  # a hit there is as fast as well
+                    option.prefill_s *= least_s / option.cold_prefill_s
                 option.cold_prefill_s = least_s
 
 
