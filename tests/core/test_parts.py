@@ -303,6 +303,22 @@ class TestBacklog:
         after_s = backend.cost.predict_s(500, 500)
         assert after_s == (pytest.approx(0.002, rel=0.3) if output_tokens else before_s)
 
+    @pytest.mark.parametrize("streams", [False, True])
+    def test_nothing_is_learned_from_a_prefill_whose_begin_is_unknown(self, streams: bool) -> None:
+        """The prefill before it ended by its prediction, not by an answer."""
+        backend = self.backend()
+        first = backend.send(Request("a", 2_000, streams=False), "chat", 0, now=0.0)
+        for name in "bc":
+            second = backend.send(Request(name, 2_000, streams=streams), "chat", 0, now=0.0)
+            second.output_tokens = 3
+        backend.end_silent_prefills(first.prefill_s)
+        for name in "bc":
+            backend.first_token(name, first.prefill_s + 0.001)
+        assert backend.cost.observations == 0
+        backend.send(Request("d", 2_000), "chat", 0, now=1.0)
+        backend.first_token("d", 1.1)
+        assert backend.cost.observations == 1
+
     def test_a_whole_answer_after_its_first_token_was_due(self) -> None:
         """The share of decoding is unknown, but the time in the slot is not."""
         backend = self.backend()

@@ -292,7 +292,7 @@ class Backend:
         while over := self.prefill_queue.silently_over(now):
             sent, ended_at = over
             self._end_prefill(sent, ended_at)
-            self.observer.begin(now, self.elsewhere)
+            self.observer.lose_track()
             ended = True
         return ended
 

@@ -295,6 +295,14 @@ class PrefillObserver:
         if elsewhere is not None:
             self._others_before = elsewhere.work
 
+    def lose_track(self) -> None:
+        """Drop the observation until a first token is seen or the engine is empty.
+
+        A prefill whose first token cannot be seen is over by its prediction only: nobody knows
+        when the engine began the next one.
+        """
+        self._since = inf
+
     def answered(self, prefill: InFlight, queue: PrefillQueue, now: float) -> None:
         """Learn from a prefill that is over and has left the queue."""
         elsewhere = queue.elsewhere
@@ -304,6 +312,10 @@ class PrefillObserver:
         if elsewhere is not None:
             a, b, c = self.work
             self.work = a + fixed, b + linear, c + pairs
+        if self._since == inf:
+            if prefill.request.streams:
+                self.begin(now, elsewhere)
+            return
         elapsed_s = now - self._since
         if elsewhere is not None and self._others_worked(elsewhere):
             if not queue.prefills or elapsed_s >= OBSERVE_SHARED_S:
