@@ -7,7 +7,6 @@ from math import inf
 
 from forebay.proxy.core.model import Action, Reject, Request, Send
 from forebay.proxy.core.shaper import Shaper
-from forebay.proxy.core.state.backend import UNLIMITED
 
 
 class Rejected(Exception):
@@ -151,7 +150,7 @@ class Driver:
         return action
 
     def backend_up(
-        self, name: str, kv_tokens: float | None = None, most_prefills: int = UNLIMITED
+        self, name: str, kv_tokens: float | None = None, most_prefills: float = inf
     ) -> None:
         self.apply(self.shaper.backend_up(name, self.now, kv_tokens, most_prefills))
 

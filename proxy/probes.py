@@ -47,7 +47,7 @@ class Upstream:
     declined_at: float = -inf
     kv_tokens: float = inf
     ask_size_at: float = -inf
-    most_prefills: int = NONE
+    most_prefills: float = NONE
 
     @property
     def name(self) -> str:

@@ -7,10 +7,17 @@ The dispatcher carries out what the policy decides and keeps the state true: a s
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from math import inf
-from typing import Final
 
 from forebay.proxy.core.explain.recorder import DecisionRecorder
-from forebay.proxy.core.model import Action, Bucket, Reject, RejectReason, Request, Send
+from forebay.proxy.core.model import (
+    INSTANT_S,
+    Action,
+    Bucket,
+    Reject,
+    RejectReason,
+    Request,
+    Send,
+)
 from forebay.proxy.core.policy.admission import ReturnTimes, retry_after_s
 from forebay.proxy.core.policy.coalesce import (
     expected_tokens,
@@ -29,8 +36,6 @@ from forebay.proxy.core.state.in_flight import InFlight
 from forebay.proxy.core.state.kv_budget import OutputLengths
 from forebay.proxy.core.state.queue import QueuedRequest
 from forebay.proxy.core.state.tenants import Fairness, Quotas, RecentUse
-
-LOOK_AGAIN_S: Final = 0.05  # a head that would rather stay is not asked again before this
 
 
 class Dispatcher:
@@ -160,7 +165,7 @@ class Dispatcher:
                 home = self.backends[head.backend]
                 if not home.takes_another:  # no request waits for a pause while others have room
                     return head
-                head.looks_again_at = now + LOOK_AGAIN_S
+                head.looks_again_at = now + INSTANT_S  # it would rather stay
                 options = self.forecast.options_among([home, backend], head, now)
                 if self.better(head, options).backend == backend.name:
                     return head

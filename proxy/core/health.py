@@ -24,6 +24,7 @@ from math import inf
 from typing import Literal, NamedTuple
 
 from forebay.proxy.core.learn.decay import RECENT_S
+from forebay.proxy.core.model import HISTORY, INSTANT_S
 
 State = Literal["up", "down", "out", "trial"]
 
@@ -34,11 +35,9 @@ LONGEST_DOWN_S = 2.0  # the same after `down`: its good probe counts for more th
 STEADY_S = 60.0  # after so long `up`, the next hold is as short as the first
 GRAY_RATIO = 3.0
 GRAY_LEAST = 5  # first tokens in the window: fewer prove nothing
-RATIO_SLACK_S = 0.05  # added to both sides of a ratio: a 2 ms prefill may take 10 ms
-RATIOS_KEPT = 256
 FULL_S, LONGEST_FULL_S = 0.25, 5.0  # the first time; doubled while it stays full
 
-ANY, ONE, PAUSED, NONE = 1 << 30, 1, 0, -1
+ANY, ONE, PAUSED, NONE = inf, 1.0, 0.0, -1.0
 """Prefills that a backend may be sent at once. NONE: it is down. PAUSED: its queue stays."""
 
 
@@ -51,7 +50,7 @@ class Intake(NamedTuple):
     """
 
     backend: str
-    most_prefills: int
+    most_prefills: float
     why: str
     restarted: bool
 
@@ -72,7 +71,7 @@ class _Backend:
         self.full_until = -inf
         self.fulls = 0  # in a row
         self.waiting: dict[str, tuple[float, float]] = {}  # sent at, predicted to take
-        self.ratios: deque[tuple[float, float]] = deque(maxlen=RATIOS_KEPT)
+        self.ratios: deque[tuple[float, float]] = deque(maxlen=HISTORY)
 
     def enter(self, state: State, why: str, now: float) -> None:
         self.state, self.why, self.since = state, why, now
@@ -109,7 +108,7 @@ def median(values: list[float]) -> float:
 
 
 def _ratio(observed_s: float, predicted_s: float) -> float:
-    return (observed_s + RATIO_SLACK_S) / (predicted_s + RATIO_SLACK_S)
+    return (observed_s + INSTANT_S) / (predicted_s + INSTANT_S)  # a 2 ms prefill may take 10 ms
 
 
 class Health:
@@ -219,7 +218,7 @@ class Health:
     def look_for_gray(self, now: float) -> None:
         """Take out the backend that is latest against prediction, if its peers are not late.
 
-        Costs a median of up to RATIOS_KEPT numbers per backend: to be called once a second.
+        Costs a median of up to HISTORY numbers per backend: to be called once a second.
         """
         worst, worst_ratio = None, 0.0
         for backend in self._backends.values():
@@ -277,7 +276,7 @@ class Health:
         backend.eject(state, why, now)
 
 
-def _most(backend: _Backend, panic: bool, now: float) -> int:
+def _most(backend: _Backend, panic: bool, now: float) -> float:
     if backend.state == "down" or (backend.state == "out" and not panic):
         return NONE
     if now < backend.full_until:

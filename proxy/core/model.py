@@ -2,7 +2,27 @@
 
 from dataclasses import dataclass
 from math import inf
-from typing import Literal
+from typing import Final, Literal
+
+INSTANT_S: Final = 0.05
+"""About one engine step of decoding: what lies less apart happens at once. Prefills that end
+within it are measured together, a waiting request is offered to another backend once in it, and the
+ratio of two shorter times says nothing. Doubled: stealing and learning react 0.05 s later."""
+MAJORITY: Final = 0.5
+"""The share of a whole that speaks for all of it: two prefills of half a prompt's size prove its
+prediction, half of a cached prefix shows that the cache keeps it, a block in half of the prompts is
+common to them, and no tenant holds half of a queue while another is active. Doubled (the whole):
+nothing is proven by less than all, and one tenant may fill a queue."""
+SLACK: Final = 0.1
+"""The share of a whole that changes nothing: so many untranslated blocks of a prompt are left as
+they are, and a resource so much below its limit is calm. Doubled: both react later."""
+FULL: Final = 0.95
+"""The share of a resource that can be used. Above it an engine preempts requests or lets them wait
+for KV cache, and a request behind more urgent ones would be predicted to wait for ever. It has no
+double; at 0.9 a tenth of the KV pool stays empty."""
+HISTORY: Final = 256
+"""How many recent answers, ratios or tenants a statistic or report covers; older ones fade or are
+left out. Doubled: twice the memory and bytes, and half the speed of following a change."""
 
 RejectReason = Literal[
     "queue_full",  # the bucket's queue holds max_queue requests

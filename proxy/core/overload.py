@@ -9,7 +9,7 @@ shed only where the loop is late as a rule.
 
 from dataclasses import dataclass
 
-from forebay.proxy.core.model import ServiceClass
+from forebay.proxy.core.model import SLACK, ServiceClass
 
 ORDER: tuple[ServiceClass, ...] = (
     "batch",
@@ -18,7 +18,6 @@ ORDER: tuple[ServiceClass, ...] = (
 )  # shed in this order
 
 SHARE_MOST = (0.8, 0.9, 0.95)  # the limit for each class of ORDER
-CALM = 0.9  # of a limit: below it, one step down
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ def next_shed(shed: int, reading: Reading) -> int:
     """Return how many classes of ORDER to shed from now on; `shed` until now."""
     if shed < len(ORDER) and reading.over(shed):
         return shed + 1
-    if shed > 0 and not reading.over(shed - 1, CALM):
+    if shed > 0 and not reading.over(shed - 1, 1.0 - SLACK):
         return shed - 1
     return shed
 

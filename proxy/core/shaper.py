@@ -19,7 +19,7 @@ from forebay.proxy.core.policy.admission import Admit, refuse
 from forebay.proxy.core.policy.long_prefills import kept_last_piece
 from forebay.proxy.core.policy.routing import Affinity, Route, warm_or_least_work
 from forebay.proxy.core.policy.start import DISPATCH_AHEAD_S
-from forebay.proxy.core.state.backend import UNLIMITED, Backend
+from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.queue import QueuedRequest
 from forebay.proxy.core.state.tenants import Fairness, Quotas
 
@@ -205,7 +205,7 @@ class Shaper:
         name: str,
         now: float,
         kv_tokens: float | None = None,
-        most_prefills: int = UNLIMITED,
+        most_prefills: float = inf,
     ) -> list[Action]:
         """Let a backend take work, so many prefills at once: 1 for a trial, 0 for a pause."""
         dispatcher = self._dispatcher
@@ -214,7 +214,7 @@ class Shaper:
         backend.up = not backend.draining
         backend.allow(most_prefills)
         dispatcher.forecast.limited = any(
-            b.up and b.most_prefills < UNLIMITED for b in self.backends.values()
+            b.up and b.most_prefills < inf for b in self.backends.values()
         )
         if kv_tokens is not None:
             backend.kv_tokens = kv_tokens

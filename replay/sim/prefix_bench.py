@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from itertools import islice
-from math import nan
+from math import inf, nan
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -25,7 +25,6 @@ from forebay.proxy.core.learn.prefix_cache import PrefixError
 from forebay.proxy.core.model import Action, BackendSpec, Send
 from forebay.proxy.core.model import Request as Asked
 from forebay.proxy.core.shaper import Shaper
-from forebay.proxy.core.state.backend import UNLIMITED
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.tokenizer import hashes_of_ids
@@ -72,7 +71,7 @@ class MisinformedShaper(Shaper):
         name: str,
         now: float,
         kv_tokens: float | None = None,
-        most_prefills: int = UNLIMITED,
+        most_prefills: float = inf,
     ) -> list[Action]:
         known = None if self._case.pool_unknown else kv_tokens
         return super().backend_up(name, now, known, most_prefills)

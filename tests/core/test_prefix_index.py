@@ -9,7 +9,7 @@ from engine_stage import Cache
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.proxy.core.learn.engine_blocks import UNKNOWN, BlockTranslations, EngineBlocks
+from forebay.proxy.core.learn.engine_blocks import BlockTranslations, EngineBlocks
 from forebay.proxy.core.learn.prefix_cache import KEPT_LEAST
 from forebay.proxy.core.learn.prefix_index import PrefixIndex, Touch
 from forebay.proxy.core.model import BackendSpec, Bucket, Request, Send
@@ -231,7 +231,7 @@ class TestHeld:
         translations = BlockTranslations(10)
         held = EngineBlocks(translations)
         held.cleared()
-        assert held.match(chain(1, 2, 3), 3) == UNKNOWN  # nobody has tokenised it
+        assert held.match(chain(1, 2, 3), 3) is None  # nobody has tokenised it
         keys = list(range(35))
         translations.learn(chain(1, 2, 3), keys, BLOCK)
         assert held.match(chain(1, 2, 3), 3) == 0  # whatever is believed
@@ -246,22 +246,22 @@ class TestHeld:
         assert held.match(chain(1, 2, 5), 2) == 150
         # More is believed than is translated: what was sent since.
         held.stored(keys[15:])
-        assert held.match(chain(1, 2, 5, 6), 4) == UNKNOWN
+        assert held.match(chain(1, 2, 5, 6), 4) is None
 
     def test_incomplete_until_cleared_or_until_nothing_unknown_has_room(self) -> None:
         held = EngineBlocks(BlockTranslations(16), pool_blocks=4)
         held.translations.learn(chain(1), [7, 8], 32.0)
         held.cleared(complete=False)
         held.stored([7, 8, 1])
-        assert held.match(chain(1), 1) == UNKNOWN
+        assert held.match(chain(1), 1) is None
         held.stored([2])
         assert held.match(chain(1), 1) == 32
         held.lost()
-        assert held.match(chain(1), 1) == UNKNOWN
+        assert held.match(chain(1), 1) is None
         held.cleared()
         assert held.match(chain(1), 1) == 0
         held.doubt()
-        assert held.match(chain(1), 1) == UNKNOWN
+        assert held.match(chain(1), 1) is None
         held.confirm()
         assert held.match(chain(1), 1) == 0
 

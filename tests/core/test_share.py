@@ -7,9 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Send
+from forebay.proxy.core.model import (
+    MAJORITY,
+    Action,
+    BackendSpec,
+    Bucket,
+    Reject,
+    Request,
+    Send,
+)
 from forebay.proxy.core.policy.rendezvous import (
-    COMMON_SHARE,
     PROMPTS_NEEDED,
     CommonRoot,
     highest,
@@ -310,7 +317,7 @@ class TestRendezvous:
         for i in range(2 * PROMPTS_NEEDED):
             root.count((7, 10_000 + i))
         assert root.key((7, 5), 0.25) == 5
-        for i in range(int(2 * PROMPTS_NEEDED / COMMON_SHARE)):
+        for i in range(int(2 * PROMPTS_NEEDED / MAJORITY)):
             root.count((20_000 + i,))
         assert root.key((7, 5), 0.25) == 7
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from forebay.proxy.core.learn.cost import OF_ALL, START, PredictionError
+from forebay.proxy.core.learn.cost import OF_ALL, UNPROVEN, PredictionError
 
 
 def learned(*seen: tuple[float, float], times: int = 1) -> PredictionError:
@@ -21,7 +21,8 @@ def test_long_prefills_are_known_better_than_short_ones() -> None:
 
 
 def test_before_anything_was_seen() -> None:
-    assert {PredictionError().at(seconds) for seconds in (0.0, 0.5, 2.0, 9.0)} == {OF_ALL * START}
+    new = PredictionError()
+    assert {new.at(seconds) for seconds in (0.0, 0.5, 2.0, 9.0)} == {OF_ALL * UNPROVEN}
 
 
 def test_a_class_nobody_was_seen_in_is_as_the_next_shorter() -> None:
@@ -42,7 +43,7 @@ def test_a_longer_wait_is_not_less_certain_in_proportion() -> None:
 
 def test_the_first_few_count_alike_and_then_the_latest_most() -> None:
     spread = learned((2.0, 0.1), (2.0, 0.04))
-    assert spread.at(2.0) == pytest.approx((START + 0.1 + 0.04) / 3)
+    assert spread.at(2.0) == pytest.approx((UNPROVEN + 0.1 + 0.04) / 3)
     for _ in range(400):
         spread.observe(2.0, 0.02)
     assert spread.at(2.0) == pytest.approx(OF_ALL * 0.02)

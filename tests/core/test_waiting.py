@@ -9,7 +9,6 @@ from forebay.proxy.core.policy.admission import whole_s
 from forebay.proxy.core.policy.long_prefills import OVERLAP_SHARE
 from forebay.proxy.core.policy.start import kv_room
 from forebay.proxy.core.shaper import Shaper
-from forebay.proxy.core.state.backend import UNLIMITED
 from forebay.proxy.core.state.queue import QueuedRequest
 
 CHAT = Bucket("chat", 5_000, max_queue=64, max_wait_s=2.0)
@@ -146,7 +145,7 @@ class TestTrials:
                     made.first_token(name, now + 0.05)
                     made.finish(name, now + 0.06)
         assert there == 1
-        made.backend_up("a", 10.0, most_prefills=UNLIMITED)
+        made.backend_up("a", 10.0, most_prefills=inf)
         assert made.backends["a"].takes_another
 
     def test_who_waits_at_a_backend_in_a_pause_goes_where_there_is_room(self) -> None:

@@ -10,7 +10,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from forebay.proxy.core.health import ANY, HOLD_S, LONGEST_HOLD_S, NONE, ONE, PAUSED, Health
 from forebay.proxy.core.model import BackendSpec, Bucket, Reject, Request, Send
 from forebay.proxy.core.shaper import Shaper
-from forebay.proxy.core.state.backend import UNLIMITED
 from forebay.proxy.relay.retries import LEAST, RetryBudget, Tries
 
 
@@ -20,7 +19,7 @@ class Fleet:
     def __init__(self, size: int) -> None:
         self.names = "abcdef"[:size]
         self.health = Health(self.names)
-        self.may: dict[str, int] = dict.fromkeys(self.names, NONE)
+        self.may: dict[str, float] = dict.fromkeys(self.names, NONE)
         for name in self.names:
             self.health.probe_passed(name, 0.0)
         self.look(0.0)
@@ -374,7 +373,7 @@ class TestShaperTakesIt:
         shaper.backend_down("b", 0.0)
         shaper.backend_up("a", 0.0, most_prefills=0)
         assert shaper.arrive(Request("1", 100), 1.0) == []
-        (action,) = shaper.backend_up("a", 1.2, most_prefills=UNLIMITED)
+        (action,) = shaper.backend_up("a", 1.2, most_prefills=inf)
         assert isinstance(action, Send)
 
     def test_out_of_work_is_not_out_of_cache(self) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import pytest
@@ -19,8 +20,6 @@ from proxy_stage import (
     settle,
     until,
 )
-
-from forebay.proxy.core.state.backend import UNLIMITED
 
 PIECES: dict[str, Any] = {"each": {"prefill_piece": "500ms"}}
 PROMPT = "".join(f"{number:9} " for number in range(20_000))  # 50k tokens, 2.6 s of prefill
@@ -208,7 +207,7 @@ def test_a_client_that_leaves_between_two() -> None:
         await until(lambda: shaper.queued("document") == 1)
         task.cancel()
         await until(lambda: shaper.queued("document") == 0)
-        shaper.backends["b0"].most_prefills = UNLIMITED
+        shaper.backends["b0"].most_prefills = inf
 
     async def held(call: Call) -> None:
         if piece_of(call) is not None:

@@ -9,10 +9,9 @@ from shared_fleet import Result
 from shared_fleet import play as play_several
 
 from forebay.proxy.config.schema import BackendConfig, Config
-from forebay.proxy.core.model import BackendSpec, Bucket, Reject, Request, Send, Tenant
+from forebay.proxy.core.model import HISTORY, BackendSpec, Bucket, Reject, Request, Send, Tenant
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.elsewhere import SILENT_S
-from forebay.proxy.core.state.tenants import MOST_REPORTED
 from forebay.replay.sim.scenario import Scenario
 from forebay.traces.schema import TraceRequest
 
@@ -185,9 +184,9 @@ def test_one_who_was_away_comes_back_level_with_those_served_elsewhere() -> None
 
 def test_a_message_names_no_more_tenants_than_it_may() -> None:
     one, other = met()
-    for number in range(MOST_REPORTED + 50):
+    for number in range(HISTORY + 50):
         one.arrive(Request(str(number), 10, tenant=f"t{number}"), 0.1 + number * 1e-6)
-    assert len(one.peering.report(0.2).tenants) == MOST_REPORTED
+    assert len(one.peering.report(0.2).tenants) == HISTORY
     assert one.peering.report(0.1 + 2 * 1.5 * SILENT_S).tenants == {}
     assert other.peering.report(0.2).tenants == {}
 

@@ -16,25 +16,24 @@ or room is followed as if it alone waited in the queue where it would have waite
 - If it harmed no request, the rejection was `false`.
 
 In a long overload, when the engines work without a break, a rejection is displacing, not false:
-there was no room for one more. Not modelled: the KV cache that the ghost would have taken, and
-where those behind it would have gone instead. FOLLOWED_MOST ghosts of each bucket are followed at
-a time, which bounds the cost; the others are `unjudged`.
+there was no room for one more. A ghost that has harmed no request within RETRY_MOST_S has harmed
+none: by then its client would be back. Not modelled: the KV cache that the ghost would have taken,
+and where those behind it would have gone instead. LOOK_AT_MOST ghosts of each bucket are followed
+at a time, which bounds the cost; the others are `unjudged`.
 """
 
 from collections.abc import Mapping, Sequence
 from math import inf
-from typing import Final
 
 from forebay.proxy.core.explain.receipt import Receipt, Receipts
 from forebay.proxy.core.model import Bucket, Request
+from forebay.proxy.core.policy.admission import RETRY_MOST_S
 from forebay.proxy.core.policy.order import due_at
 from forebay.proxy.core.policy.routing import Option
 from forebay.proxy.core.policy.start import StartGate
 from forebay.proxy.core.state.backend import Backend
+from forebay.proxy.core.state.fleet import LOOK_AT_MOST
 from forebay.proxy.core.state.queue import QueuedRequest
-
-FOLLOWED_MOST: Final = 8  # ghosts of each bucket
-HORIZON_S: Final = 60.0  # a ghost that has harmed no request for so long has harmed none
 
 
 class Ghost:
@@ -73,7 +72,7 @@ class Hindsight:
     ) -> None:
         """Follow a new request that was rejected for lack of time or room, priced as `option`."""
         ghost = Ghost(waiting, receipt, option)
-        if sum(g.receipt.bucket == receipt.bucket for g in self._ghosts) >= FOLLOWED_MOST:
+        if sum(g.receipt.bucket == receipt.bucket for g in self._ghosts) >= LOOK_AT_MOST:
             self._judge(ghost, "unjudged")
             return
         receipt.hindsight = "pending"
@@ -199,7 +198,7 @@ class Hindsight:
             return
         if backend.prefill_queue.backlog_s(before) <= 0.0:
             ghost.left_s -= now - before
-        if ghost.left_s <= 0.0 or now - ghost.receipt.arrived_at > HORIZON_S:
+        if ghost.left_s <= 0.0 or now - ghost.receipt.arrived_at > RETRY_MOST_S:
             self._judge(ghost, "false")
 
     def _judge(self, ghost: Ghost, verdict: str) -> None:

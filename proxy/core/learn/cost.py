@@ -24,11 +24,12 @@ NOISE: Final = 0.04  # variance of an observation's logarithm: batching, decode 
 UNSURE_SPEED: Final = 1.0  # largest variance of the part that the log scales have in common
 UNSURE_SCALE: Final = 0.1  # largest variance of each log scale besides
 DRIFT: Final = 0.001  # share of these variances added per observation
-GUESSES: Final = 2  # the first predictions rest on the prior: their errors do not count
 FURTHEST: Final = log(100.0)  # a coefficient stays within a factor of 100 of its prior
-LEAST_S: Final = 1e-6  # shortest observation: clocks give zero
 MOST_OFF: Final = log(5.0)  # an observation counts as at most 5 times off
-START: Final = 0.25  # relative prediction error before any observation
+UNPROVEN: Final = 0.25
+"""Relative error of a prediction that nothing has confirmed. A prefill that takes so much longer
+was not cached as believed, and backends whose prefills differ by less are equally fast. Doubled:
+new backends are avoided for longer, and a missed cache hit is noticed later."""
 GAIN: Final = 0.05  # weight of an observation, once 20 were seen
 EDGES_S: Final[tuple[float, ...]] = (0.25, 1.0, 4.0)  # between the classes of `PredictionError`
 OF_ALL: Final = 0.75
@@ -60,10 +61,10 @@ class PredictionError:
 
     def __init__(self) -> None:
         classes = len(EDGES_S) + 1
-        self._all = START
-        self._shares = [START] * classes
+        self._all = UNPROVEN
+        self._shares = [UNPROVEN] * classes
         self._seen = [0] * classes
-        self._least = [START * OF_ALL] * classes  # what `at` returns for each
+        self._least = [UNPROVEN * OF_ALL] * classes  # what `at` returns for each
 
     def observe(self, predicted_s: float, error: float) -> None:
         """Learn from one prefill; `error` is the logarithm of measured over predicted seconds."""
@@ -131,15 +132,15 @@ class CostModel:
         return self.scale[0] * terms[0] + self.scale[1] * terms[1] + self.scale[2] * terms[2]
 
     def observe(self, terms: Vector, elapsed_s: float) -> None:
-        """Learn that prefills whose terms sum up to `terms` took `elapsed_s`."""
+        """Learn that prefills whose terms sum up to `terms` took `elapsed_s`, above 0."""
         # Written out: it runs once per answer, and loops over three cost as much as the rest.
         s0, s1, s2 = self.scale
         x0, x1, x2 = s0 * terms[0], s1 * terms[1], s2 * terms[2]
         predicted = x0 + x1 + x2
         x0, x1, x2 = x0 / predicted, x1 / predicted, x2 / predicted
-        error = log(max(elapsed_s, LEAST_S) / predicted)
+        error = log(elapsed_s / predicted)
         error = max(-MOST_OFF, min(MOST_OFF, error))
-        if self.observations >= GUESSES:
+        if self.proven_tokens:  # the first two predictions rest on the prior
             self.error.observe(predicted, error)
         p00, p01, p02, p11, p12, p22 = self._p
         y0 = p00 * x0 + p01 * x1 + p02 * x2

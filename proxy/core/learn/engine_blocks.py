@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from forebay.proxy.core.learn.prefix_index import common_run, leading_run
+from forebay.proxy.core.model import SLACK
 
-UNKNOWN: Final = -1
 MOST_KEYS: Final = 1 << 21  # of all translations together; 8 bytes each if they are an array
-RETOKENIZE_SHARE: Final = 0.1  # of a prompt's blocks: fewer untranslated ones are left as they are
 
 
 class BlockPlace:
@@ -25,7 +24,7 @@ class BlockPlace:
         owner: the last text block learned with it; they are forgotten together.
         tokens: prompt tokens up to the end of the text block, in proportion to the text.
         shared: engine blocks shared by two prompts that differ right behind this text block;
-            UNKNOWN until two such prompts were seen.
+            None until two such prompts were seen.
     """
 
     __slots__ = ("keys", "owner", "shared", "tokens")
@@ -34,7 +33,7 @@ class BlockPlace:
         self.keys = keys
         self.owner = owner
         self.tokens = tokens
-        self.shared = UNKNOWN
+        self.shared: int | None = None
 
 
 class BlockTranslations:
@@ -66,9 +65,9 @@ class BlockTranslations:
             return bool(blocks)
         place = self._places[blocks[known - 1]]
         self._added.move_to_end(place.owner)
-        if len(blocks) - known > RETOKENIZE_SHARE * len(blocks):
+        if len(blocks) - known > SLACK * len(blocks):
             return True
-        return place.shared == UNKNOWN
+        return place.shared is None
 
     def learn(self, blocks: Sequence[int], keys: Sequence[int], tokens_per_block: float) -> None:
         """Keep which engine blocks belong to a prompt's text blocks.
@@ -112,7 +111,7 @@ class EngineBlocks:
     """The blocks that one engine holds, from its KV events in order.
 
     Attributes:
-        complete: all blocks that the engine holds are known; while False `match` answers UNKNOWN.
+        complete: all blocks that the engine holds are known; while False `match` answers None.
         pool_blocks: engine blocks of its KV pool, 0 if unknown. Once so many are known to be
             held, no unknown ones can be.
     """
@@ -171,8 +170,8 @@ class EngineBlocks:
         self.complete = self.complete or self._doubted
         self._doubted = False
 
-    def match(self, blocks: Sequence[int], believed: int) -> int:
-        """Return the leading prompt tokens that are held, or UNKNOWN.
+    def match(self, blocks: Sequence[int], believed: int) -> int | None:
+        """Return the leading prompt tokens that are held; None if unknown.
 
         Args:
             blocks: the prompt's text blocks.
@@ -180,16 +179,16 @@ class EngineBlocks:
                 held as well.
         """
         if not self.complete or not blocks:
-            return UNKNOWN
+            return None
         translations = self.translations
         known = translations.known(blocks)
         if not known:
-            return UNKNOWN
+            return None
         place, size = translations.place(blocks[known - 1]), translations.block_size
         run = leading_run(self._copies, place.keys)
-        limit = place.shared if place.shared >= 0 else int(place.tokens) // size
+        limit = place.shared if place.shared is not None else int(place.tokens) // size
         if run < limit:
             return run * size
         if believed > known:
-            return UNKNOWN
+            return None
         return limit * size

@@ -135,15 +135,15 @@ class PrefixCache:
         blocks = self.prefixes.match(request.blocks)
         if self.engine_blocks is not None:
             exact = self._exact_tokens(request, blocks)
-            if exact >= 0:
+            if exact is not None:
                 return exact
         return tokens_in(blocks, request) if blocks else 0
 
-    def _exact_tokens(self, request: Request, believed_blocks: int) -> int:
-        """Return the tokens in the published blocks; below 0 if these do not answer."""
+    def _exact_tokens(self, request: Request, believed_blocks: int) -> int | None:
+        """Return the tokens in the published blocks; None if these do not answer."""
         assert self.engine_blocks is not None
         matched = self.engine_blocks.match(request.blocks, believed_blocks)
-        return min(matched, request.prompt_tokens - 1)
+        return None if matched is None else min(matched, request.prompt_tokens - 1)
 
     def sent(self, visit: Visit, head: Visit | None, kv_tokens: float) -> None:
         """Enter a request that is sent to the engine.
@@ -154,7 +154,8 @@ class PrefixCache:
         """
         request = visit.request
         if self.engine_blocks is not None:
-            visit.exact = self._exact_tokens(request, self.prefixes.match(request.blocks)) >= 0
+            exact = self._exact_tokens(request, self.prefixes.match(request.blocks))
+            visit.exact = exact is not None
         if visit.matched_tokens and not visit.exact:
             self._note_evidence(visit, head)
         self._block_tokens = request.block_tokens

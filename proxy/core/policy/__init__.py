@@ -1,33 +1,33 @@
 """The policy: one question a file. Start here.
 
  1. admission.py: is a request accepted or rejected, and when should its client come back?
-    Constants: SURE, HOPELESS, RETURN_SHARE, RETRY_LEAST_S, RETRY_MOST_S.
+    Constants: SURE, HOPELESS, RETURN_SHARE, RETRY_MOST_S.
     Worth: 41 points at 1.5 to 3 times load; of clients that come back, 93 instead of 66 % served.
  2. routing.py: which backend?
-    Constants: WORK_WEIGHT, EQUAL_SPEED, TIE_SHARE.
+    Constants: WORK_WEIGHT, TIE_SHARE; in learn/cost.py UNPROVEN.
     Worth: cached prefixes 1.6 points at 1.5 times load; a hot document gets a second copy, no more.
  3. start.py: may a waiting request start now?
-    Constants: DISPATCH_AHEAD_S, KV_FULL.
+    Constants: DISPATCH_AHEAD_S; in model.py FULL.
     Worth: order and cancellation stay with the proxy; the KV check 0.4 points, 2.4 in overload.
  4. order.py: which waiting request is next?
     Constants: STRETCH; in state/shares.py BUCKETS_SHARE, CLASS_SHARE.
     Worth: shortest first 1.3 points; shares 4, 8, 19 points of documents at 1.5, 2, 3 times load.
  5. long_prefills.py: what protects short prompts from long prefills?
-    Constants: OVERLAP_SHARE, CROWDED, REJECTED_GAIN, LONGER, FOUND, FROM_THE_START.
+    Constants: OVERLAP_SHARE, CROWDED, REJECTED_GAIN, LONGER, FROM_THE_START.
     Worth: 2.2 points; 7 beside unshared 120k documents for counting the rejections of chats.
  6. coalesce.py: which requests wait for another request's prefill?
-    Constants: AWAITED.
+    Constants: WORK_WEIGHT of routing.py.
     Worth: following, 26 % of p99 with chunked prefill; joining a waiting leader, 5 to 9 % of
     documents' p99.
  7. forecast.py: how long would a request wait on each backend?
-    Constants: PROVEN_SHARE.
+    Constants: SURE of admission.py; in model.py MAJORITY.
     Worth: KV wait, 0.4 instead of 4 % rejected after queueing; margins, 18 % of documents' p99 in
     overload.
  8. precedence.py: which work goes before a request?
-    Constants: OVERTAKEN_MOST, FULL_STEP_TOKENS.
+    Constants: FULL_STEP_TOKENS; in model.py FULL.
     Worth: arrivals that overtake 0.5 points; work beside chunks 1.3 points.
  9. rendezvous.py: where do several proxies send a cold prompt?
-    Constants: AGREED_SHARE, COMMON_SHARE, PROMPTS_NEEDED, PROMPTS_KEPT.
+    Constants: AGREED_SHARE, PROMPTS_NEEDED, PROMPTS_KEPT; in model.py MAJORITY.
     Worth: 4 to 16 points of cache hits, 2.5 points of requests in time.
 
 "Worth" is what is lost without it, in points of requests in time unless it says otherwise: virtual

@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import ceil, inf
 from typing import Final
 
-from forebay.proxy.core.model import Bucket, Reject, RejectReason, Request
+from forebay.proxy.core.model import MAJORITY, Bucket, Reject, RejectReason, Request
 from forebay.proxy.core.policy.routing import Option
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.queue import QueuedRequest
-from forebay.proxy.core.state.tenants import LARGEST_SHARE, Fairness, Quotas
+from forebay.proxy.core.state.tenants import Fairness, Quotas
 
-RETRY_LEAST_S: Final = 1.0
 RETRY_MOST_S: Final = 60.0  # above 120 s openai-python gives up instead of waiting
 SURE: Final = 2.0  # times the mean error of predictions: nine in ten normal errors are smaller
 HOPELESS: Final = 2.0  # times the timeout: hardly any prediction is off by more than this factor
@@ -87,11 +86,11 @@ def tenant_holds_too_much(
     here, here_s = backend.queues[bucket.name].of_tenant(tenant)
     if not here:
         return False
-    if here_s > LARGEST_SHARE * bucket.max_wait_s:
+    if here_s > MAJORITY * bucket.max_wait_s:
         return True
     queues = [other.queues[bucket.name] for other in backends.values()]
     held = sum(queue.of_tenant(tenant)[0] for queue in queues)
-    return held >= LARGEST_SHARE * bucket.max_queue
+    return held >= MAJORITY * bucket.max_queue
 
 
 def gives_way(
@@ -112,7 +111,7 @@ def gives_way(
     for mate in mates:
         held[mate.request.tenant] = held.get(mate.request.tenant, 0) + 1
     tenant = max(held, key=lambda name: held[name])
-    if tenant == waiting.request.tenant or held[tenant] <= LARGEST_SHARE * bucket.max_queue:
+    if tenant == waiting.request.tenant or held[tenant] <= MAJORITY * bucket.max_queue:
         return None
     return _last(
         mate for mate in mates if mate.request.tenant == tenant and mate.rank >= waiting.rank
@@ -130,8 +129,8 @@ def retry_after_s(request: Request, bucket: Bucket, wait_s: float) -> float:
 
 
 def whole_s(seconds: float) -> float:
-    """Round up to whole seconds, within the range that clients obey."""
-    return float(ceil(max(RETRY_LEAST_S, min(RETRY_MOST_S, seconds))))
+    """Round up to whole seconds, at least one, within the range that clients obey."""
+    return float(ceil(max(1.0, min(RETRY_MOST_S, seconds))))
 
 
 class ReturnTimes:

@@ -10,19 +10,15 @@ A follower is a cache hit once its leader's prefill has ended.
 from collections.abc import Iterator
 from itertools import chain
 from math import inf
-from typing import Final
 
 from forebay.proxy.core.learn.prefix_cache import tokens_in
 from forebay.proxy.core.model import Request
+from forebay.proxy.core.policy.routing import WORK_WEIGHT
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.coalescing import longest_run
 from forebay.proxy.core.state.fleet import FleetQueues
 from forebay.proxy.core.state.in_flight import STEP_TOKENS
 from forebay.proxy.core.state.queue import QueuedRequest
-
-AWAITED: Final = 2.0
-"""In a chunking engine a follower would pass its leader. It waits for the leader only if that takes
-at most this many times what the cache hit saves; a shared system prompt saves little."""
 
 
 def expected_tokens(backend: Backend, waiting: QueuedRequest) -> tuple[int, QueuedRequest | None]:
@@ -68,7 +64,8 @@ def must_follow(backend: Backend, request: Request, head: QueuedRequest | None =
         saved_s = backend.prefill_s(request, 0) - backend.prefill_s(
             request, min(tokens - 1, int(matched * request.block_tokens))
         )
-        most_s = AWAITED * saved_s
+        # The follower would pass its leader. A shared system prompt is not worth the wait.
+        most_s = WORK_WEIGHT * saved_s
     return backend.prefill_queue.computes(blocks, matched, most_s)
 
 

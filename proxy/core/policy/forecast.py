@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf, sqrt
 from typing import Final
 
-from forebay.proxy.core.model import Bucket, Request
+from forebay.proxy.core.model import MAJORITY, Bucket, Request
 from forebay.proxy.core.policy.admission import SURE
 from forebay.proxy.core.policy.coalesce import expected_tokens, must_follow
 from forebay.proxy.core.policy.long_prefills import LongPrefills, next_piece
@@ -21,8 +21,6 @@ from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.elsewhere import Peers
 from forebay.proxy.core.state.fleet import Shortlist
 from forebay.proxy.core.state.queue import QueuedRequest
-
-PROVEN_SHARE: Final = 0.5  # of a prompt: two prefills of this size make a prediction `proven`
 
 NOTHING_BEFORE: Final = Before()
 
@@ -201,7 +199,7 @@ class Forecast:
                 self.long_prefills.crowd_s(waiting, prefill_s, long_s, now),
             )
         margin_s = self._margin_s(backend, waiting, uncached, before, wait_s, now)
-        proven = backend.cost.proven_tokens >= PROVEN_SHARE * prompt_tokens
+        proven = backend.cost.proven_tokens >= MAJORITY * prompt_tokens
         load = load_of(backend, now)
         return Option(backend.name, wait_s, margin_s, prefill_s, cold_s, matched, load, proven)
 

@@ -16,7 +16,7 @@ from typing import Final
 
 from forebay.proxy.core.learn.cost import CostModel
 from forebay.proxy.core.learn.decay import RECENT_S
-from forebay.proxy.core.model import Bucket, Request
+from forebay.proxy.core.model import MAJORITY, Bucket, Request
 from forebay.proxy.core.policy.order import due_at
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.in_flight import InFlight
@@ -26,7 +26,6 @@ OVERLAP_SHARE: Final = 0.4  # of a chat's max_wait: this near to clear counts as
 CROWDED: Final = 0.0025  # rejected share of short requests above which one backend is left out
 REJECTED_GAIN: Final = 0.002  # smoothing of the rejected share: over the last 500 requests or so
 LONGER: Final = 0.15  # of `piece_s`: pieces may be so much longer if one piece is saved by it
-FOUND: Final = 0.5  # of what should be cached: less means that the cache does not keep pieces
 FROM_THE_START: Final = 0.75  # of a cold prefill: a piece that took longer was not cached
 
 
@@ -198,7 +197,7 @@ def kept_last_piece(
     if cached_tokens is None:
         return taken_s < FROM_THE_START * piece.cold_s
     tokens = piece.request.prompt_tokens
-    return cached_tokens * tokens >= FOUND * piece.matched_tokens * (prompt_tokens or tokens)
+    return cached_tokens * tokens >= MAJORITY * piece.matched_tokens * (prompt_tokens or tokens)
 
 
 def _end(begin: int, most: int, cost: CostModel, piece_s: float) -> int:

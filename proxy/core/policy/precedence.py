@@ -11,13 +11,12 @@ from math import exp, fsum
 from typing import Final
 
 from forebay.proxy.core.learn.decay import RECENT_S
-from forebay.proxy.core.model import CLASSES, Bucket
+from forebay.proxy.core.model import CLASSES, FULL, Bucket
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.queue import QueuedRequest
 from forebay.proxy.core.state.shares import BUCKETS_SHARE
 from forebay.proxy.core.state.tenants import Fairness
 
-OVERTAKEN_MOST: Final = 0.95  # of the engines: the most that more urgent requests can take
 FULL_STEP_TOKENS: Final = 8_192
 """Tokens in one engine step under load: vLLM's default `max_num_batched_tokens` for servers."""
 
@@ -82,7 +81,7 @@ class Precedence:
         if self.on:
             found.seconds, found.count = self._of_flows(backend, waiting, deadline, due)
             rest = found.overtaken + self._overtaken_by_flows(waiting, now)
-            found.overtaken = min(OVERTAKEN_MOST, rest)
+            found.overtaken = min(FULL, rest)
             found.mates = 1 + found.count
         else:
             for name, queue in backend.queues.items():
@@ -116,7 +115,7 @@ class Precedence:
             for other in self.buckets.values()
             if other.max_wait_s < max_wait_s
         )
-        return min(OVERTAKEN_MOST, share)
+        return min(FULL, share)
 
     def elsewhere_s(
         self, backend: Backend, waiting: QueuedRequest, before_s: float, now: float
@@ -132,7 +131,7 @@ class Precedence:
         if self.on:
             # Reports do not name tenants. Connections are spread by chance, so the other proxies'
             # queues are taken to be made up as this one's.
-            overtaken = min(OVERTAKEN_MOST, overtaken + self._overtaken_by_flows(waiting, now))
+            overtaken = min(FULL, overtaken + self._overtaken_by_flows(waiting, now))
             share = min(1.0, before_s / backend.queued_s) if backend.queued_s > 0.0 else 1.0
             return share * fsum(queued_s.values()) / (1.0 - overtaken)
         patience_s = self.buckets[bucket].max_wait_s
@@ -213,7 +212,7 @@ class Precedence:
         share = sum(self._rate_now(rank, now) for rank in range(waiting.rank)) / engines
         if self.fairness.on:
             share += self.fairness.others_share(waiting.request.tenant, engines, now)
-        return min(OVERTAKEN_MOST, share)
+        return min(FULL, share)
 
     def _owed_s(
         self, backend: Backend, bucket: str, before_s: float, deadline: float, now: float

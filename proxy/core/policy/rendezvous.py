@@ -18,11 +18,10 @@ prompts whose beginning is common.
 from collections.abc import Sequence
 from typing import Final
 
-from forebay.proxy.core.model import Request
+from forebay.proxy.core.model import MAJORITY, Request
 from forebay.proxy.core.policy.routing import Option
 from forebay.proxy.core.state.backend import Backend
 
-COMMON_SHARE: Final = 0.5  # of recent prompts: a block in more of them belongs to the root
 PROMPTS_NEEDED: Final = 32  # prompts seen before a block can be common
 PROMPTS_KEPT: Final = 512.0  # prompts, after which all counts are halved
 AGREED_SHARE: Final = 0.75
@@ -66,7 +65,7 @@ class CommonRoot:
 
     def _common(self, block: int) -> bool:
         seen = self._seen
-        return seen >= PROMPTS_NEEDED and self._counts.get(block, 0.0) > COMMON_SHARE * seen
+        return seen >= PROMPTS_NEEDED and self._counts.get(block, 0.0) > MAJORITY * seen
 
 
 def name_seed(name: str) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from forebay.proxy.core.learn.cost import UNPROVEN
 from forebay.proxy.core.model import Request
 
 
@@ -78,11 +79,9 @@ Route = Callable[[Request, Sequence[Option], Affinity], Option]
 WORK_WEIGHT: Final = 2.0
 """A second of prefill delays this request and about one more behind it; a second of wait only
 this one. With 1, a busy warm backend is left too early and the work is done twice; with 4, a hot
-document stays on one engine too long (57 % of it) for the little that others gain."""
+document stays on one engine too long (57 % of it) for the little that others gain. In a chunking
+engine a follower waits for its leader for as long: `coalesce.must_follow`."""
 
-EQUAL_SPEED: Final = 1.25
-"""Backends whose cold prefills differ by less count as equally fast. Otherwise the one that is
-believed to be a little faster would get everything that meets idle engines."""
 TIE_SHARE: Final = 0.05  # of a cold prefill: scores no further apart are equal
 
 
@@ -97,8 +96,8 @@ def warm_or_least_work(request: Request, options: Sequence[Option], affinity: Af
     scores: list[float] = []
     for option in options:
         prefill_s = option.cold_prefill_s
-        if prefill_s <= EQUAL_SPEED * cheapest:
-            prefill_s = cheapest
+        if prefill_s <= (1.0 + UNPROVEN) * cheapest:
+            prefill_s = cheapest  # else one that seems a little faster would get everything
         if option.matched_tokens >= enough:
             prefill_s = option.prefill_s
         scores.append(option.wait_s + WORK_WEIGHT * prefill_s)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from math import inf
 from typing import Final, Literal
 
-from forebay.proxy.core.model import Bucket
+from forebay.proxy.core.model import FULL, Bucket
 from forebay.proxy.core.policy.coalesce import keeps_back
 from forebay.proxy.core.policy.long_prefills import LongPrefills
 from forebay.proxy.core.state.backend import Backend
@@ -18,7 +18,6 @@ from forebay.proxy.core.state.queue import QueuedRequest
 DISPATCH_AHEAD_S: Final = 0.3
 """Backlog below which a backend is sent more, by default: the engine never waits for the proxy, and
 its own queue is too short to matter."""
-KV_FULL: Final = 0.95  # of the KV pool: above it the engine preempts requests or lets them wait
 MATCH_SLACK_S: Final = 1e-9  # float rounding: a timer for the end of a backlog must find it ended
 
 Block = Literal[
@@ -119,7 +118,7 @@ def starving(backend: Backend, heads: Iterable[QueuedRequest], now: float) -> Qu
 
 def kv_room(backend: Backend, waiting: QueuedRequest) -> float:
     """Return the tokens of KV cache that this request may use."""
-    most = KV_FULL * backend.kv_tokens
+    most = FULL * backend.kv_tokens
     room, other = most - backend.kv.held, backend.starving
     if other is not None and other is not waiting:
         room -= min(most, backend.kv.need(other.request, other.output_tokens))

@@ -22,7 +22,6 @@ from forebay.proxy.core.state.queue import BucketQueue, QueuedRequest
 from forebay.proxy.core.state.shares import Turns
 from forebay.proxy.core.state.tenants import Fairness
 
-UNLIMITED: Final = 1 << 30
 DECODE_GAIN: Final = 0.1  # weight of one request in the smoothed decode times
 
 
@@ -33,7 +32,7 @@ class Backend:
         index: its place among the backends.
         kv_tokens: size of its KV pool; infinite while unknown.
         draining: it will be removed; `up` stays False until then.
-        most_prefills: fewer than UNLIMITED during a trial or while it reports that it is full.
+        most_prefills: below infinity during a trial or while it reports that it is full.
         queues: waiting requests by bucket; `queued` is their number, `queued_s` their prefills.
         in_flight: running requests by id.
         splits: prompts that come to it in pieces.
@@ -64,7 +63,7 @@ class Backend:
         self.kv_tokens = spec.kv_tokens
         self.up = False
         self.draining = False
-        self.most_prefills = UNLIMITED
+        self.most_prefills = inf
         self._tried: set[str] = set()  # sent during a trial, and without an answer yet
         self.cost = CostModel()
         self.cache = PrefixCache()
@@ -105,7 +104,7 @@ class Backend:
     def takes_another(self) -> bool:
         """False while the backend's trial or pause limit is used up."""
         most = self.most_prefills
-        return most >= UNLIMITED or (len(self.prefills) < most and len(self._tried) < most)
+        return most == inf or (len(self.prefills) < most and len(self._tried) < most)
 
     @property
     def empty(self) -> bool:
@@ -206,7 +205,7 @@ class Backend:
             self.observer.begin(now, self.elsewhere)
         self.prefill_queue.join(sent, now)
         self.in_flight[request.id] = sent
-        if self.most_prefills < UNLIMITED:
+        if self.most_prefills < inf:
             self._tried.add(request.id)
         head = self.prefill_queue.head
         self.cache.sent(
@@ -298,10 +297,10 @@ class Backend:
 
     # Changes of the backend itself.
 
-    def allow(self, most_prefills: int) -> None:
+    def allow(self, most_prefills: float) -> None:
         """Allow so many prefills at once: 1 during a trial, 0 during a pause."""
         self.most_prefills = most_prefills
-        if most_prefills >= UNLIMITED:
+        if most_prefills == inf:
             self._tried.clear()
 
     def share_with(self, elsewhere: Elsewhere | None, now: float) -> None:

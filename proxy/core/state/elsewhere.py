@@ -15,8 +15,6 @@ from forebay.proxy.core.learn.cost import Vector
 SILENT_S: Final = 1.0
 """A proxy without a report for this long is gone; its work on a backend no longer counts."""
 
-NO_WORK: Vector = (0.0, 0.0, 0.0)
-
 
 class BackendReport:
     """The work that one proxy has on one backend.
@@ -57,7 +55,7 @@ class BackendReport:
         longest_s: float = 0.0,
         load: float = 0.0,
         fresh_tokens: float = 0.0,
-        work: Vector = NO_WORK,
+        work: Vector = (0.0, 0.0, 0.0),
         prefills: Mapping[str, int] | None = None,
         queued_s: Mapping[str, float] | None = None,
         worked: Mapping[str, float] | None = None,
@@ -128,7 +126,8 @@ class Elsewhere:
     )
 
     def __init__(self) -> None:
-        self.work = NO_WORK  # done by other proxies since their first report: only grows
+        # Done by other proxies since their first report: only grows.
+        self.work: Vector = (0.0, 0.0, 0.0)
         self.update((), 0.0)
 
     def update(self, reports: Sequence[tuple[BackendReport, float]], now: float) -> None:

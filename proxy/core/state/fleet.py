@@ -7,8 +7,10 @@ from typing import Final
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.queue import QueuedRequest
 
-LOOK_AT_ALL: Final = 8  # backends; smaller fleets are priced completely
-LOOK_AT_WARM: Final = 3  # backends that may hold the prefix
+LOOK_AT_MOST: Final = 8
+"""How many things one decision looks at one by one, a bound of its CPU time: a fleet of so many
+backends is priced completely, of a larger one only so many that may hold the prefix, and so many
+rejected requests of a bucket are followed. Doubled: an arrival in a fleet of 16 costs twice."""
 APART: Final = 1e12  # seconds: ranks idle backends before busy ones, and full ones last
 
 
@@ -86,7 +88,7 @@ class Shortlist:
         self._dispatch_ahead_s = dispatch_ahead_s
         self._moved: set[int] = set(range(len(self._backends)))
         self._holders: dict[int, int] = {}
-        self.all = len(self._backends) <= LOOK_AT_ALL
+        self.all = len(self._backends) <= LOOK_AT_MOST
         for backend in backends:
             backend.cache.prefixes.share(None if self.all else self._holders, 1 << backend.index)
 
@@ -151,9 +153,9 @@ class Shortlist:
             backend = self._backends[index]
             if backend.up and (usable is None or backend in usable):
                 warm.append(backend)
-        if len(warm) > LOOK_AT_WARM:
+        if len(warm) > LOOK_AT_MOST:
             warm.sort(key=lambda backend: backend.rank)
-        return warm[:LOOK_AT_WARM]
+        return warm[:LOOK_AT_MOST]
 
     def _refresh(self) -> None:
         for index in self._moved:

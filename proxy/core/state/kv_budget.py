@@ -13,12 +13,10 @@ per doubling) whose counts are halved from time to time.
 from typing import Final
 
 from forebay.proxy.core.learn.prefix_index import common_run
-from forebay.proxy.core.model import Request
+from forebay.proxy.core.model import HISTORY, Request
 
 OUTPUT_QUANTILE: Final = 0.9
 OUTPUTS_NEEDED: Final = 20  # answers before the quantile is used, and between two evaluations
-BINS: Final = 4 * 22  # up to two million tokens
-HALVED_EVERY: Final = 256  # answers
 MOST_HISTOGRAMS: Final = 4_096  # tenants that no configuration lists come from clients
 
 
@@ -103,7 +101,7 @@ class LengthHistogram:
     __slots__ = ("_counts", "_seen", "quantile")
 
     def __init__(self) -> None:
-        self._counts = [0.0] * BINS
+        self._counts: list[float] = []
         self._seen = 0
         self.quantile = 0
 
@@ -111,10 +109,12 @@ class LengthHistogram:
         """Count one answer."""
         # The bin is the position of the highest bit and the two bits behind it: no logarithm.
         high = tokens.bit_length()
-        bin_ = 4 * high + ((tokens << 2 >> (high - 1)) & 3)
-        self._counts[bin_ if bin_ < BINS else BINS - 1] += 1.0
+        bin_ = min(HISTORY, 4 * high + ((tokens << 2 >> (high - 1)) & 3))
+        while len(self._counts) <= bin_:
+            self._counts.append(0.0)
+        self._counts[bin_] += 1.0
         self._seen += 1
-        if self._seen % HALVED_EVERY == 0:
+        if self._seen % HISTORY == 0:
             self._counts = [count / 2 for count in self._counts]
         if self._seen % OUTPUTS_NEEDED == 0:
             self.quantile = self._upper_edge(OUTPUT_QUANTILE)
@@ -122,7 +122,7 @@ class LengthHistogram:
     def _upper_edge(self, quantile: float) -> int:
         """Return the largest token count of the bin that contains the quantile."""
         bin_, left = 0, quantile * sum(self._counts) - self._counts[0]
-        while left > 0 and bin_ < BINS - 1:
+        while left > 0 and bin_ < len(self._counts) - 1:
             bin_ += 1
             left -= self._counts[bin_]
         # Below 4 tokens there are fewer than two bits behind the highest one.

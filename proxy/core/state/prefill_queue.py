@@ -16,13 +16,12 @@ from collections.abc import Iterable, Sequence
 from math import ceil, inf
 from typing import Final
 
-from forebay.proxy.core.learn.cost import CostModel, features
-from forebay.proxy.core.state.elsewhere import NO_WORK, Elsewhere
+from forebay.proxy.core.learn.cost import UNPROVEN, CostModel, Vector, features
+from forebay.proxy.core.model import INSTANT_S
+from forebay.proxy.core.state.elsewhere import Elsewhere
 from forebay.proxy.core.state.in_flight import InFlight
 
-LATE: Final = 1.25  # a prefill over this multiple of its prediction ...
-LATE_S: Final = 0.1  # ... plus this much was not cached as believed
-OBSERVE_AFTER_S: Final = 0.05  # prefills of one step answer together: measure them together
+LATE_S: Final = 0.1  # a prefill later than UNPROVEN by this much was not cached as believed
 OBSERVE_SHARED_S: Final = 0.5  # with other proxies, whose ends are reported up to 0.1 s late
 LEARN_FROM: Final = 4.0
 """Elapsed time is attributed to prefills that have ended. The progress of unfinished ones is
@@ -108,7 +107,7 @@ class PrefillQueue:
         left, floor = head.prefill_s - elapsed_s, 0.0
         if head.request.streams:
             floor = head.overdue_s
-            if elapsed_s > LATE * head.prefill_s + LATE_S:
+            if elapsed_s > (1.0 + UNPROVEN) * head.prefill_s + LATE_S:
                 left = head.cold_s - elapsed_s  # the engine had evicted what seemed to be cached
         return self.total_s - head.prefill_s + max(left, floor)
 
@@ -282,15 +281,15 @@ class PrefillObserver:
     """
 
     def __init__(self, cost: CostModel) -> None:
-        self.work = NO_WORK
+        self.work: Vector = (0.0, 0.0, 0.0)
         self._cost = cost
-        self._terms = NO_WORK
+        self._terms: Vector = (0.0, 0.0, 0.0)
         self._since = 0.0
-        self._others_before = NO_WORK  # their work done when the observation began
+        self._others_before: Vector = (0.0, 0.0, 0.0)  # their work done when the observation began
 
     def begin(self, now: float, elsewhere: Elsewhere | None) -> None:
         """Start an observation; an unfinished one is dropped."""
-        self._terms = NO_WORK
+        self._terms = (0.0, 0.0, 0.0)
         self._since = now
         if elsewhere is not None:
             self._others_before = elsewhere.work
@@ -321,7 +320,7 @@ class PrefillObserver:
             if not queue.prefills or elapsed_s >= OBSERVE_SHARED_S:
                 self._learn_shared(elsewhere, elapsed_s)
                 self.begin(now, elsewhere)
-        elif not queue.prefills or (elapsed_s >= OBSERVE_AFTER_S and self._mostly_ended(queue)):
+        elif not queue.prefills or (elapsed_s >= INSTANT_S and self._mostly_ended(queue)):
             if elapsed_s > 0:
                 self._cost.observe(self._terms, elapsed_s)
             self.begin(now, elsewhere)

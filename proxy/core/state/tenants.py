@@ -12,13 +12,11 @@ from math import exp, inf
 from typing import Final
 
 from forebay.proxy.core.learn.decay import RECENT_S
-from forebay.proxy.core.model import Tenant
+from forebay.proxy.core.model import HISTORY, Tenant
 from forebay.proxy.core.state.elsewhere import SILENT_S, TenantUse
 
 FORGET_S: Final = 300.0  # an idle tenant is forgotten after this
 COUNT_EVERY_S: Final = 0.5  # between two counts of the active tenants
-LARGEST_SHARE: Final = 0.5  # of a queue: what one tenant may hold while another one is active
-MOST_REPORTED: Final = 256  # tenants in one report: the latest
 
 
 class Account:
@@ -275,8 +273,8 @@ class RecentUse:
     def lately(self, now: float) -> dict[str, TenantUse]:
         """Return the sums to report; drop all others."""
         names = [name for name, at in self._at.items() if now - at <= 1.5 * SILENT_S]
-        if len(names) > MOST_REPORTED:
-            names = sorted(names, key=lambda name: self._at[name])[-MOST_REPORTED:]
+        if len(names) > HISTORY:
+            names = sorted(names, key=lambda name: self._at[name])[-HISTORY:]
         self._at = {name: self._at[name] for name in names}
         self._use = {name: self._use[name] for name in names}
         return {name: use.copy() for name, use in self._use.items()}
