@@ -19,7 +19,7 @@ MODULE_LINES = 400
 CLASS_METHODS = 25
 COMPLEXITY = 15
 CORE_MODULES = 35
-CORE_CONSTANTS = 74  # each is measured, or a bound of memory; 60 are wanted
+CORE_CONSTANTS = 59  # each is measured, or a bound of memory
 VAGUE = re.compile(r"(Who|Whose|Whom|Of|What|It|Its|Those|They|These|Them|Nobody|Somebody)\b")
 
 
@@ -58,16 +58,23 @@ def complexity_of(function: ast.AST) -> int:
     return decisions
 
 
+def assigned_in(module: Path) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield targets and values set at the top level; `A, B = 1, 2` sets two."""
+    for node in tree_of(module).body:
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                    yield from zip(target.elts, node.value.elts, strict=True)
+                else:
+                    yield target, node.value
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            yield node.target, node.value
+
+
 def constants_of(module: Path) -> list[str]:
     """Names of numbers, and of tuples of numbers, that are set at the top level."""
     found = []
-    for node in tree_of(module).body:
-        if isinstance(node, ast.Assign) and len(node.targets) == 1:
-            target, value = node.targets[0], node.value
-        elif isinstance(node, ast.AnnAssign) and node.value is not None:
-            target, value = node.target, node.value
-        else:
-            continue
+    for target, value in assigned_in(module):
         if not isinstance(target, ast.Name) or not target.id.isupper():
             continue
         inside = list(ast.walk(value))

@@ -8,7 +8,8 @@ A backend is `up`, or it takes no work for one of two reasons:
    /health does not show that, so after a while it is put on `trial`: one request at a time,
    until one succeeds (`up`) or fails (`out` again).
 
-A backend that leaves `up` soon after it came stays away twice as long, which damps flapping.
+A backend that leaves `up` less than LONGEST_HOLD_S after it came stays away twice as long, which
+damps flapping.
 A backend that answers "full" (429, 503) is sent nothing for a moment and keeps its state.
 
 Panic: when no backend is up, all that are `out` or on `trial` are used without limit. Bad answers
@@ -23,29 +24,31 @@ from collections.abc import Iterable
 from math import inf
 from typing import Literal, NamedTuple
 
+from forebay.proxy.core.learn.cost import FAR_OFF
 from forebay.proxy.core.learn.decay import RECENT_S
 from forebay.proxy.core.model import HISTORY, INSTANT_S
 
 State = Literal["up", "down", "out", "trial"]
 
-FAILURES = 3  # in a row, by requests
-FAILED_PROBES = 2  # in a row
-HOLD_S, LONGEST_HOLD_S = 0.5, 30.0  # the first time; doubled each time
-LONGEST_DOWN_S = 2.0  # the same after `down`: its good probe counts for more than its past
-STEADY_S = 60.0  # after so long `up`, the next hold is as short as the first
-GRAY_RATIO = 3.0
-GRAY_LEAST = 5  # first tokens in the window: fewer prove nothing
-FULL_S, LONGEST_FULL_S = 0.25, 5.0  # the first time; doubled while it stays full
+FAILURES = 3  # in a row, by requests; doubled: three more clients see a dead backend
+FAILED_PROBES = 2  # in a row; doubled: a backend that hangs is found two probes later
+# The first time, and doubled each time up to. Both doubled: a healthy backend is missed for longer.
+HOLD_S, LONGEST_HOLD_S = 0.5, 30.0
+LONGEST_DOWN_S = 2.0  # after `down`, whose good probe counts; doubled: it is back 2 s later
+GRAY_LEAST = 5  # first tokens in the window; doubled: a backend with few requests is never gray
+# The same while it reports that it is full. Both doubled: it may run empty before it gets more.
+FULL_S, LONGEST_FULL_S = 0.25, 5.0
 
-ANY, ONE, PAUSED, NONE = inf, 1.0, 0.0, -1.0
-"""Prefills that a backend may be sent at once. NONE: it is down. PAUSED: its queue stays."""
+ANY, NONE = inf, -inf
+"""Prefills that a backend may be sent at once: 1 during a trial; 0 while it is full, and its queue
+stays; NONE: it is down."""
 
 
 class Intake(NamedTuple):
     """The work that a backend may be sent from now on.
 
     Attributes:
-        most_prefills: ANY, ONE, PAUSED or NONE.
+        most_prefills: ANY, 1, 0 or NONE.
         restarted: its prefix cache is probably gone.
     """
 
@@ -79,7 +82,7 @@ class _Backend:
         self.ratios.clear()
 
     def eject(self, state: State, why: str, now: float) -> None:
-        if self.state == "up" and now - self.since > STEADY_S:
+        if self.state == "up" and now - self.since > LONGEST_HOLD_S:
             self.ejections = 0
         hold_s, longest_s = HOLD_S, LONGEST_DOWN_S if state == "down" else LONGEST_HOLD_S
         for _ in range(self.ejections):  # no power of 2: it may have been ejected for years
@@ -175,7 +178,7 @@ class Health:
         if ratio:
             backend.ratios.append((now, ratio))
         if backend.state == "trial" or (backend.state == "out" and backend.told == ANY):
-            if ratio > GRAY_RATIO * self._peers_ratio(backend, now):
+            if ratio > FAR_OFF * self._peers_ratio(backend, now):
                 self._eject(backend, "out", "first tokens are still late", now)
             else:
                 self._enter(backend, "up", "", now)
@@ -225,9 +228,9 @@ class Health:
             if backend.state != "up" or len(ratios := backend.lately(now)) < GRAY_LEAST:
                 continue
             ratio = median(ratios)
-            if ratio <= max(worst_ratio, GRAY_RATIO):
+            if ratio <= max(worst_ratio, FAR_OFF):
                 continue  # no need to look at its peers
-            if ratio > GRAY_RATIO * self._peers_ratio(backend, now):
+            if ratio > FAR_OFF * self._peers_ratio(backend, now):
                 worst, worst_ratio = backend, ratio
         if worst is not None:
             why = f"first tokens {worst_ratio:.1f} times as late as predicted"
@@ -280,5 +283,5 @@ def _most(backend: _Backend, panic: bool, now: float) -> float:
     if backend.state == "down" or (backend.state == "out" and not panic):
         return NONE
     if now < backend.full_until:
-        return PAUSED
-    return ONE if backend.state == "trial" and not panic else ANY
+        return 0.0
+    return 1.0 if backend.state == "trial" and not panic else ANY

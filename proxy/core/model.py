@@ -14,15 +14,21 @@ prediction, half of a cached prefix shows that the cache keeps it, a block in ha
 common to them, and no tenant holds half of a queue while another is active. Doubled (the whole):
 nothing is proven by less than all, and one tenant may fill a queue."""
 SLACK: Final = 0.1
-"""The share of a whole that changes nothing: so many untranslated blocks of a prompt are left as
-they are, and a resource so much below its limit is calm. Doubled: both react later."""
+"""The share of a whole that changes nothing: scores of two backends that differ by so much of a
+cold prefill are equal, a piece of a split prompt may be so much longer if that saves one, so many
+untranslated blocks of a prompt are left as they are, and a resource so much below its limit is
+calm. Doubled: load is balanced at the cost of longer waits."""
 FULL: Final = 0.95
 """The share of a resource that can be used. Above it an engine preempts requests or lets them wait
 for KV cache, and a request behind more urgent ones would be predicted to wait for ever. It has no
 double; at 0.9 a tenth of the KV pool stays empty."""
 HISTORY: Final = 256
-"""How many recent answers, ratios or tenants a statistic or report covers; older ones fade or are
-left out. Doubled: twice the memory and bytes, and half the speed of following a change."""
+"""How many recent answers, prompts, rejections, ratios, tenants or steps of a request a statistic,
+report or record covers; older ones fade or are left out. Doubled: twice the memory and bytes, and
+half the speed of following a change."""
+ENOUGH: Final = 20
+"""Observations that make a statistic: an average forgets over so many, and a quantile or share is
+used from so many on. Doubled: steadier, and twice as late."""
 
 RejectReason = Literal[
     "queue_full",  # the bucket's queue holds max_queue requests

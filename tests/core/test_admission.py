@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.proxy.core.model import (
+    ENOUGH,
     RANKS,
     Action,
     BackendSpec,
@@ -18,7 +19,7 @@ from forebay.proxy.core.model import (
     Tenant,
 )
 from forebay.proxy.core.shaper import Shaper
-from forebay.proxy.core.state.kv_budget import OUTPUTS_NEEDED, OutputLengths
+from forebay.proxy.core.state.kv_budget import OutputLengths
 from forebay.proxy.core.state.queue import BucketQueue, DueQueue, QueuedRequest
 from forebay.proxy.core.state.shares import Shares
 from forebay.proxy.core.state.tenants import Fairness, Quotas
@@ -189,8 +190,8 @@ class TestLanes:
 class TestOutputs:
     def test_reserves_what_nine_in_ten_answers_take(self) -> None:
         outputs = OutputLengths()
-        for number in range(2 * OUTPUTS_NEEDED):
-            assert number >= OUTPUTS_NEEDED or outputs.expected("a", "chat", 4_096) == 4_096
+        for number in range(2 * ENOUGH):
+            assert number >= ENOUGH or outputs.expected("a", "chat", 4_096) == 4_096
             outputs.observe("a", "chat", 100 if number % 20 else 3_000)
         assert 100 <= outputs.expected("a", "chat", 4_096) <= 120
         assert outputs.expected("a", "chat", 50) == 50

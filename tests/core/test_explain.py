@@ -8,9 +8,10 @@ from math import inf
 import pytest
 from parity_scene import NAMES, a_shaper, a_trace
 
-from forebay.proxy.core.explain.receipt import ERROR_S, MOST_STEPS, DecisionTally, Receipt, Receipts
+from forebay.proxy.core.explain.receipt import ERROR_S, DecisionTally, Receipt, Receipts
 from forebay.proxy.core.explain.recorder import DecisionRecorder
 from forebay.proxy.core.model import (
+    HISTORY,
     Action,
     BackendSpec,
     Bucket,
@@ -423,7 +424,7 @@ class TestMemory:
         receipt = Receipt(Request("a", 1), "chat", 0.0)
         for number in range(1_000):
             receipt.step(number, "queued", "gpu0", "turn")
-        assert len(receipt.steps) == MOST_STEPS
+        assert len(receipt.steps) == HISTORY
 
     def test_no_prompt_is_kept(self) -> None:
         """A request holds the hashes of its prompt: kilobytes of a long one."""

@@ -329,7 +329,7 @@ class TestBacklog:
             flight.output_tokens = 100
             backend.finished(request.id, 9.0 * number + 5.0)
         assert backend.cost.observations == 0
-        assert backend.decode_s["chat"] == pytest.approx(5.0, rel=0.15)
+        assert backend.decode_s["chat"].value == pytest.approx(5.0, rel=0.15)
 
 
 class Fleet:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from forebay.proxy.core.explain.recorder import DecisionRecorder
 from forebay.proxy.core.learn.cost import CostModel
-from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Send
-from forebay.proxy.core.policy.long_prefills import LONGER, next_piece
+from forebay.proxy.core.model import SLACK, Action, BackendSpec, Bucket, Reject, Request, Send
+from forebay.proxy.core.policy.long_prefills import next_piece
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.queue import QueuedRequest
 from forebay.proxy.telemetry.receipt_text import verdict
@@ -24,7 +24,7 @@ class TestBeginning:
     def test_pieces_grow_to_the_whole_prompt(self, tokens: int, piece_s: float) -> None:
         """Each takes about `piece_s` or is one block; so does the rest."""
         cost, request, before = CostModel(), document("r", tokens), 0
-        most_s = (1 + LONGER) * piece_s + cost.predict_s(0, 0)
+        most_s = (1 + SLACK) * piece_s + cost.predict_s(0, 0)
         while (piece := next_piece(request, before * BLOCK, before, cost, piece_s)) is not None:
             blocks = len(piece.blocks)
             assert before < blocks < len(request.blocks)
@@ -47,7 +47,7 @@ class TestBeginning:
         took_s.append(cost.predict_s(120_000 - before * BLOCK, 120_000))
         assert max(took_s) / min(took_s) < 1.25
         whole_s = cost.predict_s(120_000, 120_000) / piece_s
-        assert whole_s - LONGER <= len(took_s) <= whole_s + 2
+        assert whole_s - SLACK <= len(took_s) <= whole_s + 2
 
     def test_what_goes_whole(self) -> None:
         cost = CostModel()

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.proxy.core.model import (
+    ENOUGH,
     MAJORITY,
     Action,
     BackendSpec,
@@ -17,7 +18,6 @@ from forebay.proxy.core.model import (
     Send,
 )
 from forebay.proxy.core.policy.rendezvous import (
-    PROMPTS_NEEDED,
     CommonRoot,
     highest,
     name_seed,
@@ -238,7 +238,7 @@ class TestShaper:
     def test_other_buckets_and_backends_change_nothing_between_proxies(self) -> None:
         shaper = a_shaper("a")
         shaper.peering.reported("p", ProxyReport({"a": BackendReport(running=4)}), 0.0)
-        for i in range(PROMPTS_NEEDED):
+        for i in range(ENOUGH):
             shaper.arrive(Request(f"{i}", 1_000, 1, (1, 2), 512.0), 0.0)
         shaper.changes.reconfigure(
             [Bucket("all", 131_072, 99, 30.0)],
@@ -247,9 +247,9 @@ class TestShaper:
             affinity=shaper._dispatcher.affinity,
             dispatch_ahead_s=0.3,
         )
-        assert shaper._dispatcher.forecast._rendezvous.root._seen == PROMPTS_NEEDED
+        assert shaper._dispatcher.forecast._rendezvous.root._seen == ENOUGH
         shaper.arrive(Request("x", 1_000, 1, (1, 2), 512.0), 0.1)
-        assert shaper._dispatcher.forecast._rendezvous.root._seen == PROMPTS_NEEDED + 1
+        assert shaper._dispatcher.forecast._rendezvous.root._seen == ENOUGH + 1
         assert shaper.queued("all") > 0
         assert set(sent_to(shaper.peering.gone("p", 0.2))) == {"a"}
 
@@ -314,10 +314,10 @@ class TestRendezvous:
 
     def test_the_root_is_forgotten_when_prompts_no_longer_begin_with_it(self) -> None:
         root = CommonRoot()
-        for i in range(2 * PROMPTS_NEEDED):
+        for i in range(2 * ENOUGH):
             root.count((7, 10_000 + i))
         assert root.key((7, 5), 0.25) == 5
-        for i in range(int(2 * PROMPTS_NEEDED / MAJORITY)):
+        for i in range(int(2 * ENOUGH / MAJORITY)):
             root.count((20_000 + i,))
         assert root.key((7, 5), 0.25) == 7
 

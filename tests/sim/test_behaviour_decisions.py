@@ -82,7 +82,7 @@ class TestWhatMadeThemFalse:
 
     def test_a_chat_waits_for_no_slot_behind_documents_that_go_after_it(self) -> None:
         shaper = self.shaper(slots=4)
-        shaper.backends["a"].decode_s["chat"] = 4.0
+        shaper.backends["a"].decode_s["chat"].value = 4.0
         for i in range(9):  # one prefill at a time: eight wait
             assert not any(
                 isinstance(a, Reject) for a in shaper.arrive(Request(f"d{i}", 20_000), 0.0)

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from math import inf
 from typing import Final
 
-from forebay.proxy.core.model import Request
+from forebay.proxy.core.model import HISTORY, Request
 from forebay.proxy.core.policy.routing import Option
 
-MOST_STEPS: Final = 24  # of one request; further ones are dropped
 ERROR_S: Final[tuple[float, ...]] = (
     0.05,
     0.2,
@@ -132,7 +131,7 @@ class Receipt:
         self.reason = ""
 
     def step(self, at: float, kind: str, backend: str = "", why: str = "") -> None:
-        if len(self.steps) < MOST_STEPS:
+        if len(self.steps) < HISTORY:
             self.steps.append(Step(at, kind, backend, why))
 
     def waits_for(self, why: str, now: float) -> None:

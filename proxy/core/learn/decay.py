@@ -1,13 +1,31 @@
-"""Exponentially decayed sums: how much was sent or computed lately."""
+"""Decayed sums of what was sent or computed lately, and averages of recent values."""
 
 from math import exp, log
 from typing import Final
 
+from forebay.proxy.core.model import ENOUGH
+
 LOAD_TIME_S: Final = 173.0
-"""Time constant of loads (half-life 120 s): long enough to even out a burst of documents."""
+"""Time constant of loads (half-life 120 s): long enough to even out a burst of documents. A tenant
+that is idle for so long is forgotten, with what it used too much. Doubled: the balance between
+equal backends is restored more slowly."""
 RECENT_S: Final = 10.0
 """Window and time constant of everything else that counts as recent: arrivals of a bucket or
-tenant, use of tenants and classes, late first tokens. From 5 to 20 s nothing changed."""
+tenant, use of tenants and classes, late first tokens. Doubled or halved, nothing changed."""
+
+
+class Average:
+    """The mean of a guess and the first ENOUGH values; then each new value counts 1 / ENOUGH."""
+
+    __slots__ = ("seen", "value")
+
+    def __init__(self, guess: float) -> None:
+        self.value = guess
+        self.seen = 0
+
+    def add(self, value: float) -> None:
+        self.seen += 1
+        self.value += (value - self.value) / min(ENOUGH, 1 + self.seen)
 
 
 class DecayedSum:

@@ -13,7 +13,8 @@ from typing import Final
 from forebay.proxy.core.learn.prefix_index import common_run, leading_run
 from forebay.proxy.core.model import SLACK
 
-MOST_KEYS: Final = 1 << 21  # of all translations together; 8 bytes each if they are an array
+MOST_KEYS: Final = 1 << 21
+"""Of all translations together; 8 bytes each if they are an array. Doubled: 16 MiB more."""
 
 
 class BlockPlace:

@@ -13,15 +13,21 @@ from forebay.proxy.core.learn.engine_blocks import EngineBlocks
 from forebay.proxy.core.learn.prefix_index import PrefixIndex, Touch
 from forebay.proxy.core.model import Request
 
-DEFAULT_INDEX_BLOCKS: Final = 1 << 16  # if the KV pool is unknown: 128 MiB of prompt text
-KEPT_GAIN: Final = 0.5  # step of `kept` towards what is left of an index that was far too large
-KEPT_STEP: Final = 1.01  # factor of `kept` for a small error, either way
-KEPT_LEAST: Final = 0.25  # of a known KV pool; below that the reports must mean something else
-KEPT_LEAST_UNKNOWN: Final = 1e-3  # of DEFAULT_INDEX_BLOCKS
-KEPT_MOST: Final = 1.5
-KEPT_FAR: Final = 0.7  # a smaller share than this left means that the index was far too large
-SURPLUS_BLOCKS: Final = 1.5  # text blocks; the end of a prompt is in no block, yet may be cached
-ROUNDING_TOKENS: Final = 1.0
+DEFAULT_INDEX_BLOCKS: Final = 1 << 16
+"""If the KV pool is unknown: 128 MiB of prompt text. Doubled: more is believed to be cached until
+answers tell, and memory doubles."""
+KEPT_GAIN: Final = 0.5
+"""Step of `kept` towards what is left of the index once a block was missing: half of the way, as
+one report may be wrong. Doubled: all the way."""
+KEPT_STEP: Final = 1.01  # factor of `kept` when more is cached; doubled: it swings more
+KEPT_LEAST: Final = 0.25
+"""Of a known KV pool; below that the reports must mean something else. Doubled: an engine that
+other clients share is believed to hold half of its pool for us."""
+KEPT_LEAST_UNKNOWN: Final = 1e-3  # of DEFAULT_INDEX_BLOCKS; doubled: pools below 65k tokens suffer
+KEPT_MOST: Final = 1.5  # prompts may be shorter than estimated; doubled: slower back to 1
+SURPLUS_BLOCKS: Final = 1.5
+"""Text blocks cached beyond the prediction; less may be the end of a prompt, which is in no block.
+Doubled: an index that is too small is noticed later."""
 
 
 def tokens_in(blocks: int, request: Request) -> int:
@@ -87,7 +93,7 @@ class PrefixError:
         self.predicted_tokens += predicted_tokens
         self.reported_tokens += reported_tokens
         self.absolute_tokens += error
-        self.within_block += error <= block_tokens + ROUNDING_TOKENS
+        self.within_block += int(error) <= block_tokens  # counts are rounded
 
     @property
     def bias_tokens(self) -> float:
@@ -225,7 +231,7 @@ class PrefixCache:
         self.error.add(matched, cached_tokens, block_tokens)
         if visit.exact:
             return
-        if matched - cached_tokens > block_tokens + ROUNDING_TOKENS:
+        if int(matched - cached_tokens) > block_tokens:
             if visit.evidence:
                 self.prefixes.forget_until(visit.evidence)
                 self._keeps_less(request.block_tokens, kv_tokens)
@@ -238,12 +244,7 @@ class PrefixCache:
         if kv_tokens < inf:
             least, pool_blocks = KEPT_LEAST, kv_tokens / block_tokens
         left = len(self.prefixes) / pool_blocks
-        # A small surplus is as often a small shortage, which is a step up again.
-        if left < KEPT_FAR * self.kept:
-            self.kept += KEPT_GAIN * (left - self.kept)
-        else:
-            self.kept /= KEPT_STEP
-        self.kept = max(least, self.kept)
+        self.kept = max(least, self.kept + KEPT_GAIN * (left - self.kept))
 
     def restarted(self) -> None:
         """Forget everything: the engine restarted or is another one now."""

@@ -1,10 +1,10 @@
 """The policy: one question a file. Start here.
 
  1. admission.py: is a request accepted or rejected, and when should its client come back?
-    Constants: SURE, HOPELESS, RETURN_SHARE, RETRY_MOST_S.
+    Constants: SURE, RETURN_SHARE, RETRY_MOST_S; in learn/cost.py FAR_OFF.
     Worth: 41 points at 1.5 to 3 times load; of clients that come back, 93 instead of 66 % served.
  2. routing.py: which backend?
-    Constants: WORK_WEIGHT, TIE_SHARE; in learn/cost.py UNPROVEN.
+    Constants: WORK_WEIGHT; in model.py SLACK, in learn/cost.py UNPROVEN.
     Worth: cached prefixes 1.6 points at 1.5 times load; a hot document gets a second copy, no more.
  3. start.py: may a waiting request start now?
     Constants: DISPATCH_AHEAD_S; in model.py FULL.
@@ -13,7 +13,7 @@
     Constants: STRETCH; in state/shares.py BUCKETS_SHARE, CLASS_SHARE.
     Worth: shortest first 1.3 points; shares 4, 8, 19 points of documents at 1.5, 2, 3 times load.
  5. long_prefills.py: what protects short prompts from long prefills?
-    Constants: OVERLAP_SHARE, CROWDED, REJECTED_GAIN, LONGER, FROM_THE_START.
+    Constants: OVERLAP_SHARE; in model.py HISTORY, SLACK, MAJORITY.
     Worth: 2.2 points; 7 beside unshared 120k documents for counting the rejections of chats.
  6. coalesce.py: which requests wait for another request's prefill?
     Constants: WORK_WEIGHT of routing.py.
@@ -27,11 +27,12 @@
     Constants: FULL_STEP_TOKENS; in model.py FULL.
     Worth: arrivals that overtake 0.5 points; work beside chunks 1.3 points.
  9. rendezvous.py: where do several proxies send a cold prompt?
-    Constants: AGREED_SHARE, PROMPTS_NEEDED, PROMPTS_KEPT; in model.py MAJORITY.
+    Constants: AGREED_SHARE; in model.py MAJORITY, ENOUGH, HISTORY.
     Worth: 4 to 16 points of cache hits, 2.5 points of requests in time.
 
 "Worth" is what is lost without it, in points of requests in time unless it says otherwise: virtual
 time, 2026-11-23, 25 workloads, 2 to 5 seeds for each part alone; docs/policy.md has the tables.
+Constants with one meaning in several files are in `model.py`; each says what happens when doubled.
 
 The policy reads facts in `state/` and estimates in `learn/`. `shaper.py` has the events: rejections
 after admission (`wake`, `retry`), what is learned from an answer (`used`). `arrival.py` has the way

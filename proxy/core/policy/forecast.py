@@ -285,7 +285,7 @@ def slots_wait_s(backend: Backend, bucket: str, before: int) -> float:
         missing += backend.elsewhere.running
     if missing <= 0:
         return 0.0
-    return missing * backend.decode_s[bucket] / backend.spec.max_concurrency
+    return missing * backend.decode_s[bucket].value / backend.spec.max_concurrency
 
 
 def kv_wait_s(backend: Backend, waiting: QueuedRequest, mates: int) -> float:
@@ -303,4 +303,4 @@ def kv_wait_s(backend: Backend, waiting: QueuedRequest, mates: int) -> float:
     missing = backend.kv.need(request, output_tokens) * mates - room
     if missing <= 0:
         return 0.0
-    return missing / held * backend.decode_all_s
+    return missing / held * backend.decode_all_s.value

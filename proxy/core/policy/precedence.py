@@ -18,7 +18,8 @@ from forebay.proxy.core.state.shares import BUCKETS_SHARE
 from forebay.proxy.core.state.tenants import Fairness
 
 FULL_STEP_TOKENS: Final = 8_192
-"""Tokens in one engine step under load: vLLM's default `max_num_batched_tokens` for servers."""
+"""Tokens in one engine step under load: vLLM's default `max_num_batched_tokens` for servers.
+Doubled: fewer steps are expected, so less of the longer prefills beside a request."""
 
 
 class Before:

@@ -18,12 +18,10 @@ prompts whose beginning is common.
 from collections.abc import Sequence
 from typing import Final
 
-from forebay.proxy.core.model import MAJORITY, Request
+from forebay.proxy.core.model import ENOUGH, HISTORY, MAJORITY, Request
 from forebay.proxy.core.policy.routing import Option
 from forebay.proxy.core.state.backend import Backend
 
-PROMPTS_NEEDED: Final = 32  # prompts seen before a block can be common
-PROMPTS_KEPT: Final = 512.0  # prompts, after which all counts are halved
 AGREED_SHARE: Final = 0.75
 """Part of a cold prefill: what it is worth to go where every proxy would send this prompt. With
 0.5, two proxies lost 6 % of the hits of one (documents of 40k tokens, 5 questions each); with 1
@@ -47,7 +45,7 @@ class CommonRoot:
             block = blocks[position - 1]
             counts[block] = counts.get(block, 0.0) + 1.0
             position *= 2
-        if self._seen >= PROMPTS_KEPT:
+        if self._seen >= HISTORY:
             self._seen /= 2.0
             self._counts = {block: n / 2.0 for block, n in counts.items() if n >= 2.0}
 
@@ -65,7 +63,7 @@ class CommonRoot:
 
     def _common(self, block: int) -> bool:
         seen = self._seen
-        return seen >= PROMPTS_NEEDED and self._counts.get(block, 0.0) > MAJORITY * seen
+        return seen >= ENOUGH and self._counts.get(block, 0.0) > MAJORITY * seen
 
 
 def name_seed(name: str) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from forebay.proxy.core.learn.cost import UNPROVEN
-from forebay.proxy.core.model import Request
+from forebay.proxy.core.model import SLACK, Request
 
 
 class Option:
@@ -82,8 +82,6 @@ this one. With 1, a busy warm backend is left too early and the work is done twi
 document stays on one engine too long (57 % of it) for the little that others gain. In a chunking
 engine a follower waits for its leader for as long: `coalesce.must_follow`."""
 
-TIE_SHARE: Final = 0.05  # of a cold prefill: scores no further apart are equal
-
 
 def warm_or_least_work(request: Request, options: Sequence[Option], affinity: Affinity) -> Option:
     """Pick the earliest first token; prefill counts double and cached prefixes reduce it.
@@ -101,7 +99,7 @@ def warm_or_least_work(request: Request, options: Sequence[Option], affinity: Af
         if option.matched_tokens >= enough:
             prefill_s = option.prefill_s
         scores.append(option.wait_s + WORK_WEIGHT * prefill_s)
-    least = min(scores) + TIE_SHARE * cheapest
+    least = min(scores) + SLACK * cheapest
     near = [place for place in zip(options, scores, strict=True) if place[1] <= least]
     return min(near, key=lambda place: (place[0].load, place[1]))[0]
 

@@ -17,8 +17,9 @@ from forebay.proxy.core.state.queue import QueuedRequest
 
 DISPATCH_AHEAD_S: Final = 0.3
 """Backlog below which a backend is sent more, by default: the engine never waits for the proxy, and
-its own queue is too short to matter."""
-MATCH_SLACK_S: Final = 1e-9  # float rounding: a timer for the end of a backlog must find it ended
+its own queue is too short to matter. Doubled: what starts next is decided 0.3 s earlier."""
+MATCH_SLACK_S: Final = 1e-9
+"""Float rounding: a timer for the end of a backlog must find it ended. Doubled: the same."""
 
 Block = Literal[
     "",  # it may start

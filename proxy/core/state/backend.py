@@ -7,10 +7,9 @@ decided in `policy/`.
 
 from collections.abc import Callable, Iterable
 from math import inf
-from typing import Final
 
 from forebay.proxy.core.learn.cost import CostModel
-from forebay.proxy.core.learn.decay import DecayedSum
+from forebay.proxy.core.learn.decay import Average, DecayedSum
 from forebay.proxy.core.learn.prefix_cache import PrefixCache
 from forebay.proxy.core.model import STANDARD, BackendSpec, Bucket, Request
 from forebay.proxy.core.state.coalescing import Leaders, SplitPrompts
@@ -21,8 +20,6 @@ from forebay.proxy.core.state.prefill_queue import PrefillObserver, PrefillQueue
 from forebay.proxy.core.state.queue import BucketQueue, QueuedRequest
 from forebay.proxy.core.state.shares import Turns
 from forebay.proxy.core.state.tenants import Fairness
-
-DECODE_GAIN: Final = 0.1  # weight of one request in the smoothed decode times
 
 
 class Backend:
@@ -39,7 +36,7 @@ class Backend:
         leaders: waiting requests that others may follow.
         followers: waiting requests that wait for a prefill of another request here.
         review: a prefill has ended that followers may have waited for.
-        decode_s: smoothed seconds from first token to finish, by bucket; `decode_all_s` of all.
+        decode_s: average seconds from first token to finish, by bucket; `decode_all_s` of all.
         starving: a waiting request for which KV cache is kept free.
         elsewhere: what other proxies have here; None without other proxies.
         load: prompt tokens sent lately; `worked`: prefill seconds by bucket.
@@ -82,8 +79,8 @@ class Backend:
         self.sent_prompt_tokens = 0
         self.prefill_queue = PrefillQueue(self.queues, spec.chunk_tokens, spec.piece_s < inf)
         self.prefills = self.prefill_queue.prefills
-        self.decode_s = dict.fromkeys(self.queues, 1.0)
-        self.decode_all_s = 1.0
+        self.decode_s = {name: Average(1.0) for name in self.queues}
+        self.decode_all_s = Average(1.0)
         self.elsewhere: Elsewhere | None = None
         self.observer = PrefillObserver(self.cost)
         self.load = DecayedSum()
@@ -273,8 +270,8 @@ class Backend:
         else:  # learn how long a slot is held after the prefill, or after its predicted end
             first_at = sent.first_token_at
             decode_s = max(0.0, now - (sent.ends_at if first_at is None else first_at))
-            self.decode_s[sent.bucket] += DECODE_GAIN * (decode_s - self.decode_s[sent.bucket])
-            self.decode_all_s += DECODE_GAIN * (decode_s - self.decode_all_s)
+            self.decode_s[sent.bucket].add(decode_s)
+            self.decode_all_s.add(decode_s)
         self.kv.give_back(sent.request, sent.reserved_tokens)
         return prefilling
 
@@ -328,5 +325,5 @@ class Backend:
         for sent in self.in_flight.values():
             sent.bucket = home(sent.request)
         self.prefill_queue.rebucket(self.queues)
-        self.decode_s = {name: self.decode_s.get(name, 1.0) for name in self.queues}
+        self.decode_s = {name: self.decode_s.get(name) or Average(1.0) for name in self.queues}
         self.worked = {name: self.worked.get(name) or DecayedSum() for name in self.queues}

@@ -13,7 +13,9 @@ from typing import Final
 from forebay.proxy.core.learn.cost import Vector
 
 SILENT_S: Final = 1.0
-"""A proxy without a report for this long is gone; its work on a backend no longer counts."""
+"""A proxy without a report for this long is gone; its work on a backend no longer counts. Within it
+every other one reports the prefills that ended, so an observation of shared work takes as long.
+Doubled: the work of a proxy that died holds a backend for 2 s."""
 
 
 class BackendReport:

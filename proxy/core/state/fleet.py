@@ -11,7 +11,9 @@ LOOK_AT_MOST: Final = 8
 """How many things one decision looks at one by one, a bound of its CPU time: a fleet of so many
 backends is priced completely, of a larger one only so many that may hold the prefix, and so many
 rejected requests of a bucket are followed. Doubled: an arrival in a fleet of 16 costs twice."""
-APART: Final = 1e12  # seconds: ranks idle backends before busy ones, and full ones last
+APART: Final = 1e12
+"""Seconds beyond any clock: ranks idle backends before busy ones, and full ones last. Doubled: the
+same."""
 
 
 class FleetQueues:

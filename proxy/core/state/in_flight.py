@@ -8,9 +8,12 @@ from forebay.proxy.core.model import Request
 
 STEP_TOKENS: Final = 2_048
 """Prompt tokens that fit into one engine step: the least max_num_batched_tokens of vLLM's defaults.
-Prefills that together stay below it cost one step, however long a step takes."""
+Prefills that together stay below it cost one step, however long a step takes.
+Doubled: short documents count as hits, so several are computed at once."""
 
-OVERDUE_SHARE: Final = 0.1  # of a prefill that is over its prediction: what it still counts for
+OVERDUE_SHARE: Final = 0.1
+"""Of a prefill that is over its prediction: what it still counts for. Doubled: the next request is
+sent later, and the engine may run empty."""
 
 
 class InFlight:

@@ -13,11 +13,11 @@ per doubling) whose counts are halved from time to time.
 from typing import Final
 
 from forebay.proxy.core.learn.prefix_index import common_run
-from forebay.proxy.core.model import HISTORY, Request
+from forebay.proxy.core.model import ENOUGH, HISTORY, Request
 
-OUTPUT_QUANTILE: Final = 0.9
-OUTPUTS_NEEDED: Final = 20  # answers before the quantile is used, and between two evaluations
-MOST_HISTOGRAMS: Final = 4_096  # tenants that no configuration lists come from clients
+OUTPUT_QUANTILE: Final = 0.9  # of answers that fit what is reserved; it has no double
+MOST_HISTOGRAMS: Final = 4_096
+"""Tenants that no configuration lists come from clients. Doubled: about 4 MiB more."""
 
 
 class _Root:
@@ -116,7 +116,7 @@ class LengthHistogram:
         self._seen += 1
         if self._seen % HISTORY == 0:
             self._counts = [count / 2 for count in self._counts]
-        if self._seen % OUTPUTS_NEEDED == 0:
+        if self._seen % ENOUGH == 0:
             self.quantile = self._upper_edge(OUTPUT_QUANTILE)
 
     def _upper_edge(self, quantile: float) -> int:

@@ -18,14 +18,13 @@ from typing import Final
 
 from forebay.proxy.core.learn.cost import UNPROVEN, CostModel, Vector, features
 from forebay.proxy.core.model import INSTANT_S
-from forebay.proxy.core.state.elsewhere import Elsewhere
+from forebay.proxy.core.state.elsewhere import SILENT_S, Elsewhere
 from forebay.proxy.core.state.in_flight import InFlight
 
-LATE_S: Final = 0.1  # a prefill later than UNPROVEN by this much was not cached as believed
-OBSERVE_SHARED_S: Final = 0.5  # with other proxies, whose ends are reported up to 0.1 s late
 LEARN_FROM: Final = 4.0
 """Elapsed time is attributed to prefills that have ended. The progress of unfinished ones is
-unknown, so ended work must be this many times the unfinished work."""
+unknown, so ended work must be this many times the unfinished work. Doubled: learns less
+often where prefills are mixed."""
 
 
 def passing(
@@ -107,7 +106,7 @@ class PrefillQueue:
         left, floor = head.prefill_s - elapsed_s, 0.0
         if head.request.streams:
             floor = head.overdue_s
-            if elapsed_s > (1.0 + UNPROVEN) * head.prefill_s + LATE_S:
+            if elapsed_s > (1.0 + UNPROVEN) * head.prefill_s + INSTANT_S:
                 left = head.cold_s - elapsed_s  # the engine had evicted what seemed to be cached
         return self.total_s - head.prefill_s + max(left, floor)
 
@@ -317,7 +316,7 @@ class PrefillObserver:
             return
         elapsed_s = now - self._since
         if elsewhere is not None and self._others_worked(elsewhere):
-            if not queue.prefills or elapsed_s >= OBSERVE_SHARED_S:
+            if not queue.prefills or elapsed_s >= SILENT_S:
                 self._learn_shared(elsewhere, elapsed_s)
                 self.begin(now, elsewhere)
         elif not queue.prefills or (elapsed_s >= INSTANT_S and self._mostly_ended(queue)):
@@ -335,7 +334,7 @@ class PrefillObserver:
 
     def _learn_shared(self, elsewhere: Elsewhere, elapsed_s: float) -> None:
         """Learn from other proxies' prefills and ours together, unless the time is too short."""
-        if elapsed_s < OBSERVE_SHARED_S:
+        if elapsed_s < SILENT_S:
             return
         (a, b, c), (d, e, f), (x, y, z) = self._terms, elsewhere.work, self._others_before
         self._cost.observe((a + d - x, b + e - y, c + f - z), elapsed_s)

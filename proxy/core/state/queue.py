@@ -12,7 +12,9 @@ from forebay.proxy.core.model import STANDARD, Request
 from forebay.proxy.core.state.tenants import Fairness
 
 NONE_EXCLUDED: frozenset[str] = frozenset()
-LONG_WAIT: Final = 0.5  # of the time between arrival and deadline: then a request has waited long
+LONG_WAIT: Final = 0.5
+"""Of the time between arrival and deadline: then a request has waited long. A quarter or three
+quarters differ by 1.3 points beyond capacity at most; doubled, shares never apply."""
 
 FlowKey = tuple[int, str]  # rank of the service class, tenant
 

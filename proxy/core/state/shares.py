@@ -11,8 +11,11 @@ from typing import Final
 from forebay.proxy.core.model import CLASSES, STANDARD
 from forebay.proxy.core.state.queue import BucketQueue, QueuedRequest
 
-BUCKETS_SHARE: Final = 0.6  # of the seconds, in equal parts to the buckets with waiting requests
-CLASS_SHARE: Final = 0.05  # of the seconds, to each class with waiting requests
+BUCKETS_SHARE: Final = 0.6
+"""Of the seconds, in equal parts to the buckets with waiting requests. At 0.8, 74 instead of 82 %
+are in time at 1.5 times the capacity; it has no double."""
+CLASS_SHARE: Final = 0.05
+"""Of the seconds, to each class with waiting requests. Doubled: batch takes a tenth of overload."""
 
 
 class Shares:
