@@ -24,23 +24,28 @@ from forebay.proxy.core.model import ENOUGH
 PRIOR_FIXED_S: Final = 0.02
 PRIOR_S_PER_TOKEN: Final = 2.5e-5
 PRIOR_S_PER_TOKEN_PAIR: Final = 1.0e-9
+NOISE: Final = 0.04
+"""Variance of an observation's logarithm: batching, decode beside a prefill. At 0.0625 two
+documents no longer correct what a chat has taught about an engine."""
 UNSURE_SPEED: Final = 1.0
 """Largest variance of the part that the log scales have in common. Doubled: the first answer counts
-for 97 instead of 94 %."""
+for 98 instead of 96 %."""
 UNSURE_SCALE: Final = 0.1
 """Largest variance of each log scale besides. Doubled: chats tell less about documents."""
 DRIFT: Final = 0.001  # share of these variances added per observation; doubled: forgets faster
 FURTHEST: Final = log(100.0)  # of a scale; doubled: an engine may be 10,000 times as slow
+MOST_OFF: Final = 5.0
+"""An observation counts as at most so many times off. At 3, two documents no longer correct what a
+chat has taught about an engine; doubled: one hiccup spoils predictions."""
 FAR_OFF: Final = 3.0
 """A prefill hardly ever differs from its prediction by more than this factor; else something is
-wrong with the backend. An observation counts as at most so far off, a backend whose first tokens
-are later than its peers' by more takes no work, and a request is hopeless if its prefill takes so
-many times what its client waits. Doubled: a failing backend is used for longer."""
+wrong with the backend. A backend whose first tokens are later than its peers' by more takes no
+work, and a request is hopeless if its prefill takes so many times what its client waits. Doubled: a
+failing backend is used for longer."""
 UNPROVEN: Final = 0.25
-"""Relative error of a prediction that nothing has confirmed, and standard deviation of an observed
-prefill's logarithm (batching, decoding beside it). A prefill that takes so much longer was not
-cached as believed, and backends whose prefills differ by less are equally fast. Doubled: speeds are
-learned more slowly, new backends are avoided for longer, a missed hit is noticed later."""
+"""Relative error of a prediction that nothing has confirmed. A prefill that takes so much longer
+was not cached as believed, and backends whose prefills differ by less are equally fast. Doubled:
+new backends are avoided for longer, and a missed cache hit is noticed later."""
 EDGES_S: Final[tuple[float, ...]] = (0.25, 1.0, 4.0)
 """Between the classes of `PredictionError`. Doubled: waits up to 0.5 s share the error of chats."""
 OF_ALL: Final = 0.75
@@ -146,14 +151,14 @@ class CostModel:
         x0, x1, x2 = s0 * terms[0], s1 * terms[1], s2 * terms[2]
         predicted = x0 + x1 + x2
         x0, x1, x2 = x0 / predicted, x1 / predicted, x2 / predicted
-        error = log(max(1.0 / FAR_OFF, min(FAR_OFF, elapsed_s / predicted)))
+        error = log(max(1.0 / MOST_OFF, min(MOST_OFF, elapsed_s / predicted)))
         if self.proven_tokens:  # the first two predictions rest on the prior
             self.error.observe(predicted, error)
         p00, p01, p02, p11, p12, p22 = self._p
         y0 = p00 * x0 + p01 * x1 + p02 * x2
         y1 = p01 * x0 + p11 * x1 + p12 * x2
         y2 = p02 * x0 + p12 * x1 + p22 * x2
-        gain = 1.0 / (UNPROVEN * UNPROVEN + x0 * y0 + x1 * y1 + x2 * y2)
+        gain = 1.0 / (NOISE + x0 * y0 + x1 * y1 + x2 * y2)
         step = gain * error
         self.scale = (
             exp(max(-FURTHEST, min(FURTHEST, log(s0) + y0 * step))),
