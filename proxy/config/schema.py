@@ -50,9 +50,10 @@ NAME = r"^[A-Za-z0-9._-]{1,64}$"
 MAX_CONCURRENCY = 256
 """Default bound of running requests on a backend. The real limit is the KV cache, which the policy
 models; short chats fill a GPU's batch only by the hundred."""
-AUTO_PIECE_SHARE = 0.6  # of the shortest max_wait: a chat that just missed a part is still in time
-AUTO_PIECE_S = 2.0  # longer parts save no more round trips worth having
+AUTO_PIECE_SHARE = 0.25  # of the shortest max_wait: what a chat that just missed a part waits for
 BURST_S = 60.0  # a tenant's default burst: the tokens its rate brings in this time
+
+PrefillPiece = Literal["auto"] | Seconds | None  # None: off
 
 
 class BackendConfig(Section):
@@ -60,9 +61,10 @@ class BackendConfig(Section):
 
     long_prefill_token_threshold: the server's flag of that name, if it is set. Shorter prefills
     then overtake longer ones, so no server is reserved for short prompts.
-    prefill_piece: split prefill: off, auto or a time. A longer prefill is sent in parts of this
-    length while shorter prompts arrive, which run in between. The server must cache prefixes.
-    auto: 0.6 times the shortest max_wait of all buckets, at most 2 s.
+    prefill_piece: split prefill: auto, a time or off. While shorter prompts arrive, a long prompt
+    may take the last server without a long prefill only in parts of this length, and the shorter
+    ones run in between. The server must cache prefixes. off: such a prompt waits for another server
+    instead. auto: a quarter of the shortest max_wait of all buckets.
     kv_events, kv_replay: endpoint and replay_endpoint of the server's --kv-events-config, as seen
     from here. An endpoint with `*` is bound here, for a vLLM that connects to it.
     """
@@ -71,7 +73,7 @@ class BackendConfig(Section):
     url: str
     max_concurrency: int = Field(MAX_CONCURRENCY, ge=1)
     long_prefill_token_threshold: int | None = Field(None, ge=1)
-    prefill_piece: Literal["auto"] | Seconds | None = None
+    prefill_piece: PrefillPiece = "auto"
     kv_events: str | None = None
     kv_replay: str | None = None
 
@@ -295,16 +297,16 @@ class Config(Section):
                 b.max_concurrency,
                 size,
                 b.long_prefill_token_threshold or inf,
-                self.piece_s(b),
+                self.piece_s(b.prefill_piece),
             )
             for b in self.backends
         ]
 
-    def piece_s(self, backend: BackendConfig) -> float:
+    def piece_s(self, prefill_piece: PrefillPiece = "auto") -> float:
         """Seconds of prefill in one part of a split prompt; inf: prompts are not split."""
-        if backend.prefill_piece == "auto":
-            return min(AUTO_PIECE_S, AUTO_PIECE_SHARE * min(b.max_wait for b in self.buckets))
-        return backend.prefill_piece or inf
+        if prefill_piece == "auto":
+            return AUTO_PIECE_SHARE * min(b.max_wait for b in self.buckets)
+        return prefill_piece or inf
 
     def core_tenants(self) -> list[Tenant]:
         """The configured tenants; all others have `tenants.default_weight`."""

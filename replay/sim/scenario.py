@@ -96,7 +96,7 @@ class Scenario:
         options["tenants"] = self.tenants or options["tenants"]
         chunk_tokens = self.engine.long_prefill_token_threshold or inf
         first = self.proxy.backends[0] if self.proxy.backends else None
-        piece_s = self.proxy.piece_s(first) if first else inf
+        piece_s = self.proxy.piece_s(first.prefill_piece if first else "auto")
         backends = [BackendSpec(name, self.slots, inf, chunk_tokens, piece_s) for name in names]
         recorder = DecisionRecorder(sys.maxsize) if self.explained else None
         buckets = self.proxy.core_buckets()

@@ -42,7 +42,7 @@ from forebay.replay.sim.skipping import SkippingEngine
 
 KEPT = DATA / "decisions.json"
 PUBLIC = SHARED / "data"
-MODES = {"whole": (0, 0.0), "split": (0, 1.2), "flag": (2_048, 0.0)}
+MODES = {"whole": (0, "off"), "split": (0, "auto"), "flag": (2_048, "auto")}
 SEEDS = range(3)
 SCRAMBLED = range(40)
 
@@ -75,10 +75,10 @@ class Digest:
 def simulated(load_name: str, seed: int, mode: str) -> str:
     """The hash of one workload's decisions in virtual time."""
     load = next(one for one in LOADS if one.name == load_name)
-    chunk, piece_s = MODES[mode]
+    chunk, piece = MODES[mode]
     engine = replace(ENGINE, long_prefill_token_threshold=chunk)
-    backends = [{"url": "http://127.0.0.1", "prefill_piece": piece_s}] if piece_s else []
-    proxy = Config.model_validate({"backends": backends})
+    backend = {"url": "http://127.0.0.1", "prefill_piece": piece}
+    proxy = Config.model_validate({"backends": [backend]})
     names = [f"gpu{number}" for number in range(ENGINES)]
     policy = Scenario(engine=engine, proxy=proxy).new_policy(names)
     digest = Digest()

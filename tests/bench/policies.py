@@ -54,6 +54,7 @@ from forebay.replay.sim.scenario import ALL_KNOWING, DIRECT, POLICIES, Scenario
 from forebay.replay.sim.skipping import SkippingEngine
 
 FOREBAY = "forebay"
+AUTO = "auto"
 MODELS = {DIRECT: "model of round-robin (nginx, plain)"} | {
     n: what for n, (_, what) in ROUTER_MODELS.items()
 }
@@ -76,21 +77,21 @@ class Cell:
     policy: str
     seed: int
     chunk: int
-    piece: float
+    piece: str
     data: Path
     file: Path
 
 
 @contextmanager
 def new_policy(
-    name: str, engine: EngineConfig, names: Sequence[str], piece_s: float
+    name: str, engine: EngineConfig, names: Sequence[str], piece: str
 ) -> Iterator[Policy]:
     if name in WITHOUT:
         with switched_off(name, engine, names) as policy:
             yield policy
     elif name == FOREBAY:
-        backends = [{"url": "http://127.0.0.1", "prefill_piece": piece_s}] if piece_s else []
-        proxy = Config.model_validate({"backends": backends})
+        backend = {"url": "http://127.0.0.1", "prefill_piece": piece}
+        proxy = Config.model_validate({"backends": [backend]})
         yield Scenario(engine=engine, proxy=proxy).new_policy(names)
     else:
         yield Scenario(engine=engine, policy=name).new_policy(names)
@@ -128,7 +129,7 @@ def cells(
     policies: Sequence[str],
     seeds: int,
     chunk: int,
-    piece: float,
+    piece: str,
     data: Path,
     out: Path,
 ) -> dict[tuple[str, str], list[Cell]]:
@@ -143,8 +144,8 @@ def cells(
             by = made_by.get(policy, core)
             name = re.sub(r"[^a-z0-9.]+", "_", f"{load.name}-{policy}".lower())
             name += f"-{chunk}" if chunk else ""
-            own = piece if policy == FOREBAY else 0.0
-            name += f"-{own:g}s" if own else ""
+            own = piece if policy == FOREBAY else AUTO
+            name += f"-{own}" if own != AUTO else ""
             found[load.name, policy] = [
                 Cell(load.name, policy, seed, chunk, own, data, out / f"{name}-{seed}-{by}.npz")
                 for seed in range(seeds)
@@ -276,8 +277,8 @@ def main() -> None:
     parser.add_argument("--policy", action="append", help="only these [default: all]")
     parser.add_argument("--chunk", type=int, default=0, metavar="TOKENS",
         help="of the engines: --long-prefill-token-threshold [default: 0, off]")  # fmt: skip
-    parser.add_argument("--piece", type=float, default=0.0, metavar="SECONDS",
-        help="Forebay's prefill_piece [default: 0, off]")  # fmt: skip
+    parser.add_argument("--piece", default=AUTO, metavar="TIME",
+        help="Forebay's prefill_piece: auto, off, or seconds [default: auto]")  # fmt: skip
     parser.add_argument("--ablation", action="store_true", help="Forebay without one part each")
     parser.add_argument("--data", type=Path, default=SHARED / "data")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "policies")

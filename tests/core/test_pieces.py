@@ -181,8 +181,8 @@ class TestShaper:
         assert sends(fleet.shaper.piece_computed("d", 0.9))[0][0] == "d"
 
     def test_who_asks_about_it_waits_until_it_is_computed_whole(self) -> None:
-        """One prefill, though another engine has nothing to do; and then before other documents."""
-        fleet, now = Fleet(2), 0.1
+        """One prefill, though the first tokens are far; and then before other documents."""
+        fleet, now = Fleet(), 0.1
         fleet.chat(0.0)
         (first,) = fleet.shaper.arrive(document("d"), now)
         assert isinstance(first, Send)
@@ -251,14 +251,16 @@ class TestShaper:
         (option,) = fleet.shaper._dispatcher.forecast.options(waiting, 0.2)
         assert (option.wait_s > 8.0) == under_way
 
-    def test_pieces_take_both_engines(self) -> None:
-        """No engine need be kept clear of what lets others in between."""
+    def test_only_the_last_clear_engine_has_pieces(self) -> None:
+        """Chats go to the other engine while there is one."""
         fleet = Fleet(2)
         fleet.chat(0.0)
-        first = sends(fleet.shaper.arrive(document("d"), 0.1))
-        second = sends(fleet.shaper.arrive(document("e", first=10_000), 0.2))
-        assert first[0][1]
-        assert second[0][1]
+        assert sends(fleet.shaper.arrive(document("d"), 0.1)) == [("d", 0)]
+        ((_, blocks),) = sends(fleet.shaper.arrive(document("e", first=10_000), 0.2))
+        assert blocks
+        fleet.shaper.first_token("d", 0.8)
+        fleet.chats_flow(0.9)
+        assert sends(fleet.shaper.piece_computed("e", 0.9)) == [("e", 0)]
 
     def test_an_engine_that_caches_nothing_is_sent_the_rest_whole(self) -> None:
         fleet, now = Fleet(), 0.1
@@ -292,14 +294,18 @@ class TestShaper:
 
     def test_its_backend_fails_in_a_piece(self) -> None:
         """Another one begins again, and knows nothing of what the first has computed."""
-        fleet = Fleet(2)
+        fleet = Fleet(3)
         fleet.chat(0.0)
+        for number in range(2):
+            fleet.shaper.arrive(document(f"{number}", first=10_000 * (number + 1)), 0.1)
         (send,) = fleet.shaper.arrive(document("d"), 0.1)
         assert isinstance(send, Send)
+        assert send.piece_blocks
+        fleet.shaper.first_token("0", 0.2)
         (again,) = fleet.shaper.retry("d", 0.2)
         assert isinstance(again, Send)
         assert again.backend != send.backend
-        assert again.piece_blocks
+        assert again.matched_tokens == again.piece_blocks == 0  # the failed one is clear
 
     def test_the_queue_time_ends_with_the_first_piece(self) -> None:
         fleet = Fleet()

@@ -152,7 +152,7 @@ class TestTrials:
         blocks = tuple(range(10))
         made = shaper("a", "b")
         first = sent(made.arrive(Request("warm", 5_000, 10, blocks, 500.0), 0.0))["warm"]
-        made.first_token("warm", 0.2)
+        made.first_token("warm", 0.15)
         made.finish("warm", 0.3)
         where = sent(made.arrive(Request("p", 20_000, 10), 1.0))
         where |= sent(made.arrive(Request("q", 20_000, 10), 1.0))

@@ -151,8 +151,11 @@ class Forecast:
         self, backend: Backend, waiting: QueuedRequest, matched_tokens: int, now: float
     ) -> Request | None:
         """Return the piece of a long prompt to send while more urgent requests arrive, or None."""
-        if backend.piece_s == inf or self.long_prefills.long_s(waiting.bucket, now) == inf:
+        long_s = self.long_prefills.long_s(waiting.bucket, now)
+        if backend.piece_s == inf or long_s == inf:
             return None
+        if self.long_prefills.another_clear(backend, long_s):
+            return None  # requests in a hurry go there
         before = waiting.piece_blocks if waiting.piece_on == backend.name else 0
         return next_piece(waiting.request, matched_tokens, before, backend.cost, backend.piece_s)
 
@@ -212,8 +215,8 @@ class Forecast:
             wait_s += before.seconds / (1.0 - before.overtaken)
         if backend.elsewhere is not None and backend.elsewhere.queued_s:
             wait_s += self._precedence.elsewhere_s(backend, waiting, before.seconds, now)
-        wait_s += slots_wait_s(backend, waiting.bucket, before.count)
-        return max(wait_s, kv_wait_s(backend, waiting, before.mates))
+        slots_s = slots_wait_s(backend, waiting.bucket, before.count)
+        return max(wait_s, slots_s, kv_wait_s(backend, waiting, before.mates, uncached))
 
     def _margin_s(
         self,
@@ -288,19 +291,21 @@ def slots_wait_s(backend: Backend, bucket: str, before: int) -> float:
     return missing * backend.decode_s[bucket].value / backend.spec.max_concurrency
 
 
-def kv_wait_s(backend: Backend, waiting: QueuedRequest, mates: int) -> float:
+def kv_wait_s(backend: Backend, waiting: QueuedRequest, mates: int, uncached: int) -> float:
     """Return the predicted wait for KV cache: running requests give theirs back in turn.
 
-    Each of `mates`, which are this request and those before it, is taken to need as much.
+    Each of `mates`, which are this request and those before it, is taken to need as much. They
+    share what is cached: for all but one only the uncached part counts.
     """
     held = backend.kv.held
     if not held:
         return 0.0
     request, output_tokens = waiting.request, waiting.output_tokens
     room = kv_room(backend, waiting)
-    if (request.prompt_tokens + output_tokens) * mates <= room:
+    needs = 1.0 + (mates - 1) * uncached / request.prompt_tokens
+    if (request.prompt_tokens + output_tokens) * needs <= room:
         return 0.0
-    missing = backend.kv.need(request, output_tokens) * mates - room
+    missing = backend.kv.need(request, output_tokens) * needs - room
     if missing <= 0:
         return 0.0
     return missing / held * backend.decode_all_s.value

@@ -78,6 +78,13 @@ class LongPrefills:
                 most = max(most, self._rejected_share[other.name])
         return most
 
+    def another_clear(self, backend: Backend, long_s: float) -> bool:
+        """Return whether another backend than this one is clear of long prefills."""
+        return any(
+            other.up and other is not backend and not other.prefill_queue.blocks_for(long_s)
+            for other in self._backends
+        )
+
     def clear_at(
         self, backend: Backend, waiting: QueuedRequest, prefill_s: float, long_s: float, now: float
     ) -> float:

@@ -6,7 +6,6 @@ A route is a pure function. To try another one: write it here, name it in ROUTES
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from forebay.proxy.core.learn.cost import UNPROVEN
 from forebay.proxy.core.model import SLACK, Request
@@ -76,15 +75,9 @@ class Affinity:
 
 Route = Callable[[Request, Sequence[Option], Affinity], Option]
 
-WORK_WEIGHT: Final = 2.0
-"""A second of prefill delays this request and about one more behind it; a second of wait only
-this one. With 1, a busy warm backend is left too early and the work is done twice; with 4, a hot
-document stays on one engine too long (57 % of it) for the little that others gain. In a chunking
-engine a follower waits for its leader for as long: `coalesce.must_follow`."""
-
 
 def warm_or_least_work(request: Request, options: Sequence[Option], affinity: Affinity) -> Option:
-    """Pick the earliest first token; prefill counts double and cached prefixes reduce it.
+    """Pick the earliest first token; a cached prefix shortens the prefill.
 
     Ties (all cold, all idle) go to the backend that was sent the fewest tokens, then to the lower
     score, then to the first, so that a run can be repeated.
@@ -98,7 +91,7 @@ def warm_or_least_work(request: Request, options: Sequence[Option], affinity: Af
             prefill_s = cheapest  # else one that seems a little faster would get everything
         if option.matched_tokens >= enough:
             prefill_s = option.prefill_s
-        scores.append(option.wait_s + WORK_WEIGHT * prefill_s)
+        scores.append(option.wait_s + prefill_s)
     least = min(scores) + SLACK * cheapest
     near = [place for place in zip(options, scores, strict=True) if place[1] <= least]
     return min(near, key=lambda place: (place[0].load, place[1]))[0]

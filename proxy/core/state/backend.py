@@ -30,6 +30,7 @@ class Backend:
         kv_tokens: size of its KV pool; infinite while unknown.
         draining: it will be removed; `up` stays False until then.
         most_prefills: below infinity during a trial or while it reports that it is full.
+        least_patience_s: the shortest `max_wait_s` of all buckets.
         queues: waiting requests by bucket; `queued` is their number, `queued_s` their prefills.
         in_flight: running requests by id.
         splits: prompts that come to it in pieces.
@@ -65,7 +66,9 @@ class Backend:
         self.cost = CostModel()
         self.cache = PrefixCache()
         fair = self._fairness = fairness or Fairness((), 1.0)
-        self.queues = {bucket.name: BucketQueue(fair) for bucket in buckets}
+        listed = list(buckets)
+        self.queues = {bucket.name: BucketQueue(fair) for bucket in listed}
+        self.least_patience_s = min(bucket.max_wait_s for bucket in listed)
         self.turns = Turns(self.queues)
         self.queued = 0
         self.queued_s = 0.0
@@ -77,7 +80,7 @@ class Backend:
         self.kv = KvBudget()
         self.starving: QueuedRequest | None = None
         self.sent_prompt_tokens = 0
-        self.prefill_queue = PrefillQueue(self.queues, spec.chunk_tokens, spec.piece_s < inf)
+        self.prefill_queue = PrefillQueue(self.queues, spec.chunk_tokens)
         self.prefills = self.prefill_queue.prefills
         self.decode_s = {name: Average(1.0) for name in self.queues}
         self.decode_all_s = Average(1.0)
@@ -135,7 +138,9 @@ class Backend:
 
     def next_piece_s(self, request: Request, prefill_s: float) -> float:
         """Return the seconds of a prefill that are computed without a break."""
-        return min(prefill_s, self.piece_s) if request.splittable else prefill_s
+        if prefill_s <= self.least_patience_s or not request.splittable:
+            return prefill_s
+        return min(prefill_s, self.piece_s)
 
     # Waiting requests.
 
@@ -244,7 +249,7 @@ class Backend:
         sent.first_token_at = now
         self._tried.discard(request_id)
         self._end_prefill(sent, now)
-        self.observer.answered(sent, self.prefill_queue, now)
+        self._learn(sent, now)
         return sent
 
     def finished(self, request_id: str, now: float) -> InFlight | None:
@@ -263,7 +268,7 @@ class Backend:
             self._end_prefill(sent, now)
             if sent.output_tokens:
                 # It was answered completely before its first token was due.
-                self.observer.answered(sent, self.prefill_queue, now)
+                self._learn(sent, now)
             else:
                 # It ended without a first token: the time measured so far means nothing.
                 self.observer.begin(now, self.elsewhere)
@@ -274,6 +279,10 @@ class Backend:
             self.decode_all_s.add(decode_s)
         self.kv.give_back(sent.request, sent.reserved_tokens)
         return prefilling
+
+    def _learn(self, sent: InFlight, now: float) -> None:
+        mixed = self.prefill_queue.chunked or len(self.splits) > 0
+        self.observer.answered(sent, self.prefill_queue, now, mixed=mixed)
 
     def _end_prefill(self, sent: InFlight, now: float) -> None:
         self.prefill_queue.leave(sent, now)
@@ -315,12 +324,13 @@ class Backend:
         """Change the limits."""
         self.spec = spec
         self.prefill_queue.chunk_tokens = spec.chunk_tokens
-        self.prefill_queue.splits = spec.piece_s < inf
 
     def rebucket(self, buckets: Iterable[Bucket], home: Callable[[Request], str]) -> None:
         """Change the buckets while no request waits; `home` gives a request's new bucket."""
         assert not self.queued
-        self.queues = {bucket.name: BucketQueue(self._fairness) for bucket in buckets}
+        listed = list(buckets)
+        self.queues = {bucket.name: BucketQueue(self._fairness) for bucket in listed}
+        self.least_patience_s = min(bucket.max_wait_s for bucket in listed)
         self.turns = Turns(self.queues)
         for sent in self.in_flight.values():
             sent.bucket = home(sent.request)

@@ -24,7 +24,7 @@ from forebay.proxy.core.state.in_flight import InFlight
 LEARN_FROM: Final = 4.0
 """Elapsed time is attributed to prefills that have ended. The progress of unfinished ones is
 unknown, so ended work must be this many times the unfinished work. Doubled: learns less
-often where prefills are mixed."""
+often in chunking engines."""
 
 
 def passing(
@@ -59,13 +59,11 @@ class PrefillQueue:
         total_s: sum of prefill_s of all.
         silent: how many have a first token that cannot be seen.
         chunk_tokens: see BackendSpec.
-        splits: long prompts come in pieces.
         elsewhere: what other proxies have in this engine.
     """
 
-    def __init__(self, buckets: Iterable[str], chunk_tokens: float, splits: bool) -> None:
+    def __init__(self, buckets: Iterable[str], chunk_tokens: float) -> None:
         self.chunk_tokens = chunk_tokens
-        self.splits = splits
         self.prefills: dict[str, InFlight] = {}
         self.prefills_of = dict.fromkeys(buckets, 0)
         self.head: InFlight | None = None
@@ -79,11 +77,6 @@ class PrefillQueue:
     def chunked(self) -> bool:
         """The engine chunks long prefills, so shorter ones pass longer ones."""
         return self.chunk_tokens < inf
-
-    @property
-    def mixed(self) -> bool:
-        """Short prefills are computed beside longer ones, not only after them."""
-        return self.splits or self.chunk_tokens < inf
 
     # Predictions.
 
@@ -301,8 +294,12 @@ class PrefillObserver:
         """
         self._since = inf
 
-    def answered(self, prefill: InFlight, queue: PrefillQueue, now: float) -> None:
-        """Learn from a prefill that is over and has left the queue."""
+    def answered(self, prefill: InFlight, queue: PrefillQueue, now: float, *, mixed: bool) -> None:
+        """Learn from a prefill that is over and has left the queue.
+
+        Args:
+            mixed: short prefills are computed beside others: chunks, or pieces of split prompts.
+        """
         elsewhere = queue.elsewhere
         fixed, linear, pairs = features(prefill.uncached_tokens, prefill.request.prompt_tokens)
         a, b, c = self._terms
@@ -319,14 +316,16 @@ class PrefillObserver:
             if not queue.prefills or elapsed_s >= SILENT_S:
                 self._learn_shared(elsewhere, elapsed_s)
                 self.begin(now, elsewhere)
-        elif not queue.prefills or (elapsed_s >= INSTANT_S and self._mostly_ended(queue)):
+        elif not queue.prefills or (
+            elapsed_s >= INSTANT_S and (not mixed or self._mostly_ended(queue))
+        ):
             if elapsed_s > 0:
                 self._cost.observe(self._terms, elapsed_s)
             self.begin(now, elsewhere)
 
     def _mostly_ended(self, queue: PrefillQueue) -> bool:
         """Return whether most of the elapsed time went to prefills that have ended."""
-        return not queue.mixed or (self._cost.total_s(self._terms) >= LEARN_FROM * queue.total_s)
+        return self._cost.total_s(self._terms) >= LEARN_FROM * queue.total_s
 
     def _others_worked(self, elsewhere: Elsewhere) -> bool:
         """Return whether the engine also computed other proxies' prefills since the start."""

@@ -1,0 +1,130 @@
+"""Many users, one document: how often it is computed, and for whom it is computed once more."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+from statistics import median
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forebay.proxy.config.schema import Config
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.hardware.find import find_gpu
+from forebay.replay.sim.fleet import Fleet, SimOutcome
+from forebay.replay.sim.scenario import DIRECT, Scenario
+from forebay.replay.sim.skipping import SkippingEngine
+from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
+
+MODES = ("whole", "flag", "auto")
+OUTPUT_TOKENS = 32
+STEP_S = 0.05  # a follower is sent when its leader's first token is seen, one step later
+
+
+def questions(
+    users: int, document_tokens: int, apart_s: float, first_block: int = 0, begin_s: float = 0.0
+) -> list[TraceRequest]:
+    """One question of each user about one document, so many seconds apart."""
+    blocks = range(first_block, first_block + document_tokens // BLOCK_TOKENS)
+    tokens = len(blocks) * BLOCK_TOKENS + 64
+    return [
+        TraceRequest(
+            f"{first_block}-{user}", begin_s + user * apart_s, tokens, OUTPUT_TOKENS,
+            (*blocks, 10**9 + first_block + user),
+        )
+        for user in range(users)
+    ]  # fmt: skip
+
+
+def chats(count: int, apart_s: float) -> list[TraceRequest]:
+    return [
+        TraceRequest(
+            f"chat-{n}", n * apart_s, 600, OUTPUT_TOKENS, (10**12 + 2 * n, 10**12 + 2 * n + 1)
+        )
+        for n in range(count)
+    ]  # fmt: skip
+
+
+def played(
+    rows: Sequence[TraceRequest], engines: int, mode: str, *, policy: str = "", speed: float = 1.0
+) -> list[SimOutcome]:
+    gpu = find_gpu("h200")
+    gpu = replace(gpu, peak_flops=speed * gpu.peak_flops, bandwidth=speed * gpu.bandwidth)
+    engine = EngineConfig(gpu=gpu, long_prefill_token_threshold=2_048 if mode == "flag" else 0)
+    names = [f"gpu{number}" for number in range(engines)]
+    piece = "off" if mode == "whole" else "auto"
+    proxy = Config.model_validate(
+        {"backends": [{"url": "http://127.0.0.1", "prefill_piece": piece}]}
+    )
+    scenario = Scenario(engine=engine, proxy=proxy)
+    if policy:
+        scenario = replace(scenario, policy=policy)
+    fleet = Fleet(scenario.new_policy(names), {name: SkippingEngine(engine) for name in names})
+    return fleet.run(sorted(rows, key=lambda row: row.arrival_s))
+
+
+def cold(outcome: SimOutcome) -> bool:
+    return outcome.cached_tokens < outcome.request.input_tokens / 2
+
+
+def ttft_s(outcome: SimOutcome) -> float:
+    return inf if outcome.ttft_s is None else outcome.ttft_s
+
+
+def worst_s(outcomes: Sequence[SimOutcome]) -> float:
+    return max(map(ttft_s, outcomes))
+
+
+def lost_their_hit(outcomes: Sequence[SimOutcome]) -> list[str]:
+    """Requests that waited and were then sent cold although another engine had their document."""
+    lost = []
+    for one in outcomes:
+        if one.sent_s is None or not cold(one) or one.sent_s <= one.request.arrival_s + 0.01:
+            continue
+        document = (one.request.blocks or ())[0]
+        for other in outcomes:
+            first_token_s = other.first_token_s
+            if (
+                (other.request.blocks or (-1,))[0] == document
+                and other.backend != one.backend
+                and first_token_s is not None
+                and other.sent_s is not None
+                and one.sent_s >= other.sent_s + 0.75 * (first_token_s - other.sent_s)
+            ):
+                lost.append(one.request.id)
+                break
+    return lost
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    users=st.integers(2, 40),
+    apart_s=st.sampled_from([0.0, 0.01, 0.05, 0.3]),
+    tokens=st.sampled_from([5_000, 20_000, 60_000, 100_000]),
+    engines=st.integers(1, 4),
+    mode=st.sampled_from(MODES),
+    speed=st.sampled_from([0.3, 1.0, 3.0]),
+    chat_gap_s=st.sampled_from([0.0, 0.1, 1.0]),
+)
+def test_nobody_who_waited_is_sent_cold_when_the_document_is_computed(
+    users: int, apart_s: float, tokens: int, engines: int, mode: str, speed: float,
+    chat_gap_s: float,
+) -> None:  # fmt: skip
+    rows = questions(users, tokens, apart_s)
+    rows += chats(int(10 / chat_gap_s), chat_gap_s) if chat_gap_s else []
+    outcomes = played(rows, engines, mode, speed=speed)
+    assert lost_their_hit(outcomes) == []
+
+
+@pytest.mark.parametrize("engines", [1, 2, 4])
+@pytest.mark.parametrize("document_tokens", [20_000, 100_000])
+def test_fifty_at_once_wait_no_longer_than_with_engines_in_turn(
+    engines: int, document_tokens: int
+) -> None:
+    """They differ by one engine step at most; 50 users begin at most one copy for each engine."""
+    rows = questions(50, document_tokens, 0.02)
+    ours, in_turn = (played(rows, engines, "auto", policy=name) for name in ("", DIRECT))
+    assert sum(map(cold, ours)) <= engines
+    assert worst_s(ours) <= worst_s(in_turn) + STEP_S
+    assert median(map(ttft_s, ours)) <= median(map(ttft_s, in_turn)) + 3 * STEP_S
