@@ -63,6 +63,8 @@ class BackendConfig(Section):
     prefill_piece: split prefill: off, auto or a time. A longer prefill is sent in parts of this
     length while shorter prompts arrive, which run in between. The server must cache prefixes.
     auto: 0.6 times the shortest max_wait of all buckets, at most 2 s.
+    priority: the server runs with --scheduling-policy priority. Requests then carry a `priority`
+    that keeps Forebay's order of classes and tenants in the server's own queue.
     kv_events, kv_replay: endpoint and replay_endpoint of the server's --kv-events-config, as seen
     from here. An endpoint with `*` is bound here, for a vLLM that connects to it.
     """
@@ -72,6 +74,7 @@ class BackendConfig(Section):
     max_concurrency: int = Field(MAX_CONCURRENCY, ge=1)
     long_prefill_token_threshold: int | None = Field(None, ge=1)
     prefill_piece: Literal["auto"] | Seconds | None = None
+    priority: bool = False
     kv_events: str | None = None
     kv_replay: str | None = None
 
@@ -296,6 +299,7 @@ class Config(Section):
                 size,
                 b.long_prefill_token_threshold or inf,
                 self.piece_s(b),
+                b.priority,
             )
             for b in self.backends
         ]

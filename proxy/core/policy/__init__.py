@@ -9,8 +9,8 @@
  3. start.py: may a waiting request start now?
     Constants: DISPATCH_AHEAD_S, KV_FULL.
     Worth: order and cancellation stay with the proxy; the KV check 0.4 points, 2.4 in overload.
- 4. order.py: which waiting request is next?
-    Constants: STRETCH; in state/shares.py BUCKETS_SHARE, CLASS_SHARE.
+ 4. order.py: which waiting request is next, in the proxy and in the engine?
+    Constants: STRETCH; in state/shares.py BUCKETS_SHARE, CLASS_SHARE; in state/tenants.py LATELY_S.
     Worth: shortest first 1.3 points; shares 4, 8, 19 points of documents at 1.5, 2, 3 times load.
  5. long_prefills.py: what protects short prompts from long prefills?
     Constants: OVERLAP_SHARE, CROWDED, REJECTED_GAIN, LONGER, FOUND, FROM_THE_START.

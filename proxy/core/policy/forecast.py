@@ -55,7 +55,7 @@ class Forecast:
         self._shortlist = Shortlist(self._all, dispatch_ahead_s)
         self.limited = False
         self.long_prefills = LongPrefills(self._all, buckets)
-        self.gate = StartGate(buckets, self.long_prefills, dispatch_ahead_s)
+        self.gate = StartGate(buckets, self.long_prefills, dispatch_ahead_s, precedence.fairness)
         self._peers: Peers | None = None  # while there are other proxies
         self._rendezvous = Rendezvous()
 
@@ -209,7 +209,9 @@ class Forecast:
         self, backend: Backend, waiting: QueuedRequest, uncached: int, before: Before, now: float
     ) -> float:
         """Return the predicted wait: in the engine, in the queues, for a slot, for KV cache."""
-        wait_s = backend.prefill_queue.ahead_s(uncached, now)
+        wait_s = backend.prefill_queue.ahead_s(
+            uncached, now, self.gate.engine_priority(backend, waiting)
+        )
         if before.count > 0:
             wait_s += before.seconds / (1.0 - before.overtaken)
         if backend.elsewhere is not None and backend.elsewhere.queued_s:

@@ -11,9 +11,11 @@ from typing import Final, Literal
 from forebay.proxy.core.model import Bucket
 from forebay.proxy.core.policy.coalesce import keeps_back
 from forebay.proxy.core.policy.long_prefills import LongPrefills
+from forebay.proxy.core.policy.order import engine_priority
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.in_flight import STEP_TOKENS
 from forebay.proxy.core.state.queue import QueuedRequest
+from forebay.proxy.core.state.tenants import Fairness
 
 DISPATCH_AHEAD_S: Final = 0.3
 """Backlog below which a backend is sent more, by default: the engine never waits for the proxy, and
@@ -42,14 +44,24 @@ class StartGate:
         buckets: Mapping[str, Bucket],
         long_prefills: LongPrefills,
         dispatch_ahead_s: float,
+        fairness: Fairness,
     ) -> None:
         self._buckets = buckets
         self._long_prefills = long_prefills
+        self._fairness = fairness
         self.dispatch_ahead_s = dispatch_ahead_s
 
     def has_room(self, backend: Backend, now: float) -> bool:
         """Return whether the backend may be sent any request at all."""
-        return not self._no_room(backend, now)
+        return not self._no_room(backend, -inf, now)
+
+    def engine_priority(self, backend: Backend, waiting: QueuedRequest) -> int | None:
+        """Return the priority to send with the request; None where the engine has no order."""
+        if not backend.prefill_queue.ordered:
+            return None
+        fair = self._fairness
+        behind_s = fair.behind_s(waiting.request.tenant) if fair.on else 0.0
+        return engine_priority(backend, waiting, behind_s)
 
     def may_start(self, backend: Backend, waiting: QueuedRequest, now: float) -> bool:
         """Return whether the request, if it were next, may be sent to this backend now."""
@@ -57,7 +69,8 @@ class StartGate:
 
     def why_not(self, backend: Backend, waiting: QueuedRequest, now: float) -> Block:
         """Return what keeps the request, if it were next, from being sent to this backend now."""
-        no_room = self._no_room(backend, now)
+        priority = self.engine_priority(backend, waiting)
+        no_room = self._no_room(backend, priority, now)
         if no_room:
             return no_room
         request, chunked = waiting.request, backend.prefill_queue.chunked
@@ -67,7 +80,7 @@ class StartGate:
         if chunked or limited or long_s < inf:
             matched = backend.matched_tokens(request)
         uncached = request.prompt_tokens - matched
-        if chunked and not self._passed(backend, uncached, now):
+        if chunked and not self._passed(backend, uncached, priority, now):
             return "line"
         if not kv_fits(backend, waiting):
             return "kv"
@@ -81,8 +94,8 @@ class StartGate:
                 return "partition"
         return ""
 
-    def _no_room(self, backend: Backend, now: float) -> Block:
-        """Return what keeps any request from being sent to this backend now."""
+    def _no_room(self, backend: Backend, priority: float | None, now: float) -> Block:
+        """Return what keeps any request of this priority from being sent to this backend now."""
         if not backend.up:
             return "down"
         if backend.running >= backend.spec.max_concurrency:
@@ -90,14 +103,16 @@ class StartGate:
         if not backend.takes_another:
             return "trial"
         queue = backend.prefill_queue
-        if queue.drain_s(0.0, now) < self.dispatch_ahead_s + MATCH_SLACK_S:
+        if queue.drain_s(0.0, now, priority) < self.dispatch_ahead_s + MATCH_SLACK_S:
             return ""
         # What fits into one engine step takes one step, however long that is.
         return "" if backend.elsewhere is None and queue.tokens < STEP_TOKENS else "line"
 
-    def _passed(self, backend: Backend, uncached_tokens: float, now: float) -> bool:
+    def _passed(
+        self, backend: Backend, uncached_tokens: float, priority: float | None, now: float
+    ) -> bool:
         """Return whether the backlog that this prefill cannot pass is below `dispatch_ahead`."""
-        left_s = backend.prefill_queue.drain_s(uncached_tokens, now)
+        left_s = backend.prefill_queue.drain_s(uncached_tokens, now, priority)
         return left_s < self.dispatch_ahead_s + MATCH_SLACK_S
 
     def _limit_reached(self, backend: Backend, bucket: str) -> bool:

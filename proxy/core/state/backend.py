@@ -81,7 +81,9 @@ class Backend:
         self.kv = KvBudget()
         self.starving: QueuedRequest | None = None
         self.sent_prompt_tokens = 0
-        self.prefill_queue = PrefillQueue(self.queues, spec.chunk_tokens, spec.piece_s < inf)
+        self.prefill_queue = PrefillQueue(
+            self.queues, spec.chunk_tokens, spec.piece_s < inf, ordered=spec.priority
+        )
         self.prefills = self.prefill_queue.prefills
         self.decode_s = dict.fromkeys(self.queues, 1.0)
         self.decode_all_s = 1.0
@@ -184,13 +186,14 @@ class Backend:
         *,
         piece: bool = False,
         fresh: bool = False,
+        priority: int = 0,
     ) -> InFlight:
         """Enter a request that is sent here: it takes a slot, KV cache and a place in the queue.
 
         Args:
             reserved_tokens: expected output; by default the most it may generate.
             piece: a piece of a split prompt, which does not count as a prompt sent.
-            fresh: as of InFlight.
+            fresh, priority: as of InFlight.
         """
         if reserved_tokens is None:
             reserved_tokens = request.output_tokens
@@ -200,8 +203,9 @@ class Backend:
             prefill_s = self.cost.predict_s(tokens - matched_tokens, tokens)
         uncached_tokens = tokens - matched_tokens
         sent = InFlight(
-            request, bucket, prefill_s, cold_s, uncached_tokens, reserved_tokens, fresh=fresh
-        )
+            request, bucket, prefill_s, cold_s, uncached_tokens, reserved_tokens,
+            fresh=fresh, priority=priority,
+        )  # fmt: skip
         if self.prefill_queue.head is None:
             self.observer.begin(now, self.elsewhere)
         self.prefill_queue.join(sent, now)
@@ -320,6 +324,7 @@ class Backend:
         self.spec = spec
         self.prefill_queue.chunk_tokens = spec.chunk_tokens
         self.prefill_queue.splits = spec.piece_s < inf
+        self.prefill_queue.ordered = spec.priority
 
     def rebucket(self, buckets: Iterable[Bucket], home: Callable[[Request], str]) -> None:
         """Change the buckets while no request waits; `home` gives a request's new bucket."""
