@@ -137,7 +137,8 @@ class AffinityConfig(Section):
 class Admission(Section):
     """When requests are sent.
 
-    dispatch_ahead: a backend is sent more work while it has less than this left to prefill.
+    dispatch_ahead: a backend is sent more work while it has less than this left to prefill; a third
+    of it while several tenants are active.
     """
 
     dispatch_ahead: Seconds = 0.3

@@ -16,7 +16,7 @@ from forebay.proxy.core.policy.order import due_at
 from forebay.proxy.core.policy.precedence import Before, Precedence
 from forebay.proxy.core.policy.rendezvous import Rendezvous, prefer
 from forebay.proxy.core.policy.routing import Option
-from forebay.proxy.core.policy.start import StartGate, kv_room
+from forebay.proxy.core.policy.start import BESIDE_OTHERS, StartGate, kv_room
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.elsewhere import Peers
 from forebay.proxy.core.state.fleet import Shortlist
@@ -52,7 +52,8 @@ class Forecast:
             bucket.name: [b for b in self._all if not bucket.backends or b.name in bucket.backends]
             for bucket in buckets.values()
         }
-        self._shortlist = Shortlist(self._all, dispatch_ahead_s)
+        beside_others_s = BESIDE_OTHERS * dispatch_ahead_s
+        self._shortlist = Shortlist(self._all, dispatch_ahead_s, beside_others_s)
         self.limited = False
         self.long_prefills = LongPrefills(self._all, buckets)
         self.gate = StartGate(buckets, self.long_prefills, dispatch_ahead_s, precedence.fairness)
@@ -160,7 +161,8 @@ class Forecast:
 
     def next_moment(self, heads: Iterable[QueuedRequest], now: float) -> float:
         """Return when a head may be able to start without an event; later than `now`."""
-        return min(self._shortlist.room_after(now), self.long_prefills.next_moment(heads, now))
+        room_at = self._shortlist.room_after(now, beside_others=self.gate.beside_others(now))
+        return min(room_at, self.long_prefills.next_moment(heads, now))
 
     def _agreed(self, waiting: QueuedRequest) -> Backend | None:
         usable = self._all_suitable(waiting)

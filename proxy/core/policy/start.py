@@ -20,6 +20,9 @@ from forebay.proxy.core.state.tenants import Fairness
 DISPATCH_AHEAD_S: Final = 0.3
 """Backlog below which a backend is sent more, by default: the engine never waits for the proxy, and
 its own queue is too short to matter."""
+BESIDE_OTHERS: Final = 1 / 3
+"""Share of that backlog while several tenants are active: what waits in the engine delays the next
+prompt of a light tenant."""
 KV_FULL: Final = 0.95  # of the KV pool: above it the engine preempts requests or lets them wait
 MATCH_SLACK_S: Final = 1e-9  # float rounding: a timer for the end of a backlog must find it ended
 
@@ -53,7 +56,11 @@ class StartGate:
 
     def has_room(self, backend: Backend, now: float) -> bool:
         """Return whether the backend may be sent any request at all."""
-        return not self._no_room(backend, -inf, now)
+        return not self._no_room(backend, -inf, self._ahead_s(now), now)
+
+    def beside_others(self, now: float) -> bool:
+        """Return whether several tenants are active."""
+        return self._fairness.on and self._fairness.shared(now)
 
     def engine_priority(self, backend: Backend, waiting: QueuedRequest) -> int | None:
         """Return the priority to send with the request; None where the engine has no order."""
@@ -70,7 +77,8 @@ class StartGate:
     def why_not(self, backend: Backend, waiting: QueuedRequest, now: float) -> Block:
         """Return what keeps the request, if it were next, from being sent to this backend now."""
         priority = self.engine_priority(backend, waiting)
-        no_room = self._no_room(backend, priority, now)
+        ahead_s = self._ahead_s(now)
+        no_room = self._no_room(backend, priority, ahead_s, now)
         if no_room:
             return no_room
         request, chunked = waiting.request, backend.prefill_queue.chunked
@@ -80,7 +88,7 @@ class StartGate:
         if chunked or limited or long_s < inf:
             matched = backend.matched_tokens(request)
         uncached = request.prompt_tokens - matched
-        if chunked and not self._passed(backend, uncached, priority, now):
+        if chunked and not passes(backend, uncached, priority, ahead_s, now):
             return "line"
         if not kv_fits(backend, waiting):
             return "kv"
@@ -94,8 +102,15 @@ class StartGate:
                 return "partition"
         return ""
 
-    def _no_room(self, backend: Backend, priority: float | None, now: float) -> Block:
-        """Return what keeps any request of this priority from being sent to this backend now."""
+    def _ahead_s(self, now: float) -> float:
+        """Return the backlog below which a backend is sent more."""
+        share = BESIDE_OTHERS if self.beside_others(now) else 1.0
+        return share * self.dispatch_ahead_s
+
+    def _no_room(
+        self, backend: Backend, priority: float | None, ahead_s: float, now: float
+    ) -> Block:
+        """Return what keeps any such request from being sent to this backend now."""
         if not backend.up:
             return "down"
         if backend.running >= backend.spec.max_concurrency:
@@ -103,23 +118,24 @@ class StartGate:
         if not backend.takes_another:
             return "trial"
         queue = backend.prefill_queue
-        if queue.drain_s(0.0, now, priority) < self.dispatch_ahead_s + MATCH_SLACK_S:
+        if queue.drain_s(0.0, now, priority) < ahead_s + MATCH_SLACK_S:
             return ""
         # What fits into one engine step takes one step, however long that is.
         return "" if backend.elsewhere is None and queue.tokens < STEP_TOKENS else "line"
-
-    def _passed(
-        self, backend: Backend, uncached_tokens: float, priority: float | None, now: float
-    ) -> bool:
-        """Return whether the backlog that this prefill cannot pass is below `dispatch_ahead`."""
-        left_s = backend.prefill_queue.drain_s(uncached_tokens, now, priority)
-        return left_s < self.dispatch_ahead_s + MATCH_SLACK_S
 
     def _limit_reached(self, backend: Backend, bucket: str) -> bool:
         prefills = backend.prefill_queue.prefills_of[bucket]
         if backend.elsewhere is not None:
             prefills += backend.elsewhere.prefills.get(bucket, 0)
         return prefills >= self._buckets[bucket].prefills_per_backend
+
+
+def passes(
+    backend: Backend, uncached_tokens: float, priority: float | None, ahead_s: float, now: float
+) -> bool:
+    """Return whether the backlog that this prefill cannot pass is below `ahead_s`."""
+    left_s = backend.prefill_queue.drain_s(uncached_tokens, now, priority)
+    return left_s < ahead_s + MATCH_SLACK_S
 
 
 def starving(backend: Backend, heads: Iterable[QueuedRequest], now: float) -> QueuedRequest | None:

@@ -45,7 +45,7 @@ class Backend:
         elsewhere: what other proxies have here; None without other proxies.
         load: prompt tokens sent lately; `worked`: prefill seconds by bucket.
         fresh_tokens: tokens put into the prefix cache while there were other proxies.
-        rank, room_at, silent_at: as the `Shortlist` found them last.
+        rank, room_at, room_beside_at, silent_at: as the `Shortlist` found them last.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Backend:
         self.name = spec.name
         self.index = index
         self.rank = 0.0
-        self.room_at = self.silent_at = -inf
+        self.room_at = self.room_beside_at = self.silent_at = -inf
         self.kv_tokens = spec.kv_tokens
         self.up = False
         self.draining = False
