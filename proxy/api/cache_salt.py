@@ -10,6 +10,7 @@ from collections.abc import Mapping, MutableMapping
 from hmac import digest as hmac_digest
 from secrets import token_bytes, token_hex
 
+from forebay.proxy.api.members import with_member
 from forebay.traces.errors import InputError
 
 SECRET = "FOREBAY_CACHE_SECRET"
@@ -46,20 +47,13 @@ class CacheSalts:
 
 
 def with_salt(body: bytes, salt: str, *, empty: bool = False) -> bytes:
-    """Return `body` with the salt as its last member.
-
-    The last of several equal keys counts, in vLLM's parsers as in ours. So this overrides a salt of
-    the client, however its key is spelled, without a second pass over a long prompt.
+    """Return `body` with the salt as its last member, in place of a salt of the client.
 
     Args:
         body: a valid JSON object.
         empty: the object has no members.
     """
-    end = len(body) - 1
-    while body[end] != 0x7D:  # white space may follow the brace
-        end -= 1
-    member = f'{"" if empty else ","}"{FIELD}":"{salt}"}}'
-    return b"".join((memoryview(body)[:end], member.encode()))  # copied once
+    return with_member(body, FIELD, f'"{salt}"', empty=empty)
 
 
 def cache_secret(environ: Mapping[str, str]) -> bytes:

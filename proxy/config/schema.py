@@ -65,6 +65,8 @@ class BackendConfig(Section):
     may take the last server without a long prefill only in parts of this length, and the shorter
     ones run in between. The server must cache prefixes. off: such a prompt waits for another server
     instead. auto: a quarter of the shortest max_wait of all buckets.
+    priority: the server runs with --scheduling-policy priority. Requests then carry a `priority`
+    that keeps Forebay's order of classes and tenants in the server's own queue.
     kv_events, kv_replay: endpoint and replay_endpoint of the server's --kv-events-config, as seen
     from here. An endpoint with `*` is bound here, for a vLLM that connects to it.
     """
@@ -74,6 +76,7 @@ class BackendConfig(Section):
     max_concurrency: int = Field(MAX_CONCURRENCY, ge=1)
     long_prefill_token_threshold: int | None = Field(None, ge=1)
     prefill_piece: PrefillPiece = "auto"
+    priority: bool = False
     kv_events: str | None = None
     kv_replay: str | None = None
 
@@ -136,7 +139,8 @@ class AffinityConfig(Section):
 class Admission(Section):
     """When requests are sent.
 
-    dispatch_ahead: a backend is sent more work while it has less than this left to prefill.
+    dispatch_ahead: a backend is sent more work while it has less than this left to prefill; a third
+    of it while several tenants are active.
     """
 
     dispatch_ahead: Seconds = 0.3
@@ -298,6 +302,7 @@ class Config(Section):
                 size,
                 b.long_prefill_token_threshold or inf,
                 self.piece_s(b.prefill_piece),
+                b.priority,
             )
             for b in self.backends
         ]

@@ -208,7 +208,9 @@ class Dispatcher:
             self.recorder.starts(waiting, backend, self.forecast.gate, self.buckets, now)
         request = waiting.request
         waiting.paid = False  # spent
-        ahead_s = backend.prefill_queue.ahead_s(request.prompt_tokens - matched_tokens, now)
+        uncached = request.prompt_tokens - matched_tokens
+        priority = self.forecast.gate.engine_priority(backend, waiting)
+        ahead_s = backend.prefill_queue.ahead_s(uncached, now, priority)
         fresh = (
             waiting.piece_on == backend.name
             and not request.whole  # else the backend did not keep the last piece
@@ -218,10 +220,12 @@ class Dispatcher:
         if piece is None:
             sent = backend.send(
                 request, waiting.bucket, matched_tokens, now, waiting.output_tokens, waiting.rank,
-                fresh=fresh,
+                fresh=fresh, priority=priority or 0,
             )  # fmt: skip
         else:
-            sent = self._send_piece(waiting, piece, backend, matched_tokens, now, fresh=fresh)
+            sent = self._send_piece(
+                waiting, piece, backend, matched_tokens, now, fresh=fresh, priority=priority or 0
+            )
         if self.precedence.on:
             self.precedence.sent(waiting, sent.prefill_s, now)
             self.queues.reorder()  # another tenant may be next
@@ -233,7 +237,16 @@ class Dispatcher:
         queued_s = min(now, waiting.began_at) - waiting.arrived_at
         ttft_s = ahead_s + sent.prefill_s
         blocks = len(piece.blocks) if piece is not None else 0
-        send = Send(request, backend.name, waiting.bucket, queued_s, ttft_s, matched_tokens, blocks)
+        send = Send(
+            request,
+            backend.name,
+            waiting.bucket,
+            queued_s,
+            ttft_s,
+            matched_tokens,
+            blocks,
+            priority,
+        )
         if self.recorder is not None:
             self.recorder.sent(send, now)
         return send
@@ -247,12 +260,14 @@ class Dispatcher:
         now: float,
         *,
         fresh: bool,
+        priority: int,
     ) -> InFlight:
         waiting.piece_blocks, waiting.piece_on = len(piece.blocks), backend.name
         waiting.began_at = min(now, waiting.began_at)
         sent = backend.send(
-            piece, waiting.bucket, matched_tokens, now, 1, waiting.rank, piece=True, fresh=fresh
-        )
+            piece, waiting.bucket, matched_tokens, now, 1, waiting.rank,
+            piece=True, fresh=fresh, priority=priority,
+        )  # fmt: skip
         backend.begin_split(waiting, sent)
         # Its place among the waiting requests once the piece is computed: forecasts need it now.
         waiting.deadline = now + self.buckets[waiting.bucket].max_wait_s

@@ -80,6 +80,8 @@ class BackendSpec:
             infinite: prefills are computed one after the other.
         piece_s: long prompts are split into pieces of about so many seconds of prefill
             (`policy/long_prefills.py`); infinite: they are sent whole.
+        priority: `--scheduling-policy priority`: of the prefills that wait in the engine, the one
+            with the lowest priority goes first; off: the one that came first.
     """
 
     name: str
@@ -87,6 +89,7 @@ class BackendSpec:
     kv_tokens: float = inf
     chunk_tokens: float = inf
     piece_s: float = inf
+    priority: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +207,7 @@ class Send(_Value):
 
     `piece_blocks`: send only so many leading blocks of its prompt, for one token that the client
     does not see, and then call `piece_computed`; 0: send the request itself.
+    `priority`: tell the engine so; None: the engine does not order by priority.
     """
 
     __slots__ = (
@@ -212,6 +216,7 @@ class Send(_Value):
         "matched_tokens",
         "piece_blocks",
         "predicted_ttft_s",
+        "priority",
         "queued_s",
         "request",
     )
@@ -225,6 +230,7 @@ class Send(_Value):
         predicted_ttft_s: float,
         matched_tokens: int,
         piece_blocks: int = 0,
+        priority: int | None = None,
     ) -> None:
         self.request = request
         self.backend = backend
@@ -233,10 +239,11 @@ class Send(_Value):
         self.predicted_ttft_s = predicted_ttft_s
         self.matched_tokens = matched_tokens
         self.piece_blocks = piece_blocks
+        self.priority = priority
 
     def values(self) -> tuple[object, ...]:
         predicted = self.predicted_ttft_s, self.matched_tokens, self.piece_blocks
-        return self.request, self.backend, self.bucket, self.queued_s, *predicted
+        return self.request, self.backend, self.bucket, self.queued_s, *predicted, self.priority
 
 
 class Reject(_Value):

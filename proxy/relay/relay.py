@@ -14,6 +14,7 @@ from typing import Any
 from aiohttp import web
 
 from forebay.proxy.api.body import ParsedBody
+from forebay.proxy.api.members import with_member
 from forebay.proxy.api.prefix_request import prefix_body
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.backends import Backends
@@ -133,7 +134,7 @@ class Relay:
     ) -> Stream | web.Response:
         streams = shaped.parsed.streams
         response = await self._backends.open(
-            "POST", upstream, shaped.path, shaped.body, _request_headers(shaped)
+            "POST", upstream, shaped.path, _body(shaped, grant), _request_headers(shaped)
         )
         streaming = False
         try:
@@ -183,7 +184,7 @@ class Relay:
         """
         parsed = shaped.parsed
         length = grant.send.piece_blocks * parsed.block_bytes
-        body = await prefix_body(shaped.body, length, chat=parsed.chat)
+        body = await prefix_body(_body(shaped, grant), length, chat=parsed.chat)
         if body is None:
             return None
         with self._attempts.start_shaped(grant, upstream, tries, shows_first_token=True) as attempt:
@@ -267,6 +268,12 @@ class ShapedStreamListener(StreamListener):
 
     def cut(self) -> None:
         self._relay.stream_cut(self._shaped, self._upstream)
+
+
+def _body(shaped: ShapedRequest, grant: Grant) -> bytes:
+    """Return the body for the granted backend: with its place in an engine that orders by it."""
+    priority = grant.send.priority
+    return shaped.body if priority is None else with_member(shaped.body, "priority", str(priority))
 
 
 def _request_headers(shaped: ShapedRequest) -> dict[str, str]:

@@ -13,6 +13,7 @@ SINCE = {"--max-num-queued-reqs": (0, 29), "--shutdown-timeout": (0, 20)}
 """First vLLM version known to have each flag; 0.11 has the others (read in the wheels of 0.11.2,
 0.14.1, 0.17.1, 0.20.2, 0.23.0, 0.26.0, 0.29.0 and 0.32.0)."""
 ROPE_PARAMETERS_SINCE = (0, 14)  # before it: rope_scaling, with rope_theta outside of it
+POLICY_FLAG = "--scheduling-policy"
 YARN_BASE = 32_768
 YARN_THETA = 1_000_000.0  # Qwen2.5's; repeated, because an override replaces the whole section
 
@@ -41,6 +42,7 @@ class Setting:
         seqs, seqs_why: --max-num-seqs and the reason for it.
         batched_tokens: token budget of a step.
         chunk: most tokens of the budget that a document gets; 0: no limit.
+        policy: --scheduling-policy: priority or fcfs.
         kv_memory: --kv-cache-memory-bytes; None: the memory that the GPU has left.
         cpu_threads: threads of one server; None on a GPU.
         drain_s: seconds that running answers get after SIGTERM.
@@ -56,6 +58,7 @@ class Setting:
     seqs_why: str
     batched_tokens: int
     chunk: int
+    policy: str
     utilization: float
     kv_memory: int | None
     cpu_threads: int | None
@@ -81,6 +84,11 @@ def serve_flags(s: Setting) -> tuple[list[Flag], list[Flag]]:
             str(s.chunk),
             f"a document gets at most {s.chunk:,} tokens of a step, so that short prompts fit "
             "beside it and no gap between tokens is longer than such a step",
+        ),
+        Flag(
+            POLICY_FLAG,
+            s.policy,
+            "priority: the proxy's order of classes and tenants holds in the server's queue too",
         ),
         Flag("--max-num-seqs", str(s.seqs), s.seqs_why),
         Flag(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forebay.replay.fleet.flags import (
+    POLICY_FLAG,
     Flag,
     Setting,
     environment,
@@ -181,6 +182,7 @@ def _setting(
         seqs_why=why,
         batched_tokens=max(batched, seqs),
         chunk=_chunk(options, profile.chunk if gpus else CPU_CHUNK, context),
+        policy=value_in(options.vllm_args, POLICY_FLAG) or "priority",
         utilization=options.utilization,
         kv_memory=parse_bytes(kv_memory) if kv_memory is not None else None,
         cpu_threads=None if gpus else max(1, len(os.sched_getaffinity(0)) // servers),

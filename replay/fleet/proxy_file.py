@@ -14,7 +14,8 @@ from forebay.traces.errors import InputError
 HEADER = """\
 # Written by `forebay fleet up`; the next one overwrites it. Put your own keys in a file and give
 # it to `fleet up --config`. max_concurrency is the servers' --max-num-seqs, and
-# long_prefill_token_threshold is their flag of that name. kv_tokens: auto reads their /metrics.
+# long_prefill_token_threshold is their flag of that name. priority: they run with
+# --scheduling-policy priority. kv_tokens: auto reads their /metrics.
 """
 NEEDS_EXTRA = (
     "the proxy's configuration is without kv_events: they need pip install 'forebay[kv-events]'"
@@ -40,6 +41,8 @@ def proxy_yaml(plan: FleetPlan, base: Path | None, *, kv_events: bool) -> str:
         }
         if plan.setting.chunk:
             backend["long_prefill_token_threshold"] = plan.setting.chunk
+        if plan.setting.policy == "priority":
+            backend["priority"] = True
         if kv_events and server.kv_events:
             backend |= {"kv_events": server.kv_events, "kv_replay": server.kv_replay}
         backends.append(backend)

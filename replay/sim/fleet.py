@@ -305,6 +305,8 @@ class Fleet:
                     request = prefix_request(outcome.request, action.piece_blocks)
                     outcome.prefix_part = request
                     at += TOKENIZE_S * request.prompt_tokens
+                if action.priority is not None:
+                    request.priority = action.priority
                 outcome.backend, outcome.sent_s, outcome.served = action.backend, now, request
                 outcome.matched_tokens = action.matched_tokens
                 self._send(request, timer, at)

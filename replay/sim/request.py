@@ -25,6 +25,7 @@ class SimRequest:
         cached_tokens: prompt tokens hit at the first admission.
         stall_s: largest gap between two of its tokens, seconds.
         preemptions: how often it was preempted.
+        priority: lower goes first, under the engine's priority policy only.
     """
 
     __slots__ = (
@@ -41,6 +42,7 @@ class SimRequest:
         "output_target",
         "phase",
         "preemptions",
+        "priority",
         "private",
         "prompt_tokens",
         "rank",
@@ -77,7 +79,7 @@ class SimRequest:
         self.first_token_s = self.finished_s = -1.0
         self.gap_from = -1.0  # time of the last token before a preemption
         self.stall_s = 0.0
-        self.cached_tokens = self.preemptions = 0
+        self.cached_tokens = self.preemptions = self.priority = 0
         self.phase = PREFILLING
         self.private: Run | None = None
 

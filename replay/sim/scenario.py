@@ -97,7 +97,10 @@ class Scenario:
         chunk_tokens = self.engine.long_prefill_token_threshold or inf
         first = self.proxy.backends[0] if self.proxy.backends else None
         piece_s = self.proxy.piece_s(first.prefill_piece if first else "auto")
-        backends = [BackendSpec(name, self.slots, inf, chunk_tokens, piece_s) for name in names]
+        ordered = self.engine.scheduling_policy == "priority"
+        backends = [
+            BackendSpec(name, self.slots, inf, chunk_tokens, piece_s, ordered) for name in names
+        ]
         recorder = DecisionRecorder(sys.maxsize) if self.explained else None
         buckets = self.proxy.core_buckets()
         return Shaper(backends, buckets, **options, admit=admit, recorder=recorder)

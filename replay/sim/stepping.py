@@ -81,5 +81,6 @@ def engine_request(request: SimRequest, arrival_s: float, block_size: int) -> En
         request.output_target,
         hashes,
         arrival_s=arrival_s,
+        priority=request.priority,
         sink=request,
     )

@@ -22,7 +22,7 @@ from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.kv_budget import OutputLengths
 from forebay.proxy.core.state.queue import BucketQueue, DueQueue, QueuedRequest
 from forebay.proxy.core.state.shares import Shares
-from forebay.proxy.core.state.tenants import Fairness, Quotas
+from forebay.proxy.core.state.tenants import LATELY_S, Fairness, Quotas
 
 CHAT = Bucket("chat", 5_000, max_queue=64, max_wait_s=2.0)
 DOCUMENT = Bucket("document", 131_072, max_queue=64, max_wait_s=30.0)
@@ -89,7 +89,7 @@ class TestFairness:
             fair.charge("a", 1.0, 0.0)
         fair.queued("a")
         fair.arrived("b", 1.0)
-        assert (fair.counter("a"), fair.counter("b")) == (100.0, 99.0)
+        assert (fair.counter("a"), fair.counter("b")) == (100.0, 99.0 - LATELY_S)
 
     def test_weights_and_corrections(self) -> None:
         fair = self.two(weight=4.0)
@@ -122,8 +122,24 @@ class TestFairness:
         fair.arrived("b", 0.0)
         assert fair.seconds_before("b", "a", queued_s=60.0, engines=1) == 0.0
         fair.charge("b", 4.0, 0.0)
-        assert fair.seconds_before("b", "a", queued_s=60.0, engines=1) == 3.0
-        assert fair.seconds_before("b", "a", queued_s=60.0, engines=2) == 1.5
+        assert fair.seconds_before("b", "a", queued_s=60.0, engines=1) == 2.5
+        assert fair.seconds_before("b", "a", queued_s=60.0, engines=2) == 1.25
+
+    def test_the_few_prompts_of_one_below_its_share_all_go_first(self) -> None:
+        fair = self.two()
+        fair.arrived("a", 0.0)
+        fair.queued("a")
+        for at in (1.0, 2.0):  # no returning tenant lowers the floor for the next one
+            for _ in range(100):
+                fair.charge("a", 0.1, at)
+            for name in ("b", f"new at {at}"):
+                fair.arrived(name, at)
+                for _ in range(4):
+                    assert fair.seconds_before(name, "a", queued_s=60.0, engines=2) == 0.0
+                    assert 0.0 < fair.behind_s(name) <= LATELY_S
+                    fair.charge(name, 0.1, at)
+                fair.charge(name, 0.4, at)
+                assert fair.behind_s(name) == 0.0
 
     def test_others_take_what_they_took_but_leave_a_fair_share(self) -> None:
         fair = self.two()

@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 import pytest
 from engine_stage import Client, on_server
-from proxy_stage import stage
+from proxy_stage import Stage, stage
 from vllm_server import (
     BLOCK_SIZE,
     ModelSize,
@@ -26,7 +26,7 @@ from vllm_server import (
     vllm_process,
     write_model,
 )
-from vllm_stage import answered, body_of, ended_amid_answers, failures, running, words
+from vllm_stage import answered, body_of, ended_amid_answers, failures, running, until, waits, words
 
 from forebay.replay.engine.calibration.fit_run import hit_ratio, predict, read_runs
 from forebay.replay.engine.config import EngineConfig
@@ -162,6 +162,55 @@ def test_a_long_prompt_in_pieces(vllm: str, chat: bool) -> None:
             scene.assert_nothing_held()
 
     asyncio.run(main())
+
+
+BATCH, HEAVY, LIGHT, URGENT = (
+    ("heavy", "batch"), ("heavy", "standard"), ("light", "standard"), ("heavy", "interactive"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_what_the_proxy_puts_first_goes_first_in_the_server(
+    model: Path, tmp_path: Path, policy: str
+) -> None:
+    """All wait in the server behind a long answer; its end lets them go one by one."""
+    keys = tmp_path / "keys"
+    keys.write_text("heavy: sk-key-of-a-heavy-tenant\nlight: sk-key-of-a-light-tenant\n")
+    asked = [BATCH, HEAVY, HEAVY, LIGHT, URGENT]
+    flags = ("--scheduling-policy", policy, "--max-num-seqs", "1", "--max-model-len", str(CONTEXT),
+             "--num-gpu-blocks-override", str(BLOCKS))  # fmt: skip
+    ended: list[tuple[str, str]] = []
+
+    async def one(scene: Stage, number: int) -> None:
+        tenant, service_class = asked[number]
+        headers = {
+            "authorization": f"Bearer sk-key-of-a-{tenant}-tenant",
+            "x-forebay-class": service_class,
+        }
+        body = body_of(words(f"{policy} {number}", 500), chat=False)
+        async with scene.post(body, headers=headers) as response:
+            assert response.status == 200, await response.text()
+        ended.append(asked[number])
+
+    async def main(url: str) -> None:
+        each = {"priority": policy == "priority"}
+        long = {**body_of(words("first", 40), chat=False, output=15_000), "stream": True}
+        async with (
+            stage([url], each=each, tenants={"keys": str(keys)}) as scene,
+            scene.client.post(url + "/v1/completions", json=long) as first,
+        ):
+            await first.content.readline()
+            tasks: list[asyncio.Task[None]] = []
+            for number in range(len(asked)):
+                tasks.append(asyncio.create_task(one(scene, number)))
+                await until(lambda: waits(scene.client, url, len(tasks)))
+            first.close()
+            await asyncio.gather(*tasks)
+
+    with vllm_process(needed_vllm_python(), model, tmp_path / "vllm.log", *flags) as own:
+        asyncio.run(main(own.url))
+    in_order = [URGENT, LIGHT, HEAVY, HEAVY, BATCH]
+    assert ended == (in_order if policy == "priority" else asked)
 
 
 def test_an_abandoned_stream_leaves_the_real_server_idle(vllm: str) -> None:

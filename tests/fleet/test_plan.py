@@ -170,6 +170,22 @@ def test_the_proxy_reckons_with_the_chunk_that_vllm_is_given(
     assert words or value(plan, "--long-prefill-token-threshold") == str(chunk)
 
 
+@pytest.mark.parametrize(
+    ("words", "policy"), [((), "priority"), (("--scheduling-policy", "fcfs"), "fcfs")]
+)
+def test_the_proxy_sets_priorities_where_the_servers_order_by_them(
+    words: tuple[str, ...], policy: str, tmp_path: Path
+) -> None:
+    plan = plan_of(vllm_args=words)
+    file = tmp_path / "proxy.yaml"
+    file.write_text(proxy_yaml(plan, None, kv_events=False))
+    config = load_config(file, {}, {})
+    assert [b.priority for b in config.backends] == [policy == "priority"] * 2
+    assert [spec.priority for spec in config.core_backends()] == [policy == "priority"] * 2
+    assert value(plan, "--scheduling-policy") == policy
+    assert plan.servers[0].command.count("--scheduling-policy") == 1
+
+
 def test_events_stay_on_this_machine_unless_the_servers_do_not(tmp_path: Path) -> None:
     config = json.loads(value(plan_of(folder=tmp_path), "--kv-events-config", 1))
     assert config["endpoint"] == f"ipc://{tmp_path}/gpu1.events"

@@ -6,12 +6,14 @@ server uses; the simulator plays the same trace on an event heap.
 
 import asyncio
 import itertools
+import random
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from parity_scene import NAMES, a_shaper, a_trace
 
-from forebay.proxy.core.model import Action, Reject, Send
+from forebay.proxy.core.model import CLASSES, Action, Reject, Send
 from forebay.proxy.driver import Driver, Grant, Rejected
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.engine import EngineCore
@@ -23,9 +25,7 @@ from forebay.replay.sim.skipping import SkippingEngine
 from forebay.replay.sim.stepping import SteppingEngine, engine_request
 from forebay.traces.schema import TraceRequest
 
-
-def an_engine() -> EngineCore:
-    return EngineCore(EngineConfig())
+ORDERED = EngineConfig(scheduling_policy="priority")
 
 
 class Listener:
@@ -44,12 +44,13 @@ class Listener:
         self.ended.set()
 
 
-async def drive(trace: list[TraceRequest]) -> Journal:
+async def drive(trace: list[TraceRequest], config: EngineConfig) -> Journal:
     journal: Journal = []
     loop = asyncio.get_running_loop()
     start = loop.time()
     sent = itertools.count()
-    shaper, cores = a_shaper(), {name: an_engine() for name in NAMES}
+    shaper = a_shaper(priority=config.scheduling_policy == "priority")
+    cores = {name: EngineCore(config) for name in NAMES}
     loops = {name: EngineLoop(core, EngineMetrics(core, name)) for name, core in cores.items()}
     driver = Driver(shaper, lambda now, action: journal.append((now - start, action)))
     for name in NAMES:
@@ -64,7 +65,9 @@ async def drive(trace: list[TraceRequest]) -> Journal:
                 # the order in which they were sent.
                 await asyncio.sleep(engine.request_s + next(sent) * 1e-11)
                 block_size = engine.limits.block_size
-                request = engine_request(sim_request(row), loop.time(), block_size)
+                asked = sim_request(row)
+                asked.priority = grant.send.priority or 0
+                request = engine_request(asked, loop.time(), block_size)
                 request.sink = listener = Listener(grant)
                 loops[grant.send.backend].add(request)
                 await listener.ended.wait()
@@ -85,16 +88,22 @@ async def drive(trace: list[TraceRequest]) -> Journal:
 def decisions(journal: Journal) -> list[tuple[str, str, str]]:
     def words(action: Action) -> tuple[str, str, str]:
         if isinstance(action, Send):
-            return action.request.id, "send", action.backend
+            return action.request.id, f"send {action.priority}", action.backend
         return action.request.id, "reject", action.reason
 
     return [words(action) for _, action in journal]
 
 
-def simulate(trace: list[TraceRequest], engine: type[SkippingEngine | SteppingEngine]) -> Journal:
+def simulate(
+    trace: list[TraceRequest],
+    engine: type[SkippingEngine | SteppingEngine],
+    config: EngineConfig | None = None,
+) -> Journal:
     journal: Journal = []
-    engines = {name: engine(EngineConfig()) for name in NAMES}
-    Fleet(a_shaper(), engines, lambda now, action: journal.append((now, action))).run(trace)
+    config = config or EngineConfig()
+    shaper = a_shaper(priority=config.scheduling_policy == "priority")
+    engines = {name: engine(config) for name in NAMES}
+    Fleet(shaper, engines, lambda now, action: journal.append((now, action))).run(trace)
     return journal
 
 
@@ -103,13 +112,33 @@ def simulate(trace: list[TraceRequest], engine: type[SkippingEngine | SteppingEn
 def test_same_journal(seed: int, engine: type[SkippingEngine | SteppingEngine]) -> None:
     trace = a_trace(seed)
     simulated = simulate(trace, engine)
-    driven = run(drive(trace))
+    driven = run(drive(trace, EngineConfig()))
     assert decisions(driven) == decisions(simulated)
     assert [t for t, _ in driven] == pytest.approx([t for t, _ in simulated], abs=1e-6)
     # The trace is worth comparing: some waited, and some were refused.
     actions = [action for _, action in simulated]
     assert any(action.queued_s > 0 for action in actions)
     assert any(isinstance(action, Reject) for action in actions)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_same_journal_where_engines_order_by_priority(seed: int) -> None:
+    """With tenants and classes, so that requests pass others in the engine."""
+    rng = random.Random(seed)
+    trace = [
+        replace(
+            row,
+            tenant=rng.choice(["heavy", "heavy", "heavy", "light"]),
+            service_class=rng.choice([*CLASSES, "standard", "standard"]),
+        )
+        for row in a_trace(seed)
+    ]
+    simulated = simulate(trace, SteppingEngine, ORDERED)
+    driven = run(drive(trace, ORDERED))
+    assert decisions(driven) == decisions(simulated)
+    assert [t for t, _ in driven] == pytest.approx([t for t, _ in simulated], abs=1e-6)
+    told = {action.priority for _, action in simulated if isinstance(action, Send)}
+    assert len(told) > 10  # numbers of classes, and of tenants behind their share
 
 
 def test_the_same_trace_twice_is_the_same_to_the_bit() -> None:

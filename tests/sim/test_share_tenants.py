@@ -174,11 +174,12 @@ def test_one_who_was_away_comes_back_level_with_those_served_elsewhere() -> None
     """As with one proxy, an unused share does not accumulate."""
     one, other = met()
     for number in range(10):
-        one.arrive(Request(str(number), 10_000, tenant="busy"), 0.1)
-        tell(one, other, 0.1)
-        one.finish(str(number), 0.1 + 1e-9)
+        one.arrive(Request(str(number), 10_000, tenant="busy"), 0.4 * number)
+        tell(one, other, 0.4 * number)
+        one.first_token(str(number), 0.4 * number + 0.3)
+        one.finish(str(number), 0.4 * number + 0.3)
     before = counter(other, "busy")
-    other.arrive(Request("n", 1_000, tenant="new"), 0.2)
+    other.arrive(Request("n", 1_000, tenant="new"), 4.0)
     assert counter(other, "new") > 0.5 * before
 
 

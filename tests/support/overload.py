@@ -197,13 +197,14 @@ def play(
 ) -> Played:
     """The trace through the shaper; `bias`: how many times too high it starts to predict."""
     names = [f"gpu{number}" for number in range(len(speeds))]
-    shaper = Scenario(proxy=config or Config(), tenants=tuple(tenants)).new_policy(names)
+    scenario = Scenario(engine=engine, proxy=config or Config(), tenants=tuple(tenants))
+    shaper = scenario.new_policy(names)
     assert isinstance(shaper, Shaper)
     for backend in shaper.backends.values():
         backend.cost.scale = (bias, bias, bias)
         backend.cost._settle()
     engines = {
-        name: SkippingEngine(engine) if speed == 1.0 else Slowed(SkippingEngine(engine), speed)
+        name: scenario.new_engine() if speed == 1.0 else Slowed(SkippingEngine(engine), speed)
         for name, speed in zip(names, speeds, strict=True)
     }
     fleet = Fleet(shaper, cast(Any, engines))  # what is compiled must not be subclassed
@@ -303,10 +304,12 @@ def _water_filled(asked_s: dict[str, float], total: float) -> dict[str, float]:
     return fair
 
 
-def light_beside_heavy(seconds: float, seed: int) -> tuple[float, float]:
+def light_beside_heavy(
+    seconds: float, seed: int, engine: EngineConfig = ENGINE
+) -> tuple[float, float]:
     """p99 of a light tenant's TTFT alone, and while another offers ten times its fair share."""
     rate = capacity(chat)
     light = poisson(chat, [(seconds, 0.2 * rate)], seed, "light")
     heavy = poisson(chat, [(seconds, 5.0 * rate)], seed + 1, "heavy", 10**6)
-    alone, beside = play(light), play(merged(light, heavy))
+    alone, beside = play(light, engine=engine), play(merged(light, heavy), engine=engine)
     return alone.of("light").ttft_s(0.99), beside.of("light").ttft_s(0.99)

@@ -9,9 +9,9 @@ from forebay.traces.schema import TraceRequest
 NAMES = ("a", "b")
 
 
-def a_shaper() -> Shaper:
+def a_shaper(*, priority: bool = False) -> Shaper:
     return Shaper(
-        [BackendSpec(name, 8) for name in NAMES],
+        [BackendSpec(name, 8, priority=priority) for name in NAMES],
         [
             Bucket("chat", 5_000, max_queue=8, max_wait_s=2.0),
             Bucket("document", 131_072, max_queue=4, max_wait_s=30.0, prefills_per_backend=1),

@@ -38,6 +38,11 @@ async def answered(client: Client, url: str) -> float:
     return await _told(client, url, "vllm:request_success_total")
 
 
+async def waits(client: Client, url: str, count: int) -> bool:
+    """Whether so many requests wait in the engine, by its metrics."""
+    return await _told(client, url, "vllm:num_requests_waiting{") == count
+
+
 async def _told(client: Client, url: str, name: str) -> float:
     """The sum of a metric over its labels."""
     async with client.get(url + "/metrics") as response:

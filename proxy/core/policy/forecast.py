@@ -16,7 +16,7 @@ from forebay.proxy.core.policy.order import due_at
 from forebay.proxy.core.policy.precedence import Before, Precedence
 from forebay.proxy.core.policy.rendezvous import Rendezvous, prefer
 from forebay.proxy.core.policy.routing import Option
-from forebay.proxy.core.policy.start import StartGate, kv_room
+from forebay.proxy.core.policy.start import BESIDE_OTHERS, StartGate, kv_room
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.elsewhere import Peers
 from forebay.proxy.core.state.fleet import Shortlist
@@ -50,10 +50,11 @@ class Forecast:
             bucket.name: [b for b in self._all if not bucket.backends or b.name in bucket.backends]
             for bucket in buckets.values()
         }
-        self._shortlist = Shortlist(self._all, dispatch_ahead_s)
+        beside_others_s = BESIDE_OTHERS * dispatch_ahead_s
+        self._shortlist = Shortlist(self._all, dispatch_ahead_s, beside_others_s)
         self.limited = False
         self.long_prefills = LongPrefills(self._all, buckets)
-        self.gate = StartGate(buckets, self.long_prefills, dispatch_ahead_s)
+        self.gate = StartGate(buckets, self.long_prefills, dispatch_ahead_s, precedence.fairness)
         self._peers: Peers | None = None  # while there are other proxies
         self._rendezvous = Rendezvous()
 
@@ -161,7 +162,8 @@ class Forecast:
 
     def next_moment(self, heads: Iterable[QueuedRequest], now: float) -> float:
         """Return when a head may be able to start without an event; later than `now`."""
-        return min(self._shortlist.room_after(now), self.long_prefills.next_moment(heads, now))
+        room_at = self._shortlist.room_after(now, beside_others=self.gate.beside_others(now))
+        return min(room_at, self.long_prefills.next_moment(heads, now))
 
     def _agreed(self, waiting: QueuedRequest) -> Backend | None:
         usable = self._all_suitable(waiting)
@@ -210,13 +212,15 @@ class Forecast:
         self, backend: Backend, waiting: QueuedRequest, uncached: int, before: Before, now: float
     ) -> float:
         """Return the predicted wait: in the engine, in the queues, for a slot, for KV cache."""
-        wait_s = backend.prefill_queue.ahead_s(uncached, now)
+        wait_s = backend.prefill_queue.ahead_s(
+            uncached, now, self.gate.engine_priority(backend, waiting)
+        )
         if before.count > 0:
             wait_s += before.seconds / (1.0 - before.overtaken)
         if backend.elsewhere is not None and backend.elsewhere.queued_s:
             wait_s += self._precedence.elsewhere_s(backend, waiting, before.seconds, now)
-        slots_s = slots_wait_s(backend, waiting.bucket, before.count)
-        return max(wait_s, slots_s, kv_wait_s(backend, waiting, before.mates, uncached))
+        wait_s += slots_wait_s(backend, waiting.bucket, before.count)
+        return max(wait_s, kv_wait_s(backend, waiting, before.mates, uncached))
 
     def _margin_s(
         self,

@@ -7,6 +7,9 @@
  4. In a bucket, the tenant with the smallest counter (`state/tenants.py`), and of its requests the
     one that is due first: shortest first with aging.
 
+`engine_priority` tells engines that order by priority (`BackendSpec.priority`) which classes and
+tenants go before what was sent earlier.
+
 Guaranteed shares never take the last clear backend (`long_prefills.py`): that rule decides where a
 long prefill may start, this one which request is next there.
 """
@@ -14,7 +17,7 @@ long prefill may start, this one which request is next there.
 from collections.abc import Sequence
 from typing import Final
 
-from forebay.proxy.core.model import CLASSES
+from forebay.proxy.core.model import CLASSES, STANDARD
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.queue import QueuedRequest
 
@@ -29,6 +32,24 @@ overload 1 to 18 % longer."""
 def due_at(arrived_at: float, deadline: float, prefill_s: float) -> float:
     """Return when a request is due; a queue is ordered by this."""
     return min(deadline, arrived_at + STRETCH * prefill_s)
+
+
+def engine_priority(backend: Backend, waiting: QueuedRequest, behind_s: float) -> int:
+    """Return the priority of a request in an engine that begins the lowest first.
+
+    1,000 for each class below standard, less the milliseconds of prefill by which its tenant is
+    behind, 500 at most. Most requests of a class so have the same number, and the engine keeps the
+    order in which they were sent. A number means the same at all times, so several proxies need no
+    common clock. A class that is owed its guaranteed share is as urgent as the first class: else
+    its request could wait in the engine forever.
+
+    Args:
+        behind_s: `Fairness.behind_s` of its tenant.
+    """
+    rank, turns = waiting.rank, backend.turns
+    if turns.classed and turns.classes.due(CLASSES[rank], waiting.next_s):
+        rank = 0
+    return round(1e3 * (rank - STANDARD - behind_s))
 
 
 def first(backend: Backend, ready: Sequence[QueuedRequest], now: float) -> QueuedRequest:

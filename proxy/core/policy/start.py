@@ -5,21 +5,24 @@ queue stays almost empty, so order and cancellation stay with the proxy.
 """
 
 from collections.abc import Iterable, Mapping
-from math import inf
+from math import inf, isclose
 from typing import Final, Literal
 
 from forebay.proxy.core.model import FULL, Bucket
 from forebay.proxy.core.policy.coalesce import keeps_back
 from forebay.proxy.core.policy.long_prefills import LongPrefills
+from forebay.proxy.core.policy.order import engine_priority
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.in_flight import STEP_TOKENS
 from forebay.proxy.core.state.queue import QueuedRequest
+from forebay.proxy.core.state.tenants import Fairness
 
 DISPATCH_AHEAD_S: Final = 0.3
 """Backlog below which a backend is sent more, by default: the engine never waits for the proxy, and
 its own queue is too short to matter. Doubled: what starts next is decided 0.3 s earlier."""
-MATCH_SLACK_S: Final = 1e-9
-"""Float rounding: a timer for the end of a backlog must find it ended. Doubled: the same."""
+BESIDE_OTHERS: Final = 1 / 3
+"""Share of that backlog while several tenants are active: what waits in the engine delays the next
+prompt of a light tenant. Doubled: its p99 is 2.8 instead of 2.3 times that alone."""
 
 Block = Literal[
     "",  # it may start
@@ -42,14 +45,28 @@ class StartGate:
         buckets: Mapping[str, Bucket],
         long_prefills: LongPrefills,
         dispatch_ahead_s: float,
+        fairness: Fairness,
     ) -> None:
         self._buckets = buckets
         self._long_prefills = long_prefills
+        self._fairness = fairness
         self.dispatch_ahead_s = dispatch_ahead_s
 
     def has_room(self, backend: Backend, now: float) -> bool:
         """Return whether the backend may be sent any request at all."""
-        return not self._no_room(backend, now)
+        return not self._no_room(backend, -inf, self._ahead_s(now), now)
+
+    def beside_others(self, now: float) -> bool:
+        """Return whether several tenants are active."""
+        return self._fairness.on and self._fairness.shared(now)
+
+    def engine_priority(self, backend: Backend, waiting: QueuedRequest) -> int | None:
+        """Return the priority to send with the request; None where the engine has no order."""
+        if not backend.prefill_queue.ordered:
+            return None
+        fair = self._fairness
+        behind_s = fair.behind_s(waiting.request.tenant) if fair.on else 0.0
+        return engine_priority(backend, waiting, behind_s)
 
     def may_start(self, backend: Backend, waiting: QueuedRequest, now: float) -> bool:
         """Return whether the request, if it were next, may be sent to this backend now."""
@@ -57,7 +74,9 @@ class StartGate:
 
     def why_not(self, backend: Backend, waiting: QueuedRequest, now: float) -> Block:
         """Return what keeps the request, if it were next, from being sent to this backend now."""
-        no_room = self._no_room(backend, now)
+        priority = self.engine_priority(backend, waiting)
+        ahead_s = self._ahead_s(now)
+        no_room = self._no_room(backend, priority, ahead_s, now)
         if no_room:
             return no_room
         request, chunked = waiting.request, backend.prefill_queue.chunked
@@ -67,7 +86,7 @@ class StartGate:
         if chunked or limited or long_s < inf:
             matched = backend.matched_tokens(request)
         uncached = request.prompt_tokens - matched
-        if chunked and not self._passed(backend, uncached, now):
+        if chunked and not passes(backend, uncached, priority, ahead_s, now):
             return "line"
         if not kv_fits(backend, waiting):
             return "kv"
@@ -81,8 +100,15 @@ class StartGate:
                 return "partition"
         return ""
 
-    def _no_room(self, backend: Backend, now: float) -> Block:
-        """Return what keeps any request from being sent to this backend now."""
+    def _ahead_s(self, now: float) -> float:
+        """Return the backlog below which a backend is sent more."""
+        share = BESIDE_OTHERS if self.beside_others(now) else 1.0
+        return share * self.dispatch_ahead_s
+
+    def _no_room(
+        self, backend: Backend, priority: float | None, ahead_s: float, now: float
+    ) -> Block:
+        """Return what keeps any such request from being sent to this backend now."""
         if not backend.up:
             return "down"
         if backend.running >= backend.spec.max_concurrency:
@@ -90,21 +116,28 @@ class StartGate:
         if not backend.takes_another:
             return "trial"
         queue = backend.prefill_queue
-        if queue.drain_s(0.0, now) < self.dispatch_ahead_s + MATCH_SLACK_S:
+        if below(queue.drain_s(0.0, now, priority), ahead_s):
             return ""
         # What fits into one engine step takes one step, however long that is.
         return "" if backend.elsewhere is None and queue.tokens < STEP_TOKENS else "line"
-
-    def _passed(self, backend: Backend, uncached_tokens: float, now: float) -> bool:
-        """Return whether the backlog that this prefill cannot pass is below `dispatch_ahead`."""
-        left_s = backend.prefill_queue.drain_s(uncached_tokens, now)
-        return left_s < self.dispatch_ahead_s + MATCH_SLACK_S
 
     def _limit_reached(self, backend: Backend, bucket: str) -> bool:
         prefills = backend.prefill_queue.prefills_of[bucket]
         if backend.elsewhere is not None:
             prefills += backend.elsewhere.prefills.get(bucket, 0)
         return prefills >= self._buckets[bucket].prefills_per_backend
+
+
+def passes(
+    backend: Backend, uncached_tokens: float, priority: float | None, ahead_s: float, now: float
+) -> bool:
+    """Return whether the backlog that this prefill cannot pass is below `ahead_s`."""
+    return below(backend.prefill_queue.drain_s(uncached_tokens, now, priority), ahead_s)
+
+
+def below(left_s: float, limit_s: float) -> bool:
+    """Return whether `left_s` has fallen to the limit; a timer for that moment must find it so."""
+    return left_s < limit_s or isclose(left_s, limit_s)
 
 
 def starving(backend: Backend, heads: Iterable[QueuedRequest], now: float) -> QueuedRequest | None:

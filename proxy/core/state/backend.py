@@ -42,7 +42,7 @@ class Backend:
         elsewhere: what other proxies have here; None without other proxies.
         load: prompt tokens sent lately; `worked`: prefill seconds by bucket.
         fresh_tokens: tokens put into the prefix cache while there were other proxies.
-        rank, room_at, silent_at: as the `Shortlist` found them last.
+        rank, room_at, room_beside_at, silent_at: as the `Shortlist` found them last.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Backend:
         self.name = spec.name
         self.index = index
         self.rank = 0.0
-        self.room_at = self.silent_at = -inf
+        self.room_at = self.room_beside_at = self.silent_at = -inf
         self.kv_tokens = spec.kv_tokens
         self.up = False
         self.draining = False
@@ -80,7 +80,7 @@ class Backend:
         self.kv = KvBudget()
         self.starving: QueuedRequest | None = None
         self.sent_prompt_tokens = 0
-        self.prefill_queue = PrefillQueue(self.queues, spec.chunk_tokens)
+        self.prefill_queue = PrefillQueue(self.queues, spec.chunk_tokens, ordered=spec.priority)
         self.prefills = self.prefill_queue.prefills
         self.decode_s = {name: Average(1.0) for name in self.queues}
         self.decode_all_s = Average(1.0)
@@ -185,13 +185,14 @@ class Backend:
         *,
         piece: bool = False,
         fresh: bool = False,
+        priority: int = 0,
     ) -> InFlight:
         """Enter a request that is sent here: it takes a slot, KV cache and a place in the queue.
 
         Args:
             reserved_tokens: expected output; by default the most it may generate.
             piece: a piece of a split prompt, which does not count as a prompt sent.
-            fresh: as of InFlight.
+            fresh, priority: as of InFlight.
         """
         if reserved_tokens is None:
             reserved_tokens = request.output_tokens
@@ -201,8 +202,9 @@ class Backend:
             prefill_s = self.cost.predict_s(tokens - matched_tokens, tokens)
         uncached_tokens = tokens - matched_tokens
         sent = InFlight(
-            request, bucket, prefill_s, cold_s, uncached_tokens, reserved_tokens, fresh=fresh
-        )
+            request, bucket, prefill_s, cold_s, uncached_tokens, reserved_tokens,
+            fresh=fresh, priority=priority,
+        )  # fmt: skip
         if self.prefill_queue.head is None:
             self.observer.begin(now, self.elsewhere)
         self.prefill_queue.join(sent, now)
@@ -249,7 +251,7 @@ class Backend:
         sent.first_token_at = now
         self._tried.discard(request_id)
         self._end_prefill(sent, now)
-        self._learn(sent, now)
+        self.observer.answered(sent, self.prefill_queue, now, split=len(self.splits) > 0)
         return sent
 
     def finished(self, request_id: str, now: float) -> InFlight | None:
@@ -268,7 +270,7 @@ class Backend:
             self._end_prefill(sent, now)
             if sent.output_tokens:
                 # It was answered completely before its first token was due.
-                self._learn(sent, now)
+                self.observer.answered(sent, self.prefill_queue, now, split=len(self.splits) > 0)
             else:
                 # It ended without a first token: the time measured so far means nothing.
                 self.observer.begin(now, self.elsewhere)
@@ -279,10 +281,6 @@ class Backend:
             self.decode_all_s.add(decode_s)
         self.kv.give_back(sent.request, sent.reserved_tokens)
         return prefilling
-
-    def _learn(self, sent: InFlight, now: float) -> None:
-        mixed = self.prefill_queue.chunked or len(self.splits) > 0
-        self.observer.answered(sent, self.prefill_queue, now, mixed=mixed)
 
     def _end_prefill(self, sent: InFlight, now: float) -> None:
         self.prefill_queue.leave(sent, now)
@@ -324,6 +322,7 @@ class Backend:
         """Change the limits."""
         self.spec = spec
         self.prefill_queue.chunk_tokens = spec.chunk_tokens
+        self.prefill_queue.ordered = spec.priority
 
     def rebucket(self, buckets: Iterable[Bucket], home: Callable[[Request], str]) -> None:
         """Change the buckets while no request waits; `home` gives a request's new bucket."""

@@ -85,9 +85,13 @@ class Shortlist:
     must be called after every change of a backend.
     """
 
-    def __init__(self, backends: Sequence[Backend], dispatch_ahead_s: float) -> None:
+    def __init__(
+        self, backends: Sequence[Backend], dispatch_ahead_s: float, beside_others_s: float
+    ) -> None:
+        """Take the backlogs below which requests are sent: usually, and beside other tenants."""
         self._backends = list(backends)
         self._dispatch_ahead_s = dispatch_ahead_s
+        self._beside_others_s = beside_others_s
         self._moved: set[int] = set(range(len(self._backends)))
         self._holders: dict[int, int] = {}
         self.all = len(self._backends) <= LOOK_AT_MOST
@@ -129,14 +133,18 @@ class Shortlist:
             found.append(second)
         return found
 
-    def room_after(self, now: float) -> float:
-        """Return when a backend may take more without an event; inf for never."""
+    def room_after(self, now: float, *, beside_others: bool) -> float:
+        """Return when a backend may take more without an event; inf for never.
+
+        `beside_others`: several tenants are active.
+        """
         if self._moved:
             self._refresh()
         least = inf
         for backend in self._backends:
-            if now < backend.room_at < least:
-                least = backend.room_at
+            room_at = backend.room_beside_at if beside_others else backend.room_at
+            if now < room_at < least:
+                least = room_at
             if now < backend.silent_at < least:  # it may have used up its bucket's prefill limit
                 least = backend.silent_at
         return least
@@ -164,6 +172,7 @@ class Shortlist:
             backend = self._backends[index]
             backend.rank = free_rank(backend)
             backend.room_at = backend.prefill_queue.below_at(self._dispatch_ahead_s)
+            backend.room_beside_at = backend.prefill_queue.below_at(self._beside_others_s)
             backend.silent_at = backend.prefill_queue.silent_ends_at()
         self._moved.clear()
 

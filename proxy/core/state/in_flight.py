@@ -28,6 +28,7 @@ class InFlight:
         ends_at: predicted end of a prefill whose first token cannot be seen; else inf.
         counts: it counts towards `prefills_per_backend`; cache hits do not.
         overdue_s: least seconds its prefill counts for until its first token.
+        priority: as the engine was told; lower goes first.
     """
 
     __slots__ = (
@@ -39,6 +40,7 @@ class InFlight:
         "output_tokens",
         "overdue_s",
         "prefill_s",
+        "priority",
         "request",
         "reserved_tokens",
         "uncached_tokens",
@@ -55,6 +57,7 @@ class InFlight:
         reserved_tokens: int,
         *,
         fresh: bool = False,
+        priority: int = 0,
     ) -> None:
         """`fresh`: its cached prefix was computed just now, by an earlier piece of its prompt."""
         self.request = request
@@ -64,6 +67,7 @@ class InFlight:
         self.cold_s = cold_s
         self.uncached_tokens = uncached_tokens
         self.reserved_tokens = reserved_tokens
+        self.priority = priority
         self.output_tokens = 0
         self.first_token_at: float | None = None
         self.ends_at = inf

@@ -13,7 +13,7 @@ every longer prefill: it waits for a few chunks instead of for whole long prefil
 """
 
 from collections.abc import Iterable, Sequence
-from math import ceil, inf
+from math import ceil, fsum, inf
 from typing import Final
 
 from forebay.proxy.core.learn.cost import UNPROVEN, CostModel, Vector, features
@@ -59,11 +59,15 @@ class PrefillQueue:
         total_s: sum of prefill_s of all.
         silent: how many have a first token that cannot be seen.
         chunk_tokens: see BackendSpec.
+        ordered: the engine begins the waiting prefill with the lowest priority.
         elsewhere: what other proxies have in this engine.
     """
 
-    def __init__(self, buckets: Iterable[str], chunk_tokens: float) -> None:
+    def __init__(
+        self, buckets: Iterable[str], chunk_tokens: float, *, ordered: bool = False
+    ) -> None:
         self.chunk_tokens = chunk_tokens
+        self.ordered = ordered
         self.prefills: dict[str, InFlight] = {}
         self.prefills_of = dict.fromkeys(buckets, 0)
         self.head: InFlight | None = None
@@ -103,30 +107,39 @@ class PrefillQueue:
                 left = head.cold_s - elapsed_s  # the engine had evicted what seemed to be cached
         return self.total_s - head.prefill_s + max(left, floor)
 
-    def ahead_s(self, uncached_tokens: float, now: float) -> float:
+    def ahead_s(self, uncached_tokens: float, now: float, priority: float | None = None) -> float:
         """Return the predicted seconds that a prefill sent now would wait in the engine.
 
         The whole backlog where prefills are computed one after the other. In a chunking engine:
-        prefills that are no longer than it, and the chunks of longer ones beside it.
+        prefills that are no longer than it, and the chunks of longer ones beside it. In an engine
+        that orders by priority: without the prefills that this `priority` passes.
         """
+        before, backlog_s = self._before(priority, now)
         if not self.chunked:
-            return self.backlog_s(now)
-        equals_s, chunks_s = passing(self.prefills.values(), uncached_tokens, self.chunk_tokens)
-        return min(
-            self.backlog_s(now),
-            equals_s + chunks_s + self._elsewhere_s(uncached_tokens, now),
-        )
+            return backlog_s
+        equals_s, chunks_s = passing(before, uncached_tokens, self.chunk_tokens)
+        return min(backlog_s, equals_s + chunks_s + self._elsewhere_s(uncached_tokens, now))
 
-    def drain_s(self, uncached_tokens: float, now: float) -> float:
+    def drain_s(self, uncached_tokens: float, now: float, priority: float | None = None) -> float:
         """Return the part of `ahead_s` that must drain before dispatch.
 
         In a chunking engine: only prefills that are no longer than this one. The chunks of longer
         prefills will be beside it whenever it is sent.
         """
+        before, backlog_s = self._before(priority, now)
         if not self.chunked:
-            return self.backlog_s(now)
-        equals_s, _ = passing(self.prefills.values(), uncached_tokens, self.chunk_tokens)
-        return min(self.backlog_s(now), equals_s + self._elsewhere_s(uncached_tokens, now))
+            return backlog_s
+        equals_s, _ = passing(before, uncached_tokens, self.chunk_tokens)
+        return min(backlog_s, equals_s + self._elsewhere_s(uncached_tokens, now))
+
+    def _before(self, priority: float | None, now: float) -> tuple[Iterable[InFlight], float]:
+        """Return the prefills that one of this priority does not pass, and the backlog of them."""
+        prefills, backlog_s = self.prefills.values(), self.backlog_s(now)
+        if priority is None or not self.ordered:
+            return prefills, backlog_s
+        before = [p for p in prefills if p.priority <= priority or p is self.head]
+        passed_s = self.total_s - fsum(prefill.prefill_s for prefill in before)
+        return before, backlog_s - max(0.0, passed_s)
 
     def own_short_s(self, now: float) -> float:
         """Return what a short prefill waits for of what this proxy sent, for other proxies."""
@@ -226,7 +239,7 @@ class PrefillQueue:
         del self.prefills[prefill.request.id]
         if prefill is self.head:
             self.head_since = now
-            self.head = next(iter(self.prefills.values()), None)
+            self.head = self._next()
         elif self.chunked and self.head is not None:
             # It passed the head: the time it took was no progress of the head.
             self.head_since = min(now, self.head_since + prefill.prefill_s)
@@ -234,6 +247,13 @@ class PrefillQueue:
         self.tokens -= prefill.uncached_tokens
         self.silent -= not prefill.request.streams
         self.total_s = self.total_s - prefill.prefill_s if self.prefills else 0.0
+
+    def _next(self) -> InFlight | None:
+        """Return the prefill that the engine begins next."""
+        prefills = self.prefills.values()
+        if self.ordered and prefills:
+            return min(prefills, key=lambda prefill: prefill.priority)  # the first of equals
+        return next(iter(prefills), None)
 
     def silent_ends_at(self) -> float:
         """Return the predicted end of the next prefill without a visible first token, or inf."""
@@ -294,11 +314,12 @@ class PrefillObserver:
         """
         self._since = inf
 
-    def answered(self, prefill: InFlight, queue: PrefillQueue, now: float, *, mixed: bool) -> None:
+    def answered(self, prefill: InFlight, queue: PrefillQueue, now: float, *, split: bool) -> None:
         """Learn from a prefill that is over and has left the queue.
 
         Args:
-            mixed: short prefills are computed beside others: chunks, or pieces of split prompts.
+            split: a prompt is being sent in pieces: short prefills are computed beside them, as
+                they are beside chunks.
         """
         elsewhere = queue.elsewhere
         fixed, linear, pairs = features(prefill.uncached_tokens, prefill.request.prompt_tokens)
@@ -316,16 +337,15 @@ class PrefillObserver:
             if not queue.prefills or elapsed_s >= SILENT_S:
                 self._learn_shared(elsewhere, elapsed_s)
                 self.begin(now, elsewhere)
-        elif not queue.prefills or (
-            elapsed_s >= INSTANT_S and (not mixed or self._mostly_ended(queue))
-        ):
+        elif not queue.prefills or (elapsed_s >= INSTANT_S and self._mostly_ended(queue, split)):
             if elapsed_s > 0:
                 self._cost.observe(self._terms, elapsed_s)
             self.begin(now, elsewhere)
 
-    def _mostly_ended(self, queue: PrefillQueue) -> bool:
+    def _mostly_ended(self, queue: PrefillQueue, split: bool) -> bool:
         """Return whether most of the elapsed time went to prefills that have ended."""
-        return self._cost.total_s(self._terms) >= LEARN_FROM * queue.total_s
+        one_by_one = not queue.chunked and not split
+        return one_by_one or self._cost.total_s(self._terms) >= LEARN_FROM * queue.total_s
 
     def _others_worked(self, elsewhere: Elsewhere) -> bool:
         """Return whether the engine also computed other proxies' prefills since the start."""

@@ -3,8 +3,10 @@
 Fair shares follow VTC (Sheng et al., OSDI 2024), charged in predicted cost. Each tenant has a
 counter of the uncached prefill seconds it was given, divided by its weight. Of the tenants with
 waiting requests, the one with the smallest counter goes first. A tenant that returns is lifted to
-the lowest counter among waiting tenants: its unused share is lost, and it is next. A tenant is
-charged when its request is sent; the charge is corrected once the computed tokens are known.
+half a second below the lowest counter among waiting tenants: what else it left unused is lost. So
+a few prompts at once of a tenant below its share all go first, as they would without the others. A
+tenant is charged when its request is sent; the charge is corrected once the computed tokens are
+known.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,9 +17,10 @@ from forebay.proxy.core.learn.decay import LOAD_TIME_S, RECENT_S
 from forebay.proxy.core.model import HISTORY, Tenant
 from forebay.proxy.core.state.elsewhere import SILENT_S, TenantUse
 
-COUNT_EVERY_S: Final = 0.5
-"""Between two counts of the active tenants. Doubled: half the CPU time of that, and fair shares
-adapt 0.5 s later to a tenant that left."""
+LATELY_S: Final = 0.5
+"""Seconds of prefill, over its weight, that a tenant may catch up on after it used less than its
+share; also the time between two counts of the active tenants. Doubled: a light tenant that returns
+keeps others waiting for longer, and fair shares adapt 0.5 s later to one that left."""
 
 
 class Account:
@@ -46,7 +49,7 @@ class Fairness:
         self._default_weight = default_weight
         self._accounts: dict[str, Account] = {}
         self._queueing: dict[str, Account] = {}
-        self._floor = 0.0  # counter of the tenant that was sent last, before that
+        self._floor = 0.0  # highest counter at which a tenant was sent
         self._all = Account("", 1.0)  # sums up the rates
         self._counted_at = -inf
         self._active_weight = 0.0
@@ -61,7 +64,7 @@ class Fairness:
         """
         self._weights = {tenant.name: tenant.weight for tenant in tenants}
         self._default_weight = default_weight
-        floor = self._lowest()
+        floor = self._floor = self._lowest()
         for account in self._accounts.values():
             weight = self._weights.get(account.name, default_weight)
             account.served = floor + (account.served - floor) * account.weight / weight
@@ -81,10 +84,10 @@ class Fairness:
     # Events.
 
     def arrived(self, name: str, now: float) -> None:
-        """Note an arrival of a tenant; its unused share from before is lost."""
+        """Note an arrival of a tenant; most of its unused share from before is lost."""
         account = self.account(name)
         if not account.queued:
-            account.served = max(account.served, self._lowest())
+            account.served = max(account.served, self._lowest() - LATELY_S)
         if now - account.active_at > RECENT_S:
             self._counted_at = -inf  # count the active tenants anew
         account.active_at = now
@@ -103,7 +106,7 @@ class Fairness:
     def charge(self, name: str, prefill_s: float, now: float) -> None:
         """Charge a tenant whose request is sent."""
         account = self.account(name)
-        self._floor = account.served
+        self._floor = max(self._floor, account.served)  # or each that returns would be lower
         account.served += prefill_s / account.weight
         for one in (account, self._all):
             one.rate = one.rate_now(now) + prefill_s / RECENT_S
@@ -116,7 +119,7 @@ class Fairness:
 
     def used_elsewhere(self, seconds: Mapping[str, float], now: float) -> None:
         """Charge prefill seconds used at other proxies; negative ones are corrections."""
-        before = inf
+        floor, before = self._floor, inf
         for name, more_s in seconds.items():
             self.arrived(name, now)
             account = self.account(name)
@@ -126,13 +129,17 @@ class Fairness:
             before = min(before, account.served)
             self.charge(name, more_s, now)
         if before < inf:
-            self._floor = before  # the order of several is unknown
+            self._floor = max(floor, before)  # the order of several is unknown
 
     # Questions.
 
     def counter(self, name: str) -> float:
         account = self._accounts.get(name)
         return self._floor if account is None else account.served
+
+    def behind_s(self, name: str) -> float:
+        """Return what a tenant may catch up on: at most LATELY_S below the highest counter sent."""
+        return max(0.0, min(LATELY_S, self._floor - self.counter(name)))
 
     def shared(self, now: float) -> bool:
         """Return whether more than one tenant is active."""
@@ -162,7 +169,7 @@ class Fairness:
         return min(self._floor, *waiting) if waiting else self._floor
 
     def _count_active(self, now: float) -> None:
-        if now - self._counted_at < COUNT_EVERY_S:
+        if now - self._counted_at < LATELY_S:
             return
         self._counted_at = now
         self._active, self._active_weight = 0, 0.0

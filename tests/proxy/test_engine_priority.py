@@ -1,0 +1,75 @@
+"""The `priority` in the body that a backend with --scheduling-policy priority gets."""
+
+import json
+from typing import Any
+
+import pytest
+from proxy_stage import RawBackend, Stage, on_stage
+
+ORDERED: dict[str, Any] = {"each": {"priority": True}}
+BODY = b'{"prompt": "hello", "max_tokens": 3 } '
+
+
+def fields_of(body: bytes) -> list[tuple[str, Any]]:
+    pairs: list[tuple[str, Any]] = json.loads(body, object_pairs_hook=lambda pairs: pairs)
+    return pairs
+
+
+def test_without_the_key_the_body_stays_as_it_is() -> None:
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        body = BODY.replace(b"}", b', "priority": -3}')
+        async with on.post(body) as response:
+            assert response.status == 200
+        assert backends[0].calls[0].body == body
+
+    on_stage(scene, None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "headers", "told"),
+    [
+        ("", {}, 0),
+        (', "priority": null', {}, 0),
+        (', "priority": -987654321', {}, -1_000),  # the class, and no more
+        (', "priority": -9, "pri\\u006frity": 7', {}, 1_000),
+        (', "priority": -5', {"x-forebay-class": "batch"}, 1_000),
+    ],
+)
+def test_it_is_forebays_whatever_the_client_says(
+    asked: str, headers: dict[str, str], told: int
+) -> None:
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        body = BODY.replace(b" }", asked.encode() + b" }")
+        async with on.post(body, headers=headers) as response:
+            assert response.status == 200
+        (call,) = backends[0].calls
+        assert fields_of(call.body)[-1] == ("priority", told)
+        assert json.loads(call.body) == json.loads(body) | {"priority": told}
+        assert call.body.startswith(body.rstrip()[:-1])
+
+    on_stage(scene, None, **ORDERED)
+
+
+def test_pieces_have_it_too() -> None:
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on.post({"prompt": "hi", "max_tokens": 3}) as response:  # chats flow
+            assert response.status == 200
+        prompt = "".join(f"{number:9} " for number in range(20_000))
+        headers = {"x-forebay-class": "interactive"}
+        async with on.post({"prompt": prompt, "max_tokens": 3}, headers=headers) as response:
+            assert response.status == 200
+        told = [json.loads(call.body)["priority"] for call in backends[0].calls]
+        assert len(told) > 3
+        assert told == [0, *[-1_000] * (len(told) - 1)]
+
+    on_stage(scene, None, each={"priority": True, "prefill_piece": "500ms"})
+
+
+def test_it_stands_beside_a_cache_salt() -> None:
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on.post(BODY) as response:
+            assert response.status == 200
+        names = [name for name, _ in fields_of(backends[0].calls[0].body)]
+        assert names == ["prompt", "max_tokens", "cache_salt", "priority"]
+
+    on_stage(scene, None, tenants={"isolate_cache": True}, **ORDERED)
