@@ -13,7 +13,13 @@ import orjson
 from xxhash import xxh3_64_intdigest
 
 from forebay.proxy.api.cache_salt import FIELD, CacheSalts, with_salt
-from forebay.proxy.api.large_json import TooMuchJson, is_dense, loads_in_steps
+from forebay.proxy.api.large_json import (
+    RepeatedKey,
+    TooMuchJson,
+    is_dense,
+    loads_in_steps,
+    may_repeat,
+)
 from forebay.proxy.api.prompt_text import chat_text, completion_text
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.core.model import Request, ServiceClass
@@ -117,13 +123,21 @@ async def salted(body: bytes, content_type: str, tenant: str, salts: CacheSalts)
 
 
 async def parse_any(body: bytes) -> dict[str, Any]:
-    """Parse a body, in steps if it would take long; raises ApiError 400."""
-    if len(body) < LARGE_BYTES and not is_dense(body):
+    """Parse a body, in steps if it would take long; raises ApiError 400.
+
+    A key that a backend may read differently when it is given twice is rejected. A body in which
+    it may be is parsed in steps, which finds out.
+    """
+    if len(body) < LARGE_BYTES and not is_dense(body) and not may_repeat(body):
         return parse(body)
     try:
         return _fields(await loads_in_steps(body))
     except TooMuchJson as error:
         raise ApiError(400, "too_many_items", f"The body holds {error}.") from None
+    except RepeatedKey as repeated:
+        key = str(repeated)
+        message = f"The body has {key} more than once."
+        raise ApiError(400, "repeated_key", message, param=key) from None
     except orjson.JSONDecodeError as error:
         raise _not_json(error) from None
 

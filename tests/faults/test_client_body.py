@@ -121,12 +121,40 @@ def test_too_many_items() -> None:
     before_oracle(scene)
 
 
+def repeats() -> Iterator[tuple[str, bytes]]:
+    """Keys given twice, and bodies that have them."""
+    long = b'"stop":"' + b"s" * (1 << 20) + b'"'
+    yield "model", b'{"model":"a","prompt":"x","model":"b"}'
+    yield "max_tokens", b'{"max_tokens":9000,"prompt":"x","max_tokens" : 1}'
+    yield "n", b'{"n":64,"prompt":"x","n":1}'
+    yield "stream", b'{"prompt":"x","\\u0073tream":true,"stream":false}'
+    yield "prompt", b'{"prompt":"x",' + long + b',\n "prompt"\n:\n"y"}'
+    yield "prompt", b'{"prompt":"x","stop":[' + b'"s",' * 200_000 + b'"s"],"prompt":"y"}'
+    for value in (b"true,false", b"false,true"):
+        first, last = value.split(b",")
+        yield "stream", b'{"stream":' + first + b',"prompt":"x","stream":' + last + b"}"
+
+
+def test_a_key_given_twice_is_refused() -> None:
+    async def scene(on: Stage, oracle: Oracle) -> None:
+        for key, body in repeats():
+            error = await refused(on, oracle, post(body=body))
+            assert (error["code"], error["param"]) == ("repeated_key", key), body[:80]
+        body = b'{"messages":[{"role":"user","content":"x"}],"messages":[]}'
+        error = await refused(on, oracle, post(body=body, path=CHAT))
+        assert (error["code"], error["param"]) == ("repeated_key", "messages")
+
+    before_oracle(scene)
+
+
 @pytest.mark.parametrize(
     "body",
     [
+        b'{"prompt":"x","logit_bias":{"n":1,"model":{"prompt":2}},"n":1,"stop":["n",{"n":1}]}',
+        b'{"prompt":"\\u0073tream\\",\\"prompt\\":1,\\"n\\":1,\\"n\\":1"}',
         b'{"prompt":"x","temperature":"hot","n":-1,"stop":{},"logit_bias":[1e300]}',
         b' {\n "prompt" : "\\u00e9\\ud83d\\ude00" , "unknown": [1.0, 1e2] } ',
-        b'{"prompt":"x","prompt":"y","max_tokens":null}',
+        b'{"prompt":"x","top_p":1,"top_p":0.5,"max_tokens":null}',
         b'{"prompt":[1,2,3],"echo":true}',
         b'{"prompt":"' + "é😀".encode() * 100 + b'"}',
     ],
