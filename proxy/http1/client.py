@@ -36,7 +36,9 @@ class Origin:
         self._host = parts.hostname
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
-        self._host_header = f"host: {parts.netloc.rpartition('@')[2]}\r\n"
+        host = parts.netloc.rpartition("@")[2]
+        # Without the second header any compression is acceptable (RFC 9110, 12.5.3).
+        self._own_headers = f"host: {host}\r\naccept-encoding: identity\r\n"
         self.connect_s = connect_s
         self._idle: list[Connection] = []
         self._closed = False
@@ -64,7 +66,7 @@ class Origin:
         if lines.count("\n") != len(headers) or lines.count("\r") != len(headers):
             raise ValueError("a header of more than one line")
         framing = f"content-length: {len(body)}\r\n" if body or method == "POST" else ""
-        text = f"{method} {target} HTTP/1.1\r\n{self._host_header}{lines}{framing}\r\n"
+        text = f"{method} {target} HTTP/1.1\r\n{self._own_headers}{lines}{framing}\r\n"
         head = text.encode("latin-1")  # may fail, so before a connection is taken
         connection = (None if fresh else self._take_idle()) or await self._connect()
         response = connection.send(head, body)

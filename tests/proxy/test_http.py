@@ -103,7 +103,7 @@ class TestPassing:
                 line.split(":")[0].lower() for line in backends[0].calls[0].head.split("\r\n")[1:]
             }
             assert names - {""} == {
-                "host", "accept", "content-type", "content-length", "authorization", "traceparent",
+                "host", "accept", "accept-encoding", "content-type", "content-length", "authorization", "traceparent",
                 "x-request-id",
             }  # fmt: skip
 
