@@ -139,7 +139,7 @@ async def _cut_out(body: bytes) -> tuple[bytes, dict[str, tuple[int, int]]] | No
             counts.add(body, counted, start - 1)
             counted = end + 1
             if counts.depth == 1 and end - start <= LONGEST_KEY and _COLON.match(body, end + 1):
-                _add_key(keys, orjson.loads(b'"%b"' % body[start:end]))
+                _add_key(keys, body[start:end])
             if end - start >= LONG_BYTES and body[end + 1 : end + 64].lstrip()[:1] != b":":
                 name = f"{mark}{len(spans)}"
                 spans[name] = start, end
@@ -153,8 +153,9 @@ async def _cut_out(body: bytes) -> tuple[bytes, dict[str, tuple[int, int]]] | No
     return (short, spans) if spans and len(short) < SHORT_BYTES else None
 
 
-def _add_key(keys: set[str], key: str) -> None:
+def _add_key(keys: set[str], name: bytes) -> None:
     """Add a key of the outermost object; raises RepeatedKey."""
+    key = orjson.loads(b'"%b"' % name) if b"\\" in name else name.decode("latin-1")
     if key in ONCE:
         if key in keys:
             raise RepeatedKey(key)

@@ -27,12 +27,11 @@ class HostName:
         self._began_at = -inf
         self._ended = asyncio.Event()  # no look-up is under way
         self._ended.set()
+        self.known: list[str] = []
+        self._fresh_until = -inf
         with suppress(ValueError):
             ip_address(host.partition("%")[0])
             self.known, self._fresh_until = [host], inf
-            return
-        self.known: list[str] = []
-        self._fresh_until = -inf
 
     async def addresses(self) -> list[str]:
         """Return one or more addresses; without any known one, wait for the look-up.

@@ -73,8 +73,8 @@ def test_a_slow_name_hurts_no_other_backend_and_holds_no_end(server: NameServer)
             backend = await stack.enter_async_context(RawBackend().running())
             port = backend.url.rpartition(":")[2]
             urls = [f"http://{name}.test:{port}" for name in ("slow", "good", "fine")]
-            timing = {"health": {"interval": "100ms", "timeout": "200ms"}}
-            on = await stack.enter_async_context(stage(urls, wait_up=2, **timing))
+            probes = {"interval": "100ms", "timeout": "200ms"}
+            on = await stack.enter_async_context(stage(urls, wait_up=2, health=probes))
             for _ in range(10):
                 forget_connections(on)
                 await ask(on)
