@@ -117,7 +117,17 @@ def test_wrong_types_name_the_parameter() -> None:
     before_oracle(scene)
 
 
-KINDS: tuple[Any, ...] = (None, True, 7, 1.5, "x" * 2000, [], ["x" * 2000], {}, {"a": "data:" + "x" * 2000})
+KINDS: tuple[Any, ...] = (
+    None,
+    True,
+    7,
+    1.5,
+    "x" * 2000,
+    [],
+    ["x" * 2000],
+    {},
+    {"a": "data:" + "x" * 2000},
+)
 FIELDS = ("model", "stream", "max_tokens", "n", "best_of", "priority", "tools", "documents",
           "chat_template_kwargs", "cache_salt", "stream_options", "echo")  # fmt: skip
 
