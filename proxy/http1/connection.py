@@ -325,7 +325,8 @@ class UpstreamResponse:
 
     def start(self, status: int) -> None:
         self.status = status
-        if self.headers.get("content-encoding", "").lower() in CODINGS:
+        coding = self.headers.get("content-encoding")
+        if coding is not None and coding.lower() in CODINGS:
             del self.headers["content-encoding"]
             self._decoder = ContentDecoder()
         self._wake()
