@@ -14,10 +14,14 @@ from typing import Any
 
 import orjson
 import pytest
+from aiohttp import web
 
+from forebay.proxy.http1.server import HttpServer, listen
 from forebay.proxy.share.hub import HELLO, Hub
+from forebay.proxy.share.serve_workers import _hold
 from forebay.proxy.share.workers import BAD_INPUT, WorkerPool, again_in_s
 from forebay.replay.sim.clock import run
+from forebay.traces.errors import InputError
 
 
 class Process:
@@ -185,3 +189,25 @@ def test_a_worker_that_cannot_be_started_is_tried_again(
 )
 def test_how_soon_it_is_started_again(quick_deaths: int, again_in: float) -> None:
     assert again_in_s(quick_deaths) == again_in
+
+
+def test_a_port_whose_last_process_has_just_ended_can_be_held() -> None:
+    """Its connections stay in TIME_WAIT for a minute, on the side that closed first."""
+    with socket.create_server(("127.0.0.1", 0)) as single:
+        port = single.getsockname()[1]
+        with pytest.raises(InputError, match="cannot listen"):
+            _hold("127.0.0.1", port)  # it still listens
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            accepted, _ = single.accept()
+            accepted.close()
+            assert client.recv(1) == b""
+
+    async def worker() -> None:
+        runner, _ = await listen(HttpServer(never), "127.0.0.1", port, reuse_port=True)
+        await runner.cleanup()
+
+    async def never(_: web.BaseRequest) -> web.StreamResponse:
+        raise AssertionError
+
+    with _hold("127.0.0.1", port):
+        asyncio.run(worker())
