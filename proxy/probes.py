@@ -15,7 +15,13 @@ from forebay.proxy.config.schema import BackendConfig, Config
 from forebay.proxy.core.health import NONE, Health
 from forebay.proxy.http1.client import Origin
 from forebay.proxy.http1.connection import read_all
-from forebay.proxy.http1.faults import LocalShortage, LostConnection, TlsFault, UpstreamFault
+from forebay.proxy.http1.faults import (
+    LocalShortage,
+    LostConnection,
+    NameFault,
+    TlsFault,
+    UpstreamFault,
+)
 
 METRICS_BYTES = 4 << 20
 SIZE_RETRY_S = 30.0  # until a backend that did not report its KV cache size is asked again
@@ -170,6 +176,8 @@ class Prober:
             return f"{LATE} within {self.config.health.timeout:g} s"
         except TlsFault as fault:
             return f"TLS: {fault}"
+        except NameFault:
+            return "no address for its name"
         except LocalShortage:
             return SHORT
         except UpstreamFault:

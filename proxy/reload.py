@@ -30,7 +30,7 @@ from forebay.traces.errors import InputError
 
 Result = Literal["applied", "partly", "unchanged", "failed"]
 
-WATCH_S = 1.0  # interval of the check of the file
+WATCH_S = 0.5  # interval of the check of the file, which must not change for so long
 LEAVE_CHECK_S = 0.1  # interval of the check whether a removed backend is empty
 
 
@@ -226,14 +226,16 @@ class Reloader:
             await asyncio.sleep(LEAVE_CHECK_S)
 
     async def _run(self) -> None:
+        seen = self._seen
         while True:
             try:
                 # `wait_for` loses a cancellation that comes at the same time as the event.
                 async with asyncio.timeout(WATCH_S):
                     await self._requested.wait()
             except TimeoutError:
-                seen = _stamp(self._watch)
-                if seen is None or seen == self._seen:  # None: an editor replaces the file
+                before, seen = seen, _stamp(self._watch)
+                # None: an editor replaces the file. One that is still changing is half written.
+                if seen is None or seen == self._seen or seen != before:
                     continue
             self._requested.clear()
             await self.reload()

@@ -33,7 +33,7 @@ from forebay.proxy.runtime.load_shedding import Protection
 from forebay.proxy.security.guards import Security
 from forebay.proxy.share.exchange import Link, PeerExchange, exchanging
 from forebay.proxy.share.redis_link import RedisLink
-from forebay.proxy.telemetry.access_log import AccessLog
+from forebay.proxy.telemetry.access_log import AccessLog, InternalErrors
 from forebay.proxy.telemetry.capture import capturing
 from forebay.proxy.telemetry.decision_metrics import DecisionMetrics
 from forebay.proxy.telemetry.hlog import HlogWriter, IntervalLog
@@ -194,7 +194,7 @@ async def start_proxy(
             client_headers_s=config.timeouts.client_headers,
             client_write_s=config.timeouts.client_write,
             max_connections=config.max_connections(),
-            failed=lambda error: say(f"internal error: {type(error).__name__}"),
+            failed=InternalErrors(say, asyncio.get_running_loop().time).failed,
         )
         parts = Parts(
             app=app,

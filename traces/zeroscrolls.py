@@ -166,6 +166,8 @@ def _read(
 ) -> TaskFile:
     name = _task_name(path, inner, task)
     samples: dict[str, ZeroScrollsSample] = {}
+    # Joined at the end: adding to a tuple row by row takes quadratic time for rows of one id.
+    outputs: dict[str, list[str]] = {}
     warnings: list[str] = []
     rows = skipped = 0
     label = str(path) if inner.as_posix() == path.as_posix() else f"{path}({inner})"
@@ -180,15 +182,12 @@ def _read(
         rows += 1
         if problem := _index_problem(sample):
             warnings.append(f"{label}:{number}: {problem}")
-        known = samples.get(sample.id)
-        if known is None:
-            samples[sample.id] = sample
-            continue
+        known = samples.setdefault(sample.id, sample)
+        outputs.setdefault(sample.id, []).extend(sample.outputs)
         if known.input != sample.input:
             warnings.append(
                 f"{label}:{number}: id {sample.id!r} again with another input; kept the first"
             )
-        samples[sample.id] = replace(known, outputs=known.outputs + sample.outputs)
     if not rows:
         raise InputError(f"{label}: no rows in this file; check that it is the right one")
     expected = TASKS[name].rows
@@ -201,7 +200,7 @@ def _read(
         _sha256(path),
         rows,
         skipped,
-        tuple(samples.values()),
+        tuple(replace(one, outputs=tuple(outputs[one.id])) for one in samples.values()),
         tuple(warnings),
     )
 

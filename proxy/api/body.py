@@ -6,14 +6,22 @@ estimated: a tokenizer would block the loop for 20 ms at 100k tokens.
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
+from pydantic import TypeAdapter, ValidationError
 from xxhash import xxh3_64_intdigest
 
 from forebay.proxy.api.cache_salt import FIELD, CacheSalts, with_salt
-from forebay.proxy.api.large_json import TooMuchJson, is_dense, loads_in_steps
+from forebay.proxy.api.large_json import (
+    RepeatedKey,
+    TooMuchJson,
+    is_dense,
+    loads_in_steps,
+    may_repeat,
+)
 from forebay.proxy.api.prompt_text import chat_text, completion_text
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.core.model import Request, ServiceClass
@@ -27,6 +35,7 @@ WHOLE_ONLY = frozenset(
     ("echo", "prompt_logprobs", "truncate_prompt_tokens", "use_beam_search", "suffix")
 )
 """Fields for which an engine needs the whole prompt in one request."""
+_WHOLE_NUMBER = TypeAdapter(int)  # vLLM's own reader of its requests
 CLASSES: tuple[ServiceClass, ...] = ("interactive", "standard", "batch")
 
 
@@ -117,13 +126,21 @@ async def salted(body: bytes, content_type: str, tenant: str, salts: CacheSalts)
 
 
 async def parse_any(body: bytes) -> dict[str, Any]:
-    """Parse a body, in steps if it would take long; raises ApiError 400."""
-    if len(body) < LARGE_BYTES and not is_dense(body):
+    """Parse a body, in steps if it would take long; raises ApiError 400.
+
+    A key that a backend may read differently when it is given twice is rejected. A body in which
+    it may be is parsed in steps, which finds out.
+    """
+    if len(body) < LARGE_BYTES and not is_dense(body) and not may_repeat(body):
         return parse(body)
     try:
         return _fields(await loads_in_steps(body))
     except TooMuchJson as error:
         raise ApiError(400, "too_many_items", f"The body holds {error}.") from None
+    except RepeatedKey as repeated:
+        key = str(repeated)
+        message = f"The body has {key} more than once."
+        raise ApiError(400, "repeated_key", message, param=key) from None
     except orjson.JSONDecodeError as error:
         raise _not_json(error) from None
 
@@ -175,17 +192,16 @@ def _answers(fields: dict[str, Any], chat: bool) -> int:
     """Return the number of outputs; each has KV cache of its own after the prompt."""
     answers = 1
     for name in ("n",) if chat else ("n", "best_of"):
-        count = fields.get(name)
-        if type(count) is int and count > answers:  # the backend rejects anything else
-            answers = count
+        if name in fields:
+            with suppress(ApiError):  # what is no number is the backend's to reject
+                answers = max(answers, _integer(fields, name, 1))
     return answers
 
 
 def _answer_tokens(fields: dict[str, Any]) -> int:
     for name in ("max_completion_tokens", "max_tokens"):
-        limit = _typed(fields, name, int, None)
-        if limit is not None:
-            return max(0, min(int(limit), MOST_OUTPUT_TOKENS))
+        if fields.get(name) is not None:
+            return max(0, min(_integer(fields, name, 0), MOST_OUTPUT_TOKENS))
     return DEFAULT_OUTPUT_TOKENS
 
 
@@ -216,7 +232,7 @@ def _reject_media_ids(fields: dict[str, Any]) -> None:
 
 def _service_class(fields: dict[str, Any], headers: Mapping[str, str]) -> ServiceClass:
     """Return the class of the header, or of vLLM's `priority`, where lower is more urgent."""
-    priority: int = _typed(fields, "priority", int, 0)
+    priority = _integer(fields, "priority", 0)
     named = headers.get("x-forebay-class")
     if named is None:
         return CLASSES[1 + (priority > 0) - (priority < 0)]
@@ -239,12 +255,25 @@ def _timeout_s(headers: Mapping[str, str]) -> float:
     return seconds
 
 
+def _integer(fields: dict[str, Any], name: str, default: int) -> int:
+    """Return a whole number as vLLM reads it: 100.0 and "100" are 100; raises ApiError 400."""
+    value = fields.get(name)
+    if type(value) is int:
+        return value
+    if value is None:
+        return default
+    try:
+        if type(value) is not bool:
+            return _WHOLE_NUMBER.validate_python(value)
+    except ValidationError:
+        pass
+    raise invalid_type(name, "a whole number", name)
+
+
 def _typed(fields: dict[str, Any], name: str, kind: type, default: Any) -> Any:
     value = fields.get(name)
     if value is None:
         return default
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise invalid_type(
-            name, {bool: "true or false", str: "a string", int: "a whole number"}[kind], name
-        )
+    if not isinstance(value, kind):
+        raise invalid_type(name, {bool: "true or false", str: "a string"}[kind], name)
     return value

@@ -99,6 +99,8 @@ def _add_parts(text: bytearray, parts: list[Any]) -> int:
     for part in parts:
         if not isinstance(part, dict | str):  # vLLM treats strings as text parts
             raise invalid_type("A content part", "a string or an object", "messages")
+        if isinstance(part, dict) and not isinstance(part.get("type", ""), str | None):
+            raise invalid_type("The type of a content part", "a string", "messages")
         tokens = media_tokens(part) if isinstance(part, dict) else 0
         if not tokens and isinstance(part, dict) and isinstance(part.get("text"), str):
             text += part["text"].encode()

@@ -50,8 +50,8 @@ class Timeouts(Section):
     answer: for a chat or completion that is not a stream: its first byte comes with its last token.
     null: five times first_token.
     idle: between two reads from a backend.
-    client_headers, client_body, client_write: for a client to send its request's head and body, and
-    to take what was written.
+    client_headers, client_body: for a client to send its request's head and body.
+    client_write: for a client to take 16 KiB of what was written, or the rest.
     lame_duck: time during which a proxy that is told to stop still takes requests, while its
     /health is already 503.
     drain: time for running requests to end after that.

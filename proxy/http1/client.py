@@ -2,13 +2,13 @@
 
 import asyncio
 import errno
-import re
 import ssl
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from forebay.proxy.http1.connection import Connection, UpstreamResponse
-from forebay.proxy.http1.faults import ConnectFault, LocalShortage, TlsFault
+from forebay.proxy.http1.faults import ConnectFault, LocalShortage, NameFault, TlsFault
+from forebay.proxy.http1.names import HostName
 
 IDLE_S = 3.0  # vLLM closes idle connections after 5 s: those kept must be younger
 
@@ -17,7 +17,6 @@ IDLE_S = 3.0  # vLLM closes idle connections after 5 s: those kept must be young
 _OURS = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL, errno.EBUSY}
 )
-_ERRNO = re.compile(r"\[Errno (\d+)\]")
 
 
 class Origin:
@@ -34,9 +33,12 @@ class Origin:
         parts = urlsplit(url)
         assert parts.hostname is not None
         self._host = parts.hostname
+        self._name = HostName(parts.hostname, self._loop)
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
-        self._host_header = f"host: {parts.netloc.rpartition('@')[2]}\r\n"
+        host = parts.netloc.rpartition("@")[2]
+        # Without the second header any compression is acceptable (RFC 9110, 12.5.3).
+        self._own_headers = f"host: {host}\r\naccept-encoding: identity\r\n"
         self.connect_s = connect_s
         self._idle: list[Connection] = []
         self._closed = False
@@ -64,7 +66,7 @@ class Origin:
         if lines.count("\n") != len(headers) or lines.count("\r") != len(headers):
             raise ValueError("a header of more than one line")
         framing = f"content-length: {len(body)}\r\n" if body or method == "POST" else ""
-        text = f"{method} {target} HTTP/1.1\r\n{self._host_header}{lines}{framing}\r\n"
+        text = f"{method} {target} HTTP/1.1\r\n{self._own_headers}{lines}{framing}\r\n"
         head = text.encode("latin-1")  # may fail, so before a connection is taken
         connection = (None if fresh else self._take_idle()) or await self._connect()
         response = connection.send(head, body)
@@ -85,24 +87,39 @@ class Origin:
         return None
 
     async def _connect(self) -> Connection:
-        name = self._host if self._tls else None
         try:
             async with asyncio.timeout(self.connect_s):
-                _, connection = await self._loop.create_connection(
-                    lambda: Connection(self._loop, self._keep), self._host, self._port,
-                    ssl=self._tls, server_hostname=name,
-                )  # fmt: skip
+                return await self._first_connection()
         except ssl.SSLCertVerificationError as error:
             raise TlsFault(error.verify_message) from error
         except ssl.SSLError as error:
             raise TlsFault(error.reason or "the handshake failed") from error
         except (OSError, TimeoutError) as error:
-            if _is_ours(error):
+            if error.errno in _OURS:
                 raise LocalShortage(type(error).__name__) from error
-            raise ConnectFault(type(error).__name__) from error
+            fault = ConnectFault if self._name.known else NameFault
+            raise fault(type(error).__name__) from error
         except UnicodeError as error:  # a name that IDNA rejects
-            raise ConnectFault("not a host name") from error
-        return connection
+            raise NameFault("not a host name") from error
+
+    async def _first_connection(self) -> Connection:
+        """Connect to the first address that takes a connection; raises OSError, UnicodeError."""
+        faults: list[OSError] = []
+        for address in await self._name.addresses():
+            try:
+                _, connection = await self._loop.create_connection(
+                    lambda: Connection(self._loop, self._keep), address, self._port,
+                    ssl=self._tls, server_hostname=self._host if self._tls else None,
+                )  # fmt: skip
+            except ssl.SSLError:
+                raise
+            except OSError as error:
+                faults.append(error)
+            else:
+                return connection
+        # A shortage of this machine counts if it was met at every address: without IPv6, ::1 of
+        # localhost fails with "no address", whatever happens at 127.0.0.1.
+        raise min(faults, key=lambda fault: fault.errno in _OURS)
 
     def _keep(self, connection: Connection) -> None:
         if self._closed:
@@ -118,13 +135,3 @@ class Origin:
         self._closed = True
         while self._idle:
             self._idle.pop().close()
-
-
-def _is_ours(error: OSError) -> bool:
-    """Return whether connecting failed at every address for lack of a local resource.
-
-    Every address: without IPv6, ::1 of localhost fails with "no address", whatever happens at
-    127.0.0.1. When several addresses fail, asyncio keeps their messages only.
-    """
-    tried = [error.errno] if error.errno else [int(n) for n in _ERRNO.findall(str(error))]
-    return bool(tried) and all(number in _OURS for number in tried)

@@ -11,6 +11,7 @@ from typing import cast
 
 import httptools
 
+from forebay.proxy.http1.content_coding import CODINGS, ContentDecoder
 from forebay.proxy.http1.faults import (
     AnswerTooLarge,
     BrokenAnswer,
@@ -163,11 +164,13 @@ class Connection(asyncio.Protocol):
         response = self._response
         if response is None:
             return
-        sink = response._sink  # called directly: every token of a stream comes this way
-        if sink is None:
-            response.feed(data)
-        elif not sink(data):
-            response.enough()
+        decoder = response._decoder
+        for piece in (data,) if decoder is None else decoder.pieces(data):
+            sink = response._sink  # called directly: every token of a stream comes this way
+            if sink is None:
+                response.feed(piece)
+            elif not sink(piece):
+                response.enough()
 
     def on_chunk_header(self) -> None:
         self._at_chunk = False
@@ -191,7 +194,8 @@ class Connection(asyncio.Protocol):
             self._keep(self)
         else:
             self.close()
-        response.end(None)
+        whole = response._decoder is None or response._decoder.ended
+        response.end(None if whole else BrokenAnswer("the compressed body was cut"))
 
     def _fail(self, fault: UpstreamFault) -> None:
         response, self._response = self._response, None
@@ -213,6 +217,7 @@ class UpstreamResponse:
         "_buffered_bytes",
         "_chunk_sink",
         "_connection",
+        "_decoder",
         "_ended",
         "_fault",
         "_paused",
@@ -230,6 +235,7 @@ class UpstreamResponse:
         self._buffered_bytes = 0
         self._sink: Sink | None = None
         self._chunk_sink: Sink | None = None
+        self._decoder: ContentDecoder | None = None
         self._paused = False
         self._ended = False
         self._fault: UpstreamFault | None = None
@@ -293,7 +299,7 @@ class UpstreamResponse:
         if self._ended:
             return True
         self._resume()
-        self._sink, self._chunk_sink = sink, chunk_sink
+        self._sink, self._chunk_sink = sink, None if self._decoder else chunk_sink
         try:
             await self._wait()
         finally:
@@ -319,6 +325,10 @@ class UpstreamResponse:
 
     def start(self, status: int) -> None:
         self.status = status
+        coding = self.headers.get("content-encoding")
+        if coding is not None and coding.lower() in CODINGS:
+            del self.headers["content-encoding"]
+            self._decoder = ContentDecoder()
         self._wake()
 
     def feed(self, data: bytes) -> None:

@@ -9,6 +9,10 @@ class ConnectFault(UpstreamFault):
     """No connection: refused, unreachable or too slow."""
 
 
+class NameFault(ConnectFault):
+    """No address of the backend's name is known, now or from earlier."""
+
+
 class TlsFault(ConnectFault):
     """TLS failed; the message is OpenSSL's own, without addresses."""
 

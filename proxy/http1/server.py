@@ -21,6 +21,7 @@ from forebay.proxy.http1 import errors
 from forebay.proxy.http1.errors import SERVER, ApiError
 from forebay.proxy.http1.headers import REQUEST_ID, request_id, unforwardable
 from forebay.proxy.http1.headers import SERVER as SERVER_NAME
+from forebay.proxy.http1.idle import IdleConnections, client_address
 from forebay.proxy.http1.tls import HANDSHAKE_S
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -103,10 +104,21 @@ def _head_fault(request: web.BaseRequest, header_bytes: int) -> ApiError | None:
 class _Protocol(web.RequestHandler):
     """One client connection."""
 
-    __slots__ = ("_broken", "_cut_timer", "_head_bytes", "_head_timer", "_last_payload", "_wire")
+    __slots__ = (
+        "_broken",
+        "_cut_timer",
+        "_head_bytes",
+        "_head_timer",
+        "_last_payload",
+        "_wire",
+        "address",
+        "idle",
+    )
 
     def __init__(self, server: "HttpServer", *, loop: asyncio.AbstractEventLoop, **kw: Any) -> None:
         super().__init__(server, loop=loop, **kw)
+        self.address = ""
+        self.idle: dict[_Protocol, None] = {}  # those of this address, perhaps with this one
         self._broken = False  # it is not known where the next request begins
         self._head_bytes = 0  # bytes of a head that is not complete
         self._head_timer: asyncio.TimerHandle | None = None
@@ -119,14 +131,23 @@ class _Protocol(web.RequestHandler):
         super().connection_made(transport)
         server = self._manager
         assert isinstance(server, HttpServer)
+        self.address = client_address(transport)
+        self.idle = server.idle.opened(self.address)
         if server.open_connections > server.max_connections:
-            self._refuse(errors.too_many_connections())
-            return
+            surplus = server.idle.surplus(self.address)
+            if surplus is None:
+                self._refuse(errors.too_many_connections())
+                return
+            surplus._end(errors.too_many_connections())
+        self.idle[self] = None
         self._start_head_timer(server)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stop_head_timer()
         self._wire = None
+        server = self._manager
+        assert isinstance(server, HttpServer)
+        server.idle.closed(self, self.address)
         if self._cut_timer is not None:
             self._cut_timer.cancel()
         super().connection_lost(exc)
@@ -237,6 +258,7 @@ class HttpServer(web.Server):
     Attributes:
         header_bytes: bound of all header fields of a request together; more is a 431.
         client_write_s: time for a client to take the rest when its connection is closed.
+        idle: the connections, by the address of their client.
         failed: called with unexpected exceptions.
     """
 
@@ -266,6 +288,7 @@ class HttpServer(web.Server):
         self.client_write_s = client_write_s
         self.max_connections = max_connections
         self.failed = failed
+        self.idle: IdleConnections[_Protocol] = IdleConnections()
 
     @property
     def open_connections(self) -> int:
@@ -274,7 +297,13 @@ class HttpServer(web.Server):
     async def _checked(self, request: web.BaseRequest) -> web.StreamResponse:
         if error := _head_fault(request, self.header_bytes):
             return error_response(error, request_id(request.headers))
-        response = await self._handler(request)
+        protocol = cast(_Protocol, request.protocol)
+        protocol.idle.pop(protocol, None)
+        try:
+            response = await self._handler(request)
+        finally:
+            if protocol.transport is not None:
+                protocol.idle[protocol] = None
         if not response.prepared:  # a response of the admin port, which has no id yet
             response.headers.setdefault(REQUEST_ID, request_id(request.headers))
             response.headers.setdefault("Server", SERVER_NAME)

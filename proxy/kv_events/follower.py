@@ -28,6 +28,7 @@ QUIET_S = 5.0  # without a batch; then a replay is requested, as the last one ma
 REPLAY_S = 5.0  # longest wait for one message of a replay
 AGAIN_S = 5.0  # delay after an unexpected error
 WAITING_BATCHES = 10_000  # bound of ZeroMQ's queue; beyond it drops batches, and we replay
+BATCH_BYTES = 16 << 20  # a larger batch is not decoded; a step of 256k tokens takes 2 MB
 BIND_TRIES, BIND_AGAIN_S = 10, 0.05
 FALLBACK = "its prefix index is corrected by its responses instead"
 POOL_SHARE = 0.95  # of the KV cache that blocks can be known of; the rest is in use
@@ -233,6 +234,8 @@ class Follower:
         self._next = number + 1
         self._last = xxh3_64_intdigest(payload)
         try:
+            if len(payload) > BATCH_BYTES:  # decoded it can take ten times the memory
+                raise BadEvent(f"a batch of KV events has more than {BATCH_BYTES >> 20} MiB")
             batch = self._decode(payload)
             if not isinstance(batch, list) or len(batch) < 2 or not isinstance(batch[1], list):
                 raise BadEvent("no batch of KV events")

@@ -1,7 +1,7 @@
 """Check a backend's response before anything is sent to the client; a bad one is a `Failure`.
 
-HTTP allows more than may be passed on: framing given twice, other content types, compressed bodies
-that nobody asked for. All of these checks are here.
+HTTP allows more than may be passed on: framing given twice, other content types, compression that
+the proxy cannot undo. All of these checks are here.
 """
 
 from collections.abc import Mapping
@@ -58,7 +58,7 @@ def check_head(response: UpstreamResponse) -> None:
     if "transfer-encoding" in headers and "content-length" in headers:
         raise Failure("framing", upstream_error())  # another parser may choose the other one
     if headers.get("content-encoding", "identity").lower() != "identity":
-        raise Failure("encoding", upstream_error())  # none was offered
+        raise Failure("encoding", upstream_error())  # none was asked for
 
 
 def check_type(response: UpstreamResponse, streams: bool) -> None:

@@ -4,7 +4,9 @@ A timer for each chunk would cost 2.7 us a chunk.
 """
 
 import asyncio
+import struct
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 
 from aiohttp import web
@@ -12,7 +14,16 @@ from aiohttp import web
 from forebay.proxy.http1.connection import UpstreamResponse
 from forebay.proxy.http1.faults import UpstreamFault
 
+try:
+    from fcntl import ioctl
+    from termios import TIOCOUTQ
+except ImportError:  # Windows: the bytes in the kernel are not counted
+    ioctl = None  # type: ignore[assignment]
+
 TICK_S = 0.25
+# A client that takes so much within `client_write` goes on, however large the answer: by default
+# 550 bytes/s. A bound of one byte would let a client hold an answer for ever.
+PROGRESS_BYTES = 16 << 10
 
 
 class StalledUpstream(UpstreamFault):
@@ -71,9 +82,18 @@ class TimeoutWatch:
     Attributes:
         response: the backend's; None when only the client is waited for.
         heard: bytes came since the last tick. Setting this costs less than reading the clock.
+        untaken: bytes that the client had yet to take when it last made progress.
     """
 
-    __slots__ = ("_watches", "heard", "reading_since", "request", "response", "writing_since")
+    __slots__ = (
+        "_watches",
+        "heard",
+        "reading_since",
+        "request",
+        "response",
+        "untaken",
+        "writing_since",
+    )
 
     def __init__(
         self,
@@ -85,6 +105,7 @@ class TimeoutWatch:
         self.request = request
         self.response = response
         self.heard = False
+        self.untaken = 0
         self.reading_since: float | None = None
         self.writing_since: float | None = None
 
@@ -146,12 +167,32 @@ class Watchdog:
             watch.heard = False
             if watch.reading_since is not None:
                 watch.reading_since = now
+        transport = watch.request.transport
+        if watch.writing_since is not None and transport is not None:
+            untaken = _untaken_bytes(transport)
+            if untaken <= watch.untaken - PROGRESS_BYTES:
+                watch.writing_since = now
+                watch.untaken = untaken
+            watch.untaken = max(watch.untaken, untaken)  # more was written
         if watch.writing_since is not None and now - watch.writing_since > self._client_write_s:
-            if watch.request.transport is not None:
-                watch.request.transport.abort()  # this cancels the handler
+            if transport is not None:
+                transport.abort()  # this cancels the handler
         elif (
             watch.response is not None
             and watch.reading_since is not None
             and now - watch.reading_since > self._idle_s
         ):
             watch.response.fail(StalledUpstream("nothing came"))
+
+
+def _untaken_bytes(transport: asyncio.Transport) -> int:
+    """Return the bytes that were written and not acknowledged, those in the kernel included.
+
+    The kernel holds megabytes, and asks for more only once a third of them is acknowledged.
+    """
+    held, kernel = transport.get_write_buffer_size(), bytes(4)
+    wire = transport.get_extra_info("socket")
+    if wire is not None and ioctl is not None:
+        with suppress(OSError):  # not there for this kind of socket, or closed
+            kernel = ioctl(wire.fileno(), TIOCOUTQ, kernel)
+    return held + int(struct.unpack("i", kernel)[0])

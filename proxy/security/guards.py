@@ -17,7 +17,7 @@ from forebay.proxy.security.auth import Authenticator
 from forebay.proxy.security.keys import ENVIRONMENT, SHORT_KEY, KeyRing, read_keys
 from forebay.traces.errors import InputError
 
-WATCH_S = 2.0
+WATCH_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,7 @@ class Security:
 
     def __init__(self, config: Config, environ: Mapping[str, str]) -> None:
         self._seen = _stamps(config)  # before reading, so that no change is missed
+        self._latest = self._seen
         self._environ = environ
         self._config = config
         self._secret = cache_secret(environ)
@@ -63,10 +64,17 @@ class Security:
         """Read and check the files that `config` names; raises InputError."""
         if bool(config.tls.files) != bool(self.tls):
             raise InputError("tls: cannot be switched on or off without a restart")
+        seen = _stamps(config)  # before reading
+        ring, before = _ring(config, self._environ), self.auth.ring
+        if ring and before and before.ends_line and not ring.ends_line:
+            raise InputError(
+                f"tenants.keys: {config.tenants.keys} has no line end after its last key any more: "
+                "it may be half written"
+            )
         return LoadedSecurity(
             config=config,
-            seen=_stamps(config),  # before reading
-            ring=_ring(config, self._environ),
+            seen=seen,
+            ring=ring,
             certificate=server_context(*config.tls.files) if config.tls.files else None,
         )
 
@@ -101,9 +109,13 @@ class Security:
             self.check_files(say)
 
     def check_files(self, say: Callable[[str], None]) -> None:
-        """Reload if a file has changed since it was last read."""
+        """Reload if a file has changed since it was last read, but not since the last check.
+
+        A file that is still changing may be half written.
+        """
         stamps = _stamps(self._config)
-        if stamps == self._seen:
+        settled, self._latest = stamps == self._latest, stamps
+        if stamps == self._seen or not settled:
             return
         try:
             self.reload(self._config)

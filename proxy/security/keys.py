@@ -29,17 +29,21 @@ class KeyRing:
     Attributes:
         tenants: unique names in the order of the source.
         short_keys: number of plain keys that are short enough to be guessed.
+        ends_line: the source ends with a line end; one that is cut in a key does not.
     """
 
-    __slots__ = ("_by_head", "short_keys", "tenants")
+    __slots__ = ("_by_head", "ends_line", "short_keys", "tenants")
 
-    def __init__(self, digests: Mapping[bytes, str], short_keys: int = 0) -> None:
+    def __init__(
+        self, digests: Mapping[bytes, str], short_keys: int = 0, ends_line: bool = False
+    ) -> None:
         by_head: dict[bytes, list[tuple[bytes, str]]] = {}
         for digest, tenant in digests.items():
             by_head.setdefault(digest[:_HEAD], []).append((digest, tenant))
         self._by_head = by_head
         self.tenants = tuple(dict.fromkeys(digests.values()))
         self.short_keys = short_keys
+        self.ends_line = ends_line
 
     def __len__(self) -> int:
         return sum(map(len, self._by_head.values()))
@@ -112,7 +116,7 @@ def parse_keys(text: str, source: str) -> KeyRing:
             raise InputError(f"{where}: this key already belongs to {digests[digest]}")
     if not digests:
         raise InputError(f"tenants.keys: {source} has no key; give lines `tenant: key`")
-    return KeyRing(digests, short_keys)
+    return KeyRing(digests, short_keys, text.endswith(("\n", "\r")))
 
 
 def _entries(text: str) -> Iterable[tuple[int, str]]:

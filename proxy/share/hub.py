@@ -2,7 +2,8 @@
 
 Each worker has a Unix socket pair to the parent, which relays each message to the other workers.
 Datagrams keep messages whole, and a full buffer drops one instead of blocking. If the parent ends,
-its workers go on alone. The first byte of a datagram marks a report (REPORT) or a greeting (HELLO).
+its workers go on alone. The first byte of a datagram marks a report (REPORT), a greeting (HELLO) or
+a heartbeat (BEAT), by which the parent knows that a worker's event loop runs.
 """
 
 import asyncio
@@ -12,7 +13,8 @@ from contextlib import asynccontextmanager
 
 from forebay.proxy.share.wire import MOST_BYTES
 
-REPORT, HELLO = b"B", b"H"
+REPORT, HELLO, BEAT = b"B", b"H", b"L"
+BEAT_S = 1.0  # apart from reports, whose own faults must not look like a worker that hangs
 AT_ONCE = 64  # datagrams read in one turn of the event loop
 
 
@@ -51,10 +53,18 @@ class HubLink:
                 loop.remove_reader(self._end)
                 self.trouble = "the parent process has ended"
 
+        async def beat() -> None:
+            while True:
+                self._send(BEAT)
+                await asyncio.sleep(BEAT_S)
+
         loop.add_reader(self._end, readable)
+        beating = asyncio.create_task(beat())
         try:
             yield
         finally:
+            beating.cancel()
+            await asyncio.gather(beating, return_exceptions=True)
             loop.remove_reader(self._end)
 
     def close(self) -> None:
@@ -72,10 +82,19 @@ class HubLink:
 
 
 class Hub:
-    """The ends of the parent: relays state, and passes greetings to `greeted`."""
+    """The ends of the parent: relays state, and passes greetings to `greeted`.
 
-    def __init__(self, greeted: Callable[[int, bytes], None]) -> None:
+    Args:
+        heard: called with the index of a worker for everything it sends.
+    """
+
+    def __init__(
+        self,
+        greeted: Callable[[int, bytes], None],
+        heard: Callable[[int], None] = lambda _: None,
+    ) -> None:
         self._greeted = greeted
+        self._heard = heard
         self._ends: dict[int, socket.socket] = {}
         self.relayed = 0
         self.relayed_bytes = 0
@@ -103,6 +122,7 @@ class Hub:
 
     def _readable(self, worker: int) -> None:
         def take(data: bytes) -> None:
+            self._heard(worker)
             if data[:1] == HELLO:
                 self._greeted(worker, data[1:])
             elif data[:1] == REPORT:

@@ -96,6 +96,9 @@ def _hold(host: str, port: int) -> socket.socket:
         )[0]
         holder = socket.socket(family, kind, protocol)
         try:
+            # Connections of the process before us stay in TIME_WAIT for a minute. A socket that
+            # listens is still an error.
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             holder.bind(address)
         except OSError:

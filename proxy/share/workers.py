@@ -2,8 +2,9 @@
 
 The kernel spreads connections over the workers (SO_REUSEPORT). Each worker is a whole proxy with
 its own shaper, and they exchange their state through the parent (`hub.py`). The parent relays no
-traffic. It restarts workers that die, with growing delays if they die at once. It passes SIGHUP on,
-and on SIGTERM it lets all workers drain.
+traffic. It restarts workers that die, with growing delays if they die at once, and kills those that
+hang: the kernel still gives them connections. It passes SIGHUP on, and on SIGTERM it lets all
+workers drain.
 """
 
 import asyncio
@@ -18,11 +19,12 @@ from typing import Any
 import orjson
 
 from forebay.proxy.runtime import systemd
-from forebay.proxy.share.hub import Hub
+from forebay.proxy.share.hub import BEAT_S, Hub
 from forebay.proxy.share.worker import worker_environment
 
 RESTART_S, RESTART_MOST_S = 0.5, 30.0
 STEADY_S = 10.0  # a worker that ran this long is restarted at once
+SILENT_TICKS, HUNG_TICKS = 3, 10  # heartbeats missed until a worker is called silent, and killed
 GRACE_S = 5.0  # for a worker to end, beyond timeouts.lame_duck and timeouts.drain
 BAD_INPUT = 2  # exit status of a bad configuration: a restart does not help
 
@@ -34,6 +36,7 @@ class Worker:
     Attributes:
         greeting: its URLs, which it sends once it listens.
         reload: a reload was requested before the worker could handle SIGHUP.
+        missed: heartbeats that have not come since the worker was last heard.
     """
 
     index: int
@@ -42,6 +45,12 @@ class Worker:
     started_at: float = 0.0
     starts: int = 0
     reload: bool = False
+    missed: int = 0
+
+    @property
+    def silent(self) -> bool:
+        """True while it listens and its event loop does not run: new connections wait for it."""
+        return self.greeting is not None and self.missed >= SILENT_TICKS
 
     @property
     def pid(self) -> int | None:
@@ -78,7 +87,7 @@ class WorkerPool:
     hub: Hub = field(init=False)
 
     def __post_init__(self) -> None:
-        self.hub = Hub(self._greeted)
+        self.hub = Hub(self._greeted, self._heard)
         self.workers = [Worker(index) for index in range(self.count)]
 
     def signal(self, number: int) -> None:
@@ -109,8 +118,10 @@ class WorkerPool:
             async with asyncio.TaskGroup() as group:
                 keepers = [group.create_task(self._keep(worker)) for worker in self.workers]
                 first = group.create_task(self._once_all_listen(listening))
+                watch = group.create_task(self._watch_heartbeats())
                 await self.stop.wait()
                 first.cancel()
+                watch.cancel()
                 self.stopping = True
                 self.signal(signal.SIGTERM)
                 wait_s = patience_s() + GRACE_S
@@ -146,7 +157,7 @@ class WorkerPool:
 
     async def _run_once(self, worker: Worker) -> str:
         """Start a worker, wait for its end, and return how it ended; raises OSError."""
-        worker.greeting = None
+        worker.greeting, worker.missed = None, 0
         worker.starts += 1
         try:
             with self.hub.new_end(worker.index) as end:
@@ -171,6 +182,29 @@ class WorkerPool:
     async def _once_all_listen(self, listening: Callable[[], None]) -> None:
         await self.all_listen.wait()
         listening()
+
+    async def _watch_heartbeats(self) -> None:
+        """Kill workers that hang; `_keep` starts them again.
+
+        Heartbeats are counted, not seconds: a machine that stood still misses none.
+        """
+        while True:
+            await asyncio.sleep(BEAT_S)
+            for worker in self.workers:
+                if worker.greeting is None:
+                    continue
+                worker.missed += 1
+                if worker.missed == SILENT_TICKS:
+                    self.say(f"worker {worker.index} does not respond")
+                elif worker.missed == HUNG_TICKS:
+                    self.say(f"worker {worker.index} hangs: it is killed and started again")
+                    worker.signal(signal.SIGKILL)
+
+    def _heard(self, index: int) -> None:
+        worker = self.workers[index]
+        if worker.silent:
+            self.say(f"worker {index} responds again")
+        worker.missed = 0
 
     def _greeted(self, index: int, data: bytes) -> None:
         worker = self.workers[index]

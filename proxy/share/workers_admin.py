@@ -54,13 +54,7 @@ class WorkersAdmin:
             case "GET" | "HEAD", "/healthz":
                 return web.Response(text="ok\n")
             case "GET" | "HEAD", "/readyz":
-                answers = await self._ask("/readyz")
-                ready = [i for i, (status, _) in answers.items() if status == 200]
-                alive = bool(ready) and not self._workers.stopping
-                return web.Response(
-                    status=200 if alive else 503,
-                    text=f"ready: {len(ready)} of {self._workers.count} workers\n",
-                )
+                return await self._readiness()
             case "GET", "/metrics":
                 text = generate_latest(await self._registry())
                 return web.Response(
@@ -78,6 +72,18 @@ class WorkersAdmin:
                 self._workers.stop.set()
                 return web.Response(status=202, text="draining\n")
         return no_such_path(request)
+
+    async def _readiness(self) -> web.Response:
+        """Answer 200 if a worker is ready and each that gets connections responds."""
+        answers = await self._ask("/readyz")
+        ready = [i for i, (status, _) in answers.items() if status == 200]
+        silent = sum(worker.silent for worker in self._workers.workers)
+        alive = bool(ready) and not silent and not self._workers.stopping
+        hang = f", {silent} do not respond" if silent else ""
+        return web.Response(
+            status=200 if alive else 503,
+            text=f"ready: {len(ready)} of {self._workers.count} workers{hang}\n",
+        )
 
     async def _explain(self, request_id: str) -> web.Response:
         """Answer with the decisions of the worker that had the request; of several, the latest."""

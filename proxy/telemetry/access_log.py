@@ -5,7 +5,10 @@ A line holds configured values and counts; never a prompt, a query, a client's h
 
 import logging
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
+from math import inf
+from pathlib import Path
 from typing import TextIO
 from zlib import crc32
 
@@ -15,6 +18,7 @@ from forebay.proxy.config.sections import Logs
 from forebay.proxy.telemetry.record import RequestRecord
 
 LOGGER = logging.getLogger("forebay.proxy")
+INTERNAL_S = 60.0  # internal errors of one kind are logged once in this time
 
 
 def configure_logs(logs: Logs, stream: TextIO | None = None) -> None:
@@ -35,6 +39,39 @@ def set_level(logs: Logs) -> None:
 def say(line: str) -> None:
     """Log that something started, stopped or changed."""
     LOGGER.info(line)
+
+
+class InternalErrors:
+    """Logs unexpected exceptions: each kind at most once a minute, so that no client fills a disk.
+
+    A line has the class and the place; the text of an exception may quote a prompt.
+    """
+
+    def __init__(self, say: Callable[[str], None], clock: Callable[[], float]) -> None:
+        self._say = say
+        self._clock = clock
+        self._said_at: dict[str, float] = {}  # bounded by the places in the code
+        self._more: dict[str, int] = {}
+
+    def failed(self, error: BaseException | None) -> None:
+        """A request failed by `error`."""
+        kind, now = f"internal error: {type(error).__name__}{_place(error)}", self._clock()
+        if now - self._said_at.get(kind, -inf) < INTERNAL_S:
+            self._more[kind] = self._more.get(kind, 0) + 1
+            return
+        self._said_at[kind] = now
+        more = self._more.pop(kind, 0)
+        self._say(f"{kind} ({more} more since the last such line)" if more else kind)
+
+
+def _place(error: BaseException | None) -> str:
+    """Return where an exception was raised, as ` in FILE:LINE`."""
+    step = error.__traceback__ if error is not None else None
+    if step is None:
+        return ""
+    while step.tb_next is not None:
+        step = step.tb_next
+    return f" in {Path(step.tb_frame.f_code.co_filename).name}:{step.tb_lineno}"
 
 
 def _fields(line: logging.LogRecord) -> dict[str, object]:

@@ -3,6 +3,7 @@
 The invariants at the end are those that `make fuzz` checks for longer.
 """
 
+import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -13,11 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from multidict import CIMultiDict, CIMultiDictProxy
 from paths import TESTS
-from proxy_stage import Stage
+from proxy_stage import Stage, stage
+from pydantic import TypeAdapter, ValidationError
 from raw_client import Oracle, ask, before_oracle, post
 
+from forebay.proxy import app
+from forebay.proxy.api.body import ParsedBody, read_fields
 from forebay.proxy.api.token_estimate import MAX_TENANTS, TokenEstimate
+from forebay.proxy.http1.errors import ApiError
 from forebay.proxy.http1.headers import request_id, to_backend, to_client, unforwardable
+from forebay.replay.sim.clock import run
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
 CHAT = b"/v1/chat/completions"
@@ -111,6 +117,68 @@ def test_wrong_types_name_the_parameter() -> None:
     before_oracle(scene)
 
 
+KINDS: tuple[Any, ...] = (
+    None,
+    True,
+    7,
+    1.5,
+    "x" * 2000,
+    [],
+    ["x" * 2000],
+    {},
+    {"a": "data:" + "x" * 2000},
+)
+FIELDS = ("model", "stream", "max_tokens", "n", "best_of", "priority", "tools", "documents",
+          "chat_template_kwargs", "cache_salt", "stream_options", "echo")  # fmt: skip
+
+
+def odd_chats() -> Iterator[dict[str, Any]]:
+    """Chats in which one field has a value of any kind, of the request, a message or a part."""
+    for value in KINDS:
+        for name in FIELDS:
+            yield {"messages": [{"role": "user", "content": "x"}], name: value}
+        for name in ("role", "content", "name", "tool_calls", "reasoning"):
+            yield {"messages": [{"role": "user", "content": "x", name: value}]}
+        for name in ("type", "text", "image_url", "uuid", "x"):
+            parts = [{"type": "text", "text": "x" * 2000, name: value}, {name: value}]
+            yield {"messages": [{"role": "user", "content": [part]} for part in parts]}
+
+
+def test_a_value_of_any_kind_in_any_place_is_no_fault_of_ours() -> None:
+    async def scene(on: Stage, oracle: Oracle) -> None:
+        for fields in odd_chats():
+            body = json.dumps(fields, separators=(",", ":")).encode()
+            answer = await ask(on, post(body=body, path=CHAT))
+            assert answer.status in (200, 400), fields
+        part = {"type": {"a": 1}, "text": "x" * 2000}
+        body = json.dumps({"messages": [{"role": "user", "content": [part]}]}).encode()
+        answer = await ask(on, post(body=body, path=CHAT))
+        assert (answer.status, answer.error["param"]) == (400, "messages")
+
+    before_oracle(scene)
+
+
+def test_a_fault_of_ours_is_logged_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise KeyError("secret")
+
+    monkeypatch.setattr(app, "read_fields", fails)
+
+    async def main() -> None:
+        async with Oracle().running() as oracle, stage([oracle.url]) as on:
+            for _ in range(2):
+                for _ in range(20):
+                    assert (await ask(on, post())).status == 500
+                await asyncio.sleep(61)
+            lines = [line for line in on.said if "internal error" in line]
+            assert len(lines) == 2
+            assert "KeyError in test_client_body.py:" in lines[0]
+            assert "19 more" in lines[1]
+            assert "secret" not in lines[0]
+
+    run(main())
+
+
 def test_too_many_items() -> None:
     async def scene(on: Stage, oracle: Oracle) -> None:
         for name, body in TOO_MANY.items():
@@ -121,12 +189,40 @@ def test_too_many_items() -> None:
     before_oracle(scene)
 
 
+def repeats() -> Iterator[tuple[str, bytes]]:
+    """Keys given twice, and bodies that have them."""
+    long = b'"stop":"' + b"s" * (1 << 20) + b'"'
+    yield "model", b'{"model":"a","prompt":"x","model":"b"}'
+    yield "max_tokens", b'{"max_tokens":9000,"prompt":"x","max_tokens" : 1}'
+    yield "n", b'{"n":64,"prompt":"x","n":1}'
+    yield "stream", b'{"prompt":"x","\\u0073tream":true,"stream":false}'
+    yield "prompt", b'{"prompt":"x",' + long + b',\n "prompt"\n:\n"y"}'
+    yield "prompt", b'{"prompt":"x","stop":[' + b'"s",' * 200_000 + b'"s"],"prompt":"y"}'
+    for value in (b"true,false", b"false,true"):
+        first, last = value.split(b",")
+        yield "stream", b'{"stream":' + first + b',"prompt":"x","stream":' + last + b"}"
+
+
+def test_a_key_given_twice_is_refused() -> None:
+    async def scene(on: Stage, oracle: Oracle) -> None:
+        for key, body in repeats():
+            error = await refused(on, oracle, post(body=body))
+            assert (error["code"], error["param"]) == ("repeated_key", key), body[:80]
+        body = b'{"messages":[{"role":"user","content":"x"}],"messages":[]}'
+        error = await refused(on, oracle, post(body=body, path=CHAT))
+        assert (error["code"], error["param"]) == ("repeated_key", "messages")
+
+    before_oracle(scene)
+
+
 @pytest.mark.parametrize(
     "body",
     [
+        b'{"prompt":"x","logit_bias":{"n":1,"model":{"prompt":2}},"n":1,"stop":["n",{"n":1}]}',
+        b'{"prompt":"\\u0073tream\\",\\"prompt\\":1,\\"n\\":1,\\"n\\":1"}',
         b'{"prompt":"x","temperature":"hot","n":-1,"stop":{},"logit_bias":[1e300]}',
         b' {\n "prompt" : "\\u00e9\\ud83d\\ude00" , "unknown": [1.0, 1e2] } ',
-        b'{"prompt":"x","prompt":"y","max_tokens":null}',
+        b'{"prompt":"x","top_p":1,"top_p":0.5,"max_tokens":null}',
         b'{"prompt":[1,2,3],"echo":true}',
         b'{"prompt":"' + "é😀".encode() * 100 + b'"}',
     ],
@@ -268,6 +364,39 @@ class TestInvariants:
         assert not {"location", "connection", "transfer-encoding", "content-length"} & set(
             to_client(headers)
         )
+
+
+@pytest.mark.parametrize("value", ["100.0", '"100"', '" 100 "', "1e2", '"100.0"'])
+def test_a_whole_number_is_read_as_vllm_reads_it(value: str) -> None:
+    async def scene(on: Stage, oracle: Oracle) -> None:
+        body = f'{{"prompt":"x","max_tokens":{value},"n":{value},"priority":{value}}}'.encode()
+        assert (await ask(on, post(body=body))).status == 200
+        assert oracle.requests[0].body == body
+
+    before_oracle(scene)
+
+
+@pytest.mark.parametrize("value", [100, 100.0, "100", 1.5, "x", [], {}, 1e300, "1" * 5000])
+def test_limits_are_those_of_pydantic(value: Any) -> None:
+    """The engine reads these fields by pydantic: the same number counts in the KV budget."""
+    try:
+        seen = TypeAdapter(int).validate_python(value)
+    except ValidationError:
+        seen = None
+    fields = {"prompt": "x", "max_tokens": 2, "n": value}
+    assert asked(fields).request.output_tokens == min(2 * max(1, seen or 1), 1 << 20)
+    fields = {"prompt": "x", "max_tokens": value}
+    if seen is None:
+        with pytest.raises(ApiError):
+            asked(fields)
+    else:
+        assert asked(fields).request.output_tokens == min(seen, 1 << 20)
+
+
+def asked(fields: dict[str, Any]) -> ParsedBody:
+    return read_fields(
+        fields, b"", {}, id_="x", chat=False, estimate=TokenEstimate(4.0), block_bytes=256
+    )
 
 
 class TestEstimate:

@@ -231,7 +231,7 @@ def test_good_chunks_are_framed_anew(name: str) -> None:
         (got,) = oracle.requests
         assert got.body == BODY
         assert got.headers["content-length"] == str(len(BODY))
-        assert set(got.headers) == {"host", "content-length", "x-request-id"}
+        assert set(got.headers) == {"host", "accept-encoding", "content-length", "x-request-id"}
 
     before_oracle(scene)
 

@@ -256,12 +256,22 @@ class TestHeads:
         before_oracle(scene)
 
 
+async def ended(reader: asyncio.StreamReader) -> bool:
+    """Whether the proxy has closed; drops what it has sent."""
+    try:
+        async with asyncio.timeout(0.01):
+            await reader.read()
+    except TimeoutError:
+        return False
+    return True
+
+
 class TestConnections:
     def test_one_too_many_is_told_so(self) -> None:
         async def scene(on: Stage, oracle: Oracle) -> None:
             async with connected(on) as (_, one), connected(on) as (_, two):
-                one.write(b"P")
-                two.write(b"P")
+                one.write(POST + HOST + LENGTH + b"\r\n{")
+                two.write(POST + HOST + LENGTH + b"\r\n{")
                 await settle()
                 answer = await ask(on, b"")
                 assert (answer.status, answer.error["code"]) == (503, "too_many_connections")
@@ -269,6 +279,68 @@ class TestConnections:
                 assert answer.headers["retry-after"] == "1"
             await settle()
             assert (await ask(on, post())).status == 200
+
+        before_oracle(scene, limits={"connections": 2})
+
+    @pytest.mark.parametrize("sent", [b"", b"G", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"])
+    def test_idle_ones_of_a_stranger_keep_nobody_out(self, sent: bytes) -> None:
+        """The stranger's own longest idle connection makes room, and nobody else's."""
+
+        async def scene(on: Stage, oracle: Oracle) -> None:
+            host, port = on.url.removeprefix("http://").split(":")
+            strangers: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+            async with connected(on) as (good_reader, good):
+                for _ in range(20):
+                    reader, writer = await asyncio.open_connection(
+                        host, int(port), local_addr=("127.0.0.2", 0)
+                    )
+                    writer.write(sent)
+                    await settle()
+                    strangers.append((reader, writer))
+                    good.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+                    assert b"200 OK" in await good_reader.readuntil(b"\r\n\r\n")
+                    assert (await ask(on, post())).status == 200
+                gone = [await ended(reader) for reader, _ in strangers]
+                # Three fit beside the good client's connection; its second, in `ask`, takes one.
+                assert gone == [True] * 18 + [False] * 2
+                assert on.proxy.listeners[0][1].open_connections == 3
+            for _, writer in strangers:
+                writer.close()
+
+        before_oracle(scene, limits={"connections": 4}, timeouts={"client_headers": "1000s"})
+
+    def test_one_that_asks_is_never_closed_for_another(self) -> None:
+        async def scene(on: Stage, oracle: Oracle) -> None:
+            host, port = on.url.removeprefix("http://").split(":")
+            async with connected(on) as (_, idle), AsyncExitStack() as stack:
+                for at in range(4):
+                    reader, writer = await asyncio.open_connection(
+                        host, int(port), local_addr=("127.0.0.2", 0)
+                    )
+                    stack.callback(writer.close)
+                    writer.write(POST + HOST + LENGTH + b"\r\n{")
+                    await settle()
+                    # Nobody who has more connections takes one from somebody who has fewer.
+                    assert await ended(reader) == (at == 3)
+                assert not idle.is_closing()
+                assert on.proxy.listeners[0][1].open_connections == 4
+
+        before_oracle(scene, limits={"connections": 4})
+
+    def test_the_longest_idle_goes_first_and_all_are_forgotten(self) -> None:
+        async def scene(on: Stage, oracle: Oracle) -> None:
+            health = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+            async with connected(on) as (first, one), connected(on) as (second, two):
+                for reader, writer in ((second, two), (first, one)):
+                    writer.write(health)
+                    await reader.readuntil(b"\r\n\r\n")
+                assert (await ask(on, post())).status == 200
+                await settle()
+                assert (await ended(first), await ended(second)) == (False, True)
+            await settle()
+            idle = on.proxy.listeners[0][1].idle
+            assert not idle._open
+            assert not idle._idle
 
         before_oracle(scene, limits={"connections": 2})
 

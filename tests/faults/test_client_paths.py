@@ -150,6 +150,7 @@ class TestHeaders:
             assert seen.headers == {
                 "authorization": "Bearer k", "traceparent": "00-1", "tracestate": "a=1",
                 "accept": "x/y, z/z", "content-type": "application/json", "x-request-id": "my-1",
+                "accept-encoding": "identity",
             }  # fmt: skip
 
         before_oracle(scene)

@@ -37,16 +37,16 @@ from forebay.proxy.telemetry.hlog import read_hlog
 from forebay.replay.sim.clock import run
 
 resource = pytest.importorskip("resource")
-NO_IPV6 = "[Errno 99] Cannot assign requested address"
+NO_ADDRESS = OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
 ASKED_IN_VAIN = "cannot be probed"
 
 
 class Short:
-    """The loop as a backend's connections see it: new ones fail with `error`."""
+    """The loop as a backend's connections see it: new ones fail with one error after another."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, error: OSError) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, *errors: OSError) -> None:
         self._loop = loop
-        self._error = error
+        self._errors = errors
         self.asked = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -54,7 +54,7 @@ class Short:
 
     async def create_connection(self, *_: object, **__: object) -> Any:
         self.asked += 1
-        raise self._error
+        raise self._errors[(self.asked - 1) % len(self._errors)]
 
 
 def run_short(on: Stage, error: OSError) -> Short:
@@ -68,27 +68,28 @@ def run_short(on: Stage, error: OSError) -> Short:
 
 
 @pytest.mark.parametrize(
-    ("error", "fault"),
+    ("errors", "fault"),
     [
-        (OSError(errno.EMFILE, "Too many open files"), LocalShortage),
-        (OSError(errno.ENFILE, "Too many open files in system"), LocalShortage),
-        (OSError(errno.ENOBUFS, "No buffer space available"), LocalShortage),
-        (OSError(errno.ENOMEM, "Cannot allocate memory"), LocalShortage),
-        (OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address"), LocalShortage),
-        (OSError(errno.EBUSY, "Device or resource busy"), LocalShortage),  # of a name's look-up
-        (OSError(f"Multiple exceptions: {NO_IPV6} ('::1', 1), {NO_IPV6}"), LocalShortage),
+        ([OSError(errno.EMFILE, "Too many open files")], LocalShortage),
+        ([OSError(errno.ENFILE, "Too many open files in system")], LocalShortage),
+        ([OSError(errno.ENOBUFS, "No buffer space available")], LocalShortage),
+        ([OSError(errno.ENOMEM, "Cannot allocate memory")], LocalShortage),
+        ([NO_ADDRESS], LocalShortage),
+        ([OSError(errno.EBUSY, "Device or resource busy")], LocalShortage),  # of a look-up
+        ([NO_ADDRESS, NO_ADDRESS], LocalShortage),
         # A machine without IPv6, and a backend on localhost that is down.
-        (OSError(f"Multiple exceptions: {NO_IPV6} ('::1', 1), [Errno 111] refused"), ConnectFault),
-        (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), ConnectFault),
-        (OSError(errno.EHOSTUNREACH, "No route to host"), ConnectFault),
-        (TimeoutError(), ConnectFault),
-        (OSError("something"), ConnectFault),
+        ([NO_ADDRESS, ConnectionRefusedError(errno.ECONNREFUSED, "refused")], ConnectFault),
+        ([ConnectionRefusedError(errno.ECONNREFUSED, "refused")], ConnectFault),
+        ([OSError(errno.EHOSTUNREACH, "No route to host")], ConnectFault),
+        ([TimeoutError()], ConnectFault),
+        ([OSError("something")], ConnectFault),
     ],
 )
-def test_whose_fault_it_is(error: OSError, fault: type[Exception]) -> None:
+def test_whose_fault_it_is(errors: list[OSError], fault: type[Exception]) -> None:
     async def main() -> None:
-        origin = Origin("http://localhost:1", 1.0)
-        origin._loop = Short(origin._loop, error)  # type: ignore[assignment]
+        origin = Origin("http://127.0.0.1:1", 1.0)
+        origin._name.known = [f"127.0.0.{at}" for at in range(1, len(errors) + 1)]
+        origin._loop = Short(origin._loop, *errors)  # type: ignore[assignment]
         with pytest.raises(fault) as raised:
             await origin.ask("GET", "/health", {})
         assert type(raised.value) is fault

@@ -1,6 +1,8 @@
 """Everything a backend does wrong, over real sockets: the rows of docs/faults.md, in its order."""
 
 import asyncio
+import gzip
+import zlib
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any
@@ -452,6 +454,46 @@ class TestMalformed:
 
         on_stage(alone, malformed_whole()[how], timeouts={"idle": "3s"})
         on_stage(two, malformed_whole()[how], whole, timeouts={"idle": "3s"})
+
+    @pytest.mark.parametrize("coding", ["gzip", "X-GZIP", "deflate"])
+    def test_a_compressed_answer_is_passed_on_plain(self, coding: str) -> None:
+        header = f"content-encoding: {coding}"
+
+        def packed() -> Any:
+            kind = zlib.MAX_WBITS + (0 if coding == "deflate" else 16)
+            return zlib.compressobj(wbits=kind)
+
+        async def compressing(call: Call) -> None:
+            assert "accept-encoding: identity\r\n" in call.head.lower()
+            packer = packed()
+            if b"stream" not in call.body:
+                await call.send(answer(200, packer.compress(WHOLE) + packer.flush(), header))
+                return
+            await call.send(STREAM_HEAD.replace(b"\r\n\r\n", f"\r\n{header}\r\n\r\n".encode()))
+            for event in (EVENT, EVENT, USAGE, DONE):
+                data = packer.compress(event) + packer.flush(zlib.Z_SYNC_FLUSH)
+                await call.send(chunk(data[:7]) + chunk(data[7:]))
+            await call.send(chunk(packer.flush()) + b"0\r\n\r\n")
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            for body, plain in ((STREAMED, GOOD), ({"prompt": "x"}, WHOLE)):
+                async with on.post(body) as response:
+                    assert (response.status, await response.read()) == (200, plain)
+                    assert "content-encoding" not in response.headers
+            assert not any("is down" in line for line in on.said)
+
+        on_stage(scene, compressing)
+
+    def test_little_that_becomes_very_much_is_bounded(self) -> None:
+        async def bomb(call: Call) -> None:
+            zeros = gzip.compress(b"\0" * (64 << 20))  # 64 KB
+            await call.send(answer(200, zeros, "content-encoding: gzip"))
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            async with on.post() as response:
+                assert response.status == 502
+
+        on_stage(scene, bomb, limits={"answer": 1 << 20})
 
     def test_informational_answers_are_skipped(self) -> None:
         async def early(call: Call) -> None:

@@ -1,6 +1,9 @@
 """Clients that leave, read slowly or not at all, and the effect on the backend's side."""
 
 import asyncio
+import json
+import socket
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -224,6 +227,45 @@ class TestReading:
             client.writer.close()
 
         on_stage(scene, much)
+
+    @pytest.mark.parametrize("what", ["stream", "whole"])
+    @pytest.mark.parametrize("steady", [True, False], ids=["steady", "a byte now and then"])
+    def test_a_slow_and_steady_reader_is_not_cut_off(self, steady: bool, what: str) -> None:
+        """The answer takes it many times `client_write`; each read makes room for the next."""
+        size = 8 << 20
+
+        async def large(call: Call) -> None:
+            if what == "whole":
+                await call.send(answer(200, b'{"x":"' + b"x" * size + b'"}'))
+                return
+            await call.send(STREAM_HEAD)
+            for _ in range(size // (len(EVENT) * 500)):
+                await call.send(chunk(EVENT * 500))
+            await call.send(chunk(DONE) + b"0\r\n\r\n")
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            host, port = on.url.removeprefix("http://").split(":")
+            wire = socket.socket()
+            wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
+            wire.connect((host, int(port)))
+            wire.setblocking(False)
+            body = json.dumps(STREAMED if what == "stream" else {"prompt": "x"})
+            head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
+            wire.send(f"{head}connection: close\r\n\r\n{body}".encode())
+            await asyncio.sleep(0.5)
+            got = 0
+            with wire:
+                for _ in range(3000 if steady else 100):
+                    await asyncio.sleep(1.0)
+                    with suppress(BlockingIOError):
+                        part = wire.recv(1 << 20 if steady else 1)
+                        got += len(part)
+                        if not part:
+                            break
+                assert on.proxy.app.active == 0
+            assert (got > 0.9 * size) == steady
+
+        on_stage(scene, large, timeouts={"client_write": "30s"})
 
     @pytest.mark.parametrize("what", ["stream", "whole"])
     def test_a_reader_that_never_reads_is_cut_off(self, what: str) -> None:

@@ -230,6 +230,12 @@ class TestCheckConfig:
         assert "sk-" not in printed.out + printed.err
 
 
+def check(security: Security, said: list[str]) -> None:
+    """Look twice: a file is taken when it has not changed in between."""
+    security.check_files(said.append)
+    security.check_files(said.append)
+
+
 class TestReload:
     def make(self, path: Path, **tenants: Any) -> Config:
         return load_config(None, {**ONE, "tenants": {"keys": str(path), **tenants}}, {})
@@ -239,25 +245,44 @@ class TestReload:
         security = Security(self.make(path), {})
         assert security.notes() == ["3 API keys of 2 tenants"]
         old, said = security.auth.ring, list[str]()
-        security.check_files(said.append)
+        check(security, said)
         assert not said
         path.write_text("acme: sk-canary-new\nbroken\n")
-        security.check_files(said.append)
-        security.check_files(said.append)
+        check(security, said)
+        check(security, said)
         assert security.auth.ring is old
         assert [line for line in said if f"{path}:2: give" in line] == said
         assert len(said) == 1
         path.unlink()
-        security.check_files(said.append)
+        check(security, said)
         assert security.auth.ring is old
         assert "No such file" in said[1]
-        key_file(tmp_path, "bolt: sk-canary-newer-0001")
-        security.check_files(said.append)
+        key_file(tmp_path, "bolt: sk-canary-newer-0001\n")
+        check(security, said)
         ring = security.auth.ring
         assert ring is not None
         assert (ring.tenant("sk-canary-newer-0001"), ring.tenant(ACME)) == ("bolt", None)
         assert said[2:] == ["using the new keys and certificate; 1 API keys of 1 tenants"]
         assert "canary" not in "".join(said)
+
+    def test_a_file_that_is_being_written_waits(self, tmp_path: Path) -> None:
+        """Line by line, then cut in a key for good: neither is taken."""
+        path = key_file(tmp_path, f"acme: {ACME}\nbolt: {BOLT}\n")
+        security = Security(self.make(path), {})
+        old, said = security.auth.ring, list[str]()
+        for lines in range(1, 4):
+            path.write_text("".join(f"t{i}: sk-canary-{i}-0123456789\n" for i in range(lines)))
+            security.check_files(said.append)
+            assert security.auth.ring is old
+        path.write_text(f"acme: {ACME}\nbolt: {BOLT[:-5]}")
+        check(security, said)
+        assert security.auth.ring is old
+        assert len(said) == 1
+        assert "half written" in said[0]
+        path.write_text(f"bolt: {BOLT}\n")
+        check(security, said)
+        assert security.auth.ring is not None
+        assert security.auth.ring.tenants == ("bolt",)
 
     def test_a_new_configuration_is_taken_whole_or_not_at_all(self, tmp_path: Path) -> None:
         path = key_file(tmp_path)
@@ -485,8 +510,8 @@ class TestOverHttp:
 
     def test_keys_change_while_it_runs(self, tmp_path: Path) -> None:
         async def scene(on: Stage, backend: RawBackend) -> None:
-            key_file(tmp_path, "new: sk-brand-new-key-0001")
-            await asyncio.sleep(2 * WATCH_S)
+            key_file(tmp_path, "new: sk-brand-new-key-0001\n")
+            await asyncio.sleep(3 * WATCH_S)
             for key, status in ((ACME, 401), ("sk-brand-new-key-0001", 200)):
                 async with on.post(**with_key(key)) as response:
                     assert response.status == status

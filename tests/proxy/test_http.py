@@ -103,8 +103,8 @@ class TestPassing:
                 line.split(":")[0].lower() for line in backends[0].calls[0].head.split("\r\n")[1:]
             }
             assert names - {""} == {
-                "host", "accept", "content-type", "content-length", "authorization", "traceparent",
-                "x-request-id",
+                "host", "accept", "accept-encoding", "content-type", "content-length",
+                "authorization", "traceparent", "x-request-id",
             }  # fmt: skip
 
         on_stage(scene, None)

@@ -555,6 +555,19 @@ def test_nonsense_from_a_publisher_ends_exactness_and_nothing_else(
     play(main)
 
 
+def test_a_batch_without_measure_is_not_decoded() -> None:
+    async def main() -> None:
+        async with following() as scene:
+            await scene.ask(0, "question")
+            await scene.heard()
+            ONE.publisher.publish([{"type": "BlockStored", "x": "x" * (16 << 20)}])
+            await scene.until(lambda: any("corrected by" in line for line in scene.proxy.said))
+            assert any("more than 16 MiB" in line for line in scene.proxy.said)
+            assert await scene.ask(0, "another") > 1_400
+
+    play(main)
+
+
 def write_lists(monkeypatch: pytest.MonkeyPatch, fields: int) -> None:
     """The engine writes events as lists of so many fields at most, as vLLM did up to 0.2x."""
     take = KvEvents.take

@@ -258,8 +258,9 @@ class TestAnswers:
             ({"n": 3, "max_tokens": 0}, True, 0),
             ({"n": 0, "max_tokens": 10}, True, 10),
             ({"n": -3, "max_tokens": 10}, True, 10),
-            ({"n": "4", "best_of": [9], "max_tokens": 10}, False, 10),
-            ({"n": True, "best_of": 2.5, "max_tokens": 10}, False, 10),
+            ({"n": "4", "best_of": [9], "max_tokens": 10}, False, 40),
+            ({"n": "four", "best_of": 2.5, "max_tokens": 10}, False, 10),
+            ({"n": True, "best_of": 3.0, "max_tokens": 10}, False, 30),
         ],
     )
     def test_room_is_reserved_for_each(

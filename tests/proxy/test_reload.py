@@ -259,6 +259,25 @@ async def _read(request: Any) -> int:
         return int(answer.status)
 
 
+def test_a_configuration_that_is_being_written_waits(tmp_path: Path) -> None:
+    """Every part of it would be valid: only the last has all."""
+
+    async def main() -> None:
+        files = Files(tmp_path)
+        async with RawBackend().running() as backend:
+            files.write({"b0": backend.url})
+            async with stage([backend.url], load=files.load, watch=files.path) as on:
+                for idle_s in range(50, 40, -1):
+                    files.write({"b0": backend.url}, timeouts={"idle": f"{idle_s}s"})
+                    await asyncio.sleep(0.4)
+                    assert on.proxy.reloader.generation == 0
+                await asyncio.sleep(2)
+                assert on.proxy.reloader.generation == 1
+                assert on.proxy.reloader.config.timeouts.idle == 41.0
+
+    run(main())
+
+
 @pytest.mark.parametrize("ask", ["file", "signal"])
 def test_a_bad_file_changes_nothing_and_a_good_one_is_taken(tmp_path: Path, ask: str) -> None:
     async def main() -> None:

@@ -139,6 +139,37 @@ def test_workers_share_a_port_outlive_a_dead_one_and_drain() -> None:
 
 
 @pytest.mark.skipif(not hasattr(socket, "SO_REUSEPORT"), reason="no SO_REUSEPORT here")
+def test_a_worker_that_is_stopped_is_replaced_and_no_proxy_is_ready_meanwhile() -> None:
+    async def main() -> None:
+        async with (
+            RawBackend().running() as backend,
+            proxy_process("--workers", "2", "--backend", backend.url) as (_, _, admin),
+            aiohttp.ClientSession() as client,
+        ):
+
+            async def ready() -> bool:
+                async with client.get(admin + "/readyz") as response:
+                    return response.status == 200
+
+            async def unready() -> bool:
+                return not await ready()
+
+            async def workers() -> Any:
+                async with client.get(admin + "/status") as response:
+                    return (await response.json())["workers"]
+
+            await until(ready)
+            stopped = (await workers())[0]["pid"]
+            os.kill(stopped, signal.SIGSTOP)
+            await until(unready)
+            await until(ready)
+            one, other = await workers()
+            assert one["pid"] != stopped
+            assert (one["restarts"], other["restarts"]) == (1, 0)
+
+    asyncio.run(main())
+
+
 def test_workers_go_on_alone_when_their_parent_is_gone() -> None:
     async def main() -> None:
         async with AsyncExitStack() as stack:

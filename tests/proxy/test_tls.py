@@ -105,11 +105,11 @@ class TestPublicPort:
 
             first = await serial()
             (tmp_path / "key.pem").write_text("half a fi")
-            await asyncio.sleep(2 * WATCH_S)
+            await asyncio.sleep(3 * WATCH_S)
             assert await serial() == first
             assert sum("keeping the old" in line for line in on.said) == 1
             write(tmp_path, CA.issue_cert("127.0.0.1"))
-            await asyncio.sleep(2 * WATCH_S)
+            await asyncio.sleep(3 * WATCH_S)
             assert await serial() != first
 
         on_tls(scene, tmp_path)

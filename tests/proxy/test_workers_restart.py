@@ -9,15 +9,19 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from typing import Any
 
 import orjson
 import pytest
+from aiohttp import web
 
-from forebay.proxy.share.hub import HELLO, Hub
+from forebay.proxy.http1.server import HttpServer, listen
+from forebay.proxy.share.hub import BEAT, BEAT_S, HELLO, Hub, HubLink
+from forebay.proxy.share.serve_workers import _hold
 from forebay.proxy.share.workers import BAD_INPUT, WorkerPool, again_in_s
 from forebay.replay.sim.clock import run
+from forebay.traces.errors import InputError
 
 
 class Process:
@@ -29,8 +33,16 @@ class Process:
         self.signals: list[int] = []
         self._ended = asyncio.Event()
         self._end = socket.socket(fileno=os.dup(end))
+        self.hangs = False
         if greets:
             self._end.send(HELLO + orjson.dumps({"admin_url": "http://127.0.0.1:1"}))
+            self._beat()
+
+    def _beat(self) -> None:
+        if self.returncode is None:
+            if not self.hangs:
+                self._end.send(BEAT)
+            asyncio.get_running_loop().call_later(BEAT_S, self._beat)
 
     def end(self, status: int) -> None:
         self.returncode = status
@@ -125,6 +137,48 @@ def test_a_configuration_that_went_bad_later_ends_nobody(monkeypatch: pytest.Mon
     run(main())
 
 
+def test_a_worker_that_hangs_is_said_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with parent(monkeypatch) as (on, _):
+            await on.listening()
+            await asyncio.sleep(20)
+            first, other = on.processes
+            assert not on.said
+            first.hangs = True
+            await asyncio.sleep(5)
+            assert [worker.silent for worker in on.workers.workers] == [True, False]
+            first.hangs = False  # a debugger, perhaps
+            await asyncio.sleep(20)
+            first.hangs = True
+            await on.listening()
+            assert first.signals == [signal.SIGKILL]
+            assert not other.signals
+            assert on.said == [
+                "worker 0 does not respond",
+                "worker 0 responds again",
+                "worker 0 does not respond",
+                "worker 0 hangs: it is killed and started again",
+                "worker 0 died (exit status 0); restart in 0.5 s",
+            ]
+            assert not on.workers.workers[0].silent
+
+    run(main())
+
+
+def test_a_heartbeat_needs_nothing_but_the_loop() -> None:
+    """Reports may fail by a fault of ours: that is no reason to kill a worker."""
+
+    async def main() -> None:
+        heard: list[int] = []
+        hub = Hub(lambda index, data: None, heard.append)
+        with closing(HubLink(hub.new_end(0))) as link, closing(hub):
+            async with link.listen(lambda data: None):
+                await asyncio.sleep(10 * BEAT_S)
+        assert 10 <= len(heard) <= 11
+
+    run(main())
+
+
 def test_a_configuration_that_is_bad_from_the_start_ends_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -185,3 +239,25 @@ def test_a_worker_that_cannot_be_started_is_tried_again(
 )
 def test_how_soon_it_is_started_again(quick_deaths: int, again_in: float) -> None:
     assert again_in_s(quick_deaths) == again_in
+
+
+def test_a_port_whose_last_process_has_just_ended_can_be_held() -> None:
+    """Its connections stay in TIME_WAIT for a minute, on the side that closed first."""
+    with socket.create_server(("127.0.0.1", 0)) as single:
+        port = single.getsockname()[1]
+        with pytest.raises(InputError, match="cannot listen"):
+            _hold("127.0.0.1", port)  # it still listens
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            accepted, _ = single.accept()
+            accepted.close()
+            assert client.recv(1) == b""
+
+    async def worker() -> None:
+        runner, _ = await listen(HttpServer(never), "127.0.0.1", port, reuse_port=True)
+        await runner.cleanup()
+
+    async def never(_: web.BaseRequest) -> web.StreamResponse:
+        raise AssertionError
+
+    with _hold("127.0.0.1", port):
+        asyncio.run(worker())

@@ -1,6 +1,7 @@
 """Backends that break the protocol, refuse, stall or cut their streams."""
 
 import asyncio
+from gzip import compress
 
 from proxy_stage import DONE, EVENT, STREAM_HEAD, USAGE, WHOLE, Call, Serve, answer, chunk
 
@@ -139,7 +140,10 @@ def malformed() -> dict[str, Serve]:
         "two CL": sends(f"{ok}content-length: 5\r\ncontent-length: 6\r\n\r\nhello".encode()),
         "NUL in a header": sends(f"{ok}x: a\0b\r\ntransfer-encoding: chunked\r\n\r\n".encode()),
         "CR in a header": sends(f"{ok}x: a\rb: c\r\ntransfer-encoding: chunked\r\n\r\n".encode()),
-        "gzip": sends(
+        "brotli": sends(
+            f"{ok}content-encoding: br\r\ntransfer-encoding: chunked\r\n\r\n".encode() + framed
+        ),
+        "gzip that is none": sends(
             f"{ok}content-encoding: gzip\r\ntransfer-encoding: chunked\r\n\r\n".encode() + framed
         ),
         "upgrade": sends(b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\n\r\n"),
@@ -176,5 +180,10 @@ def malformed_whole() -> dict[str, Serve]:
             b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
             b"transfer-encoding: chunked\r\n\r\n5\r\nhello\r\nzz\r\n"
         ),
-        "gzip": sends(answer(200, WHOLE, "content-encoding: gzip")),
+        "brotli": sends(answer(200, WHOLE, "content-encoding: br")),
+        "gzip that is none": sends(answer(200, WHOLE, "content-encoding: gzip")),
+        "gzip that is cut": sends(answer(200, compress(WHOLE)[:-9], "content-encoding: gzip")),
+        "gzip with more after it": sends(
+            answer(200, compress(WHOLE) + b"x", "content-encoding: gzip")
+        ),
     }

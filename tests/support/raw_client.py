@@ -36,8 +36,8 @@ KEYS = {"message", "type", "param", "code"}
 _HEAD = re.compile(
     rb"(GET|POST) (/[!-~]*) HTTP/1\.1\r\n((?:[A-Za-z-]+: [\t -~]*\r\n)+)\r\n", re.DOTALL
 )
-_ALLOWED = {"host", "content-length", "content-type", "accept", "authorization", "traceparent",
-            "tracestate", "x-request-id"}  # fmt: skip
+_ALLOWED = {"host", "accept-encoding", "content-length", "content-type", "accept", "authorization",
+            "traceparent", "tracestate", "x-request-id"}  # fmt: skip
 _PROBES = ("/health", "/metrics")
 
 STREAM = STREAM_HEAD + chunk(EVENT) + chunk(DONE) + b"0\r\n\r\n"
