@@ -18,7 +18,7 @@ def results_table(results: Sequence[dict[str, Any]]) -> Table:
     )
     for name in varied:
         table.add_column(name, style="bold")
-    for name in ("rejected", "met", "good/s", "hit"):
+    for name in ("rejected", "met", "good/s", "of possible", "hit"):
         table.add_column(name, justify="right", no_wrap=True)
     for bucket in buckets:
         for percentile in ("p50", "p99"):
@@ -30,6 +30,7 @@ def results_table(results: Sequence[dict[str, Any]]) -> Table:
             f"{sum(result['rejected'].values()):,}",
             f"{result['attainment']:.1%}",
             _number(result["goodput_per_s"], 1.0),
+            _number(result["share_of_possible"], 1.0, ".1%"),
             _number(result["hit_ratio"], 1.0, ".1%"),
             *(
                 _number(firm(result["ttft_ms"][bucket], percentile), 1e-3, ".3f")
@@ -49,5 +50,6 @@ def _caption(result: dict[str, Any]) -> str:
     slos = ", ".join(result["slos"]) or "none stated"
     return (
         f"{result['requests']:,} requests in virtual time; met: share of all requests that met "
-        f"{slos}; TTFT by bucket in s; stall: longest gap in an answer, s"
+        f"{slos}; of possible: goodput as a share of what an all-knowing scheduler could reach at "
+        "most; TTFT by bucket in s; stall: longest gap in an answer, s"
     )
