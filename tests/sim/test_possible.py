@@ -7,7 +7,7 @@ from math import inf
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from overload import mix, poisson
 
@@ -75,6 +75,7 @@ JOBS = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(JOBS, st.sampled_from([1.0, 2.0]))
 def test_no_subset_that_fits_is_larger_and_what_is_counted_fits(
     jobs: list[Job], speed: float
@@ -85,6 +86,7 @@ def test_no_subset_that_fits_is_larger_and_what_is_counted_fits(
     assert fits([job for job in counted if job[2] > 0], speed)
 
 
+@settings(deadline=None)
 @given(JOBS)
 def test_with_unit_work_and_whole_seconds_the_bound_is_the_optimum(jobs: list[Job]) -> None:
     """A loose bound would pass the test above; here the program has a whole solution."""
