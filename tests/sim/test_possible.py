@@ -15,6 +15,7 @@ from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.possible import LeastPrefill, densest, fitting, most_in_time
 from forebay.replay.sim.scenario import Scenario, simulate
 from forebay.replay.sim.summary import summarise
+from forebay.replay.sim.table import results_table
 from forebay.replay.slo import parse_slos
 from forebay.traces.schema import TraceRequest
 
@@ -145,6 +146,8 @@ def test_the_summary_of_an_overload_states_the_share_of_the_possible() -> None:
     assert overloaded["attainment"] < 0.9 * overloaded["share_of_possible"] < 0.9
     possible = overloaded["goodput_per_s"] / overloaded["share_of_possible"]
     assert overloaded["possible_goodput_per_s"] == pytest.approx(possible)
+    shown = f"{100 * overloaded['share_of_possible']:.1f}% of the most"
+    assert shown in str(results_table([{"case": {}, **overloaded}]).caption)
     calm = summarise(simulate(rows[:20], Scenario(ENGINE)), parse_slos("ttft=9s", ()), 1.0)
     assert calm["share_of_possible"] == calm["attainment"] == 1.0
 
