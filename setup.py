@@ -14,7 +14,7 @@ SIM = ".typing/forebay/replay/sim"
 # Modules of the simulator that stay interpreted: commands, reports, what runs once per simulation.
 INTERPRETED_SIM = (
     *("bench", "capacity", "cli", "clock", "closed_loop", "hindsight", "prefix_bench"),
-    *("run_folder", "scenario", "stepping", "summary", "sweep", "table", "workload"),
+    *("possible", "run_folder", "scenario", "stepping", "summary", "sweep", "table", "workload"),
 )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forebay.replay.sim.fleet import SimOutcome
+from forebay.replay.sim.possible import most_in_time
 from forebay.replay.sim.scenario import Simulated
 from forebay.replay.slo import Slo
 from forebay.replay.summary import INFINITE, PERCENTILES, rank_of
@@ -74,10 +75,20 @@ class Table:
             good &= ~(applies & missed)
         return good
 
+    def first_token_limit_s(self, slos: Sequence[Slo]) -> Floats:
+        """Return for each request the time that its targets allow to the first token, or inf."""
+        limit_s = np.full(len(self.done), np.inf)
+        for slo in slos:
+            if slo.metric in ("ttft", "e2e"):
+                applies = (self.bucket == slo.bucket) | (slo.bucket is None)
+                limit_s[applies] = np.minimum(limit_s[applies], slo.limit_s)
+        return limit_s
+
 
 def summarise(simulated: Simulated, slos: Sequence[Slo], window_s: float) -> dict[str, Any]:
     """Make the summary; arrivals went on for `window_s` seconds."""
     table, outcomes = Table(simulated), simulated.outcomes
+    good = table.good(slos)
     rejects = [o.reject for o in outcomes if o.reject]
     summary: dict[str, Any] = {
         "requests": len(outcomes),
@@ -87,7 +98,8 @@ def summarise(simulated: Simulated, slos: Sequence[Slo], window_s: float) -> dic
         "duration_s": table.last_s,
         "window_s": window_s,
         "offered_rate_per_s": len(outcomes) / window_s if window_s else None,
-        **_goodput(table, table.good(slos), window_s),
+        **_goodput(table, good, window_s),
+        **_possible(simulated, table.first_token_limit_s(slos), int(good.sum()), window_s),
         "slos": [str(slo) for slo in slos],
         **_cache_use(outcomes),
         "verdict": "valid",
@@ -132,6 +144,19 @@ def _goodput(table: Table, good: NDArray[np.bool_], window_s: float) -> dict[str
             name: float(good[inside].mean()) if inside.any() else None
             for name, inside in members.items()
         },
+    }
+
+
+def _possible(simulated: Simulated, limits_s: Floats, good: int, window_s: float) -> dict[str, Any]:
+    """Compare the goodput with the bound for an all-knowing scheduler (possible.py)."""
+    scenario, rows = simulated.scenario, [o.request for o in simulated.outcomes]
+    possible = len(rows)
+    if good < possible:  # else nothing can be better
+        counted = most_in_time(rows, limits_s.tolist(), scenario.engine, scenario.gpus)
+        possible = int(counted.sum() + 1e-6)
+    return {
+        "possible_goodput_per_s": possible / window_s if window_s else None,
+        "share_of_possible": good / possible if possible else None,
     }
 
 

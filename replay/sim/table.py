@@ -13,9 +13,7 @@ def results_table(results: Sequence[dict[str, Any]]) -> Table:
     """Make a row for each case; latencies in seconds, - if too few samples exceed a percentile."""
     varied = list(results[0]["case"])
     buckets = [name for name in results[0]["ttft_ms"] if name != "all"]
-    table = Table(
-        caption=_caption(results[0]), box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
-    )
+    table = Table(caption=_caption(results), box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for name in varied:
         table.add_column(name, style="bold")
     for name in ("rejected", "met", "good/s", "hit"):
@@ -45,9 +43,18 @@ def _number(value: float | None, scale: float, how: str = ".2f") -> str:
     return "-" if value is None else format(value * scale, how)
 
 
-def _caption(result: dict[str, Any]) -> str:
+def _caption(results: Sequence[dict[str, Any]]) -> str:
+    result = results[0]
     slos = ", ".join(result["slos"]) or "none stated"
     return (
         f"{result['requests']:,} requests in virtual time; met: share of all requests that met "
-        f"{slos}; TTFT by bucket in s; stall: longest gap in an answer, s"
+        f"{slos}{_possible(results)}; TTFT by bucket in s; stall: longest gap in an answer, s"
     )
+
+
+def _possible(results: Sequence[dict[str, Any]]) -> str:
+    shares = [r["share_of_possible"] for r in results if r["share_of_possible"] is not None]
+    if not shares:  # no scheduler could serve a request in time
+        return ""
+    ends = sorted({f"{min(shares):.1%}", f"{max(shares):.1%}"}, key=lambda end: float(end[:-1]))
+    return f"; good/s: {' to '.join(ends)} of the most that any scheduler could reach"

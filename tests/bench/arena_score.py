@@ -46,8 +46,7 @@ class Played:
     @property
     def good(self) -> NDArray[np.bool_]:
         """First token within the target."""
-        alone_s = 0.005 + 2.2e-5 * self.prompt + 0.5e-9 * self.prompt**2  # as `overload.work_s`
-        return self.ttft_s <= alone_s + np.where(self.chat, *SLO_S)
+        return self.ttft_s <= limit_s(self.prompt)
 
     @property
     def refused(self) -> NDArray[np.bool_]:
@@ -68,6 +67,12 @@ class Played:
         return float(np.mean(ratios))
 
 
+def limit_s(prompt: Floats) -> Floats:
+    """Target of the TTFT of prompts of so many tokens, seconds."""
+    alone_s = 0.005 + 2.2e-5 * prompt + 0.5e-9 * prompt**2  # as `overload.work_s`
+    return alone_s + np.where(prompt <= CHAT_MOST, *SLO_S)
+
+
 def of_outcomes(outcomes: Sequence[SimOutcome], seed: int) -> Played:
     return Played(
         np.array([np.inf if o.ttft_s is None else o.ttft_s for o in outcomes]),
@@ -86,6 +91,14 @@ def of_floor(ttft_s: Floats, rows: Sequence[TraceRequest], seed: int) -> Played:
     return Played(
         ttft_s, nothing, prompt, nothing, nothing.astype(int), np.full(len(rows), seed)
     )  # fmt: skip
+
+
+def of_possible(counted: Floats, rows: Sequence[TraceRequest], seed: int) -> Played:
+    """A result with as many requests in time as the bound counts in all, the surest ones."""
+    served = np.argsort(-counted, kind="stable")[: int(counted.sum() + 1e-6)]
+    ttft_s = np.full(len(rows), np.inf)
+    ttft_s[served] = 0.0
+    return of_floor(ttft_s, rows, seed)
 
 
 def joined(played: Sequence[Played]) -> Played:

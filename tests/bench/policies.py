@@ -7,6 +7,7 @@ refused request counts as an infinite TTFT and as a missed target.
 
     python tests/bench/policies.py                          # all workloads and policies, 5 seeds
     python tests/bench/policies.py "chat beside" --seeds 2  # those whose name has this in it
+    python tests/bench/policies.py --highest-load [--chunk 2048]  # and --write-docs afterwards
 
 What was played is kept in --out by the source that played it; a second run plays only what is
 missing. Workloads of public traces need --data (see CONTRIBUTING.md).
@@ -22,7 +23,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -30,8 +30,18 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 import numpy as np
-from arena_ablations import WITHOUT, show, switched_off
+from arena_ablations import WITHOUT, show
 from arena_floor import floor_s, prefill_on
+from arena_highest import (
+    HIGHEST_LOADS,
+    PLAYED_POLICIES,
+    Search,
+    add_records,
+    read_records,
+    search_all,
+)
+from arena_highest_page import shown_load, write_docs
+from arena_policies import AUTO, FLOOR, FOREBAY, MODELS, POSSIBLE, STANDARD, new_policy, possible_of
 from arena_score import (
     SLO_S,
     Played,
@@ -46,20 +56,10 @@ from arena_score import (
 from arena_workloads import ENGINE, ENGINES, LOADS, Load, rows_of
 from paths import ROOT, SHARED
 
-from forebay.proxy.config.schema import Config
-from forebay.replay.engine.config import EngineConfig
-from forebay.replay.sim.fleet import Fleet, Policy
-from forebay.replay.sim.router_models import ROUTER_MODELS
-from forebay.replay.sim.scenario import ALL_KNOWING, DIRECT, POLICIES, Scenario
+from forebay.replay.sim.fleet import Fleet
+from forebay.replay.sim.scenario import ALL_KNOWING, POLICIES
 from forebay.replay.sim.skipping import SkippingEngine
 
-FOREBAY = "forebay"
-AUTO = "auto"
-MODELS = {DIRECT: "model of round-robin (nginx, plain)"} | {
-    n: what for n, (_, what) in ROUTER_MODELS.items()
-}
-FLOOR = "an engine for every request"  # no router, but what none can undercut
-STANDARD = (FOREBAY, *MODELS, ALL_KNOWING, FLOOR)
 # Whose source decides what a policy does, besides the engines'.
 SIMULATOR = (
     "replay/sim",
@@ -82,21 +82,6 @@ class Cell:
     file: Path
 
 
-@contextmanager
-def new_policy(
-    name: str, engine: EngineConfig, names: Sequence[str], piece: str
-) -> Iterator[Policy]:
-    if name in WITHOUT:
-        with switched_off(name, engine, names) as policy:
-            yield policy
-    elif name == FOREBAY:
-        backend = {"url": "http://127.0.0.1", "prefill_piece": piece}
-        proxy = Config.model_validate({"backends": [backend]})
-        yield Scenario(engine=engine, proxy=proxy).new_policy(names)
-    else:
-        yield Scenario(engine=engine, policy=name).new_policy(names)
-
-
 def play(cells: Sequence[Cell]) -> None:
     """One workload of one seed under each of several policies."""
     load = next(one for one in LOADS if one.name == cells[0].load)
@@ -105,6 +90,8 @@ def play(cells: Sequence[Cell]) -> None:
         engine = replace(ENGINE, long_prefill_token_threshold=cell.chunk)
         if cell.policy == FLOOR:
             part = of_floor(floor_s(rows, prefill_on(engine)), rows, cell.seed)
+        elif cell.policy == POSSIBLE:
+            part = possible_of(rows, cell.seed)
         else:
             names = [f"gpu{number}" for number in range(ENGINES)]
             engines = {name: SkippingEngine(engine) for name in names}
@@ -134,7 +121,7 @@ def cells(
     out: Path,
 ) -> dict[tuple[str, str], list[Cell]]:
     simulator, core = source_hash(SIMULATOR), source_hash((*SIMULATOR, *CORE))
-    made_by = dict.fromkeys((*MODELS, ALL_KNOWING), simulator)
+    made_by = dict.fromkeys((*MODELS, ALL_KNOWING, POSSIBLE), simulator)
     made_by[FLOOR] = source_hash(
         (*SIMULATOR, "analysis/sizing/floor.py", "tests/bench/arena_floor.py")
     )
@@ -174,7 +161,7 @@ def ms(seconds: float) -> str:
 
 def table(load: Load, played: dict[str, Played]) -> Iterator[str]:
     one = next(iter(played.values()))
-    floor = played.get(FLOOR)
+    floor, possible = played.get(FLOOR), played.get(POSSIBLE)
     yield ""
     yield (
         f"## {load.name}: load {load.share:g}, {int(one.chat.sum())} chats, "
@@ -183,12 +170,12 @@ def table(load: Load, played: dict[str, Played]) -> Iterator[str]:
     yield ""
     yield (
         "| policy | chat TTFT p50 / p99 s | document p50 / p99 s | worst stall s | in time % "
-        "(chat / document) | hit ratio | of all-knowing | imbalance | refused % |"
+        "(chat / document) | of possible % | hit ratio | of all-knowing | imbalance | refused % |"
     )
-    yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
     known = played[ALL_KNOWING].hit_ratio() if ALL_KNOWING in played else 0.0
     for name, p in played.items():
-        if p is floor:
+        if p is floor or p is possible:
             continue
         chat, document = p.ttft_s[p.chat], p.ttft_s[~p.chat]
         good = p.good
@@ -202,6 +189,7 @@ def table(load: Load, played: dict[str, Played]) -> Iterator[str]:
             f"| {ms(quantile(document, 0.5))} / {ms(quantile(document, 0.99))} "
             f"| {p.stall_s.max():.2f} "
             f"| {100 * good.mean():.1f} ({share(p.chat)} / {share(~p.chat)}) "
+            f"| {f'{100 * good.sum() / possible.good.sum():.1f}' if possible else '-'} "
             f"| {hits:.3f} | {f'{hits / known:.0%}' if known else '-'} "
             f"| {p.imbalance():.2f} | {100 * p.refused.mean():.1f} |"
         )
@@ -270,6 +258,20 @@ def _worst(ratios: dict[str, Ratio]) -> tuple[str, Ratio]:
     return name, ratios[name]
 
 
+def find_highest_loads(options: argparse.Namespace) -> None:
+    loads = [x.name for x in HIGHEST_LOADS if not x.data or (options.data / "traces").is_dir()]
+    wanted = options.loads or [""]
+    searches = [
+        Search(load, policy, options.chunk, options.seeds, options.data)
+        for load in loads
+        if any(part in load for part in wanted)
+        for policy in options.policy or PLAYED_POLICIES
+    ]
+    for record in search_all(searches, options.jobs):
+        add_records(options.results, [record])
+        print(f"{record['workload']}, {record['policy']}: {shown_load(record)}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("loads", nargs="*", help="workloads whose name has this in it")
@@ -280,15 +282,26 @@ def main() -> None:
     parser.add_argument("--piece", default=AUTO, metavar="TIME",
         help="Forebay's prefill_piece: auto, off, or seconds [default: auto]")  # fmt: skip
     parser.add_argument("--ablation", action="store_true", help="Forebay without one part each")
+    parser.add_argument("--highest-load", action="store_true",
+        help="the highest load with 99 %% in time, of each policy; into --results")  # fmt: skip
+    parser.add_argument("--write-docs", action="store_true",
+        help="only write the tables of --results into docs/bench-policies.md")  # fmt: skip
+    parser.add_argument("--results", type=Path, default=ROOT / "docs" / "bench-policies.jsonl")
     parser.add_argument("--data", type=Path, default=SHARED / "data")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "policies")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args()
+    if options.write_docs:
+        write_docs(ROOT / "docs" / "bench-policies.md", read_records(options.results))
+        return
+    if options.highest_load:
+        find_highest_loads(options)
+        return
     started = time.monotonic()
     chosen = [x for x in LOADS if not options.loads or any(o in x.name for o in options.loads)]
     if not chosen:
         parser.error(f"no workload has that in its name; {', '.join(x.name for x in LOADS)}")
-    known = (FOREBAY, FLOOR, *POLICIES)
+    known = (FOREBAY, FLOOR, POSSIBLE, *POLICIES)
     if unknown := set(options.policy or ()) - {*known, *WITHOUT}:
         parser.error(f"--policy {min(unknown)}: none of {', '.join(known)}")
     missing = [x.name for x in chosen if x.data and not (options.data / "traces").is_dir()]

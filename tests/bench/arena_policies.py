@@ -1,0 +1,46 @@
+"""The policies that are compared: Forebay, models of other routers, and two bounds for all."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+from arena_ablations import WITHOUT, switched_off
+from arena_score import Played, limit_s, of_possible
+from arena_workloads import ENGINE, ENGINES
+
+from forebay.proxy.config.schema import Config
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.sim.fleet import Policy
+from forebay.replay.sim.possible import most_in_time
+from forebay.replay.sim.router_models import ROUTER_MODELS
+from forebay.replay.sim.scenario import ALL_KNOWING, DIRECT, Scenario
+from forebay.traces.schema import TraceRequest
+
+FOREBAY = "forebay"
+AUTO = "auto"
+MODELS = {DIRECT: "model of round-robin (nginx, plain)"} | {
+    n: what for n, (_, what) in ROUTER_MODELS.items()
+}
+FLOOR = "an engine for every request"  # no router, but what none can undercut
+POSSIBLE = "all that could be in time"  # no router, but a bound for all (replay/sim/possible.py)
+STANDARD = (FOREBAY, *MODELS, ALL_KNOWING, FLOOR, POSSIBLE)
+
+
+@contextmanager
+def new_policy(
+    name: str, engine: EngineConfig, names: Sequence[str], piece: str
+) -> Iterator[Policy]:
+    if name in WITHOUT:
+        with switched_off(name, engine, names) as policy:
+            yield policy
+    elif name == FOREBAY:
+        backend = {"url": "http://127.0.0.1", "prefill_piece": piece}
+        proxy = Config.model_validate({"backends": [backend]})
+        yield Scenario(engine=engine, proxy=proxy).new_policy(names)
+    else:
+        yield Scenario(engine=engine, policy=name).new_policy(names)
+
+
+def possible_of(rows: Sequence[TraceRequest], seed: int) -> Played:
+    limits_s = limit_s(np.array([float(row.input_tokens) for row in rows]))
+    return of_possible(most_in_time(rows, limits_s.tolist(), ENGINE, ENGINES), rows, seed)
