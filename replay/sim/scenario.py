@@ -18,7 +18,7 @@ from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.scheduler import SchedulerLimits
 from forebay.replay.sim.all_knowing import AllKnowing
 from forebay.replay.sim.fleet import Engine, Fleet, Policy, SimOutcome
-from forebay.replay.sim.in_turn import InTurn
+from forebay.replay.sim.router_base import InTurn
 from forebay.replay.sim.router_models import ROUTER_MODELS
 from forebay.replay.sim.skipping import SkippingEngine
 from forebay.replay.sim.stepping import SteppingEngine
