@@ -20,7 +20,7 @@
     Worth: following, 26 % of p99 with chunked prefill; joining a waiting leader, 5 to 9 % of
     documents' p99.
  7. forecast.py: how long would a request wait on each backend?
-    Constants: PROVEN_SHARE.
+    Constants: PROVEN_WITHIN.
     Worth: KV wait, 0.4 instead of 4 % rejected after queueing; margins, 18 % of documents' p99 in
     overload.
  8. precedence.py: which work goes before a request?
