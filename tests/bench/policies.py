@@ -1,6 +1,7 @@
 """Compare Forebay's policy with models of other routers (python tests/bench/policies.py).
 
-Virtual time: two simulated engines (Llama-3-8B, H200), the same requests for everybody. The models
+Virtual time: two simulated engines (Llama-3-8B, H200) or those that the workload names, the same
+requests for everybody. The models
 (`replay/sim/router_models.py`) choose as the named routers do by their documentation and source;
 they are not these routers. Nobody but Forebay and the model with a queue refuses anything, so a
 refused request counts as an infinite TTFT and as a missed target.
@@ -43,10 +44,9 @@ from arena_score import (
     quantile,
     ttft_ratio,
 )
-from arena_workloads import ENGINE, ENGINES, LOADS, Load, rows_of
+from arena_workloads import LOADS, Load, proxy_of, rows_of
 from paths import ROOT, SHARED
 
-from forebay.proxy.config.schema import Config
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.fleet import Fleet, Policy
 from forebay.replay.sim.router_models import ROUTER_MODELS
@@ -57,6 +57,7 @@ FOREBAY = "forebay"
 MODELS = {DIRECT: "model of round-robin (nginx, plain)"} | {
     n: what for n, (_, what) in ROUTER_MODELS.items()
 }
+SMG = ("smg_cache_aware", "smg_prefix_hash")
 FLOOR = "an engine for every request"  # no router, but what none can undercut
 STANDARD = (FOREBAY, *MODELS, ALL_KNOWING, FLOOR)
 # Whose source decides what a policy does, besides the engines'.
@@ -83,15 +84,13 @@ class Cell:
 
 @contextmanager
 def new_policy(
-    name: str, engine: EngineConfig, names: Sequence[str], piece_s: float
+    name: str, load: Load, engine: EngineConfig, names: Sequence[str], piece_s: float
 ) -> Iterator[Policy]:
     if name in WITHOUT:
         with switched_off(name, engine, names) as policy:
             yield policy
     elif name == FOREBAY:
-        backends = [{"url": "http://127.0.0.1", "prefill_piece": piece_s}] if piece_s else []
-        proxy = Config.model_validate({"backends": backends})
-        yield Scenario(engine=engine, proxy=proxy).new_policy(names)
+        yield Scenario(engine=engine, proxy=proxy_of(load, piece_s)).new_policy(names)
     else:
         yield Scenario(engine=engine, policy=name).new_policy(names)
 
@@ -101,13 +100,13 @@ def play(cells: Sequence[Cell]) -> None:
     load = next(one for one in LOADS if one.name == cells[0].load)
     rows = rows_of(load, cells[0].seed, cells[0].data)
     for cell in cells:
-        engine = replace(ENGINE, long_prefill_token_threshold=cell.chunk)
+        listed = [replace(e, long_prefill_token_threshold=cell.chunk) for e in load.engines]
+        engine = listed[0]  # of a mixed fleet, the fastest
         if cell.policy == FLOOR:
             part = of_floor(floor_s(rows, prefill_on(engine)), rows, cell.seed)
         else:
-            names = [f"gpu{number}" for number in range(ENGINES)]
-            engines = {name: SkippingEngine(engine) for name in names}
-            with new_policy(cell.policy, engine, names, cell.piece) as policy:
+            engines = {f"gpu{number}": SkippingEngine(e) for number, e in enumerate(listed)}
+            with new_policy(cell.policy, load, engine, list(engines), cell.piece) as policy:
                 part = of_outcomes(Fleet(policy, engines).run(rows), cell.seed)
         unfinished = cell.file.with_suffix(f".{os.getpid()}.npz")
         np.savez(unfinished, **{name: getattr(part, name) for name in Played.__slots__})
@@ -196,13 +195,14 @@ def table(load: Load, played: dict[str, Played]) -> Iterator[str]:
             return f"{100 * good[of].mean():.1f}" if of.any() else "-"
 
         hits = p.hit_ratio()
+        spread = "-" if load.kind == "mixed" else f"{p.imbalance(len(load.engines)):.2f}"
         yield (
             f"| {name} | {ms(quantile(chat, 0.5))} / {ms(quantile(chat, 0.99))} "
             f"| {ms(quantile(document, 0.5))} / {ms(quantile(document, 0.99))} "
             f"| {p.stall_s.max():.2f} "
             f"| {100 * good.mean():.1f} ({share(p.chat)} / {share(~p.chat)}) "
             f"| {hits:.3f} | {f'{hits / known:.0%}' if known else '-'} "
-            f"| {p.imbalance():.2f} | {100 * p.refused.mean():.1f} |"
+            f"| {spread} | {100 * p.refused.mean():.1f} |"
         )
     if floor is not None:
         least = ", ".join(
@@ -247,6 +247,13 @@ class Verdicts:
                 f"{load.name}: {name} p99 TTFT, best peer's ({best}) of ours",
                 f">= {wanted:.2f}", got, met,
             )  # fmt: skip
+        if load.kind == "mixed" and (smg := {n: peers[n] for n in SMG if n in peers}):
+            ratios = {n: ttft_ratio(p, ours, None, 0.99) for n, p in smg.items()}
+            best, ratio = _worst(ratios)
+            self.line(
+                f"{load.name}: p99 TTFT of all, SMG's ({best}) of ours",
+                ">= 3.00", str(ratio), ratio.value >= 3.0,
+            )  # fmt: skip
         goods = {n: goodput_ratio(ours, p) for n, p in peers.items()}
         best, ratio = _worst(goods)
         wanted = 2.0 if load.kind == "overload" and load.share >= 1.5 else 1 / 1.05
@@ -260,7 +267,9 @@ class Verdicts:
                 f"{load.name}: hit ratio, of the all-knowing router's", ">= 0.95",
                 f"{share:.2f}", share >= 0.95,
             )  # fmt: skip
-        imbalance = ours.imbalance()
+        if load.kind == "mixed":
+            return  # engines of different speed should not get the same
+        imbalance = ours.imbalance(len(load.engines))
         self.line(f"{load.name}: imbalance", "< 1.30", f"{imbalance:.2f}", imbalance < 1.3)
 
 
@@ -295,6 +304,7 @@ def main() -> None:
     policies = options.policy or list(STANDARD)
     if options.ablation:
         policies = [FOREBAY, *WITHOUT]
+        loads = [x for x in loads if x.kind != "sessions"]  # they need another configuration
     options.out.mkdir(parents=True, exist_ok=True)
     played = cells(
         loads, policies, options.seeds, options.chunk, options.piece, options.data, options.out
