@@ -22,6 +22,7 @@ from paths import ROOT, SHARED
 from forebay.analysis.sizing.floor import alone
 from forebay.proxy.core.learn.prefix_index import PrefixIndex
 from forebay.proxy.core.model import Action, Request, Send
+from forebay.proxy.core.policy import routing
 from forebay.proxy.core.policy.routing import ROUTES, Affinity, Option, warm_or_least_work
 from forebay.proxy.core.shaper import Shaper
 from forebay.replay.engine.config import EngineConfig
@@ -37,6 +38,8 @@ SMG = ("smg_cache_aware", "smg_prefix_hash")
 OTHERS = (*SMG, "lmetric", "dynamo", "dynamo_queues", "least_connections")
 HOME = "each session stays on its engine"
 PLACED = "new sessions to the engine with the fewest tokens of sessions"
+SPREAD = "no session known, cold prompts to the engine with the fewest tokens used of late"
+HEAVY = "no session known, `WORK_WEIGHT` 4 instead of 2"
 SIZES = (1_000, 10_000, 30_000)  # prompt tokens of the learning curve
 COUNTS = (0, 1, 2, 5, 10, 20, 50, 100)  # prefills that an engine has computed
 RATES = (0.005, 0.01, 0.0125)  # sessions a second
@@ -46,31 +49,45 @@ NEVER = 1 << 60
 
 
 class KnownSessions:
-    """A route that knows which session a request belongs to; sub-agents are sessions, too."""
+    """A route that knows which session a request belongs to; sub-agents are sessions, too.
+
+    SPREAD knows no session: a prompt that no engine holds begins one, and the blocks that an engine
+    was sent in the last LIVE_S are those of its sessions.
+    """
 
     def __init__(self, rows: Rows, kind: str) -> None:
         self._kind = kind
         self._rows = {row.id: row for row in rows}
         # By session: its engine, the tokens of its context, when it was last heard of.
         self._seen: dict[str, tuple[str, int, float]] = {}
+        self._used: dict[tuple[str, int], float] = {}  # by engine and block, when
 
     def __call__(self, request: Request, options: Sequence[Option], affinity: Affinity) -> Option:
         session, now = request.id.rpartition("-")[0], self._rows[request.id].arrival_s
+        begins = session not in self._seen
+        if self._kind == SPREAD:
+            most = max(option.matched_tokens for option in options)
+            begins = most < affinity.min_match * request.prompt_tokens
         by_name = {option.backend: option for option in options}
         home = by_name.get(self._seen[session][0]) if session in self._seen else None
         if self._kind == HOME and home is not None:
             chosen = home
-        elif self._kind == PLACED and session not in self._seen:
+        elif self._kind in (PLACED, SPREAD) and begins:
             soonest = min(option.ttft_s for option in options)
             near = [option for option in options if option.ttft_s <= soonest + NEAR_S]
             chosen = min(near, key=lambda option: self._tokens(option.backend, now))
         else:
             chosen = warm_or_least_work(request, options, affinity)
+        if self._kind == SPREAD:
+            self._used.update(((chosen.backend, block), now) for block in request.blocks)
         tokens = request.prompt_tokens + request.output_tokens
         self._seen[session] = (chosen.backend, tokens, now)
         return chosen
 
     def _tokens(self, backend: str, now: float) -> int:
+        if self._kind == SPREAD:
+            used = (at for (name, _), at in self._used.items() if name == backend)
+            return sum(now - at < LIVE_S for at in used)
         live = (t for name, t, at in self._seen.values() if name == backend and now - at < LIVE_S)
         return sum(live)
 
@@ -112,12 +129,15 @@ def play(load: Load, rows: Rows, seed: int, policy: str, learned: Learned | None
     if policy in ROUTER_MODELS:
         chosen, record = ROUTER_MODELS[policy][0](), None
     else:
-        route = warm_or_least_work if policy == FOREBAY else KnownSessions(rows, policy)
+        known = policy in (HOME, PLACED, SPREAD)
+        route = KnownSessions(rows, policy) if known else warm_or_least_work
         with patch.dict(ROUTES, {"warm_or_least_work": route}):
             chosen = Scenario(engine=load.engines[0], proxy=load.proxy).new_policy(list(engines))
         assert isinstance(chosen, Shaper)
         record = learned.watch(chosen) if learned else None
-    return of_outcomes(Fleet(chosen, engines, record).run(rows), seed)
+    weight = 4.0 if policy == HEAVY else routing.WORK_WEIGHT
+    with patch.object(routing, "WORK_WEIGHT", weight):
+        return of_outcomes(Fleet(chosen, engines, record).run(rows), seed)
 
 
 def shown(seconds: float) -> str:
@@ -272,7 +292,7 @@ def sessions(seeds: int) -> Iterator[str]:
             bounds["infinite"].append(infinite_ratio(rows))
             bounds["clairvoyant"].append(clairvoyant_ratio(rows, capacity))
             bounds["LRU"].append(pooled_ratio(rows, capacity))
-            for name in (FOREBAY, HOME, PLACED, SMG[0], "lmetric", "dynamo"):
+            for name in (FOREBAY, HOME, PLACED, SPREAD, HEAVY, SMG[0], "lmetric", "dynamo"):
                 played.setdefault(name, []).append(play(load, rows, seed, name))
         yield from _session_table(rate, bounds, played)
 
@@ -289,7 +309,7 @@ def _session_table(
     for name, ratios in bounds.items():
         yield f"| *{name}* | {fmean(ratios):.4f} | {fmean(ratios) / most:.2%} | - | - |"
     for name, parts in played.items():
-        label = f"Forebay, {name}" if name in (HOME, PLACED) else name
+        label = f"Forebay, {name}" if name in (HOME, PLACED, SPREAD, HEAVY) else name
         hits, all_of = fmean(p.hit_ratio() for p in parts), joined(parts)
         times = " / ".join(shown(quantile(all_of.ttft_s, share)) for share in (0.5, 0.9, 0.99))
         yield (
