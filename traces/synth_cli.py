@@ -210,6 +210,62 @@ def chat_and_documents(given: ChatBesideDocumentsArguments) -> None:
     _write(given.output, given.force, given.as_json, chat_beside_documents(spec), facts)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSessionsArguments:
+    """The options of `traces synth agent-sessions` as they are typed."""
+
+    output: Output
+    session_rate: Annotated[
+        float, typer.Option("--session-rate", help="sessions that begin a second")
+    ] = 0.01
+    task_tokens: Annotated[
+        str, typer.Option("--task-tokens", help=f"what a session begins with: {LENGTH}")
+    ] = "lognormal:96000,0.5,1024,180000"
+    tool_tokens: Annotated[
+        str, typer.Option("--tool-tokens", help=f"new input of each turn: {LENGTH}")
+    ] = "lognormal:1700,1,32,30000"
+    output_tokens: OutputTokens = "lognormal:444,0.8,8,8000"
+    subagent_share: Annotated[
+        float, typer.Option("--subagent-share", help="share of sessions with sub-agents, 0 to 1")
+    ] = 0.44
+    context_tokens: Annotated[
+        int, typer.Option("--context-tokens", help="a longer context is compacted")
+    ] = 262_144
+    summary_tokens: Annotated[
+        int, typer.Option("--summary-tokens", help="what is left of a compacted context")
+    ] = 49_152
+    instruction_tokens: Instruction = 13_312
+    duration: Annotated[float, typer.Option("--duration", help="seconds")] = 1_800.0
+    seed: Seed = 0
+    force: Force = False
+    as_json: AsJson = False
+
+
+@app.command("agent-sessions")
+@takes_options
+def sessions_of_agents(given: AgentSessionsArguments) -> None:
+    """Sessions of coding agents, as in vLLM's AgentX: 43 turns, 142k input tokens, sub-agents.
+
+    example:  forebay traces synth agent-sessions --duration 3600 -o agents.jsonl
+    """
+    from forebay.traces.synth_agents import AgentSessions, agent_sessions
+
+    spec = AgentSessions(
+        session_rate_per_s=given.session_rate,
+        task_tokens=parse_length(given.task_tokens, "--task-tokens"),
+        tool_tokens=parse_length(given.tool_tokens, "--tool-tokens"),
+        output_tokens=parse_length(given.output_tokens, "--output-tokens"),
+        subagent_share=given.subagent_share,
+        context_tokens=given.context_tokens,
+        summary_tokens=given.summary_tokens,
+        instruction_tokens=given.instruction_tokens,
+        duration_s=given.duration,
+        seed=given.seed,
+    )
+    facts = {"kind": "agent-sessions", **asdict(spec)}
+    _write(given.output, given.force, given.as_json, agent_sessions(spec), facts)
+
+
 def _write(
     output: str,
     force: bool,

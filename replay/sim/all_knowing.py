@@ -15,7 +15,7 @@ from math import inf
 from typing import Final
 
 from forebay.proxy.core.model import Action, Request, Send
-from forebay.replay.sim.router_models import EngineView, RouterModel
+from forebay.replay.sim.router_base import EngineView, RouterModel
 from forebay.replay.sim.skipping import SkippingEngine
 from forebay.replay.sim.stepping import SteppingEngine
 

@@ -20,6 +20,17 @@ def capacity_per_s(trace: Sequence[TraceRequest], config: EngineConfig, count: i
     )
 
 
+def mixed_capacity_per_s(trace: Sequence[TraceRequest], configs: Sequence[EngineConfig]) -> float:
+    """Return the requests a second that different engines complete together.
+
+    Each completes its part of what a fleet of as many of its kind would. Handed out in turn, all
+    would wait for the slowest.
+    """
+    count = len(configs)
+    parts = {config: capacity_per_s(trace, config, count) / count for config in set(configs)}
+    return sum(parts[config] for config in configs)
+
+
 def drain_s(trace: Sequence[TraceRequest], config: EngineConfig) -> float:
     """Return the seconds that one engine takes for `trace`, queued at once in order of arrival."""
     engine, now = SkippingEngine(config), 0.0

@@ -43,7 +43,9 @@ class SimulateArguments:
         typer.Option(help="routing policy of the proxy, a model of another router, or direct"),
     ] = DEFAULT_POLICY
     model: Annotated[str, typer.Option(help="model of the engines")] = "Llama-3-8B"
-    gpu: Annotated[str, typer.Option(help="GPU of the engines")] = "H200"
+    gpu: Annotated[
+        str, typer.Option(help="GPU of the engines; several in turn: h200+h100+l40s")
+    ] = "H200"
     sweep: Annotated[
         list[str] | None,
         typer.Option(help="NAME=VALUE,VALUE: gpus, policy, rate, load, seed or an engine option"),
@@ -107,19 +109,21 @@ class SimulateArguments:
     def scenario(self, *, sweeps_policy: bool) -> "Scenario":
         """Make the scenario; the routing of --config counts only while --policy is the default."""
         from forebay.replay.engine.config import EngineConfig
-        from forebay.replay.sim.scenario import Scenario
+        from forebay.replay.sim.scenario import Scenario, split_gpus
 
+        first, mix = split_gpus(self.gpu)
         proxy = _proxy_config(self.config)
         policy = self.policy
         if self.config is not None and policy == DEFAULT_POLICY and not sweeps_policy:
             policy = proxy.routing
         return Scenario(
-            EngineConfig(model=self.model, gpu=self.gpu),
+            EngineConfig(model=self.model, gpu=first),
             self.gpus,
             policy,
             proxy,
             self.exact,
             explained=self.explain is not None,
+            gpu_mix=mix,
         )
 
     def workload(self) -> "SimWorkload":

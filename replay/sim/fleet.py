@@ -14,9 +14,8 @@ from forebay.proxy.core.model import Action, Reject, Send
 from forebay.proxy.core.model import Request as ProxyRequest
 from forebay.proxy.core.shaper import Shaper
 from forebay.replay.sim.all_knowing import AllKnowing
-from forebay.replay.sim.in_turn import InTurn
 from forebay.replay.sim.request import SimRequest
-from forebay.replay.sim.router_models import RouterModel
+from forebay.replay.sim.router_base import RouterModel
 from forebay.replay.sim.skipping import SkippingEngine
 from forebay.replay.sim.stepping import SteppingEngine
 from forebay.traces.schema import TraceRequest
@@ -25,8 +24,8 @@ Journal = list[tuple[float, Action]]
 
 
 # Unions, not protocols: compiled code then calls the first of each directly.
-Policy = Shaper | InTurn | RouterModel
-"""The proxy's policy, `InTurn` where there is no proxy, or the model of another router."""
+Policy = Shaper | RouterModel
+"""The proxy's policy, or the model of another router or of none."""
 Engine = SkippingEngine | SteppingEngine
 """A simulated engine; `SteppingEngine` is the slow reference."""
 

@@ -1,9 +1,8 @@
 """Model other routers in virtual time, for comparison with the proxy's policy.
 
 Each model chooses an engine as the documentation and source of its router say; constants are the
-router's defaults. A model knows only what that router knows: prompt lengths only if it counts
-tokens, the state of engines only if it asks them. Models replace routers in simulations only;
-`tests/routers` measures the real ones. Prompts are compared in the blocks of the trace.
+router's defaults. Models replace routers in simulations only; `tests/bench/routers` measures the
+real ones. `router_base` has what models share, `token_routers` those that weigh prompt tokens.
 """
 
 from collections import deque
@@ -13,103 +12,13 @@ from random import Random
 from typing import Final
 from zlib import crc32
 
-from forebay.proxy.core.learn.prefix_cache import DEFAULT_INDEX_BLOCKS
-from forebay.proxy.core.learn.prefix_index import PrefixIndex
 from forebay.proxy.core.model import Action, Reject, Request, Send
+from forebay.replay.sim.router_base import EngineView, RouterModel
+from forebay.replay.sim.token_routers import Dynamo, DynamoQueues, LlmD, LMetric
 
 CHARS_PER_TOKEN: Final = 4
 TREE_CHARS: Final = 33_554_432  # size of a worker's tree in vllm-router; sglang-router: twice this
 VIRTUAL_NODES: Final = 160  # of each engine on a hash ring
-
-
-class EngineView:
-    """One engine as a router sees it: the requests in flight there, and the prompts sent so far."""
-
-    def __init__(self, name: str, number: int, kv_tokens: float) -> None:
-        self.name = name
-        self.number = number
-        self.kv_tokens = kv_tokens
-        self.running = 0  # requests
-        self.tokens = 0  # of their prompts
-        self.prefill_tokens = 0  # uncached prompt tokens of requests before their first token
-        self.index = PrefixIndex(DEFAULT_INDEX_BLOCKS)
-
-    def matched(self, request: Request) -> int:
-        """Return the prompt tokens that the router has sent to this engine before."""
-        blocks = self.index.match(request.blocks)
-        return min(int(blocks * request.block_tokens), request.prompt_tokens)
-
-
-class RoutedRequest:
-    """A request in flight, and the engine it was sent to."""
-
-    def __init__(self, request: Request, place: EngineView, uncached: int) -> None:
-        self.request = request
-        self.place = place
-        self.uncached = uncached  # tokens of the prompt
-        self.answered = False
-
-
-class RouterModel:
-    """A router that sends each request at once to the engine of `choose`, and rejects none."""
-
-    wants_usage = False
-
-    def __init__(self) -> None:
-        self.places: list[EngineView] = []
-        self.sent: dict[str, RoutedRequest] = {}
-
-    def choose(self, request: Request) -> EngineView:
-        raise NotImplementedError
-
-    def backend_up(self, name: str, now: float, kv_tokens: float | None = None) -> list[Action]:
-        self.places.append(EngineView(name, len(self.places), kv_tokens or inf))
-        return []
-
-    def arrive(self, request: Request, now: float) -> list[Action]:
-        return [self.send(request, self.choose(request), now)]
-
-    def send(self, request: Request, place: EngineView, now: float, queued_s: float = 0.0) -> Send:
-        uncached = request.prompt_tokens - place.matched(request)
-        place.index.touch(request.blocks)
-        place.running += 1
-        place.tokens += request.prompt_tokens
-        place.prefill_tokens += uncached
-        self.sent[request.id] = RoutedRequest(request, place, uncached)
-        return Send(request, place.name, "", queued_s, 0.0, 0)
-
-    def first_token(self, request_id: str, now: float) -> list[Action]:
-        sent = self.sent[request_id]
-        if not sent.answered:
-            sent.answered = True
-            sent.place.prefill_tokens -= sent.uncached
-        return []
-
-    def used(
-        self,
-        request_id: str,
-        output_tokens: int,
-        now: float,
-        cached_tokens: int | None = None,
-        prompt_tokens: int = 0,
-    ) -> None:
-        pass
-
-    def finish(self, request_id: str, now: float) -> list[Action]:
-        self.first_token(request_id, now)
-        sent = self.sent.pop(request_id)
-        sent.place.running -= 1
-        sent.place.tokens -= sent.request.prompt_tokens
-        return []
-
-    def wake_at(self) -> float:
-        return inf
-
-    def wake(self, now: float) -> list[Action]:
-        return []
-
-    def least_running(self) -> EngineView:
-        return min(self.places, key=lambda p: p.running)
 
 
 class LeastConnections(RouterModel):
@@ -305,59 +214,6 @@ class SmgCacheAware(CacheAware):
         return best
 
 
-class LlmD(RouterModel):
-    """llm-d-router: of the engines that match 0.80 of the prompt, the least loaded one.
-
-    Load is prompt tokens in flight. If its first token would come 18 s later than that of the least
-    loaded engine of all, the request goes there.
-    """
-
-    AFFINITY: Final = 0.80
-    STICKY_S: Final = 18.0
-    TOKENS_PER_S: Final = 15_928.0
-
-    def send(self, request: Request, place: EngineView, now: float, queued_s: float = 0.0) -> Send:
-        _bound_by_pool(place, request)
-        return super().send(request, place, now, queued_s)
-
-    def choose(self, request: Request) -> EngineView:
-        least = min(self.places, key=lambda p: p.tokens)
-        enough = self.AFFINITY * request.prompt_tokens
-        holders = [p for p in self.places if p.matched(request) >= enough]
-        if not holders:
-            return least
-        best = min(holders, key=lambda p: p.tokens)
-        later_s = (best.tokens - least.tokens) / self.TOKENS_PER_S
-        return least if later_s > self.STICKY_S else best
-
-
-class Dynamo(RouterModel):
-    """NVIDIA Dynamo's KV router with events: the lowest cost, in tokens.
-
-    The cost is the prefill left to do, including the uncached part of this prompt, plus the prompt
-    tokens of requests in flight.
-    """
-
-    def send(self, request: Request, place: EngineView, now: float, queued_s: float = 0.0) -> Send:
-        _bound_by_pool(place, request)
-        return super().send(request, place, now, queued_s)
-
-    def choose(self, request: Request) -> EngineView:
-        best, least = self.places[0], inf
-        for place in self.places:
-            prefill = place.prefill_tokens + request.prompt_tokens - place.matched(request)
-            cost = prefill + place.tokens + request.prompt_tokens
-            if cost < least:
-                best, least = place, float(cost)
-        return best
-
-
-def _bound_by_pool(place: EngineView, request: Request) -> None:
-    """Limit the index to the size of the engine's KV pool, which the router knows."""
-    if place.kv_tokens < inf:
-        place.index.capacity_blocks = int(place.kv_tokens / request.block_tokens)
-
-
 def _queue_8() -> RouterModel:
     return LeastConnectionsQueue(8)
 
@@ -378,5 +234,7 @@ ROUTER_MODELS: dict[str, tuple[Callable[[], RouterModel], str]] = {
     "smg_prefix_hash": (SmgPrefixHash, "model of SMG 1.13 prefix_hash"),
     "llm_d": (LlmD, "model of llm-d-router affinity 0.80, token load"),
     "dynamo": (Dynamo, "model of Dynamo's KV router"),
+    "dynamo_queues": (DynamoQueues, "model of Dynamo 1.6 with policy-class queues"),
+    "lmetric": (LMetric, "model of LMetric (OSDI 2026): prefill tokens x batch size"),
 }
 """For each policy name: the function that makes the model, and the routers it is a model of."""

@@ -157,6 +157,7 @@ def _record(case: SweepCase, simulated: Simulated, summary: dict[str, Any]) -> d
         "schedule": {"requests": summary["requests"], "window_s": summary["window_s"]},
         "model": scenario.engine.served_name,
         "gpus": scenario.gpus,
+        "gpu_mix": list(scenario.gpu_mix),
         "policy": scenario.policy,
         "engine": engine,
         "proxy": scenario.proxy.model_dump(mode="json", exclude={"upstream_api_key"}),

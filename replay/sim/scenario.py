@@ -4,7 +4,7 @@ import gc
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from forebay.proxy.config.schema import MAX_CONCURRENCY, Config
@@ -18,7 +18,7 @@ from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.scheduler import SchedulerLimits
 from forebay.replay.sim.all_knowing import AllKnowing
 from forebay.replay.sim.fleet import Engine, Fleet, Policy, SimOutcome
-from forebay.replay.sim.in_turn import InTurn
+from forebay.replay.sim.router_base import InTurn
 from forebay.replay.sim.router_models import ROUTER_MODELS
 from forebay.replay.sim.skipping import SkippingEngine
 from forebay.replay.sim.stepping import SteppingEngine
@@ -40,6 +40,7 @@ class Scenario:
     Attributes:
         engine: options of each engine.
         gpus: number of engines, each on a GPU of its own.
+        gpu_mix: names of different GPUs, which the engines get in turn; empty: all are alike.
         policy: name of a routing policy of the proxy, DIRECT, a model of another router, or
             ALL_KNOWING.
         proxy: the proxy's configuration: buckets, affinity, admission. All engines get the number
@@ -56,10 +57,16 @@ class Scenario:
     exact: bool = False
     tenants: tuple[Tenant, ...] = ()
     explained: bool = False
+    gpu_mix: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.gpus < 1:
             raise InputError(f"--gpus {self.gpus}: give 1 or more")
+        if self.gpus < len(self.gpu_mix):
+            raise InputError(
+                f"--gpu {'+'.join(self.gpu_mix)}: names {len(self.gpu_mix)} GPUs; "
+                f"give --gpus {len(self.gpu_mix)} or more"
+            )
         if self.policy not in POLICIES:
             raise InputError(f"--policy {self.policy}: no such policy; {', '.join(POLICIES)}")
         for bucket in self.proxy.buckets:
@@ -79,10 +86,17 @@ class Scenario:
             return self.proxy.backends[0].max_concurrency
         return min(MAX_CONCURRENCY, self.engine.seqs)
 
-    def new_engine(self) -> Engine:
-        if self.exact or not can_skip(self.engine):
-            return SteppingEngine(self.engine)
-        return SkippingEngine(self.engine)
+    def engine_config(self, number: int) -> EngineConfig:
+        """Return the options of one engine."""
+        if not self.gpu_mix:
+            return self.engine
+        return replace(self.engine, gpu=self.gpu_mix[number % len(self.gpu_mix)])
+
+    def new_engine(self, number: int = 0) -> Engine:
+        config = self.engine_config(number)
+        if self.exact or not can_skip(config):
+            return SteppingEngine(config)
+        return SkippingEngine(config)
 
     def new_policy(self, names: Sequence[str], admit: Admit = refuse) -> Policy:
         if self.policy == DIRECT:
@@ -104,6 +118,12 @@ class Scenario:
         recorder = DecisionRecorder(sys.maxsize) if self.explained else None
         buckets = self.proxy.core_buckets()
         return Shaper(backends, buckets, **options, admit=admit, recorder=recorder)
+
+
+def split_gpus(text: str) -> tuple[str, tuple[str, ...]]:
+    """Split `h200+h100+l40s` into its first GPU and the mix, which is empty for one GPU."""
+    names = tuple(text.split("+"))
+    return names[0], names if len(names) > 1 else ()
 
 
 def can_skip(config: EngineConfig) -> bool:
@@ -148,7 +168,7 @@ def simulate(trace: Sequence[TraceRequest], scenario: Scenario) -> Simulated:
     Raises InputError for a request that no engine could ever hold.
     """
     check_lengths(trace, scenario.engine.context)
-    engines = {f"gpu{number}": scenario.new_engine() for number in range(scenario.gpus)}
+    engines = {f"gpu{number}": scenario.new_engine(number) for number in range(scenario.gpus)}
     policy = scenario.new_policy(list(engines))
     fleet = Fleet(policy, engines)
     # The simulation makes no cyclic objects, and looking for them costs a fifth of the time.

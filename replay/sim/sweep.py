@@ -14,8 +14,8 @@ from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.sim.capacity import capacity_per_s
-from forebay.replay.sim.scenario import POLICIES, Scenario, Simulated, simulate
+from forebay.replay.sim.capacity import capacity_per_s, mixed_capacity_per_s
+from forebay.replay.sim.scenario import POLICIES, Scenario, Simulated, simulate, split_gpus
 from forebay.replay.sim.summary import summarise
 from forebay.replay.sim.workload import SimWorkload
 from forebay.replay.slo import Slo
@@ -72,6 +72,9 @@ def cases(
         values = dict(zip(axes, combination, strict=True))
         engine = {key: value for key, value in values.items() if key in ENGINE_KEYS}
         outer = {key: value for key, value in values.items() if key in ("gpus", "policy")}
+        if isinstance(gpu := engine.get("gpu"), str):
+            engine["gpu"], mix = split_gpus(gpu)
+            outer["gpu_mix"] = mix  # type: ignore[assignment]
         paced = {key: value for key, value in values.items() if key in WORKLOAD_KEYS}
         yield SweepCase(
             values,
@@ -92,6 +95,10 @@ def simulate_case(case: SweepCase) -> tuple[Simulated, float]:
 
     def capacity() -> float:
         rows = case.workload.source(scenario.engine.context)
+        if scenario.gpu_mix:
+            return mixed_capacity_per_s(
+                rows, [scenario.engine_config(number) for number in range(scenario.gpus)]
+            )
         return capacity_per_s(rows, scenario.engine, scenario.gpus)
 
     trace, window_s = case.workload.requests(scenario.engine.context, capacity)

@@ -82,9 +82,6 @@ WITHOUT: dict[str, tuple[Config, str, Patches]] = {
     "min_match (any match counts)": (
         Config.model_validate({"affinity": {"min_match": 0}}), "warm_or_least_work", (),
     ),
-    "WORK_WEIGHT 2 (1)": (
-        Config(), "warm_or_least_work", ((f"{CORE}.policy.routing", "WORK_WEIGHT", 1.0),),
-    ),
     "single-flight (follow a prefill)": (
         Config(), "warm_or_least_work", ((Backend, "matched_tokens", _settled_only),),
     ),
@@ -178,6 +175,7 @@ GROUPS = {
     "120k unshared": ("120k, unshared",),
     "0.5-1x": ("overload 0.", "overload 1x"),
     "1.5-3x": ("overload 1.5", "overload 2", "overload 3"),
+    "mixed": ("mixed fleet",),
 }
 
 
@@ -191,10 +189,17 @@ def show(results: Mapping[str, Mapping[str, Played]], whole: str) -> Iterator[st
     yield "| --- |" + " --- |" * (len(GROUPS) + 1)
     for part in WITHOUT:
         cells = [
-            _cell([r for name, r in results.items() if any(t in name for t in told)], part, whole)
+            _cell([r for name, r in results.items() if _belongs(name, told)], part, whole)
             for told in (*GROUPS.values(), ("",))
         ]
         yield f"| {part} | " + " | ".join(cells) + " |"
+
+
+def _belongs(name: str, told: Sequence[str]) -> bool:
+    """Mixed fleets are a group of their own, whatever is played on them."""
+    if name.startswith("mixed fleet") and told not in (GROUPS["mixed"], ("",)):
+        return False
+    return any(part in name for part in told)
 
 
 def _cell(results: Sequence[Mapping[str, Played]], part: str, whole: str) -> str:

@@ -101,15 +101,18 @@ class Search:
             return possible_of(rows, seed)
         engine = replace(ENGINE, long_prefill_token_threshold=self.chunk)
         names = [f"gpu{number}" for number in range(ENGINES)]
-        with new_policy(self.policy, engine, names, AUTO) as policy:
+        with new_policy(self.policy, _load(self.load), engine, names, AUTO) as policy:
             fleet = Fleet(policy, {name: SkippingEngine(engine) for name in names})
             return of_outcomes(fleet.run(rows), seed)
 
 
 @lru_cache(16)
 def _rows(name: str, seed: int, data: Path) -> Rows:
-    load = next(one for one in HIGHEST_LOADS if one.name == name)
-    return at_load(load.make(seed, data), 1.0)
+    return at_load(_load(name).make(seed, data), 1.0)
+
+
+def _load(name: str) -> Load:
+    return next(one for one in HIGHEST_LOADS if one.name == name)
 
 
 def load_at(index: int) -> float:

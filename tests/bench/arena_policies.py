@@ -6,9 +6,8 @@ from contextlib import contextmanager
 import numpy as np
 from arena_ablations import WITHOUT, switched_off
 from arena_score import Played, limit_s, of_possible
-from arena_workloads import ENGINE, ENGINES
+from arena_workloads import ENGINE, ENGINES, Load, proxy_of
 
-from forebay.proxy.config.schema import Config
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.fleet import Policy
 from forebay.replay.sim.possible import most_in_time
@@ -28,15 +27,13 @@ STANDARD = (FOREBAY, *MODELS, ALL_KNOWING, FLOOR, POSSIBLE)
 
 @contextmanager
 def new_policy(
-    name: str, engine: EngineConfig, names: Sequence[str], piece: str
+    name: str, load: Load, engine: EngineConfig, names: Sequence[str], piece: str
 ) -> Iterator[Policy]:
     if name in WITHOUT:
         with switched_off(name, engine, names) as policy:
             yield policy
     elif name == FOREBAY:
-        backend = {"url": "http://127.0.0.1", "prefill_piece": piece}
-        proxy = Config.model_validate({"backends": [backend]})
-        yield Scenario(engine=engine, proxy=proxy).new_policy(names)
+        yield Scenario(engine=engine, proxy=proxy_of(load, piece)).new_policy(names)
     else:
         yield Scenario(engine=engine, policy=name).new_policy(names)
 

@@ -57,13 +57,13 @@ class Played:
         served = ~self.refused
         return float(self.cached[served].sum() / max(1.0, self.prompt[served].sum()))
 
-    def imbalance(self) -> float:
+    def imbalance(self, engines: int = 2) -> float:
         """Prompt tokens of the busiest engine over the mean, averaged over seeds."""
         ratios = []
         for seed in np.unique(self.seed):
             here = (self.seed == seed) & ~self.refused
-            sums = [self.prompt[here & (self.backend == b)].sum() for b in (0, 1)]
-            ratios.append(max(sums) / max(1.0, sum(sums) / 2))
+            sums = [self.prompt[here & (self.backend == b)].sum() for b in range(engines)]
+            ratios.append(max(sums) / max(1.0, sum(sums) / engines))
         return float(np.mean(ratios))
 
 
@@ -126,9 +126,13 @@ class Ratio:
         return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"
 
 
-def ttft_ratio(a: Played, b: Played, chat: bool, share: float) -> Ratio:
-    """TTFT of `a` over that of `b` at a quantile; rejected requests count as infinite."""
-    chosen = np.flatnonzero(a.chat == chat)
+def ttft_ratio(a: Played, b: Played, chat: bool | None, share: float) -> Ratio:
+    """TTFT of `a` over that of `b` at a quantile; rejected requests count as infinite.
+
+    Args:
+        chat: of chats or of documents; None: of all.
+    """
+    chosen = np.arange(len(a.chat)) if chat is None else np.flatnonzero(a.chat == chat)
     first, second = a.ttft_s[chosen], b.ttft_s[chosen]
 
     def of(at: Indices) -> float:

@@ -1,20 +1,23 @@
 """The workloads on which policies are compared: each from a seed, at a stated load.
 
-Load is the mean rate as a share of what the two engines complete when all of it is there at once
-and handed out in turn (`capacity_per_s`). Time is stretched to reach it; no row is left out for it.
+Load is the mean rate as a share of what the engines complete when all of it is there at once and
+handed out in turn (`capacity_per_s`; in a mixed fleet, the sum of what each completes). Time is
+stretched to reach it, except where the times are part of the workload; no row is left out for it.
 """
 
 import json
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
 from overload import capacity, mix, poisson
 
+from forebay.proxy.config.schema import Config
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.sim.capacity import capacity_per_s
+from forebay.replay.engine.hardware.specs import LLAMA_3_8B
+from forebay.replay.sim.capacity import capacity_per_s, mixed_capacity_per_s
 from forebay.replay.sim.workload import with_blocks
 from forebay.traces.azure import read_azure
 from forebay.traces.kv_cache_tester import interleaved, read_sessions
@@ -23,11 +26,26 @@ from forebay.traces.popularity import Zipf
 from forebay.traces.schema import TraceRequest
 from forebay.traces.synth import Workload as Synth
 from forebay.traces.synth import workload
+from forebay.traces.synth_agents import AgentSessions, agent_sessions
 from forebay.traces.synth_mix import ChatBesideDocuments, chat_beside_documents
 
 ENGINE = EngineConfig()
 ENGINES = 2
 CONTEXT = ENGINE.context
+GPUS = ("h200", "h100", "l40s")
+MIXED = tuple(replace(ENGINE, gpu=gpu) for gpu in GPUS)
+# The shapes of Llama-3-8B with the longer context of gradientai/Llama-3-8B-Instruct-262k, and the
+# proxy's default buckets, of which the last takes it.
+LONG_CONTEXT = 262_144 + 32_768
+LONG = EngineConfig(model=replace(LLAMA_3_8B, name="llama-3-8b-long", max_model_len=LONG_CONTEXT))
+LONG_PROXY = Config.model_validate(
+    {
+        "buckets": [
+            bucket.model_dump(exclude_unset=True) | {"up_to": up_to}
+            for bucket, up_to in zip(Config().buckets, (5_000, LONG_CONTEXT), strict=True)
+        ]
+    }
+)
 Rows = list[TraceRequest]
 
 
@@ -39,8 +57,11 @@ class Load:
         make: the requests of a seed; the folder is that of the public data.
         share: of capacity that is offered on average.
         kind: what is wanted of it: `chat` beside long documents, `shared` documents, `overload`,
-            or `other`.
+            `mixed` fleets, or `other`.
         data: it needs files that are not part of the project.
+        engines: the options of each engine.
+        proxy: the proxy's configuration.
+        timed: its times are part of it; else they are stretched to reach `share`.
     """
 
     name: str
@@ -48,14 +69,25 @@ class Load:
     share: float
     kind: str = "other"
     data: bool = False
+    engines: tuple[EngineConfig, ...] = (ENGINE,) * ENGINES
+    proxy: Config = field(default_factory=Config, compare=False)  # no hash
+    timed: bool = False
 
 
-def at_load(rows: Sequence[TraceRequest], share: float) -> Rows:
+def at_load(
+    rows: Sequence[TraceRequest],
+    share: float,
+    engines: Sequence[EngineConfig] = (ENGINE,) * ENGINES,
+) -> Rows:
     """The rows from 0 on, time stretched so that they come at `share` of capacity."""
     rows = [row for row in rows if row.input_tokens + row.output_tokens <= CONTEXT]
     start_s, end_s = rows[0].arrival_s, rows[-1].arrival_s
     rate = len(rows) / (end_s - start_s)
-    factor = rate / (share * capacity_per_s(rows, ENGINE, ENGINES))
+    if len(set(engines)) == 1:
+        capacity_rate = capacity_per_s(rows, engines[0], len(engines))
+    else:
+        capacity_rate = mixed_capacity_per_s(rows, engines)
+    factor = rate / (share * capacity_rate)
     return [replace(r, arrival_s=(r.arrival_s - start_s) * factor) for r in rows]
 
 
@@ -153,7 +185,21 @@ def overload(factor: float) -> Load:
     def make(seed: int, data: Path) -> Rows:
         return poisson(mix, [(120.0, factor * capacity(mix))], seed)
 
-    return Load(f"overload {factor:g}x", make, factor, "overload" if factor >= 1 else "other")
+    kind = "overload" if factor >= 1 else "other"
+    return Load(f"overload {factor:g}x", make, factor, kind, timed=True)
+
+
+def long_sessions(rate_per_s: float) -> Load:
+    """Sessions of coding agents with contexts of 140,000 tokens in the median, on four engines."""
+
+    def make(seed: int, data: Path) -> Rows:
+        spec = AgentSessions(session_rate_per_s=rate_per_s, duration_s=2_400.0, seed=seed)
+        return list(agent_sessions(spec))
+
+    return Load(
+        f"long agent sessions, {rate_per_s:g}/s", make, rate_per_s, "sessions",
+        engines=(LONG,) * 4, proxy=LONG_PROXY, timed=True,
+    )  # fmt: skip
 
 
 LOADS = (
@@ -172,11 +218,26 @@ LOADS = (
     Load("popular documents", popular(0.0), 0.8, "shared"),
     Load("popular documents, chat", popular(0.5), 0.8, "shared"),
     *(overload(factor) for factor in (0.5, 0.8, 1.0, 1.5, 2.0, 3.0)),
+    *(
+        Load(f"mixed fleet of {len(engines)}, {name}", make, 0.8, "mixed", data, engines)
+        for engines in (MIXED, MIXED * 2)
+        for name, make, data in (
+            ("popular documents, chat", popular(0.5), False),
+            ("mooncake conversation", mooncake("conversation", 1_500, 900), True),
+        )
+    ),
+    *(long_sessions(rate) for rate in (0.005, 0.01)),
 )
+
+
+def proxy_of(load: Load, piece: str) -> Config:
+    """The proxy's configuration for a workload, with this `prefill_piece`."""
+    backends = [{"url": "http://127.0.0.1", "prefill_piece": piece}]
+    return Config.model_validate(
+        {**load.proxy.model_dump(exclude_unset=True), "backends": backends}
+    )
 
 
 def rows_of(load: Load, seed: int, data: Path) -> Rows:
     rows = load.make(seed, data)
-    if load.name.startswith("overload"):
-        return rows
-    return at_load(rows, load.share)
+    return rows if load.timed else at_load(rows, load.share, load.engines)

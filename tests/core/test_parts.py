@@ -386,6 +386,24 @@ class TestShaper:
         assert sent == [("d2", "a")]
         assert now == pytest.approx(10.3)
 
+    @pytest.mark.parametrize(("times_as_slow", "goes_to"), [(1.7, "b"), (3.0, "a")])
+    def test_chats_show_that_a_backend_is_of_another_kind(
+        self, times_as_slow: float, goes_to: str
+    ) -> None:
+        """Neither has computed a document; that fewer tokens were sent to b decides a tie."""
+        shaper = Fleet().shaper
+        for name, backend in shaper.backends.items():
+            took_s = 0.04 * (times_as_slow if name == "b" else 1.0)
+            for _ in range(5):
+                backend.cost.observe(features(1_000, 1_000), took_s)
+        shaper.arrive(Request("chat", 1_000), 0.0)
+        shaper.first_token("chat", 0.04)
+        shaper.finish("chat", 0.04)
+        assert shaper.backends["a"].load.value(1.0) > shaper.backends["b"].load.value(1.0)
+        (sent,) = shaper.arrive(Request("document", 30_000), 1.0)
+        assert isinstance(sent, Send)
+        assert sent.backend == goes_to
+
     def test_everything_down(self) -> None:
         fleet = Fleet("a")
         fleet.shaper.backend_down("a", 1.0)

@@ -83,14 +83,17 @@ class TestWhoIsSent:
             shaper.first_token(send.request.id, 10.0 * number + 0.2)  # fast
             shaper.finish(send.request.id, 10.0 * number + 0.3)
 
-    @pytest.mark.parametrize(("document_s", "then"), [(0.3, "ba"), (1.4, "bb")])
+    @pytest.mark.parametrize(("document_s", "then"), [(0.3, "aba"), (1.4, "bbb")])
     def test_a_document_to_an_engine_of_which_only_slow_chats_are_known(
         self, document_s: float, then: str
     ) -> None:
-        """Times of chats teach little about documents; two documents on an engine teach enough."""
+        """Times of chats teach little about documents; two documents on an engine teach enough.
+
+        One is enough where the engine then seems more than twice as slow as the other.
+        """
         shaper = self.shaper("ab")
         took_s = {"a": document_s, "b": 0.3}
-        for number, backend in enumerate("ababa" + then):
+        for number, backend in enumerate("abab" + then):
             request = Request(str(number), 20_000 if number else 100, 50)
             (send,) = shaper.arrive(request, 10.0 * number)
             assert isinstance(send, Send)

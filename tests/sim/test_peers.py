@@ -3,7 +3,8 @@
 import pytest
 
 from forebay.proxy.core.model import Reject, Request, Send
-from forebay.replay.sim.router_models import ROUTER_MODELS, LeastConnectionsQueue, RouterModel
+from forebay.replay.sim.router_base import RouterModel
+from forebay.replay.sim.router_models import ROUTER_MODELS, LeastConnectionsQueue
 from forebay.replay.sim.scenario import ALL_KNOWING, DIRECT, Scenario, simulate
 from forebay.traces.schema import TraceRequest
 from forebay.traces.synth import shared_document
@@ -83,6 +84,55 @@ def test_dynamo_weighs_what_is_cached_against_what_is_under_way() -> None:
     assert went(peer, "b", 0) == home  # held
     assert went(peer, "c", 0) == home  # b's use of it, and this one again, cost 2 prompts
     assert went(peer, "d", 0) != home  # 3 prompts, and a cold one costs 2
+
+
+def test_lmetric_multiplies_what_is_left_to_compute_by_the_batch() -> None:
+    peer = started("lmetric")
+    home = went(peer, "a", 0)
+    for number in range(4):
+        peer.first_token("a", 1.0)
+        assert went(peer, f"b{number}", 0, blocks=21 + number) == home
+        peer.first_token(f"b{number}", 1.0)
+    # At home (29 - 24) x 512 tokens are left and it would be the 6th: elsewhere 29 x 512, the 1st.
+    assert went(peer, "c", 0, blocks=29) != home
+
+
+def test_lmetric_goes_to_the_smaller_batch_where_nothing_is_cached() -> None:
+    peer = started("lmetric")
+    peer.places[0].running = 3
+    assert went(peer, "a", 0) == "gpu1"
+    peer.first_token("a", 1.0)
+    assert went(peer, "b", 1_000) == "gpu1"  # 2 x 10,240 against 4 x 10,240
+
+
+def queued(peer: RouterModel, name: str, first: int, blocks: int) -> list[str]:
+    """The requests that leave when one more comes."""
+    request = Request(name, 512 * blocks, 10, tuple(range(first, first + blocks)))
+    return [action.request.id for action in peer.arrive(request, 0.0)]
+
+
+def test_dynamo_queues_share_by_uncached_tokens_once_every_engine_is_busy() -> None:
+    peer = started("dynamo_queues", engines=1)
+    assert queued(peer, "busy", 0, 257) == ["busy"]  # more than 16 x 8,192 tokens
+    for number in range(30):
+        assert queued(peer, f"short{number}", 10_000 * (number + 1), 4) == []  # 2,048 tokens
+    for number in range(3):
+        assert queued(peer, f"long{number}", 1_000_000 * (number + 1), 10) == []  # 5,120 tokens
+    assert queued(peer, "shortest", 9_000_000, 1) == []
+    left = [action.request.id for action in peer.first_token("busy", 1.0)]
+    assert left[0] == "shortest"  # `wspt` in its class
+    # A long one costs ten rounds of its class; each is 2,048 tokens, one request, of the other.
+    assert [at for at, name in enumerate(left) if name.startswith("long")] == [10, 21, 32]
+
+
+def test_dynamo_queues_reject_beyond_the_limit_of_a_class() -> None:
+    peer = started("dynamo_queues", engines=1)
+    queued(peer, "busy", 0, 257)
+    for number in range(103):  # 103 x 10,240 tokens reach 1,048,576
+        assert queued(peer, f"long{number}", 10_000 * (number + 1), 20) == []
+    request = Request("more", 10_240, 10, tuple(range(5_000_000, 5_000_020)))
+    (action,) = peer.arrive(request, 0.0)
+    assert isinstance(action, Reject)
 
 
 def test_a_queue_in_front_sends_no_more_than_its_limit_and_gives_up_after_30_s() -> None:

@@ -172,6 +172,28 @@ def test_engine_options_are_swept(trace_file: Path, capsys: pytest.CaptureFixtur
     assert small["stall_ms"]["all"]["max"] < large["stall_ms"]["all"]["max"] / 4
 
 
+def test_a_mixed_fleet_gives_each_engine_its_gpu_in_turn(
+    trace_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (trace_file, "--gpus", 3, "--load", 0.6)
+    mixed = told(capsys, *words, "--gpu", "h200+h100+l40s")
+    tokens = mixed["prompt_tokens_per_backend"]
+    assert set(tokens) == {"gpu0", "gpu1", "gpu2"}
+    assert tokens["gpu2"] < 0.5 * min(tokens["gpu0"], tokens["gpu1"])
+    alike, again = told(capsys, *words, "--sweep", "gpu=h200,h200+h100+l40s")
+    assert again["ttft_ms"] == mixed["ttft_ms"]
+    # Load is a share of what these engines complete: less than three H200s.
+    assert mixed["offered_rate_per_s"] < 0.9 * alike["offered_rate_per_s"]
+
+
+def test_engines_of_a_mixed_fleet_are_those_named() -> None:
+    scenario = Scenario(gpus=4, gpu_mix=("h200", "l40s"))
+    named = [scenario.engine_config(number).gpu for number in range(4)]
+    assert named == ["h200", "l40s", "h200", "l40s"]
+    pools = [scenario.new_engine(number).kv_tokens for number in range(2)]
+    assert pools[0] > 4 * pools[1]
+
+
 def test_pace(trace_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     slow = told(capsys, trace_file, "--rate", 2)
     fast = told(capsys, trace_file, "--rate", 4)
@@ -286,6 +308,8 @@ def test_a_proxy_configuration_is_used(
     ("words", "message"),
     [
         (["--gpus", "0"], "--gpus 0: give 1 or more"),
+        (["--gpu", "h200+h100+l40s"], "--gpu h200+h100+l40s: names 3 GPUs; give --gpus 3 or more"),
+        (["--gpu", "h200+tpu", "--gpus", "2"], "--gpu tpu: no such GPU"),
         (["--policy", "magic"], "no such policy"),
         (["--sweep", "gpus"], "is not NAME=VALUE,VALUE"),
         (["--sweep", "gpu_count=2"], "no option 'gpu_count'"),

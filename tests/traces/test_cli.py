@@ -64,6 +64,7 @@ def test_nothing_is_overwritten_without_force(
         ("synth", "documents", "-o", out),
         ("synth", "shared-document", "-o", out),
         ("synth", "chat-beside-documents", "-o", out),
+        ("synth", "agent-sessions", "-o", out),
         ("needle", "-o", out),
         ("zeroscrolls", DATA, "-o", out),
     ):
@@ -117,6 +118,7 @@ def test_ticks_that_are_not_there_are_one_line(
         (["synth", "documents", "-o", "y", "--document-tokens", "big"], "--document-tokens: 'big'"),
         (["synth", "documents", "-o", "y", "--rate", "1e-9"], "no request arrives in it"),
         (["synth", "chat-beside-documents", "-o", "y", "--questions", "0"], "--questions 0"),
+        (["synth", "agent-sessions", "-o", "y", "--context-tokens", "9"], "--context-tokens 9"),
         (["synth", "shared-document", "-o", "y", "--document-tokens", "0"], "--document-tokens 0"),
         (["synth", "shared-document", "-o", "y", "--output-tokens", "-1"], "--output-tokens -1"),
         (["synth", "spaghetti"], "No such command 'spaghetti'"),

@@ -248,16 +248,21 @@ def _assume(options: list[Option], backends: Sequence[Backend]) -> None:
     """Take a backend to be as fast as the fastest until it has shown its speed.
 
     The prior is slower than most GPUs: with it, a backend that has computed nothing would never be
-    chosen. Chats alone may give a speed for documents that is far off: it is used to predict but
-    not to choose, or all documents that meet idle backends would go to the one believed faster.
+    chosen. Chats alone may give a speed for documents that is somewhat off: it is used to predict
+    but not to choose, or all documents that meet idle backends would go to the one believed faster.
+    A backend of another, slower kind is known from its first chats.
     """
     if not all([o.proven for o in options]):
         least_s = min([o.cold_prefill_s for o in options])
         for option, backend in zip(options, backends, strict=True):
-            if not option.proven:
-                if not backend.cost.observations:  # a hit there is as fast as well
-                    option.prefill_s *= least_s / option.cold_prefill_s
-                option.cold_prefill_s = least_s
+            if option.proven:
+                continue
+            seen = backend.cost.observations
+            if seen > 1 and MAJORITY * option.cold_prefill_s > least_s:
+                continue  # an L40S takes 2.7 times as long as an H200, a wrong guess at most 1.9
+            if not seen:  # a hit there is as fast as well
+                option.prefill_s *= least_s / option.cold_prefill_s
+            option.cold_prefill_s = least_s
 
 
 def load_of(backend: Backend, now: float) -> float:

@@ -10,8 +10,10 @@ from pathlib import Path
 from forebay.replay.engine.hardware.gpu_sheet import read_gpu
 from forebay.replay.engine.hardware.hf_model import is_config, read_model
 from forebay.replay.engine.hardware.specs import (
+    H100_SXM,
     H200_NVL,
     H200_SXM,
+    L40S,
     LLAMA_3_8B,
     PHI_3_MINI,
     QWEN_2_5_14B,
@@ -33,7 +35,17 @@ _MODELS = {
     "qwen14b": QWEN_2_5_14B,
     "qwen25": QWEN_2_5_14B,
 }
-_GPUS = {"h200": H200_SXM, "h200sxm": H200_SXM, "h200sxm5": H200_SXM, "h200nvl": H200_NVL}
+_GPUS = {
+    "h200": H200_SXM,
+    "h200sxm": H200_SXM,
+    "h200sxm5": H200_SXM,
+    "h200nvl": H200_NVL,
+    "h100": H100_SXM,
+    "h100sxm": H100_SXM,
+    "h100sxm5": H100_SXM,
+    "h10080gbhbm3": H100_SXM,
+    "l40s": L40S,
+}
 
 
 def find_model(name: str) -> ModelSpec:

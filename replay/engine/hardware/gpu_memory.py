@@ -7,7 +7,7 @@ which it is known.
 import re
 from dataclasses import dataclass
 
-from forebay.replay.engine.hardware.specs import GIB, H200_NVL, H200_SXM
+from forebay.replay.engine.hardware.specs import GIB, H100_SXM, H200_NVL, H200_SXM, L40S
 from forebay.traces.errors import InputError
 
 
@@ -43,10 +43,10 @@ GPUS = (
     GpuMemory(H200_SXM.name, H200_SXM.memory_gib),
     GpuMemory(H200_NVL.name, H200_NVL.memory_gib),
     GpuMemory("b200", 178.35),  # torch's out-of-memory messages; 182,631 MiB in its properties
-    GpuMemory("h100-80gb", 79.18),  # llm-d-benchmark's start-up logs; other logs: 79.10 to 79.33
+    GpuMemory("h100-80gb", H100_SXM.memory_gib),
     GpuMemory("a100-80gb", 79.15),  # torch's out-of-memory messages: 79.14 to 79.35
     GpuMemory("a100-40gb", 39.5),  # start-up log in vllm-project/vllm#12330
-    GpuMemory("l40s", 45_589 / 1024),  # MiB from torch's device properties
+    GpuMemory(L40S.name, L40S.memory_gib),
     GpuMemory("rtx-pro-6000", 101_976_440_832 / GIB),  # LLMServingSim, meta.json of Llama-3.1-8B
     GpuMemory("rtx-4090", 25_250_627_584 / GIB),  # LLMServingSim too
     GpuMemory("rtx-3090", 23.58),  # start-up logs in vllm-project/vllm#10517

@@ -98,3 +98,7 @@ QWEN_2_5_14B = ModelSpec(
 # Both carry 141 GB at 4.8 TB/s, of which the runtime reports 139.8 GiB, and 132 SMs.
 H200_SXM = GpuSpec("h200-sxm", 989.5e12, 4.8e12, 139.8, 132)
 H200_NVL = GpuSpec("h200-nvl", 835.5e12, 4.8e12, 139.8, 132)
+# H100 SXM: the same rates, 3.35 TB/s, 79.18 GiB in start-up logs (llm-d-benchmark; others 79.10 to
+# 79.33). L40S: 733/2 TFLOP/s, 864 GB/s, 142 SMs, 45,589 MiB by torch's device properties.
+H100_SXM = GpuSpec("h100-sxm", 989.5e12, 3.35e12, 79.18, 132)
+L40S = GpuSpec("l40s", 366.5e12, 0.864e12, 45_589 / 1024, 142)

@@ -1,0 +1,350 @@
+"""Compare policies on mixed fleets and on long agent sessions (python tests/bench/fleets.py).
+
+Virtual time. `--write` writes docs/bench-fleets.md, which has no other source. Workloads of public
+traces need --data (see CONTRIBUTING.md).
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush
+from pathlib import Path
+from statistics import fmean, median
+from unittest.mock import patch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+
+from arena_floor import floor_s, prefill_on
+from arena_score import Played, joined, of_floor, of_outcomes, quantile
+from arena_workloads import ENGINE, GPUS, LOADS, Load, Rows, long_sessions, rows_of
+from paths import ROOT, SHARED
+
+from forebay.analysis.sizing.floor import alone
+from forebay.proxy.core.learn.prefix_index import PrefixIndex
+from forebay.proxy.core.model import Action, Request, Send
+from forebay.proxy.core.policy.routing import ROUTES, Affinity, Option, warm_or_least_work
+from forebay.proxy.core.shaper import Shaper
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.sim.fleet import Fleet, Policy
+from forebay.replay.sim.router_models import ROUTER_MODELS
+from forebay.replay.sim.scenario import Scenario
+from forebay.replay.sim.skipping import SkippingEngine
+from forebay.traces.schema import TraceRequest
+from forebay.traces.sharing import IdealCache
+
+FOREBAY = "forebay"
+SMG = ("smg_cache_aware", "smg_prefix_hash")
+OTHERS = (*SMG, "lmetric", "dynamo", "dynamo_queues", "least_connections")
+HOME = "each session stays on its engine"
+PLACED = "new sessions to the engine with the fewest tokens of sessions"
+SPREAD = "no session known, cold prompts to the engine with the fewest tokens used of late"
+SIZES = (1_000, 10_000, 30_000)  # prompt tokens of the learning curve
+COUNTS = (0, 1, 2, 5, 10, 20, 50, 100)  # prefills that an engine has computed
+RATES = (0.005, 0.01, 0.0125)  # sessions a second
+LIVE_S = 120.0  # a session that was not heard of for so long has ended: the longest pause
+NEAR_S = 2.0  # a new session goes to an engine whose first token comes no more than this later
+NEVER = 1 << 60
+
+
+class KnownSessions:
+    """A route that knows which session a request belongs to; sub-agents are sessions, too.
+
+    SPREAD knows no session: a prompt that no engine holds begins one, and the blocks that an engine
+    was sent in the last LIVE_S are those of its sessions.
+    """
+
+    def __init__(self, rows: Rows, kind: str) -> None:
+        self._kind = kind
+        self._rows = {row.id: row for row in rows}
+        # By session: its engine, the tokens of its context, when it was last heard of.
+        self._seen: dict[str, tuple[str, int, float]] = {}
+        self._used: dict[tuple[str, int], float] = {}  # by engine and block, when
+
+    def __call__(self, request: Request, options: Sequence[Option], affinity: Affinity) -> Option:
+        session, now = request.id.rpartition("-")[0], self._rows[request.id].arrival_s
+        begins = session not in self._seen
+        if self._kind == SPREAD:
+            most = max(option.matched_tokens for option in options)
+            begins = most < affinity.min_match * request.prompt_tokens
+        by_name = {option.backend: option for option in options}
+        home = by_name.get(self._seen[session][0]) if session in self._seen else None
+        if self._kind == HOME and home is not None:
+            chosen = home
+        elif self._kind in (PLACED, SPREAD) and begins:
+            soonest = min(option.ttft_s for option in options)
+            near = [option for option in options if option.ttft_s <= soonest + NEAR_S]
+            chosen = min(near, key=lambda option: self._tokens(option.backend, now))
+        else:
+            chosen = warm_or_least_work(request, options, affinity)
+        if self._kind == SPREAD:
+            self._used.update(((chosen.backend, block), now) for block in request.blocks)
+        tokens = request.prompt_tokens + request.output_tokens
+        self._seen[session] = (chosen.backend, tokens, now)
+        return chosen
+
+    def _tokens(self, backend: str, now: float) -> int:
+        if self._kind == SPREAD:
+            used = (at for (name, _), at in self._used.items() if name == backend)
+            return sum(now - at < LIVE_S for at in used)
+        live = (t for name, t, at in self._seen.values() if name == backend and now - at < LIVE_S)
+        return sum(live)
+
+
+class Learned:
+    """What Forebay would predict for cold prompts, by the number of prefills an engine computed."""
+
+    def __init__(self, engines: Sequence[EngineConfig]) -> None:
+        self._engines = engines
+        self._measured = {
+            config: [alone(config, size).ttft_s for size in SIZES] for config in set(engines)
+        }
+        # By GPU, number of prefills and size: predicted over measured.
+        self.ratios: dict[tuple[str, int, int], list[float]] = {}
+        self._done: set[tuple[str, int]] = set()
+
+    def watch(self, shaper: Shaper) -> "Learned":
+        self._shaper = shaper
+        self._done.clear()
+        return self
+
+    def __call__(self, now: float, action: Action) -> None:
+        if not isinstance(action, Send):
+            return
+        cost = self._shaper.backends[action.backend].cost
+        for count in COUNTS:  # several may have been computed since the last one was sent
+            if cost.observations < count or (action.backend, count) in self._done:
+                continue
+            self._done.add((action.backend, count))
+            config = self._engines[int(action.backend[3:])]
+            for size, measured_s in zip(SIZES, self._measured[config], strict=True):
+                found = self.ratios.setdefault((str(config.gpu), count, size), [])
+                found.append(cost.predict_s(size, size) / measured_s)
+
+
+def play(load: Load, rows: Rows, seed: int, policy: str, learned: Learned | None = None) -> Played:
+    engines = {f"gpu{number}": SkippingEngine(config) for number, config in enumerate(load.engines)}
+    chosen: Policy
+    if policy in ROUTER_MODELS:
+        chosen, record = ROUTER_MODELS[policy][0](), None
+    else:
+        known = policy in (HOME, PLACED, SPREAD)
+        route = KnownSessions(rows, policy) if known else warm_or_least_work
+        with patch.dict(ROUTES, {"warm_or_least_work": route}):
+            chosen = Scenario(engine=load.engines[0], proxy=load.proxy).new_policy(list(engines))
+        assert isinstance(chosen, Shaper)
+        record = learned.watch(chosen) if learned else None
+    return of_outcomes(Fleet(chosen, engines, record).run(rows), seed)
+
+
+def shown(seconds: float) -> str:
+    return "refused" if seconds == float("inf") else f"{seconds:.2f}"
+
+
+def mixed(seeds: int, data: Path) -> Iterator[str]:
+    """The tables of mixed fleets."""
+    learned: dict[tuple[str, int, int], list[float]] = {}
+    yield "## Mixed fleets"
+    yield ""
+    yield (
+        f"One H200, one H100 and one L40S, or two of each, at 0.8 of what they complete; {seeds} "
+        "seeds. TTFT p50 and p99 over all requests of all seeds, seconds. *Times*: p99 over "
+        "Forebay's. A refused request counts as infinite. The floor gives each request an H200 of "
+        "its own, where all prefixes are kept."
+    )
+    loads = [load for load in LOADS if load.kind == "mixed"]
+    for load in loads:
+        if load.data and not (data / "traces").is_dir():
+            continue
+        watcher = Learned(load.engines)
+        played: dict[str, list[Played]] = {name: [] for name in (FOREBAY, *OTHERS, "floor")}
+        for seed in range(seeds):
+            rows = rows_of(load, seed, data)
+            for name in (FOREBAY, *OTHERS):
+                played[name].append(play(load, rows, seed, name, watcher))
+            played["floor"].append(of_floor(floor_s(rows, prefill_on(ENGINE)), rows, seed))
+        for key, found in watcher.ratios.items():
+            learned.setdefault(key, []).extend(found)
+        yield from _mixed_table(load, {name: joined(parts) for name, parts in played.items()})
+    yield from _curve(learned)
+
+
+def _mixed_table(load: Load, played: dict[str, Played]) -> Iterator[str]:
+    ours = quantile(played[FOREBAY].ttft_s, 0.99)
+    yield ""
+    yield f"### {load.name[0].upper()}{load.name[1:]}"
+    yield ""
+    yield "| policy | all p50 / p99 | times | chats p99 | documents p99 | in time % | hit ratio |"
+    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    for name, p in played.items():
+        p99 = quantile(p.ttft_s, 0.99)
+        ended = f"{100 * p.good.mean():.1f} | {p.hit_ratio():.3f}" if name != "floor" else "- | -"
+        yield (
+            f"| {name} | {shown(quantile(p.ttft_s, 0.5))} / {shown(p99)} | {p99 / ours:.2f} "
+            f"| {shown(quantile(p.ttft_s[p.chat], 0.99))} "
+            f"| {shown(quantile(p.ttft_s[~p.chat], 0.99))} | {ended} |"
+        )
+    best = min(quantile(played[name].ttft_s, 0.99) for name in SMG)
+    floor = quantile(played["floor"].ttft_s, 0.99)
+    yield ""
+    yield (
+        f"SMG's better policy has {best / ours:.1f} times Forebay's p99 (wanted: 3); no router can "
+        f"have less than {shown(floor)} s, so at most {best / floor:.1f} times."
+    )
+
+
+def _curve(learned: dict[tuple[str, int, int], list[float]]) -> Iterator[str]:
+    yield ""
+    yield "### How fast Forebay learns an engine"
+    yield ""
+    yield (
+        "Predicted over measured seconds of a cold prompt on the idle engine, after so many "
+        "prefills there: median over the runs above (least to most)."
+    )
+    yield ""
+    yield "| GPU, prompt tokens | " + " | ".join(map(str, COUNTS)) + " |"
+    yield "| --- |" + " --- |" * len(COUNTS)
+    for gpu in GPUS:
+        for size in SIZES:
+            cells = []
+            for count in COUNTS:
+                found = learned.get((gpu, count, size), [])
+                cells.append(
+                    f"{median(found):.2f} ({min(found):.2f} to {max(found):.2f})" if found else "-"
+                )
+            yield f"| {gpu.upper()}, {size:,} | " + " | ".join(cells) + " |"
+
+
+# Agent sessions.
+
+
+def blocks_of(row: TraceRequest) -> tuple[int, ...]:
+    """The full blocks of a prompt."""
+    return (row.blocks or ())[: row.input_tokens // row.block_tokens]
+
+
+def infinite_ratio(rows: Rows) -> float:
+    cache = IdealCache()
+    return sum(cache.look_up(row).hit_tokens for row in rows) / sum(r.input_tokens for r in rows)
+
+
+def pooled_ratio(rows: Rows, capacity: int) -> float:
+    """Hit ratio of one cache with so many blocks that gives up the least recently used one."""
+    index, hits = PrefixIndex(capacity), 0
+    for row in rows:
+        blocks, size = blocks_of(row), row.block_tokens
+        hits += min(index.match(blocks) * size, row.input_tokens - 1)
+        index.touch(blocks, (row.output_tokens + row.input_tokens % size) / size)
+    return hits / sum(row.input_tokens for row in rows)
+
+
+def clairvoyant_ratio(rows: Rows, capacity: int) -> float:
+    """Hit ratio of one cache with so many blocks that gives up what is used again last.
+
+    No cache of this size has more (Belady, IBM Systems Journal 5(2), 1966).
+    """
+    following: list[list[int]] = []
+    last: dict[int, int] = {}
+    for number in range(len(rows) - 1, -1, -1):
+        blocks = blocks_of(rows[number])
+        following.append([last.get(block, NEVER) for block in blocks])
+        last.update(dict.fromkeys(blocks, number))
+    held: dict[int, int] = {}
+    heap: list[tuple[int, int, int]] = []
+    hits = 0
+    for row, used_at in zip(rows, reversed(following), strict=True):
+        blocks, known = blocks_of(row), 0
+        while known < len(blocks) and blocks[known] in held:
+            known += 1
+        hits += min(known * row.block_tokens, row.input_tokens - 1)
+        for depth, (block, at) in enumerate(zip(blocks, used_at, strict=True)):
+            held[block] = at
+            heappush(heap, (-at, -depth, block))
+        while len(held) > capacity:
+            at, _, block = heappop(heap)
+            if held.get(block) == -at:
+                del held[block]
+    return hits / sum(row.input_tokens for row in rows)
+
+
+def sessions(seeds: int) -> Iterator[str]:
+    """The tables of agent sessions."""
+    yield "## Long agent sessions"
+    yield ""
+    yield (
+        f"`forebay traces synth agent-sessions` on four H200s with Llama-3-8B's shapes; {seeds} "
+        "seeds of 40 minutes. Hit ratio of the requests that were served, mean of the seeds; TTFT "
+        "over all requests, seconds. *Infinite*: a cache that gives up nothing. *Clairvoyant* and "
+        "*LRU*: one cache as large as the four together, without engines, with perfect knowledge "
+        "of what is used again and with the engines' own order."
+    )
+    for rate in RATES:
+        load = long_sessions(rate)
+        played: dict[str, list[Played]] = {}
+        bounds: dict[str, list[float]] = {"infinite": [], "clairvoyant": [], "LRU": []}
+        for seed in range(seeds):
+            rows = rows_of(load, seed, SHARED)
+            tokens = sum(SkippingEngine(config).kv_tokens for config in load.engines)
+            capacity = int(tokens / rows[0].block_tokens)
+            bounds["infinite"].append(infinite_ratio(rows))
+            bounds["clairvoyant"].append(clairvoyant_ratio(rows, capacity))
+            bounds["LRU"].append(pooled_ratio(rows, capacity))
+            for name in (FOREBAY, HOME, PLACED, SPREAD, SMG[0], "lmetric", "dynamo"):
+                played.setdefault(name, []).append(play(load, rows, seed, name))
+        yield from _session_table(rate, bounds, played)
+
+
+def _session_table(
+    rate: float, bounds: dict[str, list[float]], played: dict[str, list[Played]]
+) -> Iterator[str]:
+    yield ""
+    yield f"### {rate:g} sessions a second, {len(joined(played[FOREBAY]).ttft_s):,} requests"
+    yield ""
+    yield "| policy | hit ratio | of infinite | p50 / p90 / p99 | refused % |"
+    yield "| --- | --- | --- | --- | --- |"
+    most = fmean(bounds["infinite"])
+    for name, ratios in bounds.items():
+        yield f"| *{name}* | {fmean(ratios):.4f} | {fmean(ratios) / most:.2%} | - | - |"
+    for name, parts in played.items():
+        label = f"Forebay, {name}" if name in (HOME, PLACED, SPREAD) else name
+        hits, all_of = fmean(p.hit_ratio() for p in parts), joined(parts)
+        times = " / ".join(shown(quantile(all_of.ttft_s, share)) for share in (0.5, 0.9, 0.99))
+        yield (
+            f"| {label} | {hits:.4f} | {hits / most:.2%} | {times} "
+            f"| {100 * all_of.refused.mean():.2f} |"
+        )
+    ours = fmean(p.hit_ratio() for p in played[FOREBAY])
+    clairvoyant, lru = fmean(bounds["clairvoyant"]), fmean(bounds["LRU"])
+    yield ""
+    yield (
+        f"Lost, in points of the hit ratio: {100 * (most - clairvoyant):.2f} to the size of the "
+        f"memory, {100 * (clairvoyant - lru):.2f} to the engines' order of eviction, "
+        f"{100 * (lru - ours):.2f} to its division among engines and to routing."
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--data", type=Path, default=SHARED / "data")
+    parser.add_argument("--write", action="store_true", help="write docs/bench-fleets.md")
+    options = parser.parse_args()
+    lines = [
+        "# Mixed fleets and agent sessions",
+        "",
+        "Written by `python tests/bench/fleets.py --write`: virtual time, exact for a seed. The",
+        "others are **models** of other routers (`replay/sim/router_models.py`);",
+        "[policy.md](policy.md) says which requests are in time.",
+        "",
+    ]
+    for part in (mixed(options.seeds, options.data), sessions(options.seeds)):
+        for line in part:
+            lines.append(line)
+            print(line, flush=True)
+        lines.append("")
+        print()
+    if options.write:
+        (ROOT / "docs" / "bench-fleets.md").write_text("\n".join(lines).rstrip() + "\n")
+
+
+if __name__ == "__main__":
+    main()
