@@ -110,6 +110,7 @@ async def serve(
     from forebay.proxy.runtime import systemd
     from forebay.proxy.serve import start_proxy
     from forebay.proxy.telemetry.access_log import configure_logs, say
+    from forebay.proxy.telemetry.events import LogEvent
 
     configure_logs(config.logs)
     link = None
@@ -130,15 +131,15 @@ async def serve(
         if link:
             link.listening(running.url, running.admin_url)
             where = f"worker {link.index} listens, its admin port is {running.admin_url}"
-        say(where)
+        say(LogEvent.LISTENING, where)
         systemd.ready(where)
         with short_collections():
             await running.stop.wait()
         timeouts = running.reloader.config.timeouts
         more = f" after {timeouts.lame_duck:g} s of lame duck" if timeouts.lame_duck else ""
         draining = f"draining: {running.app.active} requests, up to {timeouts.drain:g} s{more}"
-        say(draining)
+        say(LogEvent.DRAINING, draining)
         systemd.stopping(draining)
         await running.lame_duck()
         if left := await running.drain(timeouts.drain):
-            say(f"ended {left} requests that took too long")
+            say(LogEvent.REQUESTS_CUT, f"ended {left} requests that took too long")

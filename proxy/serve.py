@@ -36,6 +36,7 @@ from forebay.proxy.share.redis_link import RedisLink
 from forebay.proxy.telemetry.access_log import AccessLog
 from forebay.proxy.telemetry.capture import capturing
 from forebay.proxy.telemetry.decision_metrics import DecisionMetrics
+from forebay.proxy.telemetry.events import LogEvent, Say
 from forebay.proxy.telemetry.hlog import HlogWriter, IntervalLog
 from forebay.proxy.telemetry.metrics import ProxyMetrics
 from forebay.proxy.telemetry.observers import Telemetry
@@ -107,7 +108,7 @@ class Proxy:
 @asynccontextmanager
 async def start_proxy(
     config: Config,
-    say: Callable[[str], None],
+    say: Say,
     *,
     load: Callable[[], Config] | None = None,
     watch: Path | None = None,
@@ -136,8 +137,7 @@ async def start_proxy(
             "aiohttp runs without its C parser: reinstall it, unset AIOHTTP_NO_EXTENSIONS"
         )
     security = Security(config, environ)
-    for note in security.notes():
-        say(note)
+    security.say_notes(say)
     recorder = DecisionRecorder(config.metrics.receipts)
     shaper = Shaper(
         config.core_backends(),
@@ -194,7 +194,9 @@ async def start_proxy(
             client_headers_s=config.timeouts.client_headers,
             client_write_s=config.timeouts.client_write,
             max_connections=config.max_connections(),
-            failed=lambda error: say(f"internal error: {type(error).__name__}"),
+            failed=lambda error: say(
+                LogEvent.INTERNAL_ERROR, f"internal error: {type(error).__name__}"
+            ),
         )
         parts = Parts(
             app=app,
@@ -282,9 +284,7 @@ async def _cancel(task: asyncio.Task[None]) -> None:
 
 
 @asynccontextmanager
-async def _histogram_log(
-    config: Config, metrics: ProxyMetrics, say: Callable[[str], None]
-) -> AsyncIterator[None]:
+async def _histogram_log(config: Config, metrics: ProxyMetrics, say: Say) -> AsyncIterator[None]:
     """Write the TTFT of each bucket to an .hlog once a second, if the configuration names one.
 
     A full disk loses intervals and never stops the proxy. It is logged once until it has room.
@@ -307,7 +307,8 @@ async def _histogram_log(
             step()
         except OSError as error:
             if not failing:
-                say(f"metrics.hlog: {path} cannot be written ({error.strerror}); trying again")
+                line = f"metrics.hlog: {path} cannot be written ({error.strerror}); trying again"
+                say(LogEvent.HLOG_FAILED, line)
             failing = True
         else:
             failing = False

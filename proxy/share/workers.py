@@ -20,6 +20,7 @@ import orjson
 from forebay.proxy.runtime import systemd
 from forebay.proxy.share.hub import Hub
 from forebay.proxy.share.worker import worker_environment
+from forebay.proxy.telemetry.events import LogEvent, Say
 
 RESTART_S, RESTART_MOST_S = 0.5, 30.0
 STEADY_S = 10.0  # a worker that ran this long is restarted at once
@@ -69,7 +70,7 @@ class WorkerPool:
 
     command: Sequence[str]
     count: int
-    say: Callable[[str], None]
+    say: Say
     workers: list[Worker] = field(default_factory=list)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     stopping: bool = False
@@ -95,7 +96,7 @@ class WorkerPool:
             else:
                 worker.signal(signal.SIGHUP)
         text = f"reloading {self.count} workers"
-        self.say(text)
+        self.say(LogEvent.WORKERS_RELOADING, text)
         systemd.ready(text)
 
     async def run(self, listening: Callable[[], None], patience_s: Callable[[], float]) -> int:
@@ -115,11 +116,12 @@ class WorkerPool:
                 self.signal(signal.SIGTERM)
                 wait_s = patience_s() + GRACE_S
                 draining = f"draining: {self.count} workers, up to {wait_s:g} s"
-                self.say(draining)
+                self.say(LogEvent.DRAINING, draining)
                 systemd.stopping(draining)
                 _, late = await asyncio.wait(keepers, timeout=wait_s)
                 if late:
-                    self.say(f"killed {len(late)} workers that took too long")
+                    line = f"killed {len(late)} workers that took too long"
+                    self.say(LogEvent.REQUESTS_CUT, line)
                     self.signal(signal.SIGKILL)
         finally:
             self.hub.close()
@@ -139,7 +141,8 @@ class WorkerPool:
             lived_s = time.monotonic() - worker.started_at
             quick_deaths = quick_deaths + 1 if lived_s < STEADY_S else 0
             wait_s = again_in_s(quick_deaths)
-            self.say(f"worker {worker.index} died ({how}); restart in {wait_s:g} s")
+            line = f"worker {worker.index} died ({how}); restart in {wait_s:g} s"
+            self.say(LogEvent.WORKER_DIED, line)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.stop.wait(), wait_s)
                 return

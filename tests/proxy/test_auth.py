@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from proxy_stage import RawBackend, Stage, answer, settle, stage, whole
+from said import Said
 
 from forebay.proxy.api.cache_salt import CacheSalts
 from forebay.proxy.cli import main
@@ -20,6 +21,7 @@ from forebay.proxy.core.model import Request, Tenant
 from forebay.proxy.security.auth import Failures
 from forebay.proxy.security.guards import WATCH_S, Security
 from forebay.proxy.security.keys import KeyRing, parse_keys, read_keys
+from forebay.proxy.telemetry.events import LogEvent
 from forebay.proxy.telemetry.tenant_labels import TenantLabels
 from forebay.replay.sim.clock import run
 from forebay.traces.errors import InputError
@@ -237,27 +239,31 @@ class TestReload:
     def test_a_bad_file_keeps_the_old_keys_and_is_said_once(self, tmp_path: Path) -> None:
         path = key_file(tmp_path)
         security = Security(self.make(path), {})
-        assert security.notes() == ["3 API keys of 2 tenants"]
-        old, said = security.auth.ring, list[str]()
-        security.check_files(said.append)
+        old, said = security.auth.ring, Said()
+        security.say_notes(said)
+        assert said == ["3 API keys of 2 tenants"]
+        said.clear()
+        security.check_files(said)
         assert not said
         path.write_text("acme: sk-canary-new\nbroken\n")
-        security.check_files(said.append)
-        security.check_files(said.append)
+        security.check_files(said)
+        security.check_files(said)
         assert security.auth.ring is old
         assert [line for line in said if f"{path}:2: give" in line] == said
         assert len(said) == 1
         path.unlink()
-        security.check_files(said.append)
+        security.check_files(said)
         assert security.auth.ring is old
         assert "No such file" in said[1]
         key_file(tmp_path, "bolt: sk-canary-newer-0001")
-        security.check_files(said.append)
+        security.check_files(said)
         ring = security.auth.ring
         assert ring is not None
         assert (ring.tenant("sk-canary-newer-0001"), ring.tenant(ACME)) == ("bolt", None)
         assert said[2:] == ["using the new keys and certificate; 1 API keys of 1 tenants"]
         assert "canary" not in "".join(said)
+        refused, renewed = LogEvent.KEYS_REFUSED, LogEvent.KEYS_LOADED
+        assert [e for e, *_ in said.events[1:]] == [refused, refused, renewed]
 
     def test_a_new_configuration_is_taken_whole_or_not_at_all(self, tmp_path: Path) -> None:
         path = key_file(tmp_path)

@@ -100,7 +100,7 @@ class TestOneProxy:
 
 def test_workers_are_not_drained_by_a_page() -> None:
     async def main() -> None:
-        workers = WorkerPool([], 2, lambda _: None)
+        workers = WorkerPool([], 2, print)
         async with (
             asyncio.timeout(WAIT_S),
             WorkersAdmin(workers) as pages,

@@ -187,7 +187,7 @@ def test_a_backend_is_replaced_while_it_streams(tmp_path: Path) -> None:
                 assert (await streaming.read()).endswith(DONE)
             await asyncio.sleep(1)
             assert list(shaper.backends) == list(on.proxy.backends.upstreams) == ["b1"]
-            assert "b0 is removed" in on.said
+            assert "backend b0 is removed" in on.said
             assert on.proxy.reloader.generation == 1
             on.assert_nothing_held()
 
@@ -207,7 +207,7 @@ def test_a_backend_that_goes_and_comes_back_before_it_is_gone(tmp_path: Path) ->
                 await streaming.read()
             await asyncio.sleep(1)
             assert [b.up for b in on.proxy.driver.shaper.backends.values()] == [True, True]
-            assert "b0 is removed" not in on.said
+            assert "backend b0 is removed" not in on.said
 
     run(main())
 
@@ -471,7 +471,7 @@ class TestKvSize:
                 backend.metrics = CACHE
                 await asyncio.sleep(20)
                 assert (kv_tokens(on), backend.metrics_asked) == (1600, 2)
-                assert on.said == ["b0 is up", "b0 has a KV cache of 1,600 tokens"]
+                assert on.said == ["backend b0 is up", "backend b0 has a KV cache of 1,600 tokens"]
                 await asyncio.sleep(100)
                 assert backend.metrics_asked == 2
 
@@ -489,7 +489,7 @@ class TestKvSize:
                         "b0", "", Failure("connect", upstream_error(), verdict="refused")
                     )
                 await asyncio.sleep(5)
-                assert on.said[-1] == "b0 is up, KV cache of 800 tokens"
+                assert on.said[-1] == "backend b0 is up, KV cache of 800 tokens"
                 assert kv_tokens(on) == 800
 
         run(main())
@@ -502,7 +502,7 @@ class TestKvSize:
                 await asyncio.sleep(5)
                 backend.healthy, backend.metrics = True, b""
                 await asyncio.sleep(5)
-                assert on.said[-1] == "b0 is up, KV cache of 1,600 tokens"
+                assert on.said[-1] == "backend b0 is up, KV cache of 1,600 tokens"
                 assert kv_tokens(on) == 1600
                 backend.metrics = CACHE.replace(b"100", b"50")
                 await asyncio.sleep(40)
@@ -552,9 +552,9 @@ def test_a_fault_of_ours_in_a_probe_is_a_failed_probe(
                 await asyncio.sleep(10)  # many probes
                 assert not on.proxy.backends.any_up
                 why = "internal error: KeyError"
-                assert f"b0 is not up at its new address ({why})" in on.said
+                assert f"backend b0 is unreachable at its new address ({why})" in on.said
                 for name in ("b0", "b1"):
-                    assert on.said.count(f"{name} cannot be probed: {why}") == 1
+                    assert on.said.count(f"backend {name} cannot be probed: {why}") == 1
             await asyncio.sleep(2)
             assert all(upstream.up for upstream in on.proxy.backends.upstreams.values())
 
@@ -569,11 +569,11 @@ def test_a_fault_of_ours_after_a_probe_does_not_end_the_asking(
             with monkeypatch.context() as patch:
                 patch.delattr(type(on.proxy.backends.health), "look_for_gray")
                 await asyncio.sleep(10)
-                said = "b0 cannot be probed: internal error: AttributeError"
+                said = "backend b0 cannot be probed: internal error: AttributeError"
                 assert on.said.count(said) == 1
             backend.healthy = False
             await asyncio.sleep(5)
-            assert "b0 is down (health 503)" in on.said
+            assert "backend b0 is down (health 503)" in on.said
 
     run(main())
 

@@ -17,6 +17,7 @@ import pytest
 
 from forebay.proxy.share.hub import HELLO, Hub
 from forebay.proxy.share.workers import BAD_INPUT, WorkerPool, again_in_s
+from forebay.proxy.telemetry.events import LogEvent
 from forebay.replay.sim.clock import run
 
 
@@ -63,7 +64,7 @@ class Parent:
         self._news = asyncio.Event()
         self.workers = WorkerPool(["worker"], count, self._say)
 
-    def _say(self, line: str) -> None:
+    def _say(self, event: LogEvent, line: str, *_: str) -> None:
         self.said.append(line)
         self._news.set()
 
