@@ -34,6 +34,7 @@ from forebay.proxy.security.guards import Security
 from forebay.proxy.share.exchange import Link, PeerExchange, exchanging
 from forebay.proxy.share.redis_link import RedisLink
 from forebay.proxy.telemetry.access_log import AccessLog
+from forebay.proxy.telemetry.backend_metrics import BackendMetrics
 from forebay.proxy.telemetry.capture import capturing
 from forebay.proxy.telemetry.decision_metrics import DecisionMetrics
 from forebay.proxy.telemetry.events import LogEvent, Say
@@ -158,6 +159,7 @@ async def start_proxy(
         backends = await stack.enter_async_context(
             Backends(config, driver, say, security.upstream_tls)
         )
+        metrics.registry.register(BackendMetrics(shaper, backends.health, recorder.receipts))
         watchdog = await stack.enter_async_context(
             Watchdog(config.timeouts.idle, config.timeouts.client_write)
         )
@@ -218,6 +220,7 @@ async def start_proxy(
         admin = Admin(
             app,
             driver,
+            backends.health,
             metrics,
             estimate,
             exchange,

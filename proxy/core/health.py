@@ -148,6 +148,9 @@ class Health:
     def __repr__(self) -> str:
         return f"<Health {' '.join(f'{b.name}={b.state}' for b in self._backends.values())}>"
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._backends
+
     def add(self, name: str) -> None:
         """Add a backend; it is down until a probe succeeds."""
         self.moved = True
