@@ -128,7 +128,7 @@ class Reloader:
 
     async def _reload(self) -> Result:
         if self._load is None:
-            self.message = "not reloaded: it was not read from a file"
+            self.message = "reload failed: it was not read from a file"
             return "failed"
         self._seen = _stamp(self._watch)
         try:
@@ -136,20 +136,18 @@ class Reloader:
             loaded = self._parts.security.read(found.config)  # even if only the files have changed
             self._parts.followers.check(found.config)
         except InputError as error:
-            self.message = f"not reloaded, the running one stays: {error}"
+            self.message = f"reload failed, keeping the running one: {error}"
             return "failed"
         self.restart = found.restart
-        later = (
-            f"; changes that need a restart: {', '.join(found.restart)}" if found.restart else ""
-        )
+        later = f"changes to {', '.join(found.restart)} need a restart" if found.restart else ""
         if not found.keys:
             self._renew_security(loaded)
-            self.message = f"nothing applied{later}" if later else "unchanged"
+            self.message = f"{later}; nothing else changed" if later else "unchanged"
             return "partly" if found.restart else "unchanged"
         await self._apply(found, loaded)
         self.config = found.config
         self.generation += 1
-        self.message = f"reloaded ({', '.join(found.keys)}){later}"
+        self.message = f"reloaded ({', '.join(found.keys)})" + (f"; {later}" if later else "")
         return "partly" if found.restart else "applied"
 
     async def _apply(self, found: Changes, loaded: LoadedSecurity) -> None:

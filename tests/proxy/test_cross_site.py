@@ -90,7 +90,7 @@ class TestOneProxy:
                 sent = of(headers, admin)
                 async with on.client.post(admin + "/reload", headers=sent) as answer:
                     text = await answer.text()
-                    assert text == "failed: not reloaded: it was not read from a file\n"
+                    assert text == "failed: reload failed: it was not read from a file\n"
                 async with on.client.post(admin + "/drain", headers=sent) as answer:
                     assert answer.status == 202
                 assert on.proxy.stop.is_set()

@@ -277,7 +277,7 @@ def test_a_bad_file_changes_nothing_and_a_good_one_is_taken(tmp_path: Path, ask:
                     return on.proxy.reloader.message
 
                 said = await changed(lambda: files.path.write_text("timeouts: {idle: soon}"))
-                assert said.startswith("not reloaded, the running one stays: ")
+                assert said.startswith("reload failed, keeping the running one: ")
                 assert "timeouts.idle: 'soon': give a duration such as 2s" in said
                 assert on.proxy.reloader.config is before
                 if ask == "file":
@@ -288,7 +288,7 @@ def test_a_bad_file_changes_nothing_and_a_good_one_is_taken(tmp_path: Path, ask:
                         {"b0": backend.url}, timeouts={"idle": "7s"}, metrics={"hlog": "x.hlog"}
                     )
                 )
-                assert said == "reloaded (timeouts.idle); changes that need a restart: metrics"
+                assert said == "reloaded (timeouts.idle); changes to metrics need a restart"
                 assert on.proxy.reloader.config.timeouts.idle == 7.0
                 text = on.proxy.metrics.text().decode()
                 for result, count in (("failed", 1), ("partly", 1), ("applied", 0)):
@@ -296,7 +296,7 @@ def test_a_bad_file_changes_nothing_and_a_good_one_is_taken(tmp_path: Path, ask:
                 async with on.client.post(f"{on.proxy.admin_url}/reload") as answer:
                     assert answer.status == 200
                     assert (await answer.text()).startswith(
-                        "partly: nothing applied; changes that need a restart"
+                        "partly: changes to metrics need a restart; nothing else changed"
                     )
                 async with on.client.get(f"{on.proxy.admin_url}/status") as answer:
                     status = await answer.json()
