@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from forebay.proxy.command import new_app
+from forebay.traces.talk import talk
 
 EXAMPLE = """Replay chats and shared documents on two simulated H200s twice: by round robin and
 through the proxy. Prints a table and writes an HTML report.
@@ -73,11 +74,10 @@ def demo(
     base = ReplayOptions(trace=rows, targets=(), out=out, seed=seed, force=force)
     make_folder(out)
     documents = sum(row.document is not None for row in rows)
-    print(
+    talk(
         f"{len(rows)} requests in {duration:.0f} s of traffic: {len(rows) - documents} chats, "
         f"{documents} questions about 120k-token documents; "
-        f"two runs of about {duration / time_scale:.0f} s each",
-        file=sys.stderr,
+        f"two runs of about {duration / time_scale:.0f} s each"
     )
     write_trace(trace, rows)
     try:
@@ -103,4 +103,4 @@ def demo(
         from forebay.analysis.terminal import print_comparison
 
         print_comparison(comparison, words, Console(highlight=False))
-    print(f"report: {page.resolve().as_uri()}", file=sys.stderr)
+    talk(f"report: {page.resolve().as_uri()}")

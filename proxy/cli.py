@@ -38,16 +38,19 @@ COMMANDS = {
         "GPUs needed for a number of users, by simulation",
     ),
     "bench": ("forebay.analysis.bench:app", "the measurements that the README quotes"),
+    "completion": ("forebay.proxy.completion:app", "a completion script for bash, zsh or fish"),
 }
 
 
 def usage() -> str:
     words = "\n".join(f"  {word:<10}  {text}" for word, (_, text) in COMMANDS.items())
     return (
-        "usage: forebay COMMAND ...\n\n"
-        "Shape, replay and measure long-context traffic in front of OpenAI-compatible vLLM.\n\n"
+        "Usage: forebay COMMAND [OPTIONS]\n\n"
+        "A proxy for vLLM that keeps chats fast beside long documents, with a load\n"
+        "generator, a simulator and tools for traces and reports.\n\n"
         f"{words}\n\n"
-        "example:  forebay proxy --backend http://127.0.0.1:8001 --backend http://127.0.0.1:8002\n"
+        "Example:\n\n"
+        "  forebay proxy --backend http://127.0.0.1:8001 --backend http://127.0.0.1:8002\n\n"
         "`forebay COMMAND --help` shows its options."
     )
 
@@ -61,6 +64,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         from importlib.metadata import version
 
         print(f"forebay {version('forebay')}")
+        return 0
+    if words[0] == "__complete":
+        from forebay.proxy.completion import candidates
+
+        print("\n".join(candidates(words[1:], COMMANDS)))
         return 0
     if words[0] not in COMMANDS:
         print(f"forebay: no command {words[0]!r}; one of: {', '.join(COMMANDS)}", file=sys.stderr)

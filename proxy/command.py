@@ -9,16 +9,19 @@ from typer._click.exceptions import ClickException  # Typer bundles Click; it ex
 
 from forebay.proxy.telemetry.redaction import without_user_info
 from forebay.traces.errors import InputError
+from forebay.traces.help_text import PlainTyper
+from forebay.traces.talk import be_quiet
 
 
-def new_app(**options: Any) -> typer.Typer:
-    """Make a Typer app with plain tracebacks and without shell completion."""
-    return typer.Typer(add_completion=False, pretty_exceptions_enable=False, **options)
+def new_app(**options: Any) -> PlainTyper:
+    """Make a Typer app with plain help and plain tracebacks."""
+    return PlainTyper(**options)
 
 
 def run_command(app: typer.Typer, word: str, words: Sequence[str]) -> int:
     """Run `app` with `words`, and return the exit status."""
     command = typer.main.get_command(app)
+    be_quiet(False)
     try:
         status = command.main(list(words), prog_name=f"forebay {word}", standalone_mode=False)
     except ClickException as error:

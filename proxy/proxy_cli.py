@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -16,6 +15,7 @@ from forebay.proxy.command import new_app
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import config_yaml, load_config
 from forebay.proxy.runtime.event_loop import fast_runner, short_collections
+from forebay.traces.talk import talk
 
 EXAMPLE = """The load-shaping proxy in front of OpenAI-compatible vLLM servers.
 
@@ -63,7 +63,7 @@ def proxy(
     if print_config:
         print(config_yaml(loaded), end="")
     elif check_config:
-        print("the configuration is valid", file=sys.stderr)
+        talk("the configuration is valid")
     elif workers != 1:
         load = partial(_load, config, overrides, None)
         raise typer.Exit(_serve_with_workers(loaded, load, workers, context))

@@ -134,7 +134,16 @@ class ReplayArguments:
         )
 
 
-@app.command(help=EXAMPLE)
+HEADINGS = {
+    "Traffic": "rate arrivals speed duration seed warmup time-scale max-in-flight",
+    "Trace": "format skip-bad too-long max-model-len salt",
+    "Target": "target model endpoint api-key",
+    "Measurement": "buckets slo first-token-timeout stall-timeout drain-timeout",
+    "Output": "out force json quiet",
+}
+
+
+@app.command(help=EXAMPLE, headings=HEADINGS)
 @takes_options
 def replay_command(given: ReplayArguments) -> None:
     summary = run_on_fast_loop(partial(replay, given.options()))

@@ -140,7 +140,15 @@ class SimulateArguments:
         )
 
 
-@app.command(help=EXAMPLE)
+HEADINGS = {
+    "Fleet": "gpus policy model gpu config exact",
+    "Traffic": "rate load speed arrivals duration seed format skip-bad too-long",
+    "Sweep": "sweep jobs ray",
+    "Output": "slo explain out force json",
+}
+
+
+@app.command(help=EXAMPLE, headings=HEADINGS)
 @takes_options
 def simulate_command(given: SimulateArguments) -> None:
     from forebay.replay.sim.sweep import cases, parse_axes, run_all, run_on_ray
