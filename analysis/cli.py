@@ -71,7 +71,9 @@ def report(
         list[Path],
         typer.Argument(metavar="RUN...", help="Run folders; the first is the baseline."),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path(
+        "report.html"
+    ),
     slo: SloText = None,
     title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None,
     min_beyond: Beyond = 10,

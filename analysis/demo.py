@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from forebay.proxy.command import new_app
+from forebay.proxy.command import new_app, time_option
 from forebay.traces.talk import talk
 
 EXAMPLE = """Replay chats and shared documents on two simulated H200s twice: by round robin and
@@ -44,7 +44,10 @@ def demo(
     time_scale: Annotated[
         float, typer.Option(help="simulated seconds per wall second; lower it on a slow machine")
     ] = 2.5,
-    duration: Annotated[float, typer.Option(help="simulated seconds of arrivals")] = 200.0,
+    duration: Annotated[
+        float,
+        typer.Option(parser=time_option, metavar="<time>", help="simulated time of arrivals"),
+    ] = 200.0,
     model: Annotated[str, typer.Option(help="model of the engines")] = "Llama-3-8B",
     gpu: Annotated[str, typer.Option(help="GPU of the engines")] = "H200",
     seed: Annotated[int, typer.Option(help="seed of the traffic")] = 0,

@@ -5,6 +5,7 @@ Exit status: 0 success, 1 a requested check failed, 2 bad usage or bad input.
 
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 
 # word: (module:attribute of a Typer app, help text)
@@ -71,7 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\n".join(candidates(words[1:], COMMANDS)))
         return 0
     if words[0] not in COMMANDS:
-        print(f"forebay: no command {words[0]!r}; one of: {', '.join(COMMANDS)}", file=sys.stderr)
+        close = get_close_matches(words[0], COMMANDS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"one of: {', '.join(COMMANDS)}"
+        print(f"forebay: no command {words[0]!r}; {hint}", file=sys.stderr)
         return 2
     from forebay.proxy.command import run_command
 

@@ -60,6 +60,10 @@ def proxy(
         from forebay.proxy.security.guards import Security
 
         Security(loaded, os.environ)  # checks the files that the configuration names
+        if any(backend.kv_events for backend in loaded.backends):
+            from forebay.proxy.kv_events.follower import kv_event_modules
+
+            kv_event_modules()
     if print_config:
         print(config_yaml(loaded), end="")
     elif check_config:

@@ -83,7 +83,7 @@ class Followers:
     def check(self, config: Config) -> None:
         """Raises InputError if `config` needs pyzmq or msgspec and they are not installed."""
         if any(backend.kv_events for backend in config.backends):
-            _modules()
+            kv_event_modules()
 
     async def follow(self, config: BackendConfig) -> None:
         """Follow this backend from now on, if it has `kv_events`; raises InputError.
@@ -97,7 +97,7 @@ class Followers:
             self.leave(config.name)
         if config.kv_events is None:
             return
-        zmq, msgspec = _modules()
+        zmq, msgspec = kv_event_modules()
         if self._context is None:
             try:
                 self._context = zmq.asyncio.Context()
@@ -317,7 +317,7 @@ def _unusable(config: BackendConfig, error: Any) -> InputError:
     return InputError(f"backends.{config.name}.kv_events: {config.kv_events}: {error.strerror}")
 
 
-def _modules() -> tuple[ModuleType, ModuleType]:
+def kv_event_modules() -> tuple[ModuleType, ModuleType]:
     """Import zmq and msgspec, which only KV events need; raises InputError."""
     try:
         import msgspec

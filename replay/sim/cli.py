@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forebay.proxy.command import new_app
+from forebay.proxy.command import new_app, time_option
 from forebay.traces.command_options import takes_options
 from forebay.traces.errors import InputError
 
@@ -60,7 +60,8 @@ class SimulateArguments:
     )
     arrivals: Annotated[str, typer.Option(help="trace, constant, poisson or gamma:CV")] = "trace"
     duration: Annotated[
-        float | None, typer.Option(help="stop arrivals after this many seconds")
+        float | None,
+        typer.Option(parser=time_option, metavar="<time>", help="stop arrivals after this time"),
     ] = None
     seed: Annotated[int, typer.Option(help="seed of random arrival gaps")] = 0
     slo: Annotated[

@@ -186,7 +186,7 @@ class TestConfiguration:
             ({"default_weight": -1}, "tenants.default_weight: -1: "),
             ({"isolate_cache": "perhaps"}, "tenants.isolate_cache"),
             ({"kees": "x"}, "did you mean keys?"),
-            ({"keys": {"acme": "sk-canary"}}, "tenants.keys: Input should be a valid string"),
+            ({"keys": {"acme": "sk-canary"}}, "tenants.keys: give text"),
         ],
     )
     def test_mistakes(self, values: dict[str, Any], words: str) -> None:
