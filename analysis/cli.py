@@ -9,6 +9,7 @@ import typer
 
 from forebay.proxy.command import new_app
 from forebay.traces.errors import InputError
+from forebay.traces.talk import talk
 
 if TYPE_CHECKING:
     from forebay.analysis.run import RunData
@@ -70,7 +71,9 @@ def report(
         list[Path],
         typer.Argument(metavar="RUN...", help="Run folders; the first is the baseline."),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path(
+        "report.html"
+    ),
     slo: SloText = None,
     title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None,
     min_beyond: Beyond = 10,
@@ -93,10 +96,10 @@ def report(
     if as_json:
         _print_json({"path": str(out), "headline": page.summary, "warnings": page.warnings})
         return
-    print(page.summary, file=sys.stderr)
+    talk(page.summary)
     for warning in page.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    print(f"wrote {out}", file=sys.stderr)
+    talk(f"wrote {out}")
 
 
 def _slos(text: str | None, runs: "Sequence[RunData]") -> "tuple[Slo, ...]":

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from forebay.proxy.command import new_app
+from forebay.proxy.command import new_app, time_option
+from forebay.traces.talk import talk
 
 EXAMPLE = """Replay chats and shared documents on two simulated H200s twice: by round robin and
 through the proxy. Prints a table and writes an HTML report.
@@ -43,7 +44,10 @@ def demo(
     time_scale: Annotated[
         float, typer.Option(help="simulated seconds per wall second; lower it on a slow machine")
     ] = 2.5,
-    duration: Annotated[float, typer.Option(help="simulated seconds of arrivals")] = 200.0,
+    duration: Annotated[
+        float,
+        typer.Option(parser=time_option, metavar="<time>", help="simulated time of arrivals"),
+    ] = 200.0,
     model: Annotated[str, typer.Option(help="model of the engines")] = "Llama-3-8B",
     gpu: Annotated[str, typer.Option(help="GPU of the engines")] = "H200",
     seed: Annotated[int, typer.Option(help="seed of the traffic")] = 0,
@@ -73,11 +77,10 @@ def demo(
     base = ReplayOptions(trace=rows, targets=(), out=out, seed=seed, force=force)
     make_folder(out)
     documents = sum(row.document is not None for row in rows)
-    print(
+    talk(
         f"{len(rows)} requests in {duration:.0f} s of traffic: {len(rows) - documents} chats, "
         f"{documents} questions about 120k-token documents; "
-        f"two runs of about {duration / time_scale:.0f} s each",
-        file=sys.stderr,
+        f"two runs of about {duration / time_scale:.0f} s each"
     )
     write_trace(trace, rows)
     try:
@@ -103,4 +106,4 @@ def demo(
         from forebay.analysis.terminal import print_comparison
 
         print_comparison(comparison, words, Console(highlight=False))
-    print(f"report: {page.resolve().as_uri()}", file=sys.stderr)
+    talk(f"report: {page.resolve().as_uri()}")

@@ -3,7 +3,6 @@
 Each side starts its own engines, so that neither finds the other's prefix cache.
 """
 
-import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from forebay.replay.options import ReplayOptions
 from forebay.replay.output import check_folder, make_folder
 from forebay.replay.runner import Stop, Summary, replay
 from forebay.traces.schema import TraceRequest
+from forebay.traces.talk import talk
 
 DIRECT, PROXIED = "round-robin", "forebay"
 
@@ -67,7 +67,7 @@ async def _side(
             urls = [
                 await stack.enter_async_context(proxy(urls, logs, time_scale=wanted.time_scale))
             ]
-        print(f"{name}: {wanted.count} x {wanted.model} on {wanted.gpu} ...", file=sys.stderr)
+        talk(f"{name}: {wanted.count} x {wanted.model} on {wanted.gpu} ...")
         options = replace(
             base, trace=trace, targets=urls, out=out / name, time_scale=wanted.time_scale
         )

@@ -17,6 +17,7 @@ from aiohttp import web
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.app import App
 from forebay.proxy.core.explain.receipt import Receipts
+from forebay.proxy.core.health import Health
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.driver import Driver
 from forebay.proxy.http1.cross_origin import cross_site_refusal
@@ -44,6 +45,7 @@ class Admin:
         self,
         app: App,
         driver: Driver,
+        health: Health,
         metrics: ProxyMetrics,
         estimate: TokenEstimate,
         exchange: PeerExchange,
@@ -55,6 +57,7 @@ class Admin:
     ) -> None:
         self._app = app
         self._driver = driver
+        self._health = health
         self._metrics = metrics
         self._estimate = estimate
         self._exchange = exchange
@@ -129,7 +132,10 @@ class Admin:
             "queued": {bucket: shaper.queued(bucket) for bucket in shaper.buckets},
             "capture": self._capture.status() if self._capture else None,
             "share": self._exchange.status(),
-            "backends": [_backend(backend, now) for backend in shaper.backends.values()],
+            "backends": [
+                {**_backend(backend, now), **_state(self._health, backend.name, now)}
+                for backend in shaper.backends.values()
+            ],
         }
 
 
@@ -176,6 +182,18 @@ def _backend(backend: Backend, now: float) -> dict[str, Any]:
             "seconds_100k_tokens": round(backend.cost.predict_s(100_000, 100_000), 4),
             "scale": [round(x, 4) for x in (fixed, linear, pairs)],
         },
+    }
+
+
+def _state(health: Health, name: str, now: float) -> dict[str, Any]:
+    """Return the state of a backend, why, and for how long; nothing for one that leaves."""
+    if name not in health:
+        return {}
+    return {
+        "state": health.state(name),
+        "reason": health.reason(name),
+        "why": health.why(name),
+        "state_s": round(now - health.since(name), 1),
     }
 
 

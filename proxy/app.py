@@ -168,7 +168,7 @@ class App:
             return ("GET", "HEAD")
         if path in self._config.routes:
             return ("GET", "POST", "HEAD")
-        raise errors.no_such_path()
+        raise errors.no_such_path((CHAT, COMPLETIONS, *self._config.routes, "/health"))
 
     def _answer_method(self, request: web.BaseRequest, methods: tuple[str, ...]) -> web.Response:
         """Answer OPTIONS; raises ApiError 405 for other methods that a path has not."""
@@ -208,6 +208,7 @@ class App:
             block_bytes=self._config.affinity.block_bytes,
             tenant=record.tenant,
             salts=self._security.salts,
+            sdk_timeout=self._config.admission.sdk_timeout,
         )
         del fields
         body = parsed.body  # so that the received bytes are not kept too
@@ -226,7 +227,8 @@ class App:
         except Rejected as rejected:
             record.bucket = rejected.action.bucket or "none"
             record.queued_s = rejected.action.queued_s
-            raise errors.rejected(rejected.action, self._config.reject_status) from None
+            receipt = self._telemetry.receipt(parsed.request.id)
+            raise errors.rejected(rejected.action, self._config.reject_status, receipt) from None
 
     def _decision_headers(self, record: RequestRecord) -> dict[str, str]:
         """Return headers about the decisions on a request, as far as it got."""

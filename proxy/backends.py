@@ -10,7 +10,7 @@ from collections.abc import Callable
 from math import inf
 
 from forebay.proxy.config.schema import BackendConfig, Config
-from forebay.proxy.core.health import ANY, NONE, Health, Intake
+from forebay.proxy.core.health import NONE, Health, Intake, State, Transition
 from forebay.proxy.core.model import Send
 from forebay.proxy.driver import Driver
 from forebay.proxy.http1.client import Origin
@@ -18,9 +18,17 @@ from forebay.proxy.http1.connection import UpstreamResponse
 from forebay.proxy.http1.faults import LostConnection
 from forebay.proxy.probes import Prober, Upstream
 from forebay.proxy.relay.failures import Failure
+from forebay.proxy.telemetry.events import LogEvent, Say
 
 STALE_WITHIN_S = 0.5  # a kept connection that is lost so soon was closed while idle
 DECLINED_S = 10.0  # a backend that declined is no alternative for so long
+
+STATE_EVENTS: dict[State, LogEvent] = {
+    "up": LogEvent.BACKEND_UP,
+    "down": LogEvent.BACKEND_DOWN,
+    "ejected": LogEvent.BACKEND_EJECTED,
+    "half_open": LogEvent.BACKEND_HALF_OPEN,
+}
 
 
 class Backends:
@@ -38,7 +46,7 @@ class Backends:
         self,
         config: Config,
         driver: Driver,
-        say: Callable[[str], None],
+        say: Say,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._config = config
@@ -46,6 +54,7 @@ class Backends:
         self._driver = driver
         self._say = say
         self._turn = 0
+        self._serving = False  # some backend was up when health was last applied
         self.upstreams = {b.name: self._upstream(b) for b in config.backends}
         self.health = Health(self.upstreams)
         self.prober = Prober(
@@ -109,7 +118,8 @@ class Backends:
         if problem is None:
             self.health.probe_passed(config.name, self._driver.now)
         else:
-            self._say(f"{config.name} is not up at its new address ({problem})")
+            line = f"backend {config.name} is unreachable at its new address ({problem})"
+            self._say(LogEvent.BACKEND_UNREACHABLE, line, config.name)
             self._driver.backend_down(config.name)
         self._apply_health()
         self.prober.start(upstream)
@@ -218,7 +228,8 @@ class Backends:
 
     def _size_known(self, upstream: Upstream, reported: bool) -> None:
         if reported:
-            self._say(f"{upstream.name} has a KV cache of {upstream.kv_tokens:,.0f} tokens")
+            line = f"backend {upstream.name} has a KV cache of {upstream.kv_tokens:,.0f} tokens"
+            self._say(LogEvent.BACKEND_KV_CACHE, line, upstream.name)
         self._driver.backend_up(upstream.name, upstream.kv_tokens, upstream.most_prefills)
 
     def _apply_changed_health(self) -> None:
@@ -230,6 +241,11 @@ class Backends:
         now = max(at, self._driver.now)
         for intake in self.health.intakes(now):
             self._apply_intake(intake)
+        for transition in self.health.new_transitions():
+            self._say_transition(transition)
+        if self._serving and not self.any_up:
+            self._say(LogEvent.NO_BACKEND, "cannot serve: every backend is down; requests get 503")
+        self._serving = self.any_up
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -239,15 +255,21 @@ class Backends:
 
     def _apply_intake(self, intake: Intake) -> None:
         upstream = self.upstreams[intake.backend]
-        was_up, upstream.up = upstream.up, intake.most_prefills != NONE
+        upstream.up = intake.most_prefills != NONE
         upstream.most_prefills = intake.most_prefills
         if not upstream.up:
-            self._say(f"{upstream.name} is down ({intake.why})")
             self._driver.backend_down(upstream.name, not intake.restarted)
             return
-        if not was_up:
-            how = "up" if intake.most_prefills == ANY else intake.why
-            known = upstream.kv_tokens < inf
-            size = f", KV cache of {upstream.kv_tokens:,.0f} tokens" if known else ""
-            self._say(f"{upstream.name} is {how}{size}")
         self._driver.backend_up(upstream.name, upstream.kv_tokens, intake.most_prefills)
+
+    def _say_transition(self, transition: Transition) -> None:
+        name, state, reason, why = transition
+        upstream = self.upstreams[name]
+        line = f"backend {name} is {state.replace('_', '-')}"
+        if state != "up":
+            line += f" ({why})"
+        elif upstream.kv_tokens < inf:
+            line += f", KV cache of {upstream.kv_tokens:,.0f} tokens"
+        if state == "half_open":
+            line += "; it is sent one request at a time"
+        self._say(STATE_EVENTS[state], line, name, reason)

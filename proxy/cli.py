@@ -5,6 +5,7 @@ Exit status: 0 success, 1 a requested check failed, 2 bad usage or bad input.
 
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 
 # word: (module:attribute of a Typer app, help text)
@@ -38,16 +39,19 @@ COMMANDS = {
         "GPUs needed for a number of users, by simulation",
     ),
     "bench": ("forebay.analysis.bench:app", "the measurements that the README quotes"),
+    "completion": ("forebay.proxy.completion:app", "a completion script for bash, zsh or fish"),
 }
 
 
 def usage() -> str:
     words = "\n".join(f"  {word:<10}  {text}" for word, (_, text) in COMMANDS.items())
     return (
-        "usage: forebay COMMAND ...\n\n"
-        "Shape, replay and measure long-context traffic in front of OpenAI-compatible vLLM.\n\n"
+        "Usage: forebay COMMAND [OPTIONS]\n\n"
+        "A proxy for vLLM that keeps chats fast beside long documents, with a load\n"
+        "generator, a simulator and tools for traces and reports.\n\n"
         f"{words}\n\n"
-        "example:  forebay proxy --backend http://127.0.0.1:8001 --backend http://127.0.0.1:8002\n"
+        "Example:\n\n"
+        "  forebay proxy --backend http://127.0.0.1:8001 --backend http://127.0.0.1:8002\n\n"
         "`forebay COMMAND --help` shows its options."
     )
 
@@ -62,8 +66,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(f"forebay {version('forebay')}")
         return 0
+    if words[0] == "__complete":
+        from forebay.proxy.completion import candidates
+
+        print("\n".join(candidates(words[1:], COMMANDS)))
+        return 0
     if words[0] not in COMMANDS:
-        print(f"forebay: no command {words[0]!r}; one of: {', '.join(COMMANDS)}", file=sys.stderr)
+        close = get_close_matches(words[0], COMMANDS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"one of: {', '.join(COMMANDS)}"
+        print(f"forebay: no command {words[0]!r}; {hint}", file=sys.stderr)
         return 2
     from forebay.proxy.command import run_command
 

@@ -7,24 +7,37 @@ from typing import Any
 import typer
 from typer._click.exceptions import ClickException  # Typer bundles Click; it exports no base class
 
+from forebay.proxy.config.quantities import seconds
 from forebay.proxy.telemetry.redaction import without_user_info
 from forebay.traces.errors import InputError
+from forebay.traces.help_text import PlainTyper
+from forebay.traces.plain_words import plain_words
+from forebay.traces.talk import be_quiet
 
 
-def new_app(**options: Any) -> typer.Typer:
-    """Make a Typer app with plain tracebacks and without shell completion."""
-    return typer.Typer(add_completion=False, pretty_exceptions_enable=False, **options)
+def new_app(**options: Any) -> PlainTyper:
+    """Make a Typer app with plain help and plain tracebacks."""
+    return PlainTyper(**options)
+
+
+def time_option(text: str) -> float:
+    """Parse an option such as `90`, `3m` or `500ms`, in seconds; for Typer."""
+    try:
+        return float(seconds(text))
+    except ValueError:
+        raise typer.BadParameter("give a time such as 90, 3m or 500ms") from None
 
 
 def run_command(app: typer.Typer, word: str, words: Sequence[str]) -> int:
     """Run `app` with `words`, and return the exit status."""
     command = typer.main.get_command(app)
+    be_quiet(False)
     try:
         status = command.main(list(words), prog_name=f"forebay {word}", standalone_mode=False)
     except ClickException as error:
         context = getattr(error, "ctx", None)
         hint = f" (see '{context.command_path} --help')" if context else ""
-        _complain(word, f"{error.format_message()}{hint}")
+        _complain(word, f"{plain_words(error.format_message())}{hint}")
         return 2
     except (typer.Abort, KeyboardInterrupt):
         return 130

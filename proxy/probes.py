@@ -22,6 +22,7 @@ from forebay.proxy.http1.faults import (
     TlsFault,
     UpstreamFault,
 )
+from forebay.proxy.telemetry.events import LogEvent, Say
 
 METRICS_BYTES = 4 << 20
 SIZE_RETRY_S = 30.0  # until a backend that did not report its KV cache size is asked again
@@ -89,7 +90,7 @@ class Prober:
         config: Config,
         health: Health,
         clock: Callable[[], float],
-        say: Callable[[str], None],
+        say: Say,
         after_probe: Callable[[Upstream], None],
         size_known: Callable[[Upstream, bool], None],
     ) -> None:
@@ -149,16 +150,16 @@ class Prober:
             self._health.probe_passed(upstream.name, now)
         elif problem == SHORT:  # this proves nothing about the backend
             if not logged.short:
-                self._say(f"{upstream.name} cannot be probed: {SHORT}")
+                self._say_unprobed(upstream, SHORT)
         # While a backend sends responses, a late /health only proves that it is busy.
         elif not (upstream.heard and problem.startswith(LATE)):
             self._health.probe_failed(upstream.name, problem, now)
             if problem.startswith(INTERNAL):
                 self._say_fault(upstream, logged, problem)
             elif not upstream.up and not logged.problem:
-                self._say(
-                    f"{upstream.name} is not up yet ({problem}); it will be used once it answers"
-                )
+                line = f"is unreachable ({problem}); it will be used once it answers"
+                name = upstream.name
+                self._say(LogEvent.BACKEND_UNREACHABLE, f"backend {name} {line}", name)
         logged.short = problem == SHORT
         logged.problem = logged.problem or not (logged.short or problem is None)
         upstream.probed.set()
@@ -167,7 +168,11 @@ class Prober:
     def _say_fault(self, upstream: Upstream, logged: _Logged, fault: str) -> None:
         if fault not in logged.faults:
             logged.faults.add(fault)
-            self._say(f"{upstream.name} cannot be probed: {fault}")
+            self._say_unprobed(upstream, fault)
+
+    def _say_unprobed(self, upstream: Upstream, why: str) -> None:
+        name = upstream.name
+        self._say(LogEvent.BACKEND_UNPROBED, f"backend {name} cannot be probed: {why}", name)
 
     async def _ask_health(self, upstream: Upstream) -> str | None:
         try:

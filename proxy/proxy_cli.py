@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -16,6 +15,7 @@ from forebay.proxy.command import new_app
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import config_yaml, load_config
 from forebay.proxy.runtime.event_loop import fast_runner, short_collections
+from forebay.traces.talk import talk
 
 EXAMPLE = """The load-shaping proxy in front of OpenAI-compatible vLLM servers.
 
@@ -60,10 +60,14 @@ def proxy(
         from forebay.proxy.security.guards import Security
 
         Security(loaded, os.environ)  # checks the files that the configuration names
+        if any(backend.kv_events for backend in loaded.backends):
+            from forebay.proxy.kv_events.follower import kv_event_modules
+
+            kv_event_modules()
     if print_config:
         print(config_yaml(loaded), end="")
     elif check_config:
-        print("the configuration is valid", file=sys.stderr)
+        talk("the configuration is valid")
     elif workers != 1:
         load = partial(_load, config, overrides, None)
         raise typer.Exit(_serve_with_workers(loaded, load, workers, context))
@@ -110,6 +114,7 @@ async def serve(
     from forebay.proxy.runtime import systemd
     from forebay.proxy.serve import start_proxy
     from forebay.proxy.telemetry.access_log import configure_logs, say
+    from forebay.proxy.telemetry.events import LogEvent
 
     configure_logs(config.logs)
     link = None
@@ -130,15 +135,15 @@ async def serve(
         if link:
             link.listening(running.url, running.admin_url)
             where = f"worker {link.index} listens, its admin port is {running.admin_url}"
-        say(where)
+        say(LogEvent.LISTENING, where)
         systemd.ready(where)
         with short_collections():
             await running.stop.wait()
         timeouts = running.reloader.config.timeouts
         more = f" after {timeouts.lame_duck:g} s of lame duck" if timeouts.lame_duck else ""
         draining = f"draining: {running.app.active} requests, up to {timeouts.drain:g} s{more}"
-        say(draining)
+        say(LogEvent.DRAINING, draining)
         systemd.stopping(draining)
         await running.lame_duck()
         if left := await running.drain(timeouts.drain):
-            say(f"ended {left} requests that took too long")
+            say(LogEvent.REQUESTS_CUT, f"ended {left} requests that took too long")

@@ -25,11 +25,17 @@ from forebay.proxy.runtime import systemd
 from forebay.proxy.runtime.load_shedding import Protection
 from forebay.proxy.security.guards import LoadedSecurity, Security
 from forebay.proxy.telemetry.access_log import AccessLog
+from forebay.proxy.telemetry.events import LogEvent, Say
 from forebay.proxy.telemetry.metrics import ProxyMetrics
 from forebay.traces.errors import InputError
 
 Result = Literal["applied", "partly", "unchanged", "failed"]
-
+RELOADS: dict[Result, LogEvent] = {
+    "applied": LogEvent.RELOAD_APPLIED,
+    "partly": LogEvent.RELOAD_PARTLY,
+    "unchanged": LogEvent.RELOAD_UNCHANGED,
+    "failed": LogEvent.RELOAD_FAILED,
+}
 WATCH_S = 0.5  # interval of the check of the file, which must not change for so long
 LEAVE_CHECK_S = 0.1  # interval of the check whether a removed backend is empty
 
@@ -65,7 +71,7 @@ class Reloader:
         self,
         config: Config,
         parts: Parts,
-        say: Callable[[str], None],
+        say: Say,
         load: Callable[[], Config] | None,
         watch: Path | None,
     ) -> None:
@@ -109,19 +115,20 @@ class Reloader:
             systemd.reloading()
             try:
                 result = await self._reload()
+                event = RELOADS[result]
             except Exception as error:
                 # Our own fault must not end the watching: the next change must be noticed.
                 fault = f"internal error: {type(error).__name__}"
                 self.message = f"only partly reloaded: {fault}; restart the proxy"
-                result = "failed"
+                result, event = "failed", LogEvent.RELOAD_BROKEN
             self._parts.metrics.reloaded(result, self.generation)
-            self._say(f"configuration {self.message}")
+            self._say(event, f"configuration {self.message}")
             systemd.ready(f"configuration {self.message}")
             return result
 
     async def _reload(self) -> Result:
         if self._load is None:
-            self.message = "not reloaded: it was not read from a file"
+            self.message = "reload failed: it was not read from a file"
             return "failed"
         self._seen = _stamp(self._watch)
         try:
@@ -129,20 +136,18 @@ class Reloader:
             loaded = self._parts.security.read(found.config)  # even if only the files have changed
             self._parts.followers.check(found.config)
         except InputError as error:
-            self.message = f"not reloaded, the running one stays: {error}"
+            self.message = f"reload failed, keeping the running one: {error}"
             return "failed"
         self.restart = found.restart
-        later = (
-            f"; changes that need a restart: {', '.join(found.restart)}" if found.restart else ""
-        )
+        later = f"changes to {', '.join(found.restart)} need a restart" if found.restart else ""
         if not found.keys:
             self._renew_security(loaded)
-            self.message = f"nothing applied{later}" if later else "unchanged"
+            self.message = f"{later}; nothing else changed" if later else "unchanged"
             return "partly" if found.restart else "unchanged"
         await self._apply(found, loaded)
         self.config = found.config
         self.generation += 1
-        self.message = f"reloaded ({', '.join(found.keys)}){later}"
+        self.message = f"reloaded ({', '.join(found.keys)})" + (f"; {later}" if later else "")
         return "partly" if found.restart else "applied"
 
     async def _apply(self, found: Changes, loaded: LoadedSecurity) -> None:
@@ -184,7 +189,7 @@ class Reloader:
 
     def _renew_security(self, loaded: LoadedSecurity) -> None:
         if self._parts.security.take(loaded):
-            self._say(self._parts.security.renewed())
+            self._parts.security.say_renewed(self._say)
 
     async def _join(self, backend: BackendConfig, spec: BackendSpec) -> None:
         self._parts.driver.change(lambda core, now: core.changes.add_backend(spec, now))
@@ -202,7 +207,8 @@ class Reloader:
         try:
             await self._parts.followers.follow(backend)
         except InputError as error:  # the endpoint is taken: the rest applies
-            self._say(f"{error}; the cache of {backend.name} is estimated instead")
+            line = f"{error}; the cache of backend {backend.name} is estimated instead"
+            self._say(LogEvent.PREFIX_ESTIMATED, line, backend.name)
 
     def _change(self, spec: BackendSpec, moved: bool = False) -> None:
         self._parts.driver.change(
@@ -221,7 +227,7 @@ class Reloader:
             if backend.empty:  # other proxies wait for their own requests
                 self._parts.backends.forget(name)
                 driver.change(lambda core, now: core.changes.remove_backend(name, now))
-                self._say(f"{name} is removed")
+                self._say(LogEvent.BACKEND_REMOVED, f"backend {name} is removed", name)
                 return
             await asyncio.sleep(LEAVE_CHECK_S)
 

@@ -34,8 +34,10 @@ from forebay.proxy.security.guards import Security
 from forebay.proxy.share.exchange import Link, PeerExchange, exchanging
 from forebay.proxy.share.redis_link import RedisLink
 from forebay.proxy.telemetry.access_log import AccessLog, InternalErrors
+from forebay.proxy.telemetry.backend_metrics import BackendMetrics
 from forebay.proxy.telemetry.capture import capturing
 from forebay.proxy.telemetry.decision_metrics import DecisionMetrics
+from forebay.proxy.telemetry.events import LogEvent, Say
 from forebay.proxy.telemetry.hlog import HlogWriter, IntervalLog
 from forebay.proxy.telemetry.metrics import ProxyMetrics
 from forebay.proxy.telemetry.observers import Telemetry
@@ -107,7 +109,7 @@ class Proxy:
 @asynccontextmanager
 async def start_proxy(
     config: Config,
-    say: Callable[[str], None],
+    say: Say,
     *,
     load: Callable[[], Config] | None = None,
     watch: Path | None = None,
@@ -136,8 +138,7 @@ async def start_proxy(
             "aiohttp runs without its C parser: reinstall it, unset AIOHTTP_NO_EXTENSIONS"
         )
     security = Security(config, environ)
-    for note in security.notes():
-        say(note)
+    security.say_notes(say)
     recorder = DecisionRecorder(config.metrics.receipts)
     shaper = Shaper(
         config.core_backends(),
@@ -158,6 +159,7 @@ async def start_proxy(
         backends = await stack.enter_async_context(
             Backends(config, driver, say, security.upstream_tls)
         )
+        metrics.registry.register(BackendMetrics(shaper, backends.health, recorder.receipts))
         watchdog = await stack.enter_async_context(
             Watchdog(config.timeouts.idle, config.timeouts.client_write)
         )
@@ -216,6 +218,7 @@ async def start_proxy(
         admin = Admin(
             app,
             driver,
+            backends.health,
             metrics,
             estimate,
             exchange,
@@ -282,9 +285,7 @@ async def _cancel(task: asyncio.Task[None]) -> None:
 
 
 @asynccontextmanager
-async def _histogram_log(
-    config: Config, metrics: ProxyMetrics, say: Callable[[str], None]
-) -> AsyncIterator[None]:
+async def _histogram_log(config: Config, metrics: ProxyMetrics, say: Say) -> AsyncIterator[None]:
     """Write the TTFT of each bucket to an .hlog once a second, if the configuration names one.
 
     A full disk loses intervals and never stops the proxy. It is logged once until it has room.
@@ -307,7 +308,8 @@ async def _histogram_log(
             step()
         except OSError as error:
             if not failing:
-                say(f"metrics.hlog: {path} cannot be written ({error.strerror}); trying again")
+                line = f"metrics.hlog: {path} cannot be written ({error.strerror}); trying again"
+                say(LogEvent.HLOG_FAILED, line)
             failing = True
         else:
             failing = False

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from forebay.proxy.command import new_app
+from forebay.proxy.command import new_app, time_option
 from forebay.replay.fast_loop import run_on_fast_loop
 from forebay.replay.options import ReplayOptions
 from forebay.replay.runner import Summary, replay
@@ -23,7 +23,7 @@ Latency counts from the moment a request was due, so a server that stops answeri
 
 Example:
 
-  forebay replay trace.jsonl --target http://127.0.0.1:8080 --rate 8 --duration 180 --out runs/a
+  forebay replay trace.jsonl --target http://127.0.0.1:8080 --rate 8 --duration 3m --out runs/a
 """
 
 app = new_app(help=EXAMPLE)
@@ -49,9 +49,10 @@ class ReplayArguments:
     speed: Annotated[float | None, typer.Option(help="pace as a multiple of the trace's own")] = (
         None
     )
-    duration: Annotated[float | None, typer.Option(help="stop sending after this many seconds")] = (
-        None
-    )
+    duration: Annotated[
+        float | None,
+        typer.Option(parser=time_option, metavar="<time>", help="stop sending after this time"),
+    ] = None
     model: Annotated[
         str | None, typer.Option(help="model to ask for; default: the one the target lists")
     ] = None
@@ -134,7 +135,16 @@ class ReplayArguments:
         )
 
 
-@app.command(help=EXAMPLE)
+HEADINGS = {
+    "Traffic": "rate arrivals speed duration seed warmup time-scale max-in-flight",
+    "Trace": "format skip-bad too-long max-model-len salt",
+    "Target": "target model endpoint api-key",
+    "Measurement": "buckets slo first-token-timeout stall-timeout drain-timeout",
+    "Output": "out force json quiet",
+}
+
+
+@app.command(help=EXAMPLE, headings=HEADINGS)
 @takes_options
 def replay_command(given: ReplayArguments) -> None:
     summary = run_on_fast_loop(partial(replay, given.options()))

@@ -37,8 +37,12 @@ class Served:
     max_model_len: int | None
 
 
-def parse_targets(urls: Sequence[str]) -> tuple[Target, ...]:
-    """Read `--target`, with or without a trailing `/v1`; raises InputError."""
+def parse_targets(urls: Sequence[str], or_else: str = "") -> tuple[Target, ...]:
+    """Read `--target`, with or without a trailing `/v1`; raises InputError.
+
+    Args:
+        or_else: what may be given instead of a URL, for the message.
+    """
     if not urls:
         raise InputError("--target: give at least one, e.g. --target http://127.0.0.1:8080")
     bases = []
@@ -51,7 +55,9 @@ def parse_targets(urls: Sequence[str]) -> tuple[Target, ...]:
         except ValueError as error:
             raise InputError(f"--target: {url!r} is not a URL ({error})") from error
         if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-            raise InputError(f"--target: {url!r} is not a URL; write e.g. http://127.0.0.1:8080")
+            raise InputError(
+                f"--target: {url!r} is not a URL; write e.g. http://127.0.0.1:8080{or_else}"
+            )
         if parts.query or parts.fragment or parts.username is not None:
             raise InputError(f"--target: {url!r}: only scheme, host, port and path belong there")
         bases.append(base)

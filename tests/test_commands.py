@@ -163,7 +163,7 @@ def test_the_proxy_starts_without_a_backend_and_stops_with_0() -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
     assert "listening on http://127.0.0.1:" in said
-    assert "gpu0 is not up yet" in said
+    assert "backend gpu0 is unreachable" in said
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from forebay.proxy.config.schema import BackendConfig, Config
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.core.explain.receipt import Receipts
+from forebay.proxy.core.health import Health
 from forebay.proxy.core.model import BackendSpec, Bucket
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.proxy_cli import app
+from forebay.proxy.telemetry.backend_metrics import BackendMetrics
 from forebay.proxy.telemetry.decision_metrics import DecisionMetrics
 from forebay.proxy.telemetry.metrics import ProxyMetrics
 
@@ -75,6 +77,7 @@ def test_every_metric_is_in_the_manual() -> None:
     shaper = Shaper([BackendSpec("b0", 1)], [Bucket("chat", 9)])
     metrics = ProxyMetrics(shaper)
     metrics.registry.register(DecisionMetrics(shaper, Receipts(1), lambda: 0.0))
+    metrics.registry.register(BackendMetrics(shaper, Health(["b0"]), Receipts(1)))
     families = text_string_to_metric_families(metrics.text().decode())
     ours = {family.name: family.type for family in families if "process" not in family.name}
     named = {f"{name}_total" if type_ == "counter" else name for name, type_ in ours.items()}

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from forebay.traces.cli_output import Totals, print_description, print_message, report
+from forebay.traces.cli_output import Totals, print_description, report
 from forebay.traces.command_options import (
     Arrivals,
     AsJson,
@@ -22,15 +22,15 @@ from forebay.traces.command_options import (
     takes_options,
 )
 from forebay.traces.errors import InputError
+from forebay.traces.help_text import PlainTyper
 from forebay.traces.output import answers_path, json_bytes, meta_path, refuse_existing
 from forebay.traces.synth_cli import app as synth_app
+from forebay.traces.talk import talk
 from forebay.traces.tokens import DEFAULT_ENCODING
 
-app = typer.Typer(
+app = PlainTyper(
     help="Import, describe and make traces.\n\n"
     "example:  forebay traces describe mooncake_trace.jsonl",
-    add_completion=False,
-    pretty_exceptions_enable=False,
 )
 app.add_typer(synth_app, name="synth")
 
@@ -117,8 +117,8 @@ def fetch(
     if as_json:
         sys.stdout.buffer.write(json_bytes(facts))
     else:
-        print_message(f"{facts['bytes']:,} bytes, licence {facts['licence']} -> {target}")
-        print_message(f"next:  {wanted.then.format(target).replace(' T', ' trace.jsonl')}")
+        talk(f"{facts['bytes']:,} bytes, licence {facts['licence']} -> {target}")
+        talk(f"next:  {wanted.then.format(target).replace(' T', ' trace.jsonl')}")
 
 
 @app.command()
@@ -145,7 +145,7 @@ def describe(
     else:
         print_description(trace, result)
     if reader.skipped:
-        print_message(f"{reader.skipped} bad rows skipped")
+        talk(f"{reader.skipped} bad rows skipped")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +205,7 @@ def zeroscrolls(given: ZeroScrollsArguments) -> None:
         for path in given.paths
     ]
     for warning in (warning for file in files for warning in file.warnings):
-        print_message(f"warning: {warning}")
+        talk(f"warning: {warning}")
     count = counter(given.tokens)
     everything = [sample for file in files for sample in file.samples]
     samples = ordered(everything, given.order, seed=given.seed, zipf_s=given.zipf)[: given.limit]
@@ -244,7 +244,7 @@ def zeroscrolls(given: ZeroScrollsArguments) -> None:
         "rate_per_s": given.rate,
         "seed": given.seed,
     }
-    print_message(f"tokens counted by {count.name}")
+    talk(f"tokens counted by {count.name}")
     report(totals, given.output, facts, given.as_json)
 
 
@@ -332,7 +332,7 @@ def needle(
         "rate_per_s": rate,
         "seed": seed,
     }
-    print_message(f"tokens counted by {count.name}; expected answers in {beside}")
+    talk(f"tokens counted by {count.name}; expected answers in {beside}")
     report(totals, output, facts, as_json)
 
 

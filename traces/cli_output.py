@@ -8,11 +8,7 @@ from forebay.traces.describe import Description, LengthSummary
 from forebay.traces.output import json_bytes, write_meta
 from forebay.traces.schema import TraceRequest
 from forebay.traces.sharing import IdealCache
-
-
-def print_message(line: str) -> None:
-    """Print a message to standard error, so that standard output can be a pipe of data."""
-    print(line, file=sys.stderr)
+from forebay.traces.talk import talk
 
 
 class Totals:
@@ -61,7 +57,7 @@ def report(totals: Totals, output: str, facts: dict[str, Any], as_json: bool) ->
         sys.stdout.buffer.flush()
         return
     skipped = f", {facts['skipped']} bad rows skipped" if facts.get("skipped") else ""
-    print_message(
+    talk(
         f"{totals.requests:,} requests, {totals.input_tokens:,} input and "
         f"{totals.output_tokens:,} output tokens over {totals.last_s:,.1f} s{skipped}"
         + (f" -> {output}" if output != "-" else "")

@@ -17,15 +17,14 @@ from forebay.traces.command_options import (
     takes_options,
 )
 from forebay.traces.errors import InputError
+from forebay.traces.help_text import PlainTyper
 from forebay.traces.lengths import parse_length
 from forebay.traces.output import meta_path, refuse_existing
 from forebay.traces.schema import TraceRequest
 
-app = typer.Typer(
+app = PlainTyper(
     help="Make a trace in which users share documents.\n\n"
     "example:  forebay traces synth shared-document --users 50 -o shared.jsonl",
-    add_completion=False,
-    pretty_exceptions_enable=False,
 )
 
 Users = Annotated[int, typer.Option("--users", help="number of users")]

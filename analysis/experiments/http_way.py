@@ -129,7 +129,7 @@ async def http_ways(
         clock, first_token_timeout_s=60.0, stall_timeout_s=60.0, api_key=asked.api_key
     ) as client:
         for name, urls in named:
-            addresses = parse_targets(urls)
+            addresses = parse_targets(urls, ", or sim:MODEL@GPU such as sim:phi-3-mini@h200-nvl")
             served = await ask_served(client.session, addresses, asked.model)
             engines = parse_targets(engine_urls) if engine_urls else addresses
             pages = [page for one in engines if (page := await look(client.session, one))]

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from forebay.analysis.units import NONE, counts, durations, rates, ratios, shares
 from forebay.traces.errors import InputError
+from forebay.traces.talk import talk
 
 FILES = ("results.json", "results.csv", "plot.svg")
 RUNS = "runs"  # subfolder with the replayed runs of a target given by URL
@@ -106,7 +107,7 @@ def finish(result: Result, out: Path, as_json: bool) -> None:
         sys.stdout.write(data.decode())
     else:
         _print(result, out)
-    print(f"wrote {out}: {', '.join(FILES)}", file=sys.stderr)
+    talk(f"wrote {out}: {', '.join(FILES)}")
 
 
 def _csv(result: Result) -> bytes:

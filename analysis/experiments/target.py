@@ -220,7 +220,7 @@ async def open_target(
     if text.startswith(SIM):
         yield SimTarget(sim_config(text, gpu, batched_tokens), text)
         return
-    (address,) = parse_targets([text])
+    (address,) = parse_targets([text], ", or sim:MODEL@GPU such as sim:phi-3-mini@h200-nvl")
     clock = Clock(time_scale)
     async with Client(
         clock, first_token_timeout_s=FIRST_TOKEN_S, stall_timeout_s=STALL_S, api_key=api_key

@@ -16,9 +16,9 @@ class KvArguments:
     model: Annotated[
         str | None, typer.Option(help="llama-3-8b, phi-3-mini, qwen2.5-14b, or a config.json.")
     ] = None
-    gpu: Annotated[str | None, typer.Option(help="h200, h100, a100, b200, l40s, rtx-4090 ...")] = (
-        None
-    )
+    gpu: Annotated[
+        str | None, typer.Option(help="h200, h100, a100, b200, l40s, rtx-4090 and more")
+    ] = None
     gpu_memory_gib: Annotated[
         float | None, typer.Option(help="GPU memory as the CUDA runtime reports it; for any GPU.")
     ] = None

@@ -9,6 +9,7 @@ from forebay.analysis.sizing.options import PLOT, RESULTS, SizeArguments
 from forebay.proxy.command import new_app
 from forebay.traces.command_options import takes_options
 from forebay.traces.errors import InputError
+from forebay.traces.talk import talk
 
 HELP = """Find the least number of GPUs that meets latency targets, by simulating the proxy and its
 engines under the traffic of that many users. The answer holds for the worst of at least 3 seeds.
@@ -27,7 +28,17 @@ Example:
 app = new_app(help=HELP)
 
 
-@app.command(help=HELP)
+HEADINGS = {
+    "Users": "users document-tokens think document-share shared documents zipf cv question-tokens "
+    "document-output-tokens chat-tokens chat-output-tokens",
+    "Fleet": "model gpu policy config calibration max-model-len max-num-batched-tokens "
+    "max-num-seqs gpu-memory-utilization price-per-gpu-hour",
+    "Search": "slo seeds seed window quick validate jobs",
+    "Output": "plot plot-tokens out force json",
+}
+
+
+@app.command(help=HELP, headings=HEADINGS)
 @takes_options
 def size_command(asked: SizeArguments) -> None:
     from forebay.analysis.sizing.workers import workers
@@ -69,7 +80,7 @@ def size_command(asked: SizeArguments) -> None:
             engine = scenario.engine
             label = f"Users against GPUs, {engine.model_spec.name} on {engine.gpu_spec.name}"
             _write(asked.out / PLOT, draw(drawn, label).encode())
-        print(f"wrote {asked.out}", file=sys.stderr)
+        talk(f"wrote {asked.out}")
     if asked.as_json:
         sys.stdout.write(_encoded(data).decode())
         return

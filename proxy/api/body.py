@@ -24,6 +24,7 @@ from forebay.proxy.api.large_json import (
 )
 from forebay.proxy.api.prompt_text import chat_text, completion_text
 from forebay.proxy.api.token_estimate import TokenEstimate
+from forebay.proxy.config.quantities import seconds
 from forebay.proxy.core.model import Request, ServiceClass
 from forebay.proxy.http1.errors import ApiError, invalid_type
 
@@ -72,11 +73,13 @@ def read_fields(
     block_bytes: int,
     tenant: str = "",
     salts: CacheSalts | None = None,
+    sdk_timeout: bool = True,
 ) -> ParsedBody:
     """Parse a chat or completion request; raises ApiError 400 naming the parameter.
 
     Args:
         fields: `body` as JSON. Parsing that is half of the work for a large body (`parse_any`).
+        sdk_timeout: the timeout of OpenAI's Python client counts where no other one is given.
     """
     streams = _typed(fields, "stream", bool, False)
     _typed(fields, "model", str, "")
@@ -101,7 +104,7 @@ def read_fields(
         blocks=_chain(prompt, block_bytes, salt),
         # Without media: prompts that share their first blocks may have other media.
         block_tokens=tokens * block_bytes / max(1, len(prompt)),
-        timeout_s=_timeout_s(headers),
+        timeout_s=_timeout_s(headers, sdk_timeout),
         streams=streams or answer_tokens == 1,  # one token: the end shows it
         tenant=tenant,
         service_class=_service_class(fields, headers),
@@ -242,17 +245,31 @@ def _service_class(fields: dict[str, Any], headers: Mapping[str, str]) -> Servic
     raise invalid_type("x-forebay-class", f"one of {', '.join(CLASSES)}", "x-forebay-class")
 
 
-def _timeout_s(headers: Mapping[str, str]) -> float:
+def _timeout_s(headers: Mapping[str, str], sdk: bool) -> float:
+    """Return the time in which the client wants its first token; inf if it does not say.
+
+    openai-python sends its read timeout with every request (600 s by default): the longest silence
+    that it bears, so the first byte must come within it. A strange value of that is ignored: no
+    user wrote it.
+    """
     given = headers.get("x-request-timeout")
     if given is None:
-        return math.inf
+        given = headers.get("x-stainless-read-timeout") if sdk else None
+        return math.inf if given is None else _seconds(given) or math.inf
+    if not (timeout_s := _seconds(given)):
+        raise invalid_type(
+            "x-request-timeout", "a time above 0 such as 30 or 30s", "x-request-timeout"
+        )
+    return timeout_s
+
+
+def _seconds(text: str) -> float:
+    """Parse a duration such as `30`, `30s` or `500ms`; 0 if it is none."""
     try:
-        seconds = float(given)
+        found = float(seconds(text))
     except ValueError:
-        seconds = math.nan
-    if not seconds > 0:
-        raise invalid_type("x-request-timeout", "a number of seconds above 0", "x-request-timeout")
-    return seconds
+        return 0.0
+    return found if found > 0 else 0.0
 
 
 def _integer(fields: dict[str, Any], name: str, default: int) -> int:

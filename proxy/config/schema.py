@@ -141,9 +141,12 @@ class Admission(Section):
 
     dispatch_ahead: a backend is sent more work while it has less than this left to prefill; a third
     of it while several tenants are active.
+    sdk_timeout: the timeout that OpenAI's Python client sends (x-stainless-read-timeout) counts as
+    the client's deadline where the request has no x-request-timeout.
     """
 
     dispatch_ahead: Seconds = 0.3
+    sdk_timeout: bool = True
 
 
 class KnownTenant(Section):

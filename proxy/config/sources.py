@@ -12,10 +12,12 @@ from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from forebay.proxy.config.schema import Config
 from forebay.proxy.telemetry.redaction import STANDS_FOR, without_user_info
 from forebay.traces.errors import InputError
+from forebay.traces.plain_words import plain_words
 
 PREFIX = "FOREBAY_"
 NOT_OURS = {  # read by other parts or by tests
@@ -27,6 +29,7 @@ NOT_OURS = {  # read by other parts or by tests
     "FOREBAY_VLLM_PYTHON",
     "FOREBAY_VLLM_WORKLOADS",
 }
+MOST_SHOWN = 3  # problems of a configuration in one line
 SECRET = ("share", "upstream_api_key")  # these values are in no message
 
 
@@ -128,30 +131,40 @@ def _merge(
 
 
 def _line(error: ValidationError, origin: dict[tuple[str, ...], str]) -> str:
-    """Return the first problem in one line, and the number of others."""
-    problems = error.errors()
-    first, path, words = problems[0], problems[0]["loc"], ""
-    # "auto or a number" is two problems: one with each
-    if path and str(path[-1]).startswith("literal["):
-        path, words = path[:-1], f"{first['ctx']['expected']} or: "
-        del problems[0]
-        first = problems[0]
-    at = tuple(str(part) for part in path)
-    where = next(
-        (origin[at[:n]] for n in range(len(at), 0, -1) if at[:n] in origin), "configuration"
-    )
+    """Return the first problems in one line, and the number of others."""
+    problems, lines, last = error.errors(), [], ""
+    while problems:
+        first = problems.pop(0)
+        path, words = first["loc"], ""
+        # "auto or a number" is two problems: one with each
+        if path and str(path[-1]).startswith("literal["):
+            path, words = path[:-1], f"{first['ctx']['expected']} or: "
+            first = problems.pop(0)
+        at = tuple(str(part) for part in path)
+        where = next(
+            (origin[at[:n]] for n in range(len(at), 0, -1) if at[:n] in origin), "configuration"
+        )
+        line = _problem(first, at, words)
+        lines.append(line if where == last else f"{where}: {line}")
+        last = where
+    more = f" (and {len(lines) - MOST_SHOWN} more)" if len(lines) > MOST_SHOWN else ""
+    return "; ".join(lines[:MOST_SHOWN]) + more
+
+
+def _problem(first: ErrorDetails, at: tuple[str, ...], words: str) -> str:
+    """Return one problem: its key, the given value and what would be right."""
     key = ".".join(at)
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     if first["type"] == "extra_forbidden":
         close = difflib.get_close_matches(at[-1], _keys(first["loc"][:-1]), n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
-        return f"{where}: {key}: unknown key{hint}{more}"
-    message = words + without_user_info(first["msg"].removeprefix("Value error, "))
+        return f"{key}: unknown key{hint}"
     if first["type"] == "missing":
-        return f"{where}: {key}: missing{more}"
+        return f"{key}: missing"
+    message = first["msg"].removeprefix("Value error, ")
+    message = words + plain_words(without_user_info(message))
     hidden = isinstance(first["input"], dict | list | tuple | BaseModel) or at[0] in SECRET
     given = "" if hidden else repr(_shown(first["input"]))
-    return f"{where}: {f'{key}: ' if key else ''}{f'{given}: ' if given else ''}{message}{more}"
+    return f"{f'{key}: ' if key else ''}{f'{given}: ' if given else ''}{message}"
 
 
 def _shown(given: Any) -> Any:

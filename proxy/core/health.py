@@ -3,24 +3,25 @@
 A backend is `up`, or it takes no work for one of two reasons:
  - `down`: it refuses connections (3 requests in a row), or its /health failed (2 probes in a row).
    A good probe brings it back: within 2 s, and at once if no other backend is up.
- - `out`: it answers, but badly. 3 requests in a row failed before the first byte, or its first
+ - `ejected`: it answers, but badly. 3 requests in a row failed before the first byte, or its first
    tokens are more than 3 times as late against prediction as those of its peers (a gray failure).
-   /health does not show that, so after a while it is put on `trial`: one request at a time,
-   until one succeeds (`up`) or fails (`out` again).
+   /health does not show that, so after a while it is `half_open`: one request at a time,
+   until one succeeds (`up`) or fails (`ejected` again).
 
 A backend that leaves `up` less than LONGEST_HOLD_S after it came stays away twice as long, which
 damps flapping.
 A backend that answers "full" (429, 503) is sent nothing for a moment and keeps its state.
 
-Panic: when no backend is up, all that are `out` or on `trial` are used without limit. Bad answers
-are better than none, and a rule that ejects the last backend turns a slow hour into an outage.
+Panic: when no backend is up, all that are `ejected` or `half_open` are used without limit. Bad
+answers are better than none, and a rule that ejects the last backend turns a slow hour into an
+outage.
 
 Health reads no clock: `now` comes in, and `intakes()` returns what changed. Every tie has a
 defined order, and every iteration has the order of the configuration.
 """
 
-from collections import deque
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
 from math import inf
 from typing import Literal, NamedTuple
 
@@ -28,7 +29,20 @@ from forebay.proxy.core.learn.cost import FAR_OFF
 from forebay.proxy.core.learn.decay import RECENT_S
 from forebay.proxy.core.model import HISTORY, INSTANT_S
 
-State = Literal["up", "down", "out", "trial"]
+State = Literal["up", "down", "ejected", "half_open"]
+Reason = Literal[
+    "starting",  # no probe has passed yet
+    "probe_passed",  # from down to up
+    "served",  # its trial, or a request in a panic, was answered well
+    "connections_refused",  # FAILURES requests in a row
+    "probes_failed",  # FAILED_PROBES in a row
+    "failures",  # FAILURES requests in a row failed before the first byte
+    "late",  # first tokens are late against prediction
+    "trial_failed",
+    "trial_late",
+    "trial",  # the time after an ejection is over
+]
+"""Causes of a transition: labels of metrics, and fields of the log."""
 
 FAILURES = 3  # in a row, by requests; doubled: three more clients see a dead backend
 FAILED_PROBES = 2  # in a row; doubled: a backend that hangs is found two probes later
@@ -44,6 +58,15 @@ ANY, NONE = inf, -inf
 stays; NONE: it is down."""
 
 
+class Transition(NamedTuple):
+    """A change of a backend's state; `why` is the reason in words, with figures."""
+
+    backend: str
+    state: State
+    reason: Reason
+    why: str
+
+
 class Intake(NamedTuple):
     """The work that a backend may be sent from now on.
 
@@ -54,7 +77,6 @@ class Intake(NamedTuple):
 
     backend: str
     most_prefills: float
-    why: str
     restarted: bool
 
 
@@ -62,7 +84,9 @@ class _Backend:
     def __init__(self, name: str) -> None:
         self.name = name
         self.state: State = "down"
+        self.reason: Reason = "starting"
         self.why = "no answer yet"
+        self.transitions: Counter[tuple[State, Reason]] = Counter()
         self.restarted = True
         self.told = NONE
         self.since = 0.0  # in this state
@@ -76,12 +100,13 @@ class _Backend:
         self.waiting: dict[str, tuple[float, float]] = {}  # sent at, predicted to take
         self.ratios: deque[tuple[float, float]] = deque(maxlen=HISTORY)
 
-    def enter(self, state: State, why: str, now: float) -> None:
-        self.state, self.why, self.since = state, why, now
+    def enter(self, state: State, reason: Reason, why: str, now: float) -> None:
+        self.state, self.reason, self.why, self.since = state, reason, why, now
+        self.transitions[state, reason] += 1
         self.failures = self.refusals = self.failed_probes = 0
         self.ratios.clear()
 
-    def eject(self, state: State, why: str, now: float) -> None:
+    def eject(self, state: State, reason: Reason, why: str, now: float) -> None:
         if self.state == "up" and now - self.since > LONGEST_HOLD_S:
             self.ejections = 0
         hold_s, longest_s = HOLD_S, LONGEST_DOWN_S if state == "down" else LONGEST_HOLD_S
@@ -90,7 +115,7 @@ class _Backend:
         self.held_until = now + hold_s
         self.ejections = min(self.ejections + 1, 16)
         self.restarted = state == "down"
-        self.enter(state, why, now)
+        self.enter(state, reason, why, now)
 
     def lately(self, now: float) -> list[float]:
         """Return observed over predicted times to first token, running requests included."""
@@ -120,9 +145,13 @@ class Health:
     def __init__(self, names: Iterable[str]) -> None:
         self._backends = {name: _Backend(name) for name in names}
         self.moved = False  # an event came that `intakes` has not looked at
+        self._unseen: list[Transition] = []
 
     def __repr__(self) -> str:
         return f"<Health {' '.join(f'{b.name}={b.state}' for b in self._backends.values())}>"
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._backends
 
     def add(self, name: str) -> None:
         """Add a backend; it is down until a probe succeeds."""
@@ -140,6 +169,22 @@ class Health:
     def why(self, name: str) -> str:
         return self._backends[name].why
 
+    def reason(self, name: str) -> Reason:
+        return self._backends[name].reason
+
+    def since(self, name: str) -> float:
+        """Return when the backend entered its state."""
+        return self._backends[name].since
+
+    def counts(self, name: str) -> Mapping[tuple[State, Reason], int]:
+        """Return how often the backend has entered each state, by reason."""
+        return self._backends[name].transitions
+
+    def new_transitions(self) -> list[Transition]:
+        """Return the transitions since the last call, in order."""
+        found, self._unseen = self._unseen, []
+        return found
+
     # Results of probes.
 
     def probe_passed(self, name: str, now: float) -> None:
@@ -148,7 +193,7 @@ class Health:
             backend.failed_probes = 0
             alone = all(other.state != "up" for other in self._backends.values())
             if backend.state == "down" and (alone or now >= backend.held_until):
-                self._enter(backend, "up", "", now)
+                self._enter(backend, "up", "probe_passed", "its health check passed", now)
 
     def probe_failed(self, name: str, why: str, now: float) -> None:
         """Note that /health answered something else, or nothing in time."""
@@ -157,7 +202,7 @@ class Health:
             if backend.state == "down":
                 backend.why = why
             elif backend.failed_probes >= FAILED_PROBES:
-                self._eject(backend, "down", why, now)
+                self._eject(backend, "down", "probes_failed", why, now)
 
     # Results of requests.
 
@@ -177,11 +222,11 @@ class Health:
             return  # sent before the backend was taken out: this answer proves nothing
         if ratio:
             backend.ratios.append((now, ratio))
-        if backend.state == "trial" or (backend.state == "out" and backend.told == ANY):
+        if backend.state == "half_open" or (backend.state == "ejected" and backend.told == ANY):
             if ratio > FAR_OFF * self._peers_ratio(backend, now):
-                self._eject(backend, "out", "first tokens are still late", now)
+                self._eject(backend, "ejected", "trial_late", "first tokens are still late", now)
             else:
-                self._enter(backend, "up", "", now)
+                self._enter(backend, "up", "served", "it has answered a request", now)
 
     def failed(self, name: str, request_id: str, now: float, *, refused: bool = False) -> None:
         """Note a failure before the first byte: connection refused or lost, 5xx, time-out."""
@@ -193,11 +238,12 @@ class Health:
         backend.failures += 1
         backend.refusals = backend.refusals + 1 if refused else 0
         if backend.refusals >= FAILURES:
-            self._eject(backend, "down", "refuses connections", now)
-        elif backend.state == "trial":
-            self._eject(backend, "out", "its trial failed", now)
+            self._eject(backend, "down", "connections_refused", "refuses connections", now)
+        elif backend.state == "half_open":
+            self._eject(backend, "ejected", "trial_failed", "its trial failed", now)
         elif backend.state == "up" and backend.failures >= FAILURES:
-            self._eject(backend, "out", f"{FAILURES} failures in a row", now)
+            why = f"{FAILURES} failures in a row"
+            self._eject(backend, "ejected", "failures", why, now)
 
     def full(self, name: str, request_id: str, now: float, retry_after_s: float = 0.0) -> None:
         """Note that the backend reports to be full: no failure, but no room for a moment."""
@@ -234,13 +280,13 @@ class Health:
                 worst, worst_ratio = backend, ratio
         if worst is not None:
             why = f"first tokens {worst_ratio:.1f} times as late as predicted"
-            self._eject(worst, "out", why, now)
+            self._eject(worst, "ejected", "late", why, now)
 
     def intakes(self, now: float) -> list[Intake]:
         """Return the changes since the last call; backends that may be sent more come first."""
         for backend in self._backends.values():
-            if backend.state == "out" and now >= backend.held_until:
-                self._enter(backend, "trial", f"on trial: {backend.why}", now)
+            if backend.state == "ejected" and now >= backend.held_until:
+                self._enter(backend, "half_open", "trial", backend.why, now)
         self.moved = False
         panic = all(backend.state != "up" for backend in self._backends.values())
         changed = []
@@ -249,13 +295,13 @@ class Health:
                 changed.append((most <= backend.told, most, backend))
                 backend.told = most
         changed.sort(key=lambda change: change[0])
-        return [Intake(b.name, most, b.why, b.restarted) for _, most, b in changed]
+        return [Intake(b.name, most, b.restarted) for _, most, b in changed]
 
     def wake_at(self, now: float) -> float:
         """Return when time alone changes something; inf if it does not."""
         at = inf
         for backend in self._backends.values():
-            if backend.state == "out":
+            if backend.state == "ejected":
                 at = min(at, backend.held_until)
             if now < backend.full_until:
                 at = min(at, backend.full_until)
@@ -270,18 +316,20 @@ class Health:
         lately = [ratios for b in peers if len(ratios := b.lately(now)) >= GRAY_LEAST]
         return max(1.0, median([median(ratios) for ratios in lately])) if lately else inf
 
-    def _enter(self, backend: _Backend, state: State, why: str, now: float) -> None:
+    def _enter(self, backend: _Backend, state: State, reason: Reason, why: str, now: float) -> None:
         self.moved = True
-        backend.enter(state, why, now)
+        backend.enter(state, reason, why, now)
+        self._unseen.append(Transition(backend.name, state, reason, why))
 
-    def _eject(self, backend: _Backend, state: State, why: str, now: float) -> None:
+    def _eject(self, backend: _Backend, state: State, reason: Reason, why: str, now: float) -> None:
         self.moved = True
-        backend.eject(state, why, now)
+        backend.eject(state, reason, why, now)
+        self._unseen.append(Transition(backend.name, state, reason, why))
 
 
 def _most(backend: _Backend, panic: bool, now: float) -> float:
-    if backend.state == "down" or (backend.state == "out" and not panic):
+    if backend.state == "down" or (backend.state == "ejected" and not panic):
         return NONE
     if now < backend.full_until:
         return 0.0
-    return 1.0 if backend.state == "trial" and not panic else ANY
+    return 1.0 if backend.state == "half_open" and not panic else ANY

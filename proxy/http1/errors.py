@@ -1,10 +1,12 @@
 """Errors as OpenAI-shaped responses. No message holds prompt text or the address of a backend."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 import orjson
 
+from forebay.proxy.core.explain.receipt import Receipt
 from forebay.proxy.core.model import Reject
 
 CLIENT, LOAD, SERVER = "invalid_request_error", "rate_limit_error", "server_error"
@@ -50,27 +52,54 @@ def stream_error_event() -> bytes:
 
 
 _REASONS = {
-    "queue_full": "Too many requests of this length are waiting.",
-    "deadline_unattainable": "The server cannot answer this request in time.",
-    "no_backend_available": "No backend is available.",
-    "tenant_quota": "This API key has used up its quota.",
-    "prompt_too_long": "The prompt is longer than the largest bucket allows.",
+    "queue_full": "Too many requests of this length are waiting",
+    "deadline_unattainable": "The server cannot answer this request in time",
+    "no_backend_available": "No backend is available",
+    "tenant_quota": "This API key has used up its quota",
+    "prompt_too_long": "The prompt is longer than the largest bucket allows",
 }
 
 
-def rejected(action: Reject, load_status: int = 429) -> ApiError:
-    """Return the error of a request that the policy rejected."""
-    message = _REASONS[action.reason]
+def rejected(action: Reject, load_status: int = 429, receipt: Receipt | None = None) -> ApiError:
+    """Return the error of a request that the policy rejected.
+
+    Args:
+        receipt: the record of the decision, whose figures the message quotes; None if it is gone.
+    """
+    message = rejection(action, receipt)
     if action.reason == "prompt_too_long":
-        return ApiError(413, action.reason, message, param="messages")
+        return ApiError(413, action.reason, f"{message}.", param="messages")
     headers = retry_headers(action.retry_after_s)
+    again = f"{message}; retry after {headers['Retry-After']} s."
     if action.reason == "no_backend_available":
-        return ApiError(503, action.reason, message, SERVER, headers=headers)
+        return ApiError(503, action.reason, again, SERVER, headers=headers)
     if action.hopeless:  # OpenAI's clients obey this header
         headers["x-should-retry"] = "false"
-    return ApiError(
-        load_status, action.reason, f"{message} Try again later.", LOAD, headers=headers
-    )
+        again = f"{message}. A retry will not help: the prompt alone takes longer."
+    return ApiError(load_status, action.reason, again, LOAD, headers=headers)
+
+
+def rejection(action: Reject, receipt: Receipt | None) -> str:
+    """Return why a request was rejected, for its client, without a full stop."""
+    if receipt is None:
+        return _REASONS[action.reason]
+    value, limit = receipt.value, receipt.limit
+    match receipt.rule:
+        case "max_wait":
+            return f"Expected wait {_spoken(value)}, limit {_spoken(limit)}"
+        case "timeout":
+            return f"Expected first token after {_spoken(value)}, your timeout is {_spoken(limit)}"
+        case "line_full" if not receipt.tries and limit < inf:
+            return f"{value:.0f} requests of this length are waiting, limit {limit:.0f}"
+        case "prompt_too_long":
+            return f"Prompt is about {value:,.0f} tokens; limit {limit:,.0f}"
+        case "deadline_passed":
+            return f"Waited {_spoken(action.queued_s)} in the queue without being served"
+    return _REASONS[action.reason]
+
+
+def _spoken(seconds: float) -> str:
+    return f"{seconds:,.0f} s" if seconds >= 9.95 else f"{seconds:.1f} s"
 
 
 def retry_headers(seconds: float) -> dict[str, str]:
@@ -84,8 +113,11 @@ def draining() -> ApiError:
     )
 
 
-def no_such_path() -> ApiError:
-    return ApiError(404, "not_found", "Unknown path.")
+def no_such_path(available: Iterable[str] = ()) -> ApiError:
+    """Return a 404 that names the paths that exist."""
+    paths = ", ".join(available)
+    message = f"Unknown path. Available: {paths}." if paths else "Unknown path."
+    return ApiError(404, "not_found", message)
 
 
 def cross_site() -> ApiError:
@@ -95,7 +127,7 @@ def cross_site() -> ApiError:
 def overloaded() -> ApiError:
     """The proxy is short of a resource, and serves more urgent classes only."""
     return ApiError(
-        503, "overloaded", "The server is overloaded. Try again later.", SERVER,
+        503, "overloaded", "The server is overloaded; retry after 2 s.", SERVER,
         headers=retry_headers(2.0),
     )  # fmt: skip
 
@@ -103,14 +135,14 @@ def overloaded() -> ApiError:
 def overfull(load_status: int = 429) -> ApiError:
     """The bodies of all requests have reached limits.queue_bytes."""
     return ApiError(
-        load_status, "queue_full", "Waiting requests use too much memory. Try again later.", LOAD,
+        load_status, "queue_full", "Waiting requests use too much memory; retry after 1 s.", LOAD,
         headers=retry_headers(1.0), close=True,
     )  # fmt: skip
 
 
 def too_many_connections() -> ApiError:
     return ApiError(
-        503, "too_many_connections", "Too many connections are open. Try again later.", SERVER,
+        503, "too_many_connections", "Too many connections are open; retry after 1 s.", SERVER,
         headers=retry_headers(1.0), close=True,
     )  # fmt: skip
 
@@ -131,6 +163,6 @@ def answer_too_large(limit: int) -> ApiError:
 
 def no_backend() -> ApiError:
     return ApiError(
-        503, "no_backend_available", _REASONS["no_backend_available"], SERVER,
+        503, "no_backend_available", "No backend is available; retry after 1 s.", SERVER,
         headers=retry_headers(1.0),
     )  # fmt: skip

@@ -21,6 +21,7 @@ from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.driver import Driver
 from forebay.proxy.kv_events.decode import BadEvent, KvBlocks, NoSalt
 from forebay.proxy.kv_events.tokenize import Translator
+from forebay.proxy.telemetry.events import LogEvent, Say
 from forebay.traces.errors import InputError
 
 END = (-1).to_bytes(8, "big", signed=True)  # sequence number of the end of a replay
@@ -41,9 +42,7 @@ class Followers:
         translator: gets the prompts that backends have computed.
     """
 
-    def __init__(
-        self, config: Config, driver: Driver, backends: Backends, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, config: Config, driver: Driver, backends: Backends, say: Say) -> None:
         self._first = config.backends
         self._salted = config.tenants.isolates
         self._driver = driver
@@ -85,7 +84,7 @@ class Followers:
     def check(self, config: Config) -> None:
         """Raises InputError if `config` needs pyzmq or msgspec and they are not installed."""
         if any(backend.kv_events for backend in config.backends):
-            _modules()
+            kv_event_modules()
 
     async def follow(self, config: BackendConfig) -> None:
         """Follow this backend from now on, if it has `kv_events`; raises InputError.
@@ -99,7 +98,7 @@ class Followers:
             self.leave(config.name)
         if config.kv_events is None:
             return
-        zmq, msgspec = _modules()
+        zmq, msgspec = kv_event_modules()
         if self._context is None:
             try:
                 self._context = zmq.asyncio.Context()
@@ -135,7 +134,7 @@ class Follower:
         self,
         config: BackendConfig,
         translations: BlockTranslations,
-        say: Callable[[str], None],
+        say: Say,
     ) -> None:
         self._config = config
         self.endpoints = config.kv_events, config.kv_replay
@@ -197,10 +196,8 @@ class Follower:
             except Exception as error:
                 # If this task ended, its last index would count as exact for ever. The text of the
                 # error may quote tokens.
-                self._say(
-                    f"{self._config.name}: KV events: internal error: {type(error).__name__}; "
-                    f"{FALLBACK}"
-                )
+                line = f"KV events: internal error: {type(error).__name__}; {FALLBACK}"
+                self._say_here(LogEvent.INTERNAL_ERROR, line)
                 self._blocks.clear(complete=False)
                 await asyncio.sleep(AGAIN_S)
 
@@ -255,7 +252,7 @@ class Follower:
         elif number > self._next:
             if held.complete or self._next:
                 lost = f"KV events {self._next} to {number - 1} are lost"
-                self._say(f"{self._config.name}: {lost}")
+                self._say_here(LogEvent.KV_EVENTS_LOST, lost)
             self._blocks.clear(complete=False)
         else:
             held.confirm()
@@ -264,12 +261,17 @@ class Follower:
         """Clear the index after a batch that cannot be applied."""
         no_salt = isinstance(error, NoSalt)
         if not (no_salt and self._logged_no_salt):  # every prompt raises NoSalt
-            self._say(f"{self._config.name}: {error}; {FALLBACK}")
+            self._say_here(LogEvent.PREFIX_ESTIMATED, f"{error}; {FALLBACK}")
         self._logged_no_salt |= no_salt
         self._blocks.clear(complete=False)
 
+    def _say_here(self, event: LogEvent, line: str) -> None:
+        name = self._config.name
+        self._say(event, f"backend {name}: {line}", name)
+
     def _restarted(self) -> None:
-        self._say(f"{self._config.name} has restarted: its prefix index starts empty")
+        line = "the engine has restarted: its prefix index starts empty"
+        self._say_here(LogEvent.BACKEND_RESTARTED, line)
         self._next, self._last_live = 0, -1
         self._logged_no_salt = False  # its version may have changed
 
@@ -318,7 +320,7 @@ def _unusable(config: BackendConfig, error: Any) -> InputError:
     return InputError(f"backends.{config.name}.kv_events: {config.kv_events}: {error.strerror}")
 
 
-def _modules() -> tuple[ModuleType, ModuleType]:
+def kv_event_modules() -> tuple[ModuleType, ModuleType]:
     """Import zmq and msgspec, which only KV events need; raises InputError."""
     try:
         import msgspec

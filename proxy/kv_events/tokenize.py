@@ -7,7 +7,6 @@ engine makes of a prompt (images, truncation), the estimated index is used.
 
 import asyncio
 from array import array
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from forebay.proxy.http1.connection import read_all
 from forebay.proxy.http1.faults import UpstreamFault
 from forebay.proxy.kv_events.decode import chain_keys
 from forebay.proxy.probes import Upstream
+from forebay.proxy.telemetry.events import LogEvent, Say
 
 WAITING_PROMPTS = 16
 REST = 4.0  # pause after a prompt, as a multiple of its duration
@@ -54,7 +54,7 @@ class Translator:
         backends: Backends,
         translations: BlockTranslations,
         block_bytes: int,
-        say: Callable[[str], None],
+        say: Say,
     ) -> None:
         self._backends = backends
         self._translations = translations
@@ -104,15 +104,18 @@ class Translator:
             except NotTokenised as why:
                 if not self._logged:
                     self._say(
-                        f"{offer.upstream.name} does not tokenise ({why}): its cached prefixes "
-                        "are estimated, not exact"
+                        LogEvent.PREFIX_ESTIMATED,
+                        f"backend {offer.upstream.name} does not tokenise ({why}): its cached "
+                        "prefixes are estimated, not exact",
+                        offer.upstream.name,
                     )
                     self._logged = True
                 await asyncio.sleep(GIVE_UP_S)
             except Exception as error:
                 # Our own fault with one prompt must not stop the others.
                 if not self._failed:
-                    self._say(f"a prompt was not tokenised: internal error: {type(error).__name__}")
+                    line = f"a prompt was not tokenised: internal error: {type(error).__name__}"
+                    self._say(LogEvent.INTERNAL_ERROR, line, offer.upstream.name)
                     self._failed = True
             self._busy = False
             await asyncio.sleep(REST * (clock() - started))

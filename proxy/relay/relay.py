@@ -216,12 +216,8 @@ class Relay:
         now = self._clock()
         grant.first_token()
         self.prompt_computed(shaped, upstream)
-        record, send = shaped.record, grant.send
-        record.first_token(now)
-        self._metrics.first_token(send.bucket, now - record.arrived_at)
-        assert record.sent_at is not None
-        predicted_s = max(1e-6, send.predicted_ttft_s)
-        self._metrics.predicted(send.bucket, (now - record.sent_at) / predicted_s)
+        shaped.record.first_token(now)
+        self._metrics.first_token(shaped.record, now)
 
     def prompt_computed(self, shaped: ShapedRequest, upstream: Upstream) -> None:
         """Offer a prompt that the engine now holds for translation; the salted body counts."""

@@ -18,6 +18,7 @@ from time import process_time
 from forebay.proxy.config.sections import Limits
 from forebay.proxy.core.model import ServiceClass
 from forebay.proxy.core.overload import Reading, next_shed, refused
+from forebay.proxy.telemetry.events import LogEvent, Say
 
 LAG_STEP_S = 0.05
 LAG_STEPS = 200  # percentiles are over the last 10 s
@@ -40,7 +41,7 @@ class Protection:
     def __init__(
         self,
         limits: Limits,
-        say: Callable[[str], None],
+        say: Say,
         lagged: Callable[[float], None],
         read: Callable[[float, float], Reading] | None = None,
     ) -> None:
@@ -80,9 +81,11 @@ class Protection:
         self.shed = shed
         if shed > before:
             why = ", ".join(self.reading.over(before)).replace("_", " ")
-            self._say(f"overloaded ({why}): rejecting {shed} of 3 service classes")
+            line = f"overloaded ({why}): rejecting {shed} of 3 service classes"
+            self._say(LogEvent.OVERLOADED, line)
         elif before and not shed:
-            self._say("no longer overloaded: all service classes are accepted")
+            line = "no longer overloaded: all service classes are accepted"
+            self._say(LogEvent.OVERLOAD_OVER, line)
 
     async def _run(self) -> None:
         clock = asyncio.get_running_loop().time

@@ -5,7 +5,7 @@
 
 import asyncio
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from forebay.proxy.config.sections import UpstreamTls
 from forebay.proxy.http1.tls import ServerTls, client_context, server_context
 from forebay.proxy.security.auth import Authenticator
 from forebay.proxy.security.keys import ENVIRONMENT, SHORT_KEY, KeyRing, read_keys
+from forebay.proxy.telemetry.events import LogEvent, Say
 from forebay.traces.errors import InputError
 
 WATCH_S = 1.0
@@ -89,26 +90,28 @@ class Security:
         self._seen = loaded.seen
         return renewed
 
-    def notes(self) -> list[str]:
-        """Return log lines about the keys in force, without keys."""
+    def say_notes(self, say: Say, renewed: str = "") -> None:
+        """Log facts about the keys in force, without keys; `renewed` opens the first line."""
         ring = self.auth.ring
-        if ring is None:
-            return []
-        lines = [f"{len(ring)} API keys of {len(ring.tenants)} tenants"]
-        if ring.short_keys:
-            lines.append(
+        notes = [renewed] if renewed else []
+        if ring is not None:
+            notes.append(f"{len(ring)} API keys of {len(ring.tenants)} tenants")
+        if notes:
+            say(LogEvent.KEYS_LOADED, "; ".join(notes))
+        if ring is not None and ring.short_keys:
+            say(
+                LogEvent.KEYS_SHORT,
                 f"{ring.short_keys} of the API keys are shorter than {SHORT_KEY} characters: "
-                "they can be guessed"
+                "they can be guessed",
             )
-        return lines
 
-    async def watch(self, say: Callable[[str], None]) -> None:
+    async def watch(self, say: Say) -> None:
         """Reload whenever the files of keys or certificate change."""
         while True:
             await asyncio.sleep(WATCH_S)
             self.check_files(say)
 
-    def check_files(self, say: Callable[[str], None]) -> None:
+    def check_files(self, say: Say) -> None:
         """Reload if a file has changed since it was last read, but not since the last check.
 
         A file that is still changing may be half written.
@@ -121,13 +124,13 @@ class Security:
             self.reload(self._config)
         except InputError as error:
             self._seen = stamps  # logged once, not at every check
-            say(f"keeping the old keys and certificate: {error}")
+            say(LogEvent.KEYS_REFUSED, f"keeping the old keys and certificate: {error}")
         else:
-            say(self.renewed())
+            self.say_renewed(say)
 
-    def renewed(self) -> str:
-        """Return the log line for changed files that were applied."""
-        return "; ".join(["using the new keys and certificate", *self.notes()])
+    def say_renewed(self, say: Say) -> None:
+        """Log that changed files were applied."""
+        self.say_notes(say, "using the new keys and certificate")
 
     def files(self) -> list[Path]:
         """Return the watched files."""

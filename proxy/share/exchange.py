@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from forebay.proxy.core.state.elsewhere import SILENT_S
 from forebay.proxy.driver import Driver
 from forebay.proxy.share.wire import MOST_NAME, BadMessage, Message, decode, encode
+from forebay.proxy.telemetry.events import LogEvent, Say
 
 PERIOD_S = 0.1
 
@@ -46,7 +47,7 @@ class PeerExchange:
 
     driver: Driver
     links: Sequence[Link]
-    say: Callable[[str], None]
+    say: Say
     sender: str = field(default_factory=lambda: new_sender())
     published: int = 0
     published_bytes: int = 0
@@ -67,7 +68,8 @@ class PeerExchange:
                 # Our own fault must not end this: the state of proxies that left must be forgotten.
                 self.failed += 1
                 if self.failed == 1:
-                    self.say(f"share: internal error: {type(error).__name__}")
+                    line = f"share: internal error: {type(error).__name__}"
+                    self.say(LogEvent.INTERNAL_ERROR, line)
             due = max(due + PERIOD_S, loop.time())  # after a late turn none is added
             await asyncio.sleep(due - loop.time())
 
@@ -128,11 +130,12 @@ class PeerExchange:
         connected = any(link.connected for link in self.links)
         if connected and self.alone_since is not None:
             self.alone_since = None
-            self.say("share: connected to the other proxies")
+            self.say(LogEvent.SHARE_CONNECTED, "share: connected to the other proxies")
         elif not connected and self.alone_since is None:
             self.alone_since = time.time()
             trouble = "; ".join(f"{link.name}: {link.trouble}" for link in self.links)
-            self.say(f"share: not connected, deciding alone ({trouble})")
+            line = f"share: not connected, deciding alone ({trouble})"
+            self.say(LogEvent.SHARE_LOST, line)
 
 
 def new_sender() -> str:
@@ -142,7 +145,7 @@ def new_sender() -> str:
 
 @asynccontextmanager
 async def exchanging(
-    driver: Driver, links: Sequence[Link], say: Callable[[str], None]
+    driver: Driver, links: Sequence[Link], say: Say
 ) -> AsyncIterator[PeerExchange]:
     """Run an exchange while the block runs; without links it only has a status."""
     exchange = PeerExchange(driver, links, say)

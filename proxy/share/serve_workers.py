@@ -12,6 +12,7 @@ from forebay.proxy.http1.server import HttpServer, listen, url_host
 from forebay.proxy.runtime import systemd
 from forebay.proxy.share.workers import WorkerPool
 from forebay.proxy.share.workers_admin import WorkersAdmin
+from forebay.proxy.telemetry.events import LogEvent, Say
 from forebay.traces.errors import InputError
 
 MOST_WORKERS = 256
@@ -21,7 +22,7 @@ async def serve_with_workers(
     config: Config,
     count: int,
     words: Sequence[str],
-    say: Callable[[str], None],
+    say: Say,
     load: Callable[[], Config],
 ) -> int:
     """Run `forebay proxy` with `words` in `count` processes on one port; returns the exit status.
@@ -75,7 +76,7 @@ async def serve_with_workers(
                 f"admin on http://{url_host(admin_host)}:{admin_port}, "
                 f"{count} workers"
             )
-            say(where)
+            say(LogEvent.LISTENING, where)
             systemd.ready(where)
 
         return await workers.run(listening, lambda: patience_s(config, load))

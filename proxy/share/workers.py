@@ -21,6 +21,7 @@ import orjson
 from forebay.proxy.runtime import systemd
 from forebay.proxy.share.hub import BEAT_S, Hub
 from forebay.proxy.share.worker import worker_environment
+from forebay.proxy.telemetry.events import LogEvent, Say
 
 RESTART_S, RESTART_MOST_S = 0.5, 30.0
 STEADY_S = 10.0  # a worker that ran this long is restarted at once
@@ -78,7 +79,7 @@ class WorkerPool:
 
     command: Sequence[str]
     count: int
-    say: Callable[[str], None]
+    say: Say
     workers: list[Worker] = field(default_factory=list)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     stopping: bool = False
@@ -104,7 +105,7 @@ class WorkerPool:
             else:
                 worker.signal(signal.SIGHUP)
         text = f"reloading {self.count} workers"
-        self.say(text)
+        self.say(LogEvent.WORKERS_RELOADING, text)
         systemd.ready(text)
 
     async def run(self, listening: Callable[[], None], patience_s: Callable[[], float]) -> int:
@@ -126,11 +127,12 @@ class WorkerPool:
                 self.signal(signal.SIGTERM)
                 wait_s = patience_s() + GRACE_S
                 draining = f"draining: {self.count} workers, up to {wait_s:g} s"
-                self.say(draining)
+                self.say(LogEvent.DRAINING, draining)
                 systemd.stopping(draining)
                 _, late = await asyncio.wait(keepers, timeout=wait_s)
                 if late:
-                    self.say(f"killed {len(late)} workers that took too long")
+                    line = f"killed {len(late)} workers that took too long"
+                    self.say(LogEvent.REQUESTS_CUT, line)
                     self.signal(signal.SIGKILL)
         finally:
             self.hub.close()
@@ -150,7 +152,8 @@ class WorkerPool:
             lived_s = time.monotonic() - worker.started_at
             quick_deaths = quick_deaths + 1 if lived_s < STEADY_S else 0
             wait_s = again_in_s(quick_deaths)
-            self.say(f"worker {worker.index} died ({how}); restart in {wait_s:g} s")
+            line = f"worker {worker.index} died ({how}); restart in {wait_s:g} s"
+            self.say(LogEvent.WORKER_DIED, line)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.stop.wait(), wait_s)
                 return
@@ -195,15 +198,16 @@ class WorkerPool:
                     continue
                 worker.missed += 1
                 if worker.missed == SILENT_TICKS:
-                    self.say(f"worker {worker.index} does not respond")
+                    self.say(LogEvent.WORKER_HANGS, f"worker {worker.index} does not respond")
                 elif worker.missed == HUNG_TICKS:
-                    self.say(f"worker {worker.index} hangs: it is killed and started again")
+                    line = f"worker {worker.index} hangs: it is killed and started again"
+                    self.say(LogEvent.WORKER_HANGS, line)
                     worker.signal(signal.SIGKILL)
 
     def _heard(self, index: int) -> None:
         worker = self.workers[index]
         if worker.silent:
-            self.say(f"worker {index} responds again")
+            self.say(LogEvent.WORKER_RESPONDS, f"worker {index} responds again")
         worker.missed = 0
 
     def _greeted(self, index: int, data: bytes) -> None:

@@ -15,6 +15,7 @@ from zlib import crc32
 import orjson
 
 from forebay.proxy.config.sections import Logs
+from forebay.proxy.telemetry.events import LogEvent, Say
 from forebay.proxy.telemetry.record import RequestRecord
 
 LOGGER = logging.getLogger("forebay.proxy")
@@ -36,9 +37,15 @@ def set_level(logs: Logs) -> None:
     LOGGER.setLevel(logs.level.upper())
 
 
-def say(line: str) -> None:
-    """Log that something started, stopped or changed."""
-    LOGGER.info(line)
+def say(event: LogEvent, message: str, backend: str = "", reason: str = "", /) -> None:
+    """Log that something started, stopped or changed, to `backend` if it is given."""
+    extra = {"event": event.label, "backend": backend, "reason": reason}
+    LOGGER.log(event.level, message, extra=extra)
+
+
+def _event(line: logging.LogRecord) -> dict[str, object]:
+    found = {key: getattr(line, key, "") for key in ("event", "backend", "reason")}
+    return {key: value for key, value in found.items() if value}
 
 
 class InternalErrors:
@@ -47,7 +54,7 @@ class InternalErrors:
     A line has the class and the place; the text of an exception may quote a prompt.
     """
 
-    def __init__(self, say: Callable[[str], None], clock: Callable[[], float]) -> None:
+    def __init__(self, say: Say, clock: Callable[[], float]) -> None:
         self._say = say
         self._clock = clock
         self._said_at: dict[str, float] = {}  # bounded by the places in the code
@@ -61,7 +68,8 @@ class InternalErrors:
             return
         self._said_at[kind] = now
         more = self._more.pop(kind, 0)
-        self._say(f"{kind} ({more} more since the last such line)" if more else kind)
+        line = f"{kind} ({more} more since the last such line)" if more else kind
+        self._say(LogEvent.INTERNAL_ERROR, line)
 
 
 def _place(error: BaseException | None) -> str:
@@ -85,13 +93,14 @@ def _stamp(line: logging.LogRecord) -> str:
 
 
 class JsonLines(logging.Formatter):
-    """Formats lines as `{"time": ..., "level": ..., "message": ..., fields}`."""
+    """Formats lines as `{"time": ..., "level": ..., "message": ..., "event": ..., fields}`."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
             "time": _stamp(record),
             "level": record.levelname.lower(),
             "message": record.getMessage(),
+            **_event(record),
             **_fields(record),
         }
         return orjson.dumps(line, default=str).decode()
@@ -136,7 +145,9 @@ class AccessLog:
         ):
             if value := getattr(record, key):
                 fields[key] = value
-        LOGGER.log(logging.DEBUG if debug else logging.INFO, "request", extra={"fields": fields})
+        request = LogEvent.REQUEST
+        extra = {"event": request.label, "fields": fields}
+        LOGGER.log(logging.DEBUG if debug else request.level, "request", extra=extra)
 
     def _sampled(self, id_: str) -> bool:
         """Choose by the id, so that proxies in a chain choose the same requests."""

@@ -13,7 +13,7 @@ end of a prompt that does not fill a block is new in every row.
 import queue
 import threading
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from hashlib import blake2b
 from math import inf
@@ -24,6 +24,7 @@ from forebay.proxy.api.body import BYTES_PER_TOKEN_ID
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sections import CaptureConfig
 from forebay.proxy.core.model import Request
+from forebay.proxy.telemetry.events import LogEvent, Say
 from forebay.proxy.telemetry.record import RequestRecord
 from forebay.traces.errors import InputError
 from forebay.traces.jsonl import row_bytes
@@ -142,9 +143,7 @@ class Capture:
         stopped: why nothing is written any more; "" while rows are written.
     """
 
-    def __init__(
-        self, rows: Rows, path: Path, file: BinaryIO, most_bytes: float, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, rows: Rows, path: Path, file: BinaryIO, most_bytes: float, say: Say) -> None:
         self.path = path
         self.written = 0
         self.dropped = 0
@@ -191,7 +190,8 @@ class Capture:
             self._queue.put_nowait(due)
         except queue.Full:
             if not self.dropped:
-                self._say(f"capture: {self.path} is written too slowly: rows are dropped")
+                line = f"capture: {self.path} is written too slowly: rows are dropped"
+                self._say(LogEvent.CAPTURE_DROPS, line)
             self.dropped += 1
 
     def _write(self) -> None:
@@ -229,12 +229,12 @@ class Capture:
 
     def _stop(self, why: str) -> None:
         self.stopped = why
-        self._say(f"capture: {self.path} stopped: {why}")
+        self._say(LogEvent.CAPTURE_STOPPED, f"capture: {self.path} stopped: {why}")
 
 
 @asynccontextmanager
 async def capturing(
-    config: Config, environ: Mapping[str, str], say: Callable[[str], None]
+    config: Config, environ: Mapping[str, str], say: Say
 ) -> AsyncIterator[Capture | None]:
     """Run the capture that the configuration asks for; raises InputError."""
     if config.capture.path is None:
@@ -253,7 +253,7 @@ async def capturing(
         config.tokens.bytes_per_token,
     )
     capture = Capture(rows, path, file, config.capture.max_size, say)
-    say(f"capturing traffic in {path}")
+    say(LogEvent.CAPTURE_STARTED, f"capturing traffic in {path}")
     try:
         yield capture
     finally:

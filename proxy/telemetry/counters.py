@@ -5,12 +5,21 @@ Here everything is counted on one event loop, without locks.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from math import inf
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.utils import floatToGoString
+
+Child = TypeVar("Child")
+
+
+def _kept(
+    children: dict[tuple[str, ...], Child], at: int, known: Container[str]
+) -> dict[tuple[str, ...], Child]:
+    return {values: child for values, child in children.items() if values[at] in known}
 
 
 class Counter:
@@ -32,10 +41,15 @@ class Counter:
 
     def labels(self, *values: str) -> "Counter":
         """Return the child with these values, in the order of the label names."""
-        assert len(values) == len(self._labels)
-        if values not in self._children:
-            self._children[values] = Counter(self._name, self._text)
-        return self._children[values]
+        child = self._children.get(values)
+        if child is None:
+            assert len(values) == len(self._labels)
+            child = self._children[values] = Counter(self._name, self._text)
+        return child
+
+    def keep(self, label: str, known: Container[str]) -> None:
+        """Drop the children whose value of `label` is not among `known`."""
+        self._children = _kept(self._children, self._labels.index(label), known)
 
     def inc(self, amount: float = 1.0) -> None:
         self._value += amount
@@ -70,10 +84,16 @@ class BucketHistogram:
 
     def labels(self, *values: str) -> "BucketHistogram":
         """Return the child with these values, in the order of the label names."""
-        assert len(values) == len(self._labels)
-        if values not in self._children:
-            self._children[values] = BucketHistogram(self._name, self._text, buckets=self._edges)
-        return self._children[values]
+        child = self._children.get(values)
+        if child is None:
+            assert len(values) == len(self._labels)
+            child = BucketHistogram(self._name, self._text, buckets=self._edges)
+            self._children[values] = child
+        return child
+
+    def keep(self, label: str, known: Container[str]) -> None:
+        """Drop the children whose value of `label` is not among `known`."""
+        self._children = _kept(self._children, self._labels.index(label), known)
 
     def observe(self, amount: float) -> None:
         self._counts[bisect_left(self._edges, amount)] += 1

@@ -65,6 +65,7 @@ def ask(admin: str, request_id: str) -> dict[str, Any]:
             raise InputError(_error_text(admin, error.code, error.read(MOST_BYTES))) from None
     except (URLError, OSError, HTTPException) as error:
         reason = getattr(error, "reason", None) or error
+        reason = getattr(reason, "strerror", None) or reason
         raise InputError(
             f"--admin {admin}: no answer ({reason}); is it the admin port of a running proxy?"
         ) from None

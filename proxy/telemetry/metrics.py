@@ -8,7 +8,6 @@ docs/gen-ai/gen-ai-metrics.md). The model is not a label, because clients choose
 
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
-from typing import TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -29,6 +28,7 @@ from forebay.proxy.telemetry.record import CLIENT_GONE, RequestRecord
 from forebay.proxy.telemetry.tenant_labels import TenantLabels
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0)
+BACKEND_SECONDS = (*SECONDS[1:], 300.0, 600.0)
 RATIOS = (0.25, 0.5, 0.8, 0.9, 1.1, 1.25, 2.0, 4.0, 8.0)
 LAGS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
 GEN_AI_DURATION = (
@@ -51,9 +51,6 @@ KINDS = frozenset(  # of relay.failures.Failure
 )
 
 
-Family = TypeVar("Family", Counter, BucketHistogram)
-
-
 class ProxyMetrics:
     """Counters and histograms of one proxy, in a registry of its own."""
 
@@ -65,9 +62,8 @@ class ProxyMetrics:
     ) -> None:
         """`tenants`: those that always have a label of their own."""
         disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the series
-        self._children: dict[
-            tuple[Counter | BucketHistogram, tuple[str, ...]], Counter | BucketHistogram
-        ] = {}
+        self._shaper = shaper
+        self._by_backend: list[Counter | BucketHistogram] = []
         self.log: IntervalLog | None = None  # gets each TTFT as well
         self.tenant_labels = TenantLabels(tenants)
         self.registry = registry = CollectorRegistry()
@@ -75,12 +71,19 @@ class ProxyMetrics:
         ProcessCollector(registry=registry)
 
         def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"forebay_{name}", text, labels, registry=registry)
+            made = Counter(f"forebay_{name}", text, labels, registry=registry)
+            if "backend" in labels:
+                self._by_backend.append(made)
+            return made
 
         def histogram(
             name: str, text: str, buckets: Iterable[float], *labels: str
         ) -> BucketHistogram:
-            return BucketHistogram(name, text, labels, registry=registry, buckets=tuple(buckets))
+            edges = tuple(buckets)
+            made = BucketHistogram(name, text, labels, registry=registry, buckets=edges)
+            if "backend" in labels:
+                self._by_backend.append(made)
+            return made
 
         self.answers = counter(
             "responses", "Responses, by bucket and status; 499: the client left first",
@@ -106,6 +109,25 @@ class ProxyMetrics:
             "Prompt tokens found in the prefix cache, as the backend counts",
             "backend",
         )
+        self._backend_requests = counter(
+            "backend_requests", "Requests sent to the backend, by how they ended",
+            "backend", "bucket", "outcome",
+        )  # fmt: skip
+        self._backend_ttft = histogram(
+            "forebay_backend_time_to_first_token_seconds",
+            "Time from dispatch to the backend to the first event", BACKEND_SECONDS,
+            "backend", "bucket",
+        )  # fmt: skip
+        self._backend_predicted = counter(
+            "backend_predicted_time_to_first_token_seconds",
+            "Sum of the predictions for the requests whose time to first token was observed",
+            "backend", "bucket",
+        )  # fmt: skip
+        self._backend_duration = histogram(
+            "forebay_backend_request_duration_seconds",
+            "Time from arrival at the proxy to the last byte, of successful requests",
+            BACKEND_SECONDS, "backend", "bucket",
+        )  # fmt: skip
         self.ttft = histogram(
             "forebay_time_to_first_token_seconds",
             "Time from arrival at the proxy to the first event", SECONDS, "bucket",
@@ -161,42 +183,39 @@ class ProxyMetrics:
             GEN_AI_TOKENS, operation, "gen_ai_token_type",
         )  # fmt: skip
 
-    def _child(self, family: Family, *labels: str) -> Family:
-        """Return `family.labels`, kept: calling that takes 3 us, and a request needs ten."""
-        child = self._children.get((family, labels))
-        if child is None:
-            child = self._children[family, labels] = family.labels(*labels)
-        return child  # type: ignore[return-value]  # it has the type of its family
-
-    def first_token(self, bucket: str, seconds: float) -> None:
-        """A first event came `seconds` after the request."""
-        self._child(self.ttft, bucket).observe(seconds)
+    def first_token(self, record: RequestRecord, now: float) -> None:
+        """The first event of a request has come."""
+        bucket, backend = record.bucket, record.backend
+        assert record.sent_at is not None
+        assert record.predicted_ttft_s is not None
+        ttft_s, sent_s = now - record.arrived_at, now - record.sent_at
+        predicted_s = record.predicted_ttft_s
+        self.ttft.labels(bucket).observe(ttft_s)
+        self.prediction.labels(bucket).observe(sent_s / max(1e-6, predicted_s))
+        self._backend_ttft.labels(backend, bucket).observe(sent_s)
+        self._backend_predicted.labels(backend, bucket).inc(predicted_s)
         if self.log is not None:
-            self.log.record(f"ttft.{bucket}", seconds)
+            self.log.record(f"ttft.{bucket}", ttft_s)
 
     def decided(self, now: float, action: Action) -> None:
         """Count one decision of the shaper."""
         if isinstance(action, Reject):
-            self._child(self.rejects, action.bucket or "none", action.reason).inc()
+            self.rejects.labels(action.bucket or "none", action.reason).inc()
         if action.bucket and not (isinstance(action, Send) and action.piece_blocks):
-            self._child(self.queue, action.bucket).observe(action.queued_s)
+            self.queue.labels(action.bucket).observe(action.queued_s)
 
     def shed(self, service_class: str) -> None:
         """A request was rejected because the proxy is overloaded."""
-        self._child(self._shed, service_class).inc()
-
-    def predicted(self, bucket: str, ratio: float) -> None:
-        """A first event came after `ratio` times the predicted time."""
-        self._child(self.prediction, bucket).observe(ratio)
+        self._shed.labels(service_class).inc()
 
     def upstream_error(self, backend: str, kind: str) -> None:
         """A backend failed; `kind` is one of KINDS."""
-        self._child(self.upstream_errors, backend, kind if kind in KINDS else "other").inc()
+        self.upstream_errors.labels(backend, kind if kind in KINDS else "other").inc()
 
     def used(self, backend: str, prompt_tokens: int, cached_tokens: int) -> None:
         """Count the usage of one response."""
-        self._child(self.prompt_tokens, backend).inc(prompt_tokens)
-        self._child(self.cached_tokens, backend).inc(cached_tokens)
+        self.prompt_tokens.labels(backend).inc(prompt_tokens)
+        self.cached_tokens.labels(backend).inc(cached_tokens)
 
     def lagged(self, seconds: float) -> None:
         """The event loop was late by `seconds`."""
@@ -208,32 +227,46 @@ class ProxyMetrics:
 
     def reloaded(self, result: str, generation: int) -> None:
         """A reload ended; `result` is applied, partly, unchanged or failed."""
-        self._child(self._reloads, result).inc()
+        self._reloads.labels(result).inc()
         self._generation.set(generation)
 
     def finished(self, record: RequestRecord, status: int, now: float) -> None:
         """A request has been answered, or its client has left."""
         known = str(status) if status in STATUSES else f"{status // 100}xx"
-        self._child(self.answers, record.bucket, known).inc()
-        self._child(self._tenants, self.tenant_labels.label(record.tenant), known).inc()
+        self.answers.labels(record.bucket, known).inc()
+        self._tenants.labels(self.tenant_labels.label(record.tenant), known).inc()
         if not record.operation or record.sent_at is None:
             return
         operation = record.operation
         failed = status >= 400 or bool(record.reason)
+        outcome = outcome_of(status) if status >= 400 else "cut" if failed else "ok"
+        self._backend_requests.labels(record.backend, record.bucket, outcome).inc()
         error = f"{status // 100}xx" if status >= 400 else "stream" if failed else ""
-        self._child(self._duration, operation, error).observe(now - record.arrived_at)
+        self._duration.labels(operation, error).observe(now - record.arrived_at)
         if failed:
             return
+        lasted_s = now - record.arrived_at
+        self._backend_duration.labels(record.backend, record.bucket).observe(lasted_s)
         if record.ttft_s is not None:
-            self._child(self._first, operation).observe(record.ttft_s)
+            self._first.labels(operation).observe(record.ttft_s)
         if (each_s := record.time_per_output_token_s(now)) is not None:
-            self._child(self._each, operation).observe(each_s)
+            self._each.labels(operation).observe(each_s)
         if record.prompt_tokens:
-            self._child(self._usage, operation, "input").observe(record.prompt_tokens)
-            self._child(self._usage, operation, "output").observe(record.output_tokens)
+            self._usage.labels(operation, "input").observe(record.prompt_tokens)
+            self._usage.labels(operation, "output").observe(record.output_tokens)
 
     def text(self) -> bytes:
+        """Return all metrics; those of backends that were removed are dropped first."""
+        for family in self._by_backend:
+            family.keep("backend", self._shaper.backends)
         return generate_latest(self.registry)
+
+
+def outcome_of(status: int) -> str:
+    """Return the outcome, a label, of a request that a backend was sent and that has failed."""
+    if status == CLIENT_GONE:
+        return "client_left"
+    return "failed" if status == 429 or status >= 500 else "client_error"
 
 
 class _ShaperMetrics:

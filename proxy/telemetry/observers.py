@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from forebay.proxy.core.explain.receipt import Receipts
+from forebay.proxy.core.explain.receipt import Receipt, Receipts
 from forebay.proxy.telemetry.access_log import AccessLog
 from forebay.proxy.telemetry.capture import Capture
 from forebay.proxy.telemetry.metrics import ProxyMetrics
@@ -34,6 +34,10 @@ class Telemetry:
             self._capture.started(record)
         if self._tracer is not None:
             record.span = self._tracer.start(headers, operation)
+
+    def receipt(self, request_id: str) -> Receipt | None:
+        """Return the record of the decisions about a request; None if it is gone."""
+        return self._receipts.find(request_id)
 
     def finished(self, record: RequestRecord, status: int, now: float) -> None:
         """A request was answered with `status`, or its client has left (record.CLIENT_GONE)."""

@@ -28,7 +28,7 @@ behind vLLM's HTTP API. All options are vLLM's, except --gpu, --time-scale, --vl
 Example:  forebay engine --model llama-3-8b --gpu h200 --port 8001
 
 \b
-Faults, to test the proxy in front (NAME:TOKENS fails after so many tokens of a stream):
+Faults, to test the proxy in front (NAME:TOKENS: after so many tokens):
 {fault_help()}
 
 \b
@@ -39,7 +39,19 @@ Without a fault, as vLLM:
   SIGTERM          finish_reason "abort", once --shutdown-timeout is over
 """
 
-app = new_app()
+HEADINGS = {
+    "Model and GPU": "model gpu vllm-version calibration list-calibrations time-scale seed",
+    "HTTP server": "port host served-model-name api-key max-num-queued-reqs max-num-queued-tokens "
+    "shutdown-timeout sse-keep-alive-interval enable-request-id-headers "
+    "enable-server-load-tracking server-dev-mode kv-events-config fault",
+    "Scheduling and KV cache": "max-model-len max-num-batched-tokens max-num-seqs "
+    "enable-prefix-caching gpu-memory-utilization block-size long-prefill-token-threshold "
+    "enable-chunked-prefill scheduling-policy num-gpu-blocks-override watermark "
+    "scheduler-reserve-full-isl long-prefill-token-threshold-adaptive max-num-active-seqs "
+    "async-scheduling",
+    "Output": "json",
+}
+app = new_app(headings=HEADINGS)
 
 
 @app.callback(invoke_without_command=True, help=HELP)

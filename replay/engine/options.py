@@ -134,7 +134,7 @@ class EngineOptions:
     ] = False
     kv_events_config: Annotated[
         str | None,
-        typer.Option(help="JSON as vLLM's; needs pip install 'forebay\\[kv-events]'."),
+        typer.Option(help="JSON as vLLM's; needs pip install 'forebay[kv-events]'."),
     ] = None
     fault: Annotated[str | None, typer.Option(help="NAME or NAME:TOKENS; see above.")] = None
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forebay.proxy.command import new_app
+from forebay.proxy.command import new_app, time_option
 from forebay.traces.command_options import takes_options
 from forebay.traces.errors import InputError
 
@@ -62,7 +62,8 @@ class SimulateArguments:
     )
     arrivals: Annotated[str, typer.Option(help="trace, constant, poisson or gamma:CV")] = "trace"
     duration: Annotated[
-        float | None, typer.Option(help="stop arrivals after this many seconds")
+        float | None,
+        typer.Option(parser=time_option, metavar="<time>", help="stop arrivals after this time"),
     ] = None
     seed: Annotated[int, typer.Option(help="seed of random arrival gaps")] = 0
     slo: Annotated[
@@ -144,7 +145,15 @@ class SimulateArguments:
         )
 
 
-@app.command(help=EXAMPLE)
+HEADINGS = {
+    "Fleet": "gpus policy model gpu config exact",
+    "Traffic": "rate load speed arrivals duration seed format skip-bad too-long",
+    "Sweep": "sweep jobs ray",
+    "Output": "slo explain out force json",
+}
+
+
+@app.command(help=EXAMPLE, headings=HEADINGS)
 @takes_options
 def simulate_command(given: SimulateArguments) -> None:
     from forebay.replay.sim.sweep import cases, parse_axes, run_all, run_on_ray

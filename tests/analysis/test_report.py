@@ -303,7 +303,7 @@ class TestCommand:
         [
             (["{top}/no-run", "-o", "{top}/r.html"], "no-run: not there; give a run folder"),
             (["-o", "{top}/r.html"], "Missing argument"),
-            (["{top}/no-run"], "Missing option"),
+            (["{top}/no-run"], "no-run: not there"),  # without -o: report.html
         ],
     )
     def test_bad_input_writes_nothing(

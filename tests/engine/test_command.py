@@ -49,7 +49,7 @@ def rejected(capfd: pytest.CaptureFixture[str], *words: str) -> str:
         ),
         (
             ["--model", "llama-3-8b", "--port", "99999"],
-            "--port': Input should be less than or equal to 65535",
+            "--port': give 65535 or less",
         ),
         ([], "Missing option"),
     ],

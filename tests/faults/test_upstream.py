@@ -343,7 +343,7 @@ class TestServerErrors:
             for _ in range(20):
                 assert await ask(on) == (200, GOOD)
             assert len(backends[0].calls) == 3
-            assert any("b0 is down (3 failures in a row)" in line for line in on.said)
+            assert any("b0 is ejected (3 failures in a row)" in line for line in on.said)
             for _ in range(10):
                 await asyncio.sleep(0.3)
                 assert await ask(on) == (200, GOOD)
@@ -408,7 +408,7 @@ class TestServerErrors:
                 await asyncio.gather(*at_once(on, 6))
                 for model in cost.values():  # frozen: else the prediction follows, which is right
                     model.scale = (1.0, 1.0, 1.0)
-            assert any("b0 is down (first tokens" in line for line in on.said)
+            assert any("b0 is ejected (first tokens" in line for line in on.said)
             pace[0] = 0.05
             await asyncio.sleep(31)
             for _ in range(6):
@@ -615,7 +615,7 @@ class TestMalformed:
             for _ in range(6):
                 assert await ask(on) == (200, GOOD)
             assert len(backends[0].calls) == 3
-            assert on.proxy.backends.health.state("b0") == "out"
+            assert on.proxy.backends.health.state("b0") == "ejected"
 
         on_stage(scene, comments, stream)
 
@@ -701,9 +701,9 @@ class TestOtherPathsTellOfHealth:
             for _ in range(3):
                 async with on.post(RESPONSES, "/v1/embeddings") as response:
                     assert response.status == 500
-            assert health.state("b0") == "out"
+            assert health.state("b0") == "ejected"
             await asyncio.sleep(1)
-            assert health.state("b0") == "trial"
+            assert health.state("b0") == "half_open"
             async with on.post(RESPONSES, "/v1/embeddings") as response:
                 assert response.status == 200
             assert health.state("b0") == "up"
@@ -718,7 +718,7 @@ class TestOtherPathsTellOfHealth:
                 method = "GET" if path == "/v1/models" else "POST"
                 async with on.client.request(method, on.url + path) as response:
                     assert response.status == 200
-            assert on.proxy.backends.health.state("b0") == "out"
+            assert on.proxy.backends.health.state("b0") == "ejected"
 
         on_stage(scene, InTurn(fails, embeds, fails, embeds, fails, embeds))
 
@@ -732,7 +732,7 @@ class TestOtherPathsTellOfHealth:
                     await settle()
                 else:
                     assert await asking == 500
-            assert on.proxy.backends.health.state("b0") == "out"
+            assert on.proxy.backends.health.state("b0") == "ejected"
 
         on_stage(scene, InTurn(fails, fails, silent, fails))
 

@@ -294,7 +294,7 @@ class Anything(RuleBasedStateMachine):
                 assert (fleet.may[name] == NONE) == (state == "down")
         # Nothing is ever stuck: time alone brings every `out` to trial.
         wake_at = health.wake_at(self.now)
-        if "out" in states.values():
+        if "ejected" in states.values():
             assert self.now < wake_at <= self.now + LONGEST_HOLD_S
         assert health.intakes(self.now) == []  # said once
         assert not any(b.waiting for b in health._backends.values())
@@ -330,12 +330,12 @@ def test_what_was_sent_before_it_was_put_out_decides_no_trial() -> None:
             health.failed("a", f"{number}", 1.0)
         health.intakes(1.0)
         health.intakes(1.0 + HOLD_S)
-        assert health.state("a") == "trial"
+        assert health.state("a") == "half_open"
         if good:
             health.answered("a", "old", 2.0)
         else:
             health.failed("a", "old", 2.0)
-        assert health.state("a") == "trial"
+        assert health.state("a") == "half_open"
 
 
 class TestShaperTakesIt:

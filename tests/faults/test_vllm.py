@@ -140,7 +140,7 @@ def test_healthy_but_failing_is_put_out(server: Running) -> None:
                     os.kill(server.pid, signal.SIGTERM)
                     await until(refuses)
                     rounds = 0
-                    while "b0 is down (3 failures in a row)" not in scene.said:
+                    while "backend b0 is ejected (3 failures in a row)" not in scene.said:
                         rounds += 1
                         texts = [words(f"{rounds} {number}", 40) for number in range(3)]
                         got = await asyncio.gather(*(ask(text) for text in texts))

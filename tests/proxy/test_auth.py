@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from proxy_stage import RawBackend, Stage, answer, settle, stage, whole
+from said import Said
 
 from forebay.proxy.api.cache_salt import CacheSalts
 from forebay.proxy.cli import main
@@ -20,6 +21,7 @@ from forebay.proxy.core.model import Request, Tenant
 from forebay.proxy.security.auth import Failures
 from forebay.proxy.security.guards import WATCH_S, Security
 from forebay.proxy.security.keys import KeyRing, parse_keys, read_keys
+from forebay.proxy.telemetry.events import LogEvent
 from forebay.proxy.telemetry.tenant_labels import TenantLabels
 from forebay.replay.sim.clock import run
 from forebay.traces.errors import InputError
@@ -184,7 +186,7 @@ class TestConfiguration:
             ({"default_weight": -1}, "tenants.default_weight: -1: "),
             ({"isolate_cache": "perhaps"}, "tenants.isolate_cache"),
             ({"kees": "x"}, "did you mean keys?"),
-            ({"keys": {"acme": "sk-canary"}}, "tenants.keys: Input should be a valid string"),
+            ({"keys": {"acme": "sk-canary"}}, "tenants.keys: give text"),
         ],
     )
     def test_mistakes(self, values: dict[str, Any], words: str) -> None:
@@ -230,10 +232,10 @@ class TestCheckConfig:
         assert "sk-" not in printed.out + printed.err
 
 
-def check(security: Security, said: list[str]) -> None:
+def check(security: Security, said: Said) -> None:
     """Look twice: a file is taken when it has not changed in between."""
-    security.check_files(said.append)
-    security.check_files(said.append)
+    security.check_files(said)
+    security.check_files(said)
 
 
 class TestReload:
@@ -243,8 +245,10 @@ class TestReload:
     def test_a_bad_file_keeps_the_old_keys_and_is_said_once(self, tmp_path: Path) -> None:
         path = key_file(tmp_path)
         security = Security(self.make(path), {})
-        assert security.notes() == ["3 API keys of 2 tenants"]
-        old, said = security.auth.ring, list[str]()
+        old, said = security.auth.ring, Said()
+        security.say_notes(said)
+        assert said == ["3 API keys of 2 tenants"]
+        said.clear()
         check(security, said)
         assert not said
         path.write_text("acme: sk-canary-new\nbroken\n")
@@ -264,15 +268,17 @@ class TestReload:
         assert (ring.tenant("sk-canary-newer-0001"), ring.tenant(ACME)) == ("bolt", None)
         assert said[2:] == ["using the new keys and certificate; 1 API keys of 1 tenants"]
         assert "canary" not in "".join(said)
+        refused, renewed = LogEvent.KEYS_REFUSED, LogEvent.KEYS_LOADED
+        assert [e for e, *_ in said.events[1:]] == [refused, refused, renewed]
 
     def test_a_file_that_is_being_written_waits(self, tmp_path: Path) -> None:
         """Line by line, then cut in a key for good: neither is taken."""
         path = key_file(tmp_path, f"acme: {ACME}\nbolt: {BOLT}\n")
         security = Security(self.make(path), {})
-        old, said = security.auth.ring, list[str]()
+        old, said = security.auth.ring, Said()
         for lines in range(1, 4):
             path.write_text("".join(f"t{i}: sk-canary-{i}-0123456789\n" for i in range(lines)))
-            security.check_files(said.append)
+            security.check_files(said)
             assert security.auth.ring is old
         path.write_text(f"acme: {ACME}\nbolt: {BOLT[:-5]}")
         check(security, said)

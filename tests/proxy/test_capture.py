@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from proxy_stage import RawBackend, by_request, settle, silent, stage
+from said import Said
 
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config
@@ -139,7 +140,7 @@ def test_no_start_loses_what_another_took(tmp_path: Path) -> None:
     config = load_config(None, keys, {})
 
     async def once(config: Config, environ: dict[str, str]) -> Path:
-        async with capturing(config, environ, lambda _: None) as capture:
+        async with capturing(config, environ, print) as capture:
             assert capture is not None
             one = record(1)
             capture.started(one)
@@ -178,7 +179,7 @@ def test_what_waited_for_a_long_request_is_hashed_off_the_loop_and_none_is_left_
 ) -> None:
     """The most that one request can hold up, behind a row that waits for the disk already."""
     hashed_in: set[int] = set()
-    hashed, said, file = Rows._hash, list[str](), Slow()
+    hashed, said, file = Rows._hash, Said(), Slow()
 
     def recorded(self: Rows, data: bytes) -> int:
         hashed_in.add(threading.get_ident())
@@ -188,7 +189,7 @@ def test_what_waited_for_a_long_request_is_hashed_off_the_loop_and_none_is_left_
     monkeypatch.setattr(
         "forebay.proxy.telemetry.capture.CLOSE_S", 60.0
     )  # other tests keep the machine busy
-    capture = Capture(rows(), Path("x.jsonl"), file, 1e9, said.append)
+    capture = Capture(rows(), Path("x.jsonl"), file, 1e9, said)
     writer = capture._thread.ident
 
     def ended(*records: RequestRecord) -> None:
@@ -231,10 +232,10 @@ class Full(io.BytesIO):
 def test_a_capture_that_cannot_go_on_says_so_and_the_proxy_does(
     file: io.BytesIO, most_bytes: float, why: str, written: int
 ) -> None:
-    said: list[str] = []
+    said = Said()
 
     async def main() -> Capture:
-        capture = Capture(rows(), Path("x.jsonl"), file, most_bytes, said.append)
+        capture = Capture(rows(), Path("x.jsonl"), file, most_bytes, said)
         for number in range(3):
             one = record(number)
             capture.started(one)
@@ -263,8 +264,8 @@ class FullAtTheEnd(io.BytesIO):
 def test_the_thread_of_a_capture_does_not_die_unheard(
     file: io.BytesIO, output_tokens: int, why: str
 ) -> None:
-    said: list[str] = []
-    capture = Capture(rows(), Path("x.jsonl"), file, 1e9, said.append)
+    said = Said()
+    capture = Capture(rows(), Path("x.jsonl"), file, 1e9, said)
     one = record(1, output_tokens=output_tokens)
     capture.started(one)
     capture.finished(one)

@@ -90,7 +90,7 @@ class TestOneProxy:
                 sent = of(headers, admin)
                 async with on.client.post(admin + "/reload", headers=sent) as answer:
                     text = await answer.text()
-                    assert text == "failed: not reloaded: it was not read from a file\n"
+                    assert text == "failed: reload failed: it was not read from a file\n"
                 async with on.client.post(admin + "/drain", headers=sent) as answer:
                     assert answer.status == 202
                 assert on.proxy.stop.is_set()
@@ -100,7 +100,7 @@ class TestOneProxy:
 
 def test_workers_are_not_drained_by_a_page() -> None:
     async def main() -> None:
-        workers = WorkerPool([], 2, lambda _: None)
+        workers = WorkerPool([], 2, print)
         async with (
             asyncio.timeout(WAIT_S),
             WorkersAdmin(workers) as pages,

@@ -574,7 +574,7 @@ class TestLife:
                 port = int(late.url.rsplit(":", 1)[1])
             async with stage([late.url], wait_up=0) as on:
                 await asyncio.sleep(2)
-                assert sum("not up yet" in line for line in on.said) == 1
+                assert sum("is unreachable" in line for line in on.said) == 1
                 async with on.post() as response:
                     assert response.status == 503
                     assert response.headers["retry-after"]

@@ -20,6 +20,7 @@ import zmq.asyncio
 from aiohttp import web
 from ports import free_ports
 from proxy_stage import SHARED_LOOP, Stage, stage
+from said import Said
 
 from forebay.proxy.config.schema import BackendConfig, Config
 from forebay.proxy.config.sources import load_config
@@ -466,13 +467,13 @@ def test_what_was_sent_to_a_server_that_is_gone_says_nothing_of_the_new_one(told
 
 @asynccontextmanager
 async def translating(
-    translations: BlockTranslations, said: list[str]
+    translations: BlockTranslations, said: Said
 ) -> AsyncIterator[Callable[[bytes, Request], None]]:
     """A translator at work without an engine; offer it prompts of token ids."""
     url = "http://127.0.0.1:1"
     upstream = Upstream(BackendConfig(name="b0", url=url), Origin(url, 1.0))
     backends = SimpleNamespace(upstreams={upstream.name: upstream})
-    translator = Translator(cast(Any, backends), translations, 2_048, said.append)
+    translator = Translator(cast(Any, backends), translations, 2_048, said)
 
     def offer(body: bytes, request: Request) -> None:
         asked = cast(Any, SimpleNamespace(request=request, prompt_bytes=0))
@@ -497,7 +498,7 @@ def test_the_salt_that_counts_is_the_one_that_was_sent() -> None:
 
     async def main() -> None:
         translations = BlockTranslations(16)
-        async with translating(translations, []) as offer:
+        async with translating(translations, Said()) as offer:
             offer(body.encode(), request)
             await known(translations, request)
         keys = list(translations.place(1).keys)
@@ -522,7 +523,7 @@ CHAT = b'{"messages":[{"role":"user","content":"x"}]'
 )
 def test_a_prompt_that_cannot_be_translated_holds_up_no_other(body: bytes, says: list[str]) -> None:
     async def main() -> None:
-        translations, said = BlockTranslations(16), list[str]()
+        translations, said = BlockTranslations(16), Said()
         odd, good = Request("x", 65, 0, (1, 2), 32.0), Request("y", 65, 0, (3, 4), 32.0)
         async with translating(translations, said) as offer:
             offer(body, odd)
@@ -618,7 +619,7 @@ def test_an_engine_that_tells_no_salts_is_not_exact_and_that_is_said_once(
             await scene.heard()
             assert scene.mode == "corrected"
             assert [line for line in scene.proxy.said if "salt" in line] == [
-                "b0: its KV events have no cache salts (those of vLLM 0.20 and newer do); "
+                "backend b0: its KV events have no cache salts (those of vLLM 0.20 and newer do); "
                 "its prefix index is corrected by its responses instead"
             ]
 
@@ -697,8 +698,8 @@ def test_an_error_nobody_thought_of_ends_exactness_and_not_the_follower(
             assert failed
             assert scene.mode == "corrected"
             assert [line for line in scene.proxy.said if "error" in line] == [
-                "b0: KV events: internal error: RuntimeError; its prefix index is corrected by its "
-                "responses instead"
+                "backend b0: KV events: internal error: RuntimeError; its prefix index is "
+                "corrected by its responses instead"
             ]
             async with scene.proxy.client.post(scene.engine.url + "/reset_prefix_cache"):
                 pass

@@ -1,10 +1,11 @@
 """Logs state what happened, and never hold prompts."""
 
+import asyncio
 import io
 import json
 import logging
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import aiohttp
@@ -13,6 +14,7 @@ from proxy_stage import EVENT, STREAM_HEAD, Call, RawBackend, by_request, chunk,
 
 from forebay.proxy.config.sections import Logs
 from forebay.proxy.telemetry.access_log import LOGGER, configure_logs, say
+from forebay.proxy.telemetry.events import LogEvent
 from forebay.replay.sim.clock import run
 
 SECRET = "the-secret-prompt"
@@ -61,6 +63,7 @@ def test_the_line_of_a_request() -> None:
     assert first == {
         "level": "info",
         "message": "request",
+        "event": "request",
         "request_id": "req-1",
         "status": 200,
         "operation": "text_completion",
@@ -98,9 +101,66 @@ def test_a_sample_is_a_share() -> None:
 def test_the_console_line() -> None:
     out = io.StringIO()
     configure_logs(Logs(), out)
-    say("listening on x")
+    say(LogEvent.LISTENING, "listening on x")
     LOGGER.debug("not this")
     stamp, rest = out.getvalue().split(" ", 1)
     assert stamp.endswith("Z")
     assert rest == "INFO    listening on x\n"
     assert logging.getLogger("forebay.proxy") is LOGGER
+
+
+def scene(logs: dict[str, Any], serve: Any = by_request, urls: int = 1, **keys: Any) -> list[Any]:
+    """The JSON lines while the first backend fails for a while, and works again."""
+    out = io.StringIO()
+
+    async def main() -> None:
+        configure_logs(Logs(format="json", **logs), out)
+        bad, good = RawBackend(serve), RawBackend(by_request)
+        async with bad.running(), good.running(), AsyncExitStack() as stack:
+            backends = [bad.url, good.url][:urls]
+            on = await stack.enter_async_context(stage(backends, say=say, **keys))
+            for _ in range(8):
+                with suppress(aiohttp.ClientError):
+                    async with on.post() as response:
+                        await response.read()
+            bad.healthy = False
+            await asyncio.sleep(5)
+            bad.healthy = True
+            await asyncio.sleep(5)
+
+    run(main())
+    return [json.loads(line) for line in out.getvalue().splitlines()]
+
+
+def events_of(found: list[Any]) -> list[tuple[str, ...]]:
+    keys = ("level", "event", "backend", "reason")
+    return [tuple(line.get(key, "") for key in keys) for line in found]
+
+
+def test_a_backend_that_is_gone_is_a_warning_and_the_last_one_an_error() -> None:
+    assert events_of(scene({"level": "warning"})) == [
+        ("warning", "backend_down", "b0", "probes_failed"),
+        ("error", "no_backend", "", ""),
+    ]
+    assert events_of(scene({"level": "error"})) == [("error", "no_backend", "", "")]
+    assert [event for event in events_of(scene({})) if event[1] == "backend_up"] == [
+        ("info", "backend_up", "b0", "probe_passed"),
+        ("info", "backend_up", "b0", "probe_passed"),
+    ]
+
+
+def test_each_state_of_a_backend_is_an_event() -> None:
+    async def broken(call: Call) -> None:
+        call.reset()
+
+    found = events_of(scene({}, broken, urls=2, affinity={"kv_tokens": 1e6}))
+    of_b0 = [event for event in found if event[2] == "b0" and event[1] != "backend_kv_cache"]
+    assert of_b0[:3] == [
+        ("info", "backend_up", "b0", "probe_passed"),
+        ("warning", "backend_ejected", "b0", "failures"),
+        ("warning", "backend_half_open", "b0", "trial"),
+    ]
+    assert of_b0[3:] == [
+        ("warning", "backend_down", "b0", "probes_failed"),
+        ("info", "backend_up", "b0", "probe_passed"),
+    ]

@@ -18,8 +18,14 @@ from proxy_stage import (
 
 from forebay.replay.sim.clock import run
 
-MOST_SERIES = 500
-NO_UNIT = {"forebay_queue_depth", "forebay_config_generation", "forebay_backend_up"}
+MOST_SERIES = 800
+NO_UNIT = {
+    "forebay_queue_depth",
+    "forebay_config_generation",
+    "forebay_backend_up",
+    "forebay_backend_state",
+}
+PLURALS = ("_requests", "_blocks", "_connections", "_classes", "_seconds")
 
 
 async def whatever(call: Call) -> None:
@@ -91,7 +97,7 @@ def check(text: str) -> None:
         elif family.type == "histogram":
             assert family.name.endswith(("_seconds", "_ratio", "_usage")), family.name
         elif family.name not in NO_UNIT:
-            plural = family.name.endswith(("_requests", "_blocks", "_connections", "_classes"))
+            plural = family.name.endswith(PLURALS)
             assert plural or family.name.endswith("_info"), family.name
         for sample in family.samples:
             for value in sample.labels.values():

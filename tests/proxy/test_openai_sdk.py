@@ -186,6 +186,28 @@ def test_it_is_told_not_to_come_back_only_when_that_is_hopeless(
     with_client(use, backend, buckets=buckets)
 
 
+def test_the_timeout_of_the_client_counts() -> None:
+    """It sends that with each request; behind a long prompt a short one would be late."""
+
+    async def use(client: openai.AsyncOpenAI) -> None:
+        async def ask(text: str, timeout_s: float) -> None:
+            messages: Any = [{"role": "user", "content": text}]
+            hasty = client.with_options(timeout=timeout_s)
+            await hasty.chat.completions.create(model="m", messages=messages)
+
+        held = asyncio.create_task(ask("other " * 60_000, 600.0))
+        await has_one(backend)
+        with pytest.raises(openai.RateLimitError, match=r"your timeout is 1\.5 s") as refused:
+            await ask("word " * 12, 1.5)
+        assert refused.value.code == "deadline_unattainable"
+        held.cancel()
+        await asyncio.gather(held, return_exceptions=True)
+
+    backend = RawBackend(silent)
+    buckets = [{"name": "all", "up_to": 200_000, "max_wait": "30s"}]
+    with_client(use, backend, buckets=buckets)
+
+
 def test_a_cut_stream_raises() -> None:
     async def use(client: openai.AsyncOpenAI) -> None:
         stream = await client.chat.completions.create(model="m", messages=MESSAGES, stream=True)

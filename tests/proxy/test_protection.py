@@ -6,11 +6,13 @@ import time
 
 import pytest
 from proxy_stage import RawBackend, stage
+from said import Said
 
 from forebay.proxy.config.sections import Limits
 from forebay.proxy.core.model import ServiceClass
 from forebay.proxy.core.overload import Reading, next_shed, refused
 from forebay.proxy.runtime.load_shedding import Protection, memory_limit, resident_bytes
+from forebay.proxy.telemetry.events import INFO, WARNING
 from forebay.replay.sim.clock import run
 
 
@@ -86,7 +88,7 @@ def test_the_task_samples_lag_and_decides_once_a_second() -> None:
     async def main() -> None:
         readings, said, lags = (
             [Reading(memory=0.91)] * 2 + [Reading()] * 2,
-            list[str](),
+            Said(),
             list[float](),
         )
         asked: list[float] = []
@@ -95,7 +97,7 @@ def test_the_task_samples_lag_and_decides_once_a_second() -> None:
             asked.append(lag_p99_s)
             return readings.pop(0) if readings else Reading()
 
-        async with Protection(Limits(), said.append, lags.append, read) as protection:
+        async with Protection(Limits(), said, lags.append, read) as protection:
             shed = []
             for _ in range(4):
                 await asyncio.sleep(1.1)
@@ -103,6 +105,7 @@ def test_the_task_samples_lag_and_decides_once_a_second() -> None:
         assert shed == [1, 2, 1, 0]
         assert len(asked) == 4
         assert len(lags) >= 80
+        assert [event.level for event, *_ in said.events] == [WARNING, WARNING, INFO]
         assert said[0] == "overloaded (memory): rejecting 1 of 3 service classes"
 
     run(main())

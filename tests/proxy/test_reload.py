@@ -187,7 +187,7 @@ def test_a_backend_is_replaced_while_it_streams(tmp_path: Path) -> None:
                 assert (await streaming.read()).endswith(DONE)
             await asyncio.sleep(1)
             assert list(shaper.backends) == list(on.proxy.backends.upstreams) == ["b1"]
-            assert "b0 is removed" in on.said
+            assert "backend b0 is removed" in on.said
             assert on.proxy.reloader.generation == 1
             on.assert_nothing_held()
 
@@ -207,7 +207,7 @@ def test_a_backend_that_goes_and_comes_back_before_it_is_gone(tmp_path: Path) ->
                 await streaming.read()
             await asyncio.sleep(1)
             assert [b.up for b in on.proxy.driver.shaper.backends.values()] == [True, True]
-            assert "b0 is removed" not in on.said
+            assert "backend b0 is removed" not in on.said
 
     run(main())
 
@@ -296,7 +296,7 @@ def test_a_bad_file_changes_nothing_and_a_good_one_is_taken(tmp_path: Path, ask:
                     return on.proxy.reloader.message
 
                 said = await changed(lambda: files.path.write_text("timeouts: {idle: soon}"))
-                assert said.startswith("not reloaded, the running one stays: ")
+                assert said.startswith("reload failed, keeping the running one: ")
                 assert "timeouts.idle: 'soon': give a duration such as 2s" in said
                 assert on.proxy.reloader.config is before
                 if ask == "file":
@@ -307,7 +307,7 @@ def test_a_bad_file_changes_nothing_and_a_good_one_is_taken(tmp_path: Path, ask:
                         {"b0": backend.url}, timeouts={"idle": "7s"}, metrics={"hlog": "x.hlog"}
                     )
                 )
-                assert said == "reloaded (timeouts.idle); changes that need a restart: metrics"
+                assert said == "reloaded (timeouts.idle); changes to metrics need a restart"
                 assert on.proxy.reloader.config.timeouts.idle == 7.0
                 text = on.proxy.metrics.text().decode()
                 for result, count in (("failed", 1), ("partly", 1), ("applied", 0)):
@@ -315,7 +315,7 @@ def test_a_bad_file_changes_nothing_and_a_good_one_is_taken(tmp_path: Path, ask:
                 async with on.client.post(f"{on.proxy.admin_url}/reload") as answer:
                     assert answer.status == 200
                     assert (await answer.text()).startswith(
-                        "partly: nothing applied; changes that need a restart"
+                        "partly: changes to metrics need a restart; nothing else changed"
                     )
                 async with on.client.get(f"{on.proxy.admin_url}/status") as answer:
                     status = await answer.json()
@@ -490,7 +490,7 @@ class TestKvSize:
                 backend.metrics = CACHE
                 await asyncio.sleep(20)
                 assert (kv_tokens(on), backend.metrics_asked) == (1600, 2)
-                assert on.said == ["b0 is up", "b0 has a KV cache of 1,600 tokens"]
+                assert on.said == ["backend b0 is up", "backend b0 has a KV cache of 1,600 tokens"]
                 await asyncio.sleep(100)
                 assert backend.metrics_asked == 2
 
@@ -508,7 +508,7 @@ class TestKvSize:
                         "b0", "", Failure("connect", upstream_error(), verdict="refused")
                     )
                 await asyncio.sleep(5)
-                assert on.said[-1] == "b0 is up, KV cache of 800 tokens"
+                assert on.said[-1] == "backend b0 is up, KV cache of 800 tokens"
                 assert kv_tokens(on) == 800
 
         run(main())
@@ -521,7 +521,7 @@ class TestKvSize:
                 await asyncio.sleep(5)
                 backend.healthy, backend.metrics = True, b""
                 await asyncio.sleep(5)
-                assert on.said[-1] == "b0 is up, KV cache of 1,600 tokens"
+                assert on.said[-1] == "backend b0 is up, KV cache of 1,600 tokens"
                 assert kv_tokens(on) == 1600
                 backend.metrics = CACHE.replace(b"100", b"50")
                 await asyncio.sleep(40)
@@ -571,9 +571,9 @@ def test_a_fault_of_ours_in_a_probe_is_a_failed_probe(
                 await asyncio.sleep(10)  # many probes
                 assert not on.proxy.backends.any_up
                 why = "internal error: KeyError"
-                assert f"b0 is not up at its new address ({why})" in on.said
+                assert f"backend b0 is unreachable at its new address ({why})" in on.said
                 for name in ("b0", "b1"):
-                    assert on.said.count(f"{name} cannot be probed: {why}") == 1
+                    assert on.said.count(f"backend {name} cannot be probed: {why}") == 1
             await asyncio.sleep(2)
             assert all(upstream.up for upstream in on.proxy.backends.upstreams.values())
 
@@ -588,11 +588,11 @@ def test_a_fault_of_ours_after_a_probe_does_not_end_the_asking(
             with monkeypatch.context() as patch:
                 patch.delattr(type(on.proxy.backends.health), "look_for_gray")
                 await asyncio.sleep(10)
-                said = "b0 cannot be probed: internal error: AttributeError"
+                said = "backend b0 cannot be probed: internal error: AttributeError"
                 assert on.said.count(said) == 1
             backend.healthy = False
             await asyncio.sleep(5)
-            assert "b0 is down (health 503)" in on.said
+            assert "backend b0 is down (health 503)" in on.said
 
     run(main())
 

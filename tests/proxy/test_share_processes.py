@@ -18,6 +18,7 @@ import aiohttp
 import pytest
 from proxy_processes import PATIENCE_S, proxy_process
 from proxy_stage import Call, RawBackend, by_request, settle
+from said import Said
 
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import config_yaml, load_config
@@ -326,13 +327,13 @@ def a_driver() -> Driver:
 
 def test_hub_brings_books_and_its_end_leaves_everybody_alone() -> None:
     async def main() -> None:
-        said: list[str] = []
+        said = Said()
         hub = Hub(lambda worker, data: None)
         links = [HubLink(hub.new_end(i)) for i in range(2)]
         drivers = [a_driver() for _ in links]
         async with AsyncExitStack() as stack:
             one, other = [
-                await stack.enter_async_context(exchanging(driver, [link], said.append))
+                await stack.enter_async_context(exchanging(driver, [link], said))
                 for driver, link in zip(drivers, links, strict=True)
             ]
             async with drivers[0].slot(Request("r", 1_000)):
@@ -375,11 +376,11 @@ def test_a_fault_of_ours_is_said_once_and_the_exchange_goes_on(
         raise ZeroDivisionError
 
     async def main() -> None:
-        said: list[str] = []
+        said = Said()
         hub = Hub(lambda worker, data: None)
         link = HubLink(hub.new_end(0))
         driver = a_driver()
-        async with exchanging(driver, [link], said.append) as exchange:
+        async with exchanging(driver, [link], said) as exchange:
             monkeypatch.setattr(Peering, "report", broken)
             await until_now(lambda: exchange.failed >= 2)
             monkeypatch.undo()
@@ -441,7 +442,7 @@ def test_proxies_meet_on_redis_go_on_alone_without_it_and_meet_again() -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        said: list[str] = []
+        said = Said()
         async with AsyncExitStack() as stack:
             backend = await stack.enter_async_context(RawBackend().running())
             client = await stack.enter_async_context(aiohttp.ClientSession())
@@ -479,7 +480,7 @@ def test_proxies_meet_on_redis_go_on_alone_without_it_and_meet_again() -> None:
                 return statuses == [200] * len(proxies)
 
             for _ in range(2):
-                proxies.append(await stack.enter_async_context(start_proxy(config, said.append)))
+                proxies.append(await stack.enter_async_context(start_proxy(config, said)))
             # No server yet: that is no reason not to serve.
             await until(served)
             assert (await share(proxies[0]))["alone_since"]

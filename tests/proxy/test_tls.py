@@ -177,7 +177,7 @@ class TestBackends:
                     async with on.post(STREAMED) as response:
                         assert response.status == (503 if problem else 200)
                     if problem:
-                        line = next(line for line in on.said if "not up yet" in line)
+                        line = next(line for line in on.said if "is unreachable" in line)
                         assert "TLS: " in line
                         assert problem in line
                         assert not backend.calls

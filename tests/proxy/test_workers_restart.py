@@ -20,6 +20,7 @@ from forebay.proxy.http1.server import HttpServer, listen
 from forebay.proxy.share.hub import BEAT, BEAT_S, HELLO, Hub, HubLink
 from forebay.proxy.share.serve_workers import _hold
 from forebay.proxy.share.workers import BAD_INPUT, WorkerPool, again_in_s
+from forebay.proxy.telemetry.events import LogEvent
 from forebay.replay.sim.clock import run
 from forebay.traces.errors import InputError
 
@@ -75,7 +76,7 @@ class Parent:
         self._news = asyncio.Event()
         self.workers = WorkerPool(["worker"], count, self._say)
 
-    def _say(self, line: str) -> None:
+    def _say(self, event: LogEvent, line: str, *_: str) -> None:
         self.said.append(line)
         self._news.set()
 

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from said import Said
 
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.serve import Proxy, start_proxy
+from forebay.proxy.telemetry.events import Say
 from forebay.proxy.telemetry.tracing import Tracer
 from forebay.replay.sim.clock import run
 
@@ -163,7 +165,7 @@ class RawBackend:
 class Stage:
     proxy: Proxy
     client: aiohttp.ClientSession
-    said: list[str]
+    said: Said
 
     @property
     def url(self) -> str:
@@ -200,6 +202,7 @@ async def stage(
     load: Callable[[], Config] | None = None,
     watch: Path | None = None,
     tracer: Tracer | None = None,
+    say: Say | None = None,
     each: dict[str, Any] | None = None,
     **keys: Any,
 ) -> AsyncIterator[Stage]:
@@ -222,10 +225,10 @@ async def stage(
         },
         {},
     )
-    said: list[str] = []
+    said = Said()
     async with AsyncExitStack() as stack:
         proxy = await stack.enter_async_context(
-            start_proxy(config, said.append, load=load, watch=watch, tracer=tracer)
+            start_proxy(config, say or said, load=load, watch=watch, tracer=tracer)
         )
         client = await stack.enter_async_context(
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))

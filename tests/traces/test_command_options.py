@@ -45,5 +45,5 @@ def test_fields_are_checked_and_listed(capsys: pytest.CaptureFixture[str]) -> No
     assert "--minutes" in capsys.readouterr().err
     assert baked("--help") == (0, [])
     shown = capsys.readouterr().out
-    for word in ("Recipe.", "--minutes", "Time in the oven.", "--no-crust", "--oven", "40"):
+    for word in ("Recipe.", "--minutes", "Time in the oven.", "--[no-]crust", "--oven", "40"):
         assert word in shown

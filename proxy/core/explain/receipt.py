@@ -154,9 +154,10 @@ class DecisionTally:
         late, early: first tokens by the error of the prediction on arrival: the number up to each
             of ERROR_S, and above.
         late_s, early_s: sums of these errors.
+        waits: seconds in the queue by what kept the requests there, of those that have ended.
     """
 
-    __slots__ = ("admitted", "early", "early_s", "late", "late_s", "refusals")
+    __slots__ = ("admitted", "early", "early_s", "late", "late_s", "refusals", "waits")
 
     def __init__(self) -> None:
         self.admitted = dict.fromkeys(OUTCOMES, 0)
@@ -165,6 +166,7 @@ class DecisionTally:
         self.early = [0] * (len(ERROR_S) + 1)
         self.late_s = 0.0
         self.early_s = 0.0
+        self.waits: dict[str, float] = {}
 
     def first_token(self, ttft_s: float, predicted_s: float) -> None:
         """Count a first token by the error of its prediction; both times are from arrival."""
@@ -198,6 +200,10 @@ class Receipts:
         receipt.waits_for("", now)
         receipt.state = state
         receipt.ended_at = now
+        if receipt.waits:
+            waits = self.tally(receipt.bucket).waits
+            for why, seconds in receipt.waits.items():
+                waits[why] = waits.get(why, 0.0) + seconds
         self.under_way.pop(receipt.id, None)
         self.ended[receipt.id] = receipt
         if len(self.ended) > self.keep:

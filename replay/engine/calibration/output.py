@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.replay.engine.step_constants import CONSTANTS, Calibration, CalibrationFile, shipped
 from forebay.traces.errors import InputError
+from forebay.traces.talk import talk
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -137,4 +138,4 @@ def write_calibration(file: CalibrationFile, out: Path) -> None:
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise InputError(f"--out {out}: cannot be written ({error.strerror})") from error
-    print(f"wrote {out}: forebay engine --calibration {out}", file=sys.stderr)
+    talk(f"wrote {out}: forebay engine --calibration {out}")

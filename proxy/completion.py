@@ -1,0 +1,75 @@
+"""`forebay completion SHELL`: print a script that completes commands and options.
+
+The script asks `forebay __complete WORDS` at each key press, so that it never has to be renewed.
+"""
+
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from typing import Annotated
+
+import typer
+
+from forebay.proxy.command import new_app
+from forebay.traces.errors import InputError
+
+EXAMPLE = """Print a completion script for bash, zsh or fish.
+
+Example:
+
+  forebay completion bash >> ~/.bash_completion
+
+  forebay completion zsh > ~/.zfunc/_forebay
+
+  forebay completion fish > ~/.config/fish/completions/forebay.fish
+"""
+SCRIPTS = {
+    "bash": """_forebay() {
+  local IFS=$'\\n'
+  COMPREPLY=($(forebay __complete "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
+}
+complete -o bashdefault -o default -F _forebay forebay
+""",
+    "zsh": """#compdef forebay
+_forebay() {
+  local -a found
+  found=(${(f)"$(forebay __complete "${(@)words[2,CURRENT]}" 2>/dev/null)"})
+  if (( $#found )); then compadd -- $found; else _files; fi
+}
+compdef _forebay forebay
+""",
+    "fish": "complete -c forebay -a "
+    "'(forebay __complete (commandline -opc)[2..] (commandline -ct))'\n",
+}
+
+app = new_app(help=EXAMPLE)
+
+
+@app.command(help=EXAMPLE)
+def completion(shell: Annotated[str, typer.Argument(help="bash, zsh or fish")]) -> None:
+    if shell not in SCRIPTS:
+        raise InputError(f"no completion for {shell!r}; one of: {', '.join(SCRIPTS)}")
+    print(SCRIPTS[shell], end="")
+
+
+def candidates(words: Sequence[str], commands: dict[str, tuple[str, str]]) -> Iterable[str]:
+    """Return what may stand in place of the last word; nothing where a file name may.
+
+    Args:
+        words: those after `forebay`.
+        commands: as `cli.COMMANDS`.
+    """
+    *before, prefix = words or [""]
+    found: list[str] = [*commands, "--help", "--version"]
+    if before:
+        if before[0] not in commands:
+            return []
+        module, attribute = commands[before[0]][0].split(":")
+        command = typer.main.get_command(getattr(import_module(module), attribute))
+        for word in before[1:]:
+            command = getattr(command, "commands", {}).get(word, command)
+        found = [*getattr(command, "commands", {}), "--help", "--quiet"]
+        for param in command.params:
+            if param.param_type_name == "option" and not getattr(param, "hidden", False):
+                found += [*param.opts, *param.secondary_opts]
+    found = [one for one in dict.fromkeys(found) if one.startswith(prefix)]
+    return found if prefix.startswith("-") else [one for one in found if not one.startswith("-")]

@@ -1,0 +1,82 @@
+"""The events that the log knows, each with its level: the names are part of the interface.
+
+`error` means that clients get no service, or that a part of the proxy has failed. `warning` means
+that something is broken or degraded while clients are still served. All else is `info`.
+"""
+
+import logging
+from enum import Enum
+from typing import Protocol
+
+INFO, WARNING, ERROR = logging.INFO, logging.WARNING, logging.ERROR
+
+
+class LogEvent(Enum):
+    """An event: its name in JSON lines, its level, and what has happened."""
+
+    REQUEST = "request", INFO, "a request has ended (`debug` for requests outside the sample)"
+    LISTENING = "listening", INFO, "the proxy accepts connections"
+    DRAINING = "draining", INFO, "the proxy stops: no new requests, running ones finish"
+    REQUESTS_CUT = "requests_cut", WARNING, "requests were still running when the drain ended"
+    BACKEND_UP = "backend_up", INFO, "the backend takes work again, or for the first time"
+    BACKEND_DOWN = "backend_down", WARNING, "the backend refuses connections or fails /health"
+    BACKEND_EJECTED = "backend_ejected", WARNING, "the backend fails requests or is far too slow"
+    BACKEND_HALF_OPEN = (
+        *("backend_half_open", WARNING),
+        "an ejected backend is sent one request at a time, as a trial",
+    )
+    BACKEND_UNREACHABLE = "backend_unreachable", WARNING, "a configured backend is not up yet"
+    BACKEND_UNPROBED = "backend_unprobed", WARNING, "this proxy cannot probe the backend"
+    BACKEND_KV_CACHE = "backend_kv_cache", INFO, "the backend has reported its KV cache size"
+    BACKEND_RESTARTED = "backend_restarted", INFO, "KV events show that the backend has restarted"
+    BACKEND_REMOVED = "backend_removed", INFO, "a backend that left the configuration is empty"
+    NO_BACKEND = "no_backend", ERROR, "the last backend went down: requests get 503"
+    RELOAD_APPLIED = "reload_applied", INFO, "the new configuration is in force"
+    RELOAD_PARTLY = "reload_partly", WARNING, "some changed keys need a restart"
+    RELOAD_UNCHANGED = "reload_unchanged", INFO, "a reload found nothing new"
+    RELOAD_FAILED = "reload_failed", WARNING, "the running configuration stays in force"
+    RELOAD_BROKEN = "reload_broken", ERROR, "an internal error interrupted a reload: restart"
+    WORKERS_RELOADING = "workers_reloading", INFO, "every worker was told to reload"
+    WORKER_HANGS = "worker_hangs", WARNING, "a worker does not respond; after a while it is killed"
+    WORKER_RESPONDS = "worker_responds", INFO, "a worker that hung responds again"
+    WORKER_DIED = "worker_died", WARNING, "a worker process ended and is restarted"
+    OVERLOADED = "overloaded", WARNING, "the proxy sheds service classes to protect itself"
+    OVERLOAD_OVER = "overload_over", INFO, "all service classes are accepted again"
+    KEYS_LOADED = "keys_loaded", INFO, "API keys or certificates were read"
+    KEYS_SHORT = "keys_short", WARNING, "some API keys can be guessed"
+    KEYS_REFUSED = (
+        "keys_refused",
+        WARNING,
+        "new keys or certificates are bad: the old ones stay",
+    )
+    SHARE_CONNECTED = "share_connected", INFO, "the proxy exchanges its load with others again"
+    SHARE_LOST = "share_lost", WARNING, "the proxy decides alone"
+    KV_EVENTS_LOST = "kv_events_lost", WARNING, "KV events were missed: the prefix index is rebuilt"
+    PREFIX_ESTIMATED = "prefix_estimated", WARNING, "cached prefixes are estimated, not exact"
+    CAPTURE_STARTED = "capture_started", INFO, "traffic is captured in a file"
+    CAPTURE_DROPS = "capture_drops", WARNING, "the disk is too slow: rows are dropped"
+    CAPTURE_STOPPED = "capture_stopped", WARNING, "the capture has ended early"
+    HLOG_FAILED = "hlog_failed", WARNING, "the histogram log cannot be written"
+    INTERNAL_ERROR = "internal_error", ERROR, "a fault of the proxy itself: please report it"
+
+    def __init__(self, label: str, level: int, meaning: str) -> None:
+        self.label = label
+        self.level = level
+        self.meaning = meaning
+
+
+class Say(Protocol):
+    """A function that logs one event in one line."""
+
+    def __call__(
+        self, event: LogEvent, message: str, backend: str = "", reason: str = "", /
+    ) -> None: ...
+
+
+def reference() -> str:
+    """Return the table of all events, in Markdown."""
+    rows = [
+        f"| `{event.label}` | {logging.getLevelName(event.level).lower()} | {event.meaning} |"
+        for event in LogEvent
+    ]
+    return "\n".join(["| event | level | meaning |", "| --- | --- | --- |", *rows])

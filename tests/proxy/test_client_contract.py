@@ -1,0 +1,164 @@
+"""What a client is told: figures in refusals, and whose timeout counts."""
+
+import asyncio
+from math import inf
+from typing import Any
+
+import pytest
+from multidict import CIMultiDict
+from proxy_stage import Call, RawBackend, Stage, settle, stage
+
+from forebay.proxy.api.body import read_fields
+from forebay.proxy.api.token_estimate import TokenEstimate
+from forebay.proxy.core.model import Reject, Request
+from forebay.proxy.http1.errors import ApiError, rejected
+from forebay.replay.sim.clock import run
+
+LONG = "x" * 400_000
+READ_TIMEOUT, TIMEOUT = "x-stainless-read-timeout", "X-Request-Timeout"
+
+
+def timeout_of(headers: dict[str, str], sdk_timeout: bool = True) -> float:
+    parsed = read_fields(
+        {"prompt": "x"},
+        b"",
+        CIMultiDict(headers),
+        id_="a",
+        chat=False,
+        estimate=TokenEstimate(4.0),
+        block_bytes=2048,
+        sdk_timeout=sdk_timeout,
+    )
+    return parsed.request.timeout_s
+
+
+@pytest.mark.parametrize(
+    ("headers", "timeout_s"),
+    [
+        ({}, inf),
+        ({READ_TIMEOUT: "600"}, 600.0),  # the default of openai-python
+        ({READ_TIMEOUT: "2.0"}, 2.0),
+        ({READ_TIMEOUT: "2.0", TIMEOUT: "30"}, 30.0),
+        ({TIMEOUT: "30s"}, 30.0),
+        ({TIMEOUT: "500ms"}, 0.5),
+        *(({READ_TIMEOUT: odd}, inf) for odd in ("", "None", "nan", "0", "-1", "soon")),
+    ],
+)
+def test_the_timeout_that_counts(headers: dict[str, str], timeout_s: float) -> None:
+    assert timeout_of(headers) == timeout_s
+
+
+def test_the_sdk_timeout_can_be_left_out() -> None:
+    assert timeout_of({READ_TIMEOUT: "2.0"}, sdk_timeout=False) == inf
+    assert timeout_of({TIMEOUT: "3"}, sdk_timeout=False) == 3.0
+
+
+@pytest.mark.parametrize("odd", ["", "soon", "0", "-1s", "nan"])
+def test_a_timeout_that_somebody_wrote_must_be_one(odd: str) -> None:
+    with pytest.raises(ApiError, match="30s"):
+        timeout_of({TIMEOUT: odd})
+
+
+async def silent(call: Call) -> None:
+    await call.hung_up()
+
+
+async def told(on: Stage, body: dict[str, Any], **headers: str) -> tuple[int, str, str]:
+    """Status, message and Retry-After of one request."""
+    async with on.post(body, headers=headers) as response:
+        error = (await response.json())["error"]
+        return response.status, error["message"], response.headers.get("Retry-After", "")
+
+
+def busy(bucket: dict[str, Any], ask: Any, **keys: Any) -> None:
+    """Let `ask(stage)` run while a long prompt keeps the only backend busy."""
+
+    async def main() -> None:
+        async with RawBackend(silent).running() as backend:
+            bucket_ = {"name": "all", "up_to": 150_000, **bucket}
+            async with stage([backend.url], buckets=[bucket_], **keys) as on:
+                body = {"prompt": LONG, "stream": True, "max_tokens": 3}
+                held = [asyncio.create_task(on.post(body).__aenter__()) for _ in range(2)]
+                await settle()
+                await asyncio.sleep(0.1)
+                await ask(on)
+                for task in held:
+                    task.cancel()
+                await asyncio.gather(*held, return_exceptions=True)
+
+    run(main())
+
+
+def test_a_prompt_that_is_too_long_is_told_both_lengths() -> None:
+    async def ask(on: Stage) -> None:
+        status, message, _ = await told(on, {"prompt": "x" * 800_000})
+        assert (status, message) == (413, "Prompt is about 200,000 tokens; limit 150,000.")
+
+    busy({}, ask, tokens={"bytes_per_token": 4.0})
+
+
+def test_a_wait_beyond_the_limit_is_told_with_the_limit() -> None:
+    async def ask(on: Stage) -> None:
+        status, message, again = await told(on, {"prompt": "y", "stream": True})
+        assert status == 429
+        wait_s = float(message.removeprefix("Expected wait ").split(" s")[0])
+        assert wait_s > 1.0
+        assert message == f"Expected wait {wait_s:.0f} s, limit 1.0 s; retry after {again} s."
+
+    busy({"max_wait": "1s"}, ask)
+
+
+@pytest.mark.parametrize("header", [READ_TIMEOUT, TIMEOUT])
+def test_a_wait_beyond_the_timeout_is_told_with_the_timeout(header: str) -> None:
+    async def ask(on: Stage) -> None:
+        status, message, again = await told(on, {"prompt": "y", "stream": True}, **{header: "2.0"})
+        assert status == 429
+        assert message.startswith("Expected first token after ")
+        assert message.endswith(f" s, your timeout is 2.0 s; retry after {again} s.")
+
+    busy({"max_wait": "90s"}, ask)
+
+
+def test_the_sdk_timeout_does_not_count_where_the_configuration_says_so() -> None:
+    async def ask(on: Stage) -> None:
+        with pytest.raises(TimeoutError):  # it waits
+            async with asyncio.timeout(5):
+                await told(on, {"prompt": "y", "stream": True}, **{READ_TIMEOUT: "2.0"})
+
+    busy({"max_wait": "90s"}, ask, admission={"sdk_timeout": False})
+
+
+def test_a_full_queue_is_told_with_its_length() -> None:
+    async def ask(on: Stage) -> None:
+        status, message, again = await told(on, {"prompt": "y", "stream": True})
+        wanted = f"1 requests of this length are waiting, limit 1; retry after {again} s."
+        assert (status, message) == (429, wanted)
+
+    busy({"max_wait": "90s", "max_queue": 1}, ask)
+
+
+def test_a_retry_without_hope_is_not_recommended() -> None:
+    async def ask(on: Stage) -> None:
+        headers = {TIMEOUT: "0.5"}
+        status, message, _ = await told(on, {"prompt": "z" * 400_000, "stream": True}, **headers)
+        assert status == 429
+        assert message.endswith("A retry will not help: the prompt alone takes longer.")
+        assert "retry after" not in message
+
+    busy({"max_wait": "90s"}, ask)
+
+
+def test_a_request_whose_record_is_gone_is_told_why_without_figures() -> None:
+    action = Reject(Request("a", 1), "deadline_unattainable", "chat", 0.0, 12.0)
+    message = "The server cannot answer this request in time; retry after 12 s."
+    assert rejected(action).message == message
+
+
+def test_an_unknown_path_is_told_which_exist() -> None:
+    async def main() -> None:
+        async with RawBackend().running() as backend, stage([backend.url]) as on:
+            async with on.client.get(f"{on.url}/v1/chats") as response:
+                message = (await response.json())["error"]["message"]
+            assert message.startswith("Unknown path. Available: /v1/chat/completions, /v1/comp")
+
+    run(main())

@@ -1,0 +1,17 @@
+"""What the proxy has logged, as a list of lines with their events."""
+
+from forebay.proxy.telemetry.events import LogEvent
+
+
+class Said(list[str]):
+    """The messages; `events` has the event, backend and reason of each. Call it to add one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[tuple[LogEvent, str, str]] = []
+
+    def __call__(
+        self, event: LogEvent, message: str, backend: str = "", reason: str = "", /
+    ) -> None:
+        self.append(message)
+        self.events.append((event, backend, reason))

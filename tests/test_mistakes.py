@@ -1,0 +1,167 @@
+"""A mistake gets one line that says what is wrong and what would be right, and exit status 2."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from forebay.proxy.cli import main
+
+BACKEND = "--backend http://127.0.0.1:1"
+TO = "--target http://127.0.0.1:1 --out run"
+MODEL = "--model llama-3-8b"
+FILES = {
+    "good.jsonl": json.dumps({"id": "a", "arrival_s": 0, "input_tokens": 5, "output_tokens": 5}),
+    "text.txt": "hello",
+    "unknown.yaml": "backendz: []",
+    "bukets.yaml": "bukets: []",
+    "two.yaml": "buckets: [{name: a, up_to: lots}, {name: b, up_to: 5, max_wait: soon}]",
+    "list.yaml": "- a",
+    "tuple.yaml": "backends: http://127.0.0.1:1",
+    "broken.yaml": "listen: {port: 1\nx: [",
+    "events.yaml": "backends: [{url: 'http://127.0.0.1:1', kv_events: 'tcp://127.0.0.1'}]",
+    "policy.yaml": "routing: fastest\nbackends: [{url: 'http://127.0.0.1:1'}]",
+    "config.json": "{}",
+}
+MISTAKES = [
+    ("--install-completion", "no command"),
+    ("prox", "did you mean proxy?"),
+    ("proxy --prot 1", "--port"),
+    ("proxy --port x", "'--port': give a whole number"),
+    (f"proxy {BACKEND} --port 70000", "listen.port: 70000: give 65535 or less"),
+    ("proxy --backend 127.0.0.1:8001", "give a URL such as http://127.0.0.1:8001"),
+    ("proxy", "no backend: give --backend"),
+    ("proxy extra", "unexpected extra argument"),
+    ("proxy --config nowhere.yaml", "nowhere.yaml: No such file"),
+    ("proxy --config unknown.yaml", "backendz: unknown key; did you mean backends?"),
+    ("proxy --config bukets.yaml", "bukets: unknown key; did you mean buckets?"),
+    ("proxy --config two.yaml", "buckets.0.up_to: 'lots': give a whole number; buckets.1.max_wait"),
+    ("proxy --config list.yaml", "give keys and values"),
+    ("proxy --config tuple.yaml", "backends: 'http://127.0.0.1:1': give a list"),
+    ("proxy --config broken.yaml", "broken.yaml:2: "),
+    ("proxy --config events.yaml --check-config", "give a ZeroMQ endpoint"),
+    ("proxy --config policy.yaml", "fastest"),
+    (f"proxy {BACKEND} --workers 0", "--workers 0: give 1 to 256"),
+    (f"proxy {BACKEND} --workers many", "'--workers': give a whole number"),
+    ("explain", "Missing argument 'request_id'"),
+    ("explain ID --admin http://127.0.0.1:1", "is it the admin port of a running proxy?"),
+    ("explain ID --admin nowhere", "give a URL"),
+    ("engine", "--model llama-3-8b"),
+    ("engine --model gpt-5", "no such model; the simulated ones are llama-3-8b"),
+    (f"engine {MODEL} --gpu abacus", "no such GPU; the simulated ones are"),
+    (f"engine {MODEL} --port 99999", "'--port': give 65535 or less"),
+    (f"engine {MODEL} --fault nonsense", "NAME one of unhealthy"),
+    (f"engine {MODEL} --time-scale 0", "more than 0"),
+    (f"engine {MODEL} --kv-events-config x", "not JSON"),
+    (f"engine {MODEL} --vllm-version 9", "give 0.11"),
+    (f"engine {MODEL} --max-num-seqs 0", "1 or more"),
+    (f"engine {MODEL} --max-num-seqs all", "'--max-num-seqs': give a whole number"),
+    (f"engine calibrate nowhere.csv {MODEL} --gpu h200", "nowhere.csv: cannot be read"),
+    ("engine calibrate", "Missing"),
+    ("replay", "Missing argument 'trace'"),
+    ("replay good.jsonl", "Missing option '--target'"),
+    ("replay good.jsonl --target nowhere --out run", "write e.g. http://127.0.0.1:8080"),
+    (f"replay good.jsonl {TO}", "cannot be reached"),
+    (f"replay nowhere.jsonl {TO}", "nowhere.jsonl: no such file"),
+    (f"replay text.txt {TO}", "text.txt:1: not JSON"),
+    (f"replay good.jsonl {TO} --duration soon", "give a time such as 90, 3m or 500ms"),
+    (f"replay good.jsonl {TO} --rate -1", "--rate: -1 is not a number above 0"),
+    (f"replay good.jsonl {TO} --rate fast", "'--rate': give a number"),
+    (f"replay good.jsonl {TO} --slo chat", "e.g. chat.ttft=2s"),
+    (f"replay good.jsonl {TO} --slo chat.ttft_p95=2s", "one of: ttft, e2e, tpot, stall"),
+    (f"replay good.jsonl {TO} --arrivals weekly", "none of trace, constant, poisson"),
+    (f"replay good.jsonl {TO} --buckets chat", "write e.g. chat:5000,document:131072"),
+    ("simulate", "Missing argument 'trace'"),
+    ("simulate nowhere.jsonl", "no such file; check the path"),
+    ("simulate good.jsonl --policy fastest", "no such policy; warm_or_least_work"),
+    ("simulate good.jsonl --gpus 0", "--gpus 0: give 1 or more"),
+    ("simulate good.jsonl --gpus two", "'--gpus': give a whole number"),
+    ("simulate good.jsonl --sweep gpus", "e.g. gpus=2,4,8"),
+    ("simulate good.jsonl --sweep colour=red,blue", "no option 'colour'; there are gpus"),
+    ("simulate good.jsonl --model gpt", "no such model"),
+    ("simulate good.jsonl --gpu toaster", "no such GPU"),
+    ("simulate good.jsonl --explain nobody", "no such request"),
+    ("simulate good.jsonl --config unknown.yaml", "did you mean backends?"),
+    ("simulate good.jsonl --jobs 0", "'--jobs': give 1 or more"),
+    ("simulate good.jsonl --duration 3days", "give a time such as 90, 3m or 500ms"),
+    ("traces", "Missing command"),
+    ("traces descripe x", "No such command 'descripe'"),
+    ("traces describe nowhere.jsonl", "no such file; check the path"),
+    ("traces describe text.txt", "text.txt:1: not JSON"),
+    ("traces fetch nothing", "one of: mooncake-conversation"),
+    ("traces import nothing text.txt -o x.jsonl", "one of: azure, mooncake"),
+    ("traces synth documents --users 0 -o x.jsonl", "--users 0: give 1 or more"),
+    ("traces synth documents --duration 0 -o x.jsonl", "give more than 0 seconds"),
+    ("traces synth documents --rate -2 -o x.jsonl", "more than 0 requests a second"),
+    ("report", "Missing argument"),
+    ("report nowhere", "give a run folder"),
+    ("report good.jsonl", "a file; give a run folder"),
+    ("compare good.jsonl", "Missing argument 'B'"),
+    ("compare a b", "give a run folder"),
+    ("compare a b c", "unexpected extra argument"),
+    ("size", "Missing option '--users'"),
+    ("size --users 5", "Missing option '--document-tokens'"),
+    ("size --users some --document-tokens 1000", "'--users': give a whole number"),
+    ("kv", "--model: give a name such as llama-3-8b"),
+    ("kv --model gpt", "no such model"),
+    (f"kv {MODEL} --gpu abacus", "or give --gpu-memory-gib"),
+    ("kv --model config.json --gpu h200", "num_attention_heads is missing"),
+    (f"kv {MODEL} --gpu h200 --length lots", "give tokens, such as 8192,32768,131072"),
+    ("kv verify nowhere.log", "nowhere.log"),
+    ("experiment", "Missing command"),
+    ("experiment nothing", "No such command 'nothing'"),
+    ("experiment prefill", "Missing option '--target'"),
+    ("experiment prefill --target llama-3-8b --out x", "or sim:MODEL@GPU"),
+    ("experiment prefill --target sim:gpt@h200 --out x", "no such model"),
+    ("fleet up", "Missing option '--model'"),
+    ("fleet up --model x/y --dry-run --gpu abacus", "--gpu abacus: memory unknown"),
+    ("fleet status --dir nowhere", "no such folder; `forebay fleet up` makes it"),
+    ("demo --duration 0", "--duration 0: give more than 0 seconds"),
+    ("demo --duration soon", "give a time such as 90, 3m or 500ms"),
+    ("demo --model gpt --out y", "no such model"),
+    ("bench", "Missing argument 'name'"),
+    ("bench nothing", "give one of mooncake"),
+    ("completion", "Missing argument 'shell'"),
+]
+
+
+@pytest.mark.parametrize(("line", "words"), MISTAKES, ids=[line for line, _ in MISTAKES])
+def test_a_mistake_gets_one_line(
+    line: str,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text + "\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(shlex.split(line)) == 2
+    out, err = capfd.readouterr()
+    assert words in err
+    assert err.startswith("forebay")
+    assert err.count("\n") == 1
+    assert not out
+    for leak in ("Traceback", "Input should be", "unable to parse", "pydantic", "Errno"):
+        assert leak not in err
+    assert {path.name for path in tmp_path.iterdir()} == set(FILES)
+
+
+def test_the_check_of_a_configuration_finds_what_the_start_would_find(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The extra of KV events is not installed."""
+    config = tmp_path / "f.yaml"
+    endpoint = "tcp://127.0.0.1:5557"
+    config.write_text(f"backends: [{{url: 'http://127.0.0.1:1', kv_events: '{endpoint}'}}]\n")
+    monkeypatch.setitem(__import__("sys").modules, "msgspec", None)
+    assert main(["proxy", "--config", str(config), "--check-config"]) == 2
+    assert "kv_events needs msgspec, which is not installed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", ["3m", "180", "180s"])
+def test_a_time_may_have_a_unit(given: str) -> None:
+    from forebay.proxy.command import time_option
+
+    assert time_option(given) == 180.0
