@@ -8,6 +8,7 @@ schema there; their parts are checked here.
 import json
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,12 @@ pytestmark = needs_tool("kubernetes-validate")
 
 
 def helm(values: dict[str, Any]) -> dict[str, Any]:
-    asked = json.dumps({"chart": str(CHART), "values": values})
+    """What Helm makes of `values`: {"manifests", "messages"}, or {"error"}."""
+    return ask_helm(json.dumps({"chart": str(CHART), "values": values}))
+
+
+@cache  # starting it takes a second
+def ask_helm(asked: str) -> dict[str, Any]:
     script = str(TESTS / "support" / "helm_render.py")
     done = subprocess.run(
         [tool("python"), script], input=asked, capture_output=True, text=True, check=True

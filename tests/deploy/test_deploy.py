@@ -58,7 +58,13 @@ def test_every_metric_is_in_the_manual() -> None:
     assert found == named
 
 
-def test_the_manual_names_real_files() -> None:
-    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
-    for path in re.findall(r"\]\((?!http)([^)#]+)\)", text):
-        assert (ROOT / "docs" / path).exists(), path
+@pytest.mark.parametrize("page", ["operations.md", "deploy.md"])
+def test_the_manual_names_real_files(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    for path, anchor in re.findall(r"\]\((?!http)([^)#]*)(?:#([^)]+))?\)", text):
+        target = ROOT / "docs" / path if path else ROOT / "docs" / page
+        assert target.exists(), path
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+            slugs = {re.sub(r"[^\w -]", "", one).lower().replace(" ", "-") for one in headings}
+            assert anchor in slugs, f"{path}#{anchor}"

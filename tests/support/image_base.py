@@ -13,8 +13,8 @@ PASSWD = "root:x:0:0::/root:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n"
 
 def write_base(root: Path) -> None:
     """Write a root file system with a shell and `python`, as in python:3.12-slim, to `root`."""
-    for folder in ("bin", "etc", "tmp", "proc", "dev", "usr/local/bin", "lib64"):
-        (root / folder).mkdir(parents=True)
+    for name in ("bin", "etc", "tmp", "proc", "dev", "usr/local/bin", "lib64"):
+        (root / name).mkdir(parents=True)
     (root / "tmp").chmod(0o1777)
     (root / "etc" / "passwd").write_text(PASSWD)
     programs = [Path(found) for name in PROGRAMS if (found := shutil.which(name))]
@@ -29,8 +29,8 @@ def write_base(root: Path) -> None:
     modules = [*(standard / "lib-dynload").glob("*.so")]
     for library in _libraries([*programs, python, *modules]):
         _copy(root, library)
-    for folder in root.rglob("*/"):
-        folder.chmod(folder.stat().st_mode | 0o755)  # a parent such as /root may be closed
+    for made in root.rglob("*/"):
+        made.chmod(made.stat().st_mode | 0o755)  # a parent such as /root may be closed
 
 
 def _libraries(files: list[Path]) -> set[Path]:
