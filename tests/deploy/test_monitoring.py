@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 import yaml
-from paths import ROOT
+from deploy_tools import needs_tool, tool
+from paths import ROOT, TESTS
 from ports import free_ports
 from prometheus_client.parser import text_string_to_metric_families
 from started import FOREBAY, eventually, started
@@ -33,7 +34,8 @@ FOLDER = ROOT / "deploy" / "prometheus"
 RULES = yaml.safe_load((FOLDER / "rules.yml").read_text(encoding="utf-8"))
 ALL_RULES = [rule for group in RULES["groups"] for rule in group["rules"]]
 ALERTS = [rule["alert"] for rule in ALL_RULES if "alert" in rule]
-DASHBOARD = json.loads((ROOT / "deploy/grafana/forebay.json").read_text(encoding="utf-8"))
+GRAFANA = ROOT / "deploy" / "grafana" / "forebay.json"
+DASHBOARD = json.loads(GRAFANA.read_text(encoding="utf-8"))
 needs_prometheus = pytest.mark.skipif(
     not shutil.which("prometheus") or not shutil.which("promtool"),
     reason="needs prometheus and promtool (Debian package prometheus)",
@@ -95,6 +97,27 @@ def test_the_dashboard_can_be_imported() -> None:
     variables = {variable["name"] for variable in DASHBOARD["templating"]["list"]}
     for _, query in panel_queries():
         assert set(re.findall(r"\$(\w+)", query)) <= variables | {"__rate_interval"}
+
+
+def lost(written: Any, read: Any, path: str = "") -> Iterator[str]:
+    """Paths of what stands in `written` and not in `read`."""
+    if isinstance(written, dict) and isinstance(read, dict):
+        for key, value in written.items():
+            yield from lost(value, read[key], f"{path}/{key}") if key in read else [f"{path}/{key}"]
+    elif isinstance(written, list) and isinstance(read, list) and len(written) == len(read):
+        for at, pair in enumerate(zip(written, read, strict=True)):
+            yield from lost(*pair, f"{path}/{at}")
+    elif written != read:
+        yield path
+
+
+@needs_tool("python")
+def test_grafana_knows_every_key_of_the_dashboard() -> None:
+    words = [tool("python"), str(TESTS / "support/grafana_reads.py"), str(GRAFANA)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    unknown = set(lost(DASHBOARD, json.loads(done.stdout)))
+    # The Prometheus data source reads this one; the types know the keys of all data sources only.
+    assert {path for path in unknown if not path.endswith("/titleFormat")} == set()
 
 
 def test_every_alert_is_tested_and_explained() -> None:
