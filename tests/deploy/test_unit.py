@@ -46,7 +46,7 @@ wait_for
 show
 pid=$(systemctl --user show forebay-proxy -p MainPID --value)
 grep -E '^(CapEff|NoNewPrivs|Seccomp|Umask):' "/proc/$pid/status"
-grep -E ' / ' "/proc/$pid/mountinfo" | cut -d' ' -f6
+awk '$5 == "/" {print "root=" $6}' "/proc/$pid/mountinfo"
 sed -i s/chat/talk/ /run/forebay.yaml
 systemctl --user reload forebay-proxy
 "$4" "$5"
@@ -119,7 +119,7 @@ def test_systemd_starts_reloads_and_stops_it(unit: Path, tmp_path: Path) -> None
     assert re.search(r"^CapEff:\s+0+$", told, re.M)
     assert re.search(r"^NoNewPrivs:\s+1$", told, re.M)
     assert re.search(r"^Seccomp:\s+2$", told, re.M)  # a filter of system calls
-    assert re.search(r"^ro\b", told, re.M)  # ProtectSystem=strict
+    assert re.search(r"^root=ro\b", told, re.M)  # ProtectSystem=strict
     assert "talk" in json.dumps(json.loads(status))  # after systemctl reload
     assert "ActiveState=inactive" in end
     assert "Result=success" in end
