@@ -25,8 +25,8 @@ from started import PATIENCE_S, started
 CONTAINERFILE = ROOT / "deploy" / "Containerfile"
 BASE = "docker.io/library/python:3.12-slim"
 needs_builder = pytest.mark.skipif(
-    not os.environ.get("FOREBAY_IMAGE") or not shutil.which("buildah") or os.geteuid() != 0,
-    reason="takes two minutes: set FOREBAY_IMAGE=1; needs buildah, and to be root",
+    not os.environ.get("TEST_IMAGE") or not shutil.which("buildah") or os.geteuid() != 0,
+    reason="takes two minutes: set TEST_IMAGE=1; needs buildah, and to be root",
 )
 
 
