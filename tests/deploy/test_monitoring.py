@@ -1,0 +1,285 @@
+"""Rules and dashboard name metrics that exist, and a real Prometheus raises the alerts.
+
+Prometheus and promtool are Debian's package `prometheus`; .ci/run installs it.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+import threading
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from deploy_tools import needs_tool, tool
+from paths import ROOT, TESTS
+from ports import free_ports
+from prometheus_client.parser import text_string_to_metric_families
+from started import FOREBAY, eventually, started
+
+from forebay.proxy.core.explain.receipt import Receipts
+from forebay.proxy.core.model import BackendSpec, Bucket
+from forebay.proxy.core.shaper import Shaper
+from forebay.proxy.telemetry.decision_metrics import DecisionMetrics
+from forebay.proxy.telemetry.metrics import ProxyMetrics
+
+FOLDER = ROOT / "deploy" / "prometheus"
+RULES = yaml.safe_load((FOLDER / "rules.yml").read_text(encoding="utf-8"))
+ALL_RULES = [rule for group in RULES["groups"] for rule in group["rules"]]
+ALERTS = [rule["alert"] for rule in ALL_RULES if "alert" in rule]
+GRAFANA = ROOT / "deploy" / "grafana" / "forebay.json"
+DASHBOARD = json.loads(GRAFANA.read_text(encoding="utf-8"))
+needs_prometheus = pytest.mark.skipif(
+    not shutil.which("prometheus") or not shutil.which("promtool"),
+    reason="needs prometheus and promtool (Debian package prometheus)",
+)
+WORDS = {"by", "without", "on", "and", "or", "unless", "bool"}
+
+
+def panel_queries() -> list[tuple[str, str]]:
+    """Title and query of everything that the dashboard draws."""
+    drawn = [(p["title"], t["expr"]) for p in DASHBOARD["panels"] for t in p.get("targets", ())]
+    return drawn + [(a["name"], a["expr"]) for a in DASHBOARD["annotations"]["list"]]
+
+
+def metrics_in(query: str) -> set[str]:
+    bare = re.sub(r'"[^"]*"', "", query)
+    bare = re.sub(r"offset \w+|\{[^}]*\}|\[[^\]]*\]|\b(?:by|without|on)\s*\([^)]*\)", " ", bare)
+    return set(re.findall(r"\b(?<![\d.])[a-zA-Z_:][\w:]*\b(?!\s*\()", bare)) - WORDS
+
+
+def exported() -> set[str]:
+    """Names of all samples that a proxy can export, and of what the rules record."""
+    shaper = Shaper([BackendSpec("b0", 1)], [Bucket("chat", 9)])
+    metrics = ProxyMetrics(shaper)
+    metrics.registry.register(DecisionMetrics(shaper, Receipts(1), lambda: 0.0))
+    names = {rule["record"] for rule in ALL_RULES if "record" in rule} | {"up", "ALERTS"}
+    for family in text_string_to_metric_families(metrics.text().decode()):
+        suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}
+        names |= {family.name + suffix for suffix in suffixes.get(family.type, [""])}
+    return names
+
+
+def test_the_rules_name_metrics_that_exist() -> None:
+    known = exported()
+    for rule in ALL_RULES:
+        assert metrics_in(rule["expr"]) <= known, rule
+
+
+def test_the_dashboard_names_metrics_that_exist() -> None:
+    known = exported()
+    for title, query in panel_queries():
+        assert metrics_in(query), title
+        assert metrics_in(query) <= known, title
+
+
+def test_an_unknown_metric_is_noticed() -> None:
+    assert metrics_in('sum by (bucket) (rate(forebay_gone_total{bucket!="a"}[5m])) > 0.5') == {
+        "forebay_gone_total"
+    }
+
+
+def test_the_dashboard_can_be_imported() -> None:
+    panels = DASHBOARD["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    for panel in panels:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24, panel["title"]
+        if panel["type"] != "row":
+            assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+    variables = {variable["name"] for variable in DASHBOARD["templating"]["list"]}
+    for _, query in panel_queries():
+        assert set(re.findall(r"\$(\w+)", query)) <= variables | {"__rate_interval"}
+
+
+def lost(written: Any, read: Any, path: str = "") -> Iterator[str]:
+    """Paths of what stands in `written` and not in `read`."""
+    if isinstance(written, dict) and isinstance(read, dict):
+        for key, value in written.items():
+            yield from lost(value, read[key], f"{path}/{key}") if key in read else [f"{path}/{key}"]
+    elif isinstance(written, list) and isinstance(read, list) and len(written) == len(read):
+        for at, pair in enumerate(zip(written, read, strict=True)):
+            yield from lost(*pair, f"{path}/{at}")
+    elif written != read:
+        yield path
+
+
+@needs_tool("python")
+def test_grafana_knows_every_key_of_the_dashboard() -> None:
+    words = [tool("python"), str(TESTS / "support/grafana_reads.py"), str(GRAFANA)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    unknown = set(lost(DASHBOARD, json.loads(done.stdout)))
+    # The Prometheus data source reads this one; the types know the keys of all data sources only.
+    assert {path for path in unknown if not path.endswith("/titleFormat")} == set()
+
+
+def test_every_alert_is_tested_and_explained() -> None:
+    """Each has a staged fault, is silent on a healthy proxy, and has its part of the manual."""
+    tests = yaml.safe_load((FOLDER / "rules.test.yml").read_text(encoding="utf-8"))["tests"]
+    healthy, *faults = tests
+    assert [test["alertname"] for test in healthy["alert_rule_test"]] == ALERTS
+    assert not any(test.get("exp_alerts") for test in healthy["alert_rule_test"])
+    assert [fault["name"] for fault in faults] == ALERTS
+    for fault in faults:
+        assert fault["alert_rule_test"][-1]["alertname"] == fault["name"]
+        assert fault["alert_rule_test"][-1]["exp_alerts"]
+    manual = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+    headings = {line.lstrip("# ").lower() for line in manual.splitlines() if line.startswith("#")}
+    for rule in ALL_RULES:
+        if "alert" in rule:
+            page, _, anchor = rule["annotations"]["runbook"].partition("#")
+            assert page == "docs/deploy.md"
+            assert anchor == rule["alert"].lower()
+            assert anchor in headings
+
+
+@needs_prometheus
+def test_the_rules_pass_their_unit_tests() -> None:
+    done = subprocess.run(
+        ["promtool", "test", "rules", "rules.test.yml"], cwd=FOLDER, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_prometheus
+def test_the_scrape_configuration_is_valid() -> None:
+    done = subprocess.run(
+        ["promtool", "check", "config", str(FOLDER / "prometheus.yml")],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+class Prometheus:
+    def __init__(self, port: int) -> None:
+        self._url = f"http://127.0.0.1:{port}/api/v1/query?"
+
+    def __call__(self, query: str) -> list[dict[str, Any]]:
+        words = urllib.parse.urlencode({"query": query})
+        with urllib.request.urlopen(self._url + words, timeout=10) as answer:
+            found: list[dict[str, Any]] = json.load(answer)["data"]["result"]
+        return found
+
+    def firing(self) -> set[str]:
+        return {found["metric"]["alertname"] for found in self('ALERTS{alertstate="firing"}')}
+
+
+class Stage(ExitStack):
+    """Two engines, a proxy and a Prometheus, in which minutes are seconds."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._ports = free_ports(5)
+        *engines, self.port, admin, prometheus = self._ports
+        self.config = folder / "forebay.yaml"
+        self.query = Prometheus(prometheus)
+        self.engines = [
+            self._start(
+                folder / f"engine{port}.log", f"http://127.0.0.1:{port}/health",
+                *FOREBAY, "engine", "--model", "llama-3-8b", "--port", str(port),
+            )
+            for port in engines
+        ]  # fmt: skip
+        backends = [
+            {"name": f"gpu{n}", "url": f"http://127.0.0.1:{p}"} for n, p in enumerate(engines)
+        ]
+        self.config.write_text(json.dumps({"backends": backends, "health": {"timeout": "30s"}}))
+        self.proxy = self._start(
+            folder / "proxy.log", f"http://127.0.0.1:{admin}/readyz",
+            *FOREBAY, "proxy", "--config", str(self.config), "--port", str(self.port),
+            "--admin-port", str(admin),
+        )  # fmt: skip
+        rules = (FOLDER / "rules.yml").read_text(encoding="utf-8")
+        rules = re.sub(r"\[\d+[mh]\]", "[10s]", rules).replace("offset 5m", "offset 10s")
+        (folder / "rules.yml").write_text(re.sub(r"for: \d+m", "for: 1s", rules))
+        settings = (FOLDER / "prometheus.yml").read_text().replace("15s", "1s")
+        (folder / "prometheus.yml").write_text(settings.replace("proxy:9090", f"127.0.0.1:{admin}"))
+        self._start(
+            folder / "prometheus.log", f"http://127.0.0.1:{prometheus}/-/ready",
+            "prometheus", f"--config.file={folder}/prometheus.yml",
+            f"--storage.tsdb.path={folder}/db", f"--web.listen-address=127.0.0.1:{prometheus}",
+        )  # fmt: skip
+
+    def _start(self, log: Path, ready: str, *words: str) -> subprocess.Popen[bytes]:
+        return self.enter_context(started(words, log, ready))
+
+    def ask(self, tokens: int = 3) -> None:
+        """Send one streaming chat; refusals and failures are part of the stage."""
+        body = {
+            "messages": [{"role": "user", "content": "hello " * 400}], "max_tokens": tokens,
+            "stream": True, "stream_options": {"include_usage": True},
+        }  # fmt: skip
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/v1/chat/completions", json.dumps(body).encode(),
+            {"content-type": "application/json"},
+        )  # fmt: skip
+        with (
+            suppress(OSError, HTTPException),
+            urllib.request.urlopen(request, timeout=30) as answer,
+        ):
+            answer.read()
+
+    @contextmanager
+    def load(self) -> Iterator[None]:
+        """Short chats and, beside them, answers of some seconds, until the block ends."""
+        ended = threading.Event()
+
+        def send(tokens: int) -> None:
+            while not ended.wait(0.1):
+                self.ask(tokens)
+
+        threads = [threading.Thread(target=send, args=[n]) for n in (3, 500, 500, 500, 500)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            for thread in threads:
+                thread.join()
+
+    def blank(self) -> set[str]:
+        """Titles of what the dashboard draws that has no data now."""
+        return {
+            title
+            for title, query in panel_queries()
+            if not self.query(query.replace("$instance", ".*").replace("$__rate_interval", "10s"))
+        }
+
+
+FAULTS_ONLY = {"Refused, by reason", "Failures and retries", "Alerts", "Configuration changes"}
+
+
+@needs_prometheus
+@pytest.mark.timeout(240)
+def test_alerts_follow_staged_faults(tmp_path: Path) -> None:
+    with Stage(tmp_path) as stage, stage.load():
+        eventually(lambda: stage.blank() <= FAULTS_ONLY)
+        recorded = [rule["record"] for rule in ALL_RULES if "record" in rule]
+        no_fault = {"forebay:rejected:ratio_rate5m", "forebay:refused_needlessly:ratio_rate1h"}
+        eventually(lambda: {name for name in recorded if not stage.query(name)} <= no_fault)
+        # Not asserted here: what a busy machine itself can raise.
+        busy = {"ForebayEventLoopLag", "ForebaySlowFirstToken", "ForebayPredictionsOff"}
+        busy |= {"ForebayAdmittedLate", "ForebayShedding", "ForebayRefusesNeedlessly"}
+        assert stage.query.firing() <= busy
+
+        stage.config.write_text(stage.config.read_text() + "{")
+        eventually(lambda: "ForebayBadConfiguration" in stage.query.firing())
+        stage.engines[1].kill()
+        eventually(lambda: "ForebayCutStreams" in stage.query.firing())
+        eventually(lambda: "ForebayBackendDown" in stage.query.firing())
+        assert "ForebayNoBackend" not in stage.query.firing()
+        stage.engines[0].kill()
+        eventually(lambda: {"ForebayNoBackend", "ForebayRefusing"} <= stage.query.firing())
+        assert "ForebayDown" not in stage.query.firing()
+        assert stage.blank() <= {"Configuration changes"}
+        stage.proxy.kill()
+        eventually(lambda: "ForebayDown" in stage.query.firing())
+        assert "ForebayNoBackend" not in stage.query.firing()

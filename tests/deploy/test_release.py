@@ -1,0 +1,193 @@
+"""What a release consists of builds, and the files around it are valid."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+from deploy_tools import needs_tool, tool
+from paths import ROOT
+from release_version import versions
+
+GITHUB = ROOT / ".github"
+WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
+FORMS = sorted((GITHUB / "ISSUE_TEMPLATE").glob("*.yml"))
+LINES = [line for file in WORKFLOWS for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def test_every_file_has_the_same_version() -> None:
+    assert len({version for _, version in versions()}) == 1, versions()
+
+
+@needs_tool("check-jsonschema")
+@pytest.mark.parametrize(
+    ("schema", "files"),
+    [
+        ("github-workflows", WORKFLOWS),
+        ("github-issue-forms", FORMS),
+        ("dependabot", [GITHUB / "dependabot.yml"]),
+        ("citation-file-format", [ROOT / "CITATION.cff"]),
+        ("compose-spec", [ROOT / "deploy" / "compose.yaml"]),
+    ],
+)
+def test_the_file_matches_its_schema(schema: str, files: list[Path]) -> None:
+    words = [tool("check-jsonschema"), "--builtin-schema", f"vendor.{schema}", *map(str, files)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@needs_tool("zizmor")
+def test_the_workflows_are_safe() -> None:
+    words = (tool("zizmor"), "--offline", "--no-progress", str(GITHUB))
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_actions_are_pinned_by_commit() -> None:
+    used = [match[1] for line in LINES if (match := re.search(r"uses: (.*)", line))]
+    assert used
+    for action in used:
+        assert re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v[\d.]+", action), action
+
+
+def test_the_workflows_run_what_is_here() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in re.findall(r"run: make ([\w-]+)", "\n".join(LINES)):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+    for file in re.findall(r"(?<!\S)(?:deploy|tests|\.ci)/[\w./-]+", "\n".join(LINES)):
+        assert (ROOT / file).exists(), file
+
+
+@needs_tool("hadolint")
+def test_the_containerfile_is_clean() -> None:
+    words = (tool("hadolint"), str(ROOT / "deploy" / "Containerfile"))
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@needs_tool("cibuildwheel")
+def test_wheels_are_built_for_every_python() -> None:
+    words = (tool("cibuildwheel"), "--print-build-identifiers", "--platform", "linux")
+    done = subprocess.run(
+        [*words, "--archs", "x86_64,aarch64", str(ROOT)], capture_output=True, text=True
+    )
+    assert set(done.stdout.split()) == {
+        f"cp3{minor}-manylinux_{machine}"
+        for minor in (11, 12, 13, 14)
+        for machine in ("x86_64", "aarch64")
+    }
+
+
+@needs_tool("cyclonedx-py")
+def test_the_bill_of_materials_lists_the_lock(tmp_path: Path) -> None:
+    """With the command of the release workflow."""
+    line = next(line for line in LINES if "cyclonedx-py" in line)
+    words = re.sub(r"^.*cyclonedx-py ", "", line).split()
+    out = tmp_path / words[-1]
+    command = [tool("cyclonedx-py"), *words[:-1], str(out)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    listed = {(c["name"].lower(), c["version"]) for c in json.loads(out.read_text())["components"]}
+    lock = (ROOT / "requirements.lock").read_text()
+    pinned = re.findall(r"^([\w.-]+)==([\w.]+)", lock, re.MULTILINE)
+    assert listed == {(name.lower(), version) for name, version in pinned}
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sdist, and the pure wheel that is built from it."""
+    folder = tmp_path_factory.mktemp("dist")
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    checkout = folder / "checkout"
+    for name in filter(None, tracked.stdout.split("\0")):
+        if (ROOT / name).exists():
+            (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, checkout / name, follow_symlinks=False)
+    build = "from setuptools.build_meta import build_{0}; build_{0}('{1}')"
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+    def run(what: str, where: Path) -> None:
+        words = [sys.executable, "-c", build.format(what, folder)]
+        subprocess.run(words, cwd=where, check=True, capture_output=True, env=environ)
+
+    run("sdist", checkout)
+    (sdist,) = folder.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder / "unpacked", filter="data")
+    run("wheel", next((folder / "unpacked").iterdir()))
+    return folder
+
+
+def test_the_wheel_holds_the_packages_only(dist: Path) -> None:
+    (wheel,) = dist.glob("*.whl")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    tops = {name.split("/")[1] for name in names if name.startswith("forebay/")}
+    assert tops == {"analysis", "proxy", "replay", "traces"}
+    assert any(name.endswith("proxy/py.typed") for name in names)
+    sources = {
+        f"forebay/{path.relative_to(ROOT)}"
+        for top in tops
+        for path in (ROOT / top).rglob("*")
+        if path.suffix in (".py", ".html", ".json")
+    }
+    assert sources <= set(names)
+
+
+def test_the_wheel_runs_from_a_bare_environment(dist: Path, tmp_path: Path) -> None:
+    """Its dependencies are those of this environment, so that no package is fetched."""
+    (wheel,) = dist.glob("*.whl")
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    here = {"base": str(venv), "platbase": str(venv)}
+    packages = Path(sysconfig.get_path("purelib", vars=here))
+    install = (sys.executable, "-m", "pip", "--python", str(venv / "bin" / "python"), "install")
+    words = (*install, "-q", "--no-deps", "--no-index", "--disable-pip-version-check", str(wheel))
+    subprocess.run(words, check=True)
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [str(venv / "bin" / "forebay"), "proxy", "--print-config"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environ)
+    assert done.returncode == 0, done.stderr
+    assert yaml.safe_load(done.stdout)["listen"]["port"] == 8080
+    where = "import forebay.proxy as p; print(p.__file__)"
+    python = [str(venv / "bin" / "python"), "-c", where]
+    said = subprocess.run(python, capture_output=True, text=True, cwd=tmp_path, env=environ)
+    assert str(packages) in said.stdout, said
+
+
+def install(tmp_path: Path, *programs: str) -> "subprocess.CompletedProcess[str]":
+    """`make install` where only `programs` and a pipx that prints its words are found."""
+    found = tmp_path / "bin"
+    found.mkdir()
+    for name in ("make", "sh", "echo", "python3"):
+        (found / name).symlink_to(shutil.which(name) or sys.executable)
+    for name in programs:
+        (found / name).write_text('#!/bin/sh\necho "$0" "$@"\n')
+        (found / name).chmod(0o755)
+    words = [str(found / "make"), "--no-print-directory", "install", f"PYTHON={sys.executable}"]
+    environ = {"PATH": str(found), "HOME": str(tmp_path)}
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env=environ)
+
+
+def test_make_install_uses_pipx(tmp_path: Path) -> None:
+    done = install(tmp_path, "pipx")
+    assert done.returncode == 0, done.stderr
+    assert "pipx install --force" in done.stdout
+
+
+def test_make_install_says_how_without_pipx(tmp_path: Path) -> None:
+    done = install(tmp_path)
+    assert done.returncode != 0
+    lines = [line.strip() for line in done.stdout.splitlines()]
+    assert len(lines) == 2
+    assert lines[0].endswith(f"pip install {ROOT}")
+    assert lines[1].endswith("~/.local/bin/")
