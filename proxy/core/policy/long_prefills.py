@@ -2,9 +2,10 @@
 
 A prefill that takes longer than a chat is willing to wait blocks every chat behind it:
  1. The backend chunks long prefills itself (BackendSpec.chunk_tokens): nothing else is needed.
- 2. Split prefill (BackendSpec.piece_s): the proxy sends the beginning of a long prompt alone, for
-    one token, then a longer beginning, of which only the end is new, and at last the prompt itself.
-    The engine's prefix cache keeps what was computed; chats get in between two pieces.
+ 2. Split prefill (BackendSpec.piece_s): on the last backend without a long prefill, the proxy sends
+    the beginning of a long prompt alone, for one token, then a longer beginning, of which only the
+    end is new, and at last the prompt itself. The engine's prefix cache keeps what was computed;
+    chats get in between two pieces.
  3. One backend is kept clear: a long prefill may not take the last backend without one until
     another will soon be clear, or until its own patience ends.
 The last two apply only while requests of more urgent buckets arrive (`long_s`).
