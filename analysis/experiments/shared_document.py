@@ -1,7 +1,7 @@
 """The study `shared-document`: how often a document is computed that many users ask about."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Annotated, Any
 
@@ -31,6 +31,7 @@ Example:  forebay experiment shared-document --target sim:llama-3-8b@h200 --out 
 FIRST, OTHERS, ALONE, AT_ONCE = "first", "the others", "one more", "all at once"
 PHASES = (FIRST, OTHERS, ALONE, AT_ONCE)
 OTHER_DOCUMENT = 1 << 32  # added to block ids: a text that shares nothing with the first
+FLAT = 0.05  # of a copy: KV use that grows less than this with each user is flat
 COLUMNS = (
     Column("way", "way", "text"),
     Column("phase", "who asks", "text"),
@@ -40,9 +41,37 @@ COLUMNS = (
     Column("ttft_max_s", "worst"),
     Column("hit_ratio", "hits", "share"),
     Column("kv_tokens", "KV tokens", "count"),
+    Column("kv_copies", "copies", "count"),
+    Column("kv_tokens_per_user", "per user", "count"),
     Column("failed", "failed", "count", shown=False),
     Column("verdict", "verdict", "text", shown=False),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class KvUse:
+    """The KV cache in use on all engines at one moment.
+
+    Attributes:
+        running: requests that run.
+        tokens: KV tokens in use, by engine.
+    """
+
+    running: int
+    tokens: tuple[float, ...]
+
+    @property
+    def total(self) -> float:
+        return sum(self.tokens)
+
+    def copies(self, document_tokens: int) -> int:
+        """Return on how many engines at least half of the document is in use."""
+        return sum(tokens >= document_tokens / 2 for tokens in self.tokens)
+
+    def per_user(self, document_tokens: int) -> float:
+        """Return the tokens beside one copy of the document on each engine, per request."""
+        beside = sum(max(0.0, tokens - document_tokens) for tokens in self.tokens)
+        return beside / self.running if self.running else 0.0
 
 
 @study("shared-document")
@@ -122,6 +151,8 @@ def table_row(way: Way, phase: str, load: PlayedLoad, document_tokens: int) -> d
             "--enable-prompt-tokens-details"
         )
     times = ttfts(load.seen)
+    most = max(kv_use(way, load.samples), key=lambda use: use.total, default=None)
+    shared = whole_blocks(document_tokens)
     return {
         "way": way.name,
         "phase": phase,
@@ -130,14 +161,21 @@ def table_row(way: Way, phase: str, load: PlayedLoad, document_tokens: int) -> d
         "ttft_s": median(times),
         "ttft_max_s": max(times),
         "hit_ratio": hit_ratio(load.seen),
-        "kv_tokens": max((tokens for _, tokens in kv_tokens_used(way, load.samples)), default=None),
+        "kv_tokens": most and most.total,
+        "kv_copies": most and most.copies(shared),
+        "kv_tokens_per_user": most and most.per_user(shared),
         "failed": len(load.seen) - len(answered),
         "verdict": load.verdict,
     }
 
 
-def kv_tokens_used(way: Way, samples: Sequence[GaugeSample]) -> list[tuple[int, float]]:
-    """(running requests, KV tokens in use) summed over all engines, one entry per sample."""
+def whole_blocks(document_tokens: int) -> int:
+    """Return the length of the document in the prompts, rounded up as HELP says."""
+    return -(-document_tokens // BLOCK_TOKENS) * BLOCK_TOKENS
+
+
+def kv_use(way: Way, samples: Sequence[GaugeSample]) -> list[KvUse]:
+    """Return the KV cache in use on all engines, one entry per sample; empty if unknown."""
     names = list(dict.fromkeys(one.engine for one in samples))
     if len(way.pools) < len(names) or not names:
         return []
@@ -150,7 +188,8 @@ def kv_tokens_used(way: Way, samples: Sequence[GaugeSample]) -> list[tuple[int, 
     for one in sorted(samples, key=lambda one: one.at_s):
         latest[one.engine] = one
         running = sum(s.running for s in latest.values())
-        found.append((running, sum(s.kv_share * tokens[s.engine] for s in latest.values())))
+        used = tuple(s.kv_share * tokens[s.engine] for s in latest.values())
+        found.append(KvUse(running, used))
     return found
 
 
@@ -162,7 +201,8 @@ def result(
 ) -> Result:
     way = next((one for one in ways if one.name == PROXY), ways[-1])
     of = {row["phase"]: row for row in rows if row["way"] == way.name}
-    facts = _facts(of, loads[way.name][0].seen[0].request.input_tokens)
+    first, others = (loads[way.name][n].seen[0].request for n in range(2))
+    facts = _facts(of, first, shared_tokens(first, others))
     words = _sentence(f" ({way.name})" if len(ways) > 1 else "", facts, of[OTHERS]["users"] + 1)
     words += _cold_elsewhere(rows, way.name)
     notes = []
@@ -186,12 +226,25 @@ def _cold_elsewhere(rows: Sequence[dict[str, Any]], name: str) -> str:
     return "".join(f" {way[0].upper()}{way[1:]}: {count} cold." for way, count in cold.items())
 
 
-def _facts(of: dict[str, dict[str, Any]], prompt_tokens: int) -> dict[str, Any]:
-    """The figures of one way from its rows by phase."""
+def shared_tokens(one: TraceRequest, other: TraceRequest) -> int:
+    """Return the tokens with which both prompts begin."""
+    count = 0
+    for mine, theirs in zip(one.blocks or (), other.blocks or (), strict=False):
+        if mine != theirs:
+            break
+        count += 1
+    return min(count * one.block_tokens, one.input_tokens)
+
+
+def _facts(of: dict[str, dict[str, Any]], request: TraceRequest, shared: int) -> dict[str, Any]:
+    """The figures of one way from its rows by phase.
+
+    KV use is flat if a user adds hardly more than the own question and answer. A copy of the
+    document on another engine is no user's: it is counted apart.
+    """
     first, others, alone = of[FIRST], of[OTHERS], of[ALONE]
-    grown = None
-    if first["kv_tokens"] and others["kv_tokens"]:
-        grown = (others["kv_tokens"] - first["kv_tokens"]) / others["users"]
+    own = request.input_tokens + request.output_tokens - shared
+    grown = others["kv_tokens_per_user"]
     return {
         "cold": first["cold"] + others["cold"],
         "cold_at_once": of[AT_ONCE]["cold"],
@@ -201,7 +254,13 @@ def _facts(of: dict[str, dict[str, Any]], prompt_tokens: int) -> dict[str, Any]:
         "cold_over_cached": None if alone["cold"] else first["ttft_s"] / alone["ttft_s"],
         "hit_ratio_of_the_others": others["hit_ratio"],
         "kv_tokens_per_added_user": grown,
-        "prompt_tokens": prompt_tokens,
+        "kv_document_copies": others["kv_copies"],
+        "kv_document_copies_at_once": of[AT_ONCE]["kv_copies"],
+        "kv_tokens_per_user_at_once": of[AT_ONCE]["kv_tokens_per_user"],
+        "kv_flat": None if grown is None else grown < own + FLAT * shared,
+        "document_tokens": shared,
+        "own_tokens": own,
+        "prompt_tokens": request.input_tokens,
     }
 
 
@@ -222,13 +281,23 @@ def _sentence(way: str, facts: dict[str, Any], users: int) -> str:
         f"; a median of {duration(facts['ttft_cached_beside_others_s'])} for the others, who ask "
         f"together and find {facts['hit_ratio_of_the_others']:.1%} of their tokens cached"
     )
-    grown = facts["kv_tokens_per_added_user"]
-    if grown is not None:
-        flat = "stayed flat" if grown < 0.05 * facts["prompt_tokens"] else "did not stay flat"
-        words += f"; KV use {flat}: {grown:,.0f} tokens per added user, where a copy would take "
-        words += f"{facts['prompt_tokens']:,}"
+    words += _kv_words(facts)
     at_once = "once" if facts["cold_at_once"] == 1 else f"{facts['cold_at_once']} times"
     return f"{words}. When all asked at once, the document was computed {at_once}."
+
+
+def _kv_words(facts: dict[str, Any]) -> str:
+    """The verdict on KV use: copies of the document, and growth per user beside them."""
+    grown, copies = facts["kv_tokens_per_added_user"], facts["kv_document_copies"]
+    if grown is None:
+        return ""
+    flat = "stayed flat" if facts["kv_flat"] else "did not stay flat"
+    held = "one engine holds a copy" if copies == 1 else f"{copies} engines hold a copy each"
+    return (
+        f"; KV use {flat}: {held} of the document ({facts['document_tokens']:,} tokens), and each "
+        f"user adds {grown:,.0f} tokens, where the own question and answer have "
+        f"{facts['own_tokens']:,} and a copy would take {facts['prompt_tokens']:,}"
+    )
 
 
 def _plot(ways: Sequence[Way], loads: dict[str, list[PlayedLoad]]) -> str:
@@ -240,9 +309,9 @@ def _plot(ways: Sequence[Way], loads: dict[str, list[PlayedLoad]]) -> str:
             waits.append(Series(f"{way.name}, {name}", points))
             most = max(most, len(of))
         peaks: dict[int, float] = {}
-        for running, tokens in kv_tokens_used(way, others.samples):
-            if running:
-                peaks[running] = max(peaks.get(running, 0.0), tokens)
+        for use in kv_use(way, others.samples):
+            if use.running:
+                peaks[use.running] = max(peaks.get(use.running, 0.0), use.total)
         if peaks:
             used.append(Series(way.name, [(float(n), t) for n, t in sorted(peaks.items())]))
     panels = [

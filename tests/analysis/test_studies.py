@@ -245,6 +245,38 @@ def test_a_document_in_turn_is_paid_for_on_every_engine(tmp_path: Path) -> None:
     assert "Engines in turn: 2 cold." in found["sentence"]
 
 
+@pytest.mark.parametrize(("users", "gpus"), [(5, 2), (20, 2), (20, 4), (200, 1)])
+def test_a_copy_on_another_engine_is_no_growth_of_users(
+    users: int, gpus: int, tmp_path: Path
+) -> None:
+    words = ("--users", str(users), "--document-tokens", "20000", "--gpus", str(gpus))
+    found = study("shared-document", tmp_path, "--target", PHI, *words)
+    for way, copies in ((IN_TURN, gpus), (PROXY, 1)):
+        (row,) = [r for r in found["rows"] if (r["way"], r["phase"]) == (way, "the others")]
+        assert row["kv_copies"] == copies
+        assert row["kv_tokens"] > copies * found["facts"]["document_tokens"]
+        assert 0 < row["kv_tokens_per_user"] <= found["facts"]["own_tokens"] == 192
+    assert found["facts"]["kv_flat"]
+    assert "KV use stayed flat: one engine holds a copy of the document" in found["sentence"]
+
+
+def test_a_copy_for_each_user_is_growth() -> None:
+    document = 20_480
+    shared = shared_document.KvUse(8, (document + 400.0, document + 1_200.0, 0.0))
+    assert (shared.copies(document), shared.per_user(document)) == (2, 200.0)
+    twice = shared_document.KvUse(8, (8.0 * document, 0.0))
+    assert (twice.copies(document), twice.per_user(document)) == (1, 7 / 8 * document)
+    facts = {
+        "kv_tokens_per_added_user": twice.per_user(document),
+        "kv_document_copies": 1,
+        "kv_flat": False,
+        "document_tokens": document,
+        "own_tokens": 192,
+        "prompt_tokens": document + 64,
+    }
+    assert "KV use did not stay flat" in shared_document._kv_words(facts)
+
+
 def test_a_cache_that_is_off_is_not_called_shared() -> None:
     config = replace(sim_config(PHI, None, None), enable_prefix_caching=False)
     (way, _) = sim_ways(PHI, Scenario(config, 1), watched=True)
@@ -255,6 +287,7 @@ def test_a_cache_that_is_off_is_not_called_shared() -> None:
         for phase, load in zip(shared_document.PHASES, loads, strict=True)
     ]
     result = shared_document.result([way], told, {way.name: loads}, {})
+    assert result.facts["kv_flat"] is False  # each user adds a copy
     assert result.sentence.startswith("The document was not shared: 6 of 6 users waited")
 
 
