@@ -58,10 +58,10 @@ class KvUse:
     """
 
     running: int
-    tokens: tuple[float, ...]
+    tokens: tuple[int, ...]
 
     @property
-    def total(self) -> float:
+    def total(self) -> int:
         return sum(self.tokens)
 
     def copies(self, document_tokens: int) -> int:
@@ -70,7 +70,7 @@ class KvUse:
 
     def per_user(self, document_tokens: int) -> float:
         """Return the tokens beside one copy of the document on each engine, per request."""
-        beside = sum(max(0.0, tokens - document_tokens) for tokens in self.tokens)
+        beside = sum(max(0, tokens - document_tokens) for tokens in self.tokens)
         return beside / self.running if self.running else 0.0
 
 
@@ -188,7 +188,7 @@ def kv_use(way: Way, samples: Sequence[GaugeSample]) -> list[KvUse]:
     for one in sorted(samples, key=lambda one: one.at_s):
         latest[one.engine] = one
         running = sum(s.running for s in latest.values())
-        used = tuple(s.kv_share * tokens[s.engine] for s in latest.values())
+        used = tuple(round(s.kv_share * tokens[s.engine]) for s in latest.values())
         found.append(KvUse(running, used))
     return found
 

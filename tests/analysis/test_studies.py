@@ -262,9 +262,9 @@ def test_a_copy_on_another_engine_is_no_growth_of_users(
 
 def test_a_copy_for_each_user_is_growth() -> None:
     document = 20_480
-    shared = shared_document.KvUse(8, (document + 400.0, document + 1_200.0, 0.0))
+    shared = shared_document.KvUse(8, (document + 400, document + 1_200, 0))
     assert (shared.copies(document), shared.per_user(document)) == (2, 200.0)
-    twice = shared_document.KvUse(8, (8.0 * document, 0.0))
+    twice = shared_document.KvUse(8, (8 * document, 0))
     assert (twice.copies(document), twice.per_user(document)) == (1, 7 / 8 * document)
     facts = {
         "kv_tokens_per_added_user": twice.per_user(document),
