@@ -26,8 +26,9 @@ COMMAND = Path(sys.executable).parent / "forebay"
 MANAGER = Path("/lib/systemd/systemd")
 EXPOSURE = 20  # of 100, as `systemd-analyze security` counts it
 NOT_HERE = re.compile(
-    # A user manager has one user; a test's Python may be in a home; the others mount /proc, /sys.
-    r"^(DynamicUser|ProtectHome|ProtectProc|ProtectKernel\w+|ProtectControlGroups)=.*\n",
+    # A user manager has one user, and a checkout may be in a home or in /tmp. The rest mounts /proc
+    # and /sys.
+    r"^(DynamicUser|PrivateTmp|ProtectHome|ProtectProc|ProtectKernel\w+|ProtectControlGroups)=.*\n",
     re.M,
 )
 SCRIPT = """

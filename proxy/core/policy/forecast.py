@@ -155,6 +155,8 @@ class Forecast:
         long_s = self.long_prefills.long_s(waiting.bucket, now)
         if backend.piece_s == inf or long_s == inf:
             return None
+        if not waiting.piece_on and backend.prefill_s(waiting.request, matched_tokens) <= long_s:
+            return None
         if self.long_prefills.another_clear(backend, long_s):
             return None  # requests in a hurry go there
         before = waiting.piece_blocks if waiting.piece_on == backend.name else 0
