@@ -11,8 +11,9 @@ ratio of two shorter times says nothing. Doubled: stealing and learning react 0.
 MAJORITY: Final = 0.5
 """The share of a whole that speaks for all of it: two prefills of half a prompt's size prove its
 prediction, half of a cached prefix shows that the cache keeps it, a block in half of the prompts is
-common to them, and no tenant holds half of a queue while another is active. Doubled (the whole):
-nothing is proven by less than all, and one tenant may fill a queue."""
+common to them, a request has waited long after half of the time to its deadline, and no tenant
+holds half of a queue while another is active. Doubled (the whole): nothing is proven by less than
+all, shares of buckets never apply, and one tenant may fill a queue."""
 SLACK: Final = 0.1
 """The share of a whole that changes nothing: scores of two backends that differ by so much of a
 cold prefill are equal, a piece of a split prompt may be so much longer if that saves one, so many

@@ -6,15 +6,11 @@ waiting request only if a new request would not be last; `max_queue` bounds the 
 
 from heapq import heappop, heappush
 from math import fsum, inf
-from typing import Final
 
-from forebay.proxy.core.model import STANDARD, Request
+from forebay.proxy.core.model import MAJORITY, STANDARD, Request
 from forebay.proxy.core.state.tenants import Fairness
 
 NONE_EXCLUDED: frozenset[str] = frozenset()
-LONG_WAIT: Final = 0.5
-"""Of the time between arrival and deadline: then a request has waited long. A quarter or three
-quarters differ by 1.3 points beyond capacity at most; doubled, shares never apply."""
 
 FlowKey = tuple[int, str]  # rank of the service class, tenant
 
@@ -98,7 +94,7 @@ class QueuedRequest:
     @property
     def late_at(self) -> float:
         """When it will have waited long."""
-        return self.arrived_at + LONG_WAIT * (self.deadline - self.arrived_at)
+        return self.arrived_at + MAJORITY * (self.deadline - self.arrived_at)
 
 
 class DueQueue:
