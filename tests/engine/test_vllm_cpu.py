@@ -142,12 +142,19 @@ def test_the_proxy_in_front_of_a_real_server(vllm: str) -> None:
     asyncio.run(main())
 
 
+# A prefill that is longer than a chat may wait is long.
+HASTY = [
+    {"name": "chat", "up_to": 5_000, "max_wait": 0.02},
+    {"name": "document", "up_to": 131_072, "max_wait": 30.0},
+]
+
+
 @pytest.mark.parametrize("chat", [False, True])
 def test_a_long_prompt_in_pieces(vllm: str, chat: bool) -> None:
     """The whole finds nearly all of itself cached, and is answered as it would be at once."""
 
     async def main() -> None:
-        async with stage([vllm], each={"prefill_piece": "50ms"}) as scene:
+        async with stage([vllm], each={"prefill_piece": "50ms"}, buckets=HASTY) as scene:
             short = body_of(words(f"short {chat}", 50), chat=chat)
             await usage_of(scene.client, scene.url, short, stream=True)  # chats flow
             long = body_of(words(f"pieces {chat}", 12_000), chat=chat)
