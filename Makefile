@@ -103,7 +103,7 @@ bench-proxy: compiled
 	$(BIN)/python tests/bench/routers/bench_proxy.py --fresh
 	$(BIN)/python tests/bench/routers/bench_workers.py 2
 
-# What users notice behind each router: docs/bench-routers.md. MINUTES=40 stops after the most
+# What users notice behind each router: docs/benchmarks/bench-routers.md. MINUTES=40 stops after the most
 # telling runs; a second call goes on. The figures are printed and written to that page and, with
 # plots, to runs/bench-routers.html.
 MINUTES ?= 600
@@ -113,7 +113,7 @@ bench-routers: .venv/dev
 soak: .venv/dev
 	$(BIN)/python tests/bench/routers/soak.py
 
-# Forebay beside models of other routers in virtual time, all workloads; docs/policy.md.
+# Forebay beside models of other routers in virtual time, all workloads; docs/research/policy.md.
 bench-policies: .venv/dev
 	$(BIN)/python tests/bench/policies.py
 
@@ -122,7 +122,7 @@ bench-behaviour: .venv/dev
 	$(BIN)/python tests/bench/behaviour.py
 	$(BIN)/python tests/bench/routers/bench_behaviour.py
 
-# Broken streams, leaving clients, overload and fairness: docs/goals.md says what is wanted.
+# Broken streams, leaving clients, overload and fairness: docs/research/goals.md says what is wanted.
 bench-goals: .venv/dev
 	$(BIN)/python tests/bench/routers/goals.py --faults 10000 --leaving 500
 	$(BIN)/python tests/bench/admission.py
@@ -145,7 +145,7 @@ deploy-tools: .deploy-tools/ready
 	.deploy-tools/bin/pip install -q --disable-pip-version-check --no-compile -r $<
 	@touch $@
 
-# The studies of docs/studies.md: in virtual time, and on a real vLLM where there is a GPU.
+# The studies of docs/research/studies.md: in virtual time, and on a real vLLM where there is a GPU.
 .PHONY: studies study-h200
 STUDIES_OUT ?= runs/studies
 studies: .venv/runtime

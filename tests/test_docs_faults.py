@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from paths import ROOT, TESTS
 
-TABLES = sorted((ROOT / "docs").glob("faults*.md"))
+TABLES = sorted((ROOT / "docs" / "reference").glob("faults*.md"))
 NAME = re.compile(r"`((?:Test\w+::)?test_\w+|Test\w+)`")
 
 
@@ -49,4 +49,4 @@ def test_every_row_names_tests_that_exist(table: Path) -> None:
 def test_the_readme_links_every_table() -> None:
     readme = (ROOT / "README.md").read_text("utf-8")
     assert len(TABLES) >= 3
-    assert all(f"(docs/{table.name})" in readme for table in TABLES)
+    assert all(f"(docs/reference/{table.name})" in readme for table in TABLES)

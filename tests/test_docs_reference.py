@@ -12,7 +12,7 @@ from paths import ROOT
 from forebay.proxy.telemetry import events
 
 TABLES = {"log events": events.reference}
-MANUAL = ROOT / "docs" / "operations.md"
+MANUAL = ROOT / "docs" / "how-to" / "operations.md"
 
 
 @pytest.mark.parametrize("table", TABLES)

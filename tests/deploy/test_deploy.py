@@ -45,7 +45,7 @@ def test_the_example_shows_every_section() -> None:
 
 def test_every_metric_is_in_the_manual() -> None:
     """And nothing else is: a renamed one would leave a dead alert behind."""
-    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "how-to" / "operations.md").read_text(encoding="utf-8")
     shaper = Shaper([BackendSpec("b0", 1)], [Bucket("chat", 9)])
     metrics = ProxyMetrics(shaper)
     metrics.registry.register(DecisionMetrics(shaper, Receipts(1), lambda: 0.0))
@@ -63,9 +63,10 @@ def test_every_metric_is_in_the_manual() -> None:
 
 @pytest.mark.parametrize("page", ["operations.md", "deploy.md"])
 def test_the_manual_names_real_files(page: str) -> None:
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    folder = ROOT / "docs" / "how-to"
+    text = (folder / page).read_text(encoding="utf-8")
     for path, anchor in re.findall(r"\]\((?!http)([^)#]*)(?:#([^)]+))?\)", text):
-        target = ROOT / "docs" / path if path else ROOT / "docs" / page
+        target = folder / (path or page)
         assert target.exists(), path
         if anchor:
             headings = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), re.MULTILINE)
