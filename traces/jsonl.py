@@ -11,12 +11,21 @@
 | `output_tokens` | integer | 0 or more |
 | `blocks` | integers | optional; ceil(input_tokens / block_tokens) ids in [0, 2^64) |
 | `block_tokens` | integer | optional; left out when 512 |
-| `text` | string | optional; the prompt itself, never together with `blocks` |
+| `text` | string | optional; the prompt itself; at most one of `text`, `messages` and `blocks` |
 | `session`, `tenant`, `document` | string | optional |
 | `service_class` | string | optional; `interactive`, `standard` or `batch` |
+| `parent` | string | optional; id of the turn before |
+| `waits_for` | strings | optional; ids of further requests whose answers come first |
+| `think_s` | number | optional; seconds from the last of those answers to this request |
+| `messages`, `tools` | objects | optional; of the chat API |
+| `model` | string | optional |
+| `stream` | boolean | optional; left out when true |
+| `parameters` | object | optional; other fields of the request body, such as `stop` |
+| `deadline_s` | number | optional; seconds after arrival when the client gave up |
+| `status` | integer | optional; HTTP status of the original answer, 100 to 599 |
 
-Keys are written in this order, without those that are null. An unknown key is an error, so that a
-misspelt one is not silently lost. Equal requests give equal bytes.
+Keys are written in this order, without those that are null or empty. An unknown key is an error, so
+that a misspelt one is not silently lost. Equal requests give equal bytes.
 """
 
 from collections.abc import Iterable
@@ -32,7 +41,9 @@ from forebay.traces.reader import RowError, TraceReader
 from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
 
 _KEYS = frozenset(TraceRequest.__slots__)
-_OPTIONAL_TEXT = ("text", "session", "tenant", "document", "service_class")
+_OPTIONAL_TEXT = ("text", "session", "tenant", "document", "service_class", "parent", "model")
+_FIRST_KEYS = frozenset(TraceRequest.__slots__[:11])
+_LATER_KEYS = TraceRequest.__slots__[11:]
 _CLASSES = (None, "interactive", "standard", "batch")
 MAX_BLOCK_ID = 2**64 - 1
 
@@ -68,6 +79,7 @@ def parse_row(line: bytes) -> TraceRequest:
         if row.get("text") is not None:
             raise RowError("both text and blocks; a prompt is one or the other")
         blocks = block_ids(row, "blocks", input_tokens, block_tokens)
+    more = {} if _FIRST_KEYS.issuperset(row) else _later_values(row)
     return TraceRequest(
         id=identity,
         arrival_s=seconds(row, "arrival_s"),
@@ -80,7 +92,37 @@ def parse_row(line: bytes) -> TraceRequest:
         tenant=row.get("tenant"),
         document=row.get("document"),
         service_class=service_class,
+        **more,
     )
+
+
+def _later_values(row: dict[str, Any]) -> dict[str, Any]:
+    """Read the keys that few traces have; raises RowError."""
+    found = {key: row[key] for key in _LATER_KEYS if row.get(key) is not None}
+    if "messages" in found and not (row.get("text") is None and row.get("blocks") is None):
+        raise RowError("messages beside text or blocks; a prompt is one of them")
+    for key in ("messages", "tools"):
+        if key in found:
+            found[key] = _list_of(row, key, dict, "objects")
+    if "waits_for" in found:
+        found["waits_for"] = _list_of(row, "waits_for", str, "ids")
+    for key in ("think_s", "deadline_s"):
+        if key in found:
+            found[key] = seconds(row, key)
+    if type(found.get("stream", True)) is not bool:
+        raise RowError(f"stream: {_shown(row['stream'])} is not true or false")
+    if type(found.get("parameters", {})) is not dict:
+        raise RowError(f"parameters: {_shown(row['parameters'])} is not an object")
+    if "status" in found and whole_number(row, "status", least=100) > 599:
+        raise RowError(f"status: {row['status']} is not an HTTP status (100 to 599)")
+    return found
+
+
+def _list_of(row: dict[str, Any], key: str, kind: type[Any], words: str) -> tuple[Any, ...]:
+    value = row[key]
+    if not isinstance(value, list) or any(type(one) is not kind for one in value):
+        raise RowError(f"{key}: {_shown(value)} is not a list of {words}")
+    return tuple(value)
 
 
 def parse_object(line: bytes) -> dict[str, Any]:
@@ -141,9 +183,13 @@ def row_bytes(request: TraceRequest) -> bytes:
         row["blocks"] = request.blocks
     if request.block_tokens != BLOCK_TOKENS:
         row["block_tokens"] = request.block_tokens
-    for key in _OPTIONAL_TEXT:
+    for key in _OPTIONAL_TEXT[:5]:
         value = getattr(request, key)
         if value is not None:
+            row[key] = value
+    for key in _LATER_KEYS:
+        value = getattr(request, key)
+        if value is not None and value != () and value is not True:
             row[key] = value
     return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
 

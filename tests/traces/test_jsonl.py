@@ -47,7 +47,7 @@ def requests(draw: st.DrawFn) -> TraceRequest:
     words = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
     input_tokens = draw(st.integers(1, 5_000))
     block_tokens = draw(st.sampled_from([16, 512, 700]))
-    kind = draw(st.sampled_from(["blocks", "text", "lengths"]))
+    kind = draw(st.sampled_from(["blocks", "text", "messages", "lengths"]))
     count = -(-input_tokens // block_tokens)
     ids = st.lists(st.integers(0, 2**64 - 1), min_size=count, max_size=count)
     return TraceRequest(
@@ -62,6 +62,16 @@ def requests(draw: st.DrawFn) -> TraceRequest:
         tenant=draw(st.none() | words),
         document=draw(st.none() | words),
         service_class=draw(st.sampled_from([None, "interactive", "standard", "batch"])),
+        parent=draw(st.none() | words),
+        waits_for=tuple(draw(st.lists(words, max_size=2))),
+        think_s=draw(st.none() | st.floats(0, 1e6)),
+        messages=({"role": "user", "content": draw(words)},) if kind == "messages" else None,
+        tools=draw(st.sampled_from([None, ({"type": "function"},)])),
+        model=draw(st.none() | words),
+        stream=draw(st.booleans()),
+        parameters=draw(st.sampled_from([None, {"stop": ["\n"], "temperature": 0.5}])),
+        deadline_s=draw(st.none() | st.floats(0, 1e6)),
+        status=draw(st.sampled_from([None, 200, 429])),
     )
 
 
@@ -103,6 +113,13 @@ def _with(change: bytes) -> bytes:
         (_with(b'"blocks":[]'), "0 ids for 9 tokens; blocks of 512 tokens make 1"),
         (_with(b'"blocks":[1,2]'), "2 ids for 9 tokens"),
         (_with(b'"blocks":[1],"text":"x"'), "both text and blocks"),
+        (_with(b'"messages":[{}],"text":"x"'), "messages beside text or blocks"),
+        (_with(b'"messages":["x"]'), "is not a list of objects"),
+        (_with(b'"waits_for":"a"'), "waits_for: 'a' is not a list of ids"),
+        (_with(b'"think_s":-1'), "think_s: -1 is not a time of 0 or more"),
+        (_with(b'"stream":1'), "stream: 1 is not true or false"),
+        (_with(b'"parameters":[]'), "parameters: [] is not an object"),
+        (_with(b'"status":600'), "status: 600 is not an HTTP status"),
         (_with(b'"tenant":5'), "tenant: 5 is not a string"),
         (_with(b'"service_class":"fast"'), "'fast' is not interactive, standard or batch"),
         (_with(b'"text":"\\ud800"'), "not JSON"),
