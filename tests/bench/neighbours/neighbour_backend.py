@@ -1,0 +1,114 @@
+"""A backend like vLLM for measurements beside abuse: what it answers is in the name of the model.
+
+    python tests/bench/neighbours/neighbour_backend.py
+
+It prints its URL and serves until it is ended. Models: `good` (8 tokens, 5 ms apart), `whole:BYTES`
+(one answer of that length), `event:BYTES` (a stream with one event of that length), `usage:BYTES`
+(a `usage` whose prompt_tokens is a number of that many digits), `error` (always a 500), `silent`
+(no answer at all).
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+
+TOKEN_S = 0.005
+TOKENS = 8
+PIECE_BYTES = 256 << 10
+_MODEL = re.compile(rb'"model"\s*:\s*"([a-z]+)(?::(\d+))?"')
+_STREAM = re.compile(rb'"stream"\s*:\s*true')
+_LENGTH = re.compile(rb"content-length:\s*(\d+)", re.IGNORECASE)
+STREAM_HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
+    b"transfer-encoding: chunked\r\n\r\n"
+)
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def _event(text: str, usage: str = "null") -> bytes:
+    return (
+        f'data: {{"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":'
+        f'[{{"index":0,"delta":{{"content":"{text}"}},"finish_reason":null}}],"usage":{usage}}}\n\n'
+    ).encode()
+
+
+def _whole(size: int, prompt_tokens: str = "7") -> Iterator[bytes]:
+    """Yield a whole answer of about `size` bytes in pieces."""
+    begin = b'{"id":"c","object":"chat.completion","choices":[{"index":0,"message":{"content":"'
+    end = (
+        f'"}},"finish_reason":"length"}}],"usage":{{"prompt_tokens":{prompt_tokens},'
+        '"completion_tokens":1,"total_tokens":8}}'
+    ).encode()
+    text = max(1, size - len(begin) - len(end))
+    yield (
+        b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
+        b"content-length: %d\r\n\r\n%b" % (len(begin) + text + len(end), begin)
+    )
+    while text:
+        piece = min(text, PIECE_BYTES)
+        text -= piece
+        yield b"x" * piece
+    yield end
+
+
+async def _answer(body: bytes, writer: asyncio.StreamWriter) -> None:
+    found = _MODEL.search(body)
+    kind, size = (found[1].decode(), int(found[2] or 0)) if found else ("good", 0)
+    if kind == "silent":
+        await asyncio.sleep(3600)
+    if kind == "error":
+        text = json.dumps({"error": {"message": "no", "code": 500}}).encode()
+        head = b"HTTP/1.1 500 X\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        writer.write(head % len(text) + text)
+        return
+    if kind in ("whole", "usage") or not _STREAM.search(body):
+        digits = "9" * size if kind == "usage" else "7"
+        for piece in _whole(size if kind == "whole" else 200, digits):
+            writer.write(piece)
+            await writer.drain()
+        return
+    writer.write(STREAM_HEAD)
+    if kind == "event":
+        left = size
+        writer.write(_chunk(b'data: {"choices":[{"index":0,"delta":{"content":"'))
+        while left > 0:
+            writer.write(_chunk(b"x" * min(left, PIECE_BYTES)))
+            left -= PIECE_BYTES
+            await writer.drain()
+        writer.write(_chunk(b'"},"finish_reason":null}]}\n\n'))
+    for _ in range(TOKENS):
+        await asyncio.sleep(TOKEN_S)
+        writer.write(_chunk(_event(" word")))
+    usage = '{"prompt_tokens":12,"completion_tokens":8,"total_tokens":20}'
+    writer.write(_chunk(_event("", usage)) + _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+    await writer.drain()
+
+
+async def _connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(asyncio.IncompleteReadError, ConnectionError):
+        while True:
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = _LENGTH.search(head)
+            body = await reader.readexactly(int(length[1])) if length else b""
+            if head.startswith(b"GET "):
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+            else:
+                await _answer(body, writer)
+    writer.close()
+
+
+async def main() -> None:
+    server = await asyncio.start_server(_connection, "127.0.0.1", 0, limit=1 << 20)
+    print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
+    async with server:
+        await server.serve_forever()
+
+
+if __name__ == "__main__":
+    with suppress(KeyboardInterrupt):
+        asyncio.run(main())

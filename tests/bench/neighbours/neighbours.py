@@ -1,0 +1,236 @@
+"""Measure a well-behaved client beside each abuse: success, p99, memory and lag of the proxy.
+
+    python tests/bench/neighbours/neighbours.py [--scene NAME ...] [--seconds 8] [--json OUT]
+
+Proxy, backend and abuse are processes of their own. The good client starts one short stream every
+25 ms. Printed for each scene: the share of its requests that were served, median and p99 of the
+time to the first byte of the answer, the proxy's highest resident memory, its longest lag, and the
+seconds from SIGTERM to its end while the abuse goes on (drain 2 s).
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import sys
+import tempfile
+import time
+from asyncio.subprocess import PIPE, Process
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import yaml
+from neighbour_scenes import SCENES
+
+HERE = Path(__file__).resolve().parent
+EVERY_S, DRAIN_S, PATIENCE_S = 0.025, 2.0, 30.0
+LAG = re.compile(r'^forebay_event_loop_lag_seconds_bucket\{le="([^"]+)"\} (\S+)$', re.MULTILINE)
+
+
+@dataclass
+class Measured:
+    """What was seen in one scene.
+
+    Attributes:
+        lag_ms: upper end of the metric's last bucket with a value.
+        end_s: from SIGTERM to the end of the process.
+    """
+
+    scene: str
+    item: int
+    sent: int
+    served: float
+    p50_ms: float
+    p99_ms: float
+    rss_mib: float
+    lag_ms: float
+    end_s: float
+    statuses: dict[str, int]
+
+
+@asynccontextmanager
+async def started(*words: str, stdout: int | None = PIPE) -> AsyncIterator[Process]:
+    """A process of Python, which is killed at the end."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *words, stdout=stdout, cwd=HERE, env=os.environ
+    )
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+async def backend_url(stack: AsyncExitStack) -> str:
+    process = await stack.enter_async_context(started("neighbour_backend.py"))
+    assert process.stdout is not None
+    return (await process.stdout.readline()).decode().strip()
+
+
+def nested(keys: dict[str, Any]) -> dict[str, Any]:
+    """Return `{"a.b": 1}` as `{"a": {"b": 1}}`."""
+    result: dict[str, Any] = {}
+    for key, value in keys.items():
+        at = result
+        *path, last = key.split(".")
+        for part in path:
+            at = at.setdefault(part, {})
+        at[last] = value
+    return result
+
+
+async def proxy(stack: AsyncExitStack, urls: list[str], keys: dict[str, Any]) -> tuple[Any, ...]:
+    """Start a proxy; returns its process, URL and admin URL."""
+    config = {
+        "backends": [{"name": f"gpu{i}", "url": url} for i, url in enumerate(urls)],
+        **nested(
+            {"listen.port": 0, "listen.admin_port": 0, "timeouts.drain": f"{DRAIN_S}s"} | keys
+        ),
+    }
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    path = folder / "proxy.yaml"
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    process = await stack.enter_async_context(
+        started("-m", "forebay.proxy", "proxy", "--config", str(path))
+    )
+    assert process.stdout is not None
+    said = ""
+    while not (found := re.search(r"listening on (\S+), admin on ([^\s\"]+)", said)):
+        line = await process.stdout.readline()
+        assert line, said
+        said += line.decode()
+    stack.push_async_callback(_cancelled, asyncio.create_task(process.stdout.read()))
+    return process, found[1], found[2]
+
+
+async def _cancelled(task: "asyncio.Task[Any]") -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+class GoodClient:
+    """Starts a stream every EVERY_S, and keeps the outcome of each."""
+
+    def __init__(self, url: str) -> None:
+        self.url = f"{url}/v1/chat/completions"
+        self.statuses: Counter[str] = Counter()
+        self.first_s: list[float] = []
+        self.sent = 0
+        self.body = json.dumps(
+            {"model": "good", "messages": [{"role": "user", "content": "hello"}], "stream": True}
+        ).encode()
+
+    async def run(self, seconds: float) -> None:
+        """Start streams for so long, and wait for all."""
+        connector = aiohttp.TCPConnector(limit=0)
+        timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
+        async with (
+            aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
+            asyncio.TaskGroup() as group,
+        ):
+            due = time.monotonic()
+            for _ in range(round(seconds / EVERY_S)):
+                group.create_task(self.ask(session))
+                due += EVERY_S
+                await asyncio.sleep(max(0.0, due - time.monotonic()))
+
+    async def ask(self, session: aiohttp.ClientSession) -> None:
+        began = time.monotonic()
+        self.sent += 1
+        headers = {"content-type": "application/json"}
+        try:
+            async with session.post(self.url, data=self.body, headers=headers) as answer:
+                first = await answer.content.readany()
+                first_s = time.monotonic() - began
+                rest = first + await answer.read()
+                good = answer.status == 200 and rest.endswith(b"data: [DONE]\n\n")
+                self.statuses["good" if good else str(answer.status)] += 1
+                if good:
+                    self.first_s.append(first_s)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            self.statuses[type(error).__name__] += 1
+
+
+async def longest_lag_ms(admin_url: str) -> float:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"{admin_url}/metrics") as answer,
+    ):
+        text = await answer.text()
+    counts = [(float(le), float(count)) for le, count in LAG.findall(text)]
+    total = max(count for _, count in counts)
+    return min(le for le, count in counts if count == total) * 1e3
+
+
+def highest_rss_mib(pid: int) -> float:
+    status = Path(f"/proc/{pid}/status").read_text("utf-8")
+    found = re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+async def measure(name: str, seconds: float, head_start_s: float = 1.0) -> Measured:
+    """Play one scene."""
+    scene = SCENES[name]
+    async with AsyncExitStack() as stack:
+        urls = [await backend_url(stack), await backend_url(stack)]
+        process, url, admin_url = await proxy(stack, urls, scene.config)
+        await asyncio.sleep(1.5)
+        await GoodClient(url).run(1.0)  # what is learned and compiled first is no part of it
+        await stack.enter_async_context(
+            started("-c", f"import neighbours; neighbours.abuse({name!r}, {url!r})", stdout=None)
+        )
+        await asyncio.sleep(head_start_s)
+        client = GoodClient(url)
+        await client.run(seconds)
+        lag_ms = await longest_lag_ms(admin_url)
+        rss_mib = highest_rss_mib(process.pid)
+        began = time.monotonic()
+        process.terminate()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(60):
+                await process.wait()
+        end_s = time.monotonic() - began
+    times = sorted(client.first_s) or [float("inf")]
+    return Measured(
+        name, scene.item, client.sent, client.statuses["good"] / client.sent,
+        times[len(times) // 2] * 1e3, times[len(times) * 99 // 100] * 1e3,
+        rss_mib, lag_ms, end_s, dict(client.statuses),
+    )  # fmt: skip
+
+
+def abuse(name: str, url: str) -> None:
+    """Run one scene until the process is ended."""
+    asyncio.run(SCENES[name].run(url))  # type: ignore[arg-type]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--scene", action="append", choices=list(SCENES))
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    print("| scene | item | served | p50 ms | p99 ms | RSS MiB | lag ms | SIGTERM s |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    rows = []
+    for name in options.scene or SCENES:
+        one = asyncio.run(measure(name, options.seconds))
+        rows.append(asdict(one))
+        print(
+            f"| {one.scene} | {one.item} | {one.served:.1%} | {one.p50_ms:.0f} | {one.p99_ms:.0f} "
+            f"| {one.rss_mib:.0f} | {one.lag_ms:.0f} | {one.end_s:.1f} |  {one.statuses}",
+            flush=True,
+        )
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
