@@ -209,6 +209,7 @@ class App:
             tenant=record.tenant,
             salts=self._security.salts,
             sdk_timeout=self._config.admission.sdk_timeout,
+            most_tokens=self._config.buckets[-1].up_to,
         )
         del fields
         body = parsed.body  # so that the received bytes are not kept too

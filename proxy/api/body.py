@@ -22,8 +22,8 @@ from forebay.proxy.api.large_json import (
     loads_in_steps,
     may_repeat,
 )
-from forebay.proxy.api.prompt_text import chat_text, completion_text
-from forebay.proxy.api.token_estimate import TokenEstimate
+from forebay.proxy.api.prompt_text import PromptText, chat_text, completion_text
+from forebay.proxy.api.token_estimate import TokenEstimate, fewest_tokens
 from forebay.proxy.config.quantities import seconds
 from forebay.proxy.core.model import Request, ServiceClass
 from forebay.proxy.http1.errors import ApiError, invalid_type
@@ -74,12 +74,15 @@ def read_fields(
     tenant: str = "",
     salts: CacheSalts | None = None,
     sdk_timeout: bool = True,
+    most_tokens: float = math.inf,
 ) -> ParsedBody:
     """Parse a chat or completion request; raises ApiError 400 naming the parameter.
 
     Args:
         fields: `body` as JSON. Parsing that is half of the work for a large body (`parse_any`).
         sdk_timeout: the timeout of OpenAI's Python client counts where no other one is given.
+        most_tokens: the longest prompt of any bucket. A longer estimate is cut to it if the prompt
+            may fit: an estimate rejects no prompt, and if it is served it is no longer than this.
     """
     streams = _typed(fields, "stream", bool, False)
     _typed(fields, "model", str, "")
@@ -90,7 +93,10 @@ def read_fields(
         if text.token_ids
         else estimate.tokens(len(prompt), tenant)
     )
-    tokens = max(1, tokens)
+    all_tokens = max(1, tokens) + text.media_tokens
+    if all_tokens > most_tokens and _may_fit(fields, text, most_tokens, chat):
+        all_tokens = int(most_tokens)
+    tokens = min(max(1, tokens), all_tokens)
     answer_tokens = _answer_tokens(fields)
     salt = _client_salt(fields)
     if salts is not None:
@@ -99,7 +105,7 @@ def read_fields(
         body = with_salt(body, salt)
     request = Request(
         id_,
-        prompt_tokens=tokens + text.media_tokens,
+        prompt_tokens=all_tokens,
         output_tokens=min(answer_tokens * _answers(fields, chat), MOST_OUTPUT_TOKENS),
         blocks=_chain(prompt, block_bytes, salt),
         # Without media: prompts that share their first blocks may have other media.
@@ -166,6 +172,18 @@ def _fields(fields: Any) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise invalid_type("body", "a JSON object", None)
     return fields
+
+
+def _may_fit(fields: dict[str, Any], text: PromptText, most_tokens: float, chat: bool) -> bool:
+    """Return whether a prompt whose estimate is above `most_tokens` may have fewer tokens.
+
+    Not a batch of prompts: the sum of them is work, however short each is.
+    """
+    if fields.get("truncate_prompt_tokens") is not None:
+        return True  # the engine cuts it
+    if text.token_ids or (not chat and isinstance(fields["prompt"], list)):
+        return False
+    return fewest_tokens(len(text.data)) <= most_tokens
 
 
 def _chain(prompt: bytes, block_bytes: int, salt: str | None) -> tuple[int, ...]:

@@ -102,7 +102,7 @@ class HealthConfig(Section):
 
 
 class Tokens(Section):
-    """bytes_per_token: initial estimate for prompt text; responses' usage corrects it."""
+    """bytes_per_token: initial estimate for each tenant's prompts; responses' usage corrects it."""
 
     bytes_per_token: float = Field(4.0, gt=0, le=64)
 
