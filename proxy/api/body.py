@@ -36,6 +36,12 @@ WHOLE_ONLY = frozenset(
     ("echo", "prompt_logprobs", "truncate_prompt_tokens", "use_beam_search", "suffix")
 )
 """Fields for which an engine needs the whole prompt in one request."""
+GRAMMARS = (
+    "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
+    "guided_grammar",
+)  # fmt: skip
+"""Fields with a grammar, which an engine compiles before the first token."""
+_IMPURE = frozenset((*GRAMMARS, *WHOLE_ONLY, "tool_choice", "prompt_embeds", "kv_transfer_params"))
 _WHOLE_NUMBER = TypeAdapter(int)  # vLLM's own reader of its requests
 CLASSES: tuple[ServiceClass, ...] = ("interactive", "standard", "batch")
 
@@ -97,7 +103,8 @@ def read_fields(
     if all_tokens > most_tokens and _may_fit(fields, text, most_tokens, chat):
         all_tokens = int(most_tokens)
     tokens = min(max(1, tokens), all_tokens)
-    answer_tokens = _answer_tokens(fields)
+    answer_tokens = _answer_tokens(fields, chat)
+    pure = not text.media_tokens and _is_pure(fields, chat)
     salt = _client_salt(fields)
     if salts is not None:
         _reject_media_ids(fields)
@@ -111,10 +118,11 @@ def read_fields(
         # Without media: prompts that share their first blocks may have other media.
         block_tokens=tokens * block_bytes / max(1, len(prompt)),
         timeout_s=_timeout_s(headers, sdk_timeout),
-        streams=streams or answer_tokens == 1,  # one token: the end shows it
+        streams=(streams or answer_tokens == 1) and pure,  # one token: the end shows it
         tenant=tenant,
         service_class=_service_class(fields, headers),
-        whole=bool(text.media_tokens) or _only_whole(fields, chat),
+        whole=bool(text.media_tokens) or _must_call(fields) or _only_whole(fields, chat),
+        pure=pure,
     )
     teaches = not (text.token_ids or text.media_tokens)
     return ParsedBody(
@@ -205,8 +213,7 @@ def _only_whole(fields: dict[str, Any], chat: bool) -> bool:
         return True
     if chat:
         return list in [type(message.get("content")) for message in fields["messages"]]
-    prompt = fields["prompt"]
-    return not isinstance(prompt, str) and not isinstance(prompt[0], int)
+    return _is_batch(fields)
 
 
 def _answers(fields: dict[str, Any], chat: bool) -> int:
@@ -219,8 +226,37 @@ def _answers(fields: dict[str, Any], chat: bool) -> int:
     return answers
 
 
-def _answer_tokens(fields: dict[str, Any]) -> int:
-    for name in ("max_completion_tokens", "max_tokens"):
+def _is_pure(fields: dict[str, Any], chat: bool) -> bool:
+    """Return whether an engine does nothing before the first token but prefill the text.
+
+    Unless it must call one, a model with tools answers freely: vLLM compiles no grammar for `auto`.
+    """
+    if not chat and _is_batch(fields):
+        return False  # the first of its prompts answers first
+    if _IMPURE.isdisjoint(fields):
+        return True
+    format_ = fields.get("response_format")
+    free = (
+        {"response_format"} if isinstance(format_, dict) and format_.get("type") == "text" else ()
+    )
+    given = [fields.get(name) for name in _IMPURE.difference(free, ("tool_choice",))]
+    # A number counts though it is 0: prompt_logprobs.
+    return not (_must_call(fields) or any(one or type(one) is int for one in given))
+
+
+def _must_call(fields: dict[str, Any]) -> bool:
+    """Return whether the answer must be a call of a tool, which a grammar ensures."""
+    return bool(fields.get("tools")) and fields.get("tool_choice") not in (None, "none", "auto")
+
+
+def _is_batch(fields: dict[str, Any]) -> bool:
+    prompt = fields["prompt"]
+    return isinstance(prompt, list) and not isinstance(prompt[0], int)
+
+
+def _answer_tokens(fields: dict[str, Any], chat: bool) -> int:
+    # vLLM's completions know no max_completion_tokens: the client may mean it, the engine does not.
+    for name in ("max_completion_tokens", "max_tokens") if chat else ("max_tokens",):
         if fields.get(name) is not None:
             return max(0, min(_integer(fields, name, 0), MOST_OUTPUT_TOKENS))
     return DEFAULT_OUTPUT_TOKENS

@@ -83,9 +83,9 @@ class Shaper:
         dispatcher.pass_time(now)
         if request_id not in dispatcher.running:
             return []
-        if dispatcher.recorder is not None:
+        backend, waiting = dispatcher.running[request_id]
+        if dispatcher.recorder is not None and waiting.request.pure:
             dispatcher.recorder.first_token(request_id, now)
-        backend, _ = dispatcher.running[request_id]
         prefilled = backend.first_token(request_id, now)
         return dispatcher.freed(backend, prefilled, now)
 
