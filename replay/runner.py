@@ -31,6 +31,7 @@ from forebay.replay.target import Served, Target, ask_served, parse_targets
 from forebay.replay.warm import cache_warnings
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
+from forebay.traces.talk import is_quiet
 
 LEAST_FLUSH_WALL_S = 0.25
 
@@ -145,7 +146,7 @@ async def _run(plan: _Plan, client: Client, clock: Clock, folder: RunFolder, sto
     options, schedule = plan.options, plan.schedule
     totals = RunTotals([bucket.name for bucket in options.buckets], plan.slos)
     prepared = PreparedQueue()
-    watch_progress = _progress() if not options.quiet and sys.stderr.isatty() else None
+    watch_progress = None if options.quiet or is_quiet() else _progress()
     async with asyncio.TaskGroup() as tasks:
         rendering = render(
             plan.source.requests(),
@@ -201,9 +202,9 @@ async def _run(plan: _Plan, client: Client, clock: Clock, folder: RunFolder, sto
 
 def _progress() -> Callable[[Live, int, Clock], Coroutine[Any, Any, None]]:
     """Load the progress line and Rich, which it needs, before the clock starts."""
-    from forebay.replay.progress import show_progress
+    from forebay.replay.progress import print_progress, show_progress
 
-    return show_progress
+    return show_progress if sys.stderr.isatty() else print_progress
 
 
 async def _send_all(plan: _Plan, dispatch: Dispatch, clock: Clock, stop: Stop) -> str:

@@ -24,6 +24,7 @@ from forebay.proxy.config.checks import (
     check_zmq_endpoint,
     checked_base_url,
 )
+from forebay.proxy.config.routes import find_route, route_names
 from forebay.proxy.config.sections import (
     CaptureConfig,
     HealthConfig,
@@ -41,7 +42,8 @@ from forebay.proxy.config.sections import (
 )
 from forebay.proxy.core.model import BackendSpec, Tenant
 from forebay.proxy.core.model import Bucket as CoreBucket
-from forebay.proxy.core.policy.routing import ROUTES, Affinity, Route
+from forebay.proxy.core.policy.routing import Affinity, Route
+from forebay.traces.errors import InputError
 
 ROUTED = (
     "/v1/models", "/v1/embeddings", "/v1/responses", "/tokenize", "/detokenize", "/version",
@@ -253,8 +255,14 @@ class Config(Section):
     @field_validator("routing")
     @classmethod
     def _known(cls, routing: str) -> str:
-        if routing not in ROUTES:
-            raise ValueError(f"one of {', '.join(ROUTES)}")
+        try:
+            found = find_route(routing)
+        except InputError as error:
+            raise ValueError(str(error)) from error
+        if found is None:
+            raise ValueError(
+                f"one of {', '.join(route_names())}, or a function in a file: FILE.py:NAME"
+            )
         return routing
 
     @field_validator("share")
@@ -331,12 +339,17 @@ class Config(Section):
     def shaper_options(self) -> ShaperOptions:
         """Options of `Shaper` and `Shaper.reconfigure`, besides backends and buckets."""
         return {
-            "route": ROUTES[self.routing],
+            "route": self.core_route(),
             "affinity": self.core_affinity(),
             "dispatch_ahead_s": self.admission.dispatch_ahead,
             "tenants": self.core_tenants(),
             "default_weight": self.tenants.default_weight,
         }
+
+    def core_route(self) -> Route:
+        route = find_route(self.routing)
+        assert route is not None  # checked when the configuration was read
+        return route
 
     def core_affinity(self) -> Affinity:
         return Affinity(self.affinity.min_match)

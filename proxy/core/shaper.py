@@ -295,7 +295,7 @@ class Shaper:
         hopeful = [o for o in options if o.ttft_s <= left_s]
         if not hopeful:
             return dispatcher.reject(waiting, "deadline_unattainable", now)
-        option = dispatcher.route(waiting.request, hopeful, dispatcher.affinity)
+        option = dispatcher.route(waiting.request, hopeful, dispatcher.affinity, now)
         bucket = dispatcher.buckets[waiting.bucket]
         backend = self.backends[option.backend]
         starts = dispatcher.forecast.gate.may_start(backend, waiting, now)

@@ -40,7 +40,7 @@ class SimulateArguments:
     gpus: Annotated[int, typer.Option(help="number of engines, each on a GPU of its own")] = 2
     policy: Annotated[
         str,
-        typer.Option(help="routing policy of the proxy, a model of another router, or direct"),
+        typer.Option(help="routing policy, FILE.py:NAME, a model of another router, or direct"),
     ] = DEFAULT_POLICY
     model: Annotated[str, typer.Option(help="model of the engines")] = "Llama-3-8B"
     gpu: Annotated[

@@ -8,19 +8,24 @@ from rich.table import Table
 
 from forebay.replay.summary import firm
 
+WORD = 16  # characters of a heading that a narrow terminal does not cut
+
 
 def results_table(results: Sequence[dict[str, Any]]) -> Table:
     """Make a row for each case; latencies in seconds, - if too few samples exceed a percentile."""
     varied = list(results[0]["case"])
     buckets = [name for name in results[0]["ttft_ms"] if name != "all"]
-    table = Table(caption=_caption(results), box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(caption=_caption(results), box=SIMPLE_HEAD, pad_edge=False, padding=0)
     for name in varied:
-        table.add_column(name, style="bold")
+        words = " ".join(str(result["case"][name]) for result in results).split()
+        width = max(len(word) for word in (name, *words))
+        table.add_column(name, style="bold", min_width=min(width, WORD))
     for name in ("rejected", "met", "good/s", "hit"):
         table.add_column(name, justify="right", no_wrap=True)
     for bucket in buckets:
         for percentile in ("p50", "p99"):
-            table.add_column(f"{bucket} {percentile}", justify="right")
+            heading = f"{bucket} {percentile}"
+            table.add_column(heading, justify="right", min_width=min(len(bucket), WORD))
     table.add_column("stall", justify="right", no_wrap=True)
     for result in results:
         table.add_row(

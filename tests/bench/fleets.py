@@ -60,7 +60,9 @@ class KnownSessions:
         self._seen: dict[str, tuple[str, int, float]] = {}
         self._used: dict[tuple[str, int], float] = {}  # by engine and block, when
 
-    def __call__(self, request: Request, options: Sequence[Option], affinity: Affinity) -> Option:
+    def __call__(
+        self, request: Request, options: Sequence[Option], affinity: Affinity, at: float
+    ) -> Option:
         session, now = request.id.rpartition("-")[0], self._rows[request.id].arrival_s
         begins = session not in self._seen
         if self._kind == SPREAD:
@@ -75,7 +77,7 @@ class KnownSessions:
             near = [option for option in options if option.ttft_s <= soonest + NEAR_S]
             chosen = min(near, key=lambda option: self._tokens(option.backend, now))
         else:
-            chosen = warm_or_least_work(request, options, affinity)
+            chosen = warm_or_least_work(request, options, affinity, at)
         if self._kind == SPREAD:
             self._used.update(((chosen.backend, block), now) for block in request.blocks)
         tokens = request.prompt_tokens + request.output_tokens

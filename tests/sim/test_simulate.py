@@ -316,7 +316,7 @@ def test_a_proxy_configuration_is_used(
         (["--sweep", "gpus=two"], "is not a whole number"),
         (["--sweep", "gpus=2", "--sweep", "gpus=4"], "write all values once, gpus=2,4"),
         (["--sweep", "max-num-seqs=8", "--sweep", "max_num_seqs=9"], "max_num_seqs=8,9"),
-        (["--sweep", "policy=magic"], "is none of"),
+        (["--sweep", "policy=magic"], "no such policy"),
         (["--sweep", "enable_prefix_caching=maybe"], "is neither true nor false"),
         (["--rate", "0"], "--rate: 0 is not a number above 0"),
         (["--rate", "1", "--load", "0.5"], "give one of them"),
