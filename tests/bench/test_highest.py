@@ -12,7 +12,6 @@ from arena_highest import (
     Record,
     Search,
     add_records,
-    highest,
     load_at,
     read_records,
 )
@@ -21,6 +20,7 @@ from arena_policies import FOREBAY, POSSIBLE
 from arena_score import Played, limit_s, of_possible
 from paths import BENCHMARKS
 
+from forebay.analysis.search.bracket import Bracket, bracket
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 
@@ -37,7 +37,7 @@ def test_the_search_finds_every_crossing_from_every_guess(most: int) -> None:
                 asked.append(index)
                 return index <= last
 
-            assert highest(passes, guess, most) == last
+            assert bracket(passes, guess, 0, most) == Bracket(last, last + 1)
             assert len(set(asked)) == len(asked) <= 2 * most.bit_length() + 2
 
 
