@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check install deploy-tools bench bench-behaviour bench-goals bench-policies bench-proxy bench-routers bench-sim bench-vllm-cpu clients compiled fuzz soak test-compiled vllm-cpu clean
+.PHONY: demo test check install deploy-tools bench bench-behaviour bench-goals bench-policies bench-proxy bench-routers bench-sim bench-vllm-cpu clients compiled docs docs-figures docs-serve docs-tools fuzz soak test-compiled vllm-cpu clean
 
 demo: .venv/runtime
 	$(BIN)/forebay demo --out runs/demo --force
@@ -145,6 +145,26 @@ deploy-tools: .deploy-tools/ready
 	.deploy-tools/bin/pip install -q --disable-pip-version-check --no-compile -r $<
 	@touch $@
 
+# The documentation: as a site in runs/site; on http://127.0.0.1:8000; and its generated parts (figures of
+# committed results, output of commands, reference tables) written anew.
+docs: .docs-tools/ready
+	NO_MKDOCS_2_WARNING=1 .docs-tools/bin/mkdocs build --strict --quiet
+	@echo "open runs/site/index.html"
+
+docs-serve: .docs-tools/ready
+	NO_MKDOCS_2_WARNING=1 .docs-tools/bin/mkdocs serve
+
+docs-figures: .venv/dev
+	PYTHONPATH=tests/support:tests/bench:tests/bench/routers $(BIN)/python tests/support/doc_pages.py
+
+docs-tools: .docs-tools/ready
+
+.docs-tools/ready: requirements-docs.txt
+	rm -rf .docs-tools
+	$(PYTHON) -m venv .docs-tools
+	.docs-tools/bin/pip install -q --disable-pip-version-check --no-deps --no-compile -r $<
+	@touch $@
+
 # The studies of docs/research/studies.md: in virtual time, and on a real vLLM where there is a GPU.
 .PHONY: studies study-h200
 STUDIES_OUT ?= runs/studies
@@ -173,4 +193,4 @@ vllm-cpu: .vllm-cpu/built
 	@touch $@
 
 clean:
-	rm -rf .clients .compiled .deploy-tools .routers .venv .vllm-cpu build *.egg-info
+	rm -rf .clients .compiled .deploy-tools .docs-tools .routers .venv .vllm-cpu build *.egg-info

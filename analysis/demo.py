@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forebay.proxy.command import new_app, time_option
+from forebay.proxy.command import new_app
+from forebay.traces.command_options import a_time
 from forebay.traces.talk import talk
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def demo(
     ] = 2.5,
     duration: Annotated[
         float,
-        typer.Option(parser=time_option, metavar="<time>", help="simulated time of arrivals"),
+        a_time("simulated time of arrivals"),
     ] = 200.0,
     model: Annotated[str, typer.Option(help="model of the engines")] = "Llama-3-8B",
     gpu: Annotated[str, typer.Option(help="GPU of the engines")] = "H200",

@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
-from forebay.proxy.command import new_app, time_option
+from forebay.proxy.command import new_app
 from forebay.replay.fast_loop import run_on_fast_loop
 from forebay.replay.options import ReplayOptions
 from forebay.replay.runner import Summary, replay
 from forebay.replay.schedule import parse_arrivals
 from forebay.replay.slo import parse_slos
 from forebay.traces.buckets import parse_buckets
-from forebay.traces.command_options import takes_options
+from forebay.traces.command_options import a_time, takes_options
 
 EXAMPLE = """Replay a trace at a set arrival rate and measure every answer.
 
@@ -36,7 +36,7 @@ class ReplayArguments:
     trace: Annotated[Path, typer.Argument(help="trace file; - is standard input")]
     target: Annotated[
         list[str],
-        typer.Option(help="base URL; give it again for several, which get requests in turn"),
+        typer.Option(help="base URL; several get requests round robin"),
     ]
     out: Annotated[Path, typer.Option(help="folder for the run")]
     rate: Annotated[
@@ -51,7 +51,7 @@ class ReplayArguments:
     )
     duration: Annotated[
         float | None,
-        typer.Option(parser=time_option, metavar="<time>", help="stop sending after this time"),
+        a_time("stop sending after this time"),
     ] = None
     model: Annotated[
         str | None, typer.Option(help="model to ask for; default: the one the target lists")
@@ -90,10 +90,10 @@ class ReplayArguments:
     ] = None
     warmup: Annotated[int, typer.Option(help="small unmeasured requests beforehand")] = 0
     first_token_timeout: Annotated[
-        float, typer.Option(help="seconds from sending to the first token")
+        float, a_time("from sending to the first token", "--first-token-timeout")
     ] = 600.0
-    stall_timeout: Annotated[float, typer.Option(help="seconds without output")] = 120.0
-    drain_timeout: Annotated[float, typer.Option(help="seconds after the last arrival")] = 900.0
+    stall_timeout: Annotated[float, a_time("without output", "--stall-timeout")] = 120.0
+    drain_timeout: Annotated[float, a_time("after the last arrival", "--drain-timeout")] = 900.0
     api_key: Annotated[
         str | None, typer.Option(envvar="FOREBAY_API_KEY", help="sent as a bearer token")
     ] = None

@@ -162,6 +162,6 @@ def test_the_check_of_a_configuration_finds_what_the_start_would_find(
 
 @pytest.mark.parametrize("given", ["3m", "180", "180s"])
 def test_a_time_may_have_a_unit(given: str) -> None:
-    from forebay.proxy.command import time_option
+    from forebay.traces.command_options import time_option
 
     assert time_option(given) == 180.0

@@ -89,7 +89,7 @@ def fetch(
     ] = None,
     output: Annotated[
         str | None,
-        typer.Option("--output", "-o", help="file to write; default: the published name"),
+        typer.Option("--out", "-o", help="file to write; default: the published name"),
     ] = None,
     url: Annotated[str | None, typer.Option("--url", help="URL of a mirror")] = None,
     force: Force = False,
@@ -111,7 +111,7 @@ def fetch(
     wanted = fetching.published(name)
     target = output or wanted.file_name
     if target == "-":
-        raise InputError("--output -: the file is checked before you get it; name a file")
+        raise InputError("--out -: the file is checked before you get it; name a file")
     refuse_existing([target], force=force)
     facts = fetching.fetch(wanted, target, url=url)
     if as_json:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forebay.proxy.command import new_app, time_option
-from forebay.traces.command_options import takes_options
+from forebay.proxy.command import new_app
+from forebay.traces.command_options import takes_options, time_option
 from forebay.traces.errors import InputError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class SearchArguments:
     trace: Annotated[Path, typer.Argument(help="trace file; - is standard input")]
     target: Annotated[
         list[str],
-        typer.Option(help="base URL, or sim:MODEL@GPU; several URLs get requests in turn"),
+        typer.Option(help="base URL, or sim:MODEL@GPU; round robin over several"),
     ]
     slo: Annotated[
         str | None,

@@ -24,9 +24,9 @@ from forebay.proxy.api.large_json import (
 )
 from forebay.proxy.api.prompt_text import PromptText, chat_text, completion_text
 from forebay.proxy.api.token_estimate import TokenEstimate, fewest_tokens
-from forebay.proxy.config.quantities import seconds
 from forebay.proxy.core.model import Request, ServiceClass
 from forebay.proxy.http1.errors import ApiError, invalid_type
+from forebay.traces.quantities import seconds
 
 DEFAULT_OUTPUT_TOKENS = 512  # reserved for the output of a request without a limit
 MOST_OUTPUT_TOKENS = 1 << 20  # bound of what is reserved for all outputs of one request

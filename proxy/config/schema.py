@@ -61,6 +61,9 @@ PrefillPiece = Literal["auto"] | Seconds | None  # None: off
 class BackendConfig(Section):
     """One vLLM server.
 
+    name: in logs, metrics and `buckets[].backends`; default: gpu0, gpu1, ... in order.
+    url: base URL of the server, without /v1.
+    max_concurrency: requests that may run there at once.
     long_prefill_token_threshold: the server's flag of that name, if it is set. Shorter prefills
     then overtake longer ones, so no server is reserved for short prompts.
     prefill_piece: split prefill: auto, a time or off. While shorter prompts arrive, a long prompt
@@ -69,8 +72,9 @@ class BackendConfig(Section):
     instead. auto: a quarter of the shortest max_wait of all buckets.
     priority: the server runs with --scheduling-policy priority. Requests then carry a `priority`
     that keeps Forebay's order of classes and tenants in the server's own queue.
-    kv_events, kv_replay: endpoint and replay_endpoint of the server's --kv-events-config, as seen
-    from here. An endpoint with `*` is bound here, for a vLLM that connects to it.
+    kv_events: endpoint of the server's --kv-events-config, as seen from here. An endpoint with `*`
+    is bound here, for a vLLM that connects to it.
+    kv_replay: replay_endpoint of the same.
     """
 
     name: str = Field("", pattern=r"^[A-Za-z0-9._-]{0,64}$")
@@ -109,6 +113,8 @@ class BackendConfig(Section):
 class BucketConfig(Section):
     """A length bucket: requests of up to `up_to` estimated prompt tokens share a queue.
 
+    name: in metrics, logs and the header x-forebay-bucket.
+    up_to: the longest prompt of this bucket, in estimated tokens.
     max_queue: waiting requests; one more is rejected.
     max_wait: a request whose predicted wait is longer is rejected.
     prefills_per_backend: prefills of this bucket that may run at once on one backend.
@@ -155,7 +161,8 @@ class KnownTenant(Section):
     """One tenant.
 
     weight: share of prefill time, relative to other tenants that wait.
-    tokens_per_s, burst_tokens: quota of prompt tokens, and the most that may be sent at once.
+    tokens_per_s: quota of prompt tokens.
+    burst_tokens: the most that may be sent at once; default: the quota of a minute.
     trust_group: tenants of one group share cached prefixes.
     """
 
@@ -172,10 +179,13 @@ class KnownTenant(Section):
 
 
 class Tenants(Section):
-    """keys: a file, or env:NAME for an environment variable (format: security/keys.py).
+    """Keys, weights and quotas of tenants, and which of them share caches.
+
+    keys: a file, or env:NAME for an environment variable (format: security/keys.py).
 
     default_weight: weight of tenants that have none of their own.
     isolate_cache: keep tenants from hitting each other's cached prefixes; auto: if there are keys.
+    known: tenants with a weight, quota or trust group of their own.
     """
 
     keys: str | None = Field(None, min_length=1)
@@ -199,7 +209,16 @@ class ShaperOptions(TypedDict):
 
 
 class Config(Section):
-    """The whole configuration."""
+    """The whole configuration.
+
+    routing: the rule that picks a backend: warm_or_least_work, least_work or fewest_tokens.
+    routes: paths that any backend may answer; all other paths are 404.
+    reject_status: status of a rejection for load: 429 or 503.
+    debug_headers: name the backend and the prediction in each response.
+    cors_origins: web pages of these origins may call the proxy from a browser.
+    upstream_api_key: bearer token for the backends; better in FOREBAY_UPSTREAM_API_KEY.
+    share: redis:// URL through which several proxies exchange their load.
+    """
 
     listen: Listen = Listen()
     backends: tuple[BackendConfig, ...] = ()

@@ -44,9 +44,3 @@ def test_every_row_names_tests_that_exist(table: Path) -> None:
         named = NAME.findall(cells[2])
         assert named or cells[2].strip() == "the same", row
         assert not (missing := [name for name in named if name not in known]), (missing, row)
-
-
-def test_the_readme_links_every_table() -> None:
-    readme = (ROOT / "README.md").read_text("utf-8")
-    assert len(TABLES) >= 3
-    assert all(f"(docs/reference/{table.name})" in readme for table in TABLES)
