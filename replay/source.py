@@ -12,12 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from forebay.traces.errors import InputError
-from forebay.traces.formats import FOREBAY, IMPORTERS, open_trace
+from forebay.traces.formats import names, open_trace
 from forebay.traces.jsonl import row_bytes
 from forebay.traces.schema import TraceRequest
 
 TOO_LONG = ("error", "truncate", "drop")
-FORMATS = (FOREBAY, *IMPORTERS)
 
 
 @dataclass(slots=True)
@@ -59,8 +58,8 @@ class TraceSource:
     ) -> None:
         if too_long not in TOO_LONG:
             raise InputError(f"--too-long: {too_long!r} is none of {', '.join(TOO_LONG)}")
-        if format_name is not None and format_name not in FORMATS:
-            raise InputError(f"--format: {format_name!r} is none of {', '.join(FORMATS)}")
+        if format_name is not None and format_name not in names():
+            raise InputError(f"--format: {format_name!r} is none of {', '.join(names())}")
         self._format = format_name
         self._skip_bad = skip_bad
         self.limit = max_model_len

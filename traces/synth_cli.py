@@ -288,3 +288,35 @@ def _not_empty(requests: Iterator[TraceRequest]) -> Iterator[TraceRequest]:
         yield request
     if empty:
         raise InputError("--duration: no request arrives in it; raise it or the rate")
+
+
+@app.command("model")
+def fitted(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="file of forebay traces fit")],
+    output: Output,
+    speed: Annotated[
+        float, typer.Option("--speed", help="factor of the rate of new sessions")
+    ] = 1.0,
+    duration: Annotated[
+        float | None, typer.Option("--duration", help="seconds; default: as the fitted trace")
+    ] = None,
+    requests: Annotated[
+        int | None, typer.Option("--requests", help="most requests of the trace")
+    ] = None,
+    seed: Seed = 0,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make more traffic like a trace that was fitted.
+
+    example:  forebay traces synth model model.json --speed 2 -o twice.jsonl
+    """
+    from forebay.traces.model import read_model, synthesise
+
+    if not 0 < speed < float("inf"):
+        raise InputError(f"--speed {speed:g}: give more than 0")
+    made = synthesise(
+        read_model(model), duration_s=duration, requests=requests, speed=speed, seed=seed
+    )
+    facts = {"kind": "model", "model": model, "speed": speed, "duration_s": duration, "seed": seed}
+    _write(output, force, as_json, made, facts)

@@ -16,7 +16,7 @@ from forebay.traces.errors import InputError
 from forebay.traces.formats import open_trace
 from forebay.traces.kv_cache_tester import interleaved, read_sessions
 from forebay.traces.lengths import Fixed, Lognormal
-from forebay.traces.mooncake import spread_ticks
+from forebay.traces.ticks import spread_ticks
 from forebay.traces.schema import TraceRequest
 from forebay.traces.synth import Workload as Made
 from forebay.traces.synth import shared_document, workload
