@@ -64,12 +64,7 @@ class ReplayArguments:
     ] = None
     seed: Annotated[int, typer.Option(help="seed of random arrival gaps")] = 0
     endpoint: Annotated[str, typer.Option(help="completions or chat")] = "completions"
-    think: Annotated[
-        float,
-        typer.Option(
-            parser=time_option, metavar="<time>", help="pause before the next one of a closed loop"
-        ),
-    ] = 0.0
+    think: Annotated[float, a_time("pause before the next one of a closed loop", "--think")] = 0.0
     turns: Annotated[
         str, typer.Option(help="wait: for the answers they follow; trace: at their times")
     ] = "wait"

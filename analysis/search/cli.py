@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forebay.proxy.command import new_app
-from forebay.traces.command_options import takes_options, time_option
+from forebay.traces.command_options import a_time, takes_options
 from forebay.traces.errors import InputError
 
 if TYPE_CHECKING:
@@ -80,9 +80,7 @@ class SearchArguments:
     ] = 1.0
     drain_timeout: Annotated[
         float,
-        typer.Option(
-            parser=time_option, metavar="<time>", help="time for answers after the last arrival"
-        ),
+        a_time("time for answers after the last arrival", "--drain-timeout"),
     ] = 120.0
     buckets: Annotated[str, typer.Option(help="length buckets, as NAME:MOST_PROMPT_TOKENS")] = (
         "chat:5000,document:131072"
