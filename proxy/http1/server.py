@@ -315,6 +315,11 @@ class HttpServer(web.Server):
         return _Protocol(self, loop=self._loop, **self._kwargs)
 
 
+def client_of(request: web.BaseRequest) -> str:
+    """Return the address of the client; of IPv6 the half that names a customer."""
+    return cast(_Protocol, request.protocol).address
+
+
 def no_such_path(request: web.BaseRequest) -> web.Response:
     """Return a 404 in the form of all other errors."""
     return error_response(errors.no_such_path(), request_id(request.headers))
