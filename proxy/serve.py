@@ -49,7 +49,7 @@ HLOG_INTERVAL_S = 1.0
 # beyond it whole lines are left out: a torn line would make the file unreadable.
 HLOG_BUFFER_BYTES = 1 << 20
 CHECK_CLIENTS_S = 0.05  # interval of the check whether the last client has left
-LAST_EVENTS_S = 1.0  # time to write error events after a drain that took too long
+LAST_EVENTS_S = 0.5  # time to write error events after a drain that took too long
 
 
 @dataclass(frozen=True, slots=True)
