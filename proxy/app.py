@@ -7,6 +7,7 @@ path is spelled.
 import asyncio
 from contextlib import nullcontext
 from functools import partial
+from time import perf_counter
 
 from aiohttp import web
 
@@ -73,6 +74,7 @@ class App:
         self._parsing = asyncio.Lock()  # of a large body: each takes four times its size
         self._cors = Cors(config.cors_origins)
         self._parsed_count = 0
+        self.rejecting_s = 0.0  # taken by requests that were rejected before their body was read
         self.leaving = False  # lame duck: requests are taken, but connections are told to close
         self.draining = False  # no more requests are taken
         self.active = 0
@@ -116,6 +118,7 @@ class App:
 
     async def _answer(self, request: web.BaseRequest, hold: Hold) -> web.StreamResponse:
         """Answer a request, and return the response that was sent; errors are OpenAI-shaped."""
+        began = perf_counter()
         id_ = request_id(request.headers)
         record = RequestRecord(id_, self._driver.now)
         status = 500
@@ -126,6 +129,8 @@ class App:
             record.reason = error.code
             response = error_response(error, id_, self._decision_headers(record))
             status = response.status
+            if not hold.holder:  # nothing was awaited until here
+                self.rejecting_s += perf_counter() - began
         except asyncio.CancelledError:
             status = CLIENT_GONE
             raise

@@ -198,6 +198,7 @@ async def start_proxy(
             max_connections=config.max_connections(),
             failed=InternalErrors(say, asyncio.get_running_loop().time).failed,
         )
+        protection.strangers_s = lambda: public.parsing_s + app.rejecting_s
         parts = Parts(
             app=app,
             attempts=attempts,

@@ -10,6 +10,7 @@ from aiohttp import HttpVersion10, web
 
 from forebay.proxy.http1.byte_budget import Hold
 from forebay.proxy.http1.errors import ApiError
+from forebay.proxy.http1.request_faults import ShortChunks
 
 LEAST_BYTES_PER_S = 100_000  # a slower body is a slow loris
 AHEAD_BYTES = 64 << 10  # part of a stated length that is reserved before it comes
@@ -60,8 +61,8 @@ async def read_client_body(
                 deadline.reschedule(due)
     except TimeoutError:
         raise ApiError(408, "request_timeout", "The body took too long.", close=True) from None
-    except web.RequestPayloadError:
-        raise ApiError(400, "bad_http", "The body is not valid HTTP.", close=True) from None
+    except web.RequestPayloadError as error:
+        raise _bad_body(error) from None
     return bytes(body)
 
 
@@ -69,12 +70,19 @@ def _already_here(request: web.BaseRequest, limit: int, hold: Hold) -> bytes:
     """Return a small body that has come with its head."""
     try:
         body = request.content.read_nowait()
-    except web.RequestPayloadError:
-        raise ApiError(400, "bad_http", "The body is not valid HTTP.", close=True) from None
+    except web.RequestPayloadError as error:
+        raise _bad_body(error) from None
     if len(body) > limit:
         raise _too_large(limit)
     hold.reach(len(body))
     return body
+
+
+def _bad_body(error: web.RequestPayloadError) -> ApiError:
+    message = "The body is not valid HTTP."
+    if isinstance(error, ShortChunks):
+        message = "The body has too many short chunks: send it in larger ones."
+    return ApiError(400, "bad_http", message, close=True)
 
 
 def _too_large(limit: int) -> ApiError:

@@ -10,24 +10,34 @@ import asyncio
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
+from time import perf_counter
 from typing import Any, cast
 
-from aiohttp import HttpVersion10, HttpVersion11, web
+from aiohttp import web
 from aiohttp.http import RawRequestMessage
-from aiohttp.http_exceptions import LineTooLong
 from aiohttp.streams import StreamReader
 
 from forebay.proxy.http1 import errors
 from forebay.proxy.http1.errors import SERVER, ApiError
-from forebay.proxy.http1.headers import REQUEST_ID, request_id, unforwardable
+from forebay.proxy.http1.headers import REQUEST_ID, request_id
 from forebay.proxy.http1.headers import SERVER as SERVER_NAME
 from forebay.proxy.http1.idle import IdleConnections, client_address
+from forebay.proxy.http1.request_faults import (
+    TARGET_BYTES,
+    ShortChunks,
+    head_fault,
+    headers_too_large,
+    parse_error,
+)
 from forebay.proxy.http1.tls import HANDSHAKE_S
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 KEEPALIVE_S = 75.0
 SHUTDOWN_S = 0.25  # for handlers to end, and again after they are cancelled
-TARGET_BYTES = 8190  # bound of a request's target; a longer one is a 414
+READ_BYTES = 16 << 10  # parsed at once
+# A chunk takes aiohttp's parser 2 us, however short it is: 256 KiB of one-byte chunks, 0.1 s. So a
+# body may have this many chunks, and one more for each SHORT_CHUNK bytes of it.
+MOST_CHUNKS, SHORT_CHUNK = 2048, 64
 
 
 def error_response(
@@ -55,50 +65,9 @@ def _raw_response(error: ApiError) -> bytes:
     return "\r\n".join(lines).encode() + body
 
 
-def _headers_too_large() -> ApiError:
-    return ApiError(
-        431, "headers_too_large", "The request headers are too large or too many.", close=True
-    )
-
-
-def _bad(message: str, status: int = 400) -> ApiError:
-    return ApiError(status, "bad_http", message, close=True)
-
-
-def _parse_error(exc: BaseException | None) -> ApiError:
-    """Return the error for a request that the parser rejected."""
-    if isinstance(exc, LineTooLong):
-        # The bounds of target and headers differ, so the bound shows which was too long.
-        if exc.args[1] == TARGET_BYTES:
-            return ApiError(414, "uri_too_long", "The request target is too long.", close=True)
-        return _headers_too_large()
-    if "Too many headers" in str(exc):
-        return _headers_too_large()
-    return _bad("The request is not valid HTTP.")
-
-
-def _head_fault(request: web.BaseRequest, header_bytes: int) -> ApiError | None:
-    """Return the fault of a head that the parser accepted; None if there is none."""
-    headers = request.headers
-    if request._message.version not in (HttpVersion10, HttpVersion11):
-        request._version = HttpVersion10  # the response must not claim their version
-        return _bad("HTTP/1.0 or HTTP/1.1 is needed.", 505)
-    if sum([len(name) + len(value) + 4 for name, value in request.raw_headers]) > header_bytes:
-        return _headers_too_large()
-    if (coding := headers.get("transfer-encoding")) is not None:
-        if coding.lower() != "chunked":
-            return _bad("The only supported transfer encoding is chunked.", 501)
-        if request.version == HttpVersion10:
-            return _bad("HTTP/1.0 has no transfer encoding.")
-    if headers.get("expect", "100-continue").lower() != "100-continue":
-        return _bad("The only supported expectation is 100-continue.", 417)
-    if request.method == "CONNECT":
-        error = _bad("This is not a forward proxy.", 405)
-        error.headers = {"Allow": "GET, HEAD, POST, OPTIONS"}
-        return error
-    if name := unforwardable(headers):
-        return _bad(f"The header {name} must be printable ASCII, and given once.")
-    return None
+def _chunks_of(payload: StreamReader | None) -> int:
+    """Return the number of chunks that have been parsed and not yet been read."""
+    return len(payload._http_chunk_splits or ()) if payload is not None else 0
 
 
 class _Protocol(web.RequestHandler):
@@ -106,6 +75,7 @@ class _Protocol(web.RequestHandler):
 
     __slots__ = (
         "_broken",
+        "_chunks",
         "_cut_timer",
         "_head_bytes",
         "_head_timer",
@@ -120,6 +90,7 @@ class _Protocol(web.RequestHandler):
         self.address = ""
         self.idle: dict[_Protocol, None] = {}  # those of this address, perhaps with this one
         self._broken = False  # it is not known where the next request begins
+        self._chunks = 0  # received of the body that is being received
         self._head_bytes = 0  # bytes of a head that is not complete
         self._head_timer: asyncio.TimerHandle | None = None
         self._last_payload: StreamReader | None = None
@@ -170,12 +141,25 @@ class _Protocol(web.RequestHandler):
             self._cut_timer = self._loop.call_later(server.client_write_s, wire.abort)
 
     def data_received(self, data: bytes) -> None:
+        began = perf_counter()
+        if len(data) <= READ_BYTES:
+            self._received(data)
+        else:
+            for start in range(0, len(data), READ_BYTES):
+                self._received(data[start : start + READ_BYTES])
+        server = self._manager
+        if isinstance(server, HttpServer):
+            server.parsing_s += perf_counter() - began
+
+    def _received(self, data: bytes) -> None:
         if self._broken:
             return
         last, count = self._last_payload, self._request_count
         in_head = last is None or last.is_eof()
+        chunks = 0 if in_head else _chunks_of(last)
         super().data_received(data)
         if self._request_count != count:
+            self._chunks = chunks = 0
             self._stop_head_timer()
             self._head_bytes = 0
             message, self._last_payload = self._messages[-1]
@@ -190,12 +174,19 @@ class _Protocol(web.RequestHandler):
             server = self._manager
             if isinstance(server, HttpServer):
                 self._partial_head(server, len(data))
+        payload = self._last_payload
+        if payload is not None and not payload.is_eof():
+            self._chunks += _chunks_of(payload) - chunks
+            if self._chunks > MOST_CHUNKS + payload.total_bytes // SHORT_CHUNK:
+                # Nothing more of this connection is parsed, also while a rejected body is dropped.
+                self._broken = True
+                payload.set_exception(ShortChunks("the chunks of the body are too short"))
 
     def _partial_head(self, server: "HttpServer", size: int) -> None:
         self._head_bytes += size
         if self._head_bytes > server.header_bytes + TARGET_BYTES:
             self._broken = True
-            self._end(_headers_too_large())
+            self._end(headers_too_large())
         elif self._head_timer is None:
             self._start_head_timer(server)
 
@@ -248,7 +239,7 @@ class _Protocol(web.RequestHandler):
             error = ApiError(500, "internal_error", "Internal error of the proxy.", SERVER)
             error.close = True
         else:
-            error = _parse_error(exc)
+            error = parse_error(exc)
         return error_response(error, request_id(request.headers))
 
 
@@ -260,6 +251,7 @@ class HttpServer(web.Server):
         client_write_s: time for a client to take the rest when its connection is closed.
         idle: the connections, by the address of their client.
         failed: called with unexpected exceptions.
+        parsing_s: time that parsing requests has taken, before anything is known of their senders.
     """
 
     def __init__(
@@ -288,6 +280,7 @@ class HttpServer(web.Server):
         self.client_write_s = client_write_s
         self.max_connections = max_connections
         self.failed = failed
+        self.parsing_s = 0.0
         self.idle: IdleConnections[_Protocol] = IdleConnections()
 
     @property
@@ -295,7 +288,7 @@ class HttpServer(web.Server):
         return len(self._connections)
 
     async def _checked(self, request: web.BaseRequest) -> web.StreamResponse:
-        if error := _head_fault(request, self.header_bytes):
+        if error := head_fault(request, self.header_bytes):
             return error_response(error, request_id(request.headers))
         protocol = cast(_Protocol, request.protocol)
         protocol.idle.pop(protocol, None)

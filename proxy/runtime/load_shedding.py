@@ -3,7 +3,8 @@
 One task sleeps in short steps and measures how late it wakes: this is the lag of the event loop.
 Once a second it also reads memory and file descriptors, and lets `core/overload.py` decide. Of the
 lag only the CPU time of the process counts: on a shared machine, other processes take the processor
-away for 0.1 s and more.
+away for 0.1 s and more. Work for strangers does not count either, as shedding the requests of known
+clients would not reduce it: parsing HTTP, and rejecting requests before their body is read.
 """
 
 import asyncio
@@ -37,10 +38,15 @@ class Protection:
         lagged: Callable[[float], None],
         read: Callable[[float, float], Reading] | None = None,
     ) -> None:
-        """`lagged` gets each lag; `read` (of the lag's p99 and median) replaces the measurement."""
+        """`lagged` gets each lag; `read` (of the lag's p99 and median) replaces the measurement.
+
+        Attributes:
+            strangers_s: returns the time that work for strangers has taken so far.
+        """
         self._say = say
         self._lagged = lagged
         self._read = read or self._measure
+        self.strangers_s: Callable[[], float] = lambda: 0.0
         self._lags: deque[float] = deque(maxlen=LAG_STEPS)
         self._task: asyncio.Task[None] | None = None
         self._resident_bytes = 0.0  # at the last reading
@@ -83,11 +89,12 @@ class Protection:
         clock = asyncio.get_running_loop().time
         steps = 0
         while True:
-            due, computed_s = clock() + LAG_STEP_S, process_time()
+            due, own_s = clock() + LAG_STEP_S, process_time() - self.strangers_s()
             await asyncio.sleep(LAG_STEP_S)
             lag_s = max(0.0, clock() - due)
             # A machine that stood still is no sign of overload.
-            self._lags.append(min(lag_s, process_time() - computed_s))
+            own_s = process_time() - self.strangers_s() - own_s
+            self._lags.append(max(0.0, min(lag_s, own_s)))
             self._lagged(lag_s)
             steps += 1
             if steps % DECIDE_EVERY == 0:
