@@ -22,7 +22,8 @@ from forebay.proxy.core.explain.recorder import DecisionRecorder
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.driver import Driver
 from forebay.proxy.http1.handover import stop_listening
-from forebay.proxy.http1.server import HttpServer, listen, url_host
+from forebay.proxy.http1.listen import listen, url_host
+from forebay.proxy.http1.server import HttpServer
 from forebay.proxy.kv_events.follower import Followers
 from forebay.proxy.relay.attempts import Attempts
 from forebay.proxy.relay.relay import Relay

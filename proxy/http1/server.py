@@ -7,7 +7,6 @@ the end of a request is in doubt, the connection is closed after the response.
 """
 
 import asyncio
-import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from time import perf_counter
@@ -29,15 +28,14 @@ from forebay.proxy.http1.request_faults import (
     headers_too_large,
     parse_error,
 )
-from forebay.proxy.http1.tls import HANDSHAKE_S
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 KEEPALIVE_S = 75.0
-SHUTDOWN_S = 0.25  # for handlers to end, and again after they are cancelled
-READ_BYTES = 16 << 10  # parsed at once
 # A chunk takes aiohttp's parser 2 us, however short it is: 256 KiB of one-byte chunks, 0.1 s. So a
-# body may have this many chunks, and one more for each SHORT_CHUNK bytes of it.
-MOST_CHUNKS, SHORT_CHUNK = 2048, 64
+# body may have this many chunks, and one more for each SHORT_CHUNK bytes of it. After
+# CHUNKS_AT_ONCE the event loop does other work first.
+MOST_CHUNKS, SHORT_CHUNK, CHUNKS_AT_ONCE = 1024, 64, 128
+READ_BYTES, CHUNKED_READ_BYTES = 64 << 10, 1 << 10  # parsed before these numbers are looked at
 
 
 def error_response(
@@ -80,6 +78,7 @@ class _Protocol(web.RequestHandler):
         "_head_bytes",
         "_head_timer",
         "_last_payload",
+        "_unparsed",
         "_wire",
         "address",
         "idle",
@@ -91,6 +90,7 @@ class _Protocol(web.RequestHandler):
         self.idle: dict[_Protocol, None] = {}  # those of this address, perhaps with this one
         self._broken = False  # it is not known where the next request begins
         self._chunks = 0  # received of the body that is being received
+        self._unparsed = b""  # received after more chunks than are parsed at once
         self._head_bytes = 0  # bytes of a head that is not complete
         self._head_timer: asyncio.TimerHandle | None = None
         self._last_payload: StreamReader | None = None
@@ -141,15 +141,55 @@ class _Protocol(web.RequestHandler):
             self._cut_timer = self._loop.call_later(server.client_write_s, wire.abort)
 
     def data_received(self, data: bytes) -> None:
+        if self._unparsed and data:
+            self._unparsed += data
+            return
         began = perf_counter()
-        if len(data) <= READ_BYTES:
+        if len(data) <= CHUNKED_READ_BYTES:
             self._received(data)
         else:
-            for start in range(0, len(data), READ_BYTES):
-                self._received(data[start : start + READ_BYTES])
+            self._receive_in_parts(data)
         server = self._manager
         if isinstance(server, HttpServer):
             server.parsing_s += perf_counter() - began
+
+    def _receive_in_parts(self, data: bytes) -> None:
+        start = parsed = 0
+        while start < len(data) and not self._broken:
+            last = self._last_payload
+            chunked = last is None or last.is_eof() or last._http_chunk_splits is not None
+            end = start + (CHUNKED_READ_BYTES if chunked else READ_BYTES)
+            before = self._chunks
+            self._received(data[start:end])
+            start = end
+            parsed += max(0, self._chunks - before)
+            if parsed > CHUNKS_AT_ONCE and start < len(data):
+                self._unparsed = data[start:]
+                self._pause_transport_reading()
+                self._loop.call_soon(self._go_on)
+                return
+
+    def _go_on(self) -> None:
+        """Parse what was received, in the next turn of the event loop."""
+        data, self._unparsed = self._unparsed, b""
+        if data and not (self._reading_paused or self._buffer_paused):
+            self.data_received(data)
+        else:
+            self._unparsed = data
+        if not self._unparsed and not (self._reading_paused or self._buffer_paused):
+            self._resume_transport_reading()
+
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        if self._reading_paused:  # aiohttp calls this for every chunk that is read
+            super().resume_reading(resume_parser)
+
+    def _resume_transport_reading(self) -> None:
+        if self._broken:
+            return  # nothing more is wanted, and the connection ends soon
+        if self._unparsed:
+            self._loop.call_soon(self._go_on)
+        else:
+            super()._resume_transport_reading()
 
     def _received(self, data: bytes) -> None:
         if self._broken:
@@ -180,6 +220,7 @@ class _Protocol(web.RequestHandler):
             if self._chunks > MOST_CHUNKS + payload.total_bytes // SHORT_CHUNK:
                 # Nothing more of this connection is parsed, also while a rejected body is dropped.
                 self._broken = True
+                self._pause_transport_reading()
                 payload.set_exception(ShortChunks("the chunks of the body are too short"))
 
     def _partial_head(self, server: "HttpServer", size: int) -> None:
@@ -325,53 +366,3 @@ def cannot_go_on(request: web.BaseRequest) -> bool:
     whose body was not waited for (Expect) may send its next request instead.
     """
     return bool(request._message.upgrade) or not request._payload.is_eof()
-
-
-class _TlsSite(web.TCPSite):
-    """A site with a bound on the TLS handshake; aiohttp's own has asyncio's 60 s."""
-
-    async def start(self) -> None:
-        await web.BaseSite.start(self)
-        server = self._runner.server
-        assert server is not None
-        self._server = await asyncio.get_running_loop().create_server(
-            server,
-            self._host,
-            self._port,
-            ssl=self._ssl_context,
-            backlog=self._backlog,
-            reuse_address=self._reuse_address,
-            reuse_port=self._reuse_port,
-            ssl_handshake_timeout=HANDSHAKE_S,
-        )
-
-
-async def listen(
-    server: HttpServer,
-    host: str,
-    port: int,
-    *,
-    reuse_port: bool = False,
-    tls: ssl.SSLContext | None = None,
-) -> tuple[web.ServerRunner, int]:
-    """Start listening; returns the runner and the port.
-
-    Args:
-        reuse_port: share the port with other processes that set this too.
-        tls: None for plain HTTP.
-    """
-    runner = web.ServerRunner(server, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
-    await runner.setup()
-    kind = web.TCPSite if tls is None else _TlsSite
-    site = kind(runner, host, port, ssl_context=tls, reuse_port=reuse_port or None)
-    try:
-        await site.start()
-    except OSError:
-        await runner.cleanup()
-        raise
-    return runner, int(runner.addresses[0][1])
-
-
-def url_host(host: str) -> str:
-    """Return a host as part of a URL: an IPv6 address in brackets."""
-    return f"[{host}]" if ":" in host else host
