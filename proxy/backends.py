@@ -21,7 +21,11 @@ from forebay.proxy.relay.failures import Failure
 from forebay.proxy.telemetry.events import LogEvent, Say
 
 STALE_WITHIN_S = 0.5  # a kept connection that is lost so soon was closed while idle
+ASKED_AGAIN_S = 0.5  # within it, mostly, another backend has answered a request that failed
 DECLINED_S = 10.0  # a backend that declined is no alternative for so long
+
+Suspects = list[tuple[str, int]]
+"""See `Tries.suspects`."""
 
 STATE_EVENTS: dict[State, LogEvent] = {
     "up": LogEvent.BACKEND_UP,
@@ -54,6 +58,10 @@ class Backends:
         self._driver = driver
         self._say = say
         self._turn = 0
+        # By backend, numbered: requests that failed, perhaps by their own fault; when they were sent
+        # and when they failed.
+        self._unproven: dict[str, dict[int, tuple[float, float]]] = {}
+        self._failures = 0
         self._serving = False  # some backend was up when health was last applied
         self.upstreams = {b.name: self._upstream(b) for b in config.backends}
         self.health = Health(self.upstreams)
@@ -187,19 +195,47 @@ class Backends:
         predicted_s = send.predicted_ttft_s if shows_first_token else inf
         self.health.sent(send.backend, send.request.id, predicted_s, self._driver.now)
 
-    def answered(self, name: str, request_id: str) -> None:
-        """A good first byte has come, or an error that is the client's own fault."""
+    def answered(self, name: str, request_id: str, suspects: Suspects) -> None:
+        """A good first byte has come, or an error that is the client's own fault.
+
+        So the request was not the cause where it failed before.
+        """
         if upstream := self.upstreams.get(name):
             upstream.declined_at = -inf
+        self._unproven.pop(name, None)
         self.health.answered(name, request_id, self._driver.now)
+        while suspects:
+            suspect, number = suspects.pop()
+            if found := self._unproven.get(suspect, {}).pop(number, None):
+                self._proven(suspect, found[0])
         self._apply_changed_health()
 
-    def failed(self, name: str, request_id: str, failure: Failure) -> None:
-        """A request has failed before a good first byte."""
+    def _proven(self, name: str, sent_at: float) -> None:
+        """A request that was sent then has failed by the fault of its backend."""
+        now = self._driver.now
+        if upstream := self.upstreams.get(name):
+            upstream.declined_at = now
+        self.health.failed(name, "", now, sent_at=sent_at)
+
+    def failed(self, name: str, request_id: str, failure: Failure, suspects: Suspects) -> None:
+        """A request has failed before a good first byte.
+
+        One client's requests may fail everywhere. So a failure counts once another backend has
+        answered the request. What nobody else was asked for counts at a health check soon after,
+        unless a request has failed at two backends by then.
+        """
         health, now = self.health, self._driver.now
-        if failure.declined and (declining := self.upstreams.get(name)):
+        if failure.kind == "full" and (declining := self.upstreams.get(name)):
             declining.declined_at = now
         match failure.verdict:
+            case "failed" if failure.provokable:
+                sent_at = health.left(name, request_id, now)
+                if suspects:
+                    self._unproven.clear()
+                else:
+                    self._unproven.setdefault(name, {})[self._failures] = sent_at, now
+                suspects.append((name, self._failures))
+                self._failures += 1
             case "failed":
                 health.failed(name, request_id, now)
             case "refused":
@@ -221,6 +257,11 @@ class Backends:
     # Effects of health on the policy.
 
     def _after_probe(self, upstream: Upstream) -> None:
+        unproven = self._unproven.get(upstream.name, {})
+        for number, (sent_at, failed_at) in list(unproven.items()):
+            if failed_at < self._driver.now - ASKED_AGAIN_S:
+                del unproven[number]
+                self._proven(upstream.name, sent_at)
         self.health.look_for_gray(self._driver.now)
         self._apply_health()
         if self.health.state(upstream.name) == "down":

@@ -93,13 +93,13 @@ class ShapedAttempt(Attempt):
         name = self.upstream.name
         try:
             if isinstance(error, Failure):
-                self._backends.failed(name, self._request_id, error)
+                self._backends.failed(name, self._request_id, error, self.tries.suspects)
             elif error is not None:
                 self._backends.cancelled(name, self._request_id)
         finally:
             del self._active[self]
         if error is None:
-            self._backends.answered(name, self._request_id)
+            self._backends.answered(name, self._request_id, self.tries.suspects)
 
 
 class Attempts:

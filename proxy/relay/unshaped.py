@@ -59,7 +59,7 @@ class UnshapedRelay:
                         response = await self._attempts.within_limit(attempt, asking)
                 except Failure as failed:
                     failure = failed
-                    self._backends.failed(upstream.name, "", failed)
+                    self._backends.failed(upstream.name, "", failed, tries.suspects)
                     self._metrics.upstream_error(upstream.name, failed.kind)
                     # A refused connection is no attempt, but nothing else bounds their number here.
                     retry = "lost" if failed.retry == "refused" else failed.retry
@@ -68,7 +68,7 @@ class UnshapedRelay:
                 # A response that needs no engine proves as little as /health. If it counted, a
                 # backend that fails all else would stay in use while /v1/models is polled.
                 if incoming.method == "POST" and target.partition("?")[0] not in ENGINELESS:
-                    self._backends.answered(upstream.name, "")
+                    self._backends.answered(upstream.name, "", tries.suspects)
                 if isinstance(response, web.Response):
                     return response
                 return await response.relay()
