@@ -18,14 +18,11 @@ from forebay.proxy.http1.connection import UpstreamResponse
 from forebay.proxy.http1.faults import LostConnection
 from forebay.proxy.probes import Prober, Upstream
 from forebay.proxy.relay.failures import Failure
+from forebay.proxy.relay.suspicions import Suspects, Suspicions
 from forebay.proxy.telemetry.events import LogEvent, Say
 
 STALE_WITHIN_S = 0.5  # a kept connection that is lost so soon was closed while idle
-ASKED_AGAIN_S = 0.5  # within it, mostly, another backend has answered a request that failed
 DECLINED_S = 10.0  # a backend that declined is no alternative for so long
-
-Suspects = list[tuple[str, int]]
-"""See `Tries.suspects`."""
 
 STATE_EVENTS: dict[State, LogEvent] = {
     "up": LogEvent.BACKEND_UP,
@@ -58,10 +55,7 @@ class Backends:
         self._driver = driver
         self._say = say
         self._turn = 0
-        # By backend, numbered: requests that failed, perhaps by their own fault; when they were sent
-        # and when they failed.
-        self._unproven: dict[str, dict[int, tuple[float, float]]] = {}
-        self._failures = 0
+        self._suspicions = Suspicions()
         self._serving = False  # some backend was up when health was last applied
         self.upstreams = {b.name: self._upstream(b) for b in config.backends}
         self.health = Health(self.upstreams)
@@ -202,40 +196,20 @@ class Backends:
         """
         if upstream := self.upstreams.get(name):
             upstream.declined_at = -inf
-        self._unproven.pop(name, None)
         self.health.answered(name, request_id, self._driver.now)
-        while suspects:
-            suspect, number = suspects.pop()
-            if found := self._unproven.get(suspect, {}).pop(number, None):
-                self._proven(suspect, found[0])
+        for suspect, sent_at in self._suspicions.answered(name, suspects):
+            self.health.failed(suspect, "", self._driver.now, sent_at=sent_at)
         self._apply_changed_health()
 
-    def _proven(self, name: str, sent_at: float) -> None:
-        """A request that was sent then has failed by the fault of its backend."""
-        now = self._driver.now
-        if upstream := self.upstreams.get(name):
-            upstream.declined_at = now
-        self.health.failed(name, "", now, sent_at=sent_at)
-
     def failed(self, name: str, request_id: str, failure: Failure, suspects: Suspects) -> None:
-        """A request has failed before a good first byte.
-
-        One client's requests may fail everywhere. So a failure counts once another backend has
-        answered the request. What nobody else was asked for counts at a health check soon after,
-        unless a request has failed at two backends by then.
-        """
+        """A request has failed before a good first byte."""
         health, now = self.health, self._driver.now
         if failure.kind == "full" and (declining := self.upstreams.get(name)):
             declining.declined_at = now
         match failure.verdict:
             case "failed" if failure.provokable:
                 sent_at = health.left(name, request_id, now)
-                if suspects:
-                    self._unproven.clear()
-                else:
-                    self._unproven.setdefault(name, {})[self._failures] = sent_at, now
-                suspects.append((name, self._failures))
-                self._failures += 1
+                self._suspicions.failed(name, sent_at, now, suspects)
             case "failed":
                 health.failed(name, request_id, now)
             case "refused":
@@ -257,12 +231,10 @@ class Backends:
     # Effects of health on the policy.
 
     def _after_probe(self, upstream: Upstream) -> None:
-        unproven = self._unproven.get(upstream.name, {})
-        for number, (sent_at, failed_at) in list(unproven.items()):
-            if failed_at < self._driver.now - ASKED_AGAIN_S:
-                del unproven[number]
-                self._proven(upstream.name, sent_at)
-        self.health.look_for_gray(self._driver.now)
+        now = self._driver.now
+        for sent_at in self._suspicions.due(upstream.name, now):
+            self.health.failed(upstream.name, "", now, sent_at=sent_at)
+        self.health.look_for_gray(now)
         self._apply_health()
         if self.health.state(upstream.name) == "down":
             self.on_hang(upstream)
