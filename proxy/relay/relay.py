@@ -33,6 +33,8 @@ from forebay.proxy.relay.whole_answer import WHOLE_BYTES, LargeAnswer
 from forebay.proxy.telemetry.metrics import ProxyMetrics
 from forebay.proxy.telemetry.record import RequestRecord
 
+MOST_TOKENS = 1 << 24  # of a prompt or an output; a row of a capture has one number for each 512
+
 
 @dataclass(slots=True)
 class ShapedRequest:
@@ -307,11 +309,15 @@ def usage_tokens(usage: object) -> tuple[int, int | None, int]:
     """
     if not isinstance(usage, dict):
         return 0, None, 0
-    prompt_tokens = usage.get("prompt_tokens")
-    if not isinstance(prompt_tokens, int) or prompt_tokens < 0:
+    prompt_tokens = _count(usage.get("prompt_tokens"))
+    if prompt_tokens is None:
         return 0, None, 0
     details = usage.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    known = min(cached, prompt_tokens) if isinstance(cached, int) and cached >= 0 else None
-    output = usage.get("completion_tokens")
-    return prompt_tokens, known, output if isinstance(output, int) and output >= 0 else 0
+    cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
+    known = None if cached is None else min(cached, prompt_tokens)
+    return prompt_tokens, known, _count(usage.get("completion_tokens")) or 0
+
+
+def _count(value: object) -> int | None:
+    """Return a number of tokens; None if it is none that can be."""
+    return value if isinstance(value, int) and 0 <= value <= MOST_TOKENS else None

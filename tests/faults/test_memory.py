@@ -22,6 +22,7 @@ from forebay.proxy.api.body import parse_any
 from forebay.proxy.config.sections import Limits
 from forebay.proxy.http1.byte_budget import SMALL_BYTES, ByteBudget, Hold
 from forebay.proxy.http1.errors import ApiError
+from forebay.proxy.relay.relay import usage_tokens
 from forebay.proxy.relay.whole_answer import WHOLE_BYTES
 from forebay.proxy.runtime.memory import cgroup_limit, memory_limit, request_bytes
 
@@ -155,6 +156,16 @@ class TestUploads:
 
 
 USAGE_AT_END = b'"}}],"usage":{"prompt_tokens":7,"completion_tokens":3}}'
+
+
+@pytest.mark.parametrize("count", [1 << 25, 10**15, -1, 1.5, "7", None])
+def test_an_impossible_usage_is_no_usage(count: object) -> None:
+    """A capture writes a number for each 512 tokens of a prompt."""
+    details = {"cached_tokens": count}
+    known = {"prompt_tokens": 7, "completion_tokens": 3}
+    assert usage_tokens({**known, "prompt_tokens": count}) == (0, None, 0)
+    assert usage_tokens({**known, "completion_tokens": count}) == (7, None, 0)
+    assert usage_tokens({**known, "prompt_tokens_details": details}) == (7, None, 3)
 
 
 def test_large_bodies_are_parsed_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
