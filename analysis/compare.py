@@ -1,5 +1,8 @@
 """Compare two runs: each figure of both, their ratio, and which is better, if that is clear.
 
+A load generator that was a little late makes a run doubtful only if it decides which run is better:
+if latencies from when requests were sent, instead of due, say something else.
+
 A is the baseline, B the run of interest. One is called better only if the figures differ by more
 than `EQUAL_WITHIN`. For the headline TTFT percentile of each bucket, attainment and goodput, the
 95 % interval must also exclude equality. Nothing is printed here.
@@ -7,21 +10,20 @@ than `EQUAL_WITHIN`. For the headline TTFT percentile of each bucket, attainment
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from forebay.analysis.bootstrap import ConfidenceInterval, ratio_interval
 from forebay.analysis.figures import Figures, figures, imbalance, observation_s
-from forebay.analysis.provenance import RecordedVerdict, verdict, warnings
-from forebay.analysis.quantiles import MIN_BEYOND, SHARES
-from forebay.analysis.run import RunData
+from forebay.analysis.provenance import RecordedVerdict, is_little_late, verdict, warnings
+from forebay.analysis.quantiles import EQUAL_WITHIN, MIN_BEYOND, SHARES
+from forebay.analysis.run import RunData, at_path, from_sending
 from forebay.analysis.shares import share_ratio_interval
-from forebay.replay.slo import Slo
+from forebay.replay.slo import Slo, parse_slos
 
 Unit = Literal["s", "per_s", "share", "ratio", "count"]
 Better = Literal["a", "b", "equal", "unclear"]
 
-EQUAL_WITHIN = 0.05  # figures within 5 % are called equal
 WHOLE_RUN = "run"
 HEADLINE_ORDER = ("p99", "p90", "p50")  # the first with enough samples in both runs
 
@@ -78,6 +80,7 @@ class Comparison:
     headline_percentile: dict[str, str | None]
     lines: tuple[ComparisonRow, ...]
     warnings: tuple[str, ...]
+    doubtful: tuple[bool, bool]  # the client may have changed the outcome
     min_beyond: int
 
     def line(self, section: str, key: str) -> ComparisonRow | None:
@@ -85,6 +88,13 @@ class Comparison:
             if (line.section, line.key) == (section, key):
                 return line
         return None
+
+    def outcome(self) -> dict[tuple[str, str], Better | None]:
+        """Which run is better by each figure of the headline."""
+        keys = [(bucket, f"ttft_{self.headline_percentile[bucket]}") for bucket in self.buckets]
+        keys.append((WHOLE_RUN, "attainment"))
+        lines = [self.line(*key) for key in keys]
+        return {key: line.better for key, line in zip(keys, lines, strict=True) if line}
 
     def as_json(self) -> dict[str, Any]:
         """The comparison as plain data; an infinite figure is the string "inf"."""
@@ -124,6 +134,29 @@ def compare(
     a: RunData, b: RunData, slos: Sequence[Slo] = (), min_beyond: int = MIN_BEYOND
 ) -> Comparison:
     """Compare run B with run A; `slos` judge both anew, else each run's own goodput is used."""
+    found = _compare(a, b, slos, min_beyond)
+    late = is_little_late(a), is_little_late(b)
+    matters = False
+    if any(late):
+        targets = slos or _recorded_slos(a)
+        as_sent = _compare(from_sending(a), from_sending(b), targets, min_beyond)
+        sent = as_sent.outcome()
+        matters = any(sent.get(key) != better for key, better in found.outcome().items())
+    of_a, of_b = found.verdicts
+    doubtful = matters if late[0] else not of_a.valid, matters if late[1] else not of_b.valid
+    told = tuple(warnings(a, b, doubtful, bool(slos)))
+    return replace(found, doubtful=doubtful, warnings=told)
+
+
+def _recorded_slos(run: RunData) -> tuple[Slo, ...]:
+    """The targets of the run's own goodput."""
+    listed = at_path(run.summary, ("slos",))
+    texts = [str(one) for one in listed] if isinstance(listed, list) else []
+    buckets = [text.rpartition(".")[0] for text in texts]
+    return parse_slos(",".join(texts), buckets) if texts else ()
+
+
+def _compare(a: RunData, b: RunData, slos: Sequence[Slo], min_beyond: int) -> Comparison:
     buckets = tuple(dict.fromkeys(a.buckets() + b.buckets()))
     found: dict[str | None, tuple[Figures, Figures]] = {
         bucket: (figures(a, bucket, slos, min_beyond), figures(b, bucket, slos, min_beyond))
@@ -147,7 +180,8 @@ def compare(
         figures=found,
         headline_percentile=headline,
         lines=tuple(lines),
-        warnings=tuple(warnings(a, b, bool(slos))),
+        warnings=(),
+        doubtful=(False, False),
         min_beyond=min_beyond,
     )
 

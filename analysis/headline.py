@@ -2,7 +2,7 @@
 
 B is compared with A. The headline counts the TTFT percentile of each bucket and the goodput. A
 server that rejects many requests answers the rest fast, so latency alone never decides. Without
-goodput, the share of answered requests is used.
+goodput, the share of answered requests is used. Its last words say who left requests unanswered.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,8 @@ from typing import Literal
 
 from forebay.analysis.compare import WHOLE_RUN, Better, Comparison, ComparisonRow, line_of
 from forebay.analysis.figures import Figures
-from forebay.analysis.provenance import differences
+from forebay.analysis.provenance import RecordedVerdict, differences, footnote
+from forebay.analysis.run import RunData
 from forebay.analysis.shares import share_ratio_interval
 from forebay.analysis.units import NONE, durations, rates, ratio, shares
 
@@ -47,6 +48,11 @@ def headline(comparison: Comparison) -> Headline:
     else:
         judged.append(("goodput", _sure(goodput)))
     points += _service(comparison)
+    points += [
+        footnote(run)
+        for run, judged, doubtful in _judged(comparison)
+        if not (judged.valid or doubtful)
+    ]
     mood, summary = _sum_up(comparison, judged)
     return Headline(mood, summary, tuple(points))
 
@@ -79,20 +85,25 @@ def _outcome(comparison: Comparison, judged: list[tuple[str, Better | None]]) ->
         mood, text = "none", f"No clear difference between {b} and {a}"
     if rest and mood != "none":
         text += f"; no clear difference in {_and(rest)}"
-    return mood, text
+    return mood, f"{text}; {_all_answered(comparison)}"
 
 
 def _doubts(comparison: Comparison) -> list[str]:
     """Reasons why the figures may not be those of the servers alone."""
     limited: dict[str, list[str]] = {}
-    for run, verdict in zip((comparison.a, comparison.b), comparison.verdicts, strict=True):
-        if not verdict.valid:
+    for run, verdict, doubtful in _judged(comparison):
+        if doubtful:
             why = f" ({verdict.cause})" if verdict.cause else ""
             limited.setdefault(verdict.meaning, []).append(f"{run.name}{why}")
     doubts = [f"{meaning} in {_and(runs)}" for meaning, runs in limited.items()]
     if unlike := differences(comparison.a, comparison.b, bool(comparison.slos)):
         doubts.append(f"the runs differ in {_and(unlike)}")
     return doubts
+
+
+def _judged(comparison: Comparison) -> list[tuple[RunData, RecordedVerdict, bool]]:
+    runs = comparison.a, comparison.b
+    return list(zip(runs, comparison.verdicts, comparison.doubtful, strict=True))
 
 
 def _ttft(comparison: Comparison, bucket: str, percentile: str, line: ComparisonRow) -> str:
@@ -188,6 +199,21 @@ def _unanswered(comparison: Comparison) -> list[str]:
         )
     ]
     return [f"{'; '.join(texts)}. Latencies are of answered requests only."]
+
+
+def _all_answered(comparison: Comparison) -> str:
+    """Say for each run how many requests it rejected or failed."""
+    figures = comparison.figures[None]
+    missed = [one.intended - one.answered for one in figures]
+    if not any(missed):
+        return "both answered every request"
+    b, a = (
+        f"{run.name} {f'left {part:,} of {one.intended:,}' if part else 'left none'} unanswered"
+        for run, one, part in zip(
+            (comparison.b, comparison.a), reversed(figures), reversed(missed), strict=True
+        )
+    )
+    return f"{b}, {a.removesuffix(' unanswered')}"
 
 
 def _answered(comparison: Comparison) -> ComparisonRow:

@@ -82,13 +82,17 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """The simulated engines to start: equal ones, each with an empty cache."""
+    """The simulated engines to start: equal ones, each with an empty cache.
+
+    Attributes:
+        chunk_tokens: their --long-prefill-token-threshold, of which the proxy is told; None: unset.
+    """
 
     model: str = "Llama-3-8B"
     gpu: str = "H200"
     count: int = 2
     time_scale: float = 1.0
-    flags: tuple[str, ...] = ()
+    chunk_tokens: int | None = None
 
     def check(self) -> None:
         """Raise InputError, before anything starts, for values that no engine accepts."""
@@ -96,15 +100,21 @@ class Engines:
 
         EngineConfig(model=self.model, gpu=self.gpu, time_scale=self.time_scale)
 
+    def command(self) -> list[str]:
+        """Return the words after `forebay` that start one of them on a free port."""
+        words = ["engine", "--model", self.model, "--gpu", self.gpu, "--port", "0"]
+        words += ["--time-scale", str(self.time_scale)]
+        if self.chunk_tokens is not None:
+            words += ["--long-prefill-token-threshold", str(self.chunk_tokens)]
+        return words
+
 
 @asynccontextmanager
 async def engines(wanted: Engines, logs: Path) -> AsyncIterator[list[str]]:
     """Start `wanted.count` engines; yields their URLs."""
     async with AsyncExitStack() as stack:
-        words = ["engine", "--model", wanted.model, "--gpu", wanted.gpu, "--port", "0"]
-        words += ["--time-scale", str(wanted.time_scale), *wanted.flags]
         starts = (
-            stack.enter_async_context(server(words, logs / f"engine{i}.log"))
+            stack.enter_async_context(server(wanted.command(), logs / f"engine{i}.log"))
             for i in range(wanted.count)
         )
         # One after another: this task cannot exit contexts that other tasks entered.
@@ -112,28 +122,32 @@ async def engines(wanted: Engines, logs: Path) -> AsyncIterator[list[str]]:
 
 
 @asynccontextmanager
-async def proxy(
-    backends: Sequence[str], logs: Path, *, time_scale: float = 1.0, extra: str = ""
-) -> AsyncIterator[str]:
-    """Start the proxy in front of `backends`; yields its URL.
+async def proxy(backends: Sequence[str], logs: Path, wanted: Engines) -> AsyncIterator[str]:
+    """Start the proxy in front of `backends`, which run as `wanted` says; yields its URL.
 
     Its timeouts are wall-clock seconds. In front of engines that run X times as fast they are
     divided by X, so that the default configuration is simulated.
     """
     config = logs / "proxy.yaml"
-    config.write_text(proxy_config(backends, time_scale) + extra, encoding="utf-8")
+    text = proxy_config(backends, wanted.time_scale, wanted.chunk_tokens)
+    config.write_text(text, encoding="utf-8")
     words = ["proxy", "--config", str(config)]
     async with server(words, logs / "proxy.log", len(backends)) as url:
         yield url
 
 
-def proxy_config(backends: Sequence[str], time_scale: float) -> str:
+def proxy_config(
+    backends: Sequence[str], time_scale: float, chunk_tokens: int | None = None
+) -> str:
     """The default configuration with every duration divided by the time scale."""
 
     def ms(seconds: float) -> str:
         return f"{max(1.0, seconds / time_scale * 1000):.0f}ms"
 
-    servers = "\n".join(f"  - {{name: gpu{i}, url: {url!r}}}" for i, url in enumerate(backends))
+    flag = f", long_prefill_token_threshold: {chunk_tokens}" if chunk_tokens else ""
+    servers = "\n".join(
+        f"  - {{name: gpu{i}, url: {url!r}{flag}}}" for i, url in enumerate(backends)
+    )
     return f"""\
 listen: {{host: 127.0.0.1, port: 0, admin_port: 0}}
 backends:

@@ -61,8 +61,10 @@ MUST_AGREE = (
     LATENCY_TARGETS,
 )
 COMPLETE = "complete"
+LATE = "client-limited"
+LATE_SHARE = 0.1  # with more arrivals late, the load was another than the one asked for
 _MEANINGS = {
-    "client-limited": "the load generator was too slow",
+    LATE: "the load generator was too slow",
     "cap-limited": "requests waited for --max-in-flight",
 }
 
@@ -154,6 +156,18 @@ def verdict(run: RunData) -> RecordedVerdict:
     return RecordedVerdict(text_of(value) or "unknown", reason)
 
 
+def is_little_late(run: RunData) -> bool:
+    """Tell whether the load generator was late for some arrivals, but for at most `LATE_SHARE`."""
+    late = run.number("late_arrivals")  # older runs do not say
+    return verdict(run).word == LATE and late is not None and late <= LATE_SHARE * run.requests
+
+
+def footnote(run: RunData) -> str:
+    """Return a sentence on delays of the client that change no conclusion."""
+    judged = verdict(run)
+    return f"{run.name}: the machine was busy: {judged.cause}; figures may be a little high."
+
+
 def differences(a: RunData, b: RunData, judged_anew: bool = False) -> list[str]:
     """The settings of `MUST_AGREE` that differ; `judged_anew` leaves out latency targets."""
     return [
@@ -164,16 +178,20 @@ def differences(a: RunData, b: RunData, judged_anew: bool = False) -> list[str]:
     ]
 
 
-def warnings(a: RunData, b: RunData, judged_anew: bool = False) -> list[str]:
+def warnings(
+    a: RunData, b: RunData, doubtful: tuple[bool, bool], judged_anew: bool = False
+) -> list[str]:
     """Reasons why a difference between the runs may not be one between the servers.
 
+    `doubtful`: whose client was late so that it matters, or waited for --max-in-flight.
     Different latency targets do not matter if both runs are judged anew by the same ones.
     """
     found = []
-    for run in (a, b):
-        judged = verdict(run)
-        if not judged.valid:
-            found.append(f"{run.name}: verdict {judged}; its figures include delays of the client")
+    for run, in_doubt in zip((a, b), doubtful, strict=True):
+        if in_doubt:
+            found.append(
+                f"{run.name}: verdict {verdict(run)}; its figures include delays of the client"
+            )
         ended = text_of(setting(run, "ended"))
         if ended not in ("", COMPLETE):
             found.append(f"{run.name}: ended by {ended}; its last requests are missing")

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 MIN_BEYOND = 10
+EQUAL_WITHIN = 0.05  # figures within 5 % are called equal
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 
 

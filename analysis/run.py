@@ -6,7 +6,7 @@ InputError that names the file and the fix. A key that an older run lacks is Non
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,17 @@ class RunData:
         tokens = self.numbers["input_tokens"][self.rows(bucket)]
         tokens = tokens[~np.isnan(tokens)]
         return float(np.median(tokens)) if len(tokens) else math.inf
+
+
+def from_sending(run: RunData) -> RunData:
+    """Return the run with latencies from when requests were sent, not from when they were due.
+
+    Requests for which that is not known keep theirs.
+    """
+    due, sent = run.numbers["ttft_response_s"], run.numbers["ttft_service_s"]
+    late_s = np.nan_to_num(due - sent)
+    shifted = {name: run.numbers[name] - late_s for name in ("ttft_response_s", "e2e_response_s")}
+    return replace(run, numbers={**run.numbers, **shifted})
 
 
 def at_path(tree: Any, keys: Sequence[str]) -> Any:

@@ -11,13 +11,16 @@ from forebay.analysis.bootstrap import ConfidenceInterval
 Z_95 = 1.96  # quantile of the normal distribution for 95 % intervals
 
 
-def wilson(good: float, count: int) -> tuple[float, float]:
-    """95 % score interval of a share (E. B. Wilson, JASA 22, 1927); (0, 1) without samples."""
+def wilson(good: float, count: float, z: float = Z_95) -> tuple[float, float]:
+    """Score interval of a share (E. B. Wilson, JASA 22, 1927); (0, 1) without samples.
+
+    `z` is the quantile of the normal distribution on each side; the default makes it 95 % wide.
+    """
     if not count:
         return 0.0, 1.0
-    share, square = good / count, Z_95 * Z_95 / count
+    share, square = good / count, z * z / count
     middle = (share + square / 2) / (1 + square)
-    half = Z_95 / (1 + square) * sqrt(share * (1 - share) / count + square / (4 * count))
+    half = z / (1 + square) * sqrt(share * (1 - share) / count + square / (4 * count))
     return max(0.0, middle - half), min(1.0, middle + half)
 
 

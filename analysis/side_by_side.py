@@ -64,9 +64,7 @@ async def _side(
     async with AsyncExitStack() as stack:
         urls = await stack.enter_async_context(engines(wanted, logs))
         if name == PROXIED:
-            urls = [
-                await stack.enter_async_context(proxy(urls, logs, time_scale=wanted.time_scale))
-            ]
+            urls = [await stack.enter_async_context(proxy(urls, logs, wanted))]
         talk(f"{name}: {wanted.count} x {wanted.model} on {wanted.gpu} ...")
         options = replace(
             base, trace=trace, targets=urls, out=out / name, time_scale=wanted.time_scale

@@ -95,7 +95,7 @@ def _last_of(comparison: Comparison, line: ComparisonRow) -> bool:
 
 def _title(comparison: Comparison, section: str) -> str:
     if section == WHOLE_RUN:
-        words = [verdict.word for verdict in comparison.verdicts]
-        return f"all requests · {words[0]}" if words[0] == words[1] else "all requests"
+        valid = all(verdict.valid for verdict in comparison.verdicts)
+        return "all requests · valid" if valid else "all requests"
     a, b = comparison.figures[section]
     return f"{section} · {a.answered:,} and {b.answered:,} answered"

@@ -247,6 +247,7 @@ class App:
             tenant=tenant,
             salts=self._security.salts,
             sdk_timeout=self._config.admission.sdk_timeout,
+            most_tokens=self._config.buckets[-1].up_to,
         )
 
     def _decision_headers(self, record: RequestRecord) -> dict[str, str]:

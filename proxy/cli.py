@@ -25,6 +25,10 @@ COMMANDS = {
         "forebay.replay.cli:app",
         "send the requests of a trace at a given rate",
     ),
+    "search": (
+        "forebay.analysis.search.cli:app",
+        "the highest load that meets latency targets",
+    ),
     "traces": ("forebay.traces.cli:app", "import, describe and synthesise traces"),
     "experiment": ("forebay.analysis.experiments.cli:app", "run measurement studies on a server"),
     "report": ("forebay.analysis.cli:report_app", "HTML report of one or more replay runs"),

@@ -7,7 +7,6 @@ from typing import Any
 import typer
 from typer._click.exceptions import ClickException  # Typer bundles Click; it exports no base class
 
-from forebay.proxy.config.quantities import seconds
 from forebay.proxy.telemetry.redaction import without_user_info
 from forebay.traces.errors import InputError
 from forebay.traces.help_text import PlainTyper
@@ -18,14 +17,6 @@ from forebay.traces.talk import be_quiet
 def new_app(**options: Any) -> PlainTyper:
     """Make a Typer app with plain help and plain tracebacks."""
     return PlainTyper(**options)
-
-
-def time_option(text: str) -> float:
-    """Parse an option such as `90`, `3m` or `500ms`, in seconds; for Typer."""
-    try:
-        return float(seconds(text))
-    except ValueError:
-        raise typer.BadParameter("give a time such as 90, 3m or 500ms") from None
 
 
 def run_command(app: typer.Typer, word: str, words: Sequence[str]) -> int:

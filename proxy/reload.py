@@ -21,6 +21,7 @@ from forebay.proxy.http1.server import HttpServer
 from forebay.proxy.kv_events.follower import Followers
 from forebay.proxy.relay.attempts import Attempts
 from forebay.proxy.relay.timeouts import Watchdog
+from forebay.proxy.routing import live_options
 from forebay.proxy.runtime import systemd
 from forebay.proxy.runtime.load_shedding import Protection
 from forebay.proxy.security.guards import LoadedSecurity, Security
@@ -181,7 +182,7 @@ class Reloader:
             self._change(specs[name])
         parts.driver.change(
             lambda core, now: core.changes.reconfigure(
-                config.core_buckets(), now, **config.shaper_options()
+                config.core_buckets(), now, **live_options(config, self._say)
             )
         )
         for name in found.removed:

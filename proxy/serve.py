@@ -30,6 +30,7 @@ from forebay.proxy.relay.relay import Relay
 from forebay.proxy.relay.timeouts import Watchdog
 from forebay.proxy.relay.unshaped import UnshapedRelay
 from forebay.proxy.reload import Parts, Reloader
+from forebay.proxy.routing import live_options
 from forebay.proxy.runtime.load_shedding import Protection
 from forebay.proxy.security.guards import Security
 from forebay.proxy.share.exchange import Link, PeerExchange, exchanging
@@ -144,7 +145,7 @@ async def start_proxy(
     shaper = Shaper(
         config.core_backends(),
         config.core_buckets(),
-        **config.shaper_options(),
+        **live_options(config, say),
         recorder=recorder,
     )
     metrics = ProxyMetrics(shaper, lambda: len(public.connections), config.tenants.known)

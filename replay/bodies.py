@@ -7,8 +7,9 @@ that rendering the next document does not delay reading the tokens of running re
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import orjson
 
@@ -16,35 +17,100 @@ from forebay.traces.schema import TraceRequest
 from forebay.traces.text import block_text, prompt_text
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+LENGTHS = ("exact", "free")
 SLICE_TOKENS = 4096
 MAX_AHEAD = 512
 MAX_AHEAD_BYTES = 64 << 20
+# Members of a body that the replay sets itself; the trace's `parameters` cannot change them.
+_OWN = frozenset(
+    {"messages", "prompt", "model", "stream", "stream_options", "tools"}
+    | {"max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos"}
+)
 
 
-def body_slices(request: TraceRequest, model: str, endpoint: str, salt: str) -> Iterator[bytes]:
-    """Render the JSON body of `request` in slices."""
-    if endpoint == "chat":
-        yield b'{"messages":[{"role":"user","content":'
+@dataclass(frozen=True, slots=True)
+class RequestStyle:
+    """How the rows of a trace become HTTP requests.
+
+    Attributes:
+        model: the model to ask for.
+        own_models: a row that names a model asks for that one instead.
+        endpoint: of rows without messages; messages always go to the chat endpoint.
+        salt: seeds the text of prompts that are made from block ids.
+        lengths: "exact": each answer has the trace's number of tokens; "free": the model ends it,
+            within the trace's own limit.
+        keys: API key of each tenant; others use the client's own.
+        scale: seconds of the run in one wall second.
+    """
+
+    model: str
+    endpoint: str = "completions"
+    salt: str = ""
+    own_models: bool = False
+    lengths: str = "exact"
+    keys: Mapping[str, str] = field(default_factory=dict, repr=False)
+    scale: float = 1.0
+
+    def path(self, request: TraceRequest) -> str:
+        return PATHS["chat" if request.messages is not None else self.endpoint]
+
+    def headers(self, request: TraceRequest) -> dict[str, str]:
+        """Return the headers that only this request has."""
+        found = {}
+        if request.service_class is not None:
+            found["x-forebay-class"] = request.service_class
+        if request.deadline_s is not None:
+            found["x-request-timeout"] = f"{request.deadline_s / self.scale:.3f}"
+        if (key := self.keys.get(request.tenant or "")) is not None:
+            found["authorization"] = f"Bearer {key}"
+        if not request.stream:
+            found["accept"] = "application/json"
+        return found
+
+    def tail(self, request: TraceRequest) -> dict[str, Any]:
+        """Return the members of the body behind the prompt."""
+        given = request.parameters or {}
+        tail = {key: value for key, value in given.items() if key not in _OWN}
+        if request.tools is not None:
+            tail["tools"] = list(request.tools)
+        own = request.model if self.own_models else None
+        tail["model"] = own or self.model
+        tokens = max(1, request.output_tokens)  # servers do not accept 0
+        if self.lengths == "exact":
+            tail |= {"max_tokens": tokens, "min_tokens": tokens, "ignore_eos": True}
+        else:
+            limits = [given.get(name) for name in ("max_completion_tokens", "max_tokens")]
+            tail["max_tokens"] = next((one for one in limits if type(one) is int), tokens)
+        tail["stream"] = request.stream
+        if request.stream:
+            tail["stream_options"] = {"include_usage": True}
+        return tail
+
+
+def body_slices(
+    request: TraceRequest, style: RequestStyle, prompt: bytes | None = None
+) -> Iterator[bytes]:
+    """Render the JSON body of `request` in slices; `prompt` replaces its own text."""
+    chat = style.path(request) == PATHS["chat"]
+    if request.messages is not None:
+        yield b'{"messages":' + orjson.dumps(list(request.messages))
     else:
-        yield b'{"prompt":'
-    if request.text is None and request.blocks is not None:
+        yield b'{"messages":[{"role":"user","content":' if chat else b'{"prompt":'
+        yield from _prompt(request, style.salt, prompt)
+        if chat:
+            yield b"}]"
+    yield b"," + orjson.dumps(style.tail(request))[1:]
+
+
+def _prompt(request: TraceRequest, salt: str, prompt: bytes | None) -> Iterator[bytes]:
+    if prompt is not None:
+        yield orjson.dumps(prompt.decode())
+    elif request.text is None and request.blocks is not None:
         yield b'"'  # block text is lower-case letters and spaces, which JSON need not escape
         yield from _prompt_slices(request, request.blocks, salt)
         yield b'"'
     else:
         yield orjson.dumps(prompt_text(request, salt))
-    if endpoint == "chat":
-        yield b"}]"
-    tokens = max(1, request.output_tokens)  # servers do not accept 0
-    tail = {
-        "model": model,
-        "max_tokens": tokens,
-        "min_tokens": tokens,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    yield b"," + orjson.dumps(tail)[1:]
 
 
 def _prompt_slices(request: TraceRequest, blocks: tuple[int, ...], salt: str) -> Iterator[bytes]:
@@ -64,6 +130,21 @@ class PreparedRequest:
     index: int
     request: TraceRequest
     body: bytes
+    path: str = PATHS["completions"]
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+async def prepare(
+    index: int, request: TraceRequest, style: RequestStyle, prompt: bytes | None = None
+) -> PreparedRequest:
+    """Render one request; the loop gets a turn after each slice of a long prompt."""
+    slices = []
+    for part in body_slices(request, style, prompt):
+        slices.append(part)
+        if len(part) > SLICE_TOKENS:
+            await asyncio.sleep(0)
+    body = b"".join(slices)
+    return PreparedRequest(index, request, body, style.path(request), style.headers(request))
 
 
 class PreparedQueue:
@@ -116,13 +197,7 @@ class PreparedQueue:
 
 
 async def render(
-    requests: Iterator[TraceRequest],
-    count: int,
-    prepared: PreparedQueue,
-    *,
-    model: str,
-    endpoint: str,
-    salt: str,
+    requests: Iterator[TraceRequest], count: int, prepared: PreparedQueue, style: RequestStyle
 ) -> None:
     """Put the first `count` of `requests` into `prepared`; the loop gets turns between slices."""
     try:
@@ -130,12 +205,7 @@ async def render(
             request = next(requests, None)
             if request is None:
                 break
-            slices = []
-            for part in body_slices(request, model, endpoint, salt):
-                slices.append(part)
-                if len(part) > SLICE_TOKENS:
-                    await asyncio.sleep(0)
-            await prepared.put(PreparedRequest(index, request, b"".join(slices)))
+            await prepared.put(await prepare(index, request, style))
             await asyncio.sleep(0)
     finally:
         prepared.close()

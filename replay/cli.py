@@ -8,14 +8,16 @@ from typing import Annotated
 
 import typer
 
-from forebay.proxy.command import new_app, time_option
+from forebay.proxy.command import new_app
 from forebay.replay.fast_loop import run_on_fast_loop
+from forebay.replay.keys import read_keys
 from forebay.replay.options import ReplayOptions
 from forebay.replay.runner import Summary, replay
 from forebay.replay.schedule import parse_arrivals
 from forebay.replay.slo import parse_slos
 from forebay.traces.buckets import parse_buckets
-from forebay.traces.command_options import takes_options
+from forebay.traces.command_options import a_time, takes_options
+from forebay.traces.errors import InputError
 
 EXAMPLE = """Replay a trace at a set arrival rate and measure every answer.
 
@@ -35,29 +37,54 @@ class ReplayArguments:
 
     trace: Annotated[Path, typer.Argument(help="trace file; - is standard input")]
     target: Annotated[
-        list[str],
-        typer.Option(help="base URL; give it again for several, which get requests in turn"),
-    ]
-    out: Annotated[Path, typer.Option(help="folder for the run")]
+        list[str] | None,
+        typer.Option(help="base URL; several get requests round robin"),
+    ] = None
+    out: Annotated[Path | None, typer.Option(help="folder for the run")] = None
     rate: Annotated[
         float | None,
         typer.Option(help="mean requests a second; changes the gaps, drops no request"),
     ] = None
     arrivals: Annotated[
-        str, typer.Option(help="trace, constant, poisson, gamma:CV or closed:N")
+        str,
+        typer.Option(
+            help="trace, constant, poisson, gamma:CV, closed:N, onoff:10s/50s, ramp:1-10/5m, "
+            "steps:1,2,4/60s or diurnal:1.8/24h"
+        ),
     ] = "trace"
     speed: Annotated[float | None, typer.Option(help="pace as a multiple of the trace's own")] = (
         None
     )
     duration: Annotated[
         float | None,
-        typer.Option(parser=time_option, metavar="<time>", help="stop sending after this time"),
+        a_time("stop sending after this time"),
     ] = None
     model: Annotated[
         str | None, typer.Option(help="model to ask for; default: the one the target lists")
     ] = None
     seed: Annotated[int, typer.Option(help="seed of random arrival gaps")] = 0
     endpoint: Annotated[str, typer.Option(help="completions or chat")] = "completions"
+    think: Annotated[
+        float,
+        typer.Option(
+            parser=time_option, metavar="<time>", help="pause before the next one of a closed loop"
+        ),
+    ] = 0.0
+    turns: Annotated[
+        str, typer.Option(help="wait: for the answers they follow; trace: at their times")
+    ] = "wait"
+    history: Annotated[
+        str, typer.Option(help="of later turns: trace, or answers: what the server answered")
+    ] = "trace"
+    lengths: Annotated[
+        str, typer.Option(help="of answers: exact (the trace's), or free: the model ends them")
+    ] = "exact"
+    keys: Annotated[
+        Path | None, typer.Option(help="YAML file with an API key for each tenant of the trace")
+    ] = None
+    print_schedule: Annotated[
+        bool, typer.Option("--print-schedule", help="print when each request is due; send nothing")
+    ] = False
     time_scale: Annotated[
         float, typer.Option(help="simulated seconds in a wall second, as the engine's")
     ] = 1.0
@@ -90,10 +117,10 @@ class ReplayArguments:
     ] = None
     warmup: Annotated[int, typer.Option(help="small unmeasured requests beforehand")] = 0
     first_token_timeout: Annotated[
-        float, typer.Option(help="seconds from sending to the first token")
+        float, a_time("from sending to the first token", "--first-token-timeout")
     ] = 600.0
-    stall_timeout: Annotated[float, typer.Option(help="seconds without output")] = 120.0
-    drain_timeout: Annotated[float, typer.Option(help="seconds after the last arrival")] = 900.0
+    stall_timeout: Annotated[float, a_time("without output", "--stall-timeout")] = 120.0
+    drain_timeout: Annotated[float, a_time("after the last arrival", "--drain-timeout")] = 900.0
     api_key: Annotated[
         str | None, typer.Option(envvar="FOREBAY_API_KEY", help="sent as a bearer token")
     ] = None
@@ -103,12 +130,14 @@ class ReplayArguments:
 
     def options(self) -> ReplayOptions:
         """Parse what has a syntax; raises InputError."""
+        if self.out is None and not self.print_schedule:
+            raise InputError("--out: name a folder for the run")
         buckets = parse_buckets(self.buckets)
         names = [bucket.name for bucket in buckets]
         return ReplayOptions(
             trace=self.trace,
-            targets=tuple(self.target),
-            out=self.out,
+            targets=tuple(self.target or ()),
+            out=self.out or Path(),
             rate_per_s=self.rate,
             arrivals=parse_arrivals(self.arrivals),
             speed=self.speed,
@@ -132,13 +161,19 @@ class ReplayArguments:
             first_token_timeout_s=self.first_token_timeout,
             stall_timeout_s=self.stall_timeout,
             drain_timeout_s=self.drain_timeout,
+            keys={} if self.keys is None else read_keys(self.keys),
+            lengths=self.lengths,
+            turns=self.turns,
+            history=self.history,
+            think_s=self.think,
         )
 
 
 HEADINGS = {
-    "Traffic": "rate arrivals speed duration seed warmup time-scale max-in-flight",
-    "Trace": "format skip-bad too-long max-model-len salt",
-    "Target": "target model endpoint api-key",
+    "Traffic": "rate arrivals speed duration think turns seed warmup time-scale max-in-flight "
+    "print-schedule",
+    "Trace": "format skip-bad too-long max-model-len salt history lengths",
+    "Target": "target model endpoint api-key keys",
     "Measurement": "buckets slo first-token-timeout stall-timeout drain-timeout",
     "Output": "out force json quiet",
 }
@@ -147,7 +182,13 @@ HEADINGS = {
 @app.command(help=EXAMPLE, headings=HEADINGS)
 @takes_options
 def replay_command(given: ReplayArguments) -> None:
-    summary = run_on_fast_loop(partial(replay, given.options()))
+    options = given.options()
+    if given.print_schedule:
+        from forebay.replay.schedule_text import schedule_lines
+
+        sys.stdout.writelines(schedule_lines(options))
+        return
+    summary = run_on_fast_loop(partial(replay, options))
     show(summary, as_json=given.as_json)
     for warning in summary.values["warnings"]:
         print(f"forebay replay: {warning}", file=sys.stderr)

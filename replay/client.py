@@ -6,6 +6,8 @@ are parsed.
 """
 
 import asyncio
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -61,6 +63,12 @@ class ClientExchange:
     output_tokens: int | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
+    pieces: list[str] | None = None  # of the answer's text; None: it is not kept
+
+    @property
+    def answer(self) -> str | None:
+        """The text of a complete answer, if it is kept."""
+        return "".join(self.pieces) if self.pieces is not None and self.outcome == "ok" else None
 
     def ok(self) -> None:
         self.outcome, self.reason = "ok", None
@@ -75,8 +83,11 @@ class ProgressWatch:
     One timer checks, when it fires, whether there was progress. So no timer is set for each token.
     """
 
-    def __init__(self, clock: Clock, first_token_s: float, stall_s: float) -> None:
+    def __init__(
+        self, clock: Clock, first_token_s: float, stall_s: float, leaves_s: float = math.inf
+    ) -> None:
         self.reason: str | None = None
+        self._leaves_s = leaves_s
         self._clock = clock
         self._stall_s = stall_s
         self._due_s = clock.now() + first_token_s
@@ -121,11 +132,14 @@ class ProgressWatch:
     def _arm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        left = self._clock.wall(self._due_s - self._clock.now())
+        left = self._clock.wall(min(self._due_s, self._leaves_s) - self._clock.now())
         self._timer = asyncio.get_running_loop().call_later(max(left, 0.001), self._look)
 
     def _look(self) -> None:
-        if self._clock.now() < self._due_s:
+        now_s = self._clock.now()
+        if now_s >= self._leaves_s:
+            self.end("cancelled")
+        elif now_s < self._due_s:
             self._arm()
         else:
             self.end("stall" if self._flowing else "timeout")
@@ -172,17 +186,27 @@ class Client:
     ) -> None:
         await self.session.close()
 
-    def watch(self) -> ProgressWatch:
-        """Make the watch for one `send`; the caller may `end` it."""
-        return ProgressWatch(self._clock, self._first_token_s, self._stall_s)
+    def watch(self, leaves_s: float | None = None) -> ProgressWatch:
+        """Make the watch for one `send`; the caller may `end` it.
+
+        At second `leaves_s` of the run the client of the trace gave up: the request is cancelled.
+        """
+        leaves_s = math.inf if leaves_s is None else leaves_s
+        return ProgressWatch(self._clock, self._first_token_s, self._stall_s, leaves_s)
 
     async def send(
-        self, url: URL, body: bytes, exchange: ClientExchange, watch: ProgressWatch
+        self,
+        url: URL,
+        body: bytes,
+        exchange: ClientExchange,
+        watch: ProgressWatch,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         """Send `body` and fill in `exchange`; raises only cancellation."""
+        sent = {"x-request-id": exchange.request_id, **(headers or {})}
         try:
             async with watch:
-                await self._send(url, body, exchange, watch)
+                await self._send(url, body, exchange, watch, sent)
         except TimeoutError as error:
             # Without a reason from the watch, the connection timed out.
             if exchange.outcome != "ok":
@@ -195,14 +219,19 @@ class Client:
         exchange.done_s = self._clock.now()
 
     async def _send(
-        self, url: URL, body: bytes, exchange: ClientExchange, watch: ProgressWatch
+        self,
+        url: URL,
+        body: bytes,
+        exchange: ClientExchange,
+        watch: ProgressWatch,
+        headers: dict[str, str],
     ) -> None:
         payload = Body(body)
         exchange.sent_s = self._clock.now()
         async with self.session.post(
             url,
             data=payload,
-            headers={"x-request-id": exchange.request_id},
+            headers=headers,
             allow_redirects=False,
         ) as response:
             self._headers(response, exchange)
@@ -210,10 +239,25 @@ class Client:
                 raw = await _read_error(response.content)
                 exchange.outcome, exchange.reason = outcome.of_status(response.status, raw)
                 exchange.reject_latency_s = self._clock.now() - exchange.sent_s
+            elif "application/json" == response.content_type == headers.get("accept"):
+                self._whole(await response.read(), exchange)
             elif response.content_type != "text/event-stream":
                 exchange.fail("malformed")
             else:
                 await self._read(response.content, exchange, watch)
+
+    def _whole(self, raw: bytes, exchange: ClientExchange) -> None:
+        """Read an answer in one piece (`stream: false`): all of it is one output event."""
+        at_s = self._clock.now()
+        event = parse_event(raw)
+        counted = _usage(event.usage, exchange) if event.usage is not None else None
+        if event.error is not None:
+            exchange.fail(outcome.of_stream_error(event.error))
+            return
+        exchange.events.add(at_s, counted)
+        if exchange.pieces is not None:
+            exchange.pieces.append(answer_text(raw))
+        exchange.ok()
 
     def _headers(self, response: aiohttp.ClientResponse, exchange: ClientExchange) -> None:
         headers, scale = response.headers, self._clock.scale
@@ -233,9 +277,11 @@ class Client:
             if exchange.outcome == "ok":
                 continue  # after [DONE] only the end of the HTTP framing follows
             for payload in scanner.feed(chunk):
-                if _is_plain_token(payload):
+                if text := _plain_token(payload):
                     exchange.events.add(at_s)
                     watch.progress(at_s)
+                    if exchange.pieces is not None:
+                        exchange.pieces.append(text)
                     continue
                 event = parse_event(payload)
                 if event.done:
@@ -251,23 +297,36 @@ class Client:
                 if event.has_output:
                     exchange.events.add(at_s, counted)
                     watch.progress(at_s)
+                    if exchange.pieces is not None:
+                        exchange.pieces.append(answer_text(payload))
         if exchange.outcome != "ok" and exchange.reason is None:
             exchange.fail("truncated")
 
 
-def _is_plain_token(payload: bytes) -> bool:
-    """Tell whether `payload` has one choice with text and nothing else, as nearly every event has.
+def _plain_token(payload: bytes) -> str:
+    """Return the text of an event with one choice with text and nothing else, as nearly all are.
 
-    This shortcut halves the cost of an event; `parse_event` handles all others.
+    This shortcut halves the cost of an event; `parse_event` handles all others, which are "" here.
     """
     try:
         body = orjson.loads(payload)
         (choice,) = body["choices"]
         if choice["finish_reason"] is not None or body.get("usage") or "error" in body:
-            return False
-        return bool(choice["text"] if "text" in choice else choice["delta"]["content"])
+            return ""
+        text = choice["text"] if "text" in choice else choice["delta"]["content"]
+        return text if isinstance(text, str) else ""
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-        return False
+        return ""
+
+
+def answer_text(payload: bytes) -> str:
+    """Return the text of the first choice of an event, or of an answer in one piece."""
+    try:
+        choice = orjson.loads(payload)["choices"][0]
+        told = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
+        return str(told.get("content") or "")
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return ""
 
 
 def _usage(usage: dict[str, Any], exchange: ClientExchange) -> int | None:

@@ -7,11 +7,11 @@ and is still sent: no request is skipped and no due time is moved.
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from yarl import URL
 
-from forebay.replay.bodies import PreparedQueue, PreparedRequest
+from forebay.replay.bodies import PATHS, PreparedQueue, PreparedRequest
 from forebay.replay.client import Client, ClientExchange, ProgressWatch
 from forebay.replay.clock import Clock
 from forebay.replay.pacer import Pacer
@@ -25,6 +25,7 @@ class Dispatch:
     Attributes:
         sent: number of requests sent; always the first ones of the schedule.
         idle: set while no request is in flight.
+        on_end: called with the index of each request that has ended.
     """
 
     def __init__(
@@ -35,57 +36,69 @@ class Dispatch:
         prepared: PreparedQueue,
         targets: Sequence[Target],
         *,
-        path: str,
         max_in_flight: int,
         run_id: str,
         tasks: asyncio.TaskGroup,
+        keep_answers: bool = False,
     ) -> None:
         self.sent = 0
+        self.on_end: Callable[[int, ClientExchange], None] | None = None
         self.idle = asyncio.Event()
         self.idle.set()
-        self._clock = clock
+        self.clock = clock
         self._client = client
         self._recorder = recorder
         self._prepared = prepared
-        self._targets = [(target.name, target.url(path)) for target in targets]
+        self._targets = [
+            (target.name, {path: target.url(path) for path in PATHS.values()}) for target in targets
+        ]
         self._slots = asyncio.Semaphore(max_in_flight)
         self._freed_s: deque[float] = deque(maxlen=max_in_flight)  # when each free slot became free
+        self._blocked_until_s = 0.0  # end of the last wait for the in-flight limit
         self._run_id = run_id
         self._tasks = tasks
+        self._keep_answers = keep_answers
         self._watches: set[ProgressWatch] = set()
 
     async def open_loop(self, times_s: Sequence[float]) -> None:
         """Send every request at its time."""
-        blocked_until_s = 0.0  # end of the last wait for the in-flight limit
-        async with Pacer(self._clock) as pacer:
+        async with Pacer(self.clock) as pacer:
             while (job := await self._prepared.get()) is not None:
                 due_s = times_s[job.index]
                 await pacer.until(due_s)
-                if self._slots.locked():
-                    await self._slots.acquire()
-                    blocked_until_s = self._clock.now()
-                else:
-                    await self._slots.acquire()
-                # The limit also delayed arrivals that became due while an earlier one waited.
-                self._start(job, due_s, max(0.0, blocked_until_s - due_s))
+                await self.send(job, due_s)
 
-    async def closed_loop(self, duration_s: float | None) -> None:
-        """Send the next request whenever a slot is free, up to `duration_s`.
-
-        A request is due when its slot becomes free. If this client was busy then, or no body was
-        ready, that is lag of the client. Requests whose slots were always free are due at once.
-        """
-        while True:
+    async def send(self, job: PreparedRequest, due_s: float) -> None:
+        """Send a request that is due, as soon as the in-flight limit allows it."""
+        if self._slots.locked():
             await self._slots.acquire()
-            now_s = self._clock.now()
-            if duration_s is not None and now_s >= duration_s:
-                return
-            due_s = self._freed_s.popleft() if self._freed_s else now_s
-            job = await self._prepared.get()
-            if job is None:
-                return
-            self._start(job, due_s, 0.0)
-            await asyncio.sleep(0)  # let it leave before the next one is due, to make no burst
+            self._blocked_until_s = self.clock.now()
+        else:
+            await self._slots.acquire()
+        # The limit also delayed arrivals that became due while an earlier one waited.
+        self._start(job, due_s, max(0.0, self._blocked_until_s - due_s))
+
+    async def closed_loop(self, duration_s: float | None, think_s: float = 0.0) -> None:
+        """Send the next request `think_s` after a slot became free, up to `duration_s`.
+
+        If this client was busy when a request was due, or no body was ready, that is lag of the
+        client. Requests whose slots were always free are due at once.
+        """
+        async with Pacer(self.clock) as pacer:
+            while True:
+                await self._slots.acquire()
+                due_s = self.clock.now()
+                if self._freed_s:
+                    due_s = self._freed_s.popleft() + think_s
+                    if think_s:
+                        await pacer.until(due_s)
+                if duration_s is not None and self.clock.now() >= duration_s:
+                    return
+                job = await self._prepared.get()
+                if job is None:
+                    return
+                self._start(job, due_s, 0.0)
+                await asyncio.sleep(0)  # let it leave before the next one is due, to make no burst
 
     def give_up(self) -> None:
         """Cancel all requests in flight."""
@@ -93,26 +106,31 @@ class Dispatch:
             watch.end("cancelled")
 
     def _start(self, job: PreparedRequest, intended_s: float, cap_wait_s: float) -> None:
-        name, url = self._targets[self.sent % len(self._targets)]
+        name, urls = self._targets[self.sent % len(self._targets)]
         exchange = ClientExchange(
-            f"{self._run_id}-{job.index}", intended_s, cap_wait_s, self._clock.now(), backend=name
+            f"{self._run_id}-{job.index}", intended_s, cap_wait_s, self.clock.now(), backend=name
         )
-        watch = self._client.watch()
+        if self._keep_answers:
+            exchange.pieces = []
+        limit_s = job.request.deadline_s
+        watch = self._client.watch(None if limit_s is None else intended_s + limit_s)
         self._watches.add(watch)
         self.idle.clear()
         self.sent += 1
         self._recorder.live.sent += 1
-        self._tasks.create_task(self._go(job, url, exchange, watch))
+        self._tasks.create_task(self._go(job, urls[job.path], exchange, watch))
 
     async def _go(
         self, job: PreparedRequest, url: URL, exchange: ClientExchange, watch: ProgressWatch
     ) -> None:
         try:
-            await self._client.send(url, job.body, exchange, watch)
+            await self._client.send(url, job.body, exchange, watch, job.headers)
         finally:
-            self._freed_s.append(self._clock.now())
+            self._freed_s.append(self.clock.now())
             self._slots.release()
             self._watches.discard(watch)
             if not self._watches:
                 self.idle.set()
         self._recorder.finished(job.request, exchange)
+        if self.on_end is not None:
+            self.on_end(job.index, exchange)

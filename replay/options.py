@@ -1,16 +1,19 @@
 """Define all options of a replay with their defaults, and check them; no I/O."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from forebay.replay.bodies import PATHS
+from forebay.replay.bodies import LENGTHS, PATHS
 from forebay.replay.schedule import TRACE_ARRIVALS, Arrivals
 from forebay.replay.slo import Slo, default_slos
 from forebay.traces.buckets import DEFAULT_BUCKETS, LengthBucket
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
+
+TURNS = ("wait", "trace")
+HISTORIES = ("trace", "answers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,11 @@ class ReplayOptions:
             routers that list it under another name.
         warmup: small unmeasured requests to each target beforehand.
         drain_timeout_s: time after the last arrival in which running answers may end.
+        keys: API key of each tenant.
+        lengths: "exact": as many tokens as in the trace; "free": the model ends its answers.
+        turns: "wait": a turn is due after the answers it waits for; "trace": at its time.
+        history: of later turns: "trace": as it is there; "answers": with what the server answered.
+        think_s: time from an answer (or session) to the next one of a closed loop.
     """
 
     trace: Path | Sequence[TraceRequest]
@@ -57,11 +65,27 @@ class ReplayOptions:
     first_token_timeout_s: float = 600.0
     stall_timeout_s: float = 120.0
     drain_timeout_s: float = 900.0
+    keys: Mapping[str, str] = field(default_factory=dict, repr=False)
+    lengths: str = "exact"
+    turns: str = "wait"
+    history: str = "trace"
+    think_s: float = 0.0
 
     def check(self) -> None:
         """Raise InputError for a value that cannot be used."""
         if self.endpoint not in PATHS:
             raise InputError(f"--endpoint: {self.endpoint!r} is none of {', '.join(PATHS)}")
+        for word, words, option in (
+            (self.lengths, LENGTHS, "--lengths"),
+            (self.turns, TURNS, "--turns"),
+            (self.history, HISTORIES, "--history"),
+        ):
+            if word not in words:
+                raise InputError(f"{option}: {word!r} is none of {', '.join(words)}")
+        if not 0 <= self.think_s <= 1e6:
+            raise InputError(f"--think {self.think_s:g}: give a time of 0 or more")
+        if self.think_s and not self.arrivals.closed:
+            raise InputError("--think: only a closed loop has it; give --arrivals closed:N")
         for value, option in (
             (self.time_scale, "--time-scale"),
             (self.first_token_timeout_s, "--first-token-timeout"),

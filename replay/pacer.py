@@ -39,6 +39,7 @@ class Pacer:
         self._descriptor: int | None = None
         self._libc: Any = None
         self._fired: asyncio.Future[None] | None = None
+        self._woken = False
 
     async def __aenter__(self) -> Self:
         if sys.platform == "linux" and not self._clock.virtual:
@@ -61,17 +62,38 @@ class Pacer:
             os.close(self._descriptor)
             self._descriptor = None
 
-    async def until(self, at_s: float) -> None:
-        """Return at second `at_s` of the run; if that is past, after one turn of the loop."""
+    async def until(self, at_s: float) -> bool:
+        """Return True at second `at_s` of the run; if that is past, after one turn of the loop.
+
+        Returns False at once when `wake` is called before.
+        """
         left = at_s - self._clock.now()
         if left <= 0:
             await asyncio.sleep(0)  # in a burst, too, the loop must get turns to send
+        self._woken = False
         while left > _CLOSE_ENOUGH_S:
             if self._descriptor is None:
-                await self._clock.sleep(left)
+                await self._sleep(left)
             else:
                 await self._timer(self._descriptor, self._clock.deadline(at_s))
+            if self._woken:
+                return False
             left = at_s - self._clock.now()
+        return True
+
+    def wake(self) -> None:
+        """Let the caller of `until` choose another time."""
+        self._woken = True
+        self._resolve()
+
+    async def _sleep(self, seconds: float) -> None:
+        self._fired = self._loop.create_future()
+        timer = self._loop.call_later(self._clock.wall(seconds), self._resolve)
+        try:
+            await self._fired
+        finally:
+            timer.cancel()
+            self._fired = None
 
     async def _timer(self, descriptor: int, deadline: float) -> None:
         whole, fraction = divmod(max(deadline, 1e-9), 1.0)
@@ -90,5 +112,8 @@ class Pacer:
             os.read(self._descriptor or 0, 8)
         except BlockingIOError:  # set again since: a spurious wake-up
             return
+        self._resolve()
+
+    def _resolve(self) -> None:
         if self._fired is not None and not self._fired.done():
             self._fired.set_result(None)

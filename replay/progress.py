@@ -1,7 +1,8 @@
-"""Show one live line on stderr while a replay runs: counts, requests in flight, TTFT so far.
+"""Show on stderr how a replay runs: counts, requests in flight, TTFT so far.
 
-The run's own event loop draws it twice a second. Rich's refresh thread would take the interpreter
-lock away from the sender at unpredictable moments.
+A terminal has one live line; a log file gets a line every ten seconds. The run's own event loop
+draws it. Rich's refresh thread would take the interpreter lock away from the sender at
+unpredictable moments.
 """
 
 import asyncio
@@ -13,8 +14,10 @@ from rich.text import Text
 
 from forebay.replay.clock import Clock
 from forebay.replay.recorder import Live
+from forebay.traces.talk import talk
 
-EVERY_S = 0.5
+EVERY_S = 0.5  # on a terminal
+PRINTED_EVERY_S = 10.0
 
 
 def describe(live: Live, total: int, now_s: float) -> str:
@@ -23,8 +26,8 @@ def describe(live: Live, total: int, now_s: float) -> str:
         f"{now_s:6.1f} s",
         f"sent {live.sent}/{total}",
         f"done {live.done}",
-        f"rejected {live.rejected}",
-        f"failed {live.failed}",
+        *([f"rejected {live.rejected}"] if live.rejected else []),
+        *([f"failed {live.failed}"] if live.failed else []),
         f"in flight {live.in_flight}",
     ]
     if live.ttft.total_count:
@@ -41,3 +44,10 @@ async def show_progress(live: Live, total: int, clock: Clock) -> None:
             line = Text(describe(live, total, clock.now()), no_wrap=True, overflow="ellipsis")
             display.update(line, refresh=True)
             await asyncio.sleep(EVERY_S)
+
+
+async def print_progress(live: Live, total: int, clock: Clock) -> None:
+    """Print a line from time to time until cancelled."""
+    while True:
+        await asyncio.sleep(PRINTED_EVERY_S)
+        talk(describe(live, total, clock.now()))

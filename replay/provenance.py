@@ -40,7 +40,6 @@ def run_record(
 ) -> dict[str, Any]:
     """Make the content of `run.json`; must be called inside the run's event loop."""
     arrivals = schedule.arrivals
-    named = f"{arrivals.kind}:{arrivals.parameter:g}" if arrivals.parameter else arrivals.kind
     started = datetime.fromtimestamp(provenance.started_unix_s, UTC)
     return {
         "run_id": provenance.run_id,
@@ -57,7 +56,11 @@ def run_record(
         },
         "order": "trace",
         "seed": options.seed,
-        "arrivals": named,
+        "arrivals": str(arrivals),
+        "think_s": options.think_s,
+        "turns": "wait" if scan.linked and options.turns == "wait" else "trace",
+        "history": options.history,
+        "lengths": options.lengths,
         "rate_per_s": options.rate_per_s,
         "speed": options.speed,
         "duration_s": options.duration_s,

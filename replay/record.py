@@ -9,7 +9,33 @@ from forebay.traces.schema import TraceRequest
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The columns in order. Times are seconds from the start of the run; None is undefined."""
+    """The columns in order. Times are seconds from the start of the run; None is undefined.
+
+    id: of the request in the trace.
+    bucket: length bucket of the prompt.
+    session, tenant, document: as in the trace.
+    input_tokens: prompt length that the trace asks for.
+    prompt_tokens, cached_tokens, output_tokens: as the server counted them.
+    intended_s: when the request was due.
+    sent_s: when it was sent.
+    first_s, last_s: first and last output event.
+    done_s: end of the response.
+    pacing_lag_s: how late the client began to send, for lack of processor time.
+    cap_wait_s: wait for a free slot under --max-in-flight.
+    ttft_response_s, e2e_response_s: first and last output since the request was due.
+    ttft_service_s, e2e_service_s: the same since it was sent.
+    tpot_s: mean time per output token after the first event.
+    stall_s: longest gap between two output events.
+    queue_ms: wait in the proxy, from its header x-forebay-queue-ms.
+    status: of the HTTP response.
+    outcome: ok, rejected or failed.
+    reason: code of the error, or why the request failed.
+    retry_after_s: what a rejection said.
+    reject_latency_s: from sending to the rejection.
+    backend: the server, where the proxy names it (debug_headers), else the target.
+    request_id: as the server returned it.
+    tokens_estimated: the server did not count the tokens of each event.
+    """
 
     id: str
     bucket: str

@@ -7,23 +7,26 @@ measurements are kept: on Ctrl-C, when a target dies, and when draining takes to
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
 from forebay.proxy.runtime.event_loop import short_collections
 from forebay.proxy.telemetry.hlog import HlogWriter, IntervalLog
-from forebay.replay.bodies import PATHS, PreparedQueue, body_slices, render
+from forebay.replay.agenda import Agenda, link
+from forebay.replay.bodies import PATHS, PreparedQueue, RequestStyle, body_slices, render
 from forebay.replay.client import Client, ClientExchange
 from forebay.replay.clock import Clock
 from forebay.replay.dispatch import Dispatch
+from forebay.replay.history import History
 from forebay.replay.options import ReplayOptions
 from forebay.replay.output import RunFolder, check_folder
 from forebay.replay.provenance import Provenance, run_record
 from forebay.replay.recorder import Live, Recorder
 from forebay.replay.schedule import Schedule, make_schedule
+from forebay.replay.session_loop import SessionLoop
 from forebay.replay.slo import Slo
 from forebay.replay.source import Scan, TraceSource
 from forebay.replay.summary import RunTotals
@@ -31,6 +34,7 @@ from forebay.replay.target import Served, Target, ask_served, parse_targets
 from forebay.replay.warm import cache_warnings
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
+from forebay.traces.talk import is_quiet
 
 LEAST_FLUSH_WALL_S = 0.25
 
@@ -71,6 +75,8 @@ class _Plan:
     source: TraceSource
     scan: Scan
     schedule: Schedule
+    agenda: Agenda | None
+    style: RequestStyle
     run_id: str
 
 
@@ -94,15 +100,13 @@ async def replay(options: ReplayOptions, stop: Stop | None = None) -> Summary:
         stall_timeout_s=options.stall_timeout_s,
         api_key=options.api_key,
     ) as client:
-        try:
-            if options.ask_models or options.model is None:
-                served = await ask_served(client.session, targets, options.model)
-            else:
-                served = Served(options.model, None)
-        except InputError:
-            # Errors of the trace or the rate can be found without a server: report them first.
-            _schedule(options, source.scan())
-            raise
+        # Errors of the trace or the rate can be found without a server: they are reported first.
+        scan = source.scan()
+        plan_schedule(options, source, scan)
+        if options.ask_models or options.model is None:
+            served = await ask_served(client.session, targets, options.model, scan.models)
+        else:
+            served = Served(options.model, None)
         plan = _make_plan(options, targets, served, source)
         _print_changes(plan)
         if options.warmup:
@@ -124,17 +128,52 @@ def _make_plan(
     known = [n for n in (served.max_model_len, options.max_model_len) if n is not None]
     source.limit = min(known, default=None)
     scan = source.scan()
-    schedule = _schedule(options, scan)
-    source.check(scan, schedule.count)
+    if options.keys and (unknown := sorted(scan.tenants - set(options.keys))):
+        raise InputError(f"--keys: has no key of tenant {unknown[0]!r}; add it")
+    schedule, agenda = plan_schedule(options, source, scan)
+    source.check(scan, len(scan.arrivals_s) if agenda else schedule.count)
+    style = RequestStyle(
+        served.model,
+        options.endpoint,
+        options.salt,
+        served.own_models,
+        options.lengths,
+        options.keys,
+        options.time_scale,
+    )
     slos = options.stated_slos()
-    return _Plan(options, targets, slos, served, source, scan, schedule, token_hex(4))
+    return _Plan(
+        options, targets, slos, served, source, scan, schedule, agenda, style, token_hex(4)
+    )
 
 
-def _schedule(options: ReplayOptions, scan: Scan) -> Schedule:
+def plan_schedule(
+    options: ReplayOptions, source: TraceSource, scan: Scan
+) -> tuple[Schedule, Agenda | None]:
+    """Plan the due times of all requests, or of the roots of a trace whose turns wait.
+
+    A rate counts all requests; think times stay as they are. Raises InputError.
+    """
+    if not (scan.linked and options.turns == "wait"):
+        return _schedule(options, scan.arrivals_s, options.rate_per_s), None
+    agenda = link(list(source.requests()), source.name, lenient=source.may_lack_rows)
+    times = [agenda.rows[index].arrival_s for index in agenda.roots]
+    rate = options.rate_per_s
+    if rate is not None:
+        rate *= len(agenda.roots) / len(agenda.rows)
+    schedule = _schedule(options, times, rate)
+    if options.speed is not None:
+        agenda.set_pace(options.speed)
+    elif rate is not None and options.arrivals.kind == "trace":
+        agenda.set_pace((times[-1] - times[0]) * rate / (len(times) - 1))
+    return schedule, agenda
+
+
+def _schedule(options: ReplayOptions, times_s: Sequence[float], rate: float | None) -> Schedule:
     return make_schedule(
-        scan.arrivals_s,
+        times_s,
         options.arrivals,
-        rate_per_s=options.rate_per_s,
+        rate_per_s=rate,
         speed=options.speed,
         duration_s=options.duration_s,
         seed=options.seed,
@@ -145,18 +184,13 @@ async def _run(plan: _Plan, client: Client, clock: Clock, folder: RunFolder, sto
     options, schedule = plan.options, plan.schedule
     totals = RunTotals([bucket.name for bucket in options.buckets], plan.slos)
     prepared = PreparedQueue()
-    watch_progress = _progress() if not options.quiet and sys.stderr.isatty() else None
+    watch_progress = None if options.quiet or is_quiet() else _progress()
     async with asyncio.TaskGroup() as tasks:
-        rendering = render(
-            plan.source.requests(),
-            schedule.count,
-            prepared,
-            model=plan.served.model,
-            endpoint=options.endpoint,
-            salt=options.salt,
-        )
-        background = [tasks.create_task(rendering)]
-        await prepared.wait_filled()
+        background: list[asyncio.Task[None]] = []
+        if plan.agenda is None:
+            rendering = render(plan.source.requests(), schedule.count, prepared, plan.style)
+            background.append(tasks.create_task(rendering))
+            await prepared.wait_filled()
         with short_collections():
             clock.restart()
             started_unix_s = time.time()
@@ -168,25 +202,32 @@ async def _run(plan: _Plan, client: Client, clock: Clock, folder: RunFolder, sto
                 recorder,
                 prepared,
                 plan.targets,
-                path=PATHS[options.endpoint],
-                max_in_flight=schedule.arrivals.closed or options.max_in_flight,
+                max_in_flight=_most_in_flight(plan),
                 run_id=plan.run_id,
                 tasks=tasks,
+                keep_answers=options.history == "answers",
             )
+            sessions = None if plan.agenda is None else _session_loop(plan, plan.agenda, dispatch)
+            if sessions is not None:
+                await sessions.fill()
+                clock.restart()
             background.append(tasks.create_task(_flush_every_second(recorder, clock)))
             if watch_progress is not None:
-                shown = watch_progress(recorder.live, schedule.count, clock)
+                count = schedule.count if plan.agenda is None else len(plan.agenda.rows)
+                shown = watch_progress(recorder.live, count, clock)
                 background.append(tasks.create_task(shown))
-            ended = await _send_all(plan, dispatch, clock, stop)
+            ended = await _send_all(plan, dispatch, sessions, stop)
             stopped_s = clock.now()
             ended = await _drain(plan, dispatch, clock, stop, ended)
         for task in background:
             task.cancel()
-    _count_never_sent(plan, recorder, dispatch.sent, ended)
+    was_sent = range(dispatch.sent).__contains__ if sessions is None else sessions.sent.__contains__
+    _count_never_sent(plan, recorder, was_sent, ended)
     log.close(clock.now())
+    window_s = 0.0 if sessions is not None else _window_s(schedule, dispatch.sent)
     summary = totals.summary(
         log.totals,
-        stopped_s if ended == "interrupted" else _window_s(schedule, dispatch.sent),
+        stopped_s if ended == "interrupted" else window_s,
         closed=bool(schedule.arrivals.closed),
         scale=options.time_scale,
     )
@@ -199,16 +240,41 @@ async def _run(plan: _Plan, client: Client, clock: Clock, folder: RunFolder, sto
     return Summary(summary, folder.path, ended)
 
 
+def _most_in_flight(plan: _Plan) -> int:
+    """Return the in-flight limit; a closed loop of sessions has sub-agents beside them."""
+    closed = plan.schedule.arrivals.closed
+    return closed if closed and plan.agenda is None else plan.options.max_in_flight
+
+
+def _session_loop(plan: _Plan, agenda: Agenda, dispatch: Dispatch) -> SessionLoop:
+    options = plan.options
+    return SessionLoop(
+        agenda,
+        dispatch,
+        plan.style,
+        times_s=plan.schedule.times_s,
+        sessions=plan.schedule.arrivals.closed,
+        think_s=options.think_s,
+        until_s=options.duration_s,
+        history=History(agenda, options.salt) if options.history == "answers" else None,
+    )
+
+
 def _progress() -> Callable[[Live, int, Clock], Coroutine[Any, Any, None]]:
     """Load the progress line and Rich, which it needs, before the clock starts."""
-    from forebay.replay.progress import show_progress
+    from forebay.replay.progress import print_progress, show_progress
 
-    return show_progress
+    return show_progress if sys.stderr.isatty() else print_progress
 
 
-async def _send_all(plan: _Plan, dispatch: Dispatch, clock: Clock, stop: Stop) -> str:
-    if plan.schedule.arrivals.closed:
-        sending = asyncio.ensure_future(dispatch.closed_loop(plan.options.duration_s))
+async def _send_all(
+    plan: _Plan, dispatch: Dispatch, sessions: SessionLoop | None, stop: Stop
+) -> str:
+    options = plan.options
+    if sessions is not None:
+        sending = asyncio.ensure_future(sessions.run())
+    elif plan.schedule.arrivals.closed:
+        sending = asyncio.ensure_future(dispatch.closed_loop(options.duration_s, options.think_s))
     else:
         sending = asyncio.ensure_future(dispatch.open_loop(plan.schedule.times_s))
     stopping = asyncio.ensure_future(stop.sending.wait())
@@ -271,16 +337,19 @@ def _window_s(schedule: Schedule, sent: int) -> float:
     return schedule.window_s
 
 
-def _count_never_sent(plan: _Plan, recorder: Recorder, sent: int, ended: str) -> None:
+def _count_never_sent(
+    plan: _Plan, recorder: Recorder, was_sent: Callable[[int], bool], ended: str
+) -> None:
     """Record scheduled requests that were not sent; a closed loop with a duration has none."""
     schedule = plan.schedule
     if ended != "interrupted" or (schedule.arrivals.closed and plan.options.duration_s is not None):
         return
+    times = () if plan.agenda is not None else schedule.times_s
     for index, request in enumerate(plan.source.requests()):
-        if index >= schedule.count:
+        if plan.agenda is None and index >= schedule.count:
             break
-        if index >= sent:
-            recorder.never_sent(request, schedule.times_s[index] if schedule.times_s else None)
+        if not was_sent(index):
+            recorder.never_sent(request, times[index] if times else None)
 
 
 async def _warm_up(client: Client, plan: _Plan) -> None:
@@ -289,9 +358,8 @@ async def _warm_up(client: Client, plan: _Plan) -> None:
     failed = 0
     for number in range(options.warmup):
         request = TraceRequest(f"warmup-{number}", 0.0, 64, 4)
-        body = b"".join(
-            body_slices(request, plan.served.model, options.endpoint, f"warm-up {plan.run_id}")
-        )
+        style = replace(plan.style, salt=f"warm-up {plan.run_id}")
+        body = b"".join(body_slices(request, style))
         for target in dict.fromkeys(plan.targets):
             exchange = ClientExchange(f"{plan.run_id}-warmup-{number}", 0.0)
             url = target.url(PATHS[options.endpoint])

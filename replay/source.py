@@ -12,12 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from forebay.traces.errors import InputError
-from forebay.traces.formats import FOREBAY, IMPORTERS, open_trace
+from forebay.traces.formats import names, open_trace
 from forebay.traces.jsonl import row_bytes
 from forebay.traces.schema import TraceRequest
 
 TOO_LONG = ("error", "truncate", "drop")
-FORMATS = (FOREBAY, *IMPORTERS)
 
 
 @dataclass(slots=True)
@@ -27,12 +26,17 @@ class Scan:
     Attributes:
         arrivals_s: arrival times of the rows that will be sent, without dropped ones.
         first_too_long: number (from 1) and request of the first row beyond the context.
+        linked: some row waits for the answer to another.
+        models, tenants: all that rows name; None in `models` for rows without one.
     """
 
     arrivals_s: "array[float]" = field(default_factory=lambda: array("d"))
     first_too_long: tuple[int, TraceRequest] | None = None
     skipped: int = 0
     dropped: int = 0
+    linked: bool = False
+    models: set[str | None] = field(default_factory=set)
+    tenants: set[str] = field(default_factory=set)
     _truncated: "array[int]" = field(default_factory=lambda: array("q"))
 
     def truncated(self, count: int) -> int:
@@ -54,8 +58,8 @@ class TraceSource:
     ) -> None:
         if too_long not in TOO_LONG:
             raise InputError(f"--too-long: {too_long!r} is none of {', '.join(TOO_LONG)}")
-        if format_name is not None and format_name not in FORMATS:
-            raise InputError(f"--format: {format_name!r} is none of {', '.join(FORMATS)}")
+        if format_name is not None and format_name not in names():
+            raise InputError(f"--format: {format_name!r} is none of {', '.join(names())}")
         self._format = format_name
         self._skip_bad = skip_bad
         self.limit = max_model_len
@@ -90,6 +94,10 @@ class TraceSource:
             if fitted is not request:
                 found._truncated.append(len(found.arrivals_s))
             found.arrivals_s.append(request.arrival_s)
+            found.linked = found.linked or bool(request.parent or request.waits_for)
+            found.models.add(request.model)
+            if request.tenant is not None:
+                found.tenants.add(request.tenant)
         found.skipped = self._skipped
         if not found.arrivals_s:
             raise InputError(
@@ -104,6 +112,11 @@ class TraceSource:
             fitted = request if self.limit is None else fit(request, self.limit, self._too_long)
             if fitted is not None:
                 yield fitted
+
+    @property
+    def may_lack_rows(self) -> bool:
+        """Whether rows of the file may be left out, so that links to them lead nowhere."""
+        return self._skip_bad or self._too_long == "drop"
 
     def check(self, scan: Scan, count: int) -> None:
         """Raise InputError if one of the first `count` rows is too long, unless that is allowed."""

@@ -189,6 +189,7 @@ class RunTotals:
             "verdict": judged.word,
             "verdict_reason": judged.reason,
             "verdict_at_s": judged.at_s,
+            "late_arrivals": self.lateness.late,
             "schedule_lag_ms": distribution_ms(self._merged(totals, "sched_lag")),
             "reject_ms": {
                 **distribution_ms(self._rejects.histogram),

@@ -3,7 +3,7 @@
 A target that cannot be reached is bad input: without a server there is nothing to measure.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -31,10 +31,14 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The model of a run and the longest context that all targets take, None if unknown."""
+    """The model of a run and the longest context that all targets take, None if unknown.
+
+    With `own_models` each row of the trace asks for the model that it names.
+    """
 
     model: str
     max_model_len: int | None
+    own_models: bool = False
 
 
 def parse_targets(urls: Sequence[str], or_else: str = "") -> tuple[Target, ...]:
@@ -68,33 +72,56 @@ def parse_targets(urls: Sequence[str], or_else: str = "") -> tuple[Target, ...]:
 
 
 async def ask_served(
-    session: aiohttp.ClientSession, targets: Sequence[Target], model: str | None
+    session: aiohttp.ClientSession,
+    targets: Sequence[Target],
+    model: str | None,
+    wanted: Set[str | None] = frozenset(),
 ) -> Served:
     """Ask every target's /v1/models; raises InputError when one is down or serves something else.
 
-    A target without a model list is accepted when `model` is given.
+    A target without a model list is accepted when `model` is given. Otherwise the models that the
+    rows of the trace name are `wanted`, and None for rows that name none.
     """
-    lengths: list[int] = []
+    lengths: list[int | None] = []
+    named = {one for one in wanted if one is not None} if model is None else set[str]()
     for target in dict.fromkeys(targets):
         models = await _models(session, target)
-        if not models:
-            if model is None:
-                raise InputError(f"--target {target.base}: lists no model; name it with --model")
-            continue
+        if named:
+            lengths += _lengths(named, target, models)
+        if not named or None in wanted:
+            model = _one_model(model, target, models)
+            lengths.append(models.get(model))
+    known = [length for length in lengths if length is not None]
+    return Served(model or "", min(known, default=None), own_models=bool(named))
+
+
+def _lengths(named: Set[str], target: Target, models: Mapping[str, int | None]) -> list[int | None]:
+    """Return the context lengths of the models that rows name; raises InputError."""
+    if missing := sorted(named - set(models)):
+        raise InputError(
+            f"--target {target.base}: rows of the trace ask for {', '.join(missing)}, it serves "
+            f"{', '.join(models) or 'none that it lists'}; --model sends all rows to one model"
+        )
+    return [models[one] for one in named]
+
+
+def _one_model(model: str | None, target: Target, models: Mapping[str, int | None]) -> str:
+    """Return `model`, or the only one of the target; raises InputError."""
+    if not models:
         if model is None:
-            if len(models) > 1:
-                raise InputError(
-                    f"--target {target.base}: serves {', '.join(models)}; choose with --model"
-                )
-            model = next(iter(models))
-        if model not in models:
+            raise InputError(f"--target {target.base}: lists no model; name it with --model")
+        return model
+    if model is None:
+        if len(models) > 1:
             raise InputError(
-                f"--model {model}: {target.base} does not serve it but {', '.join(models)}"
+                f"--target {target.base}: serves {', '.join(models)}; choose with --model"
             )
-        length = models[model]
-        if length is not None:
-            lengths.append(length)
-    return Served(model or "", min(lengths, default=None))
+        return next(iter(models))
+    if model not in models:
+        raise InputError(
+            f"--model {model}: {target.base} does not serve it but {', '.join(models)}"
+        )
+    return model
 
 
 async def _models(session: aiohttp.ClientSession, target: Target) -> dict[str, int | None]:

@@ -43,6 +43,11 @@ class Lateness:
     client_from_s: float | None = None
     cap_from_s: float | None = None
 
+    @property
+    def late(self) -> int:
+        """Return the arrivals that left late for the cause that delayed more of them."""
+        return max(self.client_late, self.cap_late)
+
     def add(self, intended_s: float, pacing_lag_s: float, cap_wait_s: float) -> None:
         self.arrivals += 1
         if pacing_lag_s > self.limit_s:
@@ -57,10 +62,10 @@ class Lateness:
         if not self.arrivals:
             return RunVerdict("client-limited", "nothing was sent", 0.0)
         allowed = max(1.0, LATE_SHARE * self.arrivals)
-        worst = max(self.client_late, self.cap_late)
+        worst = self.late
         limit = f"{self.limit_s * 1e3:g} ms"
         if closed:
-            late = f"{worst} of {self.arrivals} requests left more than {limit}"
+            late = f"{worst:,} of {self.arrivals:,} requests left more than {limit}"
             words = f"{late} after their slot was free"
             if worst <= allowed:
                 return RunVerdict("valid", words)
@@ -73,19 +78,20 @@ class Lateness:
         if worst <= allowed:
             return RunVerdict(
                 "valid",
-                f"{worst} of {self.arrivals} arrivals left more than {limit} after they were due",
+                f"{worst:,} of {self.arrivals:,} arrivals left more than {limit} after they were "
+                "due",
             )
         if self.cap_late >= self.client_late:
             return RunVerdict(
                 "cap-limited",
-                f"{self.cap_late} of {self.arrivals} arrivals waited more than {limit} for "
+                f"{self.cap_late:,} of {self.arrivals:,} arrivals waited more than {limit} for "
                 "--max-in-flight; raise it",
                 self.cap_from_s,
             )
         return RunVerdict(
             "client-limited",
-            f"{self.client_late} of {self.arrivals} arrivals left more than {limit} late because "
-            "this client was busy; lower the rate or the time scale",
+            f"{self.client_late:,} of {self.arrivals:,} arrivals left more than {limit} late "
+            "because this client was busy; lower the rate or the time scale",
             self.client_from_s,
         )
 

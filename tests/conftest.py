@@ -22,6 +22,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--quick", action="store_true", help="leave out servers, processes and long simulations"
     )
+    parser.addoption(
+        "--write-golden", action="store_true", help="write the golden traces of formats again"
+    )
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -190,6 +190,23 @@ def test_the_demo_overwrites_nothing_unasked(
     assert "it was started" in capsys.readouterr().err
 
 
+def test_the_preview_of_the_demo_writes_nothing_and_refuses_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["demo", "--preview", "--json"]) == 0
+    said = capsys.readouterr()
+    assert "preview in virtual time" in said.err
+    found = {one["case"]["router"]: one for one in json.loads(said.out)["preview"]}
+    assert list(found) == ["round-robin", "least connections", "cache-aware", "forebay"]
+    ours = found.pop("forebay")
+    assert ours["rejected"] == {}
+    assert ours["attainment"] == 1.0
+    for other in found.values():
+        assert ours["ttft_ms"]["chat"]["p99"] < other["ttft_ms"]["chat"]["p99"] / 2
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.timeout(300)
 def test_the_demo_in_a_short_form(tmp_path: Path) -> None:
     out = tmp_path / "demo"
@@ -201,6 +218,9 @@ def test_the_demo_in_a_short_form(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     comparison = json.loads(done.stdout)
     assert comparison["headline"]
+    assert [one["case"]["router"] for one in comparison["preview"]][-1] == "forebay"
+    assert "long_prefill_token_threshold: 2048" in (out / "logs/proxy.yaml").read_text()
+    assert (out / "logs/engine0.log").stat().st_size > 0
     for side in ("round-robin", "forebay"):
         summary = json.loads((out / side / "summary.json").read_text())
         assert summary["requests"] > 50

@@ -90,7 +90,7 @@ MISTAKES = [
     ("traces describe nowhere.jsonl", "no such file; check the path"),
     ("traces describe text.txt", "text.txt:1: not JSON"),
     ("traces fetch nothing", "one of: mooncake-conversation"),
-    ("traces import nothing text.txt -o x.jsonl", "one of: azure, mooncake"),
+    ("traces import nothing text.txt -o x.jsonl", "one of: azure, burstgpt"),
     ("traces synth documents --users 0 -o x.jsonl", "--users 0: give 1 or more"),
     ("traces synth documents --duration 0 -o x.jsonl", "give more than 0 seconds"),
     ("traces synth documents --rate -2 -o x.jsonl", "more than 0 requests a second"),
@@ -162,6 +162,6 @@ def test_the_check_of_a_configuration_finds_what_the_start_would_find(
 
 @pytest.mark.parametrize("given", ["3m", "180", "180s"])
 def test_a_time_may_have_a_unit(given: str) -> None:
-    from forebay.proxy.command import time_option
+    from forebay.traces.command_options import time_option
 
     assert time_option(given) == 180.0

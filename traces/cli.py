@@ -1,4 +1,4 @@
-"""`forebay traces`: import, fetch, describe and make traces.
+"""`forebay traces`: import, change, fetch, describe and make traces.
 
 Data goes to standard output, messages go to standard error.
 """
@@ -23,13 +23,16 @@ from forebay.traces.command_options import (
 )
 from forebay.traces.errors import InputError
 from forebay.traces.help_text import PlainTyper
+from forebay.traces.import_cli import HEADINGS as IMPORT_HEADINGS
+from forebay.traces.import_cli import export_trace, fit_model, import_trace, list_formats
 from forebay.traces.output import answers_path, json_bytes, meta_path, refuse_existing
 from forebay.traces.synth_cli import app as synth_app
 from forebay.traces.talk import talk
 from forebay.traces.tokens import DEFAULT_ENCODING
+from forebay.traces.verbs_cli import VERBS
 
 app = PlainTyper(
-    help="Import, describe and make traces.\n\n"
+    help="Import, change, describe and make traces.\n\n"
     "example:  forebay traces describe mooncake_trace.jsonl",
 )
 app.add_typer(synth_app, name="synth")
@@ -39,46 +42,12 @@ Tokens = Annotated[
 ]
 
 
-@app.command("import")
-def import_trace(
-    format_name: Annotated[str, typer.Argument(metavar="FORMAT", help="mooncake or azure")],
-    file: Annotated[str, typer.Argument(metavar="FILE", help="the published file; - is stdin")],
-    output: Output,
-    skip_bad: SkipBad = False,
-    force: Force = False,
-    spread_ticks: Annotated[
-        bool,
-        typer.Option(
-            "--spread-ticks", help="mooncake: spread arrivals at random inside ticks of 3 s"
-        ),
-    ] = False,
-    seed: Seed = 0,
-    as_json: AsJson = False,
-) -> None:
-    """Convert a published trace to Forebay's format.
-
-    example:  forebay traces import mooncake conversation_trace.jsonl -o conversation.jsonl
-    """
-    from forebay.traces.formats import importer
-    from forebay.traces.jsonl import write_trace
-    from forebay.traces.mooncake import spread_ticks as spread
-
-    if spread_ticks and format_name != "mooncake":
-        raise InputError(f"--spread-ticks: {format_name} has no ticks; leave it out")
-    read = importer(format_name)
-    refuse_existing([output, meta_path(output)], force=force)
-    reader = read(file, skip_bad=skip_bad)
-    totals = Totals(spread(reader, seed=seed, name=file) if spread_ticks else reader)
-    write_trace(output, totals)
-    facts = {
-        "command": "import",
-        "format": format_name,
-        "file": file,
-        "spread_ticks": spread_ticks,
-        "seed": seed if spread_ticks else None,
-        "skipped": reader.skipped,
-    }
-    report(totals, output, facts, as_json)
+app.command("import", headings=IMPORT_HEADINGS)(import_trace)
+app.command("export")(export_trace)
+app.command("formats")(list_formats)
+app.command("fit")(fit_model)
+for _name, _verb in VERBS.items():
+    app.command(_name)(_verb)
 
 
 @app.command()
@@ -89,7 +58,7 @@ def fetch(
     ] = None,
     output: Annotated[
         str | None,
-        typer.Option("--output", "-o", help="file to write; default: the published name"),
+        typer.Option("--out", "-o", help="file to write; default: the published name"),
     ] = None,
     url: Annotated[str | None, typer.Option("--url", help="URL of a mirror")] = None,
     force: Force = False,
@@ -102,16 +71,19 @@ def fetch(
     from forebay.traces import fetch as fetching
 
     if name is None:
-        lines = {one: of.url for one, of in fetching.PUBLISHED.items()}
+        known = fetching.PUBLISHED.items()
         if as_json:
-            sys.stdout.buffer.write(json_bytes(lines))
-        else:
-            print("\n".join(f"{one:<28} {where}" for one, where in lines.items()))
+            sys.stdout.buffer.write(json_bytes({one: of.url for one, of in known}))
+            return
+        for one, of in known:
+            size = "" if of.bytes is None else f"{of.bytes / 1e6:,.1f} MB"
+            checked = "" if of.sha256 is None else "SHA-256 known"
+            print(f"{one:<26} {size:>9}  {checked:<13}  {of.url}")
         return
     wanted = fetching.published(name)
     target = output or wanted.file_name
     if target == "-":
-        raise InputError("--output -: the file is checked before you get it; name a file")
+        raise InputError("--out -: the file is checked before you get it; name a file")
     refuse_existing([target], force=force)
     facts = fetching.fetch(wanted, target, url=url)
     if as_json:
@@ -126,7 +98,7 @@ def describe(
     trace: Annotated[str, typer.Argument(metavar="TRACE", help="trace file; - is stdin")],
     as_json: AsJson = False,
     format_name: Annotated[
-        str | None, typer.Option("--format", help="forebay, mooncake or azure; default: detect")
+        str | None, typer.Option("--format", help="as traces formats lists them; default: detect")
     ] = None,
     skip_bad: SkipBad = False,
 ) -> None:

@@ -8,9 +8,32 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from forebay.traces.quantities import seconds
+
 Result = TypeVar("Result")
 
-Output = Annotated[str, typer.Option("--output", "-o", help="file for the trace; - is stdout")]
+
+def time_option(text: str) -> float:
+    """Parse an option such as `90`, `3m` or `500ms`, in seconds; for Typer."""
+    try:
+        return float(seconds(text))
+    except ValueError:
+        raise typer.BadParameter("give a time such as 90, 3m or 500ms") from None
+
+
+def a_time(help_text: str, *names: str, least_s: float = 0.0) -> Any:
+    """Make an option that takes a time of at least `least_s`."""
+
+    def parse(text: str) -> float:
+        given = time_option(text)
+        if given < least_s:
+            raise typer.BadParameter(f"give at least {least_s:g} s")
+        return given
+
+    return typer.Option(*names, parser=parse, metavar="<time>", help=help_text)
+
+
+Output = Annotated[str, typer.Option("--out", "-o", help="file for the trace; - is stdout")]
 Force = Annotated[bool, typer.Option("--force", help="overwrite existing files")]
 SkipBad = Annotated[
     bool, typer.Option("--skip-bad", help="skip and count bad rows instead of stopping at one")

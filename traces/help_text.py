@@ -20,6 +20,8 @@ from forebay.traces.talk import be_quiet
 
 EXAMPLE = re.compile(r"[Ee]xample: *(forebay .*)")
 QUIET = "--quiet"
+RENAMED = {"--output": "--out", "--seconds": "--duration", "--length": "--lengths"}
+"""Names that options had before 0.2, by what they are called now; they work and are not shown."""
 NAME_WIDTH = 26  # of option names; a longer one has a line of its own
 LAST = ("Output", "Options")  # headings that come after all others
 
@@ -34,7 +36,7 @@ class PlainCommand(TyperCommand):
     headings: Mapping[str, str] = {}
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, _take_quiet(self, args))
+        return super().parse_args(ctx, _renamed(self, _take_quiet(self, args)))
 
     def format_help_text(self, ctx: Context, formatter: HelpFormatter) -> None:
         _write_text(self.help, formatter)
@@ -49,7 +51,7 @@ class PlainGroup(TyperGroup):
     headings: Mapping[str, str] = {}
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, _take_quiet(self, args))
+        return super().parse_args(ctx, _renamed(self, _take_quiet(self, args)))
 
     def format_help_text(self, ctx: Context, formatter: HelpFormatter) -> None:
         _write_text(self.help, formatter)
@@ -90,6 +92,19 @@ def _take_quiet(command: TyperCommand | TyperGroup, args: list[str]) -> list[str
     be_quiet(True)
     at = ours.index(QUIET)
     return [*args[:at], *args[at + 1 :]]
+
+
+def _renamed(command: TyperCommand | TyperGroup, args: list[str]) -> list[str]:
+    """Return the arguments with the present names of renamed options."""
+    known = {name for param in command.params for name in param.opts}
+    found: list[str] = []
+    for at, word in enumerate(args):
+        if word == "--":
+            return [*found, *args[at:]]
+        name, equals, value = word.partition("=")
+        now = RENAMED.get(name)
+        found.append(f"{now}{equals}{value}" if now in known and name not in known else word)
+    return found
 
 
 def _by_option(headings: Mapping[str, str]) -> dict[str, str]:

@@ -5,41 +5,55 @@
 
 | key | type | |
 | --- | --- | --- |
-| `id` | string | unique within the trace (not checked, see `reader`) |
+| `id` | string | unique within the trace |
 | `arrival_s` | number | seconds from the start, 0 or more, ascending |
 | `input_tokens` | integer | 1 or more |
 | `output_tokens` | integer | 0 or more |
 | `blocks` | integers | optional; ceil(input_tokens / block_tokens) ids in [0, 2^64) |
 | `block_tokens` | integer | optional; left out when 512 |
-| `text` | string | optional; the prompt itself, never together with `blocks` |
+| `text` | string | optional; the prompt itself; at most one of `text`, `messages` and `blocks` |
 | `session`, `tenant`, `document` | string | optional |
 | `service_class` | string | optional; `interactive`, `standard` or `batch` |
+| `parent` | string | optional; id of the turn before |
+| `waits_for` | strings | optional; ids of further requests whose answers come first |
+| `think_s` | number | optional; seconds from the last of those answers to this request |
+| `messages`, `tools` | objects | optional; of the chat API |
+| `model` | string | optional |
+| `stream` | boolean | optional; left out when true |
+| `parameters` | object | optional; other fields of the request body, such as `stop` |
+| `deadline_s` | number | optional; seconds after arrival when the client gave up |
+| `status` | integer | optional; HTTP status of the original answer, 100 to 599 |
 
-Keys are written in this order, without those that are null. An unknown key is an error, so that a
-misspelt one is not silently lost. Equal requests give equal bytes.
+Keys are written in this order, without those that are null or empty. An unknown key is an error, so
+that a misspelt one is not silently lost. Equal requests give equal bytes.
 """
 
 from collections.abc import Iterable
 from math import isfinite
 from pathlib import Path
+from sys import maxsize
 from typing import Any
 
 import orjson
 
 from forebay.traces.errors import InputError
 from forebay.traces.output import whole_file
-from forebay.traces.reader import RowError, TraceReader
+from forebay.traces.reader import Order, TraceReader
+from forebay.traces.rows import RowError, shown
 from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
 
 _KEYS = frozenset(TraceRequest.__slots__)
-_OPTIONAL_TEXT = ("text", "session", "tenant", "document", "service_class")
+_OPTIONAL_TEXT = ("text", "session", "tenant", "document", "service_class", "parent", "model")
+_FIRST_KEYS = frozenset(TraceRequest.__slots__[:11])
+_LATER_KEYS = TraceRequest.__slots__[11:]
 _CLASSES = (None, "interactive", "standard", "batch")
 MAX_BLOCK_ID = 2**64 - 1
 
 
-def read_trace(path: str | Path, *, skip_bad: bool = False) -> TraceReader:
+def read_trace(path: str | Path, *, skip_bad: bool = False, sort: bool = False) -> TraceReader:
     """Open `path` (`-`: standard input) as a stream of requests; for errors see `TraceReader`."""
-    return TraceReader(path, lambda line, _: parse_row(line), skip_bad=skip_bad)
+    order = Order(held=maxsize if sort else 0)
+    return TraceReader(path, parse_row, skip_bad=skip_bad, order=order)
 
 
 def parse_row(line: bytes) -> TraceRequest:
@@ -50,14 +64,14 @@ def parse_row(line: bytes) -> TraceRequest:
         raise RowError(f"unknown key {unknown!r}; the keys are {', '.join(TraceRequest.__slots__)}")
     identity = row.get("id")
     if type(identity) is not str or not identity:
-        raise RowError(f"id: {_shown(identity)} is not a string of at least one character")
+        raise RowError(f"id: {shown(identity)} is not a string of at least one character")
     for key in _OPTIONAL_TEXT:
         value = row.get(key)
         if value is not None and type(value) is not str:
-            raise RowError(f"{key}: {_shown(value)} is not a string; quote it or leave it out")
+            raise RowError(f"{key}: {shown(value)} is not a string; quote it or leave it out")
     if (service_class := row.get("service_class")) not in _CLASSES:
         raise RowError(
-            f"service_class: {_shown(service_class)} is not interactive, standard or batch"
+            f"service_class: {shown(service_class)} is not interactive, standard or batch"
         )
     input_tokens = whole_number(row, "input_tokens", least=1)
     block_tokens = BLOCK_TOKENS
@@ -68,6 +82,7 @@ def parse_row(line: bytes) -> TraceRequest:
         if row.get("text") is not None:
             raise RowError("both text and blocks; a prompt is one or the other")
         blocks = block_ids(row, "blocks", input_tokens, block_tokens)
+    more = {} if _FIRST_KEYS.issuperset(row) else _later_values(row)
     return TraceRequest(
         id=identity,
         arrival_s=seconds(row, "arrival_s"),
@@ -80,7 +95,37 @@ def parse_row(line: bytes) -> TraceRequest:
         tenant=row.get("tenant"),
         document=row.get("document"),
         service_class=service_class,
+        **more,
     )
+
+
+def _later_values(row: dict[str, Any]) -> dict[str, Any]:
+    """Read the keys that few traces have; raises RowError."""
+    found = {key: row[key] for key in _LATER_KEYS if row.get(key) is not None}
+    if "messages" in found and not (row.get("text") is None and row.get("blocks") is None):
+        raise RowError("messages beside text or blocks; a prompt is one of them")
+    for key in ("messages", "tools"):
+        if key in found:
+            found[key] = _list_of(row, key, dict, "objects")
+    if "waits_for" in found:
+        found["waits_for"] = _list_of(row, "waits_for", str, "ids")
+    for key in ("think_s", "deadline_s"):
+        if key in found:
+            found[key] = seconds(row, key)
+    if type(found.get("stream", True)) is not bool:
+        raise RowError(f"stream: {shown(row['stream'])} is not true or false")
+    if type(found.get("parameters", {})) is not dict:
+        raise RowError(f"parameters: {shown(row['parameters'])} is not an object")
+    if "status" in found and whole_number(row, "status", least=100) > 599:
+        raise RowError(f"status: {row['status']} is not an HTTP status (100 to 599)")
+    return found
+
+
+def _list_of(row: dict[str, Any], key: str, kind: type[Any], words: str) -> tuple[Any, ...]:
+    value = row[key]
+    if not isinstance(value, list) or any(type(one) is not kind for one in value):
+        raise RowError(f"{key}: {shown(value)} is not a list of {words}")
+    return tuple(value)
 
 
 def parse_object(line: bytes) -> dict[str, Any]:
@@ -90,14 +135,14 @@ def parse_object(line: bytes) -> dict[str, Any]:
     except orjson.JSONDecodeError as error:
         raise RowError(f"not JSON ({error}); each line must hold one JSON object") from error
     if not isinstance(row, dict):
-        raise RowError(f"{_shown(row)} is not a JSON object; each line must hold one")
+        raise RowError(f"{shown(row)} is not a JSON object; each line must hold one")
     return row
 
 
 def whole_number(row: dict[str, Any], key: str, *, least: int) -> int:
     value = row.get(key)
     if type(value) is not int or value < least:  # not isinstance, which accepts True
-        raise RowError(f"{key}: {_shown(value)} is not a whole number of {least} or more")
+        raise RowError(f"{key}: {shown(value)} is not a whole number of {least} or more")
     return value
 
 
@@ -105,7 +150,7 @@ def seconds(row: dict[str, Any], key: str) -> float:
     """Read the time of 0 or more under `key`, in the unit of the file."""
     value: Any = row.get(key)
     if type(value) not in (int, float) or not isfinite(value) or value < 0:
-        raise RowError(f"{key}: {_shown(value)} is not a time of 0 or more")
+        raise RowError(f"{key}: {shown(value)} is not a time of 0 or more")
     return float(value)
 
 
@@ -115,11 +160,11 @@ def block_ids(
     """Read the ids under `key`, as many as `input_tokens` needs."""
     ids = row.get(key)
     if not isinstance(ids, list):
-        raise RowError(f"{key}: {_shown(ids)} is not a list of block ids")
+        raise RowError(f"{key}: {shown(ids)} is not a list of block ids")
     # Four passes in C are several times faster than one loop in Python, and traces are long.
     if ids and (set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) > MAX_BLOCK_ID):
         wrong = next(one for one in ids if type(one) is not int or not 0 <= one <= MAX_BLOCK_ID)
-        raise RowError(f"{key}: {_shown(wrong)} is not a block id (a whole number in [0, 2^64))")
+        raise RowError(f"{key}: {shown(wrong)} is not a block id (a whole number in [0, 2^64))")
     needed = -(-input_tokens // block_tokens)
     if len(ids) != needed:
         raise RowError(
@@ -141,9 +186,13 @@ def row_bytes(request: TraceRequest) -> bytes:
         row["blocks"] = request.blocks
     if request.block_tokens != BLOCK_TOKENS:
         row["block_tokens"] = request.block_tokens
-    for key in _OPTIONAL_TEXT:
+    for key in _OPTIONAL_TEXT[:5]:
         value = getattr(request, key)
         if value is not None:
+            row[key] = value
+    for key in _LATER_KEYS:
+        value = getattr(request, key)
+        if value is not None and value != () and value is not True:
             row[key] = value
     return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
 
@@ -167,11 +216,3 @@ def write_trace(path: str | Path, rows: Iterable[TraceRequest]) -> int:
             file.write(row_bytes(request))
             count += 1
     return count
-
-
-def _shown(value: object) -> str:
-    """Format `value`, short enough for one line of an error."""
-    if value is None:
-        return "nothing"
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -4,19 +4,23 @@ One JSON file is one session: `requests[]` with `t` (seconds from the session's 
 and `hash_ids`, one id for each *full* block (unlike Mooncake, whose last block is partial). Entries
 of `type: subagent` contain more requests, whose `t` counts from the entry's. Ids are valid within a
 session only, so each session gets a range of its own. The text that sessions really share (tools
-and system prompt, about 13k tokens) is therefore lost. Source: callanjfox/kv-cache-tester
-(Apache-2.0).
+and system prompt, about 13k tokens) is therefore lost. Weka's traces have the same form, one
+session a line. Source: callanjfox/kv-cache-tester (Apache-2.0).
+
+A turn waits for the turn before it, and for the last answers of the sub-agents that were started
+since. The first request of a sub-agent waits for the turn that started it. `think_s` is the time
+from the end of the last of these answers (`t` + `api_time`).
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from forebay.traces.errors import InputError
 from forebay.traces.jsonl import parse_object, seconds, whole_number
-from forebay.traces.reader import RowError
+from forebay.traces.rows import RowError
 from forebay.traces.schema import TraceRequest
 
 _IDS_PER_SESSION = 1 << 32  # the lower half is for full blocks, the upper for partial last ones
@@ -36,18 +40,31 @@ def read_session(path: str | Path, number: int = 0) -> list[TraceRequest]:
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
     try:
-        session = parse_object(content)
-        name = str(session.get("id") or Path(path).stem)
-        block_tokens = whole_number(session, "block_size", least=1)
-        rows = sorted(_requests(session, 0.0), key=lambda row: row[0])
-        found = [
-            _request(row, at_s, f"{name}-{index}", name, block_tokens, number, index)
-            for index, (at_s, row) in enumerate(rows)
-        ]
+        return session_requests(parse_object(content), Path(path).stem, number)
     except RowError as error:
         raise InputError(f"{path}: {error}") from error
-    if not found:
-        raise InputError(f"{path}: a session without requests; leave the file out")
+
+
+def session_requests(session: dict[str, Any], name: str, number: int) -> list[TraceRequest]:
+    """Make the requests of one session; see `read_session`. Raises RowError."""
+    name = str(session.get("id") or name)
+    block_tokens = whole_number(session, "block_size", least=1)
+    calls = sorted(_calls(session, 0.0, None), key=lambda call: call.at_s)
+    if not calls:
+        raise RowError("a session without requests; leave it out")
+    names = {id(call): f"{name}-{index}" for index, call in enumerate(calls)}
+    found = []
+    for index, call in enumerate(calls):
+        ends_s = [one.end_s for one in (call.before, *call.waits_for) if one is not None]
+        request = _request(call.row, call.at_s, names[id(call)], name, block_tokens, number, index)
+        found.append(
+            replace(
+                request,
+                parent=None if call.before is None else names[id(call.before)],
+                waits_for=tuple(names[id(one)] for one in call.waits_for),
+                think_s=round(max(0.0, call.at_s - max(ends_s)), 6) if ends_s else None,
+            )
+        )
     return found
 
 
@@ -81,22 +98,49 @@ def interleaved(
         for request in session:
             at_s += min(request.arrival_s - last_s, longest_gap_s)
             last_s = request.arrival_s
-            rows.append(replace(request, arrival_s=round(at_s, 6)))
+            think_s = None if request.think_s is None else min(request.think_s, longest_gap_s)
+            rows.append(replace(request, arrival_s=round(at_s, 6), think_s=think_s))
         start_s += dice.expovariate(1 / start_gap_s)
     return sorted(rows, key=lambda request: request.arrival_s)
 
 
-def _requests(holder: dict[str, Any], start_s: float) -> list[tuple[float, dict[str, Any]]]:
+@dataclass(slots=True)
+class _Call:
+    """One request of a session, with the calls whose answers it waits for."""
+
+    at_s: float
+    row: dict[str, Any]
+    before: "_Call | None"
+    waits_for: "tuple[_Call, ...]" = ()
+
+    @property
+    def end_s(self) -> float:
+        return self.at_s + float(self.row.get("api_time") or 0.0)
+
+
+def _calls(holder: dict[str, Any], start_s: float, starter: _Call | None) -> list[_Call]:
     listed = holder.get("requests")
     if not isinstance(listed, list) or any(not isinstance(row, dict) for row in listed):
         raise RowError("requests: not a list of objects; is this a kv-cache-tester session?")
-    found: list[tuple[float, dict[str, Any]]] = []
+    found: list[_Call] = []
+    last: _Call | None = None
+    ended: list[_Call] = []
     for row in listed:
         at_s = start_s + seconds(row, "t")
+        if row.get("api_time") is not None:
+            seconds(row, "api_time")
         if row.get("type") == "subagent":
-            found += _requests(row, at_s)
-        else:
-            found.append((at_s, row))
+            inner = _calls(row, at_s, last or starter)
+            found += inner
+            if inner and row.get("status") != "async_launched":
+                ended.append(max(inner, key=lambda call: call.at_s))
+            continue
+        waits_for = tuple(one for one in ended if one.at_s <= at_s)
+        if last is None and starter is not None and starter.at_s <= at_s:
+            waits_for = (starter, *waits_for)
+        last = _Call(at_s, row, last, waits_for)
+        ended.clear()
+        found.append(last)
     return found
 
 
@@ -127,4 +171,5 @@ def _request(
         blocks=tuple(blocks),
         block_tokens=block_tokens,
         session=session,
+        model=row.get("model") if isinstance(row.get("model"), str) else None,
     )

@@ -16,9 +16,10 @@ from random import Random
 import orjson
 
 from forebay.traces.arrivals import arrival_times
+from forebay.traces.containers import open_input
 from forebay.traces.errors import InputError
 from forebay.traces.jsonl import parse_object
-from forebay.traces.reader import RowError, open_input
+from forebay.traces.rows import RowError
 from forebay.traces.schema import TraceRequest
 from forebay.traces.text import block_text
 from forebay.traces.tokens import TokenCounter

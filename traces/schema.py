@@ -1,6 +1,7 @@
 """Define the trace record: one request, the same for readers, writers, replayer and simulator."""
 
 from dataclasses import dataclass
+from typing import Any
 
 BLOCK_TOKENS = 512
 """Default number of tokens of a block id (Mooncake's block size)."""
@@ -10,10 +11,14 @@ BLOCK_TOKENS = 512
 class TraceRequest:
     """One request of a trace.
 
-    The prompt is `text`, or `blocks`: ids of runs of `block_tokens` tokens. Ids are prefix-chained:
-    two prompts share exactly the tokens of their equal leading ids. The last block has the
-    remaining tokens of `input_tokens`. With neither, only the lengths are known and the prompt
-    shares nothing.
+    The prompt is `text`, or the chat `messages`, or `blocks`: ids of runs of `block_tokens` tokens.
+    Ids are prefix-chained: two prompts share exactly the tokens of their equal leading ids. The
+    last block has the remaining tokens of `input_tokens`. With none of them, only the lengths are
+    known and the prompt shares nothing. A prompt is always whole: a later turn holds its history.
+
+    A request with `parent` or `waits_for` is due `think_s` after the last of their answers. If
+    `think_s` is None, it is due at `arrival_s`, but not before these answers. `arrival_s` is always
+    the time in the original traffic, so that a reader without sessions can use it alone.
 
     Attributes:
         id: unique within a trace.
@@ -27,6 +32,18 @@ class TraceRequest:
         tenant: customer the request is billed to.
         document: document the prompt is about.
         service_class: how urgent it is: interactive, standard (also when None) or batch.
+        parent: id of the turn before, which is earlier in the trace; this prompt extends its prompt
+            and answer.
+        waits_for: ids of other earlier requests whose answers come first: the last ones of
+            sub-agents, or for the first one of a sub-agent the turn that started it.
+        think_s: seconds from the last answer it waits for to this request, of a user or a tool.
+        messages: the messages of the chat API, as they were sent.
+        tools: the tools that were sent with them.
+        model: the model that was asked for.
+        stream: False if the answer was asked for in one piece.
+        parameters: other fields of the request body: `stop`, `temperature`, `response_format`, ...
+        deadline_s: seconds after arrival when the client gave up, or would have.
+        status: HTTP status of the original answer, or None if it is not known.
     """
 
     id: str
@@ -40,3 +57,13 @@ class TraceRequest:
     tenant: str | None = None
     document: str | None = None
     service_class: str | None = None
+    parent: str | None = None
+    waits_for: tuple[str, ...] = ()
+    think_s: float | None = None
+    messages: tuple[dict[str, Any], ...] | None = None
+    tools: tuple[dict[str, Any], ...] | None = None
+    model: str | None = None
+    stream: bool = True
+    parameters: dict[str, Any] | None = None
+    deadline_s: float | None = None
+    status: int | None = None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import xxhash
 
 from forebay.traces.schema import TraceRequest
+from forebay.traces.text import shared_text
 
 TEXT_BLOCK_BYTES = 64
 """Text is compared in blocks of 64 bytes, 16 tokens of four bytes each. A partial last block never
@@ -40,8 +41,9 @@ class IdealCache:
 
     def look_up(self, request: TraceRequest) -> IdealHit:
         """Return the hit of `request` on earlier ones; then its blocks are cached, too."""
-        if request.text is not None:
-            data = request.text.encode()
+        text = shared_text(request)
+        if text is not None:
+            data = text.encode()
             keys = list(_text_keys(data))
             tokens_per_block = request.input_tokens * TEXT_BLOCK_BYTES / max(len(data), 1)
         else:

@@ -14,6 +14,7 @@ from forebay.traces.command_options import (
     Output,
     Rate,
     Seed,
+    a_time,
     takes_options,
 )
 from forebay.traces.errors import InputError
@@ -65,7 +66,7 @@ class DocumentsArguments:
     ] = None
     duration: Annotated[
         float | None,
-        typer.Option("--duration", help="seconds; default: 600, or no limit with --requests"),
+        a_time("length of the trace; default: 10m, or no limit with --requests", "--duration"),
     ] = None
     requests: Annotated[
         int | None, typer.Option("--requests", help="most requests of the trace")
@@ -174,7 +175,7 @@ class ChatBesideDocumentsArguments:
     chat_tokens: ChatTokens = "azure-conv-input"
     chat_output_tokens: ChatOutputTokens = "azure-conv-output"
     users: Users = 50
-    duration: Annotated[float, typer.Option("--duration", help="seconds")] = 180.0
+    duration: Annotated[float, a_time("length of the trace", "--duration")] = 180.0
     instruction_tokens: Instruction = 0
     seed: Seed = 0
     force: Force = False
@@ -234,7 +235,7 @@ class AgentSessionsArguments:
         int, typer.Option("--summary-tokens", help="what is left of a compacted context")
     ] = 49_152
     instruction_tokens: Instruction = 13_312
-    duration: Annotated[float, typer.Option("--duration", help="seconds")] = 1_800.0
+    duration: Annotated[float, a_time("length of the trace", "--duration")] = 1_800.0
     seed: Seed = 0
     force: Force = False
     as_json: AsJson = False
@@ -287,3 +288,35 @@ def _not_empty(requests: Iterator[TraceRequest]) -> Iterator[TraceRequest]:
         yield request
     if empty:
         raise InputError("--duration: no request arrives in it; raise it or the rate")
+
+
+@app.command("model")
+def fitted(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="file of forebay traces fit")],
+    output: Output,
+    speed: Annotated[
+        float, typer.Option("--speed", help="factor of the rate of new sessions")
+    ] = 1.0,
+    duration: Annotated[
+        float | None, typer.Option("--duration", help="seconds; default: as the fitted trace")
+    ] = None,
+    requests: Annotated[
+        int | None, typer.Option("--requests", help="most requests of the trace")
+    ] = None,
+    seed: Seed = 0,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make more traffic like a trace that was fitted.
+
+    example:  forebay traces synth model model.json --speed 2 -o twice.jsonl
+    """
+    from forebay.traces.model import read_model, synthesise
+
+    if not 0 < speed < float("inf"):
+        raise InputError(f"--speed {speed:g}: give more than 0")
+    made = synthesise(
+        read_model(model), duration_s=duration, requests=requests, speed=speed, seed=seed
+    )
+    facts = {"kind": "model", "model": model, "speed": speed, "duration_s": duration, "seed": seed}
+    _write(output, force, as_json, made, facts)

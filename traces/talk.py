@@ -14,6 +14,10 @@ def be_quiet(quiet: bool) -> None:
     _quiet = quiet
 
 
+def is_quiet() -> bool:
+    return _quiet
+
+
 def talk(line: str) -> None:
     """Print a message to standard error, so that standard output can be a pipe of data."""
     if not _quiet:

@@ -13,9 +13,13 @@ Two limits: a last block of fewer than eight tokens spells only the low bytes of
 engine block by itself), and text given by the trace is sent without the salt.
 """
 
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import islice
+from typing import Any
+
+import orjson
 
 from forebay.traces.schema import TraceRequest
 
@@ -73,6 +77,8 @@ def prompt_text(request: TraceRequest, salt: str) -> str:
     """
     if request.text is not None:
         return request.text
+    if request.messages is not None:
+        return messages_text(request.messages)
     if request.blocks is None:
         seed = _expand(b"request", request.id.encode(), request.input_tokens, salt)
         return _words(seed, request.input_tokens).decode("ascii")
@@ -87,6 +93,34 @@ def prompt_text(request: TraceRequest, salt: str) -> str:
     parts = [block_text(one, full, salt) for one in islice(request.blocks, last)]
     parts.append(block_text(request.blocks[last], tail, salt))
     return b"".join(parts).decode("ascii")
+
+
+def messages_text(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return what the model reads of a chat, without the template of the model.
+
+    Equal leading messages give equal leading text, so this text finds shared prefixes.
+    """
+    return "".join(f"{one.get('role', '')}: {_content_text(one)}\n" for one in messages)
+
+
+def _content_text(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    if isinstance(content, str):
+        text = content
+    elif isinstance(content, list):
+        text = "".join(
+            str(part.get("text", "")) if isinstance(part, dict) else str(part) for part in content
+        )
+    else:
+        text = ""
+    if calls := message.get("tool_calls"):
+        text += orjson.dumps(calls, default=str).decode()
+    return text
+
+
+def shared_text(request: TraceRequest) -> str | None:
+    """Return the text of the prompt if the trace holds it: `text` or `messages`."""
+    return messages_text(request.messages) if request.messages is not None else request.text
 
 
 def _expand(kind: bytes, name: bytes, count: int, salt: str) -> bytes:

@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
+from forebay.traces.containers import MAX_LINE_BYTES
 from forebay.traces.errors import InputError
 from forebay.traces.jsonl import parse_object
-from forebay.traces.reader import MAX_LINE_BYTES, RowError
+from forebay.traces.rows import RowError
 
 SPLITS = ("test", "validation")
 

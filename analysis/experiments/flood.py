@@ -20,6 +20,7 @@ from forebay.replay.sim.capacity import capacity_per_s
 from forebay.replay.sim.scenario import DIRECT, Scenario
 from forebay.replay.slo import Slo, default_slos, parse_slos
 from forebay.traces.buckets import DEFAULT_BUCKETS, bucket_of
+from forebay.traces.command_options import a_time
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 from forebay.traces.synth import Workload, workload
@@ -67,7 +68,7 @@ def command(
     capacity: Annotated[
         float | None, typer.Option(help="Requests per second; default: measured.")
     ] = None,
-    seconds: Annotated[float, typer.Option(min=1, help="Seconds of each load.")] = 180.0,
+    duration: Annotated[float, a_time("Time of each load.", "--duration", least_s=1)] = 180.0,
     slo: Annotated[
         str | None, typer.Option(help="Targets; default: chat.ttft=2s,document.ttft=15s.")
     ] = None,
@@ -83,7 +84,7 @@ def command(
     async def work() -> Result:
         ways = await _ways(asked, engine, gpus, max_num_batched_tokens)
         limit = capacity or await _capacity(asked, ways, gpus, max_num_batched_tokens, seed)
-        return await flooded(asked, ways, factors, limit, capacity is None, slos, seconds, seed)
+        return await flooded(asked, ways, factors, limit, capacity is None, slos, duration, seed)
 
     asked.finish(work())
 
@@ -233,7 +234,7 @@ def _notes(
     if alone:
         notes.append("the engines were not measured without a proxy: name each with --engine")
     if any(row["ttft_p99_s"] is None for row in rows):
-        notes.append("–: a p99 needs 1,000 answers; raise --seconds")
+        notes.append("–: a p99 needs 1,000 answers; raise --duration")
     if failed := sum(row["failed"] for row in rows):
         notes.append(f"{failed} requests failed and count as missed")
     return notes

@@ -14,6 +14,7 @@ from forebay.analysis.experiments.result import Column, Result
 from forebay.analysis.experiments.study import Engines, Gpus, Seed, Study, Work, integers, study
 from forebay.analysis.experiments.target import SIM, Ask, StudyFailed, StudyTarget
 from forebay.analysis.units import duration
+from forebay.traces.command_options import a_time
 from forebay.traces.errors import InputError
 
 HELP = """Head-of-line blocking: the longest pause in a chat while a long prompt is
@@ -56,8 +57,8 @@ def command(
     ] = False,
     engine: Engines = None,
     gpus: Gpus = 2,
-    seconds: Annotated[
-        float, typer.Option(min=1, help="Seconds of arrivals at the fleet.")
+    duration: Annotated[
+        float, a_time("Time of arrivals at the fleet.", "--duration", least_s=1)
     ] = 300.0,
     chat_rate: Annotated[float, typer.Option(help="Chats per second at the fleet.")] = 4.0,
     document_rate: Annotated[
@@ -66,7 +67,7 @@ def command(
     seed: Seed = 0,
 ) -> None:
     def of_fleet() -> Work:
-        trace = requests(prompt_tokens, chat_rate, document_rate, seconds, seed)
+        trace = requests(prompt_tokens, chat_rate, document_rate, duration, seed)
         settings = asked.settings(seed=seed)
         return fleet_study(asked, engine, gpus, trace, prompt_tokens, settings)
 
@@ -93,7 +94,7 @@ def command(
             beside = await of_fleet()
         except (InputError, StudyFailed) as error:  # the sweep is still valid
             return replace(found, notes=[f"not measured, with and without the proxy: {error}"])
-        return with_fleet(found, beside, f"{gpus} engines, {seconds:g} s")
+        return with_fleet(found, beside, f"{gpus} engines, {duration:g} s")
 
     asked.finish(work())
 

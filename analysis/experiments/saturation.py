@@ -25,6 +25,7 @@ from forebay.analysis.experiments.target import SIM, sim_config
 from forebay.analysis.experiments.ways import IN_TURN, SimWay, Way
 from forebay.analysis.units import duration, ratio
 from forebay.replay.sim.scenario import DIRECT, Scenario
+from forebay.traces.command_options import a_time
 from forebay.traces.errors import InputError
 
 HELP = """Throughput against load: the knee (T_sat), and max_num_seqs, read or
@@ -65,8 +66,8 @@ def command(
     output_tokens: Annotated[
         int, typer.Option(min=2, help="Mean output tokens; each request ± 50 %.")
     ] = 200,
-    seconds: Annotated[
-        float, typer.Option(min=30, help="Seconds of each rate of --rates.")
+    duration: Annotated[
+        float, a_time("Time of each rate of --rates.", "--duration", least_s=30)
     ] = 120.0,
     max_num_batched_tokens: Batched = None,
     max_num_seqs: Annotated[
@@ -93,7 +94,7 @@ def command(
             if rates is None:
                 rows.append(await at_concurrency(way, made, int(level)))
             else:
-                rows.append(await at_rate(way, made, level, seconds))
+                rows.append(await at_rate(way, made, level, duration))
         settings = asked.settings(
             seed=seed, prompt_tokens=prompt_tokens, output_tokens=output_tokens
         )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from secrets import token_hex
 from typing import Protocol
 
-from forebay.replay.bodies import PATHS, body_slices
+from forebay.replay.bodies import PATHS, RequestStyle, body_slices
 from forebay.replay.client import Client, ClientExchange, ProgressWatch
 from forebay.replay.clock import Clock
 from forebay.replay.engine.config import EngineConfig
@@ -158,7 +158,7 @@ class HttpTarget:
     def _body(self, ask: Ask) -> bytes:
         self._sent += 1
         row = TraceRequest(f"{ask.name}-{self._sent}", 0.0, ask.prompt_tokens, ask.output_tokens)
-        return b"".join(body_slices(row, self._served.model, "completions", self._salt))
+        return b"".join(body_slices(row, RequestStyle(self._served.model, salt=self._salt)))
 
     async def _send(
         self,

@@ -20,7 +20,7 @@ from forebay.replay.sim.skipping import SkippingEngine
 from forebay.replay.sim.stepping import SteppingEngine
 from forebay.traces.schema import TraceRequest
 
-IN_TURN, PROXY = "engines in turn", "proxy"
+IN_TURN, PROXY = "round robin", "proxy"
 APART_S = 600.0  # between the starts of phases; waiting costs nothing in virtual time
 
 

@@ -20,7 +20,7 @@ requests of a length they hold, and the longest request. Option names and defaul
 
 Example:
 
-  forebay kv --model llama-3-8b --gpu h200 --length 8192,32768,131072
+  forebay kv --model llama-3-8b --gpu h200 --lengths 8192,32768,131072
 
   forebay kv --model ./config.json --gpu a100 --tp 2 --kv-cache-dtype fp8
 
@@ -47,7 +47,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 def kv(
     context: typer.Context,
     asked: KvArguments,
-    length: Annotated[
+    lengths: Annotated[
         str | None, typer.Option(help="Tokens of a request; default: 8192,32768,131072.")
     ] = None,
     as_json: AsJson = False,
@@ -63,14 +63,14 @@ def kv(
     shape = planning.choose_model(asked.model, asked.checked_weights_gib())
     gpu = planning.choose_gpu(asked.gpu, asked.gpu_memory_gib)
     plan = planning.make_plan(shape, gpu, planning.Choices(**asked.choices()))
-    lengths = planning.parse_lengths(length, plan.max_model_len)
+    wanted = planning.parse_lengths(lengths, plan.max_model_len)
     planning.check_fits(plan, asked.max_model_len)
     if as_json:
-        _print_json(plan_as_json(plan, lengths))
+        _print_json(plan_as_json(plan, wanted))
         return
     from rich.console import Console
 
-    print_plan(plan, lengths, Console(highlight=False))
+    print_plan(plan, wanted, Console(highlight=False))
 
 
 @app.command(help=VERIFY_HELP)

@@ -183,6 +183,6 @@ def parse_lengths(text: str | None, longest: int) -> Sequence[int]:
     lengths = []
     for word in text.split(","):
         if not word.strip().isdecimal() or not int(word):
-            raise InputError(f"--length {text}: give tokens, such as 8192,32768,131072")
+            raise InputError(f"--lengths {text}: give tokens, such as 8192,32768,131072")
         lengths.append(int(word))
     return lengths

@@ -22,11 +22,11 @@ from forebay.proxy.api.large_json import (
     loads_in_steps,
     may_repeat,
 )
-from forebay.proxy.api.prompt_text import chat_text, completion_text
-from forebay.proxy.api.token_estimate import TokenEstimate
-from forebay.proxy.config.quantities import seconds
+from forebay.proxy.api.prompt_text import PromptText, chat_text, completion_text
+from forebay.proxy.api.token_estimate import TokenEstimate, fewest_tokens
 from forebay.proxy.core.model import Request, ServiceClass
 from forebay.proxy.http1.errors import ApiError, invalid_type
+from forebay.traces.quantities import seconds
 
 DEFAULT_OUTPUT_TOKENS = 512  # reserved for the output of a request without a limit
 MOST_OUTPUT_TOKENS = 1 << 20  # bound of what is reserved for all outputs of one request
@@ -36,6 +36,12 @@ WHOLE_ONLY = frozenset(
     ("echo", "prompt_logprobs", "truncate_prompt_tokens", "use_beam_search", "suffix")
 )
 """Fields for which an engine needs the whole prompt in one request."""
+GRAMMARS = (
+    "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
+    "guided_grammar",
+)  # fmt: skip
+"""Fields with a grammar, which an engine compiles before the first token."""
+_IMPURE = frozenset((*GRAMMARS, *WHOLE_ONLY, "tool_choice", "prompt_embeds", "kv_transfer_params"))
 _WHOLE_NUMBER = TypeAdapter(int)  # vLLM's own reader of its requests
 CLASSES: tuple[ServiceClass, ...] = ("interactive", "standard", "batch")
 
@@ -74,12 +80,15 @@ def read_fields(
     tenant: str = "",
     salts: CacheSalts | None = None,
     sdk_timeout: bool = True,
+    most_tokens: float = math.inf,
 ) -> ParsedBody:
     """Parse a chat or completion request; raises ApiError 400 naming the parameter.
 
     Args:
         fields: `body` as JSON. Parsing that is half of the work for a large body (`parse_any`).
         sdk_timeout: the timeout of OpenAI's Python client counts where no other one is given.
+        most_tokens: the longest prompt of any bucket. A longer estimate is cut to it if the prompt
+            may fit: an estimate rejects no prompt, and if it is served it is no longer than this.
     """
     streams = _typed(fields, "stream", bool, False)
     _typed(fields, "model", str, "")
@@ -90,8 +99,12 @@ def read_fields(
         if text.token_ids
         else estimate.tokens(len(prompt), tenant)
     )
-    tokens = max(1, tokens)
-    answer_tokens = _answer_tokens(fields)
+    all_tokens = max(1, tokens) + text.media_tokens
+    if all_tokens > most_tokens and _may_fit(fields, text, most_tokens, chat):
+        all_tokens = int(most_tokens)
+    tokens = min(max(1, tokens), all_tokens)
+    answer_tokens = _answer_tokens(fields, chat)
+    pure = not text.media_tokens and _is_pure(fields, chat)
     salt = _client_salt(fields)
     if salts is not None:
         _reject_media_ids(fields)
@@ -99,16 +112,17 @@ def read_fields(
         body = with_salt(body, salt)
     request = Request(
         id_,
-        prompt_tokens=tokens + text.media_tokens,
+        prompt_tokens=all_tokens,
         output_tokens=min(answer_tokens * _answers(fields, chat), MOST_OUTPUT_TOKENS),
         blocks=_chain(prompt, block_bytes, salt),
         # Without media: prompts that share their first blocks may have other media.
         block_tokens=tokens * block_bytes / max(1, len(prompt)),
         timeout_s=_timeout_s(headers, sdk_timeout),
-        streams=streams or answer_tokens == 1,  # one token: the end shows it
+        streams=(streams or answer_tokens == 1) and pure,  # one token: the end shows it
         tenant=tenant,
         service_class=_service_class(fields, headers),
-        whole=bool(text.media_tokens) or _only_whole(fields, chat),
+        whole=bool(text.media_tokens) or _must_call(fields) or _only_whole(fields, chat),
+        pure=pure,
     )
     teaches = not (text.token_ids or text.media_tokens)
     return ParsedBody(
@@ -168,6 +182,18 @@ def _fields(fields: Any) -> dict[str, Any]:
     return fields
 
 
+def _may_fit(fields: dict[str, Any], text: PromptText, most_tokens: float, chat: bool) -> bool:
+    """Return whether a prompt whose estimate is above `most_tokens` may have fewer tokens.
+
+    Not a batch of prompts: the sum of them is work, however short each is.
+    """
+    if fields.get("truncate_prompt_tokens") is not None:
+        return True  # the engine cuts it
+    if text.token_ids or (not chat and isinstance(fields["prompt"], list)):
+        return False
+    return fewest_tokens(len(text.data)) <= most_tokens
+
+
 def _chain(prompt: bytes, block_bytes: int, salt: str | None) -> tuple[int, ...]:
     """Return chained hashes of the full blocks; the first is chained to the cache salt."""
     before, hashes = xxh3_64_intdigest(salt.encode()) if salt else 0, []
@@ -187,8 +213,7 @@ def _only_whole(fields: dict[str, Any], chat: bool) -> bool:
         return True
     if chat:
         return list in [type(message.get("content")) for message in fields["messages"]]
-    prompt = fields["prompt"]
-    return not isinstance(prompt, str) and not isinstance(prompt[0], int)
+    return _is_batch(fields)
 
 
 def _answers(fields: dict[str, Any], chat: bool) -> int:
@@ -201,8 +226,37 @@ def _answers(fields: dict[str, Any], chat: bool) -> int:
     return answers
 
 
-def _answer_tokens(fields: dict[str, Any]) -> int:
-    for name in ("max_completion_tokens", "max_tokens"):
+def _is_pure(fields: dict[str, Any], chat: bool) -> bool:
+    """Return whether an engine does nothing before the first token but prefill the text.
+
+    Unless it must call one, a model with tools answers freely: vLLM compiles no grammar for `auto`.
+    """
+    if not chat and _is_batch(fields):
+        return False  # the first of its prompts answers first
+    if _IMPURE.isdisjoint(fields):
+        return True
+    format_ = fields.get("response_format")
+    free = (
+        {"response_format"} if isinstance(format_, dict) and format_.get("type") == "text" else ()
+    )
+    given = [fields.get(name) for name in _IMPURE.difference(free, ("tool_choice",))]
+    # A number counts though it is 0: prompt_logprobs.
+    return not (_must_call(fields) or any(one or type(one) is int for one in given))
+
+
+def _must_call(fields: dict[str, Any]) -> bool:
+    """Return whether the answer must be a call of a tool, which a grammar ensures."""
+    return bool(fields.get("tools")) and fields.get("tool_choice") not in (None, "none", "auto")
+
+
+def _is_batch(fields: dict[str, Any]) -> bool:
+    prompt = fields["prompt"]
+    return isinstance(prompt, list) and not isinstance(prompt[0], int)
+
+
+def _answer_tokens(fields: dict[str, Any], chat: bool) -> int:
+    # vLLM's completions know no max_completion_tokens: the client may mean it, the engine does not.
+    for name in ("max_completion_tokens", "max_tokens") if chat else ("max_tokens",):
         if fields.get(name) is not None:
             return max(0, min(_integer(fields, name, 0), MOST_OUTPUT_TOKENS))
     return DEFAULT_OUTPUT_TOKENS

@@ -24,6 +24,7 @@ from forebay.proxy.config.checks import (
     check_zmq_endpoint,
     checked_base_url,
 )
+from forebay.proxy.config.routes import find_route, route_names
 from forebay.proxy.config.sections import (
     CaptureConfig,
     HealthConfig,
@@ -41,7 +42,8 @@ from forebay.proxy.config.sections import (
 )
 from forebay.proxy.core.model import BackendSpec, Tenant
 from forebay.proxy.core.model import Bucket as CoreBucket
-from forebay.proxy.core.policy.routing import ROUTES, Affinity, Route
+from forebay.proxy.core.policy.routing import Affinity, Route
+from forebay.traces.errors import InputError
 
 ROUTED = (
     "/v1/models", "/v1/embeddings", "/v1/responses", "/tokenize", "/detokenize", "/version",
@@ -59,6 +61,9 @@ PrefillPiece = Literal["auto"] | Seconds | None  # None: off
 class BackendConfig(Section):
     """One vLLM server.
 
+    name: in logs, metrics and `buckets[].backends`; default: gpu0, gpu1, ... in order.
+    url: base URL of the server, without /v1.
+    max_concurrency: requests that may run there at once.
     long_prefill_token_threshold: the server's flag of that name, if it is set. Shorter prefills
     then overtake longer ones, so no server is reserved for short prompts.
     prefill_piece: split prefill: auto, a time or off. While shorter prompts arrive, a long prompt
@@ -67,8 +72,9 @@ class BackendConfig(Section):
     instead. auto: a quarter of the shortest max_wait of all buckets.
     priority: the server runs with --scheduling-policy priority. Requests then carry a `priority`
     that keeps Forebay's order of classes and tenants in the server's own queue.
-    kv_events, kv_replay: endpoint and replay_endpoint of the server's --kv-events-config, as seen
-    from here. An endpoint with `*` is bound here, for a vLLM that connects to it.
+    kv_events: endpoint of the server's --kv-events-config, as seen from here. An endpoint with `*`
+    is bound here, for a vLLM that connects to it.
+    kv_replay: replay_endpoint of the same.
     """
 
     name: str = Field("", pattern=r"^[A-Za-z0-9._-]{0,64}$")
@@ -107,6 +113,8 @@ class BackendConfig(Section):
 class BucketConfig(Section):
     """A length bucket: requests of up to `up_to` estimated prompt tokens share a queue.
 
+    name: in metrics, logs and the header x-forebay-bucket.
+    up_to: the longest prompt of this bucket, in estimated tokens.
     max_queue: waiting requests; one more is rejected.
     max_wait: a request whose predicted wait is longer is rejected.
     prefills_per_backend: prefills of this bucket that may run at once on one backend.
@@ -153,7 +161,8 @@ class KnownTenant(Section):
     """One tenant.
 
     weight: share of prefill time, relative to other tenants that wait.
-    tokens_per_s, burst_tokens: quota of prompt tokens, and the most that may be sent at once.
+    tokens_per_s: quota of prompt tokens.
+    burst_tokens: the most that may be sent at once; default: the quota of a minute.
     trust_group: tenants of one group share cached prefixes.
     """
 
@@ -170,10 +179,13 @@ class KnownTenant(Section):
 
 
 class Tenants(Section):
-    """keys: a file, or env:NAME for an environment variable (format: security/keys.py).
+    """Keys, weights and quotas of tenants, and which of them share caches.
+
+    keys: a file, or env:NAME for an environment variable (format: security/keys.py).
 
     default_weight: weight of tenants that have none of their own.
     isolate_cache: keep tenants from hitting each other's cached prefixes; auto: if there are keys.
+    known: tenants with a weight, quota or trust group of their own.
     """
 
     keys: str | None = Field(None, min_length=1)
@@ -197,7 +209,16 @@ class ShaperOptions(TypedDict):
 
 
 class Config(Section):
-    """The whole configuration."""
+    """The whole configuration.
+
+    routing: the rule that picks a backend: warm_or_least_work, least_work or fewest_tokens.
+    routes: paths that any backend may answer; all other paths are 404.
+    reject_status: status of a rejection for load: 429 or 503.
+    debug_headers: name the backend and the prediction in each response.
+    cors_origins: web pages of these origins may call the proxy from a browser.
+    upstream_api_key: bearer token for the backends; better in FOREBAY_UPSTREAM_API_KEY.
+    share: redis:// URL through which several proxies exchange their load.
+    """
 
     listen: Listen = Listen()
     backends: tuple[BackendConfig, ...] = ()
@@ -253,8 +274,14 @@ class Config(Section):
     @field_validator("routing")
     @classmethod
     def _known(cls, routing: str) -> str:
-        if routing not in ROUTES:
-            raise ValueError(f"one of {', '.join(ROUTES)}")
+        try:
+            found = find_route(routing)
+        except InputError as error:
+            raise ValueError(str(error)) from error
+        if found is None:
+            raise ValueError(
+                f"one of {', '.join(route_names())}, or a function in a file: FILE.py:NAME"
+            )
         return routing
 
     @field_validator("share")
@@ -331,12 +358,17 @@ class Config(Section):
     def shaper_options(self) -> ShaperOptions:
         """Options of `Shaper` and `Shaper.reconfigure`, besides backends and buckets."""
         return {
-            "route": ROUTES[self.routing],
+            "route": self.core_route(),
             "affinity": self.core_affinity(),
             "dispatch_ahead_s": self.admission.dispatch_ahead,
             "tenants": self.core_tenants(),
             "default_weight": self.tenants.default_weight,
         }
+
+    def core_route(self) -> Route:
+        route = find_route(self.routing)
+        assert route is not None  # checked when the configuration was read
+        return route
 
     def core_affinity(self) -> Affinity:
         return Affinity(self.affinity.min_match)

@@ -12,11 +12,15 @@ from pydantic import (
     model_validator,
 )
 
-from forebay.proxy.config.quantities import seconds, size_bytes
+from forebay.traces.quantities import seconds, size_bytes
 
-Seconds = Annotated[float, BeforeValidator(seconds), Field(gt=0)]
-NoOrSeconds = Annotated[float, BeforeValidator(seconds), Field(ge=0)]
-Bytes = Annotated[int, BeforeValidator(size_bytes), Field(gt=0)]
+Seconds = Annotated[
+    float, BeforeValidator(seconds, json_schema_input_type=float | str), Field(gt=0)
+]
+NoOrSeconds = Annotated[
+    float, BeforeValidator(seconds, json_schema_input_type=float | str), Field(ge=0)
+]
+Bytes = Annotated[int, BeforeValidator(size_bytes, json_schema_input_type=int | str), Field(gt=0)]
 ANSWER_FIRST_TOKENS = 5  # default of timeouts.answer, in units of timeouts.first_token
 
 
@@ -27,6 +31,9 @@ class Section(BaseModel):
 class Listen(Section):
     """Addresses to listen on; port 0 takes any free port.
 
+    host: address of the public port; 0.0.0.0 accepts connections from other machines.
+    port: the public port.
+    admin_port: for operators: /healthz, /readyz, /metrics, /status, /drain and /reload.
     admin_host: for the admin port, which has neither keys nor TLS: keep it private. null: as host.
     reuse_port: let a second proxy listen on the same ports, for an upgrade without a gap.
     """
@@ -50,7 +57,8 @@ class Timeouts(Section):
     answer: for a chat or completion that is not a stream: its first byte comes with its last token.
     null: five times first_token.
     idle: between two reads from a backend.
-    client_headers, client_body: for a client to send its request's head and body.
+    client_headers: for a client to send the head of its request.
+    client_body: for a client to send the body.
     client_write: for a client to take 16 KiB of what was written, or the rest.
     lame_duck: time during which a proxy that is told to stop still takes requests, while its
     /health is already 503.
@@ -76,8 +84,9 @@ class Timeouts(Section):
 class Limits(Section):
     """Sizes that protect the proxy.
 
-    body, header: of a request; header counts all fields together.
-    connections: of clients; auto is half of the process's file descriptors.
+    body: of a request.
+    header: all header fields of a request together.
+    connections: open at once, of clients; auto is half of the process's file descriptors.
     queue_bytes: of the bodies, and of answers that are no streams, of all requests together; auto
     is a quarter of `memory`, at most 192 MiB. One tenant, or address without keys, never gets all.
     memory: of the process; auto is the limit of its cgroup.
@@ -96,20 +105,29 @@ class Limits(Section):
 
 
 class HealthConfig(Section):
-    """GET /health of each backend: time between two, and time limit of one."""
+    """How each backend is probed.
+
+    interval: time between two probes (GET /health).
+    timeout: time limit of one probe.
+    """
 
     interval: Seconds = 1.0
     timeout: Seconds = 1.0
 
 
 class Tokens(Section):
-    """bytes_per_token: initial estimate for prompt text; responses' usage corrects it."""
+    """How prompt lengths are estimated.
+
+    bytes_per_token: initial estimate for each tenant's prompts; responses' usage corrects it.
+    """
 
     bytes_per_token: float = Field(4.0, gt=0, le=64)
 
 
 class MetricsConfig(Section):
-    """hlog: a file for the TTFT of each bucket, written once a second.
+    """Records about past requests.
+
+    hlog: a file for the TTFT of each bucket, written once a second.
 
     receipts: number of ended requests that are kept for `forebay explain`.
     """
@@ -119,7 +137,12 @@ class MetricsConfig(Section):
 
 
 class Logs(Section):
-    """sample: share of the finished requests that are logged; level debug logs all of them."""
+    """The log on standard output.
+
+    format: console is for people, json for machines.
+    level: the least severe events that are logged.
+    sample: share of the finished requests that are logged; level debug logs all of them.
+    """
 
     format: Literal["console", "json"] = "console"
     level: Literal["debug", "info", "warning", "error"] = "info"
@@ -129,8 +152,10 @@ class Logs(Section):
 class Tracing(Section):
     """OpenTelemetry spans (extra `otel`).
 
+    enabled: send spans.
     endpoint: of a collector, OTLP over HTTP.
     sample: share of the requests without a sampled parent that get a span.
+    service_name: resource attribute service.name of the spans.
     """
 
     enabled: bool = False
@@ -140,7 +165,11 @@ class Tracing(Section):
 
 
 class Tls(Section):
-    """Certificate chain and private key of the public port, PEM files. Without them: plain HTTP."""
+    """TLS of the public port; without it: plain HTTP.
+
+    cert: certificate chain, a PEM file.
+    key: private key, a PEM file.
+    """
 
     cert: Path | None = None
     key: Path | None = None
@@ -157,7 +186,11 @@ class Tls(Section):
 
 
 class UpstreamTls(Section):
-    """Check of https backends. ca: PEM file of authorities in place of the system's."""
+    """How https backends are checked.
+
+    ca: PEM file of authorities in place of the system's.
+    verify: false accepts any certificate: for tests only.
+    """
 
     ca: Path | None = None
     verify: bool = True
@@ -166,6 +199,7 @@ class UpstreamTls(Section):
 class CaptureConfig(Section):
     """Capture of traffic as a trace.
 
+    path: the file; null: no capture.
     salt: env is FOREBAY_CAPTURE_SALT, the key of the hashes in it.
     max_size: the capture stops there.
     """

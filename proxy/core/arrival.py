@@ -121,7 +121,7 @@ class NewRequests:
         if not hopeful:
             hopeful = dispatcher.forecast.idle_elsewhere(waiting, now)
             options += hopeful
-        option = dispatcher.route(request, hopeful or options, dispatcher.affinity)
+        option = dispatcher.route(request, hopeful or options, dispatcher.affinity, now)
         backend = self._dispatcher.backends[option.backend]
         starts = dispatcher.forecast.gate.may_start(backend, waiting, now)
         queued = -1 if starts else dispatcher.queues.count[bucket.name]

@@ -170,7 +170,7 @@ class Dispatcher:
                 if loses_hit(head, home, backend):
                     continue
                 options = self.forecast.options_among([home, backend], head, now)
-                if self.better(head, options).backend == backend.name:
+                if self.better(head, options, now).backend == backend.name:
                     return head
         return None
 
@@ -191,7 +191,7 @@ class Dispatcher:
             if not self.forecast.suits(backend, waiting):
                 continue
             options = self.forecast.options_among([home, backend], waiting, now)
-            option = self.better(waiting, options)
+            option = self.better(waiting, options, now)
             if option.backend == backend.name:
                 self.dequeue(waiting.request.id)
                 self.enqueue(waiting, option, now)
@@ -325,13 +325,13 @@ class Dispatcher:
         options = self.forecast.options(waiting, now)
         if not options:
             return [self.reject(waiting, "no_backend_available", now)]
-        self.enqueue(waiting, self.better(waiting, options), now)
+        self.enqueue(waiting, self.better(waiting, options, now), now)
         return []
 
-    def better(self, waiting: QueuedRequest, options: list[Option]) -> Option:
+    def better(self, waiting: QueuedRequest, options: list[Option], now: float) -> Option:
         """Route a request that has waited; what is computed of its own prompt always counts."""
         affinity = replace(self.affinity, min_match=0.0) if waiting.piece_on else self.affinity
-        return self.route(waiting.request, options, affinity)
+        return self.route(waiting.request, options, affinity, now)
 
     def reject(
         self, waiting: QueuedRequest, reason: RejectReason, now: float, wait_s: float = 0.0

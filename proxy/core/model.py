@@ -150,10 +150,12 @@ class Request(_Value):
             that prefix.
         block_tokens: estimated tokens in one block.
         timeout_s: the client wants its first token within this time after arrival.
-        streams: its first token can be seen; otherwise only the end of the answer can.
+        streams: its first token can be seen, and ends its prefill; otherwise the prefill ends when
+            it was predicted to.
         tenant: the tenant that it counts for; "" without tenants.
         service_class: its urgency.
         whole: its prompt must not be split.
+        pure: nothing but its prefill comes before its first token: no fetched image, no grammar.
     """
 
     __slots__ = (
@@ -162,6 +164,7 @@ class Request(_Value):
         "id",
         "output_tokens",
         "prompt_tokens",
+        "pure",
         "service_class",
         "streams",
         "tenant",
@@ -181,6 +184,7 @@ class Request(_Value):
         tenant: str = "",
         service_class: ServiceClass = "standard",
         whole: bool = False,
+        pure: bool = True,
     ) -> None:
         self.id = id
         self.prompt_tokens = prompt_tokens
@@ -192,6 +196,7 @@ class Request(_Value):
         self.tenant = tenant
         self.service_class = service_class
         self.whole = whole
+        self.pure = pure
 
     @property
     def splittable(self) -> bool:

@@ -83,9 +83,9 @@ class Shaper:
         dispatcher.pass_time(now)
         if request_id not in dispatcher.running:
             return []
-        if dispatcher.recorder is not None:
+        backend, waiting = dispatcher.running[request_id]
+        if dispatcher.recorder is not None and waiting.request.pure:
             dispatcher.recorder.first_token(request_id, now)
-        backend, _ = dispatcher.running[request_id]
         prefilled = backend.first_token(request_id, now)
         return dispatcher.freed(backend, prefilled, now)
 
@@ -295,7 +295,7 @@ class Shaper:
         hopeful = [o for o in options if o.ttft_s <= left_s]
         if not hopeful:
             return dispatcher.reject(waiting, "deadline_unattainable", now)
-        option = dispatcher.route(waiting.request, hopeful, dispatcher.affinity)
+        option = dispatcher.route(waiting.request, hopeful, dispatcher.affinity, now)
         bucket = dispatcher.buckets[waiting.bucket]
         backend = self.backends[option.backend]
         starts = dispatcher.forecast.gate.may_start(backend, waiting, now)

@@ -30,6 +30,7 @@ class LogEvent(Enum):
     BACKEND_KV_CACHE = "backend_kv_cache", INFO, "the backend has reported its KV cache size"
     BACKEND_RESTARTED = "backend_restarted", INFO, "KV events show that the backend has restarted"
     BACKEND_REMOVED = "backend_removed", INFO, "a backend that left the configuration is empty"
+    ROUTING_FAILED = "routing_failed", WARNING, "a plug-in failed to route: the default policy does"
     NO_BACKEND = "no_backend", ERROR, "the last backend went down: requests get 503"
     RELOAD_APPLIED = "reload_applied", INFO, "the new configuration is in force"
     RELOAD_PARTLY = "reload_partly", WARNING, "some changed keys need a restart"

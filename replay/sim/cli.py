@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forebay.proxy.command import new_app, time_option
-from forebay.traces.command_options import takes_options
+from forebay.proxy.command import new_app
+from forebay.traces.command_options import a_time, takes_options
 from forebay.traces.errors import InputError
 
 if TYPE_CHECKING:
@@ -40,12 +40,10 @@ class SimulateArguments:
     gpus: Annotated[int, typer.Option(help="number of engines, each on a GPU of its own")] = 2
     policy: Annotated[
         str,
-        typer.Option(help="routing policy of the proxy, a model of another router, or direct"),
+        typer.Option(help="routing policy, FILE.py:NAME, a model of another router, or direct"),
     ] = DEFAULT_POLICY
     model: Annotated[str, typer.Option(help="model of the engines")] = "Llama-3-8B"
-    gpu: Annotated[
-        str, typer.Option(help="GPU of the engines; several in turn: h200+h100+l40s")
-    ] = "H200"
+    gpu: Annotated[str, typer.Option(help="GPU of the engines; a mix: h200+h100+l40s")] = "H200"
     sweep: Annotated[
         list[str] | None,
         typer.Option(help="NAME=VALUE,VALUE: gpus, policy, rate, load, seed or an engine option"),
@@ -63,7 +61,7 @@ class SimulateArguments:
     arrivals: Annotated[str, typer.Option(help="trace, constant, poisson or gamma:CV")] = "trace"
     duration: Annotated[
         float | None,
-        typer.Option(parser=time_option, metavar="<time>", help="stop arrivals after this time"),
+        a_time("stop arrivals after this time"),
     ] = None
     seed: Annotated[int, typer.Option(help="seed of random arrival gaps")] = 0
     slo: Annotated[

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
+from forebay.proxy.config.routes import find_route, route_names
 from forebay.proxy.config.schema import MAX_CONCURRENCY, Config
 from forebay.proxy.core.explain.receipt import Receipts
 from forebay.proxy.core.explain.recorder import DecisionRecorder
 from forebay.proxy.core.model import BackendSpec, Tenant
 from forebay.proxy.core.policy.admission import Admit, refuse
-from forebay.proxy.core.policy.routing import ROUTES
+from forebay.proxy.core.policy.routing import ROUTES, Route
 from forebay.proxy.core.shaper import Shaper
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.scheduler import SchedulerLimits
@@ -31,6 +32,7 @@ DIRECT = "direct"
 ALL_KNOWING = "all_knowing"
 """Policy name: a reference that sees the true contents of the engines' caches."""
 POLICIES = (*ROUTES, DIRECT, *ROUTER_MODELS, ALL_KNOWING)
+"""Policies by name, besides those of plug-ins and files (proxy/config/routes.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +69,7 @@ class Scenario:
                 f"--gpu {'+'.join(self.gpu_mix)}: names {len(self.gpu_mix)} GPUs; "
                 f"give --gpus {len(self.gpu_mix)} or more"
             )
-        if self.policy not in POLICIES:
-            raise InputError(f"--policy {self.policy}: no such policy; {', '.join(POLICIES)}")
+        check_policy(self.policy)
         for bucket in self.proxy.buckets:
             if bucket.backends:
                 raise InputError(
@@ -106,7 +107,7 @@ class Scenario:
         if self.policy in ROUTER_MODELS:
             return ROUTER_MODELS[self.policy][0]()
         options = self.proxy.shaper_options()
-        options["route"] = ROUTES[self.policy]
+        options["route"] = route_of(self.policy)
         options["tenants"] = self.tenants or options["tenants"]
         chunk_tokens = self.engine.long_prefill_token_threshold or inf
         first = self.proxy.backends[0] if self.proxy.backends else None
@@ -118,6 +119,26 @@ class Scenario:
         recorder = DecisionRecorder(sys.maxsize) if self.explained else None
         buckets = self.proxy.core_buckets()
         return Shaper(backends, buckets, **options, admit=admit, recorder=recorder)
+
+
+def check_policy(name: str) -> None:
+    """Raise InputError if there is no policy of that name."""
+    if name not in POLICIES:
+        route_of(name)
+
+
+def route_of(policy: str) -> Route:
+    """Return a routing policy of the proxy, a plug-in or a file; raises InputError."""
+    try:
+        route = find_route(policy)
+    except InputError as error:
+        raise InputError(f"--policy {error}") from error
+    if route is None:
+        known = ", ".join(dict.fromkeys((*POLICIES, *route_names())))
+        raise InputError(
+            f"--policy {policy}: no such policy; {known}, or a function in a file: FILE.py:NAME"
+        )
+    return route
 
 
 def split_gpus(text: str) -> tuple[str, tuple[str, ...]]:

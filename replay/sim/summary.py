@@ -105,6 +105,7 @@ def summarise(simulated: Simulated, slos: Sequence[Slo], window_s: float) -> dic
         "verdict": "valid",
         "verdict_reason": "simulated: every arrival is at its time",
         "verdict_at_s": None,
+        "late_arrivals": 0,
         "ended": "complete",
         "schedule_lag_ms": distribution_ms(np.zeros(len(outcomes))),
         "reject_ms": {

@@ -15,7 +15,7 @@ from typing import Any, get_args, get_type_hints
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.capacity import capacity_per_s, mixed_capacity_per_s
-from forebay.replay.sim.scenario import POLICIES, Scenario, Simulated, simulate, split_gpus
+from forebay.replay.sim.scenario import Scenario, Simulated, check_policy, simulate, split_gpus
 from forebay.replay.sim.summary import summarise
 from forebay.replay.sim.workload import SimWorkload
 from forebay.replay.slo import Slo
@@ -144,8 +144,7 @@ def run_on_ray(listed: Sequence[SweepCase], address: str) -> Iterator[dict[str, 
 
 def _value(name: str, text: str) -> Value:
     if name == "policy":
-        if text not in POLICIES:
-            raise InputError(f"--sweep policy: {text!r} is none of {', '.join(POLICIES)}")
+        check_policy(text)
         return text
     kinds = {"gpus": int, "seed": int, "rate": float, "speed": float, "load": float}
     kind = kinds.get(name) or _engine_kind(name)

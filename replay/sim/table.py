@@ -8,19 +8,23 @@ from rich.table import Table
 
 from forebay.replay.summary import firm
 
+WORD = 16  # characters of a heading that a narrow terminal does not cut
+
 
 def results_table(results: Sequence[dict[str, Any]]) -> Table:
     """Make a row for each case; latencies in seconds, - if too few samples exceed a percentile."""
     varied = list(results[0]["case"])
     buckets = [name for name in results[0]["ttft_ms"] if name != "all"]
-    table = Table(caption=_caption(results), box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(
+        caption=_caption(results), box=SIMPLE_HEAD, show_edge=False, pad_edge=False,
+        padding=(0, 1, 0, 0), caption_justify="left",
+    )  # fmt: skip
     for name in varied:
-        table.add_column(name, style="bold")
+        table.add_column(name, style="bold", overflow="fold")
     for name in ("rejected", "met", "good/s", "hit"):
         table.add_column(name, justify="right", no_wrap=True)
     for bucket in buckets:
-        for percentile in ("p50", "p99"):
-            table.add_column(f"{bucket} {percentile}", justify="right")
+        table.add_column(f"{bucket}\np99", justify="right", no_wrap=True)
     table.add_column("stall", justify="right", no_wrap=True)
     for result in results:
         table.add_row(
@@ -28,12 +32,8 @@ def results_table(results: Sequence[dict[str, Any]]) -> Table:
             f"{sum(result['rejected'].values()):,}",
             f"{result['attainment']:.1%}",
             _number(result["goodput_per_s"], 1.0),
-            _number(result["hit_ratio"], 1.0, ".1%"),
-            *(
-                _number(firm(result["ttft_ms"][bucket], percentile), 1e-3, ".3f")
-                for bucket in buckets
-                for percentile in ("p50", "p99")
-            ),
+            _number(result["hit_ratio"], 1.0, ".0%"),
+            *(_number(firm(result["ttft_ms"][bucket], "p99"), 1e-3, ".3g") for bucket in buckets),
             _number(result["stall_ms"]["all"]["max"], 1e-3),
         )
     return table

@@ -10,6 +10,7 @@ from forebay.replay.schedule import TRACE_ARRIVALS, Arrivals, make_schedule
 from forebay.replay.source import TraceSource
 from forebay.traces.errors import InputError
 from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
+from forebay.traces.text import shared_text
 
 BYTES_PER_TOKEN = 4  # of prompt text, of which only equal blocks matter here
 
@@ -83,12 +84,15 @@ class SimWorkload:
 
 def with_blocks(row: TraceRequest) -> TraceRequest:
     """Replace the text of a row by block ids made from it, so that equal prefixes are found."""
-    if row.text is None or row.blocks is not None:
+    text = shared_text(row)
+    if text is None or row.blocks is not None:
         return row
-    data, step, before = row.text.encode(), BLOCK_TOKENS * BYTES_PER_TOKEN, 0
+    data, step, before = text.encode(), BLOCK_TOKENS * BYTES_PER_TOKEN, 0
     ids: list[int] = []
     for start in range(0, len(data), step):
         before = xxh3_64_intdigest(data[start : start + step], before)
         ids.append(before)
     most = -(-row.input_tokens // BLOCK_TOKENS)
-    return replace(row, text=None, blocks=tuple(ids[:most]), block_tokens=BLOCK_TOKENS)
+    return replace(
+        row, text=None, messages=None, blocks=tuple(ids[:most]), block_tokens=BLOCK_TOKENS
+    )

@@ -248,7 +248,7 @@ class TestComparison:
             assert told.interval is not None
             assert told.interval.clear == (mood == "better")
             assert told.better == ("b" if mood == "better" else "unclear")
-        assert words.summary.endswith("and goodput.") == (mood == "better")
+        assert ("and goodput;" in words.summary) == (mood == "better")
         assert any("not significant" in point for point in words.points) == (mood == "none")
 
     def test_a_goodput_without_counts_is_unclear(self, tmp_path: Path) -> None:
@@ -260,7 +260,9 @@ class TestComparison:
             ]
         )
         words = headline(compare(runs[0], runs[1]))
-        assert words.summary == "No clear difference between b and a."
+        assert words.summary == (
+            "No clear difference between b and a; both answered every request."
+        )
 
     def test_refusing_nearly_all_is_not_better_for_being_fast(self, tmp_path: Path) -> None:
         a = steady(1000, 1.0)
@@ -270,7 +272,8 @@ class TestComparison:
         words = headline(found)
         assert words.mood == "mixed"
         assert words.summary == (
-            "b is better than a in chat TTFT (of answered requests), worse in goodput."
+            "b is better than a in chat TTFT (of answered requests), worse in goodput; "
+            "b left 900 of 1,000 unanswered, a left none."
         )
         assert line(found, "chat", "ttft_failures_p50").better == "a"
 
@@ -327,6 +330,34 @@ class TestComparison:
             assert f"the runs differ in {told.split(':')[0].split(' ', 1)[1]}." in words.summary
         if "slos" in summary:
             assert compare(runs[0], runs[1], SLOS).warnings == ()  # judged anew, both by the same
+
+    @pytest.mark.parametrize(
+        ("late", "reason", "later_s", "doubtful"),
+        [
+            (13, "13 of 1,000 arrivals left more than 20 ms late because ...", 0.0, False),
+            (13, "13 of 1,000 arrivals left more than 20 ms late because ...", 9.0, True),
+            (101, "101 of 1,000 arrivals left more than 20 ms late because ...", 0.0, True),
+            (None, "late", 0.0, True),
+        ],
+    )
+    def test_a_busy_machine_is_a_footnote_unless_it_decides(
+        self, tmp_path: Path, late: int | None, reason: str, later_s: float, doubtful: bool
+    ) -> None:
+        """`later_s`: how late the last 13 requests left, which makes the run worse."""
+        a, b = steady(1000, 1.0), steady(1000, 1.0)
+        for row in a[-13:]:
+            row["ttft_response_s"] += later_s
+        told = {"verdict": "client-limited", "verdict_reason": reason, "late_arrivals": late}
+        runs = load_runs([write_run(tmp_path / "a", a, told), write_run(tmp_path / "b", b)])
+        found = compare(runs[0], runs[1])
+        words = headline(found)
+        assert (words.mood == "doubtful") == doubtful
+        assert bool(found.warnings) == doubtful
+        note = (
+            "a: the machine was busy: 13 of 1,000 arrivals left more than 20 ms late; figures may "
+            "be a little high."
+        )
+        assert (note in words.points) != doubtful
 
     @pytest.mark.parametrize(
         ("info", "second"),

@@ -93,7 +93,7 @@ def test_page_says_what_the_runs_say(page: str) -> None:
     assert "forebay compared with round-robin" in text
     assert (
         "forebay is better than round-robin in chat TTFT, document TTFT (of answered requests) "
-        "and goodput." in text
+        "and goodput; forebay left " in text
     )
     assert "chat: p99 time to first token 0.45 s with forebay, 7.65 s with round-robin" in text
     assert "deadline_unattainable 429 7 0.4 %" in text  # reason, status, count, share

@@ -6,7 +6,7 @@ with load, so a bisection finds where it crosses 99 %, on a grid of loads that a
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -20,6 +20,7 @@ from arena_score import Played, joined, of_outcomes
 from arena_workloads import ENGINE, ENGINES, LOADS, Load, Rows, at_load
 from overload import capacity, mix, poisson
 
+from forebay.analysis.search.bracket import bracket
 from forebay.replay.sim.fleet import Fleet
 from forebay.replay.sim.skipping import SkippingEngine
 
@@ -59,7 +60,7 @@ class Search:
             tried[index] = self._attainment(load_at(index))
             return tried[index] >= WANTED
 
-        found = highest(passes, guess, INDEX_MOST)
+        found = bracket(passes, guess, 0, INDEX_MOST).low
         twice = joined([self._play(seed, 2.0) for seed in range(self.seeds)])
         chat, good, refused = twice.chat, twice.good, twice.refused
         record = {
@@ -117,28 +118,6 @@ def _load(name: str) -> Load:
 
 def load_at(index: int) -> float:
     return LOWEST * STEP**index
-
-
-def highest(passes: Callable[[int], bool], guess: int, most: int) -> int:
-    """Return the largest index up to `most` that passes, -1 if none does.
-
-    Steps that double lead away from `guess` until one index passes and a larger one fails; then the
-    distance is halved.
-    """
-    low, high, at, stride = -1, most + 1, min(max(guess, 0), most), 2
-    while high - low > 1:
-        if passes(at):
-            low = at
-        else:
-            high = at
-        if low < 0:
-            at = max(0, high - stride)
-        elif high > most:
-            at = min(most, low + stride)
-        else:
-            at = (low + high) // 2
-        stride *= 2
-    return low
 
 
 def search_all(searches: Sequence[Search], jobs: int) -> Iterator[Record]:

@@ -1,4 +1,4 @@
-"""Make the tables of docs/bench-policies.md out of docs/bench-policies.jsonl."""
+"""Make the tables of docs/benchmarks/bench-policies.md from the .jsonl beside it."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path

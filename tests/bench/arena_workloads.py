@@ -19,15 +19,15 @@ from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.hardware.specs import LLAMA_3_8B
 from forebay.replay.sim.capacity import capacity_per_s, mixed_capacity_per_s
 from forebay.replay.sim.workload import with_blocks
-from forebay.traces.azure import read_azure
+from forebay.traces.formats import open_trace
 from forebay.traces.kv_cache_tester import interleaved, read_sessions
-from forebay.traces.mooncake import read_mooncake, spread_ticks
 from forebay.traces.popularity import Zipf
 from forebay.traces.schema import TraceRequest
 from forebay.traces.synth import Workload as Synth
 from forebay.traces.synth import workload
 from forebay.traces.synth_agents import AgentSessions, agent_sessions
 from forebay.traces.synth_mix import ChatBesideDocuments, chat_beside_documents
+from forebay.traces.ticks import spread_ticks
 
 ENGINE = EngineConfig()
 ENGINES = 2
@@ -97,7 +97,7 @@ def window(rows: Iterable[TraceRequest], first: int, count: int) -> Rows:
 
 def mooncake(name: str, count: int, step: int) -> Callable[[int, Path], Rows]:
     def make(seed: int, data: Path) -> Rows:
-        rows = read_mooncake(data / "traces" / f"mooncake_{name}_head.jsonl")
+        rows = open_trace(data / "traces" / f"mooncake_{name}_head.jsonl")
         if name == "conversation":
             rows = spread_ticks(rows, seed=seed)  # type: ignore[assignment]
         return window(rows, step * seed, count)
@@ -108,7 +108,7 @@ def mooncake(name: str, count: int, step: int) -> Callable[[int, Path], Rows]:
 def azure(name: str, count: int, step: int) -> Callable[[int, Path], Rows]:
     def make(seed: int, data: Path) -> Rows:
         path = data / "traces" / f"AzureLLMInferenceTrace_{name}.csv"
-        return window(read_azure(path), step * seed, count)
+        return window(open_trace(path), step * seed, count)
 
     return make
 

@@ -1,7 +1,7 @@
 """Compare policies on mixed fleets and on long agent sessions (python tests/bench/fleets.py).
 
-Virtual time. `--write` writes docs/bench-fleets.md, which has no other source. Workloads of public
-traces need --data (see CONTRIBUTING.md).
+Virtual time. `--write` writes docs/benchmarks/bench-fleets.md, which has no other source.
+Workloads of public traces need --data (see CONTRIBUTING.md).
 """
 
 import argparse
@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from arena_floor import floor_s, prefill_on
 from arena_score import Played, joined, of_floor, of_outcomes, quantile
 from arena_workloads import ENGINE, GPUS, LOADS, Load, Rows, long_sessions, rows_of
-from paths import ROOT, SHARED
+from paths import BENCHMARKS, SHARED
 
 from forebay.analysis.sizing.floor import alone
 from forebay.proxy.core.learn.prefix_index import PrefixIndex
@@ -60,7 +60,9 @@ class KnownSessions:
         self._seen: dict[str, tuple[str, int, float]] = {}
         self._used: dict[tuple[str, int], float] = {}  # by engine and block, when
 
-    def __call__(self, request: Request, options: Sequence[Option], affinity: Affinity) -> Option:
+    def __call__(
+        self, request: Request, options: Sequence[Option], affinity: Affinity, at: float
+    ) -> Option:
         session, now = request.id.rpartition("-")[0], self._rows[request.id].arrival_s
         begins = session not in self._seen
         if self._kind == SPREAD:
@@ -75,7 +77,7 @@ class KnownSessions:
             near = [option for option in options if option.ttft_s <= soonest + NEAR_S]
             chosen = min(near, key=lambda option: self._tokens(option.backend, now))
         else:
-            chosen = warm_or_least_work(request, options, affinity)
+            chosen = warm_or_least_work(request, options, affinity, at)
         if self._kind == SPREAD:
             self._used.update(((chosen.backend, block), now) for block in request.blocks)
         tokens = request.prompt_tokens + request.output_tokens
@@ -326,14 +328,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--data", type=Path, default=SHARED / "data")
-    parser.add_argument("--write", action="store_true", help="write docs/bench-fleets.md")
+    parser.add_argument("--write", action="store_true", help="write bench-fleets.md")
     options = parser.parse_args()
     lines = [
         "# Mixed fleets and agent sessions",
         "",
         "Written by `python tests/bench/fleets.py --write`: virtual time, exact for a seed. The",
         "others are **models** of other routers (`replay/sim/router_models.py`);",
-        "[policy.md](policy.md) says which requests are in time.",
+        "[policy.md](../research/policy.md) says which requests are in time.",
         "",
     ]
     for part in (mixed(options.seeds, options.data), sessions(options.seeds)):
@@ -343,7 +345,7 @@ def main() -> None:
         lines.append("")
         print()
     if options.write:
-        (ROOT / "docs" / "bench-fleets.md").write_text("\n".join(lines).rstrip() + "\n")
+        (BENCHMARKS / "bench-fleets.md").write_text("\n".join(lines).rstrip() + "\n")
 
 
 if __name__ == "__main__":

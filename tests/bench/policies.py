@@ -55,7 +55,7 @@ from arena_score import (
     ttft_ratio,
 )
 from arena_workloads import LOADS, Load, rows_of
-from paths import ROOT, SHARED
+from paths import BENCHMARKS, ROOT, SHARED
 
 from forebay.replay.sim.fleet import Fleet
 from forebay.replay.sim.scenario import ALL_KNOWING, POLICIES
@@ -297,14 +297,14 @@ def main() -> None:
     parser.add_argument("--highest-load", action="store_true",
         help="the highest load with 99 %% in time, of each policy; into --results")  # fmt: skip
     parser.add_argument("--write-docs", action="store_true",
-        help="only write the tables of --results into docs/bench-policies.md")  # fmt: skip
-    parser.add_argument("--results", type=Path, default=ROOT / "docs" / "bench-policies.jsonl")
+        help="only write the tables of --results into bench-policies.md")  # fmt: skip
+    parser.add_argument("--results", type=Path, default=BENCHMARKS / "bench-policies.jsonl")
     parser.add_argument("--data", type=Path, default=SHARED / "data")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "policies")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args()
     if options.write_docs:
-        write_docs(ROOT / "docs" / "bench-policies.md", read_records(options.results))
+        write_docs(BENCHMARKS / "bench-policies.md", read_records(options.results))
         return
     if options.highest_load:
         find_highest_loads(options)

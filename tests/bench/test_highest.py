@@ -12,15 +12,15 @@ from arena_highest import (
     Record,
     Search,
     add_records,
-    highest,
     load_at,
     read_records,
 )
 from arena_highest_page import BEGIN, END, tables, write_docs
 from arena_policies import FOREBAY, POSSIBLE
 from arena_score import Played, limit_s, of_possible
-from paths import ROOT
+from paths import BENCHMARKS
 
+from forebay.analysis.search.bracket import Bracket, bracket
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 
@@ -37,7 +37,7 @@ def test_the_search_finds_every_crossing_from_every_guess(most: int) -> None:
                 asked.append(index)
                 return index <= last
 
-            assert highest(passes, guess, most) == last
+            assert bracket(passes, guess, 0, most) == Bracket(last, last + 1)
             assert len(set(asked)) == len(asked) <= 2 * most.bit_length() + 2
 
 
@@ -124,7 +124,7 @@ def test_the_page_compares_with_the_best_model_of_each_figure(tmp_path: Path) ->
 
 
 def test_the_committed_page_is_made_of_the_committed_results(tmp_path: Path) -> None:
-    docs = ROOT / "docs"
+    docs = BENCHMARKS
     page = tmp_path / "page.md"
     page.write_bytes((docs / "bench-policies.md").read_bytes())
     write_docs(page, read_records(docs / "bench-policies.jsonl"))

@@ -492,8 +492,10 @@ def bursts(seed: int, count: int, burst: float) -> list[TraceRequest]:
 def play(rows: list[TraceRequest], taken: str = "") -> Shaper:
     """The request `taken` is taken whatever was predicted."""
 
-    def route(request: Request, options: Sequence[Option], affinity: Affinity) -> Option:
-        best = warm_or_least_work(request, options, affinity)
+    def route(
+        request: Request, options: Sequence[Option], affinity: Affinity, now: float
+    ) -> Option:
+        best = warm_or_least_work(request, options, affinity, now)
         if request.id != taken:
             return best
         costs = best.prefill_s, best.cold_prefill_s, best.matched_tokens, best.load

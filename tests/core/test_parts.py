@@ -229,7 +229,7 @@ class TestRoute:
     )
     def test_warm_or_least_work(self, options: list[Option], picked: str) -> None:
         request = Request("r", 10_000)
-        assert warm_or_least_work(request, options, Affinity()).backend == picked
+        assert warm_or_least_work(request, options, Affinity(), 0.0).backend == picked
 
 
 class TestAdmission:

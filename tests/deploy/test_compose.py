@@ -99,7 +99,7 @@ def test_the_stack_answers_the_request_of_the_manual(tmp_path: Path) -> None:
         command = [*FOREBAY, *words, str(admin_port)]
         running.enter_context(started(command, tmp_path / "proxy", f"{admin}/readyz"))
         eventually(lambda: status_of(admin) == {"gpu0": True, "gpu1": True})
-        manual = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+        manual = (ROOT / "docs" / "how-to" / "deploy.md").read_text(encoding="utf-8")
         body = re.search(r"-d '(\{.*\})'", manual)
         assert body is not None
         request = urllib.request.Request(

@@ -130,12 +130,12 @@ def test_every_alert_is_tested_and_explained() -> None:
     for fault in faults:
         assert fault["alert_rule_test"][-1]["alertname"] == fault["name"]
         assert fault["alert_rule_test"][-1]["exp_alerts"]
-    manual = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+    manual = (ROOT / "docs" / "how-to" / "monitor.md").read_text(encoding="utf-8")
     headings = {line.lstrip("# ").lower() for line in manual.splitlines() if line.startswith("#")}
     for rule in ALL_RULES:
         if "alert" in rule:
             page, _, anchor = rule["annotations"]["runbook"].partition("#")
-            assert page == "docs/deploy.md"
+            assert page == "docs/how-to/monitor.md"
             assert anchor == rule["alert"].lower()
             assert anchor in headings
 

@@ -431,9 +431,9 @@ class TestEstimate:
         for prompt_bytes, tokens in usages:
             before = estimate.tokens(1_000_000, "a")
             estimate.learn(prompt_bytes, tokens, "a")
-            assert 62_500 <= estimate.tokens(1_000_000, "a") <= 1_000_000
-            # One answer moves it by 5 % at most, whatever it says.
-            assert estimate.tokens(1_000_000, "a") == pytest.approx(before, rel=0.055)
+            assert 62_500 <= estimate.tokens(1_000_000, "a") <= 1_000_512
+            # One answer moves it by a fifth at most, whatever it says.
+            assert estimate.tokens(1_000_000, "a") == pytest.approx(before, rel=0.205)
 
     def test_tenants_are_bounded(self) -> None:
         estimate = TokenEstimate(4.0)

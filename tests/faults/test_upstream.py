@@ -1,4 +1,4 @@
-"""Everything a backend does wrong, over real sockets: the rows of docs/faults.md, in its order."""
+"""Everything a backend does wrong, over real sockets (docs/reference/faults.md, in its order)."""
 
 import asyncio
 import gzip

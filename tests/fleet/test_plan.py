@@ -75,7 +75,7 @@ def test_the_models_it_knows(
 def test_the_page_says_what_is_planned(model: str) -> None:
     plan = plan_of(model)
     numbers = (plan.kv_tokens, plan.setting.seqs, plan.setting.chunk)
-    page = (ROOT / "docs" / "fleet.md").read_text(encoding="utf-8").splitlines()
+    page = (ROOT / "docs" / "how-to" / "vllm-servers.md").read_text(encoding="utf-8").splitlines()
     (row,) = [line for line in page if line.startswith(f"| `{model}` |")]
     assert row.split(" | ")[1] == plan.setting.profile.repository
     assert row.removesuffix(" |").split(" | ")[3:] == [f"{number:,}" for number in numbers]

@@ -488,7 +488,8 @@ class TestOverHttp:
     def test_the_length_of_a_prompt_is_taken_from_its_tenants_texts(self, tmp_path: Path) -> None:
         async def scene(on: Stage, backend: RawBackend) -> None:
             seen = decisions(on)
-            on.proxy.app._estimate._tenants["acme"] = 2.0
+            for _ in range(100):
+                on.proxy.app._estimate.learn(32_768, 16_384, "acme")
             for key in (BOLT, ACME):
                 async with on.post({"prompt": "x" * 4000}, **with_key(key)) as response:
                     assert response.status == 200

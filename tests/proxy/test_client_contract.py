@@ -91,7 +91,7 @@ def busy(bucket: dict[str, Any], ask: Any, **keys: Any) -> None:
 
 def test_a_prompt_that_is_too_long_is_told_both_lengths() -> None:
     async def ask(on: Stage) -> None:
-        status, message, _ = await told(on, {"prompt": "x" * 800_000})
+        status, message, _ = await told(on, {"prompt": [7] * 200_000})
         assert (status, message) == (413, "Prompt is about 200,000 tokens; limit 150,000.")
 
     busy({}, ask, tokens={"bytes_per_token": 4.0})

@@ -13,6 +13,7 @@ from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.server import start_engine
 
 MESSAGES: Any = [{"role": "user", "content": "Say something."}]
+TOO_MANY: Any = [{"role": "user", "content": "x" * 3_000_000}]  # at any number of bytes per token
 NO_LIST: Any = "hello"
 
 
@@ -113,7 +114,7 @@ def test_mistakes_are_the_right_exceptions() -> None:
             await create(model="llama-3-8b", messages=NO_LIST)
         assert wrong_type.value.code == "invalid_type"
         with pytest.raises(openai.APIStatusError) as too_long:
-            await create(model="llama-3-8b", messages=[{"role": "user", "content": "x" * 900_000}])
+            await create(model="llama-3-8b", messages=TOO_MANY)
         assert too_long.value.status_code == 413
         with pytest.raises(openai.NotFoundError):
             await client.files.list()

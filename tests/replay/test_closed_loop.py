@@ -54,7 +54,7 @@ def test_the_first_round_of_a_closed_loop_does_not_wait_for_itself() -> None:
     at_s = 0.0
     sent: list[ClientExchange] = []
 
-    async def send(url: URL, body: bytes, exchange: ClientExchange, watch: object) -> None:
+    async def send(url: URL, body: bytes, exchange: ClientExchange, *_: object) -> None:
         nonlocal at_s
         exchange.sent_s = at_s
         sent.append(exchange)
@@ -66,8 +66,8 @@ def test_the_first_round_of_a_closed_loop_does_not_wait_for_itself() -> None:
         for at, request in enumerate(rows(100)):
             await window.put(PreparedRequest(at, request, b"{}"))
         window.close()
-        clock: Any = SimpleNamespace(now=lambda: at_s)
-        client: Any = SimpleNamespace(send=send, watch=object)
+        clock: Any = SimpleNamespace(now=lambda: at_s, virtual=True)
+        client: Any = SimpleNamespace(send=send, watch=lambda _: object())
         recorder: Any = SimpleNamespace(finished=lambda *_: None, live=SimpleNamespace(sent=0))
         async with asyncio.TaskGroup() as tasks:
             dispatch = Dispatch(
@@ -76,7 +76,6 @@ def test_the_first_round_of_a_closed_loop_does_not_wait_for_itself() -> None:
                 recorder,
                 window,
                 parse_targets(["http://127.0.0.1:1"]),
-                path="/",
                 max_in_flight=100,
                 run_id="x",
                 tasks=tasks,

@@ -190,6 +190,7 @@ def test_ctrl_c(tmp_path: Path) -> None:
 
 
 def test_the_progress_line() -> None:
+    assert "rejected" not in describe(Live(sent=12, done=7), 40, 3.25)
     live = Live(sent=12, done=7, rejected=2, failed=1)
     assert "in flight 2" in describe(live, 40, 3.25)
     assert "TTFT" not in describe(live, 40, 3.25)  # nothing measured is not 0 ms

@@ -1,6 +1,7 @@
 """replay/schedule.py: intended times, their statistics, and what cannot be scheduled."""
 
 import hashlib
+import re
 import struct
 from itertools import pairwise
 from statistics import fmean, pstdev
@@ -176,3 +177,61 @@ def test_a_rescaled_trace_has_the_rate_and_the_order(times: list[float], rate: f
     assert list(schedule.times_s) == sorted(schedule.times_s)
     span = schedule.times_s[-1] - schedule.times_s[0]
     assert (len(times) - 1) / span == pytest.approx(rate, rel=1e-6)
+
+
+def profile_times(text: str, count: int, rate: float | None = None) -> list[float]:
+    schedule = make_schedule([0.0] * count, parse_arrivals(text), rate_per_s=rate, seed=5)
+    return list(schedule.times_s)
+
+
+def within(times: list[float], start_s: float, end_s: float) -> int:
+    return sum(start_s <= one < end_s for one in times)
+
+
+def test_bursts_come_in_their_phases_at_the_mean_rate() -> None:
+    times = profile_times("onoff:10s/30s", 40_000, rate=5)
+    assert all(one % 40 < 10 for one in times)
+    assert len(times) / times[-1] == pytest.approx(5, rel=0.03)
+    assert within(times, 0, 10) == pytest.approx(200, abs=60)
+
+
+def test_a_ramp_rises_and_then_stays() -> None:
+    times = profile_times("ramp:0-20/100s", 5_000)
+    assert within(times, 0, 50) == pytest.approx(250, abs=60)
+    assert within(times, 50, 100) == pytest.approx(750, abs=100)
+    assert within(times, 100, 200) == pytest.approx(2000, abs=150)
+
+
+def test_steps_end_after_the_last() -> None:
+    times = profile_times("steps:1,4,0,2/100s", 100_000)
+    found = [within(times, start, start + 100) for start in (0, 100, 200, 300)]
+    assert found == pytest.approx([100, 400, 0, 200], abs=70)
+    assert len(times) == sum(found)
+
+
+def test_a_day_has_its_peak_and_its_trough() -> None:
+    times = profile_times("diurnal:1.5/400s", 40_000, rate=50)
+    assert within(times, 75, 125) / 50 == pytest.approx(75, rel=0.05)
+    assert within(times, 275, 325) / 50 == pytest.approx(25, rel=0.1)
+    assert times == sorted(times)
+    assert times == profile_times("diurnal:1.5/400s", 40_000, rate=50)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("onoff:10s", "onoff:10s/50s"),
+        ("ramp:1-0/5m", "the last rate must be above 0"),
+        ("steps:0,0/5s", "must not all be 0"),
+        ("steps:1,x/5s", "steps:1,2,4/60s"),
+        ("diurnal:3/24h", "1 to 2 times the mean"),
+    ],
+)
+def test_profiles_that_make_no_sense(text: str, says: str) -> None:
+    with pytest.raises(InputError, match=re.escape(says)):
+        parse_arrivals(text)
+
+
+def test_a_profile_with_rates_takes_no_other() -> None:
+    with pytest.raises(InputError, match="has its own rates"):
+        profile_times("ramp:1-2/5m", 10, rate=3)

@@ -1,4 +1,4 @@
-"""Overload in virtual time: workloads, measures and the scenarios behind docs/goals.md.
+"""Overload in virtual time: workloads, measures and the scenarios behind docs/research/goals.md.
 
 Two engines (Llama-3-8B on H200) unless said otherwise. Load is in shares of what the engines
 complete when everything is there at once.

@@ -5,5 +5,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"
 DATA = TESTS / "data"
+BENCHMARKS = ROOT / "docs" / "benchmarks"
 GOLDEN = TESTS / "golden"
 SHARED = ROOT.parent / "shared"  # large public data beside the checkout; absent on most machines

@@ -108,7 +108,7 @@ def test_ticks_that_are_not_there_are_one_line(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["import", "csv", "x", "-o", "y"], "no trace format 'csv'; one of: azure, mooncake"),
+        (["import", "csv", "x", "-o", "y"], "no trace format 'csv'; one of: azure, burstgpt"),
         (["import", "azure", "/none", "-o", "y"], "/none: no such file"),
         (["import", "azure", "/none", "-o", "y", "--spread-ticks"], "--spread-ticks: azure has no"),
         (["import", "azure", "/none", "-o", "/no/where/y"], "/no/where/y: no such folder"),

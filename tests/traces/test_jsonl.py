@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paths import DATA
 
+from forebay.traces.containers import MAX_LINE_BYTES
 from forebay.traces.errors import InputError
 from forebay.traces.jsonl import parse_row, read_trace, row_bytes, write_trace
-from forebay.traces.reader import MAX_LINE_BYTES, RowError
+from forebay.traces.rows import RowError
 from forebay.traces.schema import TraceRequest
 
 GOOD = b'{"id":"a","arrival_s":0,"input_tokens":9,"output_tokens":1}'
@@ -47,7 +48,7 @@ def requests(draw: st.DrawFn) -> TraceRequest:
     words = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
     input_tokens = draw(st.integers(1, 5_000))
     block_tokens = draw(st.sampled_from([16, 512, 700]))
-    kind = draw(st.sampled_from(["blocks", "text", "lengths"]))
+    kind = draw(st.sampled_from(["blocks", "text", "messages", "lengths"]))
     count = -(-input_tokens // block_tokens)
     ids = st.lists(st.integers(0, 2**64 - 1), min_size=count, max_size=count)
     return TraceRequest(
@@ -62,6 +63,16 @@ def requests(draw: st.DrawFn) -> TraceRequest:
         tenant=draw(st.none() | words),
         document=draw(st.none() | words),
         service_class=draw(st.sampled_from([None, "interactive", "standard", "batch"])),
+        parent=draw(st.none() | words),
+        waits_for=tuple(draw(st.lists(words, max_size=2))),
+        think_s=draw(st.none() | st.floats(0, 1e6)),
+        messages=({"role": "user", "content": draw(words)},) if kind == "messages" else None,
+        tools=draw(st.sampled_from([None, ({"type": "function"},)])),
+        model=draw(st.none() | words),
+        stream=draw(st.booleans()),
+        parameters=draw(st.sampled_from([None, {"stop": ["\n"], "temperature": 0.5}])),
+        deadline_s=draw(st.none() | st.floats(0, 1e6)),
+        status=draw(st.sampled_from([None, 200, 429])),
     )
 
 
@@ -103,6 +114,13 @@ def _with(change: bytes) -> bytes:
         (_with(b'"blocks":[]'), "0 ids for 9 tokens; blocks of 512 tokens make 1"),
         (_with(b'"blocks":[1,2]'), "2 ids for 9 tokens"),
         (_with(b'"blocks":[1],"text":"x"'), "both text and blocks"),
+        (_with(b'"messages":[{}],"text":"x"'), "messages beside text or blocks"),
+        (_with(b'"messages":["x"]'), "is not a list of objects"),
+        (_with(b'"waits_for":"a"'), "waits_for: 'a' is not a list of ids"),
+        (_with(b'"think_s":-1'), "think_s: -1 is not a time of 0 or more"),
+        (_with(b'"stream":1'), "stream: 1 is not true or false"),
+        (_with(b'"parameters":[]'), "parameters: [] is not an object"),
+        (_with(b'"status":600'), "status: 600 is not an HTTP status"),
         (_with(b'"tenant":5'), "tenant: 5 is not a string"),
         (_with(b'"service_class":"fast"'), "'fast' is not interactive, standard or batch"),
         (_with(b'"text":"\\ud800"'), "not JSON"),
@@ -111,7 +129,7 @@ def _with(change: bytes) -> bytes:
 )
 def test_a_bad_row_says_file_line_and_what_is_wrong(row: bytes, says: str, tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
-    path.write_bytes(GOOD + b"\n\n" + row + b"\n" + GOOD + b"\n")
+    path.write_bytes(GOOD + b"\n\n" + row + b"\n" + GOOD.replace(b'"a"', b'"b"') + b"\n")
     with pytest.raises(InputError) as error:
         list(read_trace(path))
     assert str(error.value).startswith(f"{path}:3: ")  # the blank line counts as a line
@@ -119,8 +137,19 @@ def test_a_bad_row_says_file_line_and_what_is_wrong(row: bytes, says: str, tmp_p
     assert "\n" not in str(error.value)
 
     reader = read_trace(path, skip_bad=True)
-    assert [request.id for request in reader] == ["a", "a"]
+    assert [request.id for request in reader] == ["a", "b"]
     assert (reader.rows, reader.skipped) == (2, 1)
+    assert reader.first_skipped == str(error.value)
+
+
+def test_an_id_that_occurs_twice_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(b"".join(GOOD.replace(b'"a"', b'"%d"' % n) + b"\n" for n in range(5000)))
+    assert sum(1 for _ in read_trace(path)) == 5000
+    with open(path, "ab") as file:
+        file.write(GOOD.replace(b'"a"', b'"17"'))
+    with pytest.raises(InputError, match=r":5001: id '17' occurs twice; give each request its own"):
+        list(read_trace(path))
 
 
 @given(st.binary(max_size=60))
@@ -132,11 +161,12 @@ def test_no_bytes_raise_anything_but_a_row_error(line: bytes) -> None:
 def test_time_going_back_is_an_error_or_a_skipped_row(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     late, early = TraceRequest("late", 5.0, 1, 1), TraceRequest("early", 4.0, 1, 1)
-    path.write_bytes(b"".join(map(row_bytes, [late, early, late])))
+    later = TraceRequest("later", 5.0, 1, 1)
+    path.write_bytes(b"".join(map(row_bytes, [late, early, later])))
     with pytest.raises(InputError, match=r":2: time goes back from 5\.0+ s to 4\.0+ s; sort"):
         list(read_trace(path))
     reader = read_trace(path, skip_bad=True)
-    assert [request.id for request in reader] == ["late", "late"]
+    assert [request.id for request in reader] == ["late", "later"]
     assert reader.skipped == 1
 
 

@@ -32,7 +32,7 @@
     Worth: 4 to 16 points of cache hits, 2.5 points of requests in time.
 
 "Worth" is what is lost without it, in points of requests in time unless it says otherwise: virtual
-time, 2026-11-23, 25 workloads, 2 to 5 seeds for each part alone; docs/policy.md has the tables.
+time, 2026-11-23, 25 workloads, 2 to 5 seeds for each part alone (docs/research/policy.md).
 Constants with one meaning in several files are in `model.py`; each says what happens when doubled.
 
 The policy reads facts in `state/` and estimates in `learn/`. `shaper.py` has the events: rejections

@@ -207,8 +207,10 @@ class Forecast:
             )
         margin_s = self._margin_s(backend, waiting, uncached, before, wait_s, now)
         proven = backend.cost.proven_tokens >= MAJORITY * prompt_tokens
-        load = load_of(backend, now)
-        return Option(backend.name, wait_s, margin_s, prefill_s, cold_s, matched, load, proven)
+        load, requests = load_of(backend, now), requests_of(backend)
+        return Option(
+            backend.name, wait_s, margin_s, prefill_s, cold_s, matched, load, proven, requests
+        )
 
     def _wait_s(
         self, backend: Backend, waiting: QueuedRequest, uncached: int, before: Before, now: float
@@ -271,6 +273,12 @@ def load_of(backend: Backend, now: float) -> float:
     """Return the prompt tokens that all proxies sent to the backend lately."""
     own = backend.load.value(now)
     return own if backend.elsewhere is None else own + backend.elsewhere.load
+
+
+def requests_of(backend: Backend) -> int:
+    """Return the requests of all proxies that run on the backend, and those that wait here."""
+    own = backend.running + backend.queued
+    return own if backend.elsewhere is None else own + backend.elsewhere.running
 
 
 def error_margin_s(backend: Backend, wait_s: float, before_s: float, alike: int = 1) -> float:

@@ -1,7 +1,6 @@
 """Which backend? A route picks one of the options, one for each backend that is worth a look.
 
-A route is a pure function. To try another one: write it here, name it in ROUTES, simulate it with
-`forebay simulate --policy NAME`, deploy it with `routing: NAME`.
+A route is a pure function. Plug-ins and files add others (`proxy/config/routes.py`).
 """
 
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ class Option:
         cold_prefill_s: the same without a cached prefix; on the fastest backend if not `proven`.
         matched_tokens: prompt tokens that the backend probably holds.
         load: prompt tokens it was sent lately.
+        requests: number of requests that run there or wait for it.
         proven: it has computed two prompts of at least half this size, so its predictions are
             more than an extrapolation from chats.
     """
@@ -33,6 +33,7 @@ class Option:
         "matched_tokens",
         "prefill_s",
         "proven",
+        "requests",
         "wait_s",
     )
 
@@ -46,6 +47,7 @@ class Option:
         matched_tokens: int,
         load: float,
         proven: bool = True,
+        requests: int = 0,
     ) -> None:
         self.backend = backend
         self.wait_s = wait_s
@@ -55,6 +57,7 @@ class Option:
         self.matched_tokens = matched_tokens
         self.load = load
         self.proven = proven
+        self.requests = requests
 
     @property
     def ttft_s(self) -> float:
@@ -73,10 +76,13 @@ class Affinity:
     min_match: float = 0.25
 
 
-Route = Callable[[Request, Sequence[Option], Affinity], Option]
+Route = Callable[[Request, Sequence[Option], Affinity, float], Option]
+"""The last argument is the time, in seconds."""
 
 
-def warm_or_least_work(request: Request, options: Sequence[Option], affinity: Affinity) -> Option:
+def warm_or_least_work(
+    request: Request, options: Sequence[Option], affinity: Affinity, now: float
+) -> Option:
     """Pick the earliest first token; a cached prefix shortens the prefill.
 
     Ties (all cold, all idle) go to the backend that was sent the fewest tokens, then to the lower
@@ -97,12 +103,16 @@ def warm_or_least_work(request: Request, options: Sequence[Option], affinity: Af
     return min(near, key=lambda place: (place[0].load, place[1]))[0]
 
 
-def least_work(request: Request, options: Sequence[Option], affinity: Affinity) -> Option:
+def least_work(
+    request: Request, options: Sequence[Option], affinity: Affinity, now: float
+) -> Option:
     """Pick the shortest predicted wait; cached prefixes do not count."""
     return min(options, key=lambda o: (o.wait_s, o.load))
 
 
-def fewest_tokens(request: Request, options: Sequence[Option], affinity: Affinity) -> Option:
+def fewest_tokens(
+    request: Request, options: Sequence[Option], affinity: Affinity, now: float
+) -> Option:
     """Pick the backend that was sent the fewest tokens lately."""
     return min(options, key=lambda o: o.load)
 

@@ -205,6 +205,7 @@ class Backend:
             request, bucket, prefill_s, cold_s, uncached_tokens, reserved_tokens,
             fresh=fresh, priority=priority,
         )  # fmt: skip
+        sent.sent_at = now
         if self.prefill_queue.head is None:
             self.observer.begin(now, self.elsewhere)
         self.prefill_queue.join(sent, now)
@@ -246,13 +247,19 @@ class Backend:
     def first_token(self, request_id: str, now: float) -> InFlight | None:
         """End the prefill of a request; return it if it was in the prefill queue."""
         sent = self.in_flight.get(request_id)
-        if sent is None or request_id not in self.prefills:
+        if sent is None:
             return None
-        sent.first_token_at = now
-        self._tried.discard(request_id)
-        self._end_prefill(sent, now)
-        self.observer.answered(sent, self.prefill_queue, now, split=len(self.splits) > 0)
-        return sent
+        prefilling = request_id in self.prefills
+        if prefilling or not sent.request.pure:
+            sent.first_token_at = now
+            self._tried.discard(request_id)
+        if prefilling:
+            self._end_prefill(sent, now)
+            if sent.request.pure:
+                self.observer.answered(sent, self.prefill_queue, now, split=len(self.splits) > 0)
+        if not sent.request.pure:
+            self.observer.answered_impurely(sent, now)
+        return sent if prefilling else None
 
     def finished(self, request_id: str, now: float) -> InFlight | None:
         """Give back everything that a completed, failed or cancelled request held.
@@ -268,7 +275,7 @@ class Backend:
             if sent.request.streams:
                 self.cache.cut_short(sent.visit, self.prefill_queue.computed_share(sent, now))
             self._end_prefill(sent, now)
-            if sent.output_tokens:
+            if sent.output_tokens and sent.request.pure:
                 # It was answered completely before its first token was due.
                 self.observer.answered(sent, self.prefill_queue, now, split=len(self.splits) > 0)
             else:

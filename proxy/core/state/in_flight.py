@@ -24,7 +24,7 @@ class InFlight:
         prefill_s, cold_s: predicted prefill with the cache hit, and without any.
         reserved_tokens: KV cache reserved for its output.
         output_tokens: length of its answer; 0 while unknown.
-        first_token_at: None before the first token.
+        sent_at: when it was sent; `first_token_at`: None before the first token.
         ends_at: predicted end of a prefill whose first token cannot be seen; else inf.
         counts: it counts towards `prefills_per_backend`; cache hits do not.
         overdue_s: least seconds its prefill counts for until its first token.
@@ -43,6 +43,7 @@ class InFlight:
         "priority",
         "request",
         "reserved_tokens",
+        "sent_at",
         "uncached_tokens",
         "visit",
     )
@@ -69,6 +70,7 @@ class InFlight:
         self.reserved_tokens = reserved_tokens
         self.priority = priority
         self.output_tokens = 0
+        self.sent_at = 0.0
         self.first_token_at: float | None = None
         self.ends_at = inf
         self.counts = uncached_tokens > STEP_TOKENS or uncached_tokens == request.prompt_tokens

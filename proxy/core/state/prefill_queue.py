@@ -17,7 +17,7 @@ from math import ceil, fsum, inf
 from typing import Final
 
 from forebay.proxy.core.learn.cost import UNPROVEN, CostModel, Vector, features
-from forebay.proxy.core.model import INSTANT_S
+from forebay.proxy.core.model import ENOUGH, INSTANT_S
 from forebay.proxy.core.state.elsewhere import SILENT_S, Elsewhere
 from forebay.proxy.core.state.in_flight import InFlight
 
@@ -298,6 +298,7 @@ class PrefillObserver:
         self._terms: Vector = (0.0, 0.0, 0.0)
         self._since = 0.0
         self._others_before: Vector = (0.0, 0.0, 0.0)  # their work done when the observation began
+        self._impure: list[tuple[float, Vector, float]] = []  # since one that was pure
 
     def begin(self, now: float, elsewhere: Elsewhere | None) -> None:
         """Start an observation; an unfinished one is dropped."""
@@ -339,8 +340,30 @@ class PrefillObserver:
                 self.begin(now, elsewhere)
         elif not queue.prefills or (elapsed_s >= INSTANT_S and self._mostly_ended(queue, split)):
             if elapsed_s > 0:
-                self._cost.observe(self._terms, elapsed_s)
+                self._learn(self._terms, elapsed_s)
             self.begin(now, elsewhere)
+
+    def answered_impurely(self, prefill: InFlight, now: float) -> None:
+        """Note a first token before which more than its prefill may have happened.
+
+        Only where no other requests are answered the engine's speed is learned from such: from the
+        median of ENOUGH, the time to first token against its prediction.
+        """
+        self.lose_track()
+        elapsed_s, predicted_s = now - prefill.sent_at, prefill.ends_at - prefill.sent_at
+        if not 0.0 < predicted_s < inf or elapsed_s <= 0.0:
+            return
+        fixed, linear, pairs = features(prefill.uncached_tokens, prefill.request.prompt_tokens)
+        share = predicted_s / prefill.prefill_s  # what was ahead of it is work of the same kind
+        terms = share * fixed, share * linear, share * pairs
+        self._impure.append((elapsed_s / predicted_s, terms, elapsed_s))
+        if len(self._impure) == ENOUGH:
+            _, terms, elapsed_s = sorted(self._impure)[ENOUGH // 2]
+            self._learn(terms, elapsed_s)
+
+    def _learn(self, terms: Vector, elapsed_s: float) -> None:
+        self._impure.clear()
+        self._cost.observe(terms, elapsed_s)
 
     def _mostly_ended(self, queue: PrefillQueue, split: bool) -> bool:
         """Return whether most of the elapsed time went to prefills that have ended."""
@@ -356,4 +379,4 @@ class PrefillObserver:
         if elapsed_s < SILENT_S:
             return
         (a, b, c), (d, e, f), (x, y, z) = self._terms, elsewhere.work, self._others_before
-        self._cost.observe((a + d - x, b + e - y, c + f - z), elapsed_s)
+        self._learn((a + d - x, b + e - y, c + f - z), elapsed_s)

@@ -1,7 +1,8 @@
 """Every router of the side-by-side runs with the strongest sensible settings it has.
 
-`docs/bench-routers.md` prints these notes and commands. Waits in a configuration are wall-clock
-seconds: in front of engines that run X times fast they are divided by X, for every router alike.
+`docs/benchmarks/bench-routers.md` prints these notes and commands. Waits in a configuration are
+wall-clock seconds: in front of engines that run X times fast they are divided by X, for every
+router alike.
 What needs more than HTTP (gRPC policies of SMG, kv_aware of vllm-router, which knows one model
 family) is left out.
 """

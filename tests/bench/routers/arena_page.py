@@ -1,4 +1,4 @@
-"""The results as one HTML page with plots, and as the generated part of docs/bench-routers.md."""
+"""The results as one HTML page with plots, and the generated part of bench-routers.md."""
 
 from collections.abc import Sequence
 from html import escape

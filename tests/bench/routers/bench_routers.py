@@ -27,6 +27,7 @@ import orjson
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
+BENCHMARKS = ROOT / "docs" / "benchmarks"
 sys.path[:0] = [str(HERE), str(ROOT / "tests" / "support")]
 
 from arena_contenders import CONTENDERS, install_all  # noqa: E402
@@ -100,11 +101,11 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--endpoint", choices=["chat", "completions"], default="chat")
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
-    parser.add_argument("--results", type=Path, default=ROOT / "docs" / "bench-routers.jsonl")
+    parser.add_argument("--results", type=Path, default=BENCHMARKS / "bench-routers.jsonl")
     parser.add_argument("--keep", type=Path, help="keep every run folder in here")
     parser.add_argument("--page", type=Path, help="write the HTML page here")
     parser.add_argument(
-        "--write-docs", action="store_true", help="also make docs/bench-routers.md anew"
+        "--write-docs", action="store_true", help="also make docs/benchmarks/bench-routers.md anew"
     )
     parser.add_argument("--show", action="store_true", help="measure nothing")
     parser.add_argument("--list", action="store_true", help="names of routers and workloads")
@@ -326,7 +327,7 @@ def main() -> int:
         if given.page is not None:
             given.page.write_text(page(records), encoding="utf-8")
         if given.write_docs:
-            write_docs(ROOT / "docs" / "bench-routers.md", records)
+            write_docs(BENCHMARKS / "bench-routers.md", records)
     except (InputError, Missing) as error:
         print(f"bench-routers: {error}", file=sys.stderr)
         return 2

@@ -1,0 +1,247 @@
+"""`forebay search`: parse the options, search, print the sentence and the curve."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forebay.proxy.command import new_app
+from forebay.traces.command_options import takes_options, time_option
+from forebay.traces.errors import InputError
+
+if TYPE_CHECKING:
+    from forebay.analysis.search.result import SearchResult
+    from forebay.analysis.search.search import SearchQuestion
+    from forebay.analysis.search.trial import TrialMaker
+    from forebay.replay.slo import Slo
+    from forebay.traces.schema import TraceRequest
+
+EXAMPLE = """Find the highest load that meets the targets, with 95 % confidence.
+
+Measures one load after another and extends each until it is decided. The target is a URL, or
+sim:MODEL@GPU for simulated engines in virtual time. With --out, a search that was stopped goes on
+where it was.
+
+Example:
+
+  forebay search trace.jsonl --target sim:llama-3-8b@h200 --slo ttft=2s --arrivals poisson
+"""
+
+SIM_PARTS, HTTP_PARTS = 32, 4
+SIM_RESOLUTION, HTTP_RESOLUTION = 0.02, 0.05
+
+app = new_app(help=EXAMPLE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchArguments:
+    """The options of `forebay search` as they are typed."""
+
+    trace: Annotated[Path, typer.Argument(help="trace file; - is standard input")]
+    target: Annotated[
+        list[str],
+        typer.Option(help="base URL, or sim:MODEL@GPU; round robin over several"),
+    ]
+    slo: Annotated[
+        str | None,
+        typer.Option(help="targets, e.g. chat.ttft=2s,tpot=100ms; default: chat 2s, document 15s"),
+    ] = None
+    attainment: Annotated[
+        float, typer.Option(help="share of the requests that must meet their targets")
+    ] = 0.99
+    resolution: Annotated[
+        float | None,
+        typer.Option(help="ratio of neighbouring loads, less 1; default: 0.02, for a URL 0.05"),
+    ] = None
+    requests: Annotated[int, typer.Option(min=100, help="requests of one part of a load")] = 2000
+    parts: Annotated[
+        int | None,
+        typer.Option(min=1, help="most parts of a load; default: 32, for a URL 4"),
+    ] = None
+    start: Annotated[
+        float | None, typer.Option(help="first load, requests a second; default: the trace's own")
+    ] = None
+    arrivals: Annotated[str, typer.Option(help="trace, constant, poisson or gamma:CV")] = "trace"
+    seed: Annotated[int, typer.Option(help="seed of random arrival gaps")] = 0
+    out: Annotated[Path | None, typer.Option(help="folder for the trials; needed for a URL")] = None
+    gpus: Annotated[int, typer.Option(min=1, help="engines of a sim: target")] = 1
+    policy: Annotated[
+        str, typer.Option(help="routing policy of a sim: target, or direct (no proxy)")
+    ] = "warm_or_least_work"
+    config: Annotated[Path | None, typer.Option(help="the proxy's YAML, for a sim: target")] = None
+    model: Annotated[
+        str | None, typer.Option(help="model to ask for; default: the one the target lists")
+    ] = None
+    endpoint: Annotated[str, typer.Option(help="completions or chat")] = "completions"
+    time_scale: Annotated[
+        float, typer.Option(help="simulated seconds in a wall second, as the engine's")
+    ] = 1.0
+    drain_timeout: Annotated[
+        float,
+        typer.Option(
+            parser=time_option, metavar="<time>", help="time for answers after the last arrival"
+        ),
+    ] = 120.0
+    buckets: Annotated[str, typer.Option(help="length buckets, as NAME:MOST_PROMPT_TOKENS")] = (
+        "chat:5000,document:131072"
+    )
+    too_long: Annotated[
+        str, typer.Option(help="rows beyond the model's context: error, truncate or drop")
+    ] = "error"
+    trace_format: Annotated[
+        str | None, typer.Option("--format", help="format of the trace; default: detect")
+    ] = None
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="skip and count bad rows")] = False
+    api_key: Annotated[
+        str | None, typer.Option(envvar="FOREBAY_API_KEY", help="sent as a bearer token")
+    ] = None
+    force: Annotated[bool, typer.Option("--force", help="forget the search in --out")] = False
+    as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON")] = False
+
+    @property
+    def simulated(self) -> bool:
+        return self.target[0].startswith("sim:")
+
+    def check(self) -> None:
+        """Raise InputError for options that cannot be used together, or out of range."""
+        from forebay.replay.schedule import parse_arrivals
+
+        if not 0 < self.attainment < 1:
+            raise InputError(f"--attainment {self.attainment:g}: give a share such as 0.99")
+        if self.resolution is not None and not 0.001 <= self.resolution <= 1:
+            raise InputError(f"--resolution {self.resolution:g}: give 0.001 to 1, such as 0.05")
+        if self.start is not None and not 0 < self.start < 1e6:
+            raise InputError(f"--start {self.start:g}: give requests a second, above 0")
+        if parse_arrivals(self.arrivals).closed:
+            raise InputError("--arrivals closed:N: a load needs arrival times; give another")
+        if self.simulated:
+            if len(self.target) > 1:
+                raise InputError("--target: give one sim: target; --gpus sets its engines")
+        elif self.out is None:
+            raise InputError("--out: a search of a URL keeps its runs; name a folder")
+
+    def question(self, rows: "list[TraceRequest]") -> "SearchQuestion":
+        from forebay.analysis.search.search import SearchQuestion
+        from forebay.replay.schedule import parse_arrivals
+
+        span_s = rows[-1].arrival_s - rows[0].arrival_s
+        start = self.start or ((len(rows) - 1) / span_s if span_s > 0 else None)
+        if start is None:
+            raise InputError("--start: all requests of this trace arrive at once; give a load")
+        parts = self.parts or (SIM_PARTS if self.simulated else HTTP_PARTS)
+        size = min(self.requests, len(rows))
+        if parse_arrivals(self.arrivals).kind in ("trace", "constant"):
+            # The same rows at the same times again are no new evidence.
+            parts = min(parts, len(rows) // size)
+        resolution = self.resolution or (SIM_RESOLUTION if self.simulated else HTTP_RESOLUTION)
+        return SearchQuestion(
+            rows, self.attainment, resolution, size, 1 << (parts.bit_length() - 1), start
+        )
+
+    def maker(self, slos: "tuple[Slo, ...]") -> "TrialMaker":
+        from forebay.analysis.experiments.target import sim_config
+        from forebay.analysis.search.trial import HttpTrials, SimTrials
+        from forebay.proxy.config.schema import Config
+        from forebay.proxy.config.sources import load_config
+        from forebay.replay.options import ReplayOptions
+        from forebay.replay.schedule import parse_arrivals
+        from forebay.replay.sim.scenario import Scenario
+        from forebay.traces.buckets import parse_buckets
+
+        arrivals = parse_arrivals(self.arrivals)
+        if self.simulated:
+            proxy = Config() if self.config is None else load_config(self.config, {}, {})
+            engine = sim_config(self.target[0], None, None)
+            return SimTrials(Scenario(engine, self.gpus, self.policy, proxy), slos, arrivals,
+                             self.seed)  # fmt: skip
+        assert self.out is not None
+        options = ReplayOptions(
+            trace=(),
+            targets=tuple(self.target),
+            out=self.out,
+            arrivals=arrivals,
+            model=self.model,
+            seed=self.seed,
+            endpoint=self.endpoint,
+            time_scale=self.time_scale,
+            buckets=parse_buckets(self.buckets),
+            slos=slos,
+            too_long=self.too_long,
+            quiet=True,
+            api_key=self.api_key,
+            drain_timeout_s=self.drain_timeout,
+        )
+        return HttpTrials(options, self.out, slos)
+
+    def slos(self) -> "tuple[Slo, ...]":
+        from forebay.replay.slo import default_slos, parse_slos
+        from forebay.traces.buckets import parse_buckets
+
+        names = [bucket.name for bucket in parse_buckets(self.buckets)]
+        return default_slos(names) if self.slo is None else parse_slos(self.slo, names)
+
+    def about(self, sha256: str) -> dict[str, Any]:
+        """Return what decides the figures of a trial, to compare with an earlier search."""
+        named = ("slo", "arrivals", "seed", "requests", "target", "gpus", "policy", "model",
+                 "endpoint", "time_scale", "buckets", "too_long", "drain_timeout")  # fmt: skip
+        told = {name: getattr(self, name) for name in named}
+        return {"trace_sha256": sha256, "config": str(self.config or ""), **told}
+
+
+HEADINGS = {
+    "Search": "slo attainment resolution start requests parts",
+    "Traffic": "arrivals seed format skip-bad too-long buckets",
+    "Target": "target model endpoint api-key time-scale drain-timeout",
+    "Simulated target": "gpus policy config",
+    "Output": "out force json",
+}
+
+
+@app.command(help=EXAMPLE, headings=HEADINGS)
+@takes_options
+def search_command(given: SearchArguments) -> None:
+    from forebay.analysis.search.result import result_of
+    from forebay.analysis.search.search import LoadSearch
+    from forebay.replay.source import TraceSource
+    from forebay.traces.talk import talk
+
+    given.check()
+    slos = given.slos()
+    source = TraceSource(given.trace, format_name=given.trace_format, skip_bad=given.skip_bad)
+    question = given.question(list(source.requests()))
+    searching = LoadSearch(question, given.maker(slos), given.out, talk)
+    kept = searching.resume(given.about(source.sha256()), force=given.force)
+    if kept:
+        talk(f"going on after {kept} parts of an earlier search in {given.out}")
+    result = result_of(searching, searching.run(), [str(slo) for slo in slos])
+    show(result, given.out, as_json=given.as_json)
+    if result.highest_per_s is None:
+        raise typer.Exit(1)
+
+
+def show(result: "SearchResult", folder: Path | None, *, as_json: bool) -> None:
+    import orjson
+
+    data = orjson.dumps(result.as_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    if folder is not None:
+        from forebay.analysis.search.curve import curve_plot
+
+        (folder / "result.json").write_bytes(data)
+        (folder / "curve.svg").write_text(curve_plot(result), encoding="utf-8")
+    if as_json:
+        sys.stdout.write(data.decode())
+        return
+    from rich.console import Console
+
+    from forebay.analysis.search.curve import curve_table
+
+    console = Console(highlight=False)
+    console.print(curve_table(result))
+    console.print(result.sentence)
+    if result.knee_per_s is not None:
+        console.print(f"Knee: {result.knee_per_s:g} requests/s, the last load of which at least "
+                      "95 % was completed as it came.")  # fmt: skip
+    for warning in result.warnings:
+        print(f"warning: {warning}", file=sys.stderr)

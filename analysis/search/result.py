@@ -1,0 +1,160 @@
+"""Say what a search found: the proven load, the knee, the curve, and the sentence. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forebay.analysis.experiments.knee import FOLLOWING, last_followed
+from forebay.analysis.search.bracket import Bracket
+from forebay.analysis.search.evidence import CONFIDENCE
+from forebay.analysis.search.search import LoadSearch
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """All that was measured at one load.
+
+    Attributes:
+        met: True or False when decided, None when unsure.
+        attainment, low, high: share of good requests, and its interval.
+        effective: the number of independent requests that the judged ones are worth.
+    """
+
+    rate_per_s: float
+    met: bool | None
+    attainment: float
+    low: float
+    high: float
+    judged: int
+    effective: float
+    completed_per_s: float
+    ttft_p50_s: float | None
+    ttft_p99_s: float | None
+    doubt: str
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """The answer of a search.
+
+    Attributes:
+        highest_per_s: the highest load that is proven to meet the targets, None if none is.
+        fails_at_per_s: the lowest load that is proven not to meet them, None if none is.
+        knee_per_s: the last load of which nearly all was completed as it came; None if all or none
+            of the loads are such.
+        points: the curve, by load.
+        requests: arrivals of all trials.
+    """
+
+    highest_per_s: float | None
+    fails_at_per_s: float | None
+    knee_per_s: float | None
+    sentence: str
+    points: tuple[CurvePoint, ...]
+    requests: int
+    warnings: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "sentence": self.sentence,
+            "highest_rate_per_s": self.highest_per_s,
+            "fails_at_per_s": self.fails_at_per_s,
+            "confidence": CONFIDENCE,
+            "knee_per_s": self.knee_per_s,
+            "knee_rule": FOLLOWING,
+            "requests": self.requests,
+            "warnings": list(self.warnings),
+            "curve": [point.as_json() for point in self.points],
+        }
+
+
+def result_of(search: LoadSearch, found: Bracket, slos: Sequence[str]) -> SearchResult:
+    asked = search.question
+    points = tuple(_point(search, load) for load in sorted(search.trials))
+    met = {point.rate_per_s: point for point in points}
+    highest = met.get(asked.load(found.low))
+    fails = met.get(asked.load(found.high))
+    offered = [point.rate_per_s for point in points]
+    followed = last_followed(offered, [point.completed_per_s for point in points])
+    if followed == len(offered) - 1:
+        followed = None  # no higher load was tried, so this is no knee
+    return SearchResult(
+        highest_per_s=highest.rate_per_s if highest else None,
+        fails_at_per_s=fails.rate_per_s if fails else None,
+        knee_per_s=None if followed is None else offered[followed],
+        sentence=_sentence(asked.wanted, highest, fails, points, slos),
+        points=points,
+        requests=sum(one.requests for parts in search.trials.values() for one in parts),
+        warnings=tuple(_warnings(points, highest, fails, asked.resolution)),
+    )
+
+
+def _point(search: LoadSearch, load: float) -> CurvePoint:
+    parts, found = search.trials[load], search.evidence(load)
+    low, high = found.interval(search.question.z)
+    doubted = [part for part in parts if part.verdict != "valid"]
+    return CurvePoint(
+        rate_per_s=load,
+        met=search.decided(load),
+        attainment=found.share,
+        low=low,
+        high=high,
+        judged=found.count,
+        effective=found.effective,
+        completed_per_s=sum(part.completed_per_s for part in parts) / len(parts),
+        ttft_p50_s=_mean([part.ttft_p50_s for part in parts]),
+        ttft_p99_s=_mean([part.ttft_p99_s for part in parts]),
+        doubt=f"{doubted[0].verdict}: {doubted[0].reason}" if doubted else "",
+    )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if len(known) == len(values) else None
+
+
+def _sentence(
+    wanted: float,
+    highest: CurvePoint | None,
+    fails: CurvePoint | None,
+    points: Sequence[CurvePoint],
+    slos: Sequence[str],
+) -> str:
+    share, sure = f"{wanted * 100:g} %", f"{CONFIDENCE * 100:g} % confidence"
+    targets = " and ".join(slos) or "an answer"
+    if highest is None:
+        tried = f" down to {points[0].rate_per_s:g} requests/s" if points else ""
+        return f"No load{tried} is proven to meet {targets} for {share} of requests."
+    words = (
+        f"At {highest.rate_per_s:g} requests/s, {share} of requests meet {targets} with {sure} "
+        f"({highest.attainment:.2%} of {highest.judged:,} judged did)"
+    )
+    if fails is None:
+        return f"{words}; no load up to {points[-1].rate_per_s:g} is proven to fail."
+    return (
+        f"{words}; at {fails.rate_per_s:g} it fails ({fails.attainment:.2%} of {fails.judged:,})."
+    )
+
+
+def _warnings(
+    points: Sequence[CurvePoint],
+    highest: CurvePoint | None,
+    fails: CurvePoint | None,
+    resolution: float,
+) -> list[str]:
+    found = []
+    if highest and fails and fails.rate_per_s > highest.rate_per_s * (1 + resolution) ** 1.5:
+        found.append(
+            f"between {highest.rate_per_s:g} and {fails.rate_per_s:g}/s the requests are too few "
+            "to decide; give more with --requests or --parts"
+        )
+    for point in points:
+        if point.doubt and point.met is not True:
+            found.append(
+                f"at {point.rate_per_s:g}/s this client, not the server, may be the limit "
+                f"({point.doubt})"
+            )
+    return found

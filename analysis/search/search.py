@@ -1,0 +1,164 @@
+"""Search the highest load that meets the targets, one trial after another, and keep each trial.
+
+The loads lie on a grid whose neighbours differ by `resolution`. At a load, parts of the trace are
+measured until the share of good requests is surely above or surely below the one wanted, or all
+parts are measured. Every part is appended to `trials.jsonl` when it ends, so a search that was
+stopped goes on where it was.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from forebay.analysis.search.bracket import Bracket, bracket
+from forebay.analysis.search.evidence import Evidence, pooled_evidence, z_of_looks
+from forebay.analysis.search.trial import TrialMaker, TrialRow
+from forebay.traces.errors import InputError
+from forebay.traces.schema import TraceRequest
+
+TRIALS, QUESTION = "trials.jsonl", "search.json"
+WIDEST = 1024.0
+"""A search gives up when every load from its start to this many times more, or less, is alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchQuestion:
+    """The question of a search, without the way to measure it.
+
+    Attributes:
+        wanted: share of the requests that must meet their targets.
+        resolution: ratio of neighbouring loads, less 1.
+        part_rows: requests of a part; the trace is used part after part, and again from its start.
+        most_parts: parts at one load, a power of two: it is decided after 1, 2, 4, ... of them.
+        start_per_s: the load to try first.
+    """
+
+    rows: Sequence[TraceRequest] = field(repr=False)
+    wanted: float
+    resolution: float
+    part_rows: int
+    most_parts: int
+    start_per_s: float
+
+    @property
+    def z(self) -> float:
+        return z_of_looks(self.most_parts.bit_length())
+
+    def part(self, number: int) -> Sequence[TraceRequest]:
+        """Return the rows of a part."""
+        parts = max(1, len(self.rows) // self.part_rows)
+        first = number % parts * self.part_rows
+        return self.rows[first : first + self.part_rows]
+
+    def load(self, index: int) -> float:
+        """Return the load at a place of the grid, requests a second with 4 digits."""
+        return float(f"{(1 + self.resolution) ** index:.4g}")
+
+    def index(self, rate_per_s: float) -> int:
+        return round(math.log(rate_per_s, 1 + self.resolution))
+
+
+class LoadSearch:
+    """One search; `trials` are kept in `folder` if there is one."""
+
+    def __init__(
+        self,
+        question: SearchQuestion,
+        maker: TrialMaker,
+        folder: Path | None = None,
+        told: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.question = question
+        self.trials: dict[float, list[TrialRow]] = {}
+        self.ran = 0
+        self._maker = maker
+        self._folder = folder
+        self._told = told
+
+    def resume(self, about: Mapping[str, Any], *, force: bool = False) -> int:
+        """Read the trials of an earlier search with the same question; returns their number.
+
+        Args:
+            about: the question as it is kept beside the trials.
+            force: forget a search that asked something else.
+
+        Raises:
+            InputError: the folder holds another search, or it cannot be read or written.
+        """
+        if self._folder is None:
+            return 0
+        trials, question = self._folder / TRIALS, self._folder / QUESTION
+        asked = orjson.dumps(about, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            if trials.exists() and question.exists():
+                if not force and question.read_bytes() != asked:
+                    raise InputError(
+                        f"--out: {self._folder} holds a search with another question "
+                        f"({', '.join(_differences(question.read_bytes(), about))}); name another "
+                        "folder, or give --force to start anew"
+                    )
+                if not force:
+                    for line in trials.read_bytes().splitlines():
+                        self._add(TrialRow(**orjson.loads(line)))
+                    return sum(map(len, self.trials.values()))
+            trials.unlink(missing_ok=True)
+            question.write_bytes(asked)
+        except OSError as error:
+            raise InputError(f"--out: {self._folder} cannot be used ({error.strerror})") from error
+        except (orjson.JSONDecodeError, TypeError) as error:
+            raise InputError(f"{trials}: damaged ({error}); give --force to start anew") from error
+        return 0
+
+    def run(self) -> Bracket:
+        """Search; returns the bracket as places of the grid."""
+        asked = self.question
+        guess = asked.index(asked.start_per_s)
+        reach = asked.index(WIDEST)
+        return bracket(self.passes, guess, guess - reach, guess + reach)
+
+    def passes(self, index: int) -> bool | None:
+        """Measure a load until it is decided; None if all parts leave it open."""
+        asked, load = self.question, self.question.load(index)
+        looks = 1
+        while looks <= asked.most_parts:
+            while len(self.trials.get(load, ())) < looks:
+                self._measure(load)
+            decided = self.decided(load, looks)
+            if decided is not None:
+                return decided
+            looks *= 2
+        return None
+
+    def evidence(self, load: float, parts: int | None = None) -> Evidence:
+        return pooled_evidence([one.evidence for one in self.trials[load][:parts]])
+
+    def decided(self, load: float, parts: int | None = None) -> bool | None:
+        asked = self.question
+        return self.evidence(load, parts).decides(asked.wanted, asked.z)
+
+    def _measure(self, load: float) -> None:
+        part = len(self.trials.get(load, ()))
+        trial = self._maker.run(self.question.part(part), load, part)
+        self._add(trial)
+        self.ran += 1
+        if self._folder is not None:
+            with open(self._folder / TRIALS, "ab") as file:
+                file.write(orjson.dumps(trial.as_json(), option=orjson.OPT_APPEND_NEWLINE))
+        found = self.evidence(load)
+        self._told(
+            f"{load:g}/s: {found.share:.2%} of {found.count:,} requests met the targets "
+            f"(part {part + 1})"
+        )
+
+    def _add(self, trial: TrialRow) -> None:
+        self.trials.setdefault(trial.rate_per_s, []).append(trial)
+
+
+def _differences(kept: bytes, about: Mapping[str, Any]) -> list[str]:
+    before = orjson.loads(kept)
+    return [key for key in about if before.get(key) != about[key]] or ["other options"]

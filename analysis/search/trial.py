@@ -1,0 +1,190 @@
+"""Measure one part of a load: replay rows against a server, or simulate them, and judge them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forebay.analysis.quantiles import Floats, order_statistic
+from forebay.analysis.run import RunData, load_run
+from forebay.analysis.search.evidence import Evidence, judge_trial
+from forebay.replay.fast_loop import run_on_fast_loop
+from forebay.replay.options import ReplayOptions
+from forebay.replay.runner import Summary, replay
+from forebay.replay.schedule import Arrivals
+from forebay.replay.sim.scenario import Scenario, simulate
+from forebay.replay.sim.summary import Table
+from forebay.replay.sim.workload import SimWorkload
+from forebay.replay.slo import Slo
+from forebay.traces.schema import TraceRequest
+
+Words = NDArray[np.object_]
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRow:
+    """One part at one load, as it is kept in `trials.jsonl`.
+
+    Attributes:
+        requests: arrivals, with those of the warm-up.
+        good, judged, effective: see `Evidence`.
+        completed_per_s: answers a second while requests arrived and were answered.
+        ttft_p50_s, ttft_p99_s: of the judged requests; None when that share was not answered.
+        verdict: that of the replay; a client that was late proves nothing about the server.
+    """
+
+    rate_per_s: float
+    part: int
+    requests: int
+    judged: int
+    good: int
+    effective: float
+    completed_per_s: float
+    ttft_p50_s: float | None
+    ttft_p99_s: float | None
+    verdict: str = "valid"
+    reason: str = ""
+
+    @property
+    def evidence(self) -> Evidence:
+        return Evidence(self.good, self.judged, self.effective)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class TrialMaker(Protocol):
+    """A way to measure one part of a load."""
+
+    def run(self, rows: Sequence[TraceRequest], rate_per_s: float, part: int) -> TrialRow: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SimTrials:
+    """Trials in virtual time; every part starts with empty engines."""
+
+    scenario: Scenario
+    slos: tuple[Slo, ...]
+    arrivals: Arrivals
+    seed: int
+
+    def run(self, rows: Sequence[TraceRequest], rate_per_s: float, part: int) -> TrialRow:
+        workload = SimWorkload(
+            rows, arrivals=self.arrivals, rate=rate_per_s, seed=part_seed(self.seed, part)
+        )
+        trace, _ = workload.requests(self.scenario.engine.context, lambda: 0.0)
+        table = Table(simulate(trace, self.scenario))
+        values = {metric: np.where(table.done, table.metrics[metric], np.nan) for metric in METRICS}
+        row = trial_row(rate_per_s, part, table.arrival_s, table.bucket, values, self.slos)
+        return replace(row, completed_per_s=int(table.done.sum()) / (table.last_s or 1.0))
+
+
+def _play(options: ReplayOptions) -> Summary:
+    return run_on_fast_loop(partial(replay, options))
+
+
+@dataclass(frozen=True, slots=True)
+class HttpTrials:
+    """Trials against a real server; each part is a run folder under `folder`.
+
+    Each part has prompts of its own (by its salt), so none finds in a cache what another left.
+    """
+
+    options: ReplayOptions
+    folder: Path
+    slos: tuple[Slo, ...]
+    play: Callable[[ReplayOptions], Summary] = field(default=_play, repr=False)
+
+    def run(self, rows: Sequence[TraceRequest], rate_per_s: float, part: int) -> TrialRow:
+        out = self.folder / f"{rate_per_s:g}-per-s-{part}"
+        options = replace(
+            self.options,
+            trace=rows,
+            rate_per_s=rate_per_s,
+            seed=part_seed(self.options.seed, part),
+            salt=f"{self.options.salt}search {rate_per_s:g} {part} {self.options.seed}",
+            out=out,
+            force=True,
+        )
+        summary = self.play(options)
+        if summary.interrupted:
+            raise KeyboardInterrupt
+        run = load_run(out)
+        row = trial_of_run(run, rate_per_s, part, self.slos)
+        told = summary.values
+        return replace(row, verdict=told["verdict"], reason=told["verdict_reason"])
+
+
+METRICS = ("ttft", "e2e", "tpot", "stall")
+
+
+def part_seed(seed: int, part: int) -> int:
+    """Make the seed of a part's arrivals: the same for every load, so that loads differ in pace."""
+    return seed * 1_000_003 + part
+
+
+def trial_of_run(run: RunData, rate_per_s: float, part: int, slos: Sequence[Slo]) -> TrialRow:
+    """Judge a finished run; requests count in the order in which they were due."""
+    due = run.numbers["intended_s"]
+    order = np.argsort(due, kind="stable")
+    ok = run.words["outcome"] == "ok"
+    columns = {
+        "ttft": "ttft_response_s",
+        "e2e": "e2e_response_s",
+        "tpot": "tpot_s",
+        "stall": "stall_s",
+    }
+    values = {
+        metric: np.where(ok, run.numbers[column], np.nan)[order]
+        for metric, column in columns.items()
+    }
+    row = trial_row(rate_per_s, part, due[order], run.words["bucket"][order], values, slos)
+    span_s = run.number("duration_s") or 1.0
+    return replace(row, completed_per_s=int(ok.sum()) / span_s)
+
+
+def trial_row(
+    rate_per_s: float,
+    part: int,
+    due_s: Floats,
+    bucket: Words,
+    values: Mapping[str, Floats],
+    slos: Sequence[Slo],
+) -> TrialRow:
+    """Judge requests in order of arrival; `values` are seconds by metric, NaN where undefined."""
+    score = scores(bucket, values, slos)
+    found = judge_trial(due_s, score, values["e2e"])
+    ttft = values["ttft"][len(due_s) - found.count :]
+    ttft = np.sort(np.where(np.isnan(ttft), np.inf, ttft))
+    return TrialRow(
+        rate_per_s=rate_per_s,
+        part=part,
+        requests=len(due_s),
+        judged=found.count,
+        good=found.good,
+        effective=found.effective,
+        completed_per_s=0.0,
+        ttft_p50_s=_finite(ttft, 0.5),
+        ttft_p99_s=_finite(ttft, 0.99),
+    )
+
+
+def scores(bucket: Words, values: Mapping[str, Floats], slos: Sequence[Slo]) -> Floats:
+    """Return each request's worst latency as a share of its target; inf without an answer."""
+    score = np.where(np.isnan(values["e2e"]), np.inf, 0.0)
+    for slo in slos:
+        share = values[slo.metric] / slo.limit_s
+        undefined = np.inf if slo.metric in ("ttft", "e2e") else 0.0
+        share = np.where(np.isnan(share), undefined, share)
+        applies = (bucket == slo.bucket) | (slo.bucket is None)
+        score = np.where(applies, np.maximum(score, share), score)
+    return score
+
+
+def _finite(ordered: Floats, share: float) -> float | None:
+    value = order_statistic(ordered, share) if len(ordered) else np.inf
+    return float(value) if np.isfinite(value) else None

@@ -1,0 +1,53 @@
+"""Keep serving while the routing policy of a plug-in fails: the default policy decides instead."""
+
+from collections.abc import Sequence
+from math import inf
+
+from forebay.proxy.config.routes import CheckedRoute
+from forebay.proxy.config.schema import Config, ShaperOptions
+from forebay.proxy.core.model import Request
+from forebay.proxy.core.policy.routing import Affinity, Option, warm_or_least_work
+from forebay.proxy.telemetry.events import LogEvent, Say
+from forebay.traces.errors import InputError
+
+SAID_S = 60.0  # a policy that fails for every request fills no disk
+
+
+class GuardedRoute:
+    """A policy of a plug-in, with the default policy in its place for requests where it fails.
+
+    Args:
+        say: logs a failure, at most once a minute.
+    """
+
+    def __init__(self, route: CheckedRoute, say: Say) -> None:
+        self._route = route
+        self._say = say
+        self._said_at = -inf
+        self._more = 0
+
+    def __call__(
+        self, request: Request, options: Sequence[Option], affinity: Affinity, now: float
+    ) -> Option:
+        try:
+            return self._route(request, options, affinity, now)
+        except InputError as error:
+            self._failed(str(error), now)
+        return warm_or_least_work(request, options, affinity, now)
+
+    def _failed(self, what: str, now: float) -> None:
+        if now - self._said_at < SAID_S:
+            self._more += 1
+            return
+        more = f" ({self._more} more since the last such line)" if self._more else ""
+        self._said_at, self._more = now, 0
+        self._say(LogEvent.ROUTING_FAILED, f"routing {what}; the default policy decides{more}")
+
+
+def live_options(config: Config, say: Say) -> ShaperOptions:
+    """Return the options of a shaper that serves."""
+    options = config.shaper_options()
+    route = options["route"]
+    if isinstance(route, CheckedRoute):
+        options["route"] = GuardedRoute(route, say)
+    return options

@@ -1,0 +1,124 @@
+"""Plan turns that wait for answers: which request is due when, as answers come in. Pure.
+
+A request without `parent` and `waits_for` is a root: its due time comes from the schedule. Any
+other is due `think_s` after the last of the answers it waits for. Without `think_s` it keeps its
+distance from its root in the trace, but comes after these answers. A turn whose predecessor was
+rejected or failed is still sent: a service must not look better because it answers fewer.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from forebay.traces.errors import InputError
+from forebay.traces.schema import TraceRequest
+
+
+@dataclass(slots=True)
+class Turn:
+    """A request that waits for answers.
+
+    Attributes:
+        root: index of the request whose due time the schedule sets.
+        missing: answers that have not come.
+        after_s: end of the last of them so far.
+    """
+
+    root: int
+    missing: int
+    after_s: float = -inf
+
+
+@dataclass(slots=True)
+class Agenda:
+    """The links of a trace. Use `link` to make one.
+
+    Attributes:
+        rows: the whole trace.
+        roots: indices of requests that wait for none, in order of arrival.
+        turns: the others, by index.
+    """
+
+    rows: Sequence[TraceRequest]
+    roots: list[int] = field(default_factory=list)
+    turns: dict[int, Turn] = field(default_factory=dict)
+    _next: dict[int, list[int]] = field(default_factory=dict)
+    _size: dict[int, int] = field(default_factory=dict)
+    _left: dict[int, int] = field(default_factory=dict)
+    _root_due_s: dict[int, float] = field(default_factory=dict)
+    _pace: float = 1.0
+
+    def start(self, root: int, due_s: float) -> None:
+        """Record when a root is due."""
+        self._root_due_s[root] = due_s
+
+    def set_pace(self, pace: float) -> None:
+        """Set how much faster than in the trace the roots come; think times stay as they are."""
+        self._pace = pace
+
+    def followers(self, index: int) -> Sequence[int]:
+        """Return the turns that wait for this answer, among others."""
+        return self._next.get(index, ())
+
+    def ended(self, index: int, at_s: float) -> list[tuple[float, int]]:
+        """Record the end of an answer; returns the turns that are due now, with their times."""
+        found = []
+        for follower in self._next.get(index, ()):
+            turn = self.turns[follower]
+            turn.missing -= 1
+            turn.after_s = max(turn.after_s, at_s)
+            if not turn.missing:
+                found.append((self._due_s(follower, turn), follower))
+        return found
+
+    def session_over(self, index: int) -> bool:
+        """Record that a request has ended; True if it was the last of all that its root began."""
+        root = self.root_of(index)
+        self._left[root] = self._left.get(root, self._size[root]) - 1
+        return not self._left[root]
+
+    def root_of(self, index: int) -> int:
+        turn = self.turns.get(index)
+        return index if turn is None else turn.root
+
+    def _due_s(self, index: int, turn: Turn) -> float:
+        row = self.rows[index]
+        if row.think_s is not None:
+            return turn.after_s + row.think_s
+        later_s = (row.arrival_s - self.rows[turn.root].arrival_s) / self._pace
+        return max(turn.after_s, self._root_due_s[turn.root] + later_s)
+
+
+def link(rows: Sequence[TraceRequest], name: str, *, lenient: bool = False) -> Agenda:
+    """Link the turns of `rows`; `name` is the trace, for messages.
+
+    Args:
+        lenient: a row that waits for one that is not there does not wait for it.
+
+    Raises:
+        InputError: a row waits for a request that is not earlier in the trace.
+    """
+    agenda, places = Agenda(rows), dict[str, int]()
+    for index, row in enumerate(rows):
+        wanted = () if row.parent is None else (row.parent,)
+        before = []
+        for one in dict.fromkeys((*wanted, *row.waits_for)):
+            place = places.get(one)
+            if place is not None:
+                before.append(place)
+            elif not lenient:
+                raise InputError(
+                    f"{name}: row {index + 1} (id {row.id!r}) waits for {one!r}, which is no "
+                    "earlier row; sort the rows by arrival, or give --turns trace"
+                )
+        places[row.id] = index
+        if not before:
+            agenda.roots.append(index)
+            agenda._size[index] = 1
+            continue
+        root = agenda.root_of(before[0])
+        agenda.turns[index] = Turn(root, len(before))
+        agenda._size[root] += 1
+        for place in before:
+            agenda._next.setdefault(place, []).append(index)
+    return agenda

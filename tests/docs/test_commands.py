@@ -1,0 +1,52 @@
+"""Commands in README.md and docs/: they exist, with the options that they are given."""
+
+import re
+import shlex
+
+import pytest
+from doc_reference import command_named
+from paths import ROOT
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCED = re.compile(r"^ {0,3}```(\w*)\n(.*?)^ {0,3}```", re.DOTALL | re.MULTILINE)
+COMMAND = re.compile(r"^(?:\$ )?(forebay [a-z].*?)(?:\s+#.*| &)?$", re.MULTILINE)
+
+
+def commands() -> set[str]:
+    """Every command line in a code block."""
+    found: set[str] = set()
+    for page in PAGES:
+        for language, block in FENCED.findall(page.read_text(encoding="utf-8")):
+            if language != "text" and "NAME" not in block:
+                found.update(COMMAND.findall(block.replace("\\\n", " ")))
+    return found
+
+
+def test_there_are_many() -> None:
+    assert len(commands()) >= 40
+
+
+@pytest.mark.parametrize("line", sorted(commands()))
+def test_a_command_exists(line: str) -> None:
+    words = shlex.split(line.partition(">>")[0])[1:]
+    command = command_named(words[0])
+    for word in words[1:]:
+        if not hasattr(command, "commands"):
+            break
+        if command.invoke_without_command and word.startswith("-"):
+            break  # `forebay engine` serves, `forebay engine calibrate` is a word of its own
+        assert word in command.commands, words
+        command = command.commands[word]
+    known = {name for parameter in command.params for name in parameter.opts}
+    ours = words[: words.index("--")] if "--" in words else words
+    given = {word.partition("=")[0] for word in ours if re.match(r"--?[a-z]", word)}
+    assert given - {"--help"} <= known | {"--quiet"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_make_targets(page: object) -> None:
+    text = PAGES[PAGES.index(page)].read_text(encoding="utf-8")  # type: ignore[arg-type]
+    blocks = "\n".join(block for _, block in FENCED.findall(text))
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in re.findall(r"^make ([\w-]+)", blocks, re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target

@@ -1,0 +1,44 @@
+"""Every generated block and file is what the code and the results say now.
+
+After a change write them anew: `make docs-figures`.
+"""
+
+from pathlib import Path
+
+import pytest
+from doc_pages import FILES, pages, renewed
+from doc_reference import WHAT_TO_DO, error_codes, meanings, sections
+from paths import ROOT
+
+from forebay.replay.record import Row
+
+AGAIN = "write it anew: make docs-figures"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_is_what_it_is_made_from(name: str) -> None:
+    assert (ROOT / name).read_text(encoding="utf-8") == FILES[name](), AGAIN
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_the_blocks_of_a_page(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert renewed(text) == text, AGAIN
+
+
+def test_every_key_of_the_configuration_has_a_meaning() -> None:
+    for _, model in sections():
+        keys = {name for name, field in model.model_fields.items() if not _is_section(field)}
+        assert keys - set(meanings(model)) == set(), model.__name__
+
+
+def _is_section(field: object) -> bool:
+    return any(model.__name__ in str(field) for _, model in sections())
+
+
+def test_every_column_has_a_meaning() -> None:
+    assert set(Row.__slots__) == set(meanings(Row))
+
+
+def test_every_error_code_says_what_to_do() -> None:
+    assert set(error_codes()) == set(WHAT_TO_DO)

@@ -1,0 +1,97 @@
+"""The commands of `Your first proxy` and the load test of README.md run and print what is shown."""
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from paths import ROOT
+from ports import free_ports
+from started import FOREBAY, eventually, started
+
+TUTORIAL = (ROOT / "docs" / "tutorials" / "first-proxy.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SHOWN_PORTS = ("8001", "8002", "8080", "9090")
+
+
+def block(text: str, holds: str) -> str:
+    """The code block with a given text."""
+    blocks = re.findall(r"```\w*\n(.*?)```", text, re.DOTALL)
+    (found,) = [one for one in blocks if holds in one]
+    return str(found)
+
+
+def masked(line: str) -> str:
+    """A line without its numbers and its widths."""
+    return " ".join(re.sub(r"\d[\d,.]*|–|\bno?ne\b|\b(?:ms|s)\b", "", line).split())
+
+
+class Ports:
+    """The ports that the pages name, and free ones in their places."""
+
+    def __init__(self) -> None:
+        self.free = [str(port) for port in free_ports(len(SHOWN_PORTS))]
+
+    def __call__(self, text: str) -> str:
+        for shown, free in zip(SHOWN_PORTS, self.free, strict=True):
+            text = text.replace(shown, free)
+        return text
+
+
+@pytest.fixture(scope="module")
+def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
+    """Two simulated servers and a proxy, started by the lines of the tutorial."""
+    logs, at = tmp_path_factory.mktemp("logs"), Ports()
+    with ExitStack() as running:
+        for line in block(TUTORIAL, "forebay engine").splitlines():
+            words = shlex.split(at(line.removesuffix(" &")))[1:]
+            ready = f"http://127.0.0.1:{words[-1]}/health"
+            running.enter_context(started([*FOREBAY, *words], logs / words[-1], ready))
+        words = shlex.split(at(block(TUTORIAL, "forebay proxy")))[1:]
+        words += ["--port", at.free[2], "--admin-port", at.free[3]]
+        admin = f"http://127.0.0.1:{at.free[3]}"
+        running.enter_context(started([*FOREBAY, *words], logs / "proxy", f"{admin}/readyz"))
+        eventually(lambda: "gpu1 is up" in (logs / "proxy").read_text(encoding="utf-8"))
+        log = (logs / "proxy").read_text(encoding="utf-8")
+        for line in block(TUTORIAL, "INFO    listening").splitlines():
+            assert masked(line.split("INFO")[1]) in masked(log)
+        yield at
+
+
+def run(*words: str) -> str:
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_curl_and_explain(ports: Ports) -> None:
+    printed = run("bash", "-c", ports(block(TUTORIAL, "curl -i")))
+    heads = printed.lower().splitlines()
+    for line in block(TUTORIAL, "HTTP/1.1 200 OK").lower().splitlines():
+        assert masked(line) in map(masked, heads)
+    words = block(TUTORIAL, "forebay explain").splitlines()[0].removeprefix("$ forebay ").split()
+    why = run(*FOREBAY, *words, "--admin", f"http://127.0.0.1:{ports.free[3]}")
+    lines = [masked(line) for line in why.splitlines()]
+    for line in block(TUTORIAL, "forebay explain").splitlines()[1:]:
+        assert masked(line) in lines
+
+
+def test_the_openai_client(ports: Ports) -> None:
+    pytest.importorskip("openai")
+    assert run(sys.executable, "-c", ports(block(TUTORIAL, "from openai"))).strip()
+
+
+def test_the_load_test_of_the_readme(ports: Ports, tmp_path: Path) -> None:
+    trace, out = tmp_path / "trace.jsonl", tmp_path / "run"
+    words = ["--chat-rate", "8", "--document-rate", "0.3", "--duration", "4s", "-o", str(trace)]
+    run(*FOREBAY, "traces", "synth", "chat-beside-documents", "--document-tokens", "6000", *words)
+    shown = block(README, "forebay replay").splitlines()
+    command = ports(shown[0]).removeprefix("$ forebay ").replace("trace.jsonl", str(trace))
+    printed = run(*FOREBAY, *command.replace("runs/a", str(out)).split())
+    lines = [masked(line) for line in printed.splitlines()]
+    for line in shown[1:4]:
+        assert masked(line) in lines, printed

@@ -1,0 +1,68 @@
+"""The generated parts of README.md and docs/: which block comes from which function."""
+
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import doc_reference as reference
+import doc_results as results
+from doc_commands import output_of
+from paths import ROOT
+
+from forebay.proxy.telemetry import events
+
+Maker = Callable[[], str]
+BLOCK = re.compile(r"<!-- generated: (?P<name>.+?) -->\n.*?<!-- end -->", re.DOTALL)
+OTHERS = "tests/bench/"  # blocks that a benchmark writes when it ends
+FILES: Mapping[str, Maker] = {
+    "docs/assets/chat-p99-light.svg": partial(results.chart, "light"),
+    "docs/assets/chat-p99-dark.svg": partial(results.chart, "dark"),
+    "docs/reference/forebay.schema.json": reference.config_schema,
+}
+BLOCKS: Mapping[str, Maker] = {
+    "chart": results.picture,
+    "problems": results.problems,
+    "result tables": results.tables,
+    "commands": reference.cli_pages,
+    "configuration keys": reference.config_table,
+    "error codes": reference.error_table,
+    "log events": events.reference,
+    "columns": reference.column_table,
+    "definitions": reference.definition_table,
+    "tags": reference.tag_table,
+    "trace keys": reference.trace_table,
+}
+
+
+def pages() -> list[Path]:
+    """Every Markdown file with generated blocks of this kind."""
+    found: list[Path] = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [path for path in found if BLOCK.search(path.read_text(encoding="utf-8"))]
+
+
+def renewed(text: str) -> str:
+    """Return a page with every generated block made anew; raises KeyError for an unknown name."""
+    return BLOCK.sub(_made, text)
+
+
+def _made(found: re.Match[str]) -> str:
+    name = found["name"]
+    if name.startswith(OTHERS):
+        return found[0]
+    shown = name.removeprefix("output: ")
+    made = BLOCKS[name]() if shown == name else output_of(shown)
+    gap = "" if shown != name else "\n"  # a table needs an empty line in front of it
+    return f"<!-- generated: {name} -->\n{gap}{made}\n{gap}<!-- end -->"
+
+
+def write_all() -> None:
+    """Write every generated file and block."""
+    for name, make in FILES.items():
+        (ROOT / name).write_text(make(), encoding="utf-8")
+    for path in pages():
+        path.write_text(renewed(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_all()

@@ -1,0 +1,268 @@
+"""The tables of docs/reference that are made from code: keys, codes, columns, options."""
+
+import ast
+import inspect
+import json
+import re
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from io import StringIO
+from typing import Any
+
+import typer
+from paths import ROOT
+from pydantic import BaseModel
+
+from forebay.proxy.cli import COMMANDS, main
+from forebay.proxy.config.diff import NEEDS_RESTART
+from forebay.proxy.config.schema import Config
+from forebay.replay.measure import DEFINITIONS
+from forebay.replay.record import Row
+from forebay.replay.summary import METRICS
+from forebay.traces import jsonl
+
+WHAT_TO_DO = {
+    "bad_http": "correct the request's framing or target",
+    "cross_site": "call the admin port from the command line, not from a web page",
+    "deadline_unattainable": "retry after `Retry-After`, or give a longer timeout",
+    "draining": "retry: the load balancer will choose another proxy",
+    "headers_too_large": "send fewer or shorter headers, or raise `limits.header`",
+    "internal_error": "report it, with the request id",
+    "invalid_api_key": "send a valid key as `Authorization: Bearer KEY`",
+    "invalid_json": "send valid JSON",
+    "invalid_type": "correct the type that the message names",
+    "method_not_allowed": "use the method in the header `Allow`",
+    "no_backend_available": "retry after `Retry-After`; the operator looks at `/status`",
+    "not_found": "use one of the paths in the message",
+    "overloaded": "retry after `Retry-After`; see [self-protection](../how-to/monitor.md)",
+    "prompt_too_long": "shorten the prompt, or raise `up_to` of the last bucket",
+    "queue_full": "retry after `Retry-After`",
+    "repeated_key": "send each key of the JSON object once",
+    "request_timeout": "send the request faster, or raise `timeouts.client_body`",
+    "request_too_large": "send a smaller body, or raise `limits.body`",
+    "tenant_quota": "retry after `Retry-After`, or raise the tenant's quota",
+    "too_many_connections": "reuse connections, or raise `limits.connections`",
+    "too_many_failures": "wait: this address sent many wrong keys",
+    "too_many_items": "send fewer items in one list",
+    "unsupported_encoding": "send the body without compression",
+    "upstream_error": "retry; the operator looks at the backend's log",
+    "upstream_stream_error": "retry: the answer is not complete",
+    "upstream_timeout": "retry, or raise `timeouts.first_token`",
+    "uri_too_long": "send parameters in the body",
+    "uuid_not_allowed": "leave `uuid` out of the message's parts",
+}
+"""What a client can do about each error code."""
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """One error code of the proxy."""
+
+    statuses: tuple[str, ...]
+    message: str
+
+
+def meanings(documented: type) -> dict[str, str]:
+    """Return the `key, key: meaning` lines of a class's docstring, by key."""
+    found: dict[str, str] = {}
+    keys: list[str] = []
+    text = inspect.cleandoc(inspect.getdoc(documented) or "").partition("\n\n")[2]
+    for line in text.splitlines():
+        entry = re.match(r"(\w+(?:, \w+)*): (.+)", line)
+        if entry and set(entry[1].split(", ")) <= set(documented.__annotations__):
+            keys = entry[1].split(", ")
+            found.update(dict.fromkeys(keys, entry[2]))
+        elif keys:
+            found.update({key: f"{found[key]} {line.strip()}".strip() for key in keys})
+    return found
+
+
+def model_of(annotation: Any) -> type[BaseModel] | None:
+    """Return the section that an annotation holds, itself or in a list or a mapping."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for part in getattr(annotation, "__args__", ()):
+        if (found := model_of(part)) is not None:
+            return found
+    return None
+
+
+def sections() -> Iterator[tuple[str, type[BaseModel]]]:
+    """Yield each section with the prefix of its keys, depth first."""
+
+    def below(prefix: str, model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
+        yield prefix, model
+        for name, field in model.model_fields.items():
+            if (inner := model_of(field.annotation)) is not None:
+                several = "tuple" in str(field.annotation)
+                mapping = "dict" in str(field.annotation)
+                yield from below(f"{prefix}{name}{'[]' if several else '.NAME' * mapping}.", inner)
+
+    return below("", Config)
+
+
+def config_table() -> str:
+    """Every key of the configuration: default, meaning, and whether a change needs a restart."""
+    parts = []
+    for prefix, model in sections():
+        about = meanings(model)
+        rows = [
+            f"| `{prefix}{name}` | {_default(field)} | {_escaped(about[name])} "
+            f"| {_change(prefix + name)} |"
+            for name, field in model.model_fields.items()
+            if model_of(field.annotation) is None and name != "max_imbalance"
+        ]
+        if not rows:
+            continue
+        heading = prefix.removesuffix(".") or "Single keys"
+        opening = (inspect.getdoc(model) or "").partition("\n\n")[0]
+        parts += [f"## {heading}", opening, "\n".join([*_HEAD, *rows])]
+    return "\n\n".join(parts)
+
+
+_HEAD = ("| key | default | meaning | a change |", "| --- | --- | --- | --- |")
+
+
+def _default(field: Any) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    if value is None or value == "":
+        return "none"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, tuple):
+        return "`" + ", ".join(map(str, value)) + "`" if value else "none"
+    if value == {}:
+        return "none"
+    kind = repr(field.annotation) + repr(field.metadata)
+    if "size_bytes" in kind and isinstance(value, int):
+        shift, unit = next(
+            one for one in ((30, "GiB"), (20, "MiB"), (10, "KiB")) if value % (1 << one[0]) == 0
+        )
+        return f"`{value >> shift}{unit}`"
+    if "seconds" in kind and isinstance(value, float):
+        return f"`{value:g}s`" if value >= 1 or value == 0 else f"`{value * 1e3:g}ms`"
+    return f"`{value}`"
+
+
+def _change(key: str) -> str:
+    parts = key.replace("[]", "").split(".")
+    restart = parts[0] in NEEDS_RESTART or ".".join(parts[:2]) in NEEDS_RESTART
+    return "restart" if restart else "reload"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def config_schema() -> str:
+    """The configuration as a JSON schema, with the meaning of each key."""
+    schema = Config.model_json_schema()
+    described = {model.__name__: model for _, model in sections()}
+    for name, part in [("Config", schema), *schema["$defs"].items()]:
+        about = meanings(described[name])
+        part["description"] = (inspect.getdoc(described[name]) or "").partition("\n\n")[0]
+        for key, one in part.get("properties", {}).items():
+            if key in about:
+                one["description"] = about[key]
+    schema["title"] = "Forebay proxy configuration"
+    return json.dumps(schema, indent=1) + "\n"
+
+
+@cache
+def error_codes() -> dict[str, Code]:
+    """Every error code that the proxy can send, read from its source."""
+    found: dict[str, Code] = {}
+    for path in sorted((ROOT / "proxy").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "ApiError":
+                _add_code(found, node)
+    reasons = {
+        "queue_full": "429", "deadline_unattainable": "429", "tenant_quota": "429",
+        "no_backend_available": "503", "prompt_too_long": "413",
+    }  # fmt: skip
+    for code, status in reasons.items():
+        known = found.get(code)
+        found[code] = Code(tuple(sorted({status, *(known.statuses if known else ())})), "")
+    found["upstream_stream_error"] = Code(("200",), "")
+    return dict(sorted(found.items()))
+
+
+def _add_code(found: dict[str, Code], call: ast.Call) -> None:
+    values = [ast.unparse(one) for one in call.args[:2]]
+    if len(values) < 2 or not values[1].startswith("'"):
+        return
+    status = values[0] if values[0].isdigit() else {"load_status": "429"}.get(values[0], "400")
+    code = values[1].strip("'")
+    known = found.get(code, Code((), ""))
+    found[code] = Code(tuple(sorted({*known.statuses, status})), "")
+
+
+def error_table() -> str:
+    """Error codes with their status and what to do."""
+    rows = [
+        f"| `{code}` | {', '.join(one.statuses)} | {WHAT_TO_DO[code]} |"
+        for code, one in error_codes().items()
+    ]
+    return "\n".join(["| code | status | what to do |", "| --- | --- | --- |", *rows])
+
+
+def column_table() -> str:
+    """The columns of requests.parquet."""
+    about = meanings(Row)
+    rows = [
+        f"| `{name}` | {_kind(kind)} | {about[name]} |"
+        for name, kind in Row.__annotations__.items()
+    ]
+    return "\n".join(["| column | type | meaning |", "| --- | --- | --- |", *rows])
+
+
+def _kind(annotation: Any) -> str:
+    return str(getattr(annotation, "__name__", annotation)).replace(" | None", "")
+
+
+def definition_table() -> str:
+    """What each measured quantity means, as run.json says it."""
+    rows = [f"| {name} | {_escaped(text)} |" for name, text in DEFINITIONS.items()]
+    return "\n".join(["| quantity | definition |", "| --- | --- |", *rows])
+
+
+def tag_table() -> str:
+    """Tags of latency.hlog and the keys of summary.json that hold the same."""
+    rows = [f"| `{tag}.BUCKET` | `{key}` |" for key, tag in METRICS.items()]
+    rows.append("| `sched_lag.BUCKET` | `schedule_lag_ms` |")
+    return "\n".join(["| tag in latency.hlog | key in summary.json |", "| --- | --- |", *rows])
+
+
+def trace_table() -> str:
+    """The keys of a trace row, from the docstring of its reader."""
+    lines = (jsonl.__doc__ or "").splitlines()
+    rows = [line for line in lines if line.startswith("|")]
+    return "\n".join(["| key | type | meaning |", *rows[1:]])
+
+
+def cli_pages() -> str:
+    """The help of every command and subcommand, as it is printed at 80 columns."""
+    parts = []
+    for word, (_, about) in COMMANDS.items():
+        parts += [f"## forebay {word}", f"{about[0].upper()}{about[1:]}.", _help(word)]
+        subcommands: dict[str, Any] = getattr(command_named(word), "commands", {})
+        for name in subcommands:
+            parts += [f"### forebay {word} {name}", _help(word, name)]
+    return "\n\n".join(parts)
+
+
+def command_named(word: str) -> Any:
+    """The Typer command of a word."""
+    module, attribute = COMMANDS[word][0].split(":")
+    return typer.main.get_command(getattr(import_module(module), attribute))
+
+
+def _help(*words: str) -> str:
+    with redirect_stdout(StringIO()) as printed:
+        main([*words, "--help"])
+    return "```text\n" + printed.getvalue().strip() + "\n```"

@@ -1,0 +1,239 @@
+"""The measured figures of README.md and docs/benchmarks/results.md, from bench-routers.jsonl.
+
+Every figure that these pages quote is computed here, so no page can differ from the results.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from html import escape
+
+from arena_plan import Record, read_records
+from arena_results import Entry, groups
+from paths import BENCHMARKS
+
+GROUP = ("sim", 2, "Llama-3-8B", "chat")
+OURS = "forebay"
+FEWEST = 2  # valid runs of a figure that is shown
+LABELS = {
+    "forebay": "Forebay",
+    "forebay in pieces": "Forebay, documents in pieces",
+    "vllm-router cache_aware": "vLLM router, cache aware",
+    "smg cache_aware": "SMG, cache aware",
+    "haproxy by length": "HAProxy, by length",
+    "nginx least_conn": "nginx, least connections",
+    "direct": "round robin, no router",
+}
+"""The routers that every workload of the core was run with, by the name in the results."""
+OTHERS = [name for name in LABELS if name not in {"forebay", "forebay in pieces"}]
+WORKLOADS = {
+    "documents": "Chats beside 120k-token documents, 80 % load",
+    "documents, chunked": "The same, vLLM with the flag",
+    "shared documents": "Questions about shared documents, 80 % load",
+    "shared documents, chunked": "The same, vLLM with the flag",
+    "mooncake synthetic": "Mooncake's trace of RAG traffic, 80 % load",
+    "overload 1.5x": "Chats beside documents, 150 % load",
+    "overload 2x": "The same, 200 % load",
+}
+THEMES = {
+    "light": {"text": "#1f2328", "soft": "#59636e", "ours": "#0969da", "other": "#b6bfc9"},
+    "dark": {"text": "#e6edf3", "soft": "#9198a1", "ours": "#4493f8", "other": "#4b5561"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """The latest runs of each router, by workload and name."""
+
+    entries: dict[tuple[str, str], Entry]
+    records: Sequence[Record]
+
+    def p99_s(self, workload: str, router: str, bucket: str) -> float | None:
+        """The 99th percentile of the time to first token; None without two valid runs."""
+        entry = self.entries.get((workload, router))
+        estimate = entry.ttft(bucket, 0.99) if entry and len(entry.valid) >= FEWEST else None
+        return estimate.value if estimate else None
+
+    def mean(self, workload: str, router: str, figure: str) -> float | None:
+        """The mean over seeds; None without two valid runs."""
+        entry = self.entries.get((workload, router))
+        estimate = entry.mean(figure) if entry and len(entry.valid) >= FEWEST else None
+        return estimate.value if estimate else None
+
+    def best_p99_s(self, workload: str, bucket: str) -> float | None:
+        """The lowest p99 of the other routers, whatever share of the requests they answered."""
+        values = [self.p99_s(workload, name, bucket) for name in OTHERS]
+        return min((value for value in values if value is not None), default=None)
+
+    def best_share(self, workload: str) -> float | None:
+        """The greatest share of requests within target that another router reaches."""
+        values = [self.mean(workload, name, "attainment") for name in OTHERS]
+        return max((value for value in values if value is not None), default=None)
+
+    def dates(self) -> str:
+        days = sorted(one["date"][:10] for one in self.records)
+        return days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
+
+    def seeds(self) -> str:
+        """The fewest and the most valid runs of a figure in the tables."""
+        counts = [
+            len(entry.valid) for (workload, router), entry in self.entries.items()
+            if workload in WORKLOADS and router in LABELS and len(entry.valid) >= FEWEST
+        ]  # fmt: skip
+        return f"{min(counts)} to {max(counts)}"
+
+
+@cache
+def results() -> Results:
+    """The results as they are committed."""
+    found = groups(read_records(BENCHMARKS / "bench-routers.jsonl"))[GROUP]
+    entries = [one for one in found if one.workload in WORKLOADS and one.router in LABELS]
+    records = [record for entry in entries for record in entry.valid]
+    return Results({(one.workload, one.router): one for one in entries}, records)
+
+
+def seconds(value: float | None) -> str:
+    """Two digits below ten seconds, else one decimal place; `-` where nothing was measured."""
+    if value is None:
+        return "-"
+    return f"{value:.2f} s" if value < 1 else f"{value:.1f} s"
+
+
+def percent(share: float | None) -> str:
+    """A share in percent, with one decimal place above 99 %; `-` where nothing was measured."""
+    if share is None:
+        return "-"
+    return f"{share:.1%}".replace("%", " %") if 0.99 <= share < 1 else f"{share:.0%}"[:-1] + " %"
+
+
+def chart(theme: str) -> str:
+    """A bar chart of the chats' p99 by router, as a stand-alone SVG."""
+    colours, found = THEMES[theme], results()
+    bars = [
+        (LABELS[name], value, name)
+        for name in LABELS
+        if name != "forebay in pieces" and (value := found.p99_s("documents", name, "chat"))
+    ]
+    bars.sort(key=lambda bar: bar[1])
+    most = max(value for _, value, _ in bars)
+    left, width, row, top = 200.0, 720, 30, 42
+    height = top + row * len(bars) + 34
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
+        f'width="{width}" height="{height}" '
+        'font-family="-apple-system,\'Segoe UI\',Helvetica,Arial,sans-serif" font-size="14">',
+        f"<title>{escape(chart_text())}</title>",
+        f'<text x="0" y="18" font-weight="600" fill="{colours["text"]}">'
+        "Chats: time to first token, 99th percentile (less is better)</text>",
+    ]
+    for number, (label, value, name) in enumerate(bars):
+        y = top + row * number
+        length = max((width - left - 70) * value / most, 2.0)
+        ours = name == OURS
+        weight = ' font-weight="600"' if ours else ""
+        parts += [
+            f'<text x="{left - 10:.0f}" y="{y + 15}" text-anchor="end"{weight} '
+            f'fill="{colours["text"]}">{escape(label)}</text>',
+            f'<rect x="{left:.0f}" y="{y}" width="{length:.1f}" height="20" rx="2" '
+            f'fill="{colours["ours" if ours else "other"]}"/>',
+            f'<text x="{left + length + 8:.1f}" y="{y + 15}"{weight} '
+            f'fill="{colours["text"]}">{seconds(value)}</text>',
+        ]
+    parts.append(
+        f'<text x="0" y="{height - 8}" font-size="12" fill="{colours["soft"]}">'
+        f"{escape(caption())}</text></svg>\n"
+    )
+    return "\n".join(parts)
+
+
+def caption() -> str:
+    return (
+        "Two simulated H200 GPUs at 80 % load, Llama-3-8B, chats beside 120k-token documents, "
+        "vLLM's default flags."
+    )
+
+
+def chart_text() -> str:
+    """The chart in words, for readers who cannot see it."""
+    found = results()
+    told = [
+        f"{label} {seconds(value)}"
+        for name, label in LABELS.items()
+        if name != "forebay in pieces" and (value := found.p99_s("documents", name, "chat"))
+    ]
+    return "99th percentile of the chats' time to first token: " + ", ".join(told)
+
+
+def problems() -> str:
+    """Three problems, three mechanisms, three figures, as a Markdown table."""
+    found = results()
+    rows = [
+        "| problem | what Forebay does | measured |",
+        "| --- | --- | --- |",
+        "| A long document keeps a GPU busy for seconds. Chats wait behind it. "
+        "| It keeps room for chats while documents are read. "
+        f"| Chat p99 **{seconds(_p99('documents', OURS, 'chat'))}**; best other router "
+        f"{seconds(found.best_p99_s('documents', 'chat'))} |",
+        "| Many users ask about one document. Every GPU computes it again. "
+        "| It sends a question to the GPU that holds the document, and computes a shared "
+        "document once. "
+        f"| Document p99 **{seconds(_p99('shared documents', OURS, 'document'))}**; best other "
+        f"router {seconds(found.best_p99_s('shared documents', 'document'))} |",
+        "| Under overload the queue grows, until everybody is late. "
+        "| It predicts the wait, and answers 429 with `Retry-After` when it is too long. "
+        f"| In time at 150 % load: **{percent(found.mean('overload 1.5x', OURS, 'attainment'))}**; "
+        f"best other router {percent(found.best_share('overload 1.5x'))} |",
+    ]
+    return "\n".join([*rows, "", price()])
+
+
+def price() -> str:
+    """What documents pay for fast chats, with and without vLLM's flag."""
+    found = results()
+    ours, theirs = _p99("documents", OURS, "document"), found.best_p99_s("documents", "document")
+    pays = ours is None or theirs is None or ours > theirs
+    return (
+        f"Documents {'pay' if pays else 'do not pay'} for it with vLLM's default flags: "
+        f"p99 {seconds(ours)}, best other router {seconds(theirs)}. "
+        "With vLLM's `--long-prefill-token-threshold 2048` it is "
+        f"{seconds(_p99('documents, chunked', OURS, 'document'))}, best other router "
+        f"{seconds(found.best_p99_s('documents, chunked', 'document'))}. "
+        f"All of this was measured on two simulated H200 GPUs, {found.dates()}."
+    )
+
+
+def tables() -> str:
+    """The tables of docs/benchmarks/results.md."""
+    parts = [
+        _table("Chats: time to first token, p99", lambda w, r: seconds(_p99(w, r, "chat"))),
+        _table("Documents: time to first token, p99", lambda w, r: seconds(_p99(w, r, "document"))),
+        _table(
+            "Requests within target, of all that were sent",
+            lambda w, r: percent(results().mean(w, r, "attainment")),
+        ),
+        f"Valid runs in each cell: {results().seeds()}. Dates: {results().dates()}. "
+        "A dash: not run, or no valid run.",
+    ]
+    return "\n\n".join(parts)
+
+
+def _p99(workload: str, router: str, bucket: str) -> float | None:
+    return results().p99_s(workload, router, bucket)
+
+
+def _table(heading: str, cell: Callable[[str, str], str]) -> str:
+    heads = ["traffic", *LABELS.values()]
+    rows = [f"### {heading}", "", "| " + " | ".join(heads) + " |", "| --- " * len(heads) + "|"]
+    for workload, label in WORKLOADS.items():
+        cells = [cell(workload, router) for router in LABELS]
+        rows.append("| " + " | ".join([label, *cells]) + " |")
+    return "\n".join(rows)
+
+
+def picture() -> str:
+    """The chart in README.md, in the reader's colours."""
+    dark, light = (f"docs/assets/chat-p99-{theme}.svg" for theme in ("dark", "light"))
+    return (
+        f'<picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">\n'
+        f'  <img src="{light}" alt="{escape(chart_text())}"></picture>'
+    )

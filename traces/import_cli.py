@@ -1,0 +1,278 @@
+"""`forebay traces import`, `export`, `formats` and `fit`: traffic of other tools in and out."""
+
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from itertools import islice
+from typing import Annotated, Any
+
+import typer
+
+from forebay.traces.cli_output import Totals, report
+from forebay.traces.command_options import AsJson, Force, Seed, SkipBad, takes_options
+from forebay.traces.errors import InputError
+from forebay.traces.output import json_bytes, meta_path, refuse_existing, whole_file
+from forebay.traces.reader import TraceReader
+from forebay.traces.talk import talk
+from forebay.traces.tokens import DEFAULT_ENCODING
+
+SHOWN_ROWS = 3
+OutputOrPipe = Annotated[
+    str, typer.Option("--output", "-o", help="file to write; default: - (stdout)")
+]
+TraceFile = Annotated[str, typer.Argument(metavar="TRACE", help="trace file; - is stdin")]
+
+HEADINGS = {
+    "Lengths that the file does not tell": "input-tokens output-tokens tokens",
+    "Sessions and client sets": "mode session-gap longest-pause start duration",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportArguments:
+    """The options of `traces import` as they are typed."""
+
+    format_name: Annotated[
+        str,
+        typer.Argument(metavar="FORMAT", help="a name that forebay traces formats lists, or auto"),
+    ]
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="file or, for some formats, folder; - is stdin")
+    ]
+    output: OutputOrPipe = "-"
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            "--map",
+            metavar="TARGET=COLUMN[:UNIT],...",
+            help="columns of any other CSV, JSON or Parquet file",
+        ),
+    ] = None
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="show format, mapping and first rows; write nothing"),
+    ] = False
+    sort: Annotated[
+        bool, typer.Option("--sort", help="sort all rows by arrival (keeps them in memory)")
+    ] = False
+    skip_bad: SkipBad = False
+    spread_ticks: Annotated[
+        bool,
+        typer.Option(
+            "--spread-ticks", help="mooncake: spread arrivals at random inside ticks of 3 s"
+        ),
+    ] = False
+    input_tokens: Annotated[
+        int | None, typer.Option("--input-tokens", help="prompt tokens of such a row")
+    ] = None
+    output_tokens: Annotated[
+        int | None, typer.Option("--output-tokens", help="answer tokens of such a row")
+    ] = None
+    tokens: Annotated[
+        str, typer.Option("--tokens", help="encoding or model to count text with, or estimate")
+    ] = DEFAULT_ENCODING
+    mode: Annotated[
+        str, typer.Option("--mode", help="turns hold the history: auto, cumulative or delta")
+    ] = "auto"
+    session_gap: Annotated[
+        float, typer.Option("--session-gap", help="mean seconds between starts of sessions")
+    ] = 30.0
+    longest_pause: Annotated[
+        float, typer.Option("--longest-pause", help="longer pauses in sessions are cut to this")
+    ] = 120.0
+    start: Annotated[
+        float | None, typer.Option("--start", help="servegen: second of the files to begin at")
+    ] = None
+    duration: Annotated[
+        float, typer.Option("--duration", help="servegen: seconds of traffic to make")
+    ] = 600.0
+    seed: Seed = 0
+    force: Force = False
+    as_json: AsJson = False
+
+
+@takes_options
+def import_trace(given: ImportArguments) -> None:
+    """Convert traffic of any known format, or any table of requests, to a trace.
+
+    Each row that cannot be read is an error that names it, unless --skip-bad counts it. Rows that
+    are no requests to a model are counted by their reason.
+
+    example:  forebay traces import auto production.jsonl --dry-run
+
+    example:  forebay traces import mooncake conversation_trace.jsonl -o conversation.jsonl
+
+    example:  forebay traces import auto log.csv --map arrival=ts:ms,input=prompt_tokens,output==128
+    """
+    from forebay.traces.jsonl import write_trace
+    from forebay.traces.ticks import spread_ticks
+
+    if given.spread_ticks and given.format_name != "mooncake":
+        raise InputError(f"--spread-ticks: {given.format_name} has no ticks; leave it out")
+    if not given.dry_run:
+        refuse_existing([given.output, meta_path(given.output)], force=given.force)
+    reader, name, mapping = _open(given)
+    if given.dry_run:
+        _show(given, reader, name, mapping)
+        return
+    if mapping and given.columns is None:
+        talk(f"guessed:  --map {mapping}")
+    rows = spread_ticks(reader, seed=given.seed, name=given.file) if given.spread_ticks else reader
+    totals = Totals(rows)
+    write_trace(given.output, totals)
+    facts = {
+        "command": "import",
+        "format": name,
+        "map": mapping,
+        "file": given.file,
+        "spread_ticks": given.spread_ticks,
+        "seed": given.seed
+        if given.spread_ticks or name in ("servegen", "kv-cache-tester")
+        else None,
+        "skipped": reader.skipped,
+        "ignored": dict(reader.ignored),
+        "not_kept": dict(reader.notes),
+    }
+    report(totals, given.output, facts, given.as_json)
+    _tell_losses(reader)
+
+
+def _open(given: ImportArguments) -> tuple[TraceReader, str, str | None]:
+    from forebay.traces.columns import map_text, mapped_format, parse_map
+    from forebay.traces.formats import FOREBAY, ReadOptions, detect, open_trace, trace_format
+    from forebay.traces.guess import guess
+
+    for option, value in (("--input-tokens", given.input_tokens),
+                          ("--output-tokens", given.output_tokens)):  # fmt: skip
+        if value is not None and value < 1:
+            raise InputError(f"{option} {value}: give 1 or more")
+    options = ReadOptions(
+        skip_bad=given.skip_bad,
+        sort=given.sort,
+        mode=given.mode,
+        input_tokens=given.input_tokens,
+        output_tokens=given.output_tokens,
+        tokens=given.tokens,
+        session_gap_s=given.session_gap,
+        longest_pause_s=given.longest_pause,
+        start_s=given.start,
+        duration_s=given.duration,
+        seed=given.seed,
+    )
+    if given.columns is not None:
+        if given.format_name != "auto":
+            raise InputError(f"--map: {given.format_name} has set columns; use traces import auto")
+        found = parse_map(given.columns)
+        return mapped_format(found).open(given.file, options), "map", map_text(found)
+    name = given.format_name
+    if name == "auto":
+        detected = detect(given.file)
+        if detected is None:
+            if given.file == "-":
+                raise InputError("standard input: format not recognised; name it or give --map")
+            found = guess(given.file)
+            return mapped_format(found).open(given.file, options), "map", map_text(found)
+        name = detected
+    if name != FOREBAY:
+        trace_format(name)  # an unknown name is an error even for an empty pipe
+    return open_trace(given.file, format_name=name, options=options), name, None
+
+
+def _show(given: ImportArguments, reader: TraceReader, name: str, mapping: str | None) -> None:
+    """Print what would be imported; the first rows also prove that they can be read."""
+    from forebay.traces.jsonl import row_bytes
+
+    rows = list(islice(reader, SHOWN_ROWS))
+    reader.close()
+    if given.as_json:
+        import orjson
+
+        shown = [orjson.loads(row_bytes(row)) for row in rows]
+        facts: dict[str, Any] = {"format": name, "map": mapping, "first": shown}
+        sys.stdout.buffer.write(json_bytes(facts))
+        sys.stdout.buffer.flush()
+        return
+    talk(f"format:  {name}")
+    if mapping:
+        guessed = "guessed; correct it with" if given.columns is None else "given by"
+        talk(f"columns, {guessed} --map:\n  {mapping.replace(',', chr(10) + '  ')}")
+    talk(f"first {len(rows)} rows:")
+    for row in rows:
+        line = row_bytes(row).decode().rstrip()
+        print(line if len(line) <= 400 else f"{line[:397]}...")
+
+
+def _tell_losses(reader: TraceReader) -> None:
+    for words, counted in (("not requests", reader.ignored), ("not kept", reader.notes)):
+        for why, count in Counter(counted).most_common(5):
+            talk(f"{words}: {count:,} {why}")
+    if reader.skipped:
+        talk(f"{reader.skipped:,} bad rows skipped; the first: {reader.first_skipped}")
+
+
+def export_trace(
+    format_name: Annotated[
+        str, typer.Argument(metavar="FORMAT", help="mooncake, aiperf, guidellm or csv")
+    ],
+    trace: TraceFile = "-",
+    output: OutputOrPipe = "-",
+    force: Force = False,
+) -> None:
+    """Write a trace in the format of another tool.
+
+    example:  forebay traces export aiperf conversation.jsonl -o conversation_aiperf.jsonl
+    """
+    from forebay.traces.export import export
+    from forebay.traces.formats import open_trace
+
+    write = export(format_name)
+    refuse_existing([output], force=force)
+    totals = Totals(open_trace(trace))
+    with whole_file(output) as file:
+        for line in write(totals):
+            file.write(line)
+    if format_name == "guidellm":
+        talk("guidellm's data has no times: set its rate yourself")
+    talk(f"{totals.requests:,} requests" + (f" -> {output}" if output != "-" else ""))
+
+
+def list_formats(as_json: AsJson = False) -> None:
+    """List the formats that can be imported, those of plug-ins too.
+
+    example:  forebay traces formats
+    """
+    from forebay.traces.formats import formats
+
+    found = formats().values()
+    if as_json:
+        rows = [{"name": one.name, "what": one.what, "keeps": one.keeps} for one in found]
+        sys.stdout.buffer.write(json_bytes(rows))
+        sys.stdout.buffer.flush()
+        return
+    for one in found:
+        print(f"{one.name:<18} {one.what}\n{'':<18} keeps: {one.keeps}")
+
+
+def fit_model(
+    trace: TraceFile = "-",
+    output: OutputOrPipe = "-",
+    seed: Seed = 0,
+    force: Force = False,
+) -> None:
+    """Fit a small model: rates, lengths, sharing, sessions and think times. No text is in it.
+
+    example:  forebay traces fit conversation.jsonl -o model.json
+
+    More traffic like it:  forebay traces synth model model.json --speed 2 -o twice.jsonl
+    """
+    from forebay.traces.formats import open_trace
+    from forebay.traces.model import fit, write_model
+
+    refuse_existing([output], force=force)
+    model = fit(open_trace(trace), seed)
+    with whole_file(output) as file:
+        file.write(write_model(model))
+    talk(
+        f"{model.requests:,} requests fitted: {len(model.profile)} windows of {model.window_s:,.0f}"
+        f" s, CV of gaps {model.session_cv:g}" + (f" -> {output}" if output != "-" else "")
+    )

@@ -1,0 +1,249 @@
+"""Hold one row of a table: its values by column, read as whole numbers, times or text.
+
+A reader of a format sees rows only. A value that is wrong names its column. The unit of time and
+the kind of time zone are the same in all rows of a file.
+"""
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from math import isfinite
+from typing import Any, Final
+
+import orjson
+
+UNITS: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+_ISO_REST = re.compile(r"(\.[0-9]{6})[0-9]+")
+_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
+
+
+class RowError(ValueError):
+    """An error in one row, with its fix; the reader adds file and line.
+
+    A `fatal` error (a wrong header) concerns the whole file and cannot be skipped.
+    """
+
+    def __init__(self, what: str, *, fatal: bool = False) -> None:
+        super().__init__(what)
+        self.fatal = fatal
+
+
+class NotARequestError(Exception):
+    """A row that is no LLM request, such as a health check; the reader counts it by its reason."""
+
+
+@dataclass(slots=True)
+class FileFacts:
+    """Properties of one file that its rows share, found on the way.
+
+    Attributes:
+        decimal_comma: numbers may be written as 0,5 (CSV with semicolons).
+        units: the unit of each column of times, as its first row has it.
+        zoned: whether times carry a UTC offset, once one was seen.
+        notes: what is not kept of some rows, with the number of rows.
+    """
+
+    decimal_comma: bool = False
+    units: dict[str, str] = field(default_factory=dict)
+    zoned: bool | None = None
+    notes: Counter[str] = field(default_factory=Counter)
+
+
+class SourceRow:
+    """One row: values by column, which may be dotted paths (`usage.prompt_tokens`).
+
+    Attributes:
+        number: line or index in the file, from 1.
+        values: the columns; for a line of text, its one column is `line`.
+    """
+
+    __slots__ = ("_facts", "number", "values")
+
+    def __init__(self, number: int, values: dict[str, Any], facts: FileFacts) -> None:
+        self.number = number
+        self.values = values
+        self._facts = facts
+
+    def with_values(self, values: dict[str, Any]) -> "SourceRow":
+        """Return a row of the same place with other values."""
+        return SourceRow(self.number, values, self._facts)
+
+    def inside(self, column: str) -> "SourceRow":
+        """Return the object under `column` as a row, or this row if there is none."""
+        value = self.values.get(column)
+        return self.with_values(value) if isinstance(value, dict) else self
+
+    def note(self, what: str) -> None:
+        """Say that something of this row is not kept; the command prints it with the number."""
+        self._facts.notes[what] += 1
+
+    def get(self, *columns: str) -> Any:
+        """Return the first of `columns` that is present and not empty, or None."""
+        for column in columns:
+            value = self.values.get(column)
+            if value is None and "." in column:
+                value = _dotted(self.values, column)
+            if value is not None and value != "":
+                return value
+        return None
+
+    def whole(self, *columns: str, least: int = 0) -> int:
+        """Read a whole number of `least` or more; RowError if there is none."""
+        value = self.get(*columns)
+        if type(value) is int and value >= least:
+            return value
+        if type(value) is str and value.isdecimal() and least <= int(value) < 10**12:
+            return int(value)
+        if type(value) is float and value.is_integer() and value >= least:
+            return int(value)
+        if type(value) is str and re.fullmatch(r"[0-9]+\.0*", value) and float(value) >= least:
+            return int(float(value))
+        raise RowError(
+            f"{_named(self, columns)}: {shown(value)} is not a whole number of {least} or more"
+        )
+
+    def whole_or(self, default: int | None, *columns: str, least: int = 0) -> int | None:
+        """As `whole`, with `default` where no column has a value."""
+        return default if self.get(*columns) is None else self.whole(*columns, least=least)
+
+    def number_of(self, *columns: str) -> float:
+        """Read a finite number; RowError if there is none."""
+        value = self.get(*columns)
+        if type(value) is str:
+            text = value.strip()
+            if self._facts.decimal_comma and "." not in text:
+                text = text.replace(",", ".", 1)
+            value = float(text) if _NUMBER.fullmatch(text) else value
+        if type(value) in (int, float) and isfinite(value):
+            return float(value)
+        raise RowError(f"{_named(self, columns)}: {shown(value)} is not a number")
+
+    def seconds(self, *columns: str, unit: str = "s") -> float:
+        """Read a time or duration of 0 or more, in `unit`; returns seconds."""
+        found = self.get(*columns)
+        try:
+            value = self.number_of(*columns)
+        except RowError:
+            value = -1.0
+        if value < 0:
+            raise RowError(f"{_named(self, columns)}: {shown(found)} is not a time of 0 or more")
+        return _in_seconds(value, unit)
+
+    def moment(self, *columns: str, unit: str = "auto") -> float:
+        """Read a point in time: seconds from any fixed origin.
+
+        Args:
+            unit: s, ms, us or ns for numbers; iso8601 for dates; auto finds it in the first row.
+
+        Raises:
+            RowError: neither, or another unit or kind of time zone than in the rows before.
+        """
+        column = next((one for one in columns if self.get(one) is not None), columns[0])
+        value = self.get(column)
+        if isinstance(value, datetime):
+            return self._from_date(column, value)
+        text = value.strip() if type(value) is str else None
+        if text is not None and (unit == "iso8601" or not _looks_numeric(text)):
+            return self._from_date(column, _date(column, text))
+        if unit == "iso8601":
+            raise RowError(f"{column}: {shown(value)} is not a time like 2026-11-16T18:17:03Z")
+        number = self.number_of(column)
+        if number < 0:
+            raise RowError(f"{column}: {shown(value)} is not a time of 0 or more")
+        return _in_seconds(number, unit if unit in UNITS else self._unit(column, number))
+
+    def text(self, *columns: str) -> str | None:
+        """Return the first of `columns` as text, None if there is none."""
+        value = self.get(*columns)
+        return None if value is None else value if type(value) is str else str(value)
+
+    def object(self, *columns: str) -> dict[str, Any]:
+        """Return the first of `columns` that is an object or the JSON of one, else {}."""
+        for column in columns:
+            value = decoded(self.get(column))
+            if isinstance(value, dict):
+                return value
+        return {}
+
+    def _from_date(self, column: str, when: datetime) -> float:
+        zoned = when.tzinfo is not None
+        if self._facts.zoned is None:
+            self._facts.zoned = zoned
+        elif self._facts.zoned != zoned:
+            here, before = ("has", "had none") if zoned else ("has no", "had one")
+            raise RowError(
+                f"{column}: {when.isoformat()} {here} UTC offset, the rows before {before}; write "
+                "all times with an offset"
+            )
+        return (when if zoned else when.replace(tzinfo=UTC)).timestamp()
+
+    def _unit(self, column: str, number: float) -> str:
+        """Find the unit of an epoch time, which must be that of the rows before."""
+        found = unit_of(number)
+        before = self._facts.units.setdefault(column, found)
+        if found != before and (number > 1e8 or "s" not in (found, before)):
+            raise RowError(
+                f"{column}: {number:.15g} looks like {found}, the rows before are in {before}; "
+                "convert them to one unit"
+            )
+        return before
+
+
+def _in_seconds(value: float, unit: str) -> float:
+    return value / 1000 if unit == "ms" else value * UNITS[unit]  # x / 1000 is exact, x * 1e-3 not
+
+
+def decoded(value: Any) -> Any:
+    """Return `value`, decoded if it is the JSON of an object or a list."""
+    if type(value) is str and value[:1] in ("{", "["):
+        try:
+            return orjson.loads(value)
+        except orjson.JSONDecodeError:
+            return value
+    return value
+
+
+def unit_of(number: float) -> str:
+    """Tell the unit of an epoch time by its size; a smaller number is seconds."""
+    for unit, least in (("ns", 1e17), ("us", 1e14), ("ms", 1e11)):
+        if abs(number) >= least:
+            return unit
+    return "s"
+
+
+def shown(value: object) -> str:
+    """Format `value`, short enough for one line of an error."""
+    if value is None:
+        return "nothing"
+    text = repr(value[:80] if isinstance(value, str | bytes) else value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _named(row: SourceRow, columns: tuple[str, ...]) -> str:
+    return next((one for one in columns if row.get(one) is not None), columns[0])
+
+
+def _dotted(values: Any, path: str) -> Any:
+    for part in path.split("."):
+        if isinstance(values, list) and part.isdecimal():
+            values = values[int(part)] if int(part) < len(values) else None
+        else:
+            values = values.get(part) if isinstance(values, dict) else None
+        values = decoded(values)
+        if values is None:
+            return None
+    return values
+
+
+def _looks_numeric(text: str) -> bool:
+    return _NUMBER.fullmatch(text.replace(",", ".", 1)) is not None
+
+
+def _date(column: str, text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(_ISO_REST.sub(r"\1", text.replace(" UTC", "Z")))
+    except ValueError:
+        raise RowError(
+            f"{column}: {text[:60]!r} is not a time like 2023-11-16 18:17:03.9799600"
+        ) from None
