@@ -5,27 +5,31 @@ path is spelled.
 """
 
 import asyncio
+from contextlib import nullcontext
 from functools import partial
+from time import perf_counter
 
 from aiohttp import web
 
-from forebay.proxy.api.body import parse_any, read_fields, salted
+from forebay.proxy.api.body import LARGE_BYTES, ParsedBody, parse_any, read_fields, salted
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.backends import Backends
 from forebay.proxy.config.schema import Config
 from forebay.proxy.driver import Driver, Rejected
 from forebay.proxy.http1 import errors
-from forebay.proxy.http1.client_body import ByteBudget, Hold, read_client_body
+from forebay.proxy.http1.byte_budget import SMALL_BYTES, ByteBudget, Hold
+from forebay.proxy.http1.client_body import read_client_body
 from forebay.proxy.http1.cross_origin import Cors
 from forebay.proxy.http1.errors import ApiError
 from forebay.proxy.http1.headers import REQUEST_ID, SERVER, request_id
-from forebay.proxy.http1.server import cannot_go_on, error_response
+from forebay.proxy.http1.server import cannot_go_on, client_of, error_response
 from forebay.proxy.relay.attempts import Attempts
 from forebay.proxy.relay.delivery import send_whole, wait_taken
 from forebay.proxy.relay.relay import Relay, ShapedRequest
 from forebay.proxy.relay.timeouts import Watchdog
 from forebay.proxy.relay.unshaped import UnshapedRelay
 from forebay.proxy.runtime.load_shedding import Protection
+from forebay.proxy.runtime.memory import request_bytes
 from forebay.proxy.security.guards import Security
 from forebay.proxy.telemetry.metrics import ProxyMetrics
 from forebay.proxy.telemetry.observers import Telemetry
@@ -66,9 +70,11 @@ class App:
         self._telemetry = telemetry
         self._protection = protection
         self._security = security
-        self._budget = ByteBudget(config.limits.queue_bytes, config.reject_status)
+        self._budget = ByteBudget(request_bytes(config.limits), config.reject_status)
+        self._parsing = asyncio.Lock()  # of a large body: each takes four times its size
         self._cors = Cors(config.cors_origins)
         self._parsed_count = 0
+        self.rejecting_s = 0.0  # taken by requests that were rejected before their body was read
         self.leaving = False  # lame duck: requests are taken, but connections are told to close
         self.draining = False  # no more requests are taken
         self.active = 0
@@ -83,7 +89,7 @@ class App:
     def reconfigure(self, config: Config) -> None:
         """Use this configuration for requests that arrive from now on."""
         self._config = config
-        self._budget.limit = config.limits.queue_bytes
+        self._budget.limit = request_bytes(config.limits)
         self._budget.status = config.reject_status
         self._cors = Cors(config.cors_origins)
 
@@ -101,31 +107,36 @@ class App:
         self.active += 1
         self.idle.clear()
         try:
-            response = await self._answer(request)
-            await wait_taken(request, self._watchdog)
+            with Hold(self._budget) as hold:
+                response = await self._answer(request, hold)
+                await wait_taken(request, self._watchdog)
         finally:
             self.active -= 1
             if not self.active:
                 self.idle.set()
         return response
 
-    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _answer(self, request: web.BaseRequest, hold: Hold) -> web.StreamResponse:
         """Answer a request, and return the response that was sent; errors are OpenAI-shaped."""
+        began = perf_counter()
         id_ = request_id(request.headers)
         record = RequestRecord(id_, self._driver.now)
         status = 500
         try:
-            response = await self._route(request, id_, record)
+            response = await self._route(request, id_, record, hold)
             status = response.status
         except ApiError as error:
             record.reason = error.code
             response = error_response(error, id_, self._decision_headers(record))
             status = response.status
+            if not hold.holder:  # nothing was awaited until here
+                self.rejecting_s += perf_counter() - began
         except asyncio.CancelledError:
             status = CLIENT_GONE
             raise
         finally:
             self._telemetry.finished(record, status, self._driver.now)
+        hold.shrink(_large_bytes(response))  # nobody needs the request any more
         whole = not response.prepared
         if whole:
             response.headers[REQUEST_ID] = id_
@@ -140,7 +151,7 @@ class App:
         return response
 
     async def _route(
-        self, request: web.BaseRequest, id_: str, record: RequestRecord
+        self, request: web.BaseRequest, id_: str, record: RequestRecord, hold: Hold
     ) -> web.StreamResponse:
         raw = request.raw_path
         path = raw.partition("?")[0]
@@ -150,15 +161,13 @@ class App:
         if request.method not in methods:
             return self._answer_method(request, methods)
         if methods is SHAPED_METHODS:
-            with Hold(self._budget) as hold:
-                return await self._shaped(request, path, id_, record, hold)
+            return await self._shaped(request, path, id_, record, hold)
         if request.method != "POST" and request.can_read_body:
             # Servers differ in whether they read this body: forwarded, it could become a request.
             raise ApiError(400, "bad_http", f"{request.method} takes no body here.", close=True)
         if path == "/health":
             return web.Response(status=200 if self.ready else 503)
-        with Hold(self._budget) as hold:
-            return await self._forward(request, raw, id_, record, hold)
+        return await self._forward(request, raw, id_, record, hold)
 
     def _methods(self, path: str) -> tuple[str, ...]:
         """Return the methods of a path, OPTIONS aside; raises ApiError 404."""
@@ -182,7 +191,8 @@ class App:
         """Set the tenant, before anything of the body is read; raises ApiError 401 or 429."""
         record.tenant = self._security.auth.tenant(request, record.arrived_at)
 
-    async def _body(self, request: web.BaseRequest, hold: Hold) -> bytes:
+    async def _body(self, request: web.BaseRequest, record: RequestRecord, hold: Hold) -> bytes:
+        hold.holder = record.tenant or client_of(request)
         patience_s = self._config.timeouts.client_body
         return await read_client_body(request, self._config.limits.body, patience_s, hold)
 
@@ -195,23 +205,12 @@ class App:
         self._authenticate(request, record)
         if self.draining:
             raise errors.draining()
-        body = await self._body(request, hold)
-        self._parsed_count += 1
-        fields = await parse_any(body)
-        parsed = read_fields(
-            fields,
-            body,
-            request.headers,
-            id_=f"{id_}/{self._parsed_count}",  # unique, though clients may repeat their id
-            chat=path == CHAT,
-            estimate=self._estimate,
-            block_bytes=self._config.affinity.block_bytes,
-            tenant=record.tenant,
-            salts=self._security.salts,
-            sdk_timeout=self._config.admission.sdk_timeout,
-            most_tokens=self._config.buckets[-1].up_to,
-        )
-        del fields
+        body = await self._body(request, record, hold)
+        if len(body) < LARGE_BYTES:
+            parsed = await self._parsed(request, path, id_, record.tenant, body)
+        else:
+            async with self._parsing:
+                parsed = await self._parsed(request, path, id_, record.tenant, body)
         body = parsed.body  # so that the received bytes are not kept too
         record.request, record.token_ids = parsed.request, parsed.token_ids
         record.service_class = parsed.request.service_class
@@ -223,13 +222,33 @@ class App:
             async with self._driver.slot(parsed.request) as grant:
                 record.sent(grant.send, self._driver.now)
                 reply_headers = partial(self._headers, id_, cors, record)
-                shaped = ShapedRequest(request, path, body, parsed, id_, record, reply_headers)
+                shaped = ShapedRequest(
+                    request, path, body, parsed, id_, record, reply_headers, hold
+                )
                 return await self._relay.serve(shaped, grant)
         except Rejected as rejected:
             record.bucket = rejected.action.bucket or "none"
             record.queued_s = rejected.action.queued_s
             receipt = self._telemetry.receipt(parsed.request.id)
             raise errors.rejected(rejected.action, self._config.reject_status, receipt) from None
+
+    async def _parsed(
+        self, request: web.BaseRequest, path: str, id_: str, tenant: str, body: bytes
+    ) -> ParsedBody:
+        self._parsed_count += 1
+        return read_fields(
+            await parse_any(body),
+            body,
+            request.headers,
+            id_=f"{id_}/{self._parsed_count}",  # unique, though clients may repeat their id
+            chat=path == CHAT,
+            estimate=self._estimate,
+            block_bytes=self._config.affinity.block_bytes,
+            tenant=tenant,
+            salts=self._security.salts,
+            sdk_timeout=self._config.admission.sdk_timeout,
+            most_tokens=self._config.buckets[-1].up_to,
+        )
 
     def _decision_headers(self, record: RequestRecord) -> dict[str, str]:
         """Return headers about the decisions on a request, as far as it got."""
@@ -263,12 +282,19 @@ class App:
             raise errors.draining()
         if not self._backends.any_up:
             raise errors.no_backend()
-        body = await self._body(request, hold)
+        body = await self._body(request, record, hold)
         salts = self._security.salts
         if body and salts and raw.partition("?")[0] not in UNCACHED:
-            body = await salted(body, request.content_type, record.tenant, salts)
+            async with self._parsing if len(body) >= LARGE_BYTES else nullcontext():
+                body = await salted(body, request.content_type, record.tenant, salts)
         reply = self._stream_headers(id_, self._cors.answer(request.headers))
-        return await self._unshaped.serve(request, raw, body, id_, record.tenant, reply)
+        return await self._unshaped.serve(request, raw, body, id_, record.tenant, reply, hold)
+
+
+def _large_bytes(response: web.StreamResponse) -> int:
+    """Return the bytes of a response that counts in the budget of memory; 0 for a small one."""
+    body = response.body if isinstance(response, web.Response) else None
+    return len(body) if isinstance(body, bytes) and len(body) > SMALL_BYTES else 0
 
 
 def _answer_target(request: web.BaseRequest, target: str) -> web.Response:

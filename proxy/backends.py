@@ -18,6 +18,7 @@ from forebay.proxy.http1.connection import UpstreamResponse
 from forebay.proxy.http1.faults import LostConnection
 from forebay.proxy.probes import Prober, Upstream
 from forebay.proxy.relay.failures import Failure
+from forebay.proxy.relay.suspicions import Suspects, Suspicions
 from forebay.proxy.telemetry.events import LogEvent, Say
 
 STALE_WITHIN_S = 0.5  # a kept connection that is lost so soon was closed while idle
@@ -54,6 +55,7 @@ class Backends:
         self._driver = driver
         self._say = say
         self._turn = 0
+        self._suspicions = Suspicions()
         self._serving = False  # some backend was up when health was last applied
         self.upstreams = {b.name: self._upstream(b) for b in config.backends}
         self.health = Health(self.upstreams)
@@ -189,19 +191,27 @@ class Backends:
         predicted_s = send.predicted_ttft_s if shows_first_token else inf
         self.health.sent(send.backend, send.request.id, predicted_s, self._driver.now)
 
-    def answered(self, name: str, request_id: str) -> None:
-        """A good first byte has come, or an error that is the client's own fault."""
+    def answered(self, name: str, request_id: str, suspects: Suspects) -> None:
+        """A good first byte has come, or an error that is the client's own fault.
+
+        So the request was not the cause where it failed before.
+        """
         if upstream := self.upstreams.get(name):
             upstream.declined_at = -inf
         self.health.answered(name, request_id, self._driver.now)
+        for suspect, sent_at in self._suspicions.answered(name, suspects):
+            self.health.failed(suspect, "", self._driver.now, sent_at=sent_at)
         self._apply_changed_health()
 
-    def failed(self, name: str, request_id: str, failure: Failure) -> None:
+    def failed(self, name: str, request_id: str, failure: Failure, suspects: Suspects) -> None:
         """A request has failed before a good first byte."""
         health, now = self.health, self._driver.now
-        if failure.declined and (declining := self.upstreams.get(name)):
+        if failure.kind == "full" and (declining := self.upstreams.get(name)):
             declining.declined_at = now
         match failure.verdict:
+            case "failed" if failure.provokable:
+                sent_at = health.left(name, request_id, now)
+                self._suspicions.failed(name, sent_at, now, suspects)
             case "failed":
                 health.failed(name, request_id, now)
             case "refused":
@@ -223,7 +233,10 @@ class Backends:
     # Effects of health on the policy.
 
     def _after_probe(self, upstream: Upstream) -> None:
-        self.health.look_for_gray(self._driver.now)
+        now = self._driver.now
+        for sent_at in self._suspicions.due(upstream.name, now):
+            self.health.failed(upstream.name, "", now, sent_at=sent_at)
+        self.health.look_for_gray(now)
         self._apply_health()
         if self.health.state(upstream.name) == "down":
             self.on_hang(upstream)

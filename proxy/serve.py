@@ -22,7 +22,8 @@ from forebay.proxy.core.explain.recorder import DecisionRecorder
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.driver import Driver
 from forebay.proxy.http1.handover import stop_listening
-from forebay.proxy.http1.server import HttpServer, listen, url_host
+from forebay.proxy.http1.listen import listen, url_host
+from forebay.proxy.http1.server import HttpServer
 from forebay.proxy.kv_events.follower import Followers
 from forebay.proxy.relay.attempts import Attempts
 from forebay.proxy.relay.relay import Relay
@@ -50,7 +51,7 @@ HLOG_INTERVAL_S = 1.0
 # beyond it whole lines are left out: a torn line would make the file unreadable.
 HLOG_BUFFER_BYTES = 1 << 20
 CHECK_CLIENTS_S = 0.05  # interval of the check whether the last client has left
-LAST_EVENTS_S = 1.0  # time to write error events after a drain that took too long
+LAST_EVENTS_S = 0.5  # time to write error events after a drain that took too long
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +200,7 @@ async def start_proxy(
             max_connections=config.max_connections(),
             failed=InternalErrors(say, asyncio.get_running_loop().time).failed,
         )
+        protection.strangers_s = lambda: public.parsing_s + app.rejecting_s
         parts = Parts(
             app=app,
             attempts=attempts,

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from forebay.proxy.api.body import BYTES_PER_TOKEN_ID, GRAMMARS, parse_any
-from forebay.proxy.api.prompt_text import chat_text
+from forebay.proxy.api.prompt_text import chat_text, whole_messages
 
 DROPPED = ("stream_options", "max_completion_tokens", "min_tokens", "best_of", "n", *GRAMMARS)
 
@@ -42,16 +42,10 @@ def _first_messages(fields: dict[str, Any], length: int) -> list[dict[str, Any]]
     def size(upto: list[dict[str, Any]]) -> int:
         return len(chat_text({**head, "messages": upto}).data) if upto else 0
 
-    low, high = 0, len(messages)
-    while low < high:  # binary search for the number of whole messages
-        middle = (low + high + 1) // 2
-        if size(messages[:middle]) <= length:
-            low = middle
-        else:
-            high = middle - 1
-    fit = messages[:low]
-    if low < len(messages) and isinstance(content := messages[low].get("content"), str):
-        cut = {k: v for k, v in messages[low].items() if k != "tool_calls"}
+    count = whole_messages(fields, length)
+    fit = messages[:count]
+    if count < len(messages) and isinstance(content := messages[count].get("content"), str):
+        cut = {k: v for k, v in messages[count].items() if k != "tool_calls"}
         room = length - size([*fit, {**cut, "content": ""}])
         if room > 0:
             return [*fit, {**cut, "content": _first_bytes(content, room)}]

@@ -45,20 +45,39 @@ def chat_text(fields: dict[str, Any]) -> PromptText:
     for index, message in enumerate(messages):
         if not isinstance(message, dict):
             raise invalid_type(f"messages[{index}]", "an object", "messages")
-        _add_role(text, message)
-        content = message.get("content")
-        if isinstance(content, str):
-            text += content.encode()
-        elif content is not None:
-            if not isinstance(content, list):
-                raise invalid_type("content", "a string or a list of parts", "messages")
-            items = _counted(items, content, "messages")
-            media += _add_parts(text, content)
-        if calls := message.get("tool_calls"):
-            if isinstance(calls, list):
-                items = _counted(items, calls, "messages")
-            text += _dumped(calls, "messages")
+        items, tokens = _add_message(text, message, items)
+        media += tokens
     return PromptText(bytes(text), media_tokens=media)
+
+
+def whole_messages(fields: dict[str, Any], length: int) -> int:
+    """Return how many messages of a chat have their text in its first `length` bytes."""
+    text = bytearray()
+    _add_preamble(text, fields)
+    for index, message in enumerate(fields["messages"]):
+        _add_message(text, message, 0)
+        if len(text) > length:
+            return index
+    return len(fields["messages"])
+
+
+def _add_message(text: bytearray, message: dict[str, Any], items: int) -> tuple[int, int]:
+    """Add a message; return `items` with its items added, and the estimated tokens of its media."""
+    media = 0
+    _add_role(text, message)
+    content = message.get("content")
+    if isinstance(content, str):
+        text += content.encode()
+    elif content is not None:
+        if not isinstance(content, list):
+            raise invalid_type("content", "a string or a list of parts", "messages")
+        items = _counted(items, content, "messages")
+        media = _add_parts(text, content)
+    if calls := message.get("tool_calls"):
+        if isinstance(calls, list):
+            items = _counted(items, calls, "messages")
+        text += _dumped(calls, "messages")
+    return items, media
 
 
 def _add_preamble(text: bytearray, fields: dict[str, Any]) -> None:

@@ -87,7 +87,8 @@ class Limits(Section):
     body: of a request.
     header: all header fields of a request together.
     connections: open at once, of clients; auto is half of the process's file descriptors.
-    queue_bytes: of the bodies of all requests together.
+    queue_bytes: of the bodies, and of answers that are no streams, of all requests together; auto
+    is a quarter of `memory`, at most 192 MiB. One tenant, or address without keys, never gets all.
     memory: of the process; auto is the limit of its cgroup.
     loop_lag: lag of the event loop. A p99 above it sheds class batch, a median above it class
     standard too.
@@ -97,7 +98,7 @@ class Limits(Section):
     body: Bytes = 16 << 20
     header: Bytes = 16 << 10
     connections: Literal["auto"] | PositiveInt = "auto"
-    queue_bytes: Bytes = 256 << 20
+    queue_bytes: Literal["auto"] | Bytes = "auto"
     memory: Literal["auto"] | Bytes = "auto"
     loop_lag: Seconds = 0.05
     answer: Bytes = 64 << 20

@@ -228,11 +228,24 @@ class Health:
             else:
                 self._enter(backend, "up", "served", "it has answered a request", now)
 
-    def failed(self, name: str, request_id: str, now: float, *, refused: bool = False) -> None:
-        """Note a failure before the first byte: connection refused or lost, 5xx, time-out."""
+    def failed(
+        self,
+        name: str,
+        request_id: str,
+        now: float,
+        *,
+        refused: bool = False,
+        sent_at: float | None = None,
+    ) -> None:
+        """Note a failure before the first byte: connection refused or lost, 5xx, time-out.
+
+        Args:
+            sent_at: when the request was sent, if `left` has been called for it.
+        """
         if not (backend := self._backends.get(name)):
             return
-        sent_at, _ = backend.waiting.pop(request_id, (now, 0.0))
+        waited_since, _ = backend.waiting.pop(request_id, (now, 0.0))
+        sent_at = waited_since if sent_at is None else sent_at
         if backend.state == "down" or sent_at < backend.since:
             return
         backend.failures += 1
@@ -257,10 +270,13 @@ class Health:
             backend.full_until = now + min(LONGEST_FULL_S, max(doubled_s, retry_after_s))
             self.moved = True
 
-    def left(self, name: str, request_id: str) -> None:
-        """Note a client that left before the first byte; this proves nothing."""
-        if backend := self._backends.get(name):
-            backend.waiting.pop(request_id, None)
+    def left(self, name: str, request_id: str, now: float = inf) -> float:
+        """Note an end before the first byte that proves nothing, or not yet.
+
+        Returns when the request was sent; `now` if that is not known.
+        """
+        backend = self._backends.get(name)
+        return backend.waiting.pop(request_id, (now, inf))[0] if backend else now
 
     # Conclusions.
 

@@ -1,5 +1,7 @@
 """Other proxies in front of the same backends: what they report, and what this one reports."""
 
+from collections.abc import Mapping
+
 from forebay.proxy.core.dispatcher import Dispatcher
 from forebay.proxy.core.model import Action
 from forebay.proxy.core.state.backend import Backend
@@ -15,12 +17,18 @@ class Peering:
 
     def reported(self, peer: str, report: ProxyReport, now: float) -> list[Action]:
         """Replace what another proxy reported before."""
+        return self.reported_together({peer: report}, now)
+
+    def reported_together(self, reports: Mapping[str, ProxyReport], now: float) -> list[Action]:
+        """Replace what other proxies reported before, by name."""
         dispatcher, peers = self._dispatcher, self.peers
         dispatcher.pass_time(now)
         peers.know(dispatcher.backends, now)
-        for name, tokens in peers.replace(peer, report, now).items():
-            if tokens > 0.0 and name in dispatcher.backends:  # it may have been removed
-                dispatcher.backends[name].cache.crowd(tokens)
+        for peer, report in reports.items():
+            for name, tokens in peers.keep(peer, report, now).items():
+                if tokens > 0.0 and name in dispatcher.backends:  # it may have been removed
+                    dispatcher.backends[name].cache.crowd(tokens)
+        peers.sum_up(now)
         used = peers.used()
         if used:
             dispatcher.tell_tenants_apart()

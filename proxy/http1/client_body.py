@@ -8,48 +8,12 @@ import asyncio
 
 from aiohttp import HttpVersion10, web
 
-from forebay.proxy.http1 import errors
+from forebay.proxy.http1.byte_budget import Hold
 from forebay.proxy.http1.errors import ApiError
+from forebay.proxy.http1.request_faults import ShortChunks
 
 LEAST_BYTES_PER_S = 100_000  # a slower body is a slow loris
 AHEAD_BYTES = 64 << 10  # part of a stated length that is reserved before it comes
-
-
-class ByteBudget:
-    """Bound of the bytes of all requests' bodies; `status` is the HTTP status beyond it."""
-
-    def __init__(self, limit: int, status: int = 429) -> None:
-        self.limit = limit
-        self.status = status
-        self.held = 0
-
-
-class Hold:
-    """The bytes of one request in a budget; the end of the `with` block frees them."""
-
-    def __init__(self, budget: ByteBudget) -> None:
-        self._budget = budget
-        self._held = 0
-
-    def __enter__(self) -> "Hold":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._budget.held -= self._held
-        self._held = 0
-
-    def check(self, size: int) -> None:
-        """Raise ApiError if there is no room for `size` bytes now."""
-        more = size - self._held
-        if more > 0 and self._budget.held + more > self._budget.limit:
-            raise errors.overfull(self._budget.status)
-
-    def reach(self, size: int) -> None:
-        """Hold at least `size` bytes; raises ApiError if there is no room."""
-        self.check(size)
-        if size > self._held:
-            self._budget.held += size - self._held
-            self._held = size
 
 
 async def read_client_body(
@@ -59,8 +23,10 @@ async def read_client_body(
 
     Room is reserved as bytes come, and for the next few of a stated length. A client that states
     much and sends nothing must not keep others out. A stated length that does not fit now is
-    rejected at once. A body is too slow if it comes at less than LEAST_BYTES_PER_S on average,
-    after its first `patience_s`. `100 Continue` is sent when only the bytes are missing.
+    rejected at once. `100 Continue` is sent when only the bytes are missing.
+
+    A body is too slow if it falls `patience_s` behind LEAST_BYTES_PER_S, counted from its beginning
+    or from any later moment: what came fast at first buys no time for silence.
     """
     headers = request.headers
     if "content-encoding" in headers and any(
@@ -81,20 +47,22 @@ async def read_client_body(
     if request.content.is_eof():
         return _already_here(request, limit, hold)
     body = bytearray()  # a list of small parts would take 30 times their size
-    since = asyncio.get_running_loop().time() + patience_s
+    clock = asyncio.get_running_loop().time
+    due = clock() + patience_s
     try:
-        async with asyncio.timeout_at(since) as deadline:
+        async with asyncio.timeout_at(due) as deadline:
             while part := await request.content.readany():
                 size = len(body) + len(part)
                 if size > limit:
                     raise _too_large(limit)
                 hold.reach(max(size, min(length, size + AHEAD_BYTES)))
                 body += part
-                deadline.reschedule(since + size / LEAST_BYTES_PER_S)
+                due = min(due + len(part) / LEAST_BYTES_PER_S, clock() + patience_s)
+                deadline.reschedule(due)
     except TimeoutError:
         raise ApiError(408, "request_timeout", "The body took too long.", close=True) from None
-    except web.RequestPayloadError:
-        raise ApiError(400, "bad_http", "The body is not valid HTTP.", close=True) from None
+    except web.RequestPayloadError as error:
+        raise _bad_body(error) from None
     return bytes(body)
 
 
@@ -102,12 +70,19 @@ def _already_here(request: web.BaseRequest, limit: int, hold: Hold) -> bytes:
     """Return a small body that has come with its head."""
     try:
         body = request.content.read_nowait()
-    except web.RequestPayloadError:
-        raise ApiError(400, "bad_http", "The body is not valid HTTP.", close=True) from None
+    except web.RequestPayloadError as error:
+        raise _bad_body(error) from None
     if len(body) > limit:
         raise _too_large(limit)
     hold.reach(len(body))
     return body
+
+
+def _bad_body(error: web.RequestPayloadError) -> ApiError:
+    message = "The body is not valid HTTP."
+    if isinstance(error, ShortChunks):
+        message = "The body has too many short chunks: send it in larger ones."
+    return ApiError(400, "bad_http", message, close=True)
 
 
 def _too_large(limit: int) -> ApiError:

@@ -247,6 +247,12 @@ class UpstreamResponse:
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
     @property
+    def length(self) -> int | None:
+        """Return the length of the body in bytes; None if it is not known before its end."""
+        stated = self.headers.get("content-length")
+        return int(stated) if stated is not None and self._decoder is None else None
+
+    @property
     def ended(self) -> bool:
         """All of the response has come, or no more will."""
         return self._ended

@@ -7,27 +7,35 @@ the end of a request is in doubt, the connection is closed after the response.
 """
 
 import asyncio
-import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
+from time import perf_counter
 from typing import Any, cast
 
-from aiohttp import HttpVersion10, HttpVersion11, web
+from aiohttp import web
 from aiohttp.http import RawRequestMessage
-from aiohttp.http_exceptions import LineTooLong
 from aiohttp.streams import StreamReader
 
 from forebay.proxy.http1 import errors
 from forebay.proxy.http1.errors import SERVER, ApiError
-from forebay.proxy.http1.headers import REQUEST_ID, request_id, unforwardable
+from forebay.proxy.http1.headers import REQUEST_ID, request_id
 from forebay.proxy.http1.headers import SERVER as SERVER_NAME
 from forebay.proxy.http1.idle import IdleConnections, client_address
-from forebay.proxy.http1.tls import HANDSHAKE_S
+from forebay.proxy.http1.request_faults import (
+    TARGET_BYTES,
+    ShortChunks,
+    head_fault,
+    headers_too_large,
+    parse_error,
+)
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 KEEPALIVE_S = 75.0
-SHUTDOWN_S = 0.25  # for handlers to end, and again after they are cancelled
-TARGET_BYTES = 8190  # bound of a request's target; a longer one is a 414
+# A chunk takes aiohttp's parser 2 us, however short it is: 256 KiB of one-byte chunks, 0.1 s. So a
+# body may have this many chunks, and one more for each SHORT_CHUNK bytes of it. After
+# CHUNKS_AT_ONCE the event loop does other work first.
+MOST_CHUNKS, SHORT_CHUNK, CHUNKS_AT_ONCE = 1024, 64, 128
+READ_BYTES, CHUNKED_READ_BYTES = 64 << 10, 1 << 10  # parsed before these numbers are looked at
 
 
 def error_response(
@@ -55,50 +63,9 @@ def _raw_response(error: ApiError) -> bytes:
     return "\r\n".join(lines).encode() + body
 
 
-def _headers_too_large() -> ApiError:
-    return ApiError(
-        431, "headers_too_large", "The request headers are too large or too many.", close=True
-    )
-
-
-def _bad(message: str, status: int = 400) -> ApiError:
-    return ApiError(status, "bad_http", message, close=True)
-
-
-def _parse_error(exc: BaseException | None) -> ApiError:
-    """Return the error for a request that the parser rejected."""
-    if isinstance(exc, LineTooLong):
-        # The bounds of target and headers differ, so the bound shows which was too long.
-        if exc.args[1] == TARGET_BYTES:
-            return ApiError(414, "uri_too_long", "The request target is too long.", close=True)
-        return _headers_too_large()
-    if "Too many headers" in str(exc):
-        return _headers_too_large()
-    return _bad("The request is not valid HTTP.")
-
-
-def _head_fault(request: web.BaseRequest, header_bytes: int) -> ApiError | None:
-    """Return the fault of a head that the parser accepted; None if there is none."""
-    headers = request.headers
-    if request._message.version not in (HttpVersion10, HttpVersion11):
-        request._version = HttpVersion10  # the response must not claim their version
-        return _bad("HTTP/1.0 or HTTP/1.1 is needed.", 505)
-    if sum([len(name) + len(value) + 4 for name, value in request.raw_headers]) > header_bytes:
-        return _headers_too_large()
-    if (coding := headers.get("transfer-encoding")) is not None:
-        if coding.lower() != "chunked":
-            return _bad("The only supported transfer encoding is chunked.", 501)
-        if request.version == HttpVersion10:
-            return _bad("HTTP/1.0 has no transfer encoding.")
-    if headers.get("expect", "100-continue").lower() != "100-continue":
-        return _bad("The only supported expectation is 100-continue.", 417)
-    if request.method == "CONNECT":
-        error = _bad("This is not a forward proxy.", 405)
-        error.headers = {"Allow": "GET, HEAD, POST, OPTIONS"}
-        return error
-    if name := unforwardable(headers):
-        return _bad(f"The header {name} must be printable ASCII, and given once.")
-    return None
+def _chunks_of(payload: StreamReader | None) -> int:
+    """Return the number of chunks that have been parsed and not yet been read."""
+    return len(payload._http_chunk_splits or ()) if payload is not None else 0
 
 
 class _Protocol(web.RequestHandler):
@@ -106,10 +73,12 @@ class _Protocol(web.RequestHandler):
 
     __slots__ = (
         "_broken",
+        "_chunks",
         "_cut_timer",
         "_head_bytes",
         "_head_timer",
         "_last_payload",
+        "_unparsed",
         "_wire",
         "address",
         "idle",
@@ -120,6 +89,8 @@ class _Protocol(web.RequestHandler):
         self.address = ""
         self.idle: dict[_Protocol, None] = {}  # those of this address, perhaps with this one
         self._broken = False  # it is not known where the next request begins
+        self._chunks = 0  # received of the body that is being received
+        self._unparsed = b""  # received after more chunks than are parsed at once
         self._head_bytes = 0  # bytes of a head that is not complete
         self._head_timer: asyncio.TimerHandle | None = None
         self._last_payload: StreamReader | None = None
@@ -170,12 +141,65 @@ class _Protocol(web.RequestHandler):
             self._cut_timer = self._loop.call_later(server.client_write_s, wire.abort)
 
     def data_received(self, data: bytes) -> None:
+        if self._unparsed and data:
+            self._unparsed += data
+            return
+        began = perf_counter()
+        if len(data) <= CHUNKED_READ_BYTES:
+            self._received(data)
+        else:
+            self._receive_in_parts(data)
+        server = self._manager
+        if isinstance(server, HttpServer):
+            server.parsing_s += perf_counter() - began
+
+    def _receive_in_parts(self, data: bytes) -> None:
+        start = parsed = 0
+        while start < len(data) and not self._broken:
+            last = self._last_payload
+            chunked = last is None or last.is_eof() or last._http_chunk_splits is not None
+            end = start + (CHUNKED_READ_BYTES if chunked else READ_BYTES)
+            before = self._chunks
+            self._received(data[start:end])
+            start = end
+            parsed += max(0, self._chunks - before)
+            if parsed > CHUNKS_AT_ONCE and start < len(data):
+                self._unparsed = data[start:]
+                self._pause_transport_reading()
+                self._loop.call_soon(self._go_on)
+                return
+
+    def _go_on(self) -> None:
+        """Parse what was received, in the next turn of the event loop."""
+        data, self._unparsed = self._unparsed, b""
+        if data and not (self._reading_paused or self._buffer_paused):
+            self.data_received(data)
+        else:
+            self._unparsed = data
+        if not self._unparsed and not (self._reading_paused or self._buffer_paused):
+            self._resume_transport_reading()
+
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        if self._reading_paused:  # aiohttp calls this for every chunk that is read
+            super().resume_reading(resume_parser)
+
+    def _resume_transport_reading(self) -> None:
+        if self._broken:
+            return  # nothing more is wanted, and the connection ends soon
+        if self._unparsed:
+            self._loop.call_soon(self._go_on)
+        else:
+            super()._resume_transport_reading()
+
+    def _received(self, data: bytes) -> None:
         if self._broken:
             return
         last, count = self._last_payload, self._request_count
         in_head = last is None or last.is_eof()
+        chunks = 0 if in_head else _chunks_of(last)
         super().data_received(data)
         if self._request_count != count:
+            self._chunks = chunks = 0
             self._stop_head_timer()
             self._head_bytes = 0
             message, self._last_payload = self._messages[-1]
@@ -190,12 +214,20 @@ class _Protocol(web.RequestHandler):
             server = self._manager
             if isinstance(server, HttpServer):
                 self._partial_head(server, len(data))
+        payload = self._last_payload
+        if payload is not None and not payload.is_eof():
+            self._chunks += _chunks_of(payload) - chunks
+            if self._chunks > MOST_CHUNKS + payload.total_bytes // SHORT_CHUNK:
+                # Nothing more of this connection is parsed, also while a rejected body is dropped.
+                self._broken = True
+                self._pause_transport_reading()
+                payload.set_exception(ShortChunks("the chunks of the body are too short"))
 
     def _partial_head(self, server: "HttpServer", size: int) -> None:
         self._head_bytes += size
         if self._head_bytes > server.header_bytes + TARGET_BYTES:
             self._broken = True
-            self._end(_headers_too_large())
+            self._end(headers_too_large())
         elif self._head_timer is None:
             self._start_head_timer(server)
 
@@ -248,7 +280,7 @@ class _Protocol(web.RequestHandler):
             error = ApiError(500, "internal_error", "Internal error of the proxy.", SERVER)
             error.close = True
         else:
-            error = _parse_error(exc)
+            error = parse_error(exc)
         return error_response(error, request_id(request.headers))
 
 
@@ -260,6 +292,7 @@ class HttpServer(web.Server):
         client_write_s: time for a client to take the rest when its connection is closed.
         idle: the connections, by the address of their client.
         failed: called with unexpected exceptions.
+        parsing_s: time that parsing requests has taken, before anything is known of their senders.
     """
 
     def __init__(
@@ -288,6 +321,7 @@ class HttpServer(web.Server):
         self.client_write_s = client_write_s
         self.max_connections = max_connections
         self.failed = failed
+        self.parsing_s = 0.0
         self.idle: IdleConnections[_Protocol] = IdleConnections()
 
     @property
@@ -295,7 +329,7 @@ class HttpServer(web.Server):
         return len(self._connections)
 
     async def _checked(self, request: web.BaseRequest) -> web.StreamResponse:
-        if error := _head_fault(request, self.header_bytes):
+        if error := head_fault(request, self.header_bytes):
             return error_response(error, request_id(request.headers))
         protocol = cast(_Protocol, request.protocol)
         protocol.idle.pop(protocol, None)
@@ -315,6 +349,11 @@ class HttpServer(web.Server):
         return _Protocol(self, loop=self._loop, **self._kwargs)
 
 
+def client_of(request: web.BaseRequest) -> str:
+    """Return the address of the client; of IPv6 the half that names a customer."""
+    return cast(_Protocol, request.protocol).address
+
+
 def no_such_path(request: web.BaseRequest) -> web.Response:
     """Return a 404 in the form of all other errors."""
     return error_response(errors.no_such_path(), request_id(request.headers))
@@ -327,53 +366,3 @@ def cannot_go_on(request: web.BaseRequest) -> bool:
     whose body was not waited for (Expect) may send its next request instead.
     """
     return bool(request._message.upgrade) or not request._payload.is_eof()
-
-
-class _TlsSite(web.TCPSite):
-    """A site with a bound on the TLS handshake; aiohttp's own has asyncio's 60 s."""
-
-    async def start(self) -> None:
-        await web.BaseSite.start(self)
-        server = self._runner.server
-        assert server is not None
-        self._server = await asyncio.get_running_loop().create_server(
-            server,
-            self._host,
-            self._port,
-            ssl=self._ssl_context,
-            backlog=self._backlog,
-            reuse_address=self._reuse_address,
-            reuse_port=self._reuse_port,
-            ssl_handshake_timeout=HANDSHAKE_S,
-        )
-
-
-async def listen(
-    server: HttpServer,
-    host: str,
-    port: int,
-    *,
-    reuse_port: bool = False,
-    tls: ssl.SSLContext | None = None,
-) -> tuple[web.ServerRunner, int]:
-    """Start listening; returns the runner and the port.
-
-    Args:
-        reuse_port: share the port with other processes that set this too.
-        tls: None for plain HTTP.
-    """
-    runner = web.ServerRunner(server, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
-    await runner.setup()
-    kind = web.TCPSite if tls is None else _TlsSite
-    site = kind(runner, host, port, ssl_context=tls, reuse_port=reuse_port or None)
-    try:
-        await site.start()
-    except OSError:
-        await runner.cleanup()
-        raise
-    return runner, int(runner.addresses[0][1])
-
-
-def url_host(host: str) -> str:
-    """Return a host as part of a URL: an IPv6 address in brackets."""
-    return f"[{host}]" if ":" in host else host

@@ -30,6 +30,7 @@ REPLAY_S = 5.0  # longest wait for one message of a replay
 AGAIN_S = 5.0  # delay after an unexpected error
 WAITING_BATCHES = 10_000  # bound of ZeroMQ's queue; beyond it drops batches, and we replay
 BATCH_BYTES = 16 << 20  # a larger batch is not decoded; a step of 256k tokens takes 2 MB
+MOST_BYTES = 4 * BATCH_BYTES  # of a message; ZeroMQ disconnects who sends a larger one
 BIND_TRIES, BIND_AGAIN_S = 10, 0.05
 FALLBACK = "its prefix index is corrected by its responses instead"
 POOL_SHARE = 0.95  # of the KV cache that blocks can be known of; the rest is in use
@@ -174,6 +175,7 @@ class Follower:
         except zmq.ZMQError as error:
             raise _unusable(self._config, error) from None
         self._sub.set_hwm(WAITING_BATCHES)
+        self._sub.setsockopt(zmq.MAXMSGSIZE, MOST_BYTES)
         self._sub.subscribe(b"")
         tries = BIND_TRIES
         while True:
@@ -287,6 +289,7 @@ class Follower:
         count, checked = 0, self._next == 0
         try:
             with self._context.socket(self._zmq.DEALER) as dealer:
+                dealer.setsockopt(self._zmq.MAXMSGSIZE, MOST_BYTES)
                 dealer.linger = 0
                 dealer.set_hwm(0)  # the whole replay must fit; the engine bounds it
                 dealer.connect(endpoint)

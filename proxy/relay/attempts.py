@@ -15,15 +15,17 @@ from forebay.proxy.backends import Backends
 from forebay.proxy.config.schema import Config
 from forebay.proxy.driver import Grant
 from forebay.proxy.http1 import errors
-from forebay.proxy.http1.connection import UpstreamResponse, read_all
+from forebay.proxy.http1.byte_budget import Hold
+from forebay.proxy.http1.connection import UpstreamResponse
 from forebay.proxy.http1.faults import AnswerTooLarge, ConnectFault, LocalShortage, LostConnection
 from forebay.proxy.http1.headers import to_client
 from forebay.proxy.http1.sse import EventTooLarge
 from forebay.proxy.probes import Upstream
-from forebay.proxy.relay.failures import Failure, check_status
+from forebay.proxy.relay.failures import FULL, Failure, check_status
 from forebay.proxy.relay.retries import RetryBudget, Tries
-from forebay.proxy.relay.stream import UPSTREAM_ERRORS
+from forebay.proxy.relay.stream import UPSTREAM_ERRORS, StreamListener
 from forebay.proxy.relay.timeouts import Limit, Watchdog
+from forebay.proxy.relay.whole_answer import LargeAnswer, read_small
 
 T = TypeVar("T")
 
@@ -91,13 +93,13 @@ class ShapedAttempt(Attempt):
         name = self.upstream.name
         try:
             if isinstance(error, Failure):
-                self._backends.failed(name, self._request_id, error)
+                self._backends.failed(name, self._request_id, error, self.tries.suspects)
             elif error is not None:
                 self._backends.cancelled(name, self._request_id)
         finally:
             del self._active[self]
         if error is None:
-            self._backends.answered(name, self._request_id)
+            self._backends.answered(name, self._request_id, self.tries.suspects)
 
 
 class Attempts:
@@ -160,9 +162,17 @@ class Attempts:
         upstream: Upstream,
         response: UpstreamResponse,
         headers: dict[str, str],
-    ) -> web.Response:
-        """Read a response that is not a stream, for the client; raises Failure for a bad status."""
-        clock = self._clock
+        hold: Hold,
+        listener: StreamListener,
+    ) -> web.Response | LargeAnswer:
+        """Read a response that is not a stream, for the client; raises Failure for a bad status.
+
+        Args:
+            headers: ours.
+            hold: gets the bytes of the response.
+            listener: of a large response.
+        """
+        clock, limit = self._clock, self._config.limits.answer
         with self._watchdog.watching(incoming, response) as watch:
 
             def heard() -> None:
@@ -170,7 +180,13 @@ class Attempts:
                 upstream.heard = True
 
             heard()
-            body = await read_all(response, self._config.limits.answer, heard)
+            body, complete = await read_small(response, limit, hold, heard)
+        if not complete:
+            if response.status in FULL or response.status >= 500:
+                raise Failure("5xx", errors.upstream_error())
+            return LargeAnswer(
+                incoming, upstream, response, headers, body, limit, listener, self._watchdog
+            )
         headers = {**headers, **to_client(response.headers)}
         answer = web.Response(status=response.status, headers=headers, body=body)
         check_status(response, answer)

@@ -43,6 +43,11 @@ class Failure(Exception):
         """The backend itself answered that it cannot serve."""
         return self.kind in ("full", "5xx")
 
+    @property
+    def provokable(self) -> bool:
+        """The request may be the cause: another backend's answer to it will tell."""
+        return self.verdict == "failed" and self.retry in ("shared", "lost")
+
     def result(self) -> web.Response:
         """Return the response for the client; raises it if it is an ApiError."""
         if isinstance(self.answer, ApiError):

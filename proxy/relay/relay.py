@@ -19,6 +19,8 @@ from forebay.proxy.api.prefix_request import prefix_body
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.backends import Backends
 from forebay.proxy.driver import Grant, Rejected
+from forebay.proxy.http1.byte_budget import Hold
+from forebay.proxy.http1.faults import AnswerTooLarge
 from forebay.proxy.http1.headers import to_backend
 from forebay.proxy.kv_events.tokenize import Translator
 from forebay.proxy.probes import Upstream
@@ -27,8 +29,11 @@ from forebay.proxy.relay.failures import Failure, check_head, check_type, check_
 from forebay.proxy.relay.retries import Tries
 from forebay.proxy.relay.stream import Stream, StreamListener
 from forebay.proxy.relay.timeouts import Watchdog
+from forebay.proxy.relay.whole_answer import WHOLE_BYTES, LargeAnswer
 from forebay.proxy.telemetry.metrics import ProxyMetrics
 from forebay.proxy.telemetry.record import RequestRecord
+
+MOST_TOKENS = 1 << 24  # of a prompt or an output; a row of a capture has one number for each 512
 
 
 @dataclass(slots=True)
@@ -41,6 +46,7 @@ class ShapedRequest:
         id: the x-request-id.
         reply_headers: returns our headers of the response. They hold the queueing time, so it is
             called once the request has been sent.
+        hold: the memory of the request and of its response.
     """
 
     incoming: web.BaseRequest
@@ -50,6 +56,7 @@ class ShapedRequest:
     id: str
     record: RequestRecord
     reply_headers: Callable[[], dict[str, str]]
+    hold: Hold
 
 
 class Relay:
@@ -109,18 +116,23 @@ class Relay:
             grant, upstream, tries, shows_first_token=shaped.parsed.streams
         ) as attempt:
             response = await self._first_response(shaped, grant, attempt)
-        return await response.relay() if isinstance(response, Stream) else response
+        return response if isinstance(response, web.Response) else await response.relay()
 
     async def _first_response(
         self, shaped: ShapedRequest, grant: Grant, attempt: Attempt
-    ) -> Stream | web.Response:
-        """Wait for the first event of a stream, or for a whole response; raises Failure."""
+    ) -> Stream | LargeAnswer | web.Response:
+        """Wait for the first event of a stream, or for a whole response; raises Failure.
+
+        Of a large response the beginning is enough: the engine has computed all of it by then.
+        """
         upstream = attempt.upstream
         response = await self._attempts.within_limit(attempt, self._ask(shaped, grant, upstream))
         if isinstance(response, Stream):
             return response
-        assert isinstance(response.body, bytes)
-        usage = check_whole(response.status, response.body).get("usage")
+        usage = None
+        if isinstance(response, web.Response):
+            assert isinstance(response.body, bytes)
+            usage = check_whole(response.status, response.body).get("usage")
         if response.status == 200:
             if shaped.parsed.request.streams:
                 grant.first_token()  # a response of one token: its end is its first token
@@ -131,27 +143,32 @@ class Relay:
 
     async def _ask(
         self, shaped: ShapedRequest, grant: Grant, upstream: Upstream
-    ) -> Stream | web.Response:
+    ) -> Stream | LargeAnswer | web.Response:
         streams = shaped.parsed.streams
         response = await self._backends.open(
             "POST", upstream, shaped.path, _body(shaped, grant), _request_headers(shaped)
         )
-        streaming = False
+        relaying = False
         try:
             check_head(response)
             check_type(response, streams)
             reply = shaped.reply_headers()
+            listener = ShapedStreamListener(self, shaped, grant, upstream)
             if streams and response.status == 200:
-                listener = ShapedStreamListener(self, shaped, grant, upstream)
                 stream = Stream(
-                    shaped.incoming, upstream, response, reply, listener, self._watchdog
-                )
+                    shaped.incoming, upstream, response, reply, listener, self._watchdog,
+                    hold=shaped.hold,
+                )  # fmt: skip
                 await stream.first_event()
-                streaming = True
+                relaying = True
                 return stream
-            return await self._attempts.read_whole(shaped.incoming, upstream, response, reply)
+            answer = await self._attempts.read_whole(
+                shaped.incoming, upstream, response, reply, shaped.hold, listener
+            )
+            relaying = isinstance(answer, LargeAnswer)
+            return answer
         finally:
-            if not streaming:
+            if not relaying:
                 response.close()
 
     # Split prefill: leading parts of a long prompt are computed before the request itself.
@@ -205,7 +222,12 @@ class Relay:
         try:
             check_head(response)
             check_type(response, False)
-            return await self._attempts.read_whole(shaped.incoming, upstream, response, {})
+            answer = await self._attempts.read_whole(
+                shaped.incoming, upstream, response, {}, shaped.hold, StreamListener()
+            )
+            if isinstance(answer, LargeAnswer):
+                raise AnswerTooLarge(WHOLE_BYTES)
+            return answer
         finally:
             response.close()
 
@@ -287,11 +309,15 @@ def usage_tokens(usage: object) -> tuple[int, int | None, int]:
     """
     if not isinstance(usage, dict):
         return 0, None, 0
-    prompt_tokens = usage.get("prompt_tokens")
-    if not isinstance(prompt_tokens, int) or prompt_tokens < 0:
+    prompt_tokens = _count(usage.get("prompt_tokens"))
+    if prompt_tokens is None:
         return 0, None, 0
     details = usage.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    known = min(cached, prompt_tokens) if isinstance(cached, int) and cached >= 0 else None
-    output = usage.get("completion_tokens")
-    return prompt_tokens, known, output if isinstance(output, int) and output >= 0 else 0
+    cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
+    known = None if cached is None else min(cached, prompt_tokens)
+    return prompt_tokens, known, _count(usage.get("completion_tokens")) or 0
+
+
+def _count(value: object) -> int | None:
+    """Return a number of tokens; None if it is none that can be."""
+    return value if isinstance(value, int) and 0 <= value <= MOST_TOKENS else None

@@ -28,12 +28,18 @@ class RetryBudget:
 
 
 class Tries:
-    """The retries of one request; use as a context while it is being served."""
+    """The retries of one request; use as a context while it is being served.
+
+    Attributes:
+        suspects: backends at which this request failed, perhaps by its own fault, and the number
+            of each failure.
+    """
 
     def __init__(self, budget: RetryBudget) -> None:
         self._budget = budget
         self._retried = 0
         self._counted = False
+        self.suspects: list[tuple[str, int]] = []
 
     def __enter__(self) -> "Tries":
         self._budget.active += 1

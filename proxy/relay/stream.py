@@ -8,6 +8,7 @@ import aiohttp
 import orjson
 from aiohttp import web
 
+from forebay.proxy.http1.byte_budget import SMALL_BYTES, Hold
 from forebay.proxy.http1.connection import Sink, UpstreamResponse
 from forebay.proxy.http1.errors import stream_error_event, upstream_error
 from forebay.proxy.http1.faults import BrokenAnswer, UpstreamFault
@@ -15,6 +16,7 @@ from forebay.proxy.http1.headers import to_client
 from forebay.proxy.http1.sse import (
     MAX_EVENT_BYTES,
     EventScanner,
+    EventTooLarge,
     MalformedStream,
     StreamEvent,
     parse_event,
@@ -53,6 +55,7 @@ class Stream:
 
     Args:
         headers: our headers of the response.
+        hold: gets the bytes of a large event while it is not complete.
         until_done: the stream is complete when `[DONE]` has come. Otherwise any end between two
             events is a complete one.
     """
@@ -66,6 +69,7 @@ class Stream:
         listener: StreamListener,
         watchdog: Watchdog,
         *,
+        hold: Hold,
         until_done: bool = True,
     ) -> None:
         self._incoming = incoming
@@ -76,6 +80,8 @@ class Stream:
         self._listener = listener
         self._watchdog = watchdog
         self._scanner = EventScanner()
+        self._hold = hold
+        self._held_before = hold.size
         self._clock = watchdog.clock
         self._ready = bytearray()  # whole events, received and not yet sent on
         self._usage: dict[str, Any] = {}
@@ -93,7 +99,7 @@ class Stream:
             if not chunk:
                 raise BrokenAnswer("the stream ended before its first event")
             self._upstream.heard = True
-            for raw, payload in self._scanner.events(chunk):
+            for raw, payload in self._events(chunk):
                 if payload and not seen:
                     seen = True
                     self._check_first(payload)
@@ -208,10 +214,23 @@ class Stream:
 
         return send, send_chunks if chunked else None
 
+    def _events(self, piece: bytes) -> list[tuple[bytes, bytes]]:
+        """Return the events that `piece` completes; raises EventTooLarge without room for more."""
+        events = self._scanner.events(piece)
+        partial = len(self._scanner.partial)
+        if partial > SMALL_BYTES:
+            wanted = self._held_before + partial
+            if not self._hold.has_room(wanted):
+                raise EventTooLarge(partial)
+            self._hold.reach(wanted)
+        else:
+            self._hold.shrink(self._held_before)
+        return events
+
     def _scanned(self, piece: bytes) -> bytes:
         """Return the whole events that can be sent on after `piece`; none after the end."""
         try:
-            for raw, payload in self._scanner.events(piece):
+            for raw, payload in self._events(piece):
                 self._take_event(raw, payload)
         except MalformedStream:
             self._failed = True

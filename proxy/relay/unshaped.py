@@ -8,6 +8,7 @@ from aiohttp import web
 
 from forebay.proxy.backends import Backends
 from forebay.proxy.http1 import errors
+from forebay.proxy.http1.byte_budget import Hold
 from forebay.proxy.http1.headers import to_backend
 from forebay.proxy.probes import Upstream
 from forebay.proxy.relay.attempts import Attempts
@@ -15,6 +16,7 @@ from forebay.proxy.relay.failures import Failure, check_head
 from forebay.proxy.relay.retries import Tries
 from forebay.proxy.relay.stream import Stream, StreamListener
 from forebay.proxy.relay.timeouts import Watchdog
+from forebay.proxy.relay.whole_answer import LargeAnswer
 from forebay.proxy.telemetry.metrics import ProxyMetrics
 
 # GET requests, too, are answered by vLLM's API server alone, whether its engine is dead or not.
@@ -38,12 +40,14 @@ class UnshapedRelay:
         id_: str,
         tenant: str,
         reply: dict[str, str],
+        hold: Hold,
     ) -> web.StreamResponse:
         """Forward a request to any backend that takes work; raises ApiError.
 
         Args:
             target: the raw path with its query.
-            reply: our headers of a response that is a stream.
+            reply: our headers of a response that is a stream, or large.
+            hold: gets the bytes of the response.
         """
         headers = to_backend(incoming.headers, id_, authorization=not tenant)
         upstream, failure = self._backends.next_up(), None
@@ -51,11 +55,11 @@ class UnshapedRelay:
             while upstream is not None:
                 try:
                     with self._attempts.start(upstream, tries) as attempt:
-                        asking = self._ask(upstream, incoming, target, body, headers, reply)
+                        asking = self._ask(upstream, incoming, target, body, headers, reply, hold)
                         response = await self._attempts.within_limit(attempt, asking)
                 except Failure as failed:
                     failure = failed
-                    self._backends.failed(upstream.name, "", failed)
+                    self._backends.failed(upstream.name, "", failed, tries.suspects)
                     self._metrics.upstream_error(upstream.name, failed.kind)
                     # A refused connection is no attempt, but nothing else bounds their number here.
                     retry = "lost" if failed.retry == "refused" else failed.retry
@@ -64,8 +68,10 @@ class UnshapedRelay:
                 # A response that needs no engine proves as little as /health. If it counted, a
                 # backend that fails all else would stay in use while /v1/models is polled.
                 if incoming.method == "POST" and target.partition("?")[0] not in ENGINELESS:
-                    self._backends.answered(upstream.name, "")
-                return await response.relay() if isinstance(response, Stream) else response
+                    self._backends.answered(upstream.name, "", tries.suspects)
+                if isinstance(response, web.Response):
+                    return response
+                return await response.relay()
         if failure is None:
             raise errors.no_backend()
         return failure.result()
@@ -78,26 +84,31 @@ class UnshapedRelay:
         body: bytes,
         headers: dict[str, str],
         reply: dict[str, str],
-    ) -> Stream | web.Response:
+        hold: Hold,
+    ) -> Stream | LargeAnswer | web.Response:
         # A HEAD request is forwarded as GET; its response is sent without the body.
         method = "POST" if incoming.method == "POST" else "GET"
         response = await self._backends.open(method, upstream, target, body, headers)
-        streaming = False
+        relaying = False
         try:
             check_head(response)
+            listener = UnshapedStreamListener(self._metrics, upstream)
             streams = response.content_type == "text/event-stream"
             if streams and response.status == 200 and method == "POST":
                 stream = Stream(
-                    incoming, upstream, response, reply,
-                    UnshapedStreamListener(self._metrics, upstream), self._watchdog,
-                    until_done=False,  # /v1/responses ends without [DONE]
+                    incoming, upstream, response, reply, listener, self._watchdog,
+                    hold=hold, until_done=False,  # /v1/responses ends without [DONE]
                 )  # fmt: skip
                 await stream.first_event()
-                streaming = True
+                relaying = True
                 return stream
-            return await self._attempts.read_whole(incoming, upstream, response, {})
+            whole = await self._attempts.read_whole(
+                incoming, upstream, response, reply, hold, listener
+            )
+            relaying = isinstance(whole, LargeAnswer)
+            return whole
         finally:
-            if not streaming:
+            if not relaying:
                 response.close()
 
 

@@ -3,32 +3,25 @@
 One task sleeps in short steps and measures how late it wakes: this is the lag of the event loop.
 Once a second it also reads memory and file descriptors, and lets `core/overload.py` decide. Of the
 lag only the CPU time of the process counts: on a shared machine, other processes take the processor
-away for 0.1 s and more.
+away for 0.1 s and more. Work for strangers does not count either, as shedding the requests of known
+clients would not reduce it: parsing HTTP, and rejecting requests before their body is read.
 """
 
 import asyncio
-import errno
 import os
 from collections import deque
 from collections.abc import Callable
-from math import inf
-from pathlib import Path
 from time import process_time
 
 from forebay.proxy.config.sections import Limits
 from forebay.proxy.core.model import ServiceClass
 from forebay.proxy.core.overload import Reading, next_shed, refused
+from forebay.proxy.runtime.memory import NO_DESCRIPTOR, memory_limit, resident_bytes
 from forebay.proxy.telemetry.events import LogEvent, Say
 
 LAG_STEP_S = 0.05
 LAG_STEPS = 200  # percentiles are over the last 10 s
 DECIDE_EVERY = 20  # steps
-CGROUPS = (
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
-NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
-NO_LIMIT = 1 << 60  # cgroup v1 means "no limit" by a number of about this size
 
 
 class Protection:
@@ -45,10 +38,15 @@ class Protection:
         lagged: Callable[[float], None],
         read: Callable[[float, float], Reading] | None = None,
     ) -> None:
-        """`lagged` gets each lag; `read` (of the lag's p99 and median) replaces the measurement."""
+        """`lagged` gets each lag; `read` (of the lag's p99 and median) replaces the measurement.
+
+        Attributes:
+            strangers_s: returns the time that work for strangers has taken so far.
+        """
         self._say = say
         self._lagged = lagged
         self._read = read or self._measure
+        self.strangers_s: Callable[[], float] = lambda: 0.0
         self._lags: deque[float] = deque(maxlen=LAG_STEPS)
         self._task: asyncio.Task[None] | None = None
         self._resident_bytes = 0.0  # at the last reading
@@ -91,11 +89,12 @@ class Protection:
         clock = asyncio.get_running_loop().time
         steps = 0
         while True:
-            due, computed_s = clock() + LAG_STEP_S, process_time()
+            due, own_s = clock() + LAG_STEP_S, process_time() - self.strangers_s()
             await asyncio.sleep(LAG_STEP_S)
             lag_s = max(0.0, clock() - due)
             # A machine that stood still is no sign of overload.
-            self._lags.append(min(lag_s, process_time() - computed_s))
+            own_s = process_time() - self.strangers_s() - own_s
+            self._lags.append(max(0.0, min(lag_s, own_s)))
             self._lagged(lag_s)
             steps += 1
             if steps % DECIDE_EVERY == 0:
@@ -106,34 +105,6 @@ class Protection:
         memory = self._resident_bytes / self._memory_bytes
         lag, usual_lag = lag_p99_s / self._lag_s, lag_median_s / self._lag_s
         return Reading(lag, usual_lag, memory, descriptor_share())
-
-
-def memory_limit(limits: Limits) -> float:
-    """Return the memory this process may use: configured, of its cgroup, or of the machine."""
-    if limits.memory != "auto":
-        return float(limits.memory)
-    for path in CGROUPS:
-        try:
-            size = int(path.read_text(encoding="ascii"))
-        except (OSError, ValueError):  # not there, or "max"
-            continue
-        if size < NO_LIMIT:
-            return float(size)
-    try:
-        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    except (ValueError, OSError, AttributeError):  # unknown on this system
-        return inf
-
-
-def resident_bytes(last: float = 0.0) -> float:
-    """Return resident memory; 0 without /proc, `last` while no descriptor is left to read it."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    except OSError as error:
-        return last if error.errno in NO_DESCRIPTOR else 0.0
-    except (ValueError, IndexError):
-        return 0.0
-    return float(pages * os.sysconf("SC_PAGE_SIZE"))
 
 
 def descriptor_share() -> float:

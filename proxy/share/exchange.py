@@ -13,14 +13,20 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from math import inf
 from typing import Any, Protocol
 
-from forebay.proxy.core.state.elsewhere import SILENT_S
+from forebay.proxy.core.state.elsewhere import SILENT_S, ProxyReport
 from forebay.proxy.driver import Driver
 from forebay.proxy.share.wire import MOST_NAME, BadMessage, Message, decode, encode
 from forebay.proxy.telemetry.events import LogEvent, Say
 
 PERIOD_S = 0.1
+# Bounds for what others can make this proxy do: a message takes 40 us, and applying reports takes
+# some microseconds for each proxy and backend.
+MOST_PEERS = 64
+MOST_MESSAGES = 4 * MOST_PEERS  # in one PERIOD_S; with two links each comes twice
+APPLY_S = 0.02  # least interval of applying reports
 
 
 class Link(Protocol):
@@ -56,6 +62,10 @@ class PeerExchange:
     failed: int = 0
     alone_since: float | None = field(default_factory=time.time)
     _numbers: dict[str, int] = field(default_factory=dict)  # last message of each sender
+    _heard: int = 0  # messages since the last turn
+    _reports: dict[str, ProxyReport] = field(default_factory=dict)  # not applied yet
+    _applied_at: float = -inf
+    _timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
         """Publish our state, and forget silent proxies, every PERIOD_S until cancelled."""
@@ -76,8 +86,10 @@ class PeerExchange:
     def turn(self) -> None:
         """Publish our state once, and forget proxies that are silent."""
         driver = self.driver
+        self._heard = 0
         driver.apply(driver.shaper.peering.forget_silent(driver.now))
-        for sender in [s for s in self._numbers if s not in driver.shaper.peering.peers.names]:
+        known = {*driver.shaper.peering.peers.names, *self._reports}
+        for sender in [s for s in self._numbers if s not in known]:
             del self._numbers[sender]
         self._log_links()
         report = driver.shaper.peering.report(driver.now)
@@ -89,7 +101,11 @@ class PeerExchange:
                 self.published_bytes += len(data)
 
     def heard(self, data: bytes) -> None:
-        """Apply a message, unless it is bad, old or our own."""
+        """Apply a message soon, unless it is bad, old, our own or one too many."""
+        self._heard += 1
+        if self._heard > MOST_MESSAGES:
+            self.bad += 1
+            return
         try:
             message = decode(data)
         except BadMessage:
@@ -98,10 +114,30 @@ class PeerExchange:
         # With two links a message may come twice, or an older one after a newer one.
         if message.sender == self.sender or self._numbers.get(message.sender, -1) >= message.number:
             return
+        if message.sender not in self._numbers and len(self._numbers) >= MOST_PEERS:
+            self.bad += 1
+            return
         self._numbers[message.sender] = message.number
         self.received += 1
-        driver = self.driver
-        driver.apply(driver.shaper.peering.reported(message.sender, message.report, driver.now))
+        self._reports[message.sender] = message.report
+        if self._timer is None:
+            wait_s = self._applied_at + APPLY_S - self.driver.now
+            if wait_s <= 0.0:
+                self._apply()
+            else:
+                self._timer = asyncio.get_running_loop().call_later(wait_s, self._apply)
+
+    def _apply(self) -> None:
+        """Apply all reports that have come."""
+        self._timer = None
+        driver, reports = self.driver, self._reports
+        self._reports, self._applied_at = {}, driver.now
+        driver.apply(driver.shaper.peering.reported_together(reports, driver.now))
+
+    def close(self) -> None:
+        """Apply nothing from now on."""
+        if self._timer is not None:
+            self._timer.cancel()
 
     def status(self) -> dict[str, Any]:
         """Return the JSON of `/status`."""
@@ -162,6 +198,7 @@ async def exchanging(
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+            exchange.close()
 
 
 def _utc(at: float) -> str:

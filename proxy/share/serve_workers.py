@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 
 from forebay.proxy.config.schema import Config
-from forebay.proxy.http1.server import HttpServer, listen, url_host
+from forebay.proxy.http1.listen import listen, url_host
+from forebay.proxy.http1.server import HttpServer
 from forebay.proxy.runtime import systemd
 from forebay.proxy.share.workers import WorkerPool
 from forebay.proxy.share.workers_admin import WorkersAdmin

@@ -86,7 +86,7 @@ class TestBodies:
             await settle()
             assert on.proxy.app._held_bytes == 0
 
-        before_oracle(scene, limits={"queue_bytes": 1000})
+        before_oracle(scene, limits={"queue_bytes": 1125})
 
     def test_who_states_much_and_sends_nothing_keeps_nobody_out(self) -> None:
         async def scene(on: Stage, oracle: Oracle) -> None:
@@ -98,7 +98,7 @@ class TestBodies:
                 assert on.proxy.app._held_bytes == 8 * AHEAD_BYTES
                 assert (await ask(on, post())).status == 200
 
-        before_oracle(scene, limits={"queue_bytes": "1500KiB"})
+        before_oracle(scene, limits={"queue_bytes": "4MiB"})
 
     def test_a_body_for_which_there_is_no_room_any_more(self) -> None:
         """Two bodies together exceed the memory limit: one is rejected, the other served."""
@@ -123,7 +123,7 @@ class TestBodies:
                 (served,) = responses(await other.read())
                 assert served.status == 200
 
-        before_oracle(scene, limits={"queue_bytes": 200_000}, buckets=ANY_LENGTH)
+        before_oracle(scene, limits={"queue_bytes": 300_000}, buckets=ANY_LENGTH)
 
     def test_no_room_has_the_status_of_any_refusal(self) -> None:
         async def scene(on: Stage, oracle: Oracle) -> None:

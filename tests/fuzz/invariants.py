@@ -12,7 +12,8 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from forebay.proxy.api.body import parse, read_fields
 from forebay.proxy.api.media_tokens import VIDEO_TOKENS
 from forebay.proxy.api.token_estimate import TokenEstimate
-from forebay.proxy.http1.client_body import ByteBudget, Hold, read_client_body
+from forebay.proxy.http1.byte_budget import ByteBudget, Hold
+from forebay.proxy.http1.client_body import read_client_body
 from forebay.proxy.http1.errors import ApiError
 from forebay.proxy.http1.sse import EventScanner, MalformedStream, parse_event
 

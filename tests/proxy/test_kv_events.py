@@ -30,7 +30,7 @@ from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.http1.client import Origin
 from forebay.proxy.kv_events.decode import chain_keys
-from forebay.proxy.kv_events.follower import Follower
+from forebay.proxy.kv_events.follower import MOST_BYTES, Follower
 from forebay.proxy.kv_events.tokenize import Translator
 from forebay.proxy.probes import Upstream
 from forebay.replay.engine.config import EngineConfig
@@ -565,6 +565,17 @@ def test_a_batch_without_measure_is_not_decoded() -> None:
             await scene.until(lambda: any("corrected by" in line for line in scene.proxy.said))
             assert any("more than 16 MiB" in line for line in scene.proxy.said)
             assert await scene.ask(0, "another") > 1_400
+
+    play(main)
+
+
+def test_a_message_beyond_all_measure_is_not_received() -> None:
+    """ZeroMQ disconnects its sender before it has the whole message."""
+
+    async def main() -> None:
+        async with following() as scene:
+            (follower,) = scene.proxy.proxy.reloader._parts.followers._followers.values()
+            assert follower._sub.getsockopt(zmq.MAXMSGSIZE) == MOST_BYTES
 
     play(main)
 

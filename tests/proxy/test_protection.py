@@ -11,7 +11,8 @@ from said import Said
 from forebay.proxy.config.sections import Limits
 from forebay.proxy.core.model import ServiceClass
 from forebay.proxy.core.overload import Reading, next_shed, refused
-from forebay.proxy.runtime.load_shedding import Protection, memory_limit, resident_bytes
+from forebay.proxy.runtime.load_shedding import Protection
+from forebay.proxy.runtime.memory import memory_limit, resident_bytes
 from forebay.proxy.telemetry.events import INFO, WARNING
 from forebay.replay.sim.clock import run
 

@@ -203,7 +203,7 @@ class Peers:
         for name in new:
             self._on[name] = Elsewhere()
         if new:
-            self._sum(now)
+            self.sum_up(now)
 
     def forget(self, backend: str) -> None:
         """Stop summing up reports about this backend."""
@@ -229,6 +229,12 @@ class Peers:
 
     def replace(self, peer: str, report: ProxyReport, now: float) -> dict[str, float]:
         """Replace a proxy's latest report; return its new `fresh_tokens` by backend."""
+        fresh = self.keep(peer, report, now)
+        self.sum_up(now)
+        return fresh
+
+    def keep(self, peer: str, report: ProxyReport, now: float) -> dict[str, float]:
+        """Do as `replace`, but for `sum_up`: that takes a time for each proxy that is known."""
         last = self._reports.get(peer)
         fresh: dict[str, float] = {}
         if last is not None:
@@ -245,7 +251,6 @@ class Peers:
                 )
         self._reports[peer] = report, now
         self._charge(peer, report.tenants, known=last is not None)
-        self._sum(now)
         return fresh
 
     def gone(self, peer: str, now: float) -> bool:
@@ -253,7 +258,7 @@ class Peers:
         self._use.pop(peer, None)
         if self._reports.pop(peer, None) is None:
             return False
-        self._sum(now)
+        self.sum_up(now)
         return True
 
     def silent(self, now: float) -> list[str]:
@@ -275,7 +280,8 @@ class Peers:
             if prefill_s or prompt_tokens:
                 self._used.setdefault(name, TenantUse()).add(prefill_s, prompt_tokens)
 
-    def _sum(self, now: float) -> None:
+    def sum_up(self, now: float) -> None:
+        """Sum up the latest reports for each backend."""
         for name, elsewhere in self._on.items():
             reports = [
                 (report.backends[name], at)

@@ -14,6 +14,8 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 
+import uvloop
+
 TOKEN_S = 0.005
 TOKENS = 8
 PIECE_BYTES = 256 << 10
@@ -111,4 +113,4 @@ async def main() -> None:
 
 if __name__ == "__main__":
     with suppress(KeyboardInterrupt):
-        asyncio.run(main())
+        uvloop.run(main())

@@ -1,0 +1,83 @@
+"""Bound the memory that requests hold together, and share it among those who hold it.
+
+A holder is a tenant, or without keys a client's address. It may hold at most a multiple of what it
+leaves free. So holders get equal parts under pressure, whoever came first, and there is always room
+for one more. This is the dynamic threshold of switches with a shared buffer (Choudhury and Hahne,
+IEEE/ACM Transactions on Networking 6(2), 1998).
+"""
+
+from collections import Counter
+
+from forebay.proxy.http1 import errors
+
+SMALL_BYTES = 64 << 10  # nearly every request is smaller
+LARGE_SHARE, SMALL_SHARE = 2, 8  # a holder's bytes for each free byte, by the size of the request
+
+
+class ByteBudget:
+    """Counts the bytes of all requests; `status` is the HTTP status beyond the limit."""
+
+    def __init__(self, limit: int, status: int = 429) -> None:
+        self.limit = limit
+        self.status = status
+        self.held = 0
+        self.by_holder: Counter[str] = Counter()
+
+
+class Hold:
+    """The bytes of one request in a budget; the end of the `with` block frees them.
+
+    Attributes:
+        holder: the tenant or address that holds them; set it before the first byte is held.
+    """
+
+    __slots__ = ("_budget", "_held", "holder")
+
+    def __init__(self, budget: ByteBudget) -> None:
+        self._budget = budget
+        self._held = 0
+        self.holder = ""
+
+    def __enter__(self) -> "Hold":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shrink(0)
+
+    @property
+    def size(self) -> int:
+        """Bytes held now."""
+        return self._held
+
+    def has_room(self, size: int) -> bool:
+        """Return whether this request may hold `size` bytes now."""
+        budget, more = self._budget, size - self._held
+        if more <= 0:
+            return True
+        share = SMALL_SHARE if size <= SMALL_BYTES else LARGE_SHARE
+        free = budget.limit - budget.held - more
+        return budget.by_holder[self.holder] + more <= share * free
+
+    def check(self, size: int) -> None:
+        """Raise ApiError if there is no room for `size` bytes now."""
+        if not self.has_room(size):
+            raise errors.overfull(self._budget.status)
+
+    def reach(self, size: int) -> None:
+        """Hold at least `size` bytes; raises ApiError if there is no room."""
+        if size > self._held:
+            self.check(size)
+            self._add(size - self._held)
+
+    def shrink(self, size: int) -> None:
+        """Hold at most `size` bytes."""
+        if size < self._held:
+            self._add(size - self._held)
+
+    def _add(self, more: int) -> None:
+        budget = self._budget
+        self._held += more
+        budget.held += more
+        budget.by_holder[self.holder] += more
+        if not budget.by_holder[self.holder]:
+            del budget.by_holder[self.holder]

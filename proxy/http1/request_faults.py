@@ -1,0 +1,59 @@
+"""Faults of requests as HTTP: those that aiohttp's parser finds, and those that it accepts."""
+
+from aiohttp import HttpVersion10, HttpVersion11, web
+from aiohttp.http_exceptions import LineTooLong
+
+from forebay.proxy.http1.errors import ApiError
+from forebay.proxy.http1.headers import unforwardable
+
+TARGET_BYTES = 8190  # bound of a request's target; a longer one is a 414
+
+
+class ShortChunks(web.RequestPayloadError):
+    """A body has so many short chunks that parsing them takes too long."""
+
+
+def headers_too_large() -> ApiError:
+    return ApiError(
+        431, "headers_too_large", "The request headers are too large or too many.", close=True
+    )
+
+
+def _bad(message: str, status: int = 400) -> ApiError:
+    return ApiError(status, "bad_http", message, close=True)
+
+
+def parse_error(exc: BaseException | None) -> ApiError:
+    """Return the error for a request that the parser rejected."""
+    if isinstance(exc, LineTooLong):
+        # The bounds of target and headers differ, so the bound shows which was too long.
+        if exc.args[1] == TARGET_BYTES:
+            return ApiError(414, "uri_too_long", "The request target is too long.", close=True)
+        return headers_too_large()
+    if "Too many headers" in str(exc):
+        return headers_too_large()
+    return _bad("The request is not valid HTTP.")
+
+
+def head_fault(request: web.BaseRequest, header_bytes: int) -> ApiError | None:
+    """Return the fault of a head that the parser accepted; None if there is none."""
+    headers = request.headers
+    if request._message.version not in (HttpVersion10, HttpVersion11):
+        request._version = HttpVersion10  # the response must not claim their version
+        return _bad("HTTP/1.0 or HTTP/1.1 is needed.", 505)
+    if sum([len(name) + len(value) + 4 for name, value in request.raw_headers]) > header_bytes:
+        return headers_too_large()
+    if (coding := headers.get("transfer-encoding")) is not None:
+        if coding.lower() != "chunked":
+            return _bad("The only supported transfer encoding is chunked.", 501)
+        if request.version == HttpVersion10:
+            return _bad("HTTP/1.0 has no transfer encoding.")
+    if headers.get("expect", "100-continue").lower() != "100-continue":
+        return _bad("The only supported expectation is 100-continue.", 417)
+    if request.method == "CONNECT":
+        error = _bad("This is not a forward proxy.", 405)
+        error.headers = {"Allow": "GET, HEAD, POST, OPTIONS"}
+        return error
+    if name := unforwardable(headers):
+        return _bad(f"The header {name} must be printable ASCII, and given once.")
+    return None

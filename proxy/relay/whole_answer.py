@@ -1,0 +1,190 @@
+"""Read a response that is not a stream: a small one whole, a large one only as fast as it is sent.
+
+The client of a small response gets it once it is complete and found good: until then another
+backend can be asked. The first bytes of a large one commit the proxy. Then a failure breaks the
+framing, as in a stream. So no response takes more memory than WHOLE_BYTES and a few buffers.
+"""
+
+import re
+from typing import Any
+
+import aiohttp
+import orjson
+from aiohttp import web
+
+from forebay.proxy.http1.byte_budget import SMALL_BYTES, Hold
+from forebay.proxy.http1.connection import UpstreamResponse
+from forebay.proxy.http1.faults import AnswerTooLarge, UpstreamFault
+from forebay.proxy.http1.headers import to_client
+from forebay.proxy.probes import Upstream
+from forebay.proxy.relay.stream import UNTAKEN_BYTES, StreamListener
+from forebay.proxy.relay.timeouts import Watchdog
+
+WHOLE_BYTES = 256 << 10  # parsing so much takes a millisecond
+KEPT_BYTES = 2048  # of the end of one piece, in which an object may have begun
+MOST_USAGES = 8  # of one piece that are looked at, the last ones first
+# In JSON a quote inside a string has a backslash before it: without one these are keys. The object
+# may hold others, but not their objects.
+_USAGE = re.compile(rb'"usage"\s*+:\s*+(\{[^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+\})')
+_ENDS = re.compile(rb'(?<!\\)"finish_reason"\s*:\s*$')
+
+
+async def read_small(
+    response: UpstreamResponse, limit: int, hold: Hold, watch_read: Any
+) -> tuple[bytes, bool]:
+    """Read the body while it is small; return the bytes, and whether these are all.
+
+    Raises AnswerTooLarge above `limit`, and UpstreamFault.
+
+    Args:
+        hold: gets the bytes of the body. Without room a body above SMALL_BYTES is large.
+        watch_read: is called for every piece.
+    """
+    if (response.length or 0) > limit:
+        raise AnswerTooLarge(limit)
+    pieces, size, before = [], 0, hold.size
+    while piece := await response.read():
+        watch_read()
+        pieces.append(piece)
+        size += len(piece)
+        if size > limit:
+            raise AnswerTooLarge(limit)
+        if size > WHOLE_BYTES or (size > SMALL_BYTES and not hold.has_room(before + size)):
+            hold.shrink(before)
+            return b"".join(pieces), False
+        if size > SMALL_BYTES:
+            hold.reach(before + size)
+    return b"".join(pieces), True
+
+
+class LargeAnswer:
+    """A response whose beginning has come; `relay` sends it on while the rest comes.
+
+    Args:
+        headers: ours.
+        begin: the first bytes of its body.
+        limit: bytes of the whole body.
+    """
+
+    def __init__(
+        self,
+        incoming: web.BaseRequest,
+        upstream: Upstream,
+        response: UpstreamResponse,
+        headers: dict[str, str],
+        begin: bytes,
+        limit: int,
+        listener: StreamListener,
+        watchdog: Watchdog,
+    ) -> None:
+        self._incoming = incoming
+        self._upstream = upstream
+        self._response = response
+        self._headers = headers
+        self._begin = begin
+        self._left = limit - len(begin)
+        self._listener = listener
+        self._watchdog = watchdog
+        self._searched = b""
+        self._usage = b""
+        self._failed = False
+
+    @property
+    def status(self) -> int:
+        return self._response.status
+
+    async def relay(self) -> web.StreamResponse:
+        """Send the response on to the client."""
+        outgoing = web.StreamResponse(
+            status=self.status, headers={**self._headers, **to_client(self._response.headers)}
+        )
+        outgoing.content_length = self._response.length
+        with self._watchdog.watching(self._incoming, self._response) as watch:
+            clock = self._watchdog.clock
+            try:
+                watch.writing_since = clock()
+                await outgoing.prepare(self._incoming)
+                if self._incoming.method != "HEAD":
+                    await self._relay_body(outgoing, watch)
+                if self._failed:
+                    self._cut()
+                else:
+                    await outgoing.write_eof()
+                    self._report_usage()
+            except (ConnectionError, aiohttp.ClientConnectionError):
+                pass  # the client has left: aiohttp cancels or ends this handler
+            finally:
+                self._response.close()
+        return outgoing
+
+    async def _relay_body(self, outgoing: web.StreamResponse, watch: Any) -> None:
+        begin, self._begin = self._begin, b""
+        self._search(begin)
+        await outgoing.write(begin)
+        del begin
+        watch.writing_since = None
+        transport, clock = self._incoming.transport, self._watchdog.clock
+        chunked = outgoing.headers.get("transfer-encoding") == "chunked"
+        if transport is None:
+            raise ConnectionResetError
+        write, untaken = transport.write, transport.get_write_buffer_size
+
+        def send(piece: bytes) -> bool:
+            self._upstream.heard = watch.heard = True
+            self._left -= len(piece)
+            self._search(piece)
+            if self._failed or transport.is_closing():
+                return False
+            write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
+            return untaken() <= UNTAKEN_BYTES
+
+        while not self._failed:
+            watch.reading_since = clock()
+            try:
+                if await self._response.pour(send):
+                    break
+            except UpstreamFault:
+                self._failed = True
+                break
+            finally:
+                watch.reading_since = None
+            if transport.is_closing():
+                raise ConnectionResetError
+            watch.writing_since = clock()
+            await self._incoming.writer.drain()
+            watch.writing_since = None
+        watch.writing_since = clock()
+
+    def _search(self, piece: bytes) -> None:
+        """Look for the usage and for the mark of an aborted response; bound the size."""
+        data = self._searched + piece
+        # The patterns alone would take a hundred times as long as these searches.
+        at = data.rfind(b'"usage"')
+        for _ in range(MOST_USAGES):
+            if at < 0:
+                break
+            found = _USAGE.match(data, at, at + KEPT_BYTES)
+            if found is not None and data[at - 1 : at] != b"\\":
+                self._usage = found[1]
+                break
+            at = data.rfind(b'"usage"', 0, at)
+        at = data.find(b'"abort"')
+        while at >= 0 and not self._failed:
+            self._failed = _ENDS.search(data, max(0, at - 32), at) is not None
+            at = data.find(b'"abort"', at + 1)
+        self._failed = self._failed or self._left < 0
+        self._searched = data[-KEPT_BYTES:]
+
+    def _report_usage(self) -> None:
+        if not self._usage or self.status != 200:
+            return
+        try:
+            usage = orjson.loads(self._usage)
+        except orjson.JSONDecodeError:
+            return
+        self._listener.usage(usage)
+
+    def _cut(self) -> None:
+        self._listener.cut()
+        if self._incoming.transport is not None:
+            self._incoming.transport.close()  # flushes what was written, which is too little

@@ -1,0 +1,291 @@
+"""Memory of requests: bodies and answers share one budget, and no holder gets all of it."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from proxy_stage import (
+    STREAM_HEAD,
+    Call,
+    RawBackend,
+    Stage,
+    answer,
+    chunk,
+    on_stage,
+    settle,
+)
+from raw_client import BODY, HOST, POST, Oracle, ask, before_oracle, connected, post
+
+from forebay.proxy.api.body import parse_any
+from forebay.proxy.config.sections import Limits
+from forebay.proxy.http1.byte_budget import SMALL_BYTES, ByteBudget, Hold
+from forebay.proxy.http1.errors import ApiError
+from forebay.proxy.relay.relay import usage_tokens
+from forebay.proxy.relay.whole_answer import WHOLE_BYTES
+from forebay.proxy.runtime.memory import cgroup_limit, memory_limit, request_bytes
+
+MIB = 1 << 20
+CHUNKED = b"Transfer-Encoding: chunked\r\n"
+
+
+def held_by(budget: ByteBudget, holder: str, size: int) -> Hold:
+    hold = Hold(budget)
+    hold.holder = holder
+    hold.reach(size)
+    return hold
+
+
+def fill(budget: ByteBudget, holder: str, size: int) -> None:
+    """Hold pieces of `size` until there is no room; raises the ApiError of that."""
+    while True:
+        held_by(budget, holder, size)
+
+
+class TestShares:
+    def test_one_holder_leaves_a_third_for_others(self) -> None:
+        budget = ByteBudget(90 * MIB)
+        with pytest.raises(ApiError) as refused:
+            fill(budget, "greedy", MIB)
+        assert (refused.value.status, refused.value.code) == (429, "queue_full")
+        assert budget.held == 60 * MIB
+        held_by(budget, "good", 16 * MIB)
+
+    def test_under_pressure_all_get_the_same(self) -> None:
+        """Whoever came first: what the first has given back is not its own again."""
+        budget = ByteBudget(90 * MIB)
+        first = [held_by(budget, "first", MIB) for _ in range(60)]
+        for _ in range(20):
+            held_by(budget, "second", MIB)
+        for hold in first[:30]:
+            hold.shrink(0)
+        with pytest.raises(ApiError):
+            fill(budget, "second", MIB)
+        assert budget.by_holder["second"] >= 36 * MIB  # two fifths of 90
+
+    def test_there_is_room_for_small_requests_of_who_has_too_much(self) -> None:
+        budget = ByteBudget(90 * MIB)
+        for _ in range(60):
+            held_by(budget, "one", MIB)
+        for _ in range(100):
+            held_by(budget, "one", SMALL_BYTES)
+        with pytest.raises(ApiError):
+            fill(budget, "one", SMALL_BYTES)  # small ones cannot take all either
+        held_by(budget, "other", MIB)
+
+    def test_nothing_is_kept_of_who_holds_nothing(self) -> None:
+        budget = ByteBudget(MIB)
+        with Hold(budget) as hold:
+            hold.holder = "a"
+            hold.reach(1000)
+            hold.shrink(500)
+            assert (budget.held, budget.by_holder["a"]) == (500, 500)
+        assert (budget.held, len(budget.by_holder)) == (0, 0)
+
+
+class TestSize:
+    """What `auto` is."""
+
+    def cgroup(self, root: Path, line: str, limits: dict[str, str]) -> float:
+        (root / "proc/self").mkdir(parents=True)
+        (root / "proc/self/cgroup").write_text(line)
+        for name, text in limits.items():
+            path = root / "sys/fs/cgroup" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text + "\n")
+        return cgroup_limit(root)
+
+    def test_version_2_the_lowest_of_all_around_it(self, tmp_path: Path) -> None:
+        limits = {
+            "a.slice/memory.max": str(512 * MIB),
+            "a.slice/f.service/memory.max": "max",
+            "memory.max": str(900 * MIB),
+        }
+        assert self.cgroup(tmp_path, "0::/a.slice/f.service\n", limits) == 512 * MIB
+
+    def test_version_2_in_a_container_that_sees_itself_as_the_root(self, tmp_path: Path) -> None:
+        limits = {"memory.max": str(512 * MIB)}
+        assert self.cgroup(tmp_path, "0::/../x/docker-1.scope\n", limits) == 512 * MIB
+
+    def test_version_1(self, tmp_path: Path) -> None:
+        line = "5:cpu,cpuacct:/\n4:memory:/docker/1\n"
+        limits = {
+            "memory/memory.limit_in_bytes": "9223372036854771712",
+            "memory/docker/1/memory.limit_in_bytes": str(300 * MIB),
+        }
+        assert self.cgroup(tmp_path, line, limits) == 300 * MIB
+
+    def test_no_limit(self, tmp_path: Path) -> None:
+        assert self.cgroup(tmp_path, "0::/x\n", {"x/memory.max": "max"}) == float("inf")
+        assert cgroup_limit(tmp_path / "nothing") == float("inf")
+
+    def test_a_quarter_of_it_is_for_requests(self) -> None:
+        assert request_bytes(Limits(memory=512 * MIB)) == 128 * MIB
+        assert request_bytes(Limits(memory=64 << 30)) == 192 * MIB
+        assert request_bytes(Limits(memory=512 * MIB, queue_bytes=MIB)) == MIB
+        assert memory_limit(Limits()) > 64 * MIB
+
+
+class TestUploads:
+    def test_uploads_that_stop_keep_nobody_out(self) -> None:
+        """Large bodies, all but their last byte: small requests are served, of the same address."""
+
+        async def scene(on: Stage, oracle: Oracle) -> None:
+            async with AsyncExitStack() as stack:
+                for _ in range(20):
+                    _, writer = await stack.enter_async_context(connected(on))
+                    writer.write(POST + HOST + CHUNKED + b"\r\n" + chunk(b"x" * 99_999))
+                await settle()
+                assert on.proxy.app._held_bytes <= 2_000_000 * 2 / 3
+                for _ in range(5):
+                    assert (await ask(on, post())).status == 200
+
+        before_oracle(scene, limits={"queue_bytes": 2_000_000})
+
+    def test_what_came_fast_buys_no_time_for_silence(self) -> None:
+        async def scene(on: Stage, oracle: Oracle) -> None:
+            began = asyncio.get_running_loop().time()
+            head = POST + HOST + b"Content-Length: 10000001\r\n\r\n"
+            refused = await ask(on, head + b"x" * 10_000_000)
+            assert (refused.status, refused.error["code"]) == (408, "request_timeout")
+            assert asyncio.get_running_loop().time() - began < 15  # not 100 s at 100 KB/s
+            assert on.proxy.app._held_bytes == 0
+
+        before_oracle(scene)
+
+
+USAGE_AT_END = b'"}}],"usage":{"prompt_tokens":7,"completion_tokens":3}}'
+
+
+@pytest.mark.parametrize("count", [1 << 25, 10**15, -1, 1.5, "7", None])
+def test_an_impossible_usage_is_no_usage(count: object) -> None:
+    """A capture writes a number for each 512 tokens of a prompt."""
+    details = {"cached_tokens": count}
+    known = {"prompt_tokens": 7, "completion_tokens": 3}
+    assert usage_tokens({**known, "prompt_tokens": count}) == (0, None, 0)
+    assert usage_tokens({**known, "completion_tokens": count}) == (7, None, 0)
+    assert usage_tokens({**known, "prompt_tokens_details": details}) == (7, None, 3)
+
+
+def test_large_bodies_are_parsed_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parsing takes four times the size of a body."""
+    parsing, most, parse = 0, 0, parse_any
+
+    async def counted(body: bytes) -> dict[str, Any]:
+        nonlocal parsing, most
+        parsing += 1
+        most = max(most, parsing)
+        try:
+            return await parse(body)
+        finally:
+            parsing -= 1
+
+    monkeypatch.setattr("forebay.proxy.app.parse_any", counted)
+    large_body = b'{"max_tokens":1,"prompt":"' + b"x" * 2_000_000 + b'"}'
+
+    async def scene(on: Stage, oracle: Oracle) -> None:
+        answers = await asyncio.gather(*(ask(on, post(body=large_body)) for _ in range(5)))
+        assert [answer.status for answer in answers] == [200] * 5
+        assert most == 1
+
+    before_oracle(scene, buckets=[{"name": "any", "up_to": 10_000_000, "max_wait": "1h"}])
+
+
+def large(size: int, end: bytes = USAGE_AT_END) -> bytes:
+    begin = b'{"choices":[{"index":0,"message":{"content":"'
+    return begin + b"x" * (size - len(begin) - len(end)) + end
+
+
+class TestAnswers:
+    @pytest.mark.parametrize("framing", ["length", "chunks"])
+    @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/embeddings"])
+    def test_a_large_one_is_passed_on_as_it_comes(self, framing: str, path: str) -> None:
+        """It is whole at the client, and never in the proxy; its usage is learned."""
+        body = large(8 * MIB)
+        most = 0
+
+        async def serve(call: Call) -> None:
+            if framing == "length":
+                await call.send(answer(200, body))
+            else:
+                await call.send(answer(200, b"").partition(b"content-length")[0])
+                await call.send(b"transfer-encoding: chunked\r\n\r\n")
+                for start in range(0, len(body), 100_000):
+                    await call.send(chunk(body[start : start + 100_000]))
+                await call.send(b"0\r\n\r\n")
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            nonlocal most
+            chat = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+            async with on.post(chat, path) as response:
+                assert response.status == 200
+                assert response.headers["x-request-id"]
+                got = bytearray()
+                async for piece in response.content.iter_any():
+                    got += piece
+                    most = max(most, on.proxy.app._held_bytes)
+            assert got == body
+            assert most <= WHOLE_BYTES + 1000
+            used = on.proxy.metrics.prompt_tokens.labels("b0")._value
+            assert used == (7 if path.endswith("completions") else 0)
+
+        on_stage(scene, serve)
+
+    def test_nobody_reads_it_and_the_backend_waits(self) -> None:
+        sent = 0
+
+        async def serve(call: Call) -> None:
+            nonlocal sent
+            await call.send(answer(200, large(64 * MIB))[:200])
+            for _ in range(63 * 16):
+                await call.send(b"x" * (64 << 10))
+                sent += 64 << 10
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            async with connected(on) as (_, writer):
+                writer.transport.pause_reading()  # type: ignore[attr-defined]
+                writer.write(POST + HOST + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY)
+                await asyncio.sleep(2)
+                assert 0 < sent < 30 * MIB  # the kernel's buffers on both sides
+            await settle()
+
+        on_stage(scene, serve, limits={"answer": "70MiB"})
+
+    @pytest.mark.parametrize("how", ["lost", "aborted", "too long"])
+    def test_a_failure_in_the_middle_breaks_the_framing(self, how: str) -> None:
+        async def serve(call: Call) -> None:
+            whole = answer(200, large(2 * MIB, b'"},"finish_reason":"abort"}]}'))
+            if how == "too long":
+                head = answer(200, b"").partition(b"content-length")[0]
+                body = chunk(large(4 * MIB)) + b"0\r\n\r\n"
+                whole = head + b"transfer-encoding: chunked\r\n\r\n" + body
+            await call.send(whole[: MIB if how == "lost" else None])
+            if how == "lost":
+                call.reset()
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            async with connected(on) as (reader, writer):
+                writer.write(POST + HOST + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY)
+                got = await asyncio.wait_for(reader.read(), 10)
+            assert got.startswith(b"HTTP/1.1 200 ")
+            assert not got.endswith((b"}", b"0\r\n\r\n"))
+            length = b"content-length: %d" % (2 * MIB)
+            assert (length in got.lower()) == (how != "too long")
+            assert len(got) < 4 * MIB
+
+        on_stage(scene, serve, limits={"answer": "3MiB"})
+
+    def test_an_event_without_end_is_bounded_by_the_budget(self) -> None:
+        async def serve(call: Call) -> None:
+            await call.send(STREAM_HEAD + chunk(b'data: {"choices":[{"text":"'))
+            for _ in range(64):
+                await call.send(chunk(b"x" * 65536))
+            await call.hung_up()
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            async with on.post({"prompt": "x", "stream": True}) as response:
+                assert response.status == 502
+            assert on.proxy.app._held_bytes == 0
+
+        on_stage(scene, serve, limits={"queue_bytes": MIB})

@@ -1,0 +1,83 @@
+"""Other proxies that are too many, or invented: what they can make this one do is bounded."""
+
+import asyncio
+
+import pytest
+from proxy_stage import RawBackend, Stage, on_stage
+from said import Said
+
+from forebay.proxy.core.peers import Peering
+from forebay.proxy.core.state.elsewhere import SILENT_S, BackendReport, ProxyReport
+from forebay.proxy.share.exchange import APPLY_S, MOST_MESSAGES, MOST_PEERS, PERIOD_S, PeerExchange
+from forebay.proxy.share.wire import Message, encode
+
+
+def message(sender: int, number: int) -> bytes:
+    report = ProxyReport({"b0": BackendReport(backlog_s=0.01, running=1)})
+    return encode(Message(f"proxy{sender}", number, report))
+
+
+async def gone(exchange: PeerExchange) -> None:
+    """Wait until all other proxies are forgotten, with the work that they have."""
+    await asyncio.sleep(2 * SILENT_S)
+    exchange.turn()
+
+
+def test_four_hundred_proxies_take_little_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each sends ten messages a second, for two seconds."""
+    settled, settle = 0, Peering.settle
+
+    def counted(self: Peering, now: float) -> list[object]:
+        nonlocal settled
+        settled += 1
+        return settle(self, now)  # type: ignore[return-value]
+
+    monkeypatch.setattr(Peering, "settle", counted)
+
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        exchange = PeerExchange(on.proxy.driver, [], Said())
+        peers = on.proxy.driver.shaper.peering.peers
+        turns = round(2 / PERIOD_S)
+        for number in range(turns):
+            exchange.turn()
+            for sender in range(400):
+                exchange.heard(message(sender, number))
+                if not sender % 100:
+                    await asyncio.sleep(PERIOD_S / 4)
+        assert len(peers) == MOST_PEERS
+        assert exchange.received == turns * MOST_PEERS
+        assert exchange.bad == turns * (400 - MOST_PEERS)
+        assert settled <= 2 / APPLY_S
+        await gone(exchange)
+
+    on_stage(scene, None)
+
+
+def test_a_few_proxies_are_heard_at_once() -> None:
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        exchange = PeerExchange(on.proxy.driver, [], Said())
+        peers = on.proxy.driver.shaper.peering.peers
+        exchange.heard(message(1, 0))
+        assert peers.names == ["proxy1"]
+        exchange.heard(message(2, 0))
+        exchange.heard(message(1, 1))
+        await asyncio.sleep(2 * APPLY_S)
+        assert peers.names == ["proxy1", "proxy2"]
+        assert exchange.received == 3
+        await gone(exchange)
+
+    on_stage(scene, None)
+
+
+def test_a_flood_is_not_even_decoded() -> None:
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        exchange = PeerExchange(on.proxy.driver, [], Said())
+        for number in range(2 * MOST_MESSAGES):
+            exchange.heard(message(1, number))
+        assert exchange.received == MOST_MESSAGES
+        exchange.turn()
+        exchange.heard(message(1, 3 * MOST_MESSAGES))
+        assert exchange.received == MOST_MESSAGES + 1
+        await gone(exchange)
+
+    on_stage(scene, None)

@@ -1,0 +1,101 @@
+"""A client whose requests fail everywhere does not put backends out; a backend that fails does."""
+
+import asyncio
+
+import pytest
+from faulty_backends import fails
+from proxy_stage import (
+    DONE,
+    EVENT,
+    STREAM_HEAD,
+    Call,
+    RawBackend,
+    Serve,
+    Stage,
+    answer,
+    by_request,
+    chunk,
+    on_stage,
+    until,
+)
+
+POISON = {"prompt": "poison", "max_tokens": 3}
+
+
+def on_poison(fault: Serve) -> Serve:
+    async def serve(call: Call) -> None:
+        await (fault if b"poison" in call.body else by_request)(call)
+
+    return serve
+
+
+async def resets(call: Call) -> None:
+    call.reset()
+
+
+async def whole_for_a_stream(call: Call) -> None:
+    await call.send(answer(200, b"{}"))
+
+
+async def error_event(call: Call) -> None:
+    event = b'data: {"error":{"message":"no","code":500}}\n\n'
+    await call.send(STREAM_HEAD + chunk(event) + chunk(DONE) + b"0\r\n\r\n")
+
+
+@pytest.mark.parametrize("fault", [fails, resets, whole_for_a_stream, error_event])
+@pytest.mark.parametrize("at_once", [1, 20])
+def test_requests_that_fail_everywhere_put_nobody_out(fault: Serve, at_once: int) -> None:
+    """Whether each is asked for twice, or there are too many for that; for five seconds."""
+
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        stream = {**POISON, "stream": fault in (whole_for_a_stream, error_event)}
+        health = on.proxy.backends.health
+        seen: set[str] = set()
+
+        async def poison() -> None:
+            for _ in range(50):
+                async with on.post(stream) as response:
+                    await response.read()
+                    assert response.status >= 500
+                seen.update(health.state(name) for name in ("b0", "b1"))
+                await asyncio.sleep(0.1)
+
+        await asyncio.gather(*(poison() for _ in range(at_once)))
+        assert seen == {"up"}
+        async with on.post() as response:
+            assert response.status == 200
+
+    serve = on_poison(fault)
+    on_stage(scene, serve, serve)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
+def test_one_that_fails_what_another_serves_is_put_out(path: str) -> None:
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        for _ in range(12):
+            async with on.post({"prompt": "x", "input": "x"}, path) as response:
+                assert response.status == 200
+        assert on.proxy.backends.health.state("b0") in ("ejected", "half_open")
+        assert on.proxy.backends.health.state("b1") == "up"
+
+    on_stage(scene, fails, None)
+
+
+def test_one_that_fails_while_nobody_else_can_be_asked_is_put_out_soon() -> None:
+    """Too many fail at once for a retry of each: those count at the next health check."""
+
+    async def slow(call: Call) -> None:
+        await call.send(STREAM_HEAD)
+        await asyncio.sleep(20)
+        await call.send(chunk(EVENT) + chunk(DONE) + b"0\r\n\r\n")
+
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async def ask() -> None:
+            async with on.post({"prompt": "x", "stream": True}) as response:
+                await response.read()
+
+        asking = [asyncio.create_task(ask()) for _ in range(30)]
+        await until(lambda: on.proxy.backends.health.state("b0") == "ejected")
+        await asyncio.gather(*asking)
+
+    on_stage(scene, fails, slow)
