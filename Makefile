@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check install deploy-tools bench bench-behaviour bench-goals bench-policies bench-proxy bench-routers bench-sim bench-vllm-cpu clients compiled docs docs-figures docs-serve docs-tools fuzz soak test-compiled vllm-cpu clean
+.PHONY: demo test check install deploy-tools bench bench-behaviour bench-goals bench-neighbours bench-policies bench-proxy bench-routers bench-sim bench-vllm-cpu clients compiled docs docs-figures docs-serve docs-tools fuzz soak test-compiled vllm-cpu clean
 
 demo: .venv/runtime
 	$(BIN)/forebay demo --out runs/demo --force
@@ -121,6 +121,12 @@ bench-policies: .venv/dev
 bench-behaviour: .venv/dev
 	$(BIN)/python tests/bench/behaviour.py
 	$(BIN)/python tests/bench/routers/bench_behaviour.py
+
+# A good client beside each way in which others may hurt it (ten minutes): docs/benchmarks/neighbours.md
+bench-neighbours: .venv/dev
+	mkdir -p runs
+	$(BIN)/python tests/bench/neighbours/neighbours.py --seconds 6 --json $(CURDIR)/runs/neighbours.json
+	$(BIN)/python tests/bench/neighbours/neighbours.py --write-docs runs/neighbours.json
 
 # Broken streams, leaving clients, overload and fairness: docs/research/goals.md says what is wanted.
 bench-goals: .venv/dev

@@ -29,16 +29,20 @@ PATIENCE_S = 60.0  # the proxy closes every connection long before
 
 
 def answers_to(sent: bytes, data: bytes) -> list[Response]:
-    """Parse the answers to a mutant.
+    """Parse the answers to a mutant; each error has its JSON.
 
     An answer to HEAD has a length and no body, and only the server knows which request was one.
     """
-    for methods in product(("", "HEAD"), repeat=2 if b"HEAD" in sent else 0):
+    for methods in product(("", "HEAD"), repeat=3) if b"HEAD" in sent else [()]:
         try:
-            return responses(data, *methods)
-        except (AssertionError, ValueError):
-            pass
-    return responses(data)
+            found = responses(data, *methods)
+            for number, one in enumerate(found):
+                assert one.status < 400 or "HEAD" in methods[number : number + 1] or one.error
+        except (AssertionError, ValueError) as error:
+            fault: Exception = error
+        else:
+            return found
+    raise fault
 
 
 async def soak(count: int, seed: int) -> None:
@@ -63,9 +67,6 @@ async def soak(count: int, seed: int) -> None:
             where = f"seed {seed}, mutants {numbers.start} to {numbers.stop - 1}"
             assert not oracle.dirty, f"{where}: {oracle.dirty[0]!r}"
             assert not passed - answered, f"{where}: {passed - answered}"
-            for answer in answers:
-                if answer.status >= 400:
-                    assert answer.error
             statuses.update(answer.status for answer in answers)
             done = numbers.stop
         await settle()

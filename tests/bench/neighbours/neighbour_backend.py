@@ -5,13 +5,15 @@
 It prints its URL and serves until it is ended. Models: `good` (8 tokens, 5 ms apart), `whole:BYTES`
 (one answer of that length), `event:BYTES` (a stream with one event of that length), `usage:BYTES`
 (a `usage` whose prompt_tokens is a number of that many digits), `error` (always a 500), `silent`
-(no answer at all).
+(no answer at all), `slow:SECONDS` (a good answer after that time, whatever keeps it), `dense` (each
+byte is a token), `work:TOKENS` (so many tokens from an engine that all such requests share: it
+prefills one prompt after the other and has 64 sequences).
 """
 
 import asyncio
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 
 import uvloop
@@ -19,6 +21,7 @@ import uvloop
 TOKEN_S = 0.005
 TOKENS = 8
 PIECE_BYTES = 256 << 10
+BYTES_PER_S, SEQUENCES = 160_000, 64  # of the engine: 40,000 tokens/s of prefill
 _MODEL = re.compile(rb'"model"\s*:\s*"([a-z]+)(?::(\d+))?"')
 _STREAM = re.compile(rb'"stream"\s*:\s*true')
 _LENGTH = re.compile(rb"content-length:\s*(\d+)", re.IGNORECASE)
@@ -58,9 +61,43 @@ def _whole(size: int, prompt_tokens: str = "7") -> Iterator[bytes]:
     yield end
 
 
+class _Engine:
+    """Serves first come, first served, as vLLM does."""
+
+    def __init__(self) -> None:
+        self._prefilling = asyncio.Lock()
+        self._places = asyncio.Semaphore(SEQUENCES)
+
+    async def tokens(self, body: bytes, tokens: int) -> AsyncIterator[None]:
+        """Prefill the prompts, then yield at each token of the last sequences."""
+        fields = json.loads(body)
+        prompt = fields.get("prompt")
+        sequences = (fields.get("n") or 1) * (len(prompt) if isinstance(prompt, list) else 1)
+        async with self._prefilling:
+            await asyncio.sleep(len(body) / BYTES_PER_S)
+        while sequences > 0:
+            now = min(sequences, SEQUENCES // 4)  # so that others come in between
+            sequences -= now
+            for _ in range(now):
+                await self._places.acquire()
+            try:
+                for _ in range(tokens):
+                    await asyncio.sleep(TOKEN_S)
+                    if not sequences:
+                        yield
+            finally:
+                for _ in range(now):
+                    self._places.release()
+
+
+_engine = _Engine()
+
+
 async def _answer(body: bytes, writer: asyncio.StreamWriter) -> None:
     found = _MODEL.search(body)
     kind, size = (found[1].decode(), int(found[2] or 0)) if found else ("good", 0)
+    if kind == "slow":
+        await asyncio.sleep(size)
     if kind == "silent":
         await asyncio.sleep(3600)
     if kind == "error":
@@ -69,7 +106,10 @@ async def _answer(body: bytes, writer: asyncio.StreamWriter) -> None:
         writer.write(head % len(text) + text)
         return
     if kind in ("whole", "usage") or not _STREAM.search(body):
-        digits = "9" * size if kind == "usage" else "7"
+        if kind == "work":
+            async for _ in _engine.tokens(body, size):
+                pass
+        digits = {"usage": "9" * size, "dense": str(len(body))}.get(kind, str(len(body) // 4))
         for piece in _whole(size if kind == "whole" else 200, digits):
             writer.write(piece)
             await writer.drain()
@@ -83,10 +123,14 @@ async def _answer(body: bytes, writer: asyncio.StreamWriter) -> None:
             left -= PIECE_BYTES
             await writer.drain()
         writer.write(_chunk(b'"},"finish_reason":null}]}\n\n'))
-    for _ in range(TOKENS):
-        await asyncio.sleep(TOKEN_S)
-        writer.write(_chunk(_event(" word")))
-    usage = '{"prompt_tokens":12,"completion_tokens":8,"total_tokens":20}'
+    if kind == "work":
+        async for _ in _engine.tokens(body, size):
+            writer.write(_chunk(_event(" word")))
+    else:
+        for _ in range(TOKENS):
+            await asyncio.sleep(TOKEN_S)
+            writer.write(_chunk(_event(" word")))
+    usage = json.dumps({"prompt_tokens": len(body) // 4, "completion_tokens": 8})
     writer.write(_chunk(_event("", usage)) + _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
     await writer.drain()
 

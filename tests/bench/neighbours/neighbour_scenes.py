@@ -25,11 +25,13 @@ class Scene:
         item: number of the row in the catalogue of ways to hurt others.
         run: abuses the proxy at a URL until cancelled.
         config: keys of the proxy's configuration, by their dotted names.
+        good: fields of the good client's requests, if not those of a short chat.
     """
 
     item: int
     run: Abuse
     config: dict[str, Any] = field(default_factory=dict)
+    good: dict[str, Any] = field(default_factory=dict)
 
 
 SCENES: dict[str, Scene] = {}

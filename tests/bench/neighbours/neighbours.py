@@ -1,6 +1,7 @@
 """Measure a well-behaved client beside each abuse: success, p99, memory and lag of the proxy.
 
     python tests/bench/neighbours/neighbours.py [--scene NAME ...] [--seconds 8] [--json OUT]
+    python tests/bench/neighbours/neighbours.py --write-docs AFTER.json
 
 Proxy, backend and abuse are processes of their own. The good client starts one short stream every
 25 ms. Printed for each scene: the share of its requests that were served, median and p99 of the
@@ -13,6 +14,7 @@ import asyncio
 import json
 import os
 import re
+import socket
 import sys
 import tempfile
 import time
@@ -27,8 +29,31 @@ from typing import Any
 import aiohttp
 import yaml
 from neighbour_scenes import SCENES
+from neighbour_tenants import KEYS, set_keys
+
+from forebay.proxy import cli as proxy_cli
 
 HERE = Path(__file__).resolve().parent
+DOCS = HERE.parents[2] / "docs" / "benchmarks"
+PAGE, BEFORE = DOCS / "neighbours.md", DOCS / "neighbours-before.json"
+INTRODUCTION = """\
+# A good client beside abuse
+
+Written by `make bench-neighbours`. Proxy, two backends and abuse are processes of their own, on
+loopback; the good client starts a short stream every 25 ms for 6 s (documents: every 0.2 s). Each
+cell: **before** / after, where *before* is the proxy without any protection against neighbours
+(commit 2e9a3cd). *Served*: of the good client's requests. *p99*: to the first byte of an answer,
+ms. *RSS*: highest, MiB. *Lag*: upper end of the highest bucket of `forebay_event_loop_lag_seconds`,
+ms. *SIGTERM*: seconds to the end of the process while the abuse goes on; `drain` is 2 s.
+
+Times depend on the machine and on what else it does; compare scenes with `undisturbed`, scenes of
+the engine with `undisturbed_engine`, and abuse by class or priority with `busy`, in which a tenant
+of equal weight asks for more than the engines can compute. `tests/faults/test_neighbours.py` plays
+the scenes that pause at small scale.
+
+| scene | way | served % | p99 | RSS | lag | SIGTERM |
+| --- | --- | --- | --- | --- | --- | --- |
+"""
 EVERY_S, DRAIN_S, PATIENCE_S = 0.025, 2.0, 30.0
 LAG = re.compile(r'^forebay_event_loop_lag_seconds_bucket\{le="([^"]+)"\} (\S+)$', re.MULTILINE)
 
@@ -88,8 +113,9 @@ def nested(keys: dict[str, Any]) -> dict[str, Any]:
 
 async def proxy(stack: AsyncExitStack, urls: list[str], keys: dict[str, Any]) -> tuple[Any, ...]:
     """Start a proxy; returns its process, URL and admin URL."""
+    more = keys.pop("backends", [])
     config = {
-        "backends": [{"name": f"gpu{i}", "url": url} for i, url in enumerate(urls)],
+        "backends": [*({"name": f"gpu{i}", "url": url} for i, url in enumerate(urls)), *more],
         **nested(
             {"listen.port": 0, "listen.admin_port": 0, "timeouts.drain": f"{DRAIN_S}s"} | keys
         ),
@@ -98,7 +124,7 @@ async def proxy(stack: AsyncExitStack, urls: list[str], keys: dict[str, Any]) ->
     path = folder / "proxy.yaml"
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
     process = await stack.enter_async_context(
-        started("-m", "forebay.proxy", "proxy", "--config", str(path))
+        started("-c", f"import neighbours; neighbours.serve({str(path)!r})")
     )
     assert process.stdout is not None
     said = ""
@@ -118,14 +144,15 @@ async def _cancelled(task: "asyncio.Task[Any]") -> None:
 class GoodClient:
     """Starts a stream every EVERY_S, and keeps the outcome of each."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, **fields: Any) -> None:
         self.url = f"{url}/v1/chat/completions"
         self.statuses: Counter[str] = Counter()
         self.first_s: list[float] = []
         self.sent = 0
-        self.body = json.dumps(
-            {"model": "good", "messages": [{"role": "user", "content": "hello"}], "stream": True}
-        ).encode()
+        chat = {"model": "good", "messages": [{"role": "user", "content": "hello"}]}
+        self.body = json.dumps({**chat, **fields, "stream": True}).encode()
+        # Documents come as fast as the engines can compute them.
+        self.every_s = max(EVERY_S, len(self.body) / 2e6)
 
     async def run(self, seconds: float) -> None:
         """Start streams for so long, and wait for all."""
@@ -135,16 +162,18 @@ class GoodClient:
             aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
             asyncio.TaskGroup() as group,
         ):
-            due = time.monotonic()
-            for _ in range(round(seconds / EVERY_S)):
+            due = asyncio.get_running_loop().time()
+            for _ in range(round(seconds / self.every_s)):
                 group.create_task(self.ask(session))
-                due += EVERY_S
-                await asyncio.sleep(max(0.0, due - time.monotonic()))
+                due += self.every_s
+                await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
 
     async def ask(self, session: aiohttp.ClientSession) -> None:
         began = time.monotonic()
         self.sent += 1
-        headers = {"content-type": "application/json"}
+        headers = {
+            "content-type": "application/json", "authorization": f"Bearer {KEYS['good']}",
+        }  # fmt: skip
         try:
             async with session.post(self.url, data=self.body, headers=headers) as answer:
                 first = await answer.content.readany()
@@ -179,16 +208,19 @@ def highest_rss_mib(pid: int) -> float:
 async def measure(name: str, seconds: float, head_start_s: float = 1.0) -> Measured:
     """Play one scene."""
     scene = SCENES[name]
+    set_keys()
     async with AsyncExitStack() as stack:
         urls = [await backend_url(stack), await backend_url(stack)]
-        process, url, admin_url = await proxy(stack, urls, scene.config)
+        process, url, admin_url = await proxy(stack, urls, dict(scene.config))
         await asyncio.sleep(1.5)
-        await GoodClient(url).run(1.0)  # what is learned and compiled first is no part of it
+        await GoodClient(url, **scene.good).run(
+            1.0
+        )  # what is learned and compiled first is no part of it
         await stack.enter_async_context(
             started("-c", f"import neighbours; neighbours.abuse({name!r}, {url!r})", stdout=None)
         )
         await asyncio.sleep(head_start_s)
-        client = GoodClient(url)
+        client = GoodClient(url, **scene.good)
         await client.run(seconds)
         lag_ms = await longest_lag_ms(admin_url)
         rss_mib = highest_rss_mib(process.pid)
@@ -206,9 +238,45 @@ async def measure(name: str, seconds: float, head_start_s: float = 1.0) -> Measu
     )  # fmt: skip
 
 
+def serve(path: str) -> None:
+    """Run the proxy, in a world where one name is looked up for 10 s."""
+    look_up = socket.getaddrinfo
+
+    def slowly(host: Any, *words: Any, **options: Any) -> Any:
+        if host == "slow.test":
+            time.sleep(10)
+        return look_up(host, *words, **options)
+
+    socket.getaddrinfo = slowly
+    sys.argv = ["forebay", "proxy", "--config", path]
+    sys.exit(proxy_cli.main())
+
+
 def abuse(name: str, url: str) -> None:
     """Run one scene until the process is ended."""
     asyncio.run(SCENES[name].run(url))  # type: ignore[arg-type]
+
+
+def shown(value: float | None, digits: int = 0) -> str:
+    return "-" if value is None or value == float("inf") else f"{value:.{digits}f}"
+
+
+def write_docs(measured: Path) -> None:
+    """Write the page from the rows in a file of --json and those measured before."""
+    before = {row["scene"]: row for row in json.loads(BEFORE.read_text("utf-8"))}
+    lines = []
+    for row in sorted(json.loads(measured.read_text("utf-8")), key=lambda one: one["item"]):
+        old = before.get(row["scene"], {})
+        cells = [
+            f"{shown(old.get(name) and scale * old[name], digits)} / "
+            f"{shown(scale * row[name], digits)}"
+            for name, scale, digits in (
+                ("served", 100, 1), ("p99_ms", 1, 0), ("rss_mib", 1, 0), ("lag_ms", 1, 0),
+                ("end_s", 1, 1),
+            )
+        ]  # fmt: skip
+        lines.append(f"| `{row['scene']}` | {row['item'] or ''} | {' | '.join(cells)} |\n")
+    PAGE.write_text(INTRODUCTION + "".join(lines), encoding="utf-8")
 
 
 def main() -> None:
@@ -216,7 +284,11 @@ def main() -> None:
     parser.add_argument("--scene", action="append", choices=list(SCENES))
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--write-docs", type=Path, metavar="JSON", help="only write the page")
     options = parser.parse_args()
+    if options.write_docs:
+        write_docs(options.write_docs)
+        return
     print("| scene | item | served | p50 ms | p99 ms | RSS MiB | lag ms | SIGTERM s |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     rows = []

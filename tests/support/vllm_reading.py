@@ -1,0 +1,38 @@
+"""Say how a real vLLM reads request bodies; run by the interpreter that has vLLM.
+
+A line of standard input is `{"chat": ..., "body": ...}`. For each, a line of output is null if vLLM
+rejects the body, else what it reads: stream, n, number of prompts and the limit of output tokens.
+"""
+
+import json
+import sys
+from typing import Any
+
+
+def reading(chat: bool, body: str) -> dict[str, Any] | None:
+    """Return what vLLM reads in a body; None if it rejects it."""
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+
+    try:
+        model = ChatCompletionRequest if chat else CompletionRequest
+        read = model.model_validate(json.loads(body))
+        prompts, limit = 1, read.max_tokens
+        if chat:
+            if read.max_completion_tokens is not None:
+                limit = read.max_completion_tokens
+        else:
+            prompt = read.prompt
+            if not prompt:
+                return None  # an empty prompt is rejected later
+            if isinstance(prompt, list) and not isinstance(prompt[0], int):
+                prompts = len(prompt)
+    except Exception:  # vLLM answers any of them with an error
+        return None
+    return {"stream": bool(read.stream), "n": read.n or 1, "prompts": prompts, "limit": limit}
+
+
+if __name__ == "__main__":
+    print("ready", flush=True)
+    for line in sys.stdin:
+        print(json.dumps(reading(**json.loads(line))), flush=True)
