@@ -148,7 +148,9 @@ class _Prefixed(BytesIO):
 
     def read(self, size: int | None = -1, /) -> bytes:
         start, self._start = self._start, b""
-        return start + self._file.read(-1 if size is None else max(size - len(start), 0))
+        if size is None or size < 0:
+            return start + self._file.read()
+        return start + self._file.read(max(size - len(start), 0))
 
 
 def _json_rows(file: BinaryIO, facts: FileFacts) -> Iterator[tuple[int, Any]]:
