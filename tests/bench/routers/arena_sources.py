@@ -16,11 +16,11 @@ from forebay.traces.errors import InputError
 from forebay.traces.formats import open_trace
 from forebay.traces.kv_cache_tester import interleaved, read_sessions
 from forebay.traces.lengths import Fixed, Lognormal
-from forebay.traces.ticks import spread_ticks
 from forebay.traces.schema import TraceRequest
 from forebay.traces.synth import Workload as Made
 from forebay.traces.synth import shared_document, workload
 from forebay.traces.synth_mix import ChatBesideDocuments, chat_beside_documents
+from forebay.traces.ticks import spread_ticks
 from forebay.traces.zeroscrolls import ZeroScrollsSample
 from forebay.traces.zeroscrolls_trace import ordered
 
