@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from forebay.traces.cli_output import Totals, report
-from forebay.traces.command_options import AsJson, Force, Seed, SkipBad, takes_options
+from forebay.traces.command_options import AsJson, Force, Seed, SkipBad, a_time, takes_options
 from forebay.traces.errors import InputError
 from forebay.traces.output import json_bytes, meta_path, refuse_existing, whole_file
 from forebay.traces.reader import TraceReader
@@ -18,7 +18,7 @@ from forebay.traces.tokens import DEFAULT_ENCODING
 
 SHOWN_ROWS = 3
 OutputOrPipe = Annotated[
-    str, typer.Option("--output", "-o", help="file to write; default: - (stdout)")
+    str, typer.Option("--out", "-o", help="file to write; default: - (stdout)")
 ]
 TraceFile = Annotated[str, typer.Argument(metavar="TRACE", help="trace file; - is stdin")]
 
@@ -75,16 +75,20 @@ class ImportArguments:
         str, typer.Option("--mode", help="turns hold the history: auto, cumulative or delta")
     ] = "auto"
     session_gap: Annotated[
-        float, typer.Option("--session-gap", help="mean seconds between starts of sessions")
+        float,
+        a_time("mean time between starts of sessions", "--session-gap"),
     ] = 30.0
     longest_pause: Annotated[
-        float, typer.Option("--longest-pause", help="longer pauses in sessions are cut to this")
+        float,
+        a_time("longer pauses in sessions are cut to this", "--longest-pause"),
     ] = 120.0
     start: Annotated[
-        float | None, typer.Option("--start", help="servegen: second of the files to begin at")
+        float | None,
+        a_time("servegen: time of the files to begin at", "--start"),
     ] = None
     duration: Annotated[
-        float, typer.Option("--duration", help="servegen: seconds of traffic to make")
+        float,
+        a_time("servegen: traffic to make", "--duration"),
     ] = 600.0
     seed: Seed = 0
     force: Force = False

@@ -4,15 +4,13 @@
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
-from paths import ROOT
 
-from forebay.traces.columns import TARGETS
 from forebay.traces.errors import InputError
 from forebay.traces.formats import ReadOptions, detect, formats, open_trace
 from forebay.traces.jsonl import read_trace, write_trace
@@ -38,33 +36,6 @@ def test_a_file_is_recognised_and_gives_the_golden_trace(
 
 def test_every_format_has_a_golden_file() -> None:
     assert {one.stem for one in INPUTS} == set(formats())
-
-
-def tables() -> dict[str, str]:
-    """Make the tables of the reference page."""
-    rows = [(f"`{one.name}`", one.what, one.keeps) for one in formats().values()]
-    targets = [(f"`{name}`", what) for name, what in TARGETS.items()]
-    return {
-        "formats": table(("format", "file", "keeps, beside times and lengths"), rows),
-        "columns": table(("target", "meaning"), targets),
-    }
-
-
-def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    lines = [head, ("---",) * len(head), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def test_the_reference_page_lists_every_format(request: pytest.FixtureRequest) -> None:
-    page = ROOT / "docs/reference/formats.md"
-    text = page.read_text()
-    for name, made in tables().items():
-        before, _, rest = text.partition(f"<!-- {name}: ")
-        comment, _, rest = rest.partition("\n")
-        text = f"{before}<!-- {name}: {comment}\n{made}<!-- /{rest.partition('<!-- /')[2]}"
-    if request.config.getoption("write_golden"):
-        page.write_text(text)
-    assert page.read_text() == text
 
 
 VALUES: tuple[Any, ...] = (
