@@ -140,6 +140,26 @@ def test_anonymous_traces_share_as_before_and_hold_no_text() -> None:
     assert hit_ratio(list(anonymise(ROWS))) == pytest.approx(hit_ratio(ROWS))
 
 
+def test_text_that_differs_at_its_very_end_has_other_blocks() -> None:
+    long = "word " * 900  # more bytes than four a token
+    rows = [TraceRequest(str(n), float(n), 900, 1, text=long + str(n)) for n in range(2)]
+    one, other = (request.blocks for request in anonymise(rows, "0123456789abcdef"))
+    assert one is not None
+    assert other is not None
+    assert one[0] == other[0]
+    assert one[-1] != other[-1]
+
+
+def test_a_model_of_text_knows_what_prompts_share() -> None:
+    shared = "The river and its mill. " * 200
+    rows = [
+        TraceRequest(f"t{n}", float(n), 1300, 5, text=f"{shared}{n} {'why ' * 100}")
+        for n in range(60)
+    ]
+    found = describe(synthesise(fit(rows), requests=200, seed=0))
+    assert found.ideal_hit_ratio == pytest.approx(1024 / 1300, abs=0.03)
+
+
 def test_verbs_compose_in_pipes(tmp_path: Path) -> None:
     write_trace(tmp_path / "t.jsonl", ROWS)
     forebay = f"{sys.executable} -m forebay.proxy traces"
