@@ -108,7 +108,7 @@ class ReplayArguments:
     ] = "error"
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="skip and count bad rows")] = False
     trace_format: Annotated[
-        str | None, typer.Option("--format", help="forebay, mooncake or azure; default: detect")
+        str | None, typer.Option("--format", help="as traces formats lists them; default: detect")
     ] = None
     warmup: Annotated[int, typer.Option(help="small unmeasured requests beforehand")] = 0
     first_token_timeout: Annotated[

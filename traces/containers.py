@@ -17,7 +17,14 @@ from typing import Any, BinaryIO, Final
 import orjson
 
 from forebay.traces.errors import InputError
-from forebay.traces.rows import FileFacts, RowError, SourceRow, shown
+from forebay.traces.rows import (
+    SHAPE_ERRORS,
+    FileFacts,
+    RowError,
+    SourceRow,
+    shape_error,
+    shown,
+)
 
 MAX_LINE_BYTES: Final = 64 * 1024 * 1024
 """A longer line is an error: no prompt is that long, and a file without newlines fills memory."""
@@ -47,7 +54,7 @@ def open_input(path: str) -> Iterator[BinaryIO]:
     except EOFError as error:
         raise InputError(
             f"{name}: the gzip file is cut short; copy it again, or keep what is there with "
-            f"zcat {name} > part and read that with --skip-bad"
+            f"zcat {'FILE' if path == '-' else name} > part and read that with --skip-bad"
         ) from error
     except (gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{name}: damaged gzip file ({error}); copy it again") from error
@@ -148,7 +155,9 @@ class _Prefixed(BytesIO):
 
     def read(self, size: int | None = -1, /) -> bytes:
         start, self._start = self._start, b""
-        return start + self._file.read(-1 if size is None else max(size - len(start), 0))
+        if size is None or size < 0:
+            return start + self._file.read()
+        return start + self._file.read(max(size - len(start), 0))
 
 
 def _json_rows(file: BinaryIO, facts: FileFacts) -> Iterator[tuple[int, Any]]:
@@ -283,3 +292,5 @@ def unpacked(
                 yield number, SourceRow(number, values, facts)
         except RowError as error:
             yield number, error
+        except SHAPE_ERRORS as error:
+            yield number, shape_error(error)

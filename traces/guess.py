@@ -68,9 +68,12 @@ def sample(path: str | Path) -> list[Sampled]:
     columns: dict[str, list[Any]] = {}
     try:
         with open_input(str(path)) as file:
-            for _, row in islice(table_rows(file, FileFacts()), SAMPLE_ROWS):
+            facts = FileFacts()
+            for _, row in islice(table_rows(file, facts), SAMPLE_ROWS):
                 if isinstance(row, SourceRow):
                     for name, value in _flat(row.values):
+                        if facts.decimal_comma and re.fullmatch(r"[0-9]+,[0-9]+", str(value)):
+                            value = value.replace(",", ".")
                         columns.setdefault(name, []).append(value)
     except RowError as error:
         raise InputError(f"{path}: {error}") from error

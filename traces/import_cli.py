@@ -75,15 +75,21 @@ class ImportArguments:
         str, typer.Option("--mode", help="turns hold the history: auto, cumulative or delta")
     ] = "auto"
     session_gap: Annotated[
-        float, typer.Option("--session-gap", help="mean seconds between starts of sessions")
+        float,
+        a_time("mean time between starts of sessions", "--session-gap"),
     ] = 30.0
     longest_pause: Annotated[
-        float, typer.Option("--longest-pause", help="longer pauses in sessions are cut to this")
+        float,
+        a_time("longer pauses in sessions are cut to this", "--longest-pause"),
     ] = 120.0
     start: Annotated[
-        float | None, typer.Option("--start", help="servegen: second of the files to begin at")
+        float | None,
+        a_time("servegen: time of the files to begin at", "--start"),
     ] = None
-    duration: Annotated[float, a_time("servegen: time of traffic to make", "--duration")] = 600.0
+    duration: Annotated[
+        float,
+        a_time("servegen: traffic to make", "--duration"),
+    ] = 600.0
     seed: Seed = 0
     force: Force = False
     as_json: AsJson = False

@@ -8,7 +8,7 @@ A request without a session is a session of one turn.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import count, pairwise
 from math import sqrt
@@ -19,7 +19,7 @@ from typing import Any, Final
 import orjson
 
 from forebay.traces.errors import InputError
-from forebay.traces.schema import TraceRequest
+from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
 from forebay.traces.sharing import IdealCache
 from forebay.traces.text import shared_text
 from forebay.traces.verbs import group, text_blocks
@@ -111,13 +111,11 @@ def fit(requests: Iterable[TraceRequest], seed: int = 0) -> TrafficModel:
     block_tokens = 0
     number = -1
     for number, request in enumerate(requests):
-        text = shared_text(request)
-        blocks = request.blocks or (
-            text_blocks(text, request.input_tokens) if text is not None else ()
-        )
+        request = _in_blocks(request)
+        blocks = request.blocks or ()
         if blocks:
             block_tokens = block_tokens or request.block_tokens
-        hits = cache.look_up(request).hit_blocks if text is None else 0
+        hits = cache.look_up(request).hit_blocks
         ago = uses.ago(blocks, min(hits, len(blocks)), number)
         before = sessions.get(request.session) if request.session is not None else None
         if before is None:
@@ -148,6 +146,15 @@ def fit(requests: Iterable[TraceRequest], seed: int = 0) -> TrafficModel:
         later=later.items,
         requests=number + 1,
     )
+
+
+def _in_blocks(request: TraceRequest) -> TraceRequest:
+    """Replace the text of a request by block ids made from it."""
+    text = shared_text(request)
+    if text is None:
+        return request
+    blocks = text_blocks(text, request.input_tokens)
+    return replace(request, text=None, messages=None, blocks=blocks, block_tokens=BLOCK_TOKENS)
 
 
 def _later(

@@ -19,11 +19,12 @@ from xxhash import xxh3_64_intdigest
 
 from forebay.traces.containers import Rows, open_input, raw_lines
 from forebay.traces.errors import InputError
-from forebay.traces.rows import FileFacts, NotARequestError, RowError
+from forebay.traces.rows import SHAPE_ERRORS, FileFacts, NotARequestError, RowError, shape_error
 from forebay.traces.schema import TraceRequest
 
 REORDER_ROWS = 50_000
 """Rows of a log in order of completion that are held to put them in order of arrival."""
+MOST_TOKENS = 10**9
 LONGEST_GAP_S = 366 * 86_400.0
 
 
@@ -192,12 +193,17 @@ class TraceReader(Iterator[TraceRequest]):
     def _parsed(self, item: Any) -> Iterable[Ended]:
         if isinstance(item, RowError):
             raise item
-        parsed = self._parse(item)
-        if isinstance(parsed, TraceRequest):
-            return (Ended(parsed, None),)
-        if isinstance(parsed, Ended):
-            return (parsed._replace(end_s=-1.0) if parsed.end_s is None else parsed,)
-        return () if parsed is None else (Ended(one, None) for one in parsed)
+        try:
+            parsed = self._parse(item)
+            if isinstance(parsed, TraceRequest):
+                return (Ended(parsed, None),)
+            if isinstance(parsed, Ended):
+                return (parsed._replace(end_s=-1.0) if parsed.end_s is None else parsed,)
+            return () if parsed is None else [Ended(one, None) for one in parsed]
+        except RowError:
+            raise
+        except SHAPE_ERRORS as error:
+            raise shape_error(error) from error
 
     def _check(self, request: TraceRequest, least_s: float | None) -> None:
         if least_s is not None and request.arrival_s < least_s:
@@ -216,6 +222,8 @@ class TraceReader(Iterator[TraceRequest]):
                 f"{(request.arrival_s - least_s) / 86_400:,.0f} days after the row before; are "
                 "units of time mixed? convert them to one"
             )
+        if max(request.input_tokens, request.output_tokens) > MOST_TOKENS:
+            raise RowError(f"more than {MOST_TOKENS:,} tokens; are columns or units mixed?")
         if self._ids is not None and not self._ids.add(request.id):
             raise RowError(f"id {request.id[:60]!r} occurs twice; give each request its own")
 

@@ -29,6 +29,19 @@ class RowError(ValueError):
         self.fatal = fatal
 
 
+SHAPE_ERRORS: Final = (AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError)
+"""Raised by a reader that meets a list where its format has text, and the like. A reader, also one
+of a plug-in, gets whatever JSON holds; the callers of readers turn these errors into RowErrors."""
+
+
+def shape_error(error: Exception) -> RowError:
+    """Say that a row does not have the shape of its format."""
+    return RowError(
+        f"a value is not of this format ({type(error).__name__}: {str(error)[:80]}); correct the "
+        "row, or name another format"
+    )
+
+
 class NotARequestError(Exception):
     """A row that is no LLM request, such as a health check; the reader counts it by its reason."""
 

@@ -298,7 +298,7 @@ def fitted(
         float, typer.Option("--speed", help="factor of the rate of new sessions")
     ] = 1.0,
     duration: Annotated[
-        float | None, a_time("length of the trace; default: as the fitted trace", "--duration")
+        float | None, a_time("length of the trace; default: as the fitted one", "--duration")
     ] = None,
     requests: Annotated[
         int | None, typer.Option("--requests", help="most requests of the trace")

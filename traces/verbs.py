@@ -220,7 +220,8 @@ def text_blocks(text: str, input_tokens: int) -> tuple[int, ...]:
     step = BLOCK_TOKENS * BYTES_PER_TOKEN
     chain, blocks = b"", []
     for at in range(count):
-        chain = blake2b(data[at * step : (at + 1) * step], key=chain, digest_size=8).digest()
+        end = (at + 1) * step if at + 1 < count else len(data)  # the last block takes the rest
+        chain = blake2b(data[at * step : end], key=chain, digest_size=8).digest()
         blocks.append(int.from_bytes(chain, "little"))
     return tuple(blocks)
 

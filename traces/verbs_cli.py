@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from forebay.traces.cli_output import Totals
-from forebay.traces.command_options import Force, Seed
+from forebay.traces.command_options import Force, Seed, a_time
 from forebay.traces.errors import InputError
 from forebay.traces.import_cli import OutputOrPipe, TraceFile
 from forebay.traces.output import meta_path, refuse_existing, write_meta
@@ -41,8 +41,8 @@ def _write(
 
 def slice_trace(
     trace: TraceFile = "-",
-    from_s: Annotated[float, typer.Option("--from", help="second to begin at")] = 0.0,
-    to_s: Annotated[float | None, typer.Option("--to", help="second to end before")] = None,
+    from_s: Annotated[float, a_time("time to begin at", "--from")] = 0.0,
+    to_s: Annotated[float | None, a_time("time to end before", "--to")] = None,
     first: Annotated[int | None, typer.Option("--first", help="most requests")] = None,
     output: OutputOrPipe = "-",
     force: Force = False,
@@ -194,7 +194,7 @@ def cap_trace(
 
 def spread_trace(
     trace: TraceFile = "-",
-    tick: Annotated[float, typer.Option("--tick", help="seconds between ticks")] = 3.0,
+    tick: Annotated[float, a_time("time between ticks", "--tick")] = 3.0,
     seed: Seed = 0,
     output: OutputOrPipe = "-",
     force: Force = False,

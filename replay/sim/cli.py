@@ -72,11 +72,15 @@ class SimulateArguments:
         str, typer.Option(help="rows beyond the model's context: error, truncate or drop")
     ] = "error"
     trace_format: Annotated[
-        str | None, typer.Option("--format", help="forebay, mooncake or azure; default: detect")
+        str | None, typer.Option("--format", help="as traces formats lists them; default: detect")
     ] = None
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="skip and count bad rows")] = False
     exact: Annotated[
         bool, typer.Option("--exact", help="compute every engine step (slow; the same times)")
+    ] = False
+    stream: Annotated[
+        bool,
+        typer.Option("--stream", help="keep no request in memory: for traces of millions of rows"),
     ] = False
     out: Annotated[
         Path | None, typer.Option(help="keep the run (without --sweep) for compare and report")
@@ -100,6 +104,8 @@ class SimulateArguments:
             if sweeps:
                 raise InputError("--out keeps one run: leave out --sweep, or take --json")
             check_folder(self.out, force=self.force)
+        if self.stream and (sweeps or self.out is not None or self.explain is not None):
+            raise InputError("--stream keeps no request: leave out --sweep, --out and --explain")
         if self.explain is not None and (sweeps or self.out is not None or self.policy == "direct"):
             raise InputError(
                 "--explain: leave out --sweep and --out, and take a policy of the proxy"
@@ -147,7 +153,7 @@ HEADINGS = {
     "Fleet": "gpus policy model gpu config exact",
     "Traffic": "rate load speed arrivals duration seed format skip-bad too-long",
     "Sweep": "sweep jobs ray",
-    "Output": "slo explain out force json",
+    "Output": "slo stream explain out force json",
 }
 
 
@@ -166,7 +172,11 @@ def simulate_command(given: SimulateArguments) -> None:
     if given.explain is not None:
         _explain(listed[0], given.explain, as_json=given.as_json)
         return
-    if given.out is not None:
+    if given.stream:
+        from forebay.replay.sim.stream import stream_case
+
+        results = [stream_case(listed[0])]
+    elif given.out is not None:
         results = [_kept(listed[0], given.out, force=given.force)]
     else:
         running = run_on_ray(listed, given.ray) if given.ray else run_all(listed, given.jobs)

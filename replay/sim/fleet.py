@@ -154,6 +154,7 @@ class Fleet:
             --enable-prompt-tokens-details does.
         patience: seconds until the client of a request gives up on its first token; by default
             clients never give up.
+        on_end: takes each outcome when its request has ended; `run` then keeps and returns none.
     """
 
     def __init__(
@@ -164,9 +165,11 @@ class Fleet:
         *,
         tells_cached: bool = True,
         patience: Callable[[TraceRequest], float] | None = None,
+        on_end: Callable[[SimOutcome], None] | None = None,
     ) -> None:
         self.policy = policy
         self._patience = patience
+        self._on_end = on_end
         self.engines = dict(engines)
         self._record = record
         self._tells_cached = tells_cached
@@ -274,6 +277,8 @@ class Fleet:
                 known = cached_tokens if self._tells_cached else None
                 policy.used(request.id, output_tokens, now, known)
             self._carry_out(policy.finish(request.id, now), now)
+            if self._on_end is not None:
+                self._on_end(outcomes.pop(request.id))
         self._set_timer(timer, engine.next_at())
 
     def _set_timer(self, timer: EngineTimer, due: float) -> None:
@@ -311,6 +316,8 @@ class Fleet:
                 self._send(request, timer, at)
             else:
                 outcome.reject = action
+                if self._on_end is not None:
+                    self._on_end(self._outcomes.pop(outcome.request.id))
 
     def _send(self, request: SimRequest, timer: EngineTimer, at: float) -> None:
         """Insert a delivery in order of its time."""

@@ -32,6 +32,8 @@ BLOCKS: Mapping[str, Maker] = {
     "definitions": reference.definition_table,
     "tags": reference.tag_table,
     "trace keys": reference.trace_table,
+    "trace formats": reference.format_table,
+    "targets of --map": reference.target_table,
 }
 
 

@@ -4,7 +4,7 @@ import ast
 import inspect
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import cache
@@ -23,6 +23,8 @@ from forebay.replay.measure import DEFINITIONS
 from forebay.replay.record import Row
 from forebay.replay.summary import METRICS
 from forebay.traces import jsonl
+from forebay.traces.columns import TARGETS
+from forebay.traces.formats import formats
 
 WHAT_TO_DO = {
     "bad_http": "correct the request's framing or target",
@@ -266,3 +268,19 @@ def _help(*words: str) -> str:
     with redirect_stdout(StringIO()) as printed:
         main([*words, "--help"])
     return "```text\n" + printed.getvalue().strip() + "\n```"
+
+
+def format_table() -> str:
+    """Make the table of trace formats from their registry."""
+    rows = [(f"`{one.name}`", one.what, one.keeps) for one in formats().values()]
+    return _table(("format", "file", "keeps, beside times and lengths"), rows)
+
+
+def target_table() -> str:
+    """Make the table of the targets of `traces import --map`."""
+    return _table(("target", "meaning"), [(f"`{name}`", what) for name, what in TARGETS.items()])
+
+
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -154,3 +154,32 @@ def test_azure_code_agrees_with_its_published_statistics() -> None:
     assert found.peak_rate_60s == pytest.approx(10.53, abs=0.01)
     assert (found.input_tokens.p50, found.input_tokens.p99) == (1_469, 7_436)
     assert found.ideal_hit_ratio == 0.0
+
+
+# Published files that are whole in ../shared/data, and what facts_traces.md measured on them:
+# requests, mean and p50, p90, p99 and maximum of input and of output.
+MEASURED = {
+    "AzureLLMInferenceTrace_code.csv": (
+        8_819, (2_048, 1_469, 5_187, 7_436, 7_437), (28, 13, 55, 251, 1_899),
+    ),
+    "arxiv_summarization_stats_llama2_tokenizer_filtered_v2.csv": (
+        28_257, (2_588, 2_730, 3_702, 3_933, 4_054), (291, 167, 372, 3_271, 4_056),
+    ),
+}  # fmt: skip
+
+
+@needs_data
+@pytest.mark.parametrize("name", MEASURED)
+def test_published_files_are_described_as_they_were_measured(name: str) -> None:
+    """Quantiles may differ by one rank: 0.5 %, or one token."""
+    requests, inputs, outputs = MEASURED[name]
+    found = describe(open_trace(TRACES / name))
+    assert found.requests == requests
+    for measured, one in ((inputs, found.input_tokens), (outputs, found.output_tokens)):
+        shown = (round(one.mean), one.p50, one.p90, one.p99, one.max)
+        assert shown == pytest.approx(measured, rel=5e-3, abs=1)
+    if name.startswith("Azure"):
+        assert found.duration_s == pytest.approx(3_436, abs=0.5)
+        assert found.interarrival_cv == pytest.approx(13.15, abs=5e-3)
+        assert (found.peak_rate_1s, round(found.peak_rate_60s or 0, 2)) == (67, 10.53)
+        assert found.dispersion_60s == pytest.approx(164, rel=5e-3)

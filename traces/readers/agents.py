@@ -8,7 +8,7 @@ from forebay.traces.containers import open_input, table_rows
 from forebay.traces.errors import InputError
 from forebay.traces.formats import Head, ReadOptions, TraceFormat
 from forebay.traces.kv_cache_tester import interleaved, session_requests
-from forebay.traces.rows import FileFacts, RowError, SourceRow
+from forebay.traces.rows import SHAPE_ERRORS, FileFacts, RowError, SourceRow, shape_error
 from forebay.traces.schema import TraceRequest
 
 SUFFIXES = (".json", ".jsonl", ".parquet", ".gz")
@@ -30,6 +30,8 @@ def _sessions(path: Path, options: ReadOptions) -> Iterator[list[TraceRequest]]:
                         number += 1
                     except RowError as error:
                         raise InputError(f"{file}:{line}: {error}") from error
+                    except SHAPE_ERRORS as error:
+                        raise InputError(f"{file}:{line}: {shape_error(error)}") from error
         except RowError as error:
             raise InputError(f"{file}: {error}") from error
         except OSError as error:

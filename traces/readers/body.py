@@ -160,6 +160,7 @@ def build(
     Raises:
         RowError: a length is nowhere; the message says how to give it.
     """
+    found = {key: value for key, value in found.items() if value is not None}
     known = input_tokens or prompt_tokens(found, options) or options.input_tokens
     if known is None:
         raise RowError(
@@ -169,23 +170,17 @@ def build(
     if output is None:
         output = options.output_tokens
     if output is None:
-        failed = found.get("status") is not None and found["status"] >= 400
+        failed = found.get("status", 200) >= 400
         if not failed:
             raise RowError(
                 "no number of output tokens, answer or limit; log them, or give --output-tokens "
                 "for all rows"
             )
         output = 0
-    values = {key: value for key, value in found.items() if value is not None}
-    if values.get("blocks") is not None and known != len_of(values):
-        values.pop("blocks")
-        values.pop("block_tokens")
-    values |= {"input_tokens": known, "output_tokens": output}
-    return TraceRequest(id=name, arrival_s=arrival_s, **values)
-
-
-def len_of(values: Mapping[str, Any]) -> int | None:
-    return values.get("input_tokens")
+    if "blocks" in found and known != found.get("input_tokens"):
+        del found["blocks"], found["block_tokens"]  # ids for another number of tokens
+    found |= {"input_tokens": known, "output_tokens": output}
+    return TraceRequest(id=name, arrival_s=arrival_s, **found)
 
 
 def ended(row: SourceRow, request: TraceRequest, ends: tuple[str, ...]) -> Ended:

@@ -83,7 +83,7 @@ def _read(path: Path, options: ReadOptions) -> Iterator[TraceRequest]:
 
 def _windows(file: Path) -> Iterator[_Window]:
     try:
-        rows = list(csv.reader(file.read_text().splitlines()))
+        rows = list(csv.reader(file.read_text("utf-8", "replace").splitlines()))
     except OSError as error:
         raise InputError(f"{file}: cannot be read ({error.strerror})") from error
     for number, row in enumerate(rows, 1):

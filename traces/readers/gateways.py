@@ -186,7 +186,7 @@ def _spans(document: dict[str, Any]) -> Iterable[dict[str, Any]]:
 def _value(value: dict[str, Any]) -> Any:
     for kind, found in value.items():
         if kind == "intValue":  # 64-bit integers are strings in OTLP's JSON
-            return int(found)
+            return int(found) if str(found).lstrip("-").isdecimal() else found
         if kind == "arrayValue":
             return [_value(one) for one in found.get("values") or ()]
         return found
@@ -199,9 +199,10 @@ def _otel(options: ReadOptions) -> ParseRow:
     def parse(row: SourceRow) -> Ended:
         about = row.object("attributes")
         operation = about.get("gen_ai.operation.name")
+        counts = row.with_values(about)
         usage = [
-            about.get(f"gen_ai.usage.{one}")
-            for one in ("input_tokens", "prompt_tokens", "output_tokens", "completion_tokens")
+            counts.whole_or(None, *(f"gen_ai.usage.{one}" for one in names))
+            for names in (("input_tokens", "prompt_tokens"), ("output_tokens", "completion_tokens"))
         ]
         _only_genai(operation, usage)
         span = row.text("spanId") or f"span-{row.number}"
@@ -215,10 +216,10 @@ def _otel(options: ReadOptions) -> ParseRow:
         }  # fmt: skip
         messages = decoded(about.get("gen_ai.input.messages"))
         found: dict[str, Any] = {
-            "model": about.get("gen_ai.request.model"),
+            "model": counts.text("gen_ai.request.model"),
             "session": session,
             "parameters": parameters or None,
-            "output_tokens": about.get("gen_ai.request.max_tokens"),
+            "output_tokens": counts.whole_or(None, "gen_ai.request.max_tokens"),
             "status": _status(row, about),
             "messages": _parts(messages) if isinstance(messages, list) and messages else None,
         }
@@ -229,8 +230,8 @@ def _otel(options: ReadOptions) -> ParseRow:
             options,
             name=span,
             arrival_s=row.moment("startTimeUnixNano", unit="ns"),
-            input_tokens=usage[0] or usage[1],
-            output_tokens=usage[2] if usage[2] is not None else usage[3],
+            input_tokens=usage[0],
+            output_tokens=usage[1],
         )
         return ended(row, request, ("endTimeUnixNano",))
 

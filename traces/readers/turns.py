@@ -20,6 +20,7 @@ from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
 from forebay.traces.text import block_text, messages_text
 
 BAILIAN_TOKENS = 16
+MOST_FILLER = 10_000_000  # tokens of an answer that is not in the file
 BLOCK_SIZES = (512, 16, 64, 32, 128, 256, 1024)
 
 
@@ -179,6 +180,8 @@ def fresh_ids(name: str, count: int) -> Sequence[int]:
 
 def filler(name: str, tokens: int) -> str:
     """Make a text of `tokens` tokens in place of an answer that the file does not hold."""
+    if tokens > MOST_FILLER:
+        raise RowError(f"an answer of {tokens} tokens; are columns mixed up?")
     return block_text(xxh3_64_intdigest(name.encode()), max(tokens, 1), "").decode().strip()
 
 
