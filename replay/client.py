@@ -1,46 +1,37 @@
 """Send one prepared request and read its stream, recording when each event arrived.
 
 The client decides nothing: no retry, no redirect, no rate. Every request ends as an outcome in its
-`ClientExchange`, never as an exception. A network read gets one time stamp, taken before its bytes
-are parsed.
+`ClientExchange`, never as an exception. No task runs for a request: its answer is read where its
+bytes arrive. A network read gets one time stamp, taken before its bytes are parsed.
 """
 
 import asyncio
 import math
-from collections.abc import Mapping
+import ssl
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
 import orjson
-from aiohttp.abc import AbstractStreamWriter
 from yarl import URL
 
 from forebay.proxy.http1.sse import EventScanner, MalformedStream, parse_event
 from forebay.replay import outcome
 from forebay.replay.clock import Clock
+from forebay.replay.connection import (
+    ConnectionPool,
+    HttpConnection,
+    MalformedAnswer,
+    Route,
+    route_to,
+)
 from forebay.replay.measure import OutputEvents
 
-KEEP_ALIVE_S = 3.0  # below the 5 s of uvicorn, so that no request meets a closing connection
-CONNECT_TIMEOUT_S = 10.0
 MAX_ERROR_BYTES = 64 << 10
-
-
-class Body(aiohttp.Payload):
-    """Bytes that are written to the connection unchanged; aiohttp's payload warns above 1 MiB."""
-
-    _default_content_type = "application/json"
-
-    def __init__(self, value: bytes) -> None:
-        super().__init__(value)
-        self._size = len(value)
-
-    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        return bytes(self._value).decode(encoding, errors)
-
-    async def write(self, writer: AbstractStreamWriter) -> None:
-        await writer.write(self._value)
+MAX_WHOLE_BYTES = 64 << 20
 
 
 @dataclass(slots=True)
@@ -91,62 +82,231 @@ class ProgressWatch:
         self._clock = clock
         self._stall_s = stall_s
         self._due_s = clock.now() + first_token_s
-        self._scope = asyncio.timeout(None)
+        self._look_s = min(first_token_s, stall_s)
+        self._events: OutputEvents | None = None
+        self._stop: Callable[[], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._entered = False
-        self._flowing = False
 
-    async def __aenter__(self) -> Self:
-        await self._scope.__aenter__()
-        self._entered = True
-        if self.reason is None:
-            self._arm()
-        else:  # cancelled before its task first ran
-            self._scope.reschedule(asyncio.get_running_loop().time())
-        return self
+    def start(self, events: OutputEvents, stop: Callable[[], None]) -> None:
+        """Watch the output `events` of a request; `stop` is called when it must end."""
+        self._events, self._stop = events, stop
+        if self.reason is not None:  # ended before it began
+            stop()
+        else:
+            self._arm(self._clock.now() + self._look_s)  # in time for either limit
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def finish(self) -> None:
+        """Stop watching; the request has ended."""
+        self._stop = None
         if self._timer is not None:
             self._timer.cancel()
-        await self._scope.__aexit__(kind, error, trace)
-
-    def progress(self, at_s: float) -> None:
-        """Record output at `at_s`; from now on a gap without output is a stall."""
-        self._due_s = at_s + self._stall_s
-        if not self._flowing:  # the timer is still set to the first-token limit, usually later
-            self._flowing = True
-            self._arm()
 
     def end(self, reason: str) -> None:
-        """Stop waiting now; the scope raises TimeoutError."""
+        """End the request now."""
         if self.reason is None:
             self.reason = reason
-            if self._entered:
-                self._scope.reschedule(asyncio.get_running_loop().time())
+            if self._stop is not None:
+                self._stop()
 
-    def _arm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        left = self._clock.wall(min(self._due_s, self._leaves_s) - self._clock.now())
+    def _limit_s(self) -> float:
+        events = self._events
+        if events is not None and events.at_s:
+            return events.at_s[-1] + self._stall_s
+        return self._due_s
+
+    def _arm(self, at_s: float) -> None:
+        left = self._clock.wall(min(at_s, self._leaves_s) - self._clock.now())
         self._timer = asyncio.get_running_loop().call_later(max(left, 0.001), self._look)
 
     def _look(self) -> None:
-        now_s = self._clock.now()
+        now_s, limit_s = self._clock.now(), self._limit_s()
         if now_s >= self._leaves_s:
             self.end("cancelled")
-        elif now_s < self._due_s:
-            self._arm()
+        elif now_s < limit_s:
+            # Output may begin at any time, and be a stall that much later.
+            self._arm(min(limit_s, now_s + self._look_s))
         else:
-            self.end("stall" if self._flowing else "timeout")
+            self.end("stall" if self._events is not None and self._events.at_s else "timeout")
+
+
+class AnswerReader:
+    """Reads one answer into its exchange."""
+
+    def __init__(
+        self,
+        exchange: ClientExchange,
+        clock: Clock,
+        watch: ProgressWatch,
+        whole: bool,
+        on_end: Callable[[ClientExchange], None],
+    ) -> None:
+        self.exchange = exchange
+        self._clock = clock
+        self._watch = watch
+        self._wants_whole = whole
+        self._on_end = on_end
+        self._connection: HttpConnection | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._scanner: EventScanner | None = None  # of a stream
+        self._body: bytearray | None = None  # of an error, or of an answer in one piece
+        self._most = 0
+        self._ended = False
+
+    def connect_by(self, task: "asyncio.Task[None]") -> None:
+        self._connecting = task
+
+    def send(self, connection: HttpConnection, head: bytes, body: bytes) -> None:
+        self._connecting = None
+        if self._ended:  # it was given up while the connection was opened
+            connection.abort()
+            return
+        self._connection = connection
+        connection.send(self, head, body)
+
+    def give_up(self) -> None:
+        """End for the watch's reason."""
+        if self.exchange.outcome != "ok":
+            self.exchange.fail(self._watch.reason or "cancelled")
+        if self._connecting is not None:
+            self._connecting.cancel()
+        self._end(close=True)
+
+    def head(self, status: int, headers: Mapping[str, str]) -> None:
+        exchange, scale = self.exchange, self._clock.scale
+        exchange.status = status
+        exchange.backend = headers.get("x-forebay-backend", exchange.backend)
+        exchange.queue_ms = outcome.seconds_header(headers.get("x-forebay-queue-ms"), scale)
+        exchange.retry_after_s = outcome.seconds_header(headers.get("retry-after-ms"), scale / 1e3)
+        if exchange.retry_after_s is None:
+            exchange.retry_after_s = outcome.seconds_header(headers.get("retry-after"), scale)
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if status != 200:
+            self._body, self._most = bytearray(), MAX_ERROR_BYTES
+        elif kind == "application/json" and self._wants_whole:
+            self._body, self._most = bytearray(), MAX_WHOLE_BYTES
+        elif kind == "text/event-stream":
+            self._scanner = EventScanner()
+        else:
+            exchange.fail("malformed")
+
+    def piece(self, data: bytes, at_s: float) -> bool:
+        scanner = self._scanner
+        if scanner is None:
+            return self._collect(data)
+        exchange = self.exchange
+        if exchange.outcome == "ok":
+            return True  # after [DONE] only the end of the HTTP framing follows
+        if exchange.pieces is None and not scanner.partial and is_one_token(data):
+            exchange.events.at_s.append(at_s)
+            return True
+        try:
+            for payload in scanner.feed(data):
+                if not self._event(payload, at_s):
+                    self._end()
+                    return False
+                if exchange.outcome == "ok":
+                    break
+        except MalformedStream:
+            exchange.fail("malformed")
+            self._end()
+            return False
+        return True
+
+    def complete(self) -> None:
+        exchange = self.exchange
+        if self._body is not None and exchange.status == 200:
+            self._whole(bytes(self._body))
+        elif self._body is not None:
+            self._refused()
+        elif exchange.outcome != "ok" and exchange.reason is None:
+            exchange.fail("truncated")
+        self._end()
+
+    def broken(self, error: Exception | None) -> None:
+        exchange = self.exchange
+        if exchange.outcome != "ok" and exchange.reason is None:
+            exchange.fail(failure_of(error, exchange))
+        self._end()
+
+    def _event(self, payload: bytes, at_s: float) -> bool:
+        """Take one event of a stream; False if it ends the answer as failed."""
+        exchange = self.exchange
+        if text := _plain_token(payload):
+            self._output(at_s, None, text)
+            return True
+        event = parse_event(payload)
+        if event.done:
+            if exchange.reason is None:
+                exchange.ok()
+            return True
+        if event.error is not None:
+            exchange.fail(outcome.of_stream_error(event.error))
+            return False
+        if event.finish_reason == "abort":  # vLLM shutting down ends its streams cleanly
+            exchange.fail("truncated")
+        counted = _usage(event.usage, exchange) if event.usage is not None else None
+        if event.has_output:
+            self._output(at_s, counted, answer_text(payload) if exchange.pieces is not None else "")
+        return True
+
+    def _output(self, at_s: float, counted: int | None, text: str) -> None:
+        exchange = self.exchange
+        exchange.events.add(at_s, counted)
+        if exchange.pieces is not None:
+            exchange.pieces.append(text)
+
+    def _collect(self, data: bytes) -> bool:
+        if self._body is None:
+            self._end()
+            return False
+        self._body += data
+        if len(self._body) <= self._most:
+            return True
+        if self.exchange.status == 200:
+            self.exchange.fail("malformed")
+        else:
+            self._refused()
+        self._end()
+        return False
+
+    def _refused(self) -> None:
+        exchange = self.exchange
+        assert exchange.status is not None
+        raw = bytes(self._body or b"")[:MAX_ERROR_BYTES]
+        exchange.outcome, exchange.reason = outcome.of_status(exchange.status, raw)
+        exchange.reject_latency_s = self._clock.now() - exchange.sent_s
+
+    def _whole(self, raw: bytes) -> None:
+        """Read an answer in one piece (`stream: false`): all of it is one output event."""
+        exchange, at_s = self.exchange, self._clock.now()
+        try:
+            event = parse_event(raw)
+        except MalformedStream:
+            exchange.fail("malformed")
+            return
+        counted = _usage(event.usage, exchange) if event.usage is not None else None
+        if event.error is not None:
+            exchange.fail(outcome.of_stream_error(event.error))
+            return
+        exchange.events.add(at_s, counted)
+        if exchange.pieces is not None:
+            exchange.pieces.append(answer_text(raw))
+        exchange.ok()
+
+    def _end(self, *, close: bool = False) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        self._watch.finish()
+        if close and self._connection is not None:
+            self._connection.abort()
+        self._connection = None
+        self.exchange.done_s = self._clock.now()
+        self._on_end(self.exchange)
 
 
 class Client:
-    """One session for a whole run; it keeps connections, and nothing else."""
+    """Sends the requests of a run; it keeps connections, and nothing else."""
 
     def __init__(
         self,
@@ -159,21 +319,19 @@ class Client:
         self._clock = clock
         self._first_token_s = first_token_timeout_s
         self._stall_s = stall_timeout_s
-        headers = {
-            "content-type": "application/json",
-            "accept": "text/event-stream",
-            "accept-encoding": "identity",
-        }
+        self._headers = {"content-type": "application/json"}
+        self._defaults = {"accept": "text/event-stream"}
         if api_key:
-            headers["authorization"] = f"Bearer {api_key}"
-        self.session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers=headers,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
-            read_bufsize=2**16,
-            auto_decompress=False,
-        )
+            self._defaults["authorization"] = f"Bearer {api_key}"
+        self._default_lines = _lines(self._defaults)
+        self._pool = ConnectionPool(clock)
+        self._connecting: set[asyncio.Task[None]] = set()
+
+    @cached_property
+    def session(self) -> aiohttp.ClientSession:
+        """A session for everything that is not measured: model lists, metrics."""
+        headers = {k: v for k, v in self._defaults.items() if k == "authorization"}
+        return aiohttp.ClientSession(headers=headers, cookie_jar=aiohttp.DummyCookieJar())
 
     async def __aenter__(self) -> Self:
         return self
@@ -184,10 +342,19 @@ class Client:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self.session.close()
+        self._pool.close()
+        for task in self._connecting:
+            task.cancel()
+        await asyncio.gather(*self._connecting, return_exceptions=True)
+        if "session" in self.__dict__:
+            await self.session.close()
+        await asyncio.sleep(0)  # lets the closed connections be released
+
+    def route(self, url: URL) -> Route:
+        return route_to(url, self._headers)
 
     def watch(self, leaves_s: float | None = None) -> ProgressWatch:
-        """Make the watch for one `send`; the caller may `end` it.
+        """Make the watch for one request; the caller may `end` it.
 
         At second `leaves_s` of the run the client of the trace gave up: the request is cancelled.
         """
@@ -195,112 +362,75 @@ class Client:
         return ProgressWatch(self._clock, self._first_token_s, self._stall_s, leaves_s)
 
     async def send(
-        self,
-        url: URL,
-        body: bytes,
-        exchange: ClientExchange,
-        watch: ProgressWatch,
-        headers: Mapping[str, str] | None = None,
+        self, url: URL, body: bytes, exchange: ClientExchange, watch: ProgressWatch
     ) -> None:
-        """Send `body` and fill in `exchange`; raises only cancellation."""
-        sent = {"x-request-id": exchange.request_id, **(headers or {})}
+        """Send `body`, wait for the end of the answer, and fill in `exchange`."""
+        ended = asyncio.get_running_loop().create_future()
+        self.begin(self.route(url), body, exchange, watch, {}, ended.set_result)
         try:
-            async with watch:
-                await self._send(url, body, exchange, watch, sent)
-        except TimeoutError as error:
-            # Without a reason from the watch, the connection timed out.
-            if exchange.outcome != "ok":
-                exchange.fail(watch.reason or _failure(error, exchange))
-        except (aiohttp.ClientError, OSError) as error:
-            if exchange.outcome != "ok":
-                exchange.fail(_failure(error, exchange))
-        except MalformedStream:
-            exchange.fail("malformed")
-        exchange.done_s = self._clock.now()
+            await ended
+        finally:
+            watch.finish()
 
-    async def _send(
+    def begin(
         self,
-        url: URL,
+        route: Route,
         body: bytes,
         exchange: ClientExchange,
         watch: ProgressWatch,
-        headers: dict[str, str],
+        headers: Mapping[str, str],
+        on_end: Callable[[ClientExchange], None],
     ) -> None:
-        payload = Body(body)
+        """Send `body` now; `on_end` is called with the exchange when its answer has ended."""
+        lines = self._default_lines if not headers else _lines({**self._defaults, **headers})
+        head = b"%bx-request-id: %b\r\n%bcontent-length: %d\r\n\r\n" % (
+            route.start,
+            exchange.request_id.encode("latin-1"),
+            lines,
+            len(body),
+        )
+        whole = headers.get("accept") == "application/json"
+        reader = AnswerReader(exchange, self._clock, watch, whole, on_end)
+        connection = self._pool.take(route)
         exchange.sent_s = self._clock.now()
-        async with self.session.post(
-            url,
-            data=payload,
-            headers=headers,
-            allow_redirects=False,
-        ) as response:
-            self._headers(response, exchange)
-            if response.status != 200:
-                raw = await _read_error(response.content)
-                exchange.outcome, exchange.reason = outcome.of_status(response.status, raw)
-                exchange.reject_latency_s = self._clock.now() - exchange.sent_s
-            elif "application/json" == response.content_type == headers.get("accept"):
-                self._whole(await response.read(), exchange)
-            elif response.content_type != "text/event-stream":
-                exchange.fail("malformed")
-            else:
-                await self._read(response.content, exchange, watch)
+        if connection is not None:
+            reader.send(connection, head, body)
+        else:
+            task = asyncio.ensure_future(self._connect(route, reader, head, body))
+            self._connecting.add(task)
+            task.add_done_callback(self._connecting.discard)
+            reader.connect_by(task)
+        watch.start(exchange.events, reader.give_up)
 
-    def _whole(self, raw: bytes, exchange: ClientExchange) -> None:
-        """Read an answer in one piece (`stream: false`): all of it is one output event."""
-        at_s = self._clock.now()
-        event = parse_event(raw)
-        counted = _usage(event.usage, exchange) if event.usage is not None else None
-        if event.error is not None:
-            exchange.fail(outcome.of_stream_error(event.error))
-            return
-        exchange.events.add(at_s, counted)
-        if exchange.pieces is not None:
-            exchange.pieces.append(answer_text(raw))
-        exchange.ok()
+    async def _connect(self, route: Route, reader: AnswerReader, head: bytes, body: bytes) -> None:
+        try:
+            connection = await self._pool.connect(route)
+        except (OSError, TimeoutError) as error:
+            reader.broken(error)
+        else:
+            reader.send(connection, head, body)
 
-    def _headers(self, response: aiohttp.ClientResponse, exchange: ClientExchange) -> None:
-        headers, scale = response.headers, self._clock.scale
-        exchange.status = response.status
-        exchange.backend = headers.get("x-forebay-backend", exchange.backend)
-        exchange.queue_ms = outcome.seconds_header(headers.get("x-forebay-queue-ms"), scale)
-        exchange.retry_after_s = outcome.seconds_header(headers.get("retry-after-ms"), scale / 1e3)
-        if exchange.retry_after_s is None:
-            exchange.retry_after_s = outcome.seconds_header(headers.get("retry-after"), scale)
 
-    async def _read(
-        self, content: aiohttp.StreamReader, exchange: ClientExchange, watch: ProgressWatch
-    ) -> None:
-        scanner = EventScanner()
-        while chunk := await content.readany():
-            at_s = self._clock.now()
-            if exchange.outcome == "ok":
-                continue  # after [DONE] only the end of the HTTP framing follows
-            for payload in scanner.feed(chunk):
-                if text := _plain_token(payload):
-                    exchange.events.add(at_s)
-                    watch.progress(at_s)
-                    if exchange.pieces is not None:
-                        exchange.pieces.append(text)
-                    continue
-                event = parse_event(payload)
-                if event.done:
-                    if exchange.reason is None:
-                        exchange.ok()
-                    break
-                if event.error is not None:
-                    exchange.fail(outcome.of_stream_error(event.error))
-                    return
-                if event.finish_reason == "abort":  # vLLM shutting down ends its streams cleanly
-                    exchange.fail("truncated")
-                counted = _usage(event.usage, exchange) if event.usage is not None else None
-                if event.has_output:
-                    exchange.events.add(at_s, counted)
-                    watch.progress(at_s)
-                    if exchange.pieces is not None:
-                        exchange.pieces.append(answer_text(payload))
-        if exchange.outcome != "ok" and exchange.reason is None:
-            exchange.fail("truncated")
+def _lines(headers: Mapping[str, str]) -> bytes:
+    return "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode("latin-1")
+
+
+def is_one_token(chunk: bytes) -> bool:
+    """Tell whether `chunk` is one whole event with text and nothing else, as nearly all are.
+
+    Only bytes are compared, in a twentieth of the time of parsing. A quote inside of a JSON string
+    is escaped, so these bytes mean what they seem to mean. Anything unusual is "no".
+    """
+    find = chunk.find  # `in` raises and drops an exception (Python 3.11): twice the time
+    return (
+        find(b"\n\n") == len(chunk) - 2
+        and chunk[:6] == b"data: "
+        and (find(b'"text":"') >= 0 or find(b'"content":"') >= 0)
+        and find(b'":""') < 0
+        and (find(b'"usage"') < 0 or find(b'"usage":null') >= 0)
+        and find(b'"error"') < 0
+        and find(b'"abort"') < 0
+    )
 
 
 def _plain_token(payload: bytes) -> str:
@@ -345,17 +475,9 @@ def _usage(usage: dict[str, Any], exchange: ClientExchange) -> int | None:
     return counted
 
 
-async def _read_error(content: aiohttp.StreamReader) -> bytes:
-    """Read an error body to its end, or up to MAX_ERROR_BYTES."""
-    raw = b""
-    while len(raw) < MAX_ERROR_BYTES and (chunk := await content.read(MAX_ERROR_BYTES)):
-        raw += chunk
-    return raw
-
-
-def _failure(error: Exception, exchange: ClientExchange) -> str:
-    if isinstance(error, aiohttp.ClientSSLError):
+def failure_of(error: Exception | None, exchange: ClientExchange) -> str:
+    if isinstance(error, ssl.SSLError):
         return "tls"
-    if isinstance(error, aiohttp.ClientResponseError):
+    if isinstance(error, MalformedAnswer):
         return "malformed"  # the answer is not HTTP
     return "connect" if exchange.status is None else "truncated"

@@ -1,6 +1,6 @@
 """Send each prepared request when it is due, in an open or a closed loop.
 
-Every request runs in a task of its own, so that a slow answer delays no other arrival. At most
+No arrival waits for an answer to another. At most
 `max_in_flight` requests are in flight. An arrival that waits for this limit is late by `cap_wait`
 and is still sent: no request is skipped and no due time is moved.
 """
@@ -8,8 +8,7 @@ and is still sent: no request is skipped and no due time is moved.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-
-from yarl import URL
+from functools import partial
 
 from forebay.replay.bodies import PATHS, PreparedQueue, PreparedRequest
 from forebay.replay.client import Client, ClientExchange, ProgressWatch
@@ -50,7 +49,8 @@ class Dispatch:
         self._recorder = recorder
         self._prepared = prepared
         self._targets = [
-            (target.name, {path: target.url(path) for path in PATHS.values()}) for target in targets
+            (target.name, {path: client.route(target.url(path)) for path in PATHS.values()})
+            for target in targets
         ]
         self._slots = asyncio.Semaphore(max_in_flight)
         self._freed_s: deque[float] = deque(maxlen=max_in_flight)  # when each free slot became free
@@ -102,11 +102,11 @@ class Dispatch:
 
     def give_up(self) -> None:
         """Cancel all requests in flight."""
-        for watch in self._watches:
+        for watch in list(self._watches):
             watch.end("cancelled")
 
     def _start(self, job: PreparedRequest, intended_s: float, cap_wait_s: float) -> None:
-        name, urls = self._targets[self.sent % len(self._targets)]
+        name, routes = self._targets[self.sent % len(self._targets)]
         exchange = ClientExchange(
             f"{self._run_id}-{job.index}", intended_s, cap_wait_s, self.clock.now(), backend=name
         )
@@ -118,19 +118,28 @@ class Dispatch:
         self.idle.clear()
         self.sent += 1
         self._recorder.live.sent += 1
-        self._tasks.create_task(self._go(job, urls[job.path], exchange, watch))
+        self._client.begin(
+            routes[job.path],
+            job.body,
+            exchange,
+            watch,
+            job.headers,
+            partial(self._ended, job, watch),
+        )
 
-    async def _go(
-        self, job: PreparedRequest, url: URL, exchange: ClientExchange, watch: ProgressWatch
-    ) -> None:
+    def _ended(self, job: PreparedRequest, watch: ProgressWatch, exchange: ClientExchange) -> None:
+        self._freed_s.append(self.clock.now())
+        self._slots.release()
+        self._watches.discard(watch)
+        if not self._watches:
+            self.idle.set()
         try:
-            await self._client.send(url, job.body, exchange, watch, job.headers)
-        finally:
-            self._freed_s.append(self.clock.now())
-            self._slots.release()
-            self._watches.discard(watch)
-            if not self._watches:
-                self.idle.set()
-        self._recorder.finished(job.request, exchange)
-        if self.on_end is not None:
-            self.on_end(job.index, exchange)
+            self._recorder.finished(job.request, exchange)
+            if self.on_end is not None:
+                self.on_end(job.index, exchange)
+        except Exception as error:  # a mistake of ours ends the run, not only this callback
+            self._tasks.create_task(_raise(error))
+
+
+async def _raise(error: Exception) -> None:
+    raise error

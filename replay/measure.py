@@ -42,23 +42,44 @@ DEFINITIONS = {
 
 @dataclass(slots=True)
 class OutputEvents:
-    """Arrival times of the events that carried output, and the number of tokens in each."""
+    """Arrival times of the events that carried output, and the number of tokens in each.
+
+    An event that is only appended to `at_s` counts as one token, which is an estimate.
+    """
 
     at_s: "array[float]" = field(default_factory=lambda: array("d"))
-    tokens: "array[int]" = field(default_factory=lambda: array("q"))
-    counted: int = 0
-    estimated: bool = False
+    _counted: int = 0
+    _estimated: bool = False
+    _tokens: "array[int]" = field(default_factory=lambda: array("q"))
+
+    @property
+    def tokens(self) -> "array[int]":
+        """The number of tokens of each event."""
+        missing = len(self.at_s) - len(self._tokens)
+        if missing:
+            self._tokens.extend([1] * missing)
+            self._counted += missing
+            self._estimated = True
+        return self._tokens
+
+    @property
+    def counted(self) -> int:
+        """The number of tokens of all events."""
+        return self._counted + len(self.at_s) - len(self._tokens)
+
+    @property
+    def estimated(self) -> bool:
+        """Whether the server did not count the tokens of some event."""
+        return self._estimated or len(self.at_s) > len(self._tokens)
 
     def add(self, at_s: float, completion_tokens: int | None = None) -> None:
         """Add one event; `completion_tokens` is the total so far, from continuous usage if sent."""
-        if completion_tokens is not None and completion_tokens > self.counted:
-            tokens, self.counted = completion_tokens - self.counted, completion_tokens
-        else:
-            tokens = 1
-            self.counted += 1
-            self.estimated = True
+        if completion_tokens is not None:
+            known = self.tokens
+            if completion_tokens > self._counted:
+                known.append(completion_tokens - self._counted)
+                self._counted = completion_tokens
         self.at_s.append(at_s)
-        self.tokens.append(tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +108,15 @@ def measure(
     output_tokens: int | None,
 ) -> Latency:
     """Apply the definitions; `output_tokens` is N, None if the server did not count."""
-    at = events.at_s
+    at, tokens = events.at_s, events.tokens
     lag_s = max(0.0, sent_s - intended_s)
     cap_wait_s = min(max(0.0, cap_wait_s), lag_s)
     gaps = [later - earlier for earlier, later in pairwise(at)]
     single = events.estimated and events.counted == len(at)
     first = at[0] if at else None
     last = at[-1] if at else None
-    total = output_tokens if output_tokens is not None else sum(events.tokens)
-    after_first = total - events.tokens[0] if at else 0
+    total = output_tokens if output_tokens is not None else sum(tokens)
+    after_first = total - tokens[0] if at else 0
     tpot = None
     if first is not None and last is not None and after_first > 0 and gaps:
         tpot = (last - first) / after_first
@@ -111,11 +132,7 @@ def measure(
         tpot_s=tpot,
         stall_s=max(gaps) if gaps else None,
         icl_s=gaps,
-        itl_s=(
-            None
-            if single
-            else [(gap / n, n) for gap, n in zip(gaps, events.tokens[1:], strict=True)]
-        ),
+        itl_s=(None if single else [(gap / n, n) for gap, n in zip(gaps, tokens[1:], strict=True)]),
     )
 
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from forebay.replay.client import CONNECT_TIMEOUT_S, KEEP_ALIVE_S
+from forebay.replay.connection import CONNECT_TIMEOUT_S, KEEP_ALIVE_S
 from forebay.replay.measure import DEFINITIONS
 from forebay.replay.options import ReplayOptions
 from forebay.replay.schedule import Schedule

@@ -107,7 +107,7 @@ async def replay(options: ReplayOptions, stop: Stop | None = None) -> Summary:
             served = await ask_served(client.session, targets, options.model, scan.models)
         else:
             served = Served(options.model, None)
-        plan = _make_plan(options, targets, served, source)
+        plan = _make_plan(options, targets, served, source, scan)
         _print_changes(plan)
         if options.warmup:
             await _warm_up(client, plan)
@@ -123,11 +123,15 @@ async def replay(options: ReplayOptions, stop: Stop | None = None) -> Summary:
 
 
 def _make_plan(
-    options: ReplayOptions, targets: tuple[Target, ...], served: Served, source: TraceSource
+    options: ReplayOptions,
+    targets: tuple[Target, ...],
+    served: Served,
+    source: TraceSource,
+    scan: Scan,
 ) -> _Plan:
     known = [n for n in (served.max_model_len, options.max_model_len) if n is not None]
-    source.limit = min(known, default=None)
-    scan = source.scan()
+    if known:
+        scan = source.limit_to(scan, min(known))
     if options.keys and (unknown := sorted(scan.tenants - set(options.keys))):
         raise InputError(f"--keys: has no key of tenant {unknown[0]!r}; add it")
     schedule, agenda = plan_schedule(options, source, scan)

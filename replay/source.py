@@ -9,6 +9,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 from forebay.traces.errors import InputError
@@ -25,13 +26,15 @@ class Scan:
 
     Attributes:
         arrivals_s: arrival times of the rows that will be sent, without dropped ones.
-        first_too_long: number (from 1) and request of the first row beyond the context.
+        needs: context that each of these rows needs, in tokens.
+        first_too_long: number (from 1) of the first row beyond the context.
         linked: some row waits for the answer to another.
         models, tenants: all that rows name; None in `models` for rows without one.
     """
 
     arrivals_s: "array[float]" = field(default_factory=lambda: array("d"))
-    first_too_long: tuple[int, TraceRequest] | None = None
+    needs: "array[int]" = field(default_factory=lambda: array("q"))
+    first_too_long: int | None = None
     skipped: int = 0
     dropped: int = 0
     linked: bool = False
@@ -42,6 +45,21 @@ class Scan:
     def truncated(self, count: int) -> int:
         """Count the shortened ones among the first `count` requests."""
         return bisect_left(self._truncated, count)
+
+    def limited(self, limit: int, *, drop: bool) -> "Scan":
+        """Return the scan for a model whose context is `limit` tokens."""
+        found = replace(self, arrivals_s=array("d"), needs=array("q"), _truncated=array("q"))
+        for index, need in enumerate(self.needs):
+            if need > limit:
+                if found.first_too_long is None:
+                    found.first_too_long = index + 1
+                if drop:
+                    found.dropped += 1
+                    continue
+                found._truncated.append(len(found.arrivals_s))
+            found.arrivals_s.append(self.arrivals_s[index])
+            found.needs.append(need)
+        return found
 
 
 class TraceSource:
@@ -82,27 +100,27 @@ class TraceSource:
     def scan(self) -> Scan:
         """Do the first pass; raises InputError for anything that cannot be read."""
         found = Scan()
-        for number, request in enumerate(self._read(), 1):
-            fitted: TraceRequest | None = request
-            if self.limit is not None:
-                fitted = fit(request, self.limit, self._too_long)
-                if fitted is not request and found.first_too_long is None:
-                    found.first_too_long = (number, request)
-            if fitted is None:
-                found.dropped += 1
-                continue
-            if fitted is not request:
-                found._truncated.append(len(found.arrivals_s))
+        for request in self._read():
             found.arrivals_s.append(request.arrival_s)
+            found.needs.append(request.input_tokens + request.output_tokens)
             found.linked = found.linked or bool(request.parent or request.waits_for)
             found.models.add(request.model)
             if request.tenant is not None:
                 found.tenants.add(request.tenant)
         found.skipped = self._skipped
+        return found if self.limit is None else self.limit_to(found, self.limit)
+
+    def limit_to(self, scan: Scan, limit: int) -> Scan:
+        """Set the model's context; returns the scan of the rows that are then sent.
+
+        Raises InputError if none is left.
+        """
+        self.limit = limit
+        found = scan.limited(limit, drop=self._too_long == "drop")
         if not found.arrivals_s:
             raise InputError(
                 f"--too-long drop: every row of {self.name} is longer than the model's context of "
-                f"{self.limit} tokens; use --too-long truncate or another trace"
+                f"{limit} tokens; use --too-long truncate or another trace"
             )
         return found
 
@@ -122,9 +140,10 @@ class TraceSource:
         """Raise InputError if one of the first `count` rows is too long, unless that is allowed."""
         if self._too_long != "error" or scan.first_too_long is None or self.limit is None:
             return
-        number, request = scan.first_too_long
+        number = scan.first_too_long
         if number > count:
             return
+        request = next(islice(self._read(), number - 1, None))
         raise InputError(
             f"{self.name}: row {number} (id {request.id!r}) needs {request.input_tokens} + "
             f"{request.output_tokens} tokens, the model's context is {self.limit}; use "

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from replay_server import rows, run_one, table
-from yarl import URL
 
 from forebay.replay import runner
 from forebay.replay.bodies import PreparedQueue, PreparedRequest
@@ -54,12 +53,12 @@ def test_the_first_round_of_a_closed_loop_does_not_wait_for_itself() -> None:
     at_s = 0.0
     sent: list[ClientExchange] = []
 
-    async def send(url: URL, body: bytes, exchange: ClientExchange, *_: object) -> None:
+    def begin(_r: object, _b: bytes, exchange: ClientExchange, *more: Any) -> None:
         nonlocal at_s
         exchange.sent_s = at_s
         sent.append(exchange)
         at_s += 0.001
-        await asyncio.sleep(1.0)
+        asyncio.get_running_loop().call_later(1.0, more[-1], exchange)
 
     async def main() -> None:
         window = PreparedQueue()
@@ -67,7 +66,7 @@ def test_the_first_round_of_a_closed_loop_does_not_wait_for_itself() -> None:
             await window.put(PreparedRequest(at, request, b"{}"))
         window.close()
         clock: Any = SimpleNamespace(now=lambda: at_s, virtual=True)
-        client: Any = SimpleNamespace(send=send, watch=lambda _: object())
+        client: Any = SimpleNamespace(begin=begin, watch=lambda _: object(), route=str)
         recorder: Any = SimpleNamespace(finished=lambda *_: None, live=SimpleNamespace(sent=0))
         async with asyncio.TaskGroup() as tasks:
             dispatch = Dispatch(
