@@ -14,6 +14,7 @@ from paths import BENCHMARKS
 
 GROUP = ("sim", 2, "Llama-3-8B", "chat")
 OURS = "forebay"
+GAP = "\u00a0"  # a number and its unit stay on one line
 FEWEST = 2  # valid runs of a figure that is shown
 LABELS = {
     "forebay": "Forebay",
@@ -93,17 +94,18 @@ def results() -> Results:
 
 
 def seconds(value: float | None) -> str:
-    """Two digits below ten seconds, else one decimal place; `-` where nothing was measured."""
+    """Two decimal places below one second, else one; `-` where nothing was measured."""
     if value is None:
         return "-"
-    return f"{value:.2f} s" if value < 1 else f"{value:.1f} s"
+    return f"{value:.2f}{GAP}s" if value < 1 else f"{value:.1f}{GAP}s"
 
 
 def percent(share: float | None) -> str:
     """A share in percent, with one decimal place above 99 %; `-` where nothing was measured."""
     if share is None:
         return "-"
-    return f"{share:.1%}".replace("%", " %") if 0.99 <= share < 1 else f"{share:.0%}"[:-1] + " %"
+    places = 1 if 0.99 <= share < 1 else 0
+    return f"{share * 100:.{places}f}{GAP}%"
 
 
 def chart(theme: str) -> str:
