@@ -211,7 +211,8 @@ class ShaperOptions(TypedDict):
 class Config(Section):
     """The whole configuration.
 
-    routing: the rule that picks a backend: warm_or_least_work, least_work or fewest_tokens.
+    routing: the rule that picks a backend: warm_or_least_work, least_work, fewest_tokens, the name
+    of a plug-in, or FILE.py:FUNCTION.
     routes: paths that any backend may answer; all other paths are 404.
     reject_status: status of a rejection for load: 429 or 503.
     debug_headers: name the backend and the prediction in each response.

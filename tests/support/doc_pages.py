@@ -16,8 +16,11 @@ Maker = Callable[[], str]
 BLOCK = re.compile(r"<!-- generated: (?P<name>.+?) -->\n.*?<!-- end -->", re.DOTALL)
 OTHERS = "tests/bench/"  # blocks that a benchmark writes when it ends
 FILES: Mapping[str, Maker] = {
-    "docs/assets/chat-p99-light.svg": partial(results.chart, "light"),
-    "docs/assets/chat-p99-dark.svg": partial(results.chart, "dark"),
+    **{
+        f"docs/assets/{name}-{theme}.svg": partial(results.chart, name, theme)
+        for name in results.charts()
+        for theme in results.THEMES
+    },
     "docs/reference/forebay.schema.json": reference.config_schema,
 }
 BLOCKS: Mapping[str, Maker] = {

@@ -14,6 +14,7 @@ from paths import BENCHMARKS
 
 GROUP = ("sim", 2, "Llama-3-8B", "chat")
 OURS = "forebay"
+GAP = "\u00a0"  # a number and its unit stay on one line
 FEWEST = 2  # valid runs of a figure that is shown
 LABELS = {
     "forebay": "Forebay",
@@ -26,14 +27,23 @@ LABELS = {
 }
 """The routers that every workload of the core was run with, by the name in the results."""
 OTHERS = [name for name in LABELS if name not in {"forebay", "forebay in pieces"}]
+SHORT = {
+    "forebay": "Forebay",
+    "forebay in pieces": "Forebay, in pieces",
+    "vllm-router cache_aware": "vLLM router",
+    "smg cache_aware": "SMG",
+    "haproxy by length": "HAProxy",
+    "nginx least_conn": "nginx",
+    "direct": "round robin",
+}
 WORKLOADS = {
-    "documents": "Chats beside 120k-token documents, 80 % load",
-    "documents, chunked": "The same, vLLM with the flag",
-    "shared documents": "Questions about shared documents, 80 % load",
-    "shared documents, chunked": "The same, vLLM with the flag",
-    "mooncake synthetic": "Mooncake's trace of RAG traffic, 80 % load",
-    "overload 1.5x": "Chats beside documents, 150 % load",
-    "overload 2x": "The same, 200 % load",
+    "documents": "chats beside documents, 80 %",
+    "documents, chunked": "the same, with the flag",
+    "shared documents": "shared documents, 80 %",
+    "shared documents, chunked": "the same, with the flag",
+    "mooncake synthetic": "Mooncake's RAG trace, 80 %",
+    "overload 1.5x": "chats beside documents, 150 %",
+    "overload 2x": "the same, 200 %",
 }
 THEMES = {
     "light": {"text": "#1f2328", "soft": "#59636e", "ours": "#0969da", "other": "#b6bfc9"},
@@ -93,75 +103,104 @@ def results() -> Results:
 
 
 def seconds(value: float | None) -> str:
-    """Two digits below ten seconds, else one decimal place; `-` where nothing was measured."""
+    """Two decimal places below one second, else one; `-` where nothing was measured."""
     if value is None:
         return "-"
-    return f"{value:.2f} s" if value < 1 else f"{value:.1f} s"
+    return f"{value:.2f}{GAP}s" if value < 1 else f"{value:.1f}{GAP}s"
 
 
 def percent(share: float | None) -> str:
     """A share in percent, with one decimal place above 99 %; `-` where nothing was measured."""
     if share is None:
         return "-"
-    return f"{share:.1%}".replace("%", " %") if 0.99 <= share < 1 else f"{share:.0%}"[:-1] + " %"
+    places = 1 if 0.99 <= share < 1 else 0
+    return f"{share * 100:.{places}f}{GAP}%"
 
 
-def chart(theme: str) -> str:
-    """A bar chart of the chats' p99 by router, as a stand-alone SVG."""
-    colours, found = THEMES[theme], results()
-    bars = [
-        (LABELS[name], value, name)
-        for name in LABELS
-        if name != "forebay in pieces" and (value := found.p99_s("documents", name, "chat"))
-    ]
-    bars.sort(key=lambda bar: bar[1])
-    most = max(value for _, value, _ in bars)
-    left, width, row, top = 200.0, 720, 30, 42
-    height = top + row * len(bars) + 34
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A bar chart of one figure by router; `least` is whether less is better."""
+
+    workload: str
+    title: str
+    about: str
+    figure: Callable[[str, str], float | None]
+    spoken: Callable[[float | None], str]
+    least: bool
+
+    def bars(self) -> list[tuple[str, float]]:
+        """Router and value, the best one first."""
+        found = [(name, self.figure(self.workload, name)) for name in (OURS, *OTHERS)]
+        known = [(name, value) for name, value in found if value is not None]
+        return sorted(known, key=lambda bar: bar[1] if self.least else -bar[1])
+
+    def text(self) -> str:
+        """The chart in words, for readers who cannot see it."""
+        told = (f"{LABELS[name]} {self.spoken(value)}" for name, value in self.bars())
+        return f"{self.title}. {'; '.join(told)}. {self.about}"
+
+
+def _share(workload: str, router: str) -> float | None:
+    return results().mean(workload, router, "attainment")
+
+
+def charts() -> dict[str, Chart]:
+    """The charts, by the beginning of their files' names."""
+    setting = "Two simulated H200 GPUs at {} load, Llama-3-8B, chats beside 120k-token documents"
+    return {
+        "chat-p99": Chart(
+            "documents", "Chats: time to first token, 99th percentile (less is better)",
+            f"{setting.format('80 %')}, vLLM's default flags.",
+            lambda workload, router: _p99(workload, router, "chat"), seconds, True,
+        ),
+        "document-p99": Chart(
+            "documents, chunked",
+            "Documents: time to first token, 99th percentile (less is better)",
+            f"{setting.format('80 %')}, vLLM with the flag.",
+            lambda workload, router: _p99(workload, router, "document"), seconds, True,
+        ),
+        "overload": Chart(
+            "overload 1.5x", "Overload: requests within target (more is better)",
+            f"{setting.format('150 %')}, vLLM's default flags.", _share, percent, False,
+        ),
+    }  # fmt: skip
+
+
+LEFT, WIDTH, ROW, TOP = 200, 720, 30, 42  # of a chart, in pixels
+
+
+def chart(name: str, theme: str) -> str:
+    """One chart as a stand-alone SVG."""
+    drawn, colours = charts()[name], THEMES[theme]
+    bars = drawn.bars()
+    most = max(value for _, value in bars)
+    height = TOP + ROW * len(bars) + 34
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
-        f'width="{width}" height="{height}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
+        f'width="{WIDTH}" height="{height}" '
         'font-family="-apple-system,\'Segoe UI\',Helvetica,Arial,sans-serif" font-size="14">',
-        f"<title>{escape(chart_text())}</title>",
+        f"<title>{escape(drawn.text())}</title>",
         f'<text x="0" y="18" font-weight="600" fill="{colours["text"]}">'
-        "Chats: time to first token, 99th percentile (less is better)</text>",
+        f"{escape(drawn.title)}</text>",
     ]
-    for number, (label, value, name) in enumerate(bars):
-        y = top + row * number
-        length = max((width - left - 70) * value / most, 2.0)
-        ours = name == OURS
+    for number, (router, value) in enumerate(bars):
+        y = TOP + ROW * number
+        length = max((WIDTH - LEFT - 70) * value / most, 2.0)
+        ours = router == OURS
         weight = ' font-weight="600"' if ours else ""
         parts += [
-            f'<text x="{left - 10:.0f}" y="{y + 15}" text-anchor="end"{weight} '
-            f'fill="{colours["text"]}">{escape(label)}</text>',
-            f'<rect x="{left:.0f}" y="{y}" width="{length:.1f}" height="20" rx="2" '
+            f'<text x="{LEFT - 10}" y="{y + 15}" text-anchor="end"{weight} '
+            f'fill="{colours["text"]}">{escape(LABELS[router])}</text>',
+            f'<rect x="{LEFT}" y="{y}" width="{length:.1f}" height="20" rx="2" '
             f'fill="{colours["ours" if ours else "other"]}"/>',
-            f'<text x="{left + length + 8:.1f}" y="{y + 15}"{weight} '
-            f'fill="{colours["text"]}">{seconds(value)}</text>',
+            f'<text x="{LEFT + length + 8:.1f}" y="{y + 15}"{weight} '
+            f'fill="{colours["text"]}">{drawn.spoken(value)}</text>',
         ]
     parts.append(
         f'<text x="0" y="{height - 8}" font-size="12" fill="{colours["soft"]}">'
-        f"{escape(caption())}</text></svg>\n"
+        f"{escape(drawn.about)}</text></svg>\n"
     )
     return "\n".join(parts)
-
-
-def caption() -> str:
-    return (
-        "Two simulated H200 GPUs at 80 % load, Llama-3-8B, chats beside 120k-token documents, "
-        "vLLM's default flags."
-    )
-
-
-def chart_text() -> str:
-    """The chart in words, for readers who cannot see it."""
-    found = results()
-    told = [
-        f"{label} {seconds(value)}"
-        for name, label in LABELS.items()
-        if name != "forebay in pieces" and (value := found.p99_s("documents", name, "chat"))
-    ]
-    return "99th percentile of the chats' time to first token: " + ", ".join(told)
 
 
 def problems() -> str:
@@ -222,7 +261,7 @@ def _p99(workload: str, router: str, bucket: str) -> float | None:
 
 
 def _table(heading: str, cell: Callable[[str, str], str]) -> str:
-    heads = ["traffic", *LABELS.values()]
+    heads = ["traffic", *SHORT.values()]
     rows = [f"### {heading}", "", "| " + " | ".join(heads) + " |", "| --- " * len(heads) + "|"]
     for workload, label in WORKLOADS.items():
         cells = [cell(workload, router) for router in LABELS]
@@ -233,7 +272,8 @@ def _table(heading: str, cell: Callable[[str, str], str]) -> str:
 def picture() -> str:
     """The chart in README.md, in the reader's colours."""
     dark, light = (f"docs/assets/chat-p99-{theme}.svg" for theme in ("dark", "light"))
+    told = escape(charts()["chat-p99"].text())
     return (
         f'<picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">\n'
-        f'  <img src="{light}" alt="{escape(chart_text())}"></picture>'
+        f'  <img src="{light}" alt="{told}"></picture>'
     )
