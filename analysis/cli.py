@@ -41,6 +41,14 @@ def compare(
     b: Annotated[Path, typer.Argument(metavar="B", help="The run of interest.")],
     slo: SloText = None,
     min_beyond: Beyond = 10,
+    fail_if_worse: Annotated[
+        bool,
+        typer.Option(
+            "--fail-if-worse",
+            help="Exit with status 1 if B is worse in a figure of the headline, or the runs "
+            "cannot be compared.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare two runs.
@@ -55,14 +63,16 @@ def compare(
     comparison = compare_runs(runs[0], runs[1], _slos(slo, runs), min_beyond)
     words = headline(comparison)
     if as_json:
-        data = {"headline": words.summary, "points": words.points, **comparison.as_json()}
-        _print_json(data)
-        return
-    from rich.console import Console
+        said = {"headline": words.summary, "mood": words.mood, "points": words.points}
+        _print_json(said | comparison.as_json())
+    else:
+        from rich.console import Console
 
-    from forebay.analysis.terminal import print_comparison
+        from forebay.analysis.terminal import print_comparison
 
-    print_comparison(comparison, words, Console(highlight=False))
+        print_comparison(comparison, words, Console(highlight=False))
+    if fail_if_worse and words.mood in ("worse", "mixed", "doubtful"):
+        raise typer.Exit(1)
 
 
 @report_app.command()

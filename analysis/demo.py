@@ -152,5 +152,7 @@ def _live(
         from forebay.analysis.terminal import print_comparison
 
         print_comparison(comparison, words, Console(highlight=False))
+    if words.mood == "doubtful":
+        talk("the preview in virtual time does not depend on how busy this machine is")
     talk(f"report: {page.resolve().as_uri()}")
     return {"headline": words.summary, "report": str(page), **comparison.as_json()}

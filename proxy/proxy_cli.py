@@ -13,7 +13,7 @@ import typer
 
 from forebay.proxy.command import new_app
 from forebay.proxy.config.schema import Config
-from forebay.proxy.config.sources import config_yaml, load_config
+from forebay.proxy.config.sources import config_json, config_yaml, load_config
 from forebay.proxy.runtime.event_loop import fast_runner, short_collections
 from forebay.traces.talk import talk
 
@@ -48,11 +48,16 @@ def proxy(
     check_config: Annotated[
         bool, typer.Option("--check-config", help="check the configuration and exit")
     ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print the configuration, or log lines, as JSON")
+    ] = False,
 ) -> None:
     listen = {"host": host, "port": port, "admin_port": admin_port}
     overrides: dict[str, Any] = {
         "listen": {key: value for key, value in listen.items() if value is not None}
     }
+    if as_json:
+        overrides["logs"] = {"format": "json"}
     if backend:
         overrides["backends"] = [{"url": url} for url in backend]
     loaded = load_config(config, overrides, os.environ, to_serve=check_config or not print_config)
@@ -65,8 +70,10 @@ def proxy(
 
             kv_event_modules()
     if print_config:
-        print(config_yaml(loaded), end="")
+        print(config_json(loaded) if as_json else config_yaml(loaded), end="")
     elif check_config:
+        if as_json:
+            print('{"valid": true}')
         talk("the configuration is valid")
     elif workers != 1:
         load = partial(_load, config, overrides, None)

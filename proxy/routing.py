@@ -1,4 +1,7 @@
-"""Keep serving while the routing policy of a plug-in fails: the default policy decides instead."""
+"""The types of a routing policy, and what keeps serving while the policy of a plug-in fails.
+
+A policy is a pure function of a `Request`, the `Engine`s it may go to and the time.
+"""
 
 from collections.abc import Sequence
 from math import inf
@@ -10,6 +13,9 @@ from forebay.proxy.core.policy.routing import Affinity, Option, warm_or_least_wo
 from forebay.proxy.telemetry.events import LogEvent, Say
 from forebay.traces.errors import InputError
 
+__all__ = ["Engine", "GuardedRoute", "Request", "live_options"]
+
+Engine = Option
 SAID_S = 60.0  # a policy that fails for every request fills no disk
 
 

@@ -1,5 +1,6 @@
 """The help of every command can be read at 80 columns: no option is cut off, no example broken."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -98,6 +99,32 @@ def test_quiet_leaves_out_all_but_results_warnings_and_errors(
     assert capsys.readouterr().out.startswith("{")
     assert main(["traces", "describe", "nowhere.jsonl", "--quiet"]) == 2
     assert "nowhere.jsonl" in capsys.readouterr().err
+
+
+TEXT_ONLY = {"completion"}  # its result is a script
+
+
+def test_every_command_with_a_result_prints_json_on_demand() -> None:
+    groups = {words for words, command in ALL.items() if getattr(command, "commands", {})}
+    without = {
+        words for words, one in ALL.items() if not any("--json" in p.opts for p in one.params)
+    }
+    assert without - groups == TEXT_ONLY
+
+
+def test_the_configuration_as_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FOREBAY_UPSTREAM_API_KEY", "hush")
+    words = ["proxy", "--json", "--backend", "http://127.0.0.1:9", "--quiet"]
+    assert main([*words, "--print-config"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["logs"]["format"] == "json"
+    assert printed["backends"][0]["name"] == "gpu0"
+    assert "hush" not in str(printed)
+    assert main([*words, "--check-config"]) == 0
+    said = capsys.readouterr()
+    assert (json.loads(said.out), said.err) == ({"valid": True}, "")
 
 
 def test_tables_obey_no_color(

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from forebay.proxy.core.model import Request
-from forebay.proxy.core.policy.routing import Option as Engine
+from forebay.proxy.routing import Engine, Request
 
 MOST_EXTRA_WAIT_S = 1.0
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import orjson
 import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -66,6 +67,12 @@ def config_yaml(config: Config) -> str:
     """Return the configuration as YAML, secrets masked."""
     shown = _masked(config.model_dump(mode="json"))
     return yaml.safe_dump(shown, sort_keys=False, allow_unicode=True)
+
+
+def config_json(config: Config) -> str:
+    """Return the configuration as JSON, secrets masked."""
+    shown = _masked(config.model_dump(mode="json"))
+    return orjson.dumps(shown, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode()
 
 
 def _masked(value: Any) -> Any:

@@ -228,4 +228,4 @@ def _proxy_config(path: Path | None) -> "Config":
 
     if path is None:
         return Config()
-    return load_config(path, {}, {})
+    return load_config(path, {}, {}, to_serve=False)

@@ -8,8 +8,6 @@ from rich.table import Table
 
 from forebay.replay.summary import firm
 
-WORD = 16  # characters of a heading that a narrow terminal does not cut
-
 
 def results_table(results: Sequence[dict[str, Any]]) -> Table:
     """Make a row for each case; latencies in seconds, - if too few samples exceed a percentile."""

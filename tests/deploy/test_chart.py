@@ -173,3 +173,17 @@ def test_the_dashboard_is_the_one_of_grafana() -> None:
 )
 def test_wrong_values_are_refused(values: dict[str, Any], says: str) -> None:
     assert says in helm(values)["error"]
+
+
+def test_the_example_for_kubernetes(tmp_path: Path) -> None:
+    folder = ROOT / "examples" / "kubernetes"
+    rendered = objects(yaml.safe_load((folder / "values.yaml").read_text()))
+    assert rendered["Deployment/forebay"]["spec"]["replicas"] == 2
+    file = tmp_path / "objects.yaml"
+    native = [one for one in rendered.values() if one["kind"] not in OF_OPERATORS]
+    file.write_text(
+        yaml.safe_dump_all([*native, yaml.safe_load((folder / "rag-app.yaml").read_text())])
+    )
+    words = [tool("kubernetes-validate"), "--strict", "-k", "1.37", str(file)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

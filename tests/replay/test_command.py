@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import orjson
@@ -20,8 +20,10 @@ from forebay.analysis.provenance import repeat_command
 from forebay.analysis.run import load_run
 from forebay.proxy.cli import main
 from forebay.replay.cli import app
-from forebay.replay.progress import describe
+from forebay.replay.clock import Clock
+from forebay.replay.progress import PRINTED_EVERY_S, describe, print_progress
 from forebay.replay.recorder import Live
+from forebay.replay.sim.clock import run
 from forebay.traces.jsonl import write_trace
 from forebay.traces.schema import TraceRequest
 
@@ -198,3 +200,17 @@ def test_the_progress_line() -> None:
     line = describe(live, 40, 3.25)
     assert "sent 12/40" in line
     assert "TTFT p50 25" in line
+
+
+def test_progress_without_a_terminal_is_a_line_from_time_to_time(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def wait() -> None:
+        live = Live(sent=3)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(print_progress(live, 9, Clock(2.0)), 2.5 * PRINTED_EVERY_S)
+
+    run(wait())
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.strip().split("  ")[0] for line in lines] == ["20.0 s", "40.0 s"]
+    assert all("sent 3/9" in line for line in lines)
