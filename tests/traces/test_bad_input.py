@@ -9,6 +9,9 @@ from forebay.proxy.cli import main
 from forebay.traces import containers
 from forebay.traces.errors import InputError
 from forebay.traces.formats import ReadOptions, open_trace
+from forebay.traces.jsonl import parse_row, row_bytes
+from forebay.traces.reader import Order, TraceReader
+from forebay.traces.schema import TraceRequest
 from forebay.traces.verbs import cap
 
 AZURE = b"TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -158,3 +161,18 @@ def test_a_trace_beyond_the_context_is_cut_or_dropped(tmp_path: Path) -> None:
     (cut,) = cap(open_trace(path), context=512)
     assert (cut.input_tokens, cut.output_tokens, cut.blocks) == (511, 1, (0,))
     assert list(cap(open_trace(path), context=512, drop=True)) == []
+
+
+def test_a_log_is_sorted_within_a_bound(tmp_path: Path) -> None:
+    """Three rows are held here, 50,000 in a log: one that is later than that is an error."""
+
+    def read(*times_s: float) -> list[float]:
+        path = tmp_path / "raw"
+        path.write_bytes(
+            b"".join(row_bytes(TraceRequest(f"r{n}", t, 1, 1)) for n, t in enumerate(times_s))
+        )
+        return [one.arrival_s for one in TraceReader(path, parse_row, order=Order(True, 3))]
+
+    assert read(4.0, 3.0, 2.0, 5.0, 6.0) == [0.0, 1.0, 2.0, 3.0, 4.0]
+    with pytest.raises(InputError, match=r":6: time goes back from 3\.0+ s to 1\.0+ s; sort the"):
+        read(2.0, 3.0, 4.0, 5.0, 6.0, 1.0)
