@@ -52,7 +52,7 @@ def test_a_good_client_is_served_beside(name: str, monkeypatch: pytest.MonkeyPat
             await client.run(SECONDS)
             abuse.cancel()
             await asyncio.gather(abuse, return_exceptions=True)
-        assert client.sent > 10
+        assert client.sent >= 5
         assert client.statuses == {"good": client.sent}
 
     run(main())

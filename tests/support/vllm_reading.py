@@ -6,16 +6,19 @@ rejects the body, else what it reads: stream, n, number of prompts and the limit
 
 import json
 import sys
+from importlib import import_module
 from typing import Any
+
+
+def _protocol(api: str) -> Any:
+    return import_module(f"vllm.entrypoints.openai.{api}.protocol")
 
 
 def reading(chat: bool, body: str) -> dict[str, Any] | None:
     """Return what vLLM reads in a body; None if it rejects it."""
-    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
-
     try:
-        model = ChatCompletionRequest if chat else CompletionRequest
+        name = "ChatCompletionRequest" if chat else "CompletionRequest"
+        model = getattr(_protocol("chat_completion" if chat else "completion"), name)
         read = model.model_validate(json.loads(body))
         prompts, limit = 1, read.max_tokens
         if chat:

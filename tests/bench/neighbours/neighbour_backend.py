@@ -136,7 +136,8 @@ async def _answer(body: bytes, writer: asyncio.StreamWriter) -> None:
 
 
 async def _connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(asyncio.IncompleteReadError, ConnectionError):
+    # RuntimeError: uvloop writes to no client that has left.
+    with suppress(asyncio.IncompleteReadError, ConnectionError, RuntimeError):
         while True:
             head = await reader.readuntil(b"\r\n\r\n")
             length = _LENGTH.search(head)
