@@ -20,6 +20,7 @@ def test_a_file_is_what_it_is_made_from(name: str) -> None:
     assert (ROOT / name).read_text(encoding="utf-8") == FILES[name](), AGAIN
 
 
+@pytest.mark.timeout(300)  # the README shows the output of four commands
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
 def test_the_blocks_of_a_page(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
