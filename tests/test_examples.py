@@ -57,8 +57,8 @@ def test_curl() -> None:
     assert '"object":"chat.completion"' in said
     assert "data: [DONE]" in said
     assert "x-request-id: my-request" in said
-    assert "Prompt is about 200,0" in said
-    assert said.endswith("\n413\n")
+    assert '"param":"input_tokens"' in said
+    assert said.endswith("\n400\n")
 
 
 def test_openai() -> None:

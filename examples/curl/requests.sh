@@ -17,6 +17,6 @@ curl -sf -o /dev/null -D - "$base/completions" -H 'content-type: application/jso
   -H 'x-request-id: my-request' -H 'x-request-timeout: 5' \
   -d '{"model": "'"$model"'", "max_tokens": 3, "prompt": "Hello"}'
 
-echo "# a prompt that is too long for the server: the answer has the figures"
+echo "# a prompt that is too long for the server: its own answer, unchanged"
 { printf '{"model": "%s", "max_tokens": 3, "prompt": "' "$model"; head -c 800000 /dev/zero | tr '\0' a; printf '"}'; } |
   curl -s -w '\n%{http_code}\n' "$base/completions" -H 'content-type: application/json' -d @-
