@@ -35,7 +35,8 @@ KEEPALIVE_S = 75.0
 # body may have this many chunks, and one more for each SHORT_CHUNK bytes of it. After
 # CHUNKS_AT_ONCE the event loop does other work first.
 MOST_CHUNKS, SHORT_CHUNK, CHUNKS_AT_ONCE = 1024, 64, 128
-READ_BYTES, CHUNKED_READ_BYTES = 64 << 10, 1 << 10  # parsed before these numbers are looked at
+# Parsed before the chunks are counted: little, and more after a part that had few of them.
+LEAST_READ_BYTES, READ_BYTES, FEW_CHUNKS = 1 << 10, 64 << 10, 4
 
 
 def error_response(
@@ -145,7 +146,7 @@ class _Protocol(web.RequestHandler):
             self._unparsed += data
             return
         began = perf_counter()
-        if len(data) <= CHUNKED_READ_BYTES:
+        if len(data) <= LEAST_READ_BYTES:
             self._received(data)
         else:
             self._receive_in_parts(data)
@@ -154,15 +155,14 @@ class _Protocol(web.RequestHandler):
             server.parsing_s += perf_counter() - began
 
     def _receive_in_parts(self, data: bytes) -> None:
-        start = parsed = 0
+        start, parsed, size = 0, 0, LEAST_READ_BYTES
         while start < len(data) and not self._broken:
-            last = self._last_payload
-            chunked = last is None or last.is_eof() or last._http_chunk_splits is not None
-            end = start + (CHUNKED_READ_BYTES if chunked else READ_BYTES)
             before = self._chunks
-            self._received(data[start:end])
-            start = end
-            parsed += max(0, self._chunks - before)
+            self._received(data[start : start + size])
+            start += size
+            chunks = max(0, self._chunks - before)
+            parsed += chunks
+            size = min(4 * size, READ_BYTES) if chunks <= FEW_CHUNKS else LEAST_READ_BYTES
             if parsed > CHUNKS_AT_ONCE and start < len(data):
                 self._unparsed = data[start:]
                 self._pause_transport_reading()
