@@ -125,8 +125,9 @@ class ReplayArguments:
 
     def options(self) -> ReplayOptions:
         """Parse what has a syntax; raises InputError."""
-        if self.out is None and not self.print_schedule:
-            raise InputError("--out: name a folder for the run")
+        for value, option in ((self.target, "--target"), (self.out, "--out")):
+            if not value and not self.print_schedule:
+                raise InputError(f"Missing option '{option}' (only --print-schedule needs none)")
         buckets = parse_buckets(self.buckets)
         names = [bucket.name for bucket in buckets]
         return ReplayOptions(

@@ -7,7 +7,7 @@ measurements are kept: on Ctrl-C, when a target dies, and when draining takes to
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_hex
@@ -15,17 +15,19 @@ from typing import Any
 
 from forebay.proxy.runtime.event_loop import short_collections
 from forebay.proxy.telemetry.hlog import HlogWriter, IntervalLog
-from forebay.replay.agenda import Agenda, link
+from forebay.replay.agenda import Agenda
 from forebay.replay.bodies import PATHS, PreparedQueue, RequestStyle, body_slices, render
-from forebay.replay.client import Client, ClientExchange
+from forebay.replay.client import Client
 from forebay.replay.clock import Clock
 from forebay.replay.dispatch import Dispatch
+from forebay.replay.due_times import plan_schedule
+from forebay.replay.exchange import ClientExchange
 from forebay.replay.history import History
 from forebay.replay.options import ReplayOptions
 from forebay.replay.output import RunFolder, check_folder
 from forebay.replay.provenance import Provenance, run_record
 from forebay.replay.recorder import Live, Recorder
-from forebay.replay.schedule import Schedule, make_schedule
+from forebay.replay.schedule import Schedule
 from forebay.replay.session_loop import SessionLoop
 from forebay.replay.slo import Slo
 from forebay.replay.source import Scan, TraceSource
@@ -148,39 +150,6 @@ def _make_plan(
     slos = options.stated_slos()
     return _Plan(
         options, targets, slos, served, source, scan, schedule, agenda, style, token_hex(4)
-    )
-
-
-def plan_schedule(
-    options: ReplayOptions, source: TraceSource, scan: Scan
-) -> tuple[Schedule, Agenda | None]:
-    """Plan the due times of all requests, or of the roots of a trace whose turns wait.
-
-    A rate counts all requests; think times stay as they are. Raises InputError.
-    """
-    if not (scan.linked and options.turns == "wait"):
-        return _schedule(options, scan.arrivals_s, options.rate_per_s), None
-    agenda = link(list(source.requests()), source.name, lenient=source.may_lack_rows)
-    times = [agenda.rows[index].arrival_s for index in agenda.roots]
-    rate = options.rate_per_s
-    if rate is not None:
-        rate *= len(agenda.roots) / len(agenda.rows)
-    schedule = _schedule(options, times, rate)
-    if options.speed is not None:
-        agenda.set_pace(options.speed)
-    elif rate is not None and options.arrivals.kind == "trace":
-        agenda.set_pace((times[-1] - times[0]) * rate / (len(times) - 1))
-    return schedule, agenda
-
-
-def _schedule(options: ReplayOptions, times_s: Sequence[float], rate: float | None) -> Schedule:
-    return make_schedule(
-        times_s,
-        options.arrivals,
-        rate_per_s=rate,
-        speed=options.speed,
-        duration_s=options.duration_s,
-        seed=options.seed,
     )
 
 

@@ -161,7 +161,9 @@ def test_a_schedule_can_be_printed_without_a_server(
     assert main(["replay", str(path), "--print-schedule", "--turns", "trace"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "2.000000,d,,"
     assert main(["replay", str(path)]) == 2
-    assert "--out: name a folder" in capsys.readouterr().err
+    assert "Missing option '--target'" in capsys.readouterr().err
+    assert main(["replay", str(path), "--target", "http://127.0.0.1:1"]) == 2
+    assert "Missing option '--out'" in capsys.readouterr().err
 
 
 def test_run_json_keeps_no_keys(tmp_path: Path) -> None:
