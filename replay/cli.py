@@ -77,6 +77,9 @@ class ReplayArguments:
     keys: Annotated[
         Path | None, typer.Option(help="YAML file with an API key for each tenant of the trace")
     ] = None
+    keep_answers: Annotated[
+        bool, typer.Option("--keep-answers", help="keep the text of answers in answers.jsonl")
+    ] = False
     print_schedule: Annotated[
         bool, typer.Option("--print-schedule", help="print when each request is due; send nothing")
     ] = False
@@ -162,6 +165,7 @@ class ReplayArguments:
             turns=self.turns,
             history=self.history,
             think_s=self.think,
+            keep_answers=self.keep_answers,
         )
 
 
@@ -171,7 +175,7 @@ HEADINGS = {
     "Trace": "format skip-bad too-long max-model-len salt history lengths",
     "Target": "target model endpoint api-key keys",
     "Measurement": "buckets slo first-token-timeout stall-timeout drain-timeout",
-    "Output": "out force json quiet",
+    "Output": "out keep-answers force json quiet",
 }
 
 

@@ -113,7 +113,7 @@ async def replay(options: ReplayOptions, stop: Stop | None = None) -> Summary:
         _print_changes(plan)
         if options.warmup:
             await _warm_up(client, plan)
-        with RunFolder(options.out, force=options.force) as folder:
+        with RunFolder(options.out, force=options.force, answers=options.keep_answers) as folder:
             try:
                 return await _run(plan, client, clock, folder, stop or Stop())
             except* InputError as group:
@@ -168,7 +168,7 @@ async def _run(plan: _Plan, client: Client, clock: Clock, folder: RunFolder, sto
             clock.restart()
             started_unix_s = time.time()
             log = IntervalLog(HlogWriter(folder.hlog, started_unix_s, _comments(plan)))
-            recorder = Recorder(log, folder.table, totals, options.buckets)
+            recorder = Recorder(log, folder.table, totals, options.buckets, folder.answers)
             dispatch = Dispatch(
                 clock,
                 client,
@@ -178,7 +178,7 @@ async def _run(plan: _Plan, client: Client, clock: Clock, folder: RunFolder, sto
                 max_in_flight=_most_in_flight(plan),
                 run_id=plan.run_id,
                 tasks=tasks,
-                keep_answers=options.history == "answers",
+                keep_answers=options.keep_answers or options.history == "answers",
             )
             sessions = None if plan.agenda is None else _session_loop(plan, plan.agenda, dispatch)
             if sessions is not None:
