@@ -124,7 +124,7 @@ def at_path(tree: Any, keys: Sequence[str]) -> Any:
 
 
 def load_run(path: Path, name: str | None = None) -> RunData:
-    """Read a run folder.
+    """Read a run folder, or the result file of another load generator.
 
     Raises:
         InputError: the folder is missing or not named in UTF-8, or a file is missing, damaged or
@@ -132,9 +132,12 @@ def load_run(path: Path, name: str | None = None) -> RunData:
     """
     if not is_text(str(path)):
         raise InputError(f"{printable(str(path))}: its name is not UTF-8; rename it")
+    if path.is_file():
+        from forebay.analysis.foreign import load_foreign
+
+        return load_foreign(path, name)
     if not path.is_dir():
-        found = "a file" if path.exists() else "not there"
-        raise InputError(f"{path}: {found}; give a run folder, as `forebay replay --out` writes")
+        raise InputError(f"{path}: not there; give a run folder, as `forebay replay --out` writes")
     summary = _json(path / "summary.json")
     info = _json(path / "run.json")
     numbers, words = _columns(path / "requests.parquet")

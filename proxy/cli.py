@@ -33,6 +33,7 @@ COMMANDS = {
     "experiment": ("forebay.analysis.experiments.cli:app", "run measurement studies on a server"),
     "report": ("forebay.analysis.cli:report_app", "HTML report of one or more replay runs"),
     "compare": ("forebay.analysis.cli:compare_app", "compare two replay runs"),
+    "runs": ("forebay.analysis.runs_cli:app", "replay runs in the formats of other tools"),
     "simulate": ("forebay.replay.sim.cli:app", "simulate a fleet in virtual time"),
     "kv": (
         "forebay.analysis.kv.cli:app",

@@ -77,6 +77,9 @@ class ReplayArguments:
     keys: Annotated[
         Path | None, typer.Option(help="YAML file with an API key for each tenant of the trace")
     ] = None
+    keep_answers: Annotated[
+        bool, typer.Option("--keep-answers", help="keep the text of answers in answers.jsonl")
+    ] = False
     print_schedule: Annotated[
         bool, typer.Option("--print-schedule", help="print when each request is due; send nothing")
     ] = False
@@ -125,8 +128,9 @@ class ReplayArguments:
 
     def options(self) -> ReplayOptions:
         """Parse what has a syntax; raises InputError."""
-        if self.out is None and not self.print_schedule:
-            raise InputError("--out: name a folder for the run")
+        for value, option in ((self.target, "--target"), (self.out, "--out")):
+            if not value and not self.print_schedule:
+                raise InputError(f"Missing option '{option}' (only --print-schedule needs none)")
         buckets = parse_buckets(self.buckets)
         names = [bucket.name for bucket in buckets]
         return ReplayOptions(
@@ -161,6 +165,7 @@ class ReplayArguments:
             turns=self.turns,
             history=self.history,
             think_s=self.think,
+            keep_answers=self.keep_answers,
         )
 
 
@@ -170,7 +175,7 @@ HEADINGS = {
     "Trace": "format skip-bad too-long max-model-len salt history lengths",
     "Target": "target model endpoint api-key keys",
     "Measurement": "buckets slo first-token-timeout stall-timeout drain-timeout",
-    "Output": "out force json quiet",
+    "Output": "out keep-answers force json quiet",
 }
 
 

@@ -35,6 +35,7 @@ class ReplayOptions:
         lengths: "exact": as many tokens as in the trace; "free": the model ends its answers.
         turns: "wait": a turn is due after the answers it waits for; "trace": at its time.
         history: of later turns: "trace": as it is there; "answers": with what the server answered.
+        keep_answers: write the text of each complete answer to answers.jsonl.
         think_s: time from an answer (or session) to the next one of a closed loop.
     """
 
@@ -70,6 +71,7 @@ class ReplayOptions:
     turns: str = "wait"
     history: str = "trace"
     think_s: float = 0.0
+    keep_answers: bool = False
 
     def check(self) -> None:
         """Raise InputError for a value that cannot be used."""

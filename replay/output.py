@@ -1,9 +1,10 @@
-"""Write the folder of a run: four files that get their names only when the run is over.
+"""Write the folder of a run: files that get their names only when the run is over.
 
     latency.hlog      HdrHistogram interval log, one line a second and tag
     requests.parquet  one row for each request
     run.json          everything needed to repeat the run
     summary.json      results; written last, so its presence marks a complete run
+    answers.jsonl     the text of each complete answer, only if asked for
 
 During the run they are named `*.partial`. A folder that already holds a run is an error before
 anything is sent, and a run that fails leaves the old one unchanged.
@@ -15,7 +16,7 @@ from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
 from types import NoneType, TracebackType
-from typing import Any, Self, TextIO, get_args, get_type_hints
+from typing import Any, BinaryIO, Self, TextIO, get_args, get_type_hints
 
 import orjson
 
@@ -27,6 +28,7 @@ TABLE = "requests.parquet"
 RUN = "run.json"
 SUMMARY = "summary.json"
 FILES = (HLOG, TABLE, RUN, SUMMARY)
+ANSWERS = "answers.jsonl"
 GROUP_ROWS = 1_000
 _TYPES: dict[type, str] = {str: "string", int: "int64", float: "float64", bool: "bool_"}
 _VALUES = attrgetter(*Row.__slots__)
@@ -56,15 +58,18 @@ def make_folder(folder: Path) -> None:
 class RunFolder:
     """The open files of a run; use it in `with`. Without `commit` it leaves no file behind."""
 
-    def __init__(self, folder: Path, *, force: bool = False) -> None:
+    def __init__(self, folder: Path, *, force: bool = False, answers: bool = False) -> None:
         check_folder(folder, force=force)
         self.path = folder
+        self.answers: BinaryIO | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self.hlog: TextIO = open(  # noqa: SIM115 - closed in __exit__
                 self._partial(HLOG), "w", encoding="utf-8", newline="\n"
             )
             self.table = TableWriter(self._partial(TABLE))
+            if answers:
+                self.answers = open(self._partial(ANSWERS), "wb")  # noqa: SIM115 - as above
         except OSError as error:
             raise InputError(f"--out: {folder} cannot be written ({error.strerror})") from error
 
@@ -78,10 +83,10 @@ class RunFolder:
         trace: TracebackType | None,
     ) -> None:
         # After `commit` both are closed. Otherwise the files are deleted, so errors do not matter.
-        for close in (self.hlog.close, self.table.abandon):
+        for close in (self.hlog.close, self.table.abandon, self._close_answers):
             with suppress(OSError):
                 close()
-        for name in FILES:
+        for name in (*FILES, ANSWERS):
             with suppress(OSError):
                 self._partial(name).unlink(missing_ok=True)
 
@@ -93,8 +98,14 @@ class RunFolder:
         self._partial(RUN).write_bytes(orjson.dumps(run, option=options))
         self._partial(SUMMARY).write_bytes(orjson.dumps(summary, option=options))
         (self.path / SUMMARY).unlink(missing_ok=True)  # never a new table beside an old summary
-        for name in FILES:
+        (self.path / ANSWERS).unlink(missing_ok=True)
+        self._close_answers()
+        for name in (*FILES, ANSWERS) if self.answers is not None else FILES:
             os.replace(self._partial(name), self.path / name)
+
+    def _close_answers(self) -> None:
+        if self.answers is not None:
+            self.answers.close()
 
     def _partial(self, name: str) -> Path:
         return self.path / f"{name}.partial"

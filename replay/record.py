@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from forebay.replay.client import ClientExchange
+from forebay.replay.exchange import ClientExchange
 from forebay.replay.measure import Latency
 from forebay.traces.schema import TraceRequest
 

@@ -6,12 +6,13 @@ The recorder measures (with `measure`) and stores; it never decides what is sent
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, BinaryIO
 
+import orjson
 from hdrh.histogram import HdrHistogram
 
 from forebay.proxy.telemetry.hlog import HIGHEST_US, IntervalLog, to_us
-from forebay.replay.client import ClientExchange
+from forebay.replay.exchange import ClientExchange
 from forebay.replay.measure import Latency, measure
 from forebay.replay.output import TableWriter
 from forebay.replay.record import Row, never_sent_row, row_of
@@ -49,8 +50,10 @@ class Recorder:
         table: TableWriter,
         totals: RunTotals,
         buckets: Sequence[LengthBucket],
+        answers: BinaryIO | None = None,
     ) -> None:
         self.live = Live()
+        self._answers = answers
         self.totals = totals
         self.log = log
         self._table = table
@@ -68,6 +71,9 @@ class Recorder:
         row = row_of(request, self._bucket(request), exchange, latency)
         self._table.add(row)
         self.totals.add(row)
+        if self._answers is not None and exchange.answer is not None:
+            kept = {"id": request.id, "answer": exchange.answer}
+            self._answers.write(orjson.dumps(kept, option=orjson.OPT_APPEND_NEWLINE))
         self._log(row, latency)
         if row.outcome == "ok":
             self.live.done += 1

@@ -7,7 +7,7 @@ measurements are kept: on Ctrl-C, when a target dies, and when draining takes to
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_hex
@@ -15,17 +15,19 @@ from typing import Any
 
 from forebay.proxy.runtime.event_loop import short_collections
 from forebay.proxy.telemetry.hlog import HlogWriter, IntervalLog
-from forebay.replay.agenda import Agenda, link
+from forebay.replay.agenda import Agenda
 from forebay.replay.bodies import PATHS, PreparedQueue, RequestStyle, body_slices, render
-from forebay.replay.client import Client, ClientExchange
+from forebay.replay.client import Client
 from forebay.replay.clock import Clock
 from forebay.replay.dispatch import Dispatch
+from forebay.replay.due_times import plan_schedule
+from forebay.replay.exchange import ClientExchange
 from forebay.replay.history import History
 from forebay.replay.options import ReplayOptions
 from forebay.replay.output import RunFolder, check_folder
 from forebay.replay.provenance import Provenance, run_record
 from forebay.replay.recorder import Live, Recorder
-from forebay.replay.schedule import Schedule, make_schedule
+from forebay.replay.schedule import Schedule
 from forebay.replay.session_loop import SessionLoop
 from forebay.replay.slo import Slo
 from forebay.replay.source import Scan, TraceSource
@@ -111,7 +113,7 @@ async def replay(options: ReplayOptions, stop: Stop | None = None) -> Summary:
         _print_changes(plan)
         if options.warmup:
             await _warm_up(client, plan)
-        with RunFolder(options.out, force=options.force) as folder:
+        with RunFolder(options.out, force=options.force, answers=options.keep_answers) as folder:
             try:
                 return await _run(plan, client, clock, folder, stop or Stop())
             except* InputError as group:
@@ -151,39 +153,6 @@ def _make_plan(
     )
 
 
-def plan_schedule(
-    options: ReplayOptions, source: TraceSource, scan: Scan
-) -> tuple[Schedule, Agenda | None]:
-    """Plan the due times of all requests, or of the roots of a trace whose turns wait.
-
-    A rate counts all requests; think times stay as they are. Raises InputError.
-    """
-    if not (scan.linked and options.turns == "wait"):
-        return _schedule(options, scan.arrivals_s, options.rate_per_s), None
-    agenda = link(list(source.requests()), source.name, lenient=source.may_lack_rows)
-    times = [agenda.rows[index].arrival_s for index in agenda.roots]
-    rate = options.rate_per_s
-    if rate is not None:
-        rate *= len(agenda.roots) / len(agenda.rows)
-    schedule = _schedule(options, times, rate)
-    if options.speed is not None:
-        agenda.set_pace(options.speed)
-    elif rate is not None and options.arrivals.kind == "trace":
-        agenda.set_pace((times[-1] - times[0]) * rate / (len(times) - 1))
-    return schedule, agenda
-
-
-def _schedule(options: ReplayOptions, times_s: Sequence[float], rate: float | None) -> Schedule:
-    return make_schedule(
-        times_s,
-        options.arrivals,
-        rate_per_s=rate,
-        speed=options.speed,
-        duration_s=options.duration_s,
-        seed=options.seed,
-    )
-
-
 async def _run(plan: _Plan, client: Client, clock: Clock, folder: RunFolder, stop: Stop) -> Summary:
     options, schedule = plan.options, plan.schedule
     totals = RunTotals([bucket.name for bucket in options.buckets], plan.slos)
@@ -199,7 +168,7 @@ async def _run(plan: _Plan, client: Client, clock: Clock, folder: RunFolder, sto
             clock.restart()
             started_unix_s = time.time()
             log = IntervalLog(HlogWriter(folder.hlog, started_unix_s, _comments(plan)))
-            recorder = Recorder(log, folder.table, totals, options.buckets)
+            recorder = Recorder(log, folder.table, totals, options.buckets, folder.answers)
             dispatch = Dispatch(
                 clock,
                 client,
@@ -209,7 +178,7 @@ async def _run(plan: _Plan, client: Client, clock: Clock, folder: RunFolder, sto
                 max_in_flight=_most_in_flight(plan),
                 run_id=plan.run_id,
                 tasks=tasks,
-                keep_answers=options.history == "answers",
+                keep_answers=options.keep_answers or options.history == "answers",
             )
             sessions = None if plan.agenda is None else _session_loop(plan, plan.agenda, dispatch)
             if sessions is not None:

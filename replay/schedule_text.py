@@ -6,8 +6,8 @@ waits for, and how long after the last answer it is due.
 
 from collections.abc import Iterator
 
+from forebay.replay.due_times import plan_schedule
 from forebay.replay.options import ReplayOptions
-from forebay.replay.runner import plan_schedule
 from forebay.replay.source import TraceSource
 
 

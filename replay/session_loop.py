@@ -18,8 +18,8 @@ from forebay.replay.bodies import (
     RequestStyle,
     prepare,
 )
-from forebay.replay.client import ClientExchange
 from forebay.replay.dispatch import Dispatch
+from forebay.replay.exchange import ClientExchange
 from forebay.replay.history import History
 from forebay.replay.pacer import Pacer
 

@@ -13,13 +13,14 @@ from secrets import token_hex
 from typing import Protocol
 
 from forebay.replay.bodies import PATHS, RequestStyle, body_slices
-from forebay.replay.client import Client, ClientExchange, ProgressWatch
+from forebay.replay.client import Client
 from forebay.replay.clock import Clock
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.engine import EngineCore
 from forebay.replay.engine.hardware.find import find_gpu, find_model
 from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
 from forebay.replay.engine.request import EngineRequest
+from forebay.replay.exchange import ClientExchange, ProgressWatch
 from forebay.replay.measure import Latency, OutputEvents, measure
 from forebay.replay.target import Served, ask_served, parse_targets
 from forebay.replay.target import Target as Address

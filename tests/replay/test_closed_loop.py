@@ -10,8 +10,8 @@ from replay_server import rows, run_one, table
 
 from forebay.replay import runner
 from forebay.replay.bodies import PreparedQueue, PreparedRequest
-from forebay.replay.client import ClientExchange
 from forebay.replay.dispatch import Dispatch
+from forebay.replay.exchange import ClientExchange
 from forebay.replay.schedule import Arrivals
 from forebay.replay.sim.clock import run
 from forebay.replay.target import parse_targets

@@ -7,9 +7,11 @@ from collections.abc import Awaitable, Callable
 import pytest
 from yarl import URL
 
-from forebay.replay.client import Client, ClientExchange, is_one_token
+from forebay.replay.answer import is_one_token
+from forebay.replay.client import Client
 from forebay.replay.clock import Clock
 from forebay.replay.connection import KEEP_ALIVE_S
+from forebay.replay.exchange import ClientExchange
 from forebay.replay.sim.clock import run
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

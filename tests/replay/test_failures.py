@@ -293,8 +293,9 @@ def test_a_plain_server_behind_https(tmp_path: Path) -> None:
 def test_tls_is_a_class_of_its_own() -> None:
     from yarl import URL
 
-    from forebay.replay.client import Client, ClientExchange
+    from forebay.replay.client import Client
     from forebay.replay.clock import Clock
+    from forebay.replay.exchange import ClientExchange
 
     async def main() -> ClientExchange:
         async with (
@@ -313,8 +314,9 @@ def test_tls_is_a_class_of_its_own() -> None:
 def test_what_is_no_http(tmp_path: Path) -> None:
     from yarl import URL
 
-    from forebay.replay.client import Client, ClientExchange
+    from forebay.replay.client import Client
     from forebay.replay.clock import Clock
+    from forebay.replay.exchange import ClientExchange
 
     async def rude(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

@@ -161,7 +161,9 @@ def test_a_schedule_can_be_printed_without_a_server(
     assert main(["replay", str(path), "--print-schedule", "--turns", "trace"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "2.000000,d,,"
     assert main(["replay", str(path)]) == 2
-    assert "--out: name a folder" in capsys.readouterr().err
+    assert "Missing option '--target'" in capsys.readouterr().err
+    assert main(["replay", str(path), "--target", "http://127.0.0.1:1"]) == 2
+    assert "Missing option '--out'" in capsys.readouterr().err
 
 
 def test_run_json_keeps_no_keys(tmp_path: Path) -> None:
@@ -169,3 +171,25 @@ def test_run_json_keeps_no_keys(tmp_path: Path) -> None:
     for file in (tmp_path / "run").iterdir():
         assert b"sk-secret" not in file.read_bytes()
     assert orjson.loads((tmp_path / "run" / "run.json").read_bytes())["turns"] == "trace"
+
+
+def test_answers_are_kept_if_asked_for(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    run_one(out, rows(3), keep_answers=True)
+    kept = [orjson.loads(line) for line in (out / "answers.jsonl").read_bytes().splitlines()]
+    assert sorted(kept, key=lambda one: one["id"]) == [
+        {"id": f"r{at}", "answer": " abc" * 4} for at in range(3)
+    ]
+    run_one(out, rows(3), force=True)
+    assert not (out / "answers.jsonl").exists()  # they would be those of another run
+
+
+def test_answers_in_one_piece_are_kept_and_failed_ones_are_not(tmp_path: Path) -> None:
+    async def sometimes(server: Server, request: web.Request, body: Any) -> web.StreamResponse:
+        if len(server.bodies) == 1:
+            return web.Response(status=500)
+        return await in_one_piece(server, request, body)
+
+    out = tmp_path / "run"
+    run_one(out, rows(2, stream=False), Server(sometimes), keep_answers=True)
+    assert (out / "answers.jsonl").read_bytes() == b'{"id":"r1","answer":"yes"}\n'

@@ -13,7 +13,7 @@ from replay_server import Server, answer, rows, run_one, table
 
 from forebay.proxy.telemetry.hlog import HlogWriter, IntervalLog, read_hlog
 from forebay.replay import output
-from forebay.replay.client import ClientExchange
+from forebay.replay.exchange import ClientExchange
 from forebay.replay.output import RunFolder
 from forebay.replay.recorder import Recorder
 from forebay.replay.sim.clock import run

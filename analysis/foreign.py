@@ -1,0 +1,251 @@
+"""Read the result files of other load generators as runs, so that `compare` and `report` take them.
+
+    vllm bench serve   the JSON of --save-result --save-detailed
+    aiperf             profile_export.jsonl
+    guidellm           benchmarks.json with its requests; the last benchmark in it
+
+Their times count from when a request was sent, and a request that waited for their own concurrency
+limit was sent late. `vllm bench` keeps that wait, which is added here; the others do not, and each
+run says so. Requests that were never sent are in none of these files.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from forebay.analysis.run import NUMBERS, WORDS, RunData, folder_name
+from forebay.replay.slo import default_slos, meets
+from forebay.traces.buckets import DEFAULT_BUCKETS, bucket_of
+from forebay.traces.errors import InputError
+
+FROM_SENDING = "times count from when a request was sent, not from when it was due"
+NO_VERDICT = "the file does not say how late requests were sent"
+
+ForeignRow = dict[str, float | str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignFormat:
+    """A result format: its name, and the function that makes rows of a file's content."""
+
+    name: str
+    rows: Callable[[Any], list[ForeignRow]]
+    from_due: bool = False
+
+
+def load_foreign(path: Path, name: str | None = None) -> RunData:
+    """Read one result file; raises InputError if it is damaged or of no known format."""
+    content = _content(path)
+    found = _format(content)
+    if found is None:
+        raise InputError(
+            f"{path}: a file; give a run folder, or a result of `vllm bench serve`, aiperf "
+            "(profile_export.jsonl) or guidellm"
+        )
+    try:
+        rows = found.rows(content)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise InputError(f"{path}: not a whole result of {found.name} ({error!r})") from error
+    if not rows:
+        raise InputError(f"{path}: holds no requests; {_remedy(found.name)}")
+    return _run(path, name, found, rows)
+
+
+def _content(path: Path) -> Any:
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        pass
+    rows = []
+    for number, line in enumerate(raw.splitlines(), 1):
+        if line.strip():
+            try:
+                rows.append(orjson.loads(line))
+            except orjson.JSONDecodeError as error:
+                raise InputError(f"{path}:{number}: not JSON ({error})") from error
+    return rows
+
+
+def _format(content: Any) -> ForeignFormat | None:
+    if isinstance(content, Mapping) and "benchmarks" in content:
+        return ForeignFormat("guidellm", _guidellm)
+    if isinstance(content, Mapping) and "request_throughput" in content:
+        return ForeignFormat("vllm bench serve", _vllm, from_due="queue_times" in content)
+    one = content[0] if isinstance(content, list) and content else content
+    if isinstance(one, Mapping) and "metadata" in one and "metrics" in one:
+        return ForeignFormat("aiperf", _aiperf)
+    return None
+
+
+def _remedy(name: str) -> str:
+    if name == "vllm bench serve":
+        return "give it --save-result --save-detailed"
+    return "check that it is the file with every request"
+
+
+def _vllm(content: Mapping[str, Any]) -> list[ForeignRow]:
+    sent, ttfts, itls = (content.get(key) or [] for key in ("start_times", "ttfts", "itls"))
+    count = len(ttfts)
+    latencies = content.get("latencies") or [
+        ttft + sum(gaps) for ttft, gaps in zip(ttfts, itls, strict=True)
+    ]
+    queued = content.get("queue_times") or [0.0] * count
+    errors = content.get("errors") or [""] * count
+    rows = []
+    for at in range(count):
+        wait_s = queued[at] or 0.0
+        rows.append(
+            _row(
+                (sent[at] if sent else 0.0) - wait_s,
+                wait_s,
+                content["input_lens"][at],
+                content["output_lens"][at],
+                None if errors[at] else ttfts[at],
+                None if errors[at] else latencies[at],
+                max(itls[at], default=None),
+            )
+        )
+    return rows
+
+
+def _aiperf(content: Any) -> list[ForeignRow]:
+    rows = []
+    for one in content if isinstance(content, list) else [content]:
+        about, metrics = one["metadata"], one["metrics"]
+        if about.get("benchmark_phase", "profiling") != "profiling":
+            continue
+        values = {name: _seconds(metric) for name, metric in metrics.items()}
+        failed = one.get("error") is not None
+        gaps = values.get("inter_chunk_latency")
+        rows.append(
+            _row(
+                about["request_start_ns"] / 1e9,
+                0.0,
+                values.get("input_sequence_length", values.get("error_isl", 0)),
+                values.get("output_sequence_length"),
+                None if failed else values.get("time_to_first_token"),
+                None if failed else values["request_latency"],
+                max(gaps, default=None) if isinstance(gaps, list) else gaps,
+            )
+        )
+    return rows
+
+
+def _seconds(metric: Mapping[str, Any]) -> Any:
+    """Return a metric's value, times in seconds."""
+    scale = {"ms": 1e-3, "us": 1e-6, "ns": 1e-9}.get(metric.get("unit", ""), 1.0)
+    value = metric["value"]
+    return [one * scale for one in value] if isinstance(value, list) else value * scale
+
+
+def _guidellm(content: Mapping[str, Any]) -> list[ForeignRow]:
+    requests = content["benchmarks"][-1]["requests"]
+    rows = []
+    for kind in ("successful", "errored", "incomplete"):
+        for one in requests.get(kind) or []:
+            ok = kind == "successful"
+            ttft_ms, total_s = one.get("time_to_first_token_ms"), one.get("request_latency")
+            rows.append(
+                _row(
+                    one.get("request_start_time", one.get("start_time")) or 0.0,
+                    0.0,
+                    one.get("prompt_tokens") or 0,
+                    one.get("output_tokens"),
+                    ttft_ms / 1e3 if ok and ttft_ms is not None else None,
+                    total_s if ok else None,
+                    None,
+                )
+            )
+    return sorted(rows, key=lambda row: row["sent_s"] or 0.0)
+
+
+def _row(
+    due_s: float,
+    wait_s: float,
+    prompt: float,
+    output: float | None,
+    ttft_s: float | None,
+    e2e_s: float | None,
+    stall_s: float | None,
+) -> ForeignRow:
+    """Make a row; without `e2e_s` the request failed."""
+    ok = e2e_s is not None
+    tpot_s = None
+    if e2e_s is not None and ttft_s is not None and output is not None and output > 1:
+        tpot_s = (e2e_s - ttft_s) / (output - 1)
+    return {
+        "bucket": bucket_of(int(prompt), DEFAULT_BUCKETS) or "other",
+        "outcome": "ok" if ok else "failed",
+        "reason": None if ok else "unknown",
+        "input_tokens": prompt,
+        "prompt_tokens": prompt if ok else None,
+        "output_tokens": output if ok else None,
+        "intended_s": due_s,
+        "sent_s": due_s + wait_s,
+        "ttft_service_s": ttft_s,
+        "ttft_response_s": None if ttft_s is None else ttft_s + wait_s,
+        "e2e_response_s": None if e2e_s is None else e2e_s + wait_s,
+        "tpot_s": tpot_s,
+        "stall_s": stall_s if ok else None,
+    }
+
+
+def _run(path: Path, name: str | None, kind: ForeignFormat, rows: Sequence[ForeignRow]) -> RunData:
+    first_s = min(float(row["intended_s"] or 0.0) for row in rows)
+    for row in rows:
+        for key in ("intended_s", "sent_s"):
+            row[key] = float(row[key] or 0.0) - first_s
+    numbers = {
+        key: np.array([row.get(key) for row in rows], dtype=np.float64) for key in NUMBERS
+    }  # None becomes NaN
+    words = {
+        key: np.array([str(row.get(key) or "") for row in rows], dtype=object) for key in WORDS
+    }
+    names = [bucket.name for bucket in DEFAULT_BUCKETS]
+    summary = _summary(rows, names)
+    if not kind.from_due:
+        summary["warnings"] = [f"{kind.name}: {FROM_SENDING}"]
+    info = {"made_by": kind.name, "buckets": [{"name": one} for one in names]}
+    return RunData(path, name or folder_name(path), summary, info, numbers, words)
+
+
+def _summary(rows: Sequence[ForeignRow], buckets: Sequence[str]) -> dict[str, Any]:
+    """Judge the rows by the default targets, as a replay without --slo does."""
+    slos = default_slos(buckets)
+    due = [float(row["intended_s"] or 0.0) for row in rows]
+    window_s = (max(due) - min(due)) * len(rows) / max(1, len(rows) - 1)
+    good: dict[str, int] = {}
+    total: dict[str, int] = {}
+    for row in rows:
+        bucket = str(row["bucket"])
+        values: dict[str, Any] = {
+            "ttft": row["ttft_response_s"], "e2e": row["e2e_response_s"],
+            "tpot": row["tpot_s"], "stall": row["stall_s"],
+        }  # fmt: skip
+        total[bucket] = total.get(bucket, 0) + 1
+        good[bucket] = good.get(bucket, 0) + (
+            row["outcome"] == "ok" and meets(slos, bucket, values)
+        )
+    met = sum(good.values())
+    return {
+        "verdict": "unknown",
+        "verdict_reason": NO_VERDICT,
+        "requests": len(rows),
+        "window_s": window_s,
+        "duration_s": max(due) + max(float(row["e2e_response_s"] or 0.0) for row in rows),
+        "attainment": met / len(rows),
+        "goodput_per_s": met / window_s if window_s else None,
+        "attainment_by_bucket": {name: good[name] / count for name, count in total.items()},
+        "goodput_by_bucket_per_s": {
+            name: good[name] / window_s if window_s else None for name in total
+        },
+        "slos": [str(slo) for slo in slos],
+    }

@@ -1,0 +1,107 @@
+"""`forebay runs export`: CSV, .hgrm, the JSON of `vllm bench serve`, and formats of packages."""
+
+import csv
+import io
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import BinaryIO
+
+import orjson
+import pytest
+from replay_server import Server, rows, run_one
+
+from forebay.analysis import exporters
+from forebay.analysis.foreign import load_foreign
+from forebay.analysis.run import load_run
+from forebay.proxy.cli import main
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    run_one(tmp_path / "run", rows(60), Server(first_s=0.03, gap_s=0.01))
+    return tmp_path / "run"
+
+
+def test_csv_has_every_request_and_column(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "requests.csv"
+    assert main(["runs", "export", "csv", str(folder), "-o", str(out)]) == 0
+    read = list(csv.DictReader(io.StringIO(out.read_text())))
+    assert len(read) == 60
+    assert float(read[7]["ttft_response_s"]) == pytest.approx(0.03)
+    assert read[7]["outcome"] == "ok"
+
+
+def test_hgrm_has_the_percentiles_of_the_log(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "ttft.hgrm"
+    assert main(["runs", "export", "hgrm", str(folder), "-o", str(out)]) == 0
+    lines = out.read_text().splitlines()
+    assert lines[0].split() == ["Value", "Percentile", "TotalCount", "1/(1-Percentile)"]
+    value, percentile, count = lines[2].split()[:3]
+    assert float(value) == pytest.approx(30, rel=1e-3)
+    assert (float(percentile), int(count)) == (0.0, 60)
+
+
+def test_a_tag_that_is_not_in_the_log(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", "export", "hgrm", str(folder), "--tag", "nothing"]) == 2
+    assert "ttft_response.chat" in capsys.readouterr().err
+
+
+def test_vllm_bench_there_and_back(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    assert main(["runs", "export", "vllm-bench", str(folder), "-o", str(out)]) == 0
+    told = orjson.loads(out.read_bytes())
+    assert (told["completed"], told["failed"], told["num_prompts"]) == (60, 0, 60)
+    assert told["median_ttft_ms"] == pytest.approx(30, rel=1e-3)
+    assert told["total_output_tokens"] == 240
+    assert len(told["itls"][0]) == 3
+    own, read = load_run(folder), load_foreign(out)
+    for column in ("ttft_response_s", "e2e_response_s", "tpot_s", "intended_s"):
+        assert sorted(read.numbers[column]) == pytest.approx(sorted(own.numbers[column]), abs=1e-9)
+    assert read.number("attainment") == own.number("attainment")
+
+
+def test_a_file_is_not_overwritten(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "requests.csv"
+    out.write_text("mine")
+    words = ["runs", "export", "csv", str(folder), "-o", str(out)]
+    assert main(words) == 2
+    assert "--force" in capsys.readouterr().err
+    assert out.read_text() == "mine"
+    assert main([*words, "--force"]) == 0
+
+
+def made_up(run: Path, out: BinaryIO, tag: str) -> None:
+    out.write(f"{run.name} {tag}".encode())
+
+
+def test_a_package_adds_a_format(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Fake(EntryPoint):
+        def load(self) -> object:
+            if self.name == "broken":
+                raise ImportError("no module")
+            return made_up
+
+    points: list[EntryPoint] = [Fake(name, "x:y", exporters.GROUP) for name in ("mine", "broken")]
+    asked: list[str] = []
+
+    def entry_points(*, group: str) -> list[EntryPoint]:
+        asked.append(group)
+        return points
+
+    monkeypatch.setattr(exporters, "entry_points", entry_points)
+    out = tmp_path / "mine.txt"
+    assert main(["runs", "export", "mine", str(folder), "-o", str(out), "--tag", "t"]) == 0
+    assert out.read_text() == "run t"
+    assert asked == ["forebay.exporters"]
+    assert main(["runs", "export", "broken", str(folder)]) == 2
+    assert "cannot be loaded (no module)" in capsys.readouterr().err
+    assert main(["runs", "export", "csv", str(folder), "-o", str(tmp_path / "r.csv")]) == 0
+    assert main(["runs", "export", "nothing", str(folder)]) == 2
+    assert "broken, csv, hgrm, mine, vllm-bench" in capsys.readouterr().err

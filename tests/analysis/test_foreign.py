@@ -1,0 +1,123 @@
+"""Result files of other load generators, as `compare` reads them."""
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from forebay.analysis.foreign import FROM_SENDING, load_foreign
+from forebay.analysis.run import load_runs
+from forebay.proxy.cli import main
+from forebay.traces.errors import InputError
+
+VLLM: dict[str, Any] = {  # the keys of vLLM 0.32 (vllm/benchmarks/serve.py)
+    "date": "20261101-120000", "backend": "openai", "model_id": "m", "num_prompts": 3,
+    "request_rate": 10.0, "burstiness": 1.0, "max_concurrency": 2, "duration": 2.0, "completed": 2,
+    "failed": 1, "total_input_tokens": 6100, "request_throughput": 1.0,
+    "input_lens": [100, 6000, 100], "output_lens": [3, 2, 0], "ttfts": [0.1, 0.5, 0.0],
+    "itls": [[0.02, 0.04], [0.1], []], "latencies": [0.16, 0.6, 0.0],
+    "start_times": [50.0, 50.4, 50.2], "queue_times": [0.0, 0.3, 0.0],
+    "generated_texts": ["a", "b", ""], "errors": ["", "", "Traceback: boom"],
+}  # fmt: skip
+
+
+def aiperf_line(start_s: float, ttft_ms: float | None) -> dict[str, Any]:
+    """Make a record as aiperf's documentation shows it."""
+    about = {"session_num": 1, "x_request_id": "x", "request_start_ns": int(start_s * 1e9),
+             "benchmark_phase": "profiling", "was_cancelled": ttft_ms is None}  # fmt: skip
+    if ttft_ms is None:
+        error = {"code": 499, "type": "RequestCancellationError", "message": ""}
+        return {"metadata": about, "metrics": {"error_isl": {"value": 550, "unit": "tokens"}},
+                "error": error}  # fmt: skip
+    metrics = {
+        "input_sequence_length": {"value": 550, "unit": "tokens"},
+        "time_to_first_token": {"value": ttft_ms, "unit": "ms"},
+        "request_latency": {"value": ttft_ms + 40, "unit": "ms"},
+        "output_sequence_length": {"value": 9, "unit": "tokens"},
+        "inter_chunk_latency": {"value": [4.9, 7.5], "unit": "ms"},
+    }
+    return {"metadata": about, "metrics": metrics, "error": None}
+
+
+def guidellm(ttft_ms: float) -> dict[str, Any]:
+    """Make a report with the fields of guidellm's GenerativeRequestStats."""
+    one = {
+        "request_id": "a",
+        "request_start_time": 1e9,
+        "request_latency": 0.5,
+        "prompt_tokens": 700,
+        "output_tokens": 11,
+        "time_to_first_token_ms": ttft_ms,
+    }
+    failed = {"request_id": "b", "request_start_time": 1e9 + 1, "prompt_tokens": 700}
+    requests = {"successful": [one], "errored": [failed], "incomplete": []}
+    return {"benchmarks": [{"requests": {"successful": []}}, {"requests": requests}]}
+
+
+def test_vllm_bench(tmp_path: Path) -> None:
+    path = tmp_path / "vllm.json"
+    path.write_bytes(orjson.dumps(VLLM))
+    run = load_foreign(path)
+    assert run.words["outcome"].tolist() == ["ok", "ok", "failed"]
+    assert run.words["bucket"].tolist() == ["chat", "document", "chat"]
+    numbers = run.numbers
+    assert numbers["intended_s"].tolist() == pytest.approx([0.0, 0.1, 0.2])
+    assert numbers["ttft_service_s"].tolist()[:2] == [0.1, 0.5]
+    assert numbers["ttft_response_s"].tolist()[:2] == pytest.approx([0.1, 0.8])  # with its queue
+    assert numbers["e2e_response_s"].tolist()[:2] == pytest.approx([0.16, 0.9])
+    assert numbers["tpot_s"].tolist()[:2] == pytest.approx([0.03, 0.1])
+    assert numbers["stall_s"].tolist()[:2] == [0.04, 0.1]
+    assert run.number("attainment") == pytest.approx(2 / 3)
+    assert "warnings" not in run.summary  # its queue times make the times those of a schedule
+
+
+def test_aiperf(tmp_path: Path) -> None:
+    path = tmp_path / "profile_export.jsonl"
+    lines = [aiperf_line(5.0, 255.9), aiperf_line(5.5, None), aiperf_line(6.0, 2_100.0)]
+    path.write_bytes(b"\n".join(map(orjson.dumps, lines)))
+    run = load_foreign(path)
+    assert run.words["outcome"].tolist() == ["ok", "failed", "ok"]
+    assert run.numbers["ttft_response_s"].tolist()[::2] == pytest.approx([0.2559, 2.1])
+    assert run.numbers["stall_s"][0] == pytest.approx(0.0075)
+    assert run.numbers["tpot_s"][0] == pytest.approx(0.005)
+    assert run.numbers["intended_s"].tolist() == pytest.approx([0.0, 0.5, 1.0])
+    assert run.summary["warnings"] == [f"aiperf: {FROM_SENDING}"]
+    assert run.number("attainment") == pytest.approx(1 / 3)
+
+
+def test_guidellm(tmp_path: Path) -> None:
+    path = tmp_path / "benchmarks.json"
+    path.write_bytes(orjson.dumps(guidellm(120.0)))
+    run = load_foreign(path)
+    assert run.words["outcome"].tolist() == ["ok", "failed"]
+    assert run.numbers["ttft_response_s"][0] == pytest.approx(0.12)
+    assert run.numbers["tpot_s"][0] == pytest.approx(0.038)
+
+
+def test_two_tools_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = tmp_path / "vllm.json", tmp_path / "profile_export.jsonl"
+    a.write_bytes(orjson.dumps(VLLM))
+    b.write_bytes(b"\n".join(orjson.dumps(aiperf_line(at, 100.0 + at)) for at in range(40)))
+    assert len(load_runs([a, b])) == 2
+    assert main(["compare", str(a), str(b), "--slo", "ttft=150ms", "--json"]) == 0
+    told = orjson.loads(capsys.readouterr().out)
+    assert any(FROM_SENDING in warning for warning in told["warnings"])
+    assert main(["compare", str(a), str(b)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"{}", "a file; give a run folder, or a result of"),
+        (b"[1,2", "not JSON"),
+        (b'{"request_throughput": 1}', "--save-detailed"),
+        (orjson.dumps({**VLLM, "input_lens": [1]}), "not a whole result of vllm bench serve"),
+        (b'{"benchmarks": [{"requests": {}}]}', "holds no requests"),
+    ],
+)
+def test_damaged_files(tmp_path: Path, content: bytes, says: str) -> None:
+    path = tmp_path / "result.json"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=says):
+        load_foreign(path)
