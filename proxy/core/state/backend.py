@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from math import inf
 
 from forebay.proxy.core.learn.cost import CostModel
-from forebay.proxy.core.learn.decay import Average, DecayedSum
+from forebay.proxy.core.learn.decay import RECENT_S, Average, DecayedSum
 from forebay.proxy.core.learn.prefix_cache import PrefixCache
 from forebay.proxy.core.model import STANDARD, BackendSpec, Bucket, Request
 from forebay.proxy.core.state.coalescing import Leaders, SplitPrompts
@@ -87,7 +87,7 @@ class Backend:
         self.elsewhere: Elsewhere | None = None
         self.observer = PrefillObserver(self.cost)
         self.load = DecayedSum()
-        self.worked = {name: DecayedSum() for name in self.queues}
+        self.worked = {name: DecayedSum(RECENT_S) for name in self.queues}
         self.fresh_tokens = 0.0
 
     def __repr__(self) -> str:
@@ -335,4 +335,6 @@ class Backend:
             sent.bucket = home(sent.request)
         self.prefill_queue.rebucket(self.queues)
         self.decode_s = {name: self.decode_s.get(name) or Average(1.0) for name in self.queues}
-        self.worked = {name: self.worked.get(name) or DecayedSum() for name in self.queues}
+        self.worked = {
+            name: self.worked.get(name) or DecayedSum(RECENT_S) for name in self.queues
+        }
