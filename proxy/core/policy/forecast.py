@@ -238,6 +238,7 @@ class Forecast:
         margin_s = error_margin_s(backend, wait_s, before.seconds, alike)
         if before.count <= 0:
             return margin_s
+        margin_s += before.shorter_s / (1.0 - before.overtaken)
         bucket, order = waiting.bucket, self._precedence
         if backend.prefill_queue.chunked:
             return max(margin_s, order.beside_s(backend, bucket, uncached, before.seconds, now))
