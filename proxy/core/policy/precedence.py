@@ -84,8 +84,7 @@ class Precedence:
         found.overtaken = self.overtaken(backend, bucket, now)
         if self.on:
             found.seconds, found.count = self._of_flows(backend, waiting, deadline, due)
-            rest = found.overtaken + self._overtaken_by_flows(waiting, now)
-            found.overtaken = min(FULL, rest)
+            found.overtaken = either(found.overtaken, self._overtaken_by_flows(waiting, now))
             found.mates = 1 + found.count
         else:
             for name, queue in backend.queues.items():
@@ -136,7 +135,7 @@ class Precedence:
         if self.on:
             # Reports do not name tenants. Connections are spread by chance, so the other proxies'
             # queues are taken to be made up as this one's.
-            overtaken = min(FULL, overtaken + self._overtaken_by_flows(waiting, now))
+            overtaken = either(overtaken, self._overtaken_by_flows(waiting, now))
             share = min(1.0, before_s / backend.queued_s) if backend.queued_s > 0.0 else 1.0
             return share * fsum(queued_s.values()) / (1.0 - overtaken)
         patience_s = self.buckets[bucket].max_wait_s
@@ -262,6 +261,11 @@ def shorter_s(backend: Backend, bucket: str, due: float, now: float) -> float:
     work_s = queue.work_s
     window_s = due - now - STRETCH * work_s / queue.count
     return min(work_s, max(0.0, window_s) * worked_share(backend, bucket, now))
+
+
+def either(share: float, other: float) -> float:
+    """Return the share of the engine taken by two kinds of work that overlap by chance."""
+    return min(FULL, 1.0 - (1.0 - share) * (1.0 - other))
 
 
 def worked_share(backend: Backend, bucket: str, now: float) -> float:
