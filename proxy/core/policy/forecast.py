@@ -269,7 +269,7 @@ def _assume(options: list[Option], backends: Sequence[Backend]) -> None:
 
 
 def load_of(backend: Backend, now: float) -> float:
-    """Return the prompt tokens that all proxies sent to the backend lately."""
+    """Return the prompt tokens that the backend used lately, for all proxies."""
     own = backend.load.value(now)
     return own if backend.elsewhere is None else own + backend.elsewhere.load
 
