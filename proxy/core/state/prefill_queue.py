@@ -332,9 +332,8 @@ class PrefillObserver:
                 they are beside chunks.
         """
         elsewhere = queue.elsewhere
-        step_ended_at = self._answered_at
-        if now - step_ended_at > SLACK * (step_ended_at - self._since):  # of a later step
-            self.begin(step_ended_at, elsewhere)
+        if now - self._answered_at > SLACK * INSTANT_S:  # of a later step
+            self.begin(self._answered_at, elsewhere)
         fixed, linear, pairs = features(prefill.uncached_tokens, prefill.request.prompt_tokens)
         a, b, c = self._terms
         self._terms = a + fixed, b + linear, c + pairs
