@@ -151,9 +151,7 @@ class PrefixCache:
         matched = self.engine_blocks.match(request.blocks, believed_blocks)
         return None if matched is None else min(matched, request.prompt_tokens - 1)
 
-    def sent(
-        self, visit: Visit, head: Visit | None, kv_tokens: float, now: float = 0.0
-    ) -> None:
+    def sent(self, visit: Visit, head: Visit | None, kv_tokens: float, now: float = 0.0) -> None:
         """Enter a request that is sent to the engine.
 
         Args:

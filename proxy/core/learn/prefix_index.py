@@ -111,9 +111,7 @@ class PrefixIndex:
         """Return the stamp of the block's last use; 0 if it is not held."""
         return self._held.get(block, 0.0)
 
-    def touch(
-        self, blocks: Sequence[int], other_blocks: float = 0.0, now: float = 0.0
-    ) -> Touch:
+    def touch(self, blocks: Sequence[int], other_blocks: float = 0.0, now: float = 0.0) -> Touch:
         """Enter a request that the backend computes now.
 
         Args:

@@ -338,6 +338,4 @@ class Backend:
             sent.bucket = home(sent.request)
         self.prefill_queue.rebucket(self.queues)
         self.decode_s = {name: self.decode_s.get(name) or Average(1.0) for name in self.queues}
-        self.worked = {
-            name: self.worked.get(name) or DecayedSum(RECENT_S) for name in self.queues
-        }
+        self.worked = {name: self.worked.get(name) or DecayedSum(RECENT_S) for name in self.queues}
