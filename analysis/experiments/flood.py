@@ -1,12 +1,19 @@
 """The study `flood`: goodput and latency when more load is offered than the capacity."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Annotated, Any
 
 import typer
 
+from forebay.analysis.experiments.flood_setup import (
+    config_with,
+    highest_followed,
+    max_waits_s,
+    patient_config,
+)
+from forebay.analysis.experiments.knee import last_followed
 from forebay.analysis.experiments.load_stats import doubted, good, percentile, ttfts, window_s
 from forebay.analysis.experiments.plot import Axis, Panel, Series, count_label, document
 from forebay.analysis.experiments.result import Column, Result
@@ -15,7 +22,6 @@ from forebay.analysis.experiments.target import SIM, StudyFailed, sim_config
 from forebay.analysis.experiments.ways import IN_TURN, PROXY, PlayedLoad, SimWay, Way
 from forebay.analysis.experiments.ways_of import TARGET, ways_of
 from forebay.analysis.units import duration
-from forebay.proxy.config.schema import BucketConfig, Config
 from forebay.replay.sim.capacity import capacity_per_s
 from forebay.replay.sim.scenario import DIRECT, Scenario
 from forebay.replay.slo import Slo, default_slos, parse_slos
@@ -30,19 +36,24 @@ rejections.
 
 The traffic is chats and questions about shared documents, with Poisson
 arrivals. A sim: target runs three times: without the proxy (round robin), with
-the proxy but without limits, and with the proxy as configured by default. A
-URL runs as it is. With --engine (once per engine) the URL is taken for the
-proxy, and the engines also run without it.
+the proxy but without limits, and with the proxy, whose max_wait leaves room for
+the longest prefill within the targets. A URL runs as it is. With --engine (once
+per engine) the URL is taken for the proxy, and the engines also run without it.
+Loads are multiples of the capacity of the engines without the proxy; the
+capacity through the proxy is measured too.
 
 Example:  forebay experiment flood --target sim:llama-3-8b@h200 --out runs/flood
 """
 NO_FAIL_FAST = "proxy, no limits"
-UNBOUNDED, FOREVER_S = 1_000_000, 3600.0
 CAPACITY_REQUESTS, IN_FLIGHT = 200, 64  # per engine, to measure the capacity of a URL
+QUEUED_SECONDS = 2000.0  # requests that are queued from the start, to measure simulated engines
+SEARCH_SECONDS = 120.0  # of each load, to measure the proxy in front of them
+AT_ONCE_S = 0.5  # a request that is rejected later than this was admitted before
 CHAT_SHARE, USERS, DOCUMENTS = 0.7, 200, 40
 NAMES = [bucket.name for bucket in DEFAULT_BUCKETS]
 COLUMNS = (
     Column("load", "load", "ratio"),
+    Column("load_of_proxy", "proxy load", "ratio"),
     Column("way", "way", "text"),
     Column("offered_per_s", "offered", "rate", shown=False),
     Column("goodput_per_s", "goodput", "rate"),
@@ -50,6 +61,7 @@ COLUMNS = (
     Column("ttft_p50_s", "TTFT p50"),
     Column("ttft_p99_s", "TTFT p99"),
     Column("rejected_share", "rejected", "share"),
+    Column("late_share", "late", "share"),
     Column("chat_ttft_p99_s", "chat p99", shown=False),
     Column("document_ttft_p99_s", "document p99", shown=False),
     Column("requests", "requests", "count", shown=False),
@@ -82,37 +94,61 @@ def command(
         raise InputError(f"--capacity {capacity:g}: give requests per second, more than 0")
 
     async def work() -> Result:
-        ways = await _ways(asked, engine, gpus, max_num_batched_tokens)
-        limit = capacity or await _capacity(asked, ways, gpus, max_num_batched_tokens, seed)
-        return await flooded(asked, ways, factors, limit, capacity is None, slos, duration, seed)
+        batched = max_num_batched_tokens
+        max_wait_s = {}
+        if asked.targets[0].startswith(SIM):
+            longest = requests(QUEUED_SECONDS, 1.0, seed)
+            config = sim_config(asked.targets[0], asked.gpu, batched)
+            max_wait_s = max_waits_s(slos, longest, config)
+        ways = await _ways(asked, engine, gpus, batched, max_wait_s)
+        limit = capacity or await _capacity(asked, ways, gpus, batched, seed)
+        limits = limit, await _proxy_capacity(ways, limit, capacity is None, seed)
+        return await flooded(
+            asked, ways, factors, limits, capacity is None, slos, duration, seed, max_wait_s
+        )
 
     asked.finish(work())
 
 
 async def flooded(
-    asked: Study, ways: Sequence[Way], factors: Sequence[float], limit: float, measured: bool,
-    slos: Sequence[Slo], seconds: float, seed: int,
+    asked: Study, ways: Sequence[Way], factors: Sequence[float],
+    limits: float | tuple[float, float | None], measured: bool,
+    slos: Sequence[Slo], seconds: float, seed: int, max_wait_s: Mapping[str, float] | None = None,
 ) -> Result:  # fmt: skip
-    """Offer each way `factors` times `limit` requests per second, for `seconds` each."""
+    """Offer each way `factors` times the capacity, for `seconds` each.
+
+    Args:
+        limits: capacity in requests per second without the proxy, and through it if known.
+        max_wait_s: of the proxy's buckets, where the study has set it.
+    """
+    limit, proxied = limits if isinstance(limits, tuple) else (limits, None)
     rows = []
     for factor in factors:
         trace = requests(factor * limit, seconds, seed)
         for way in ways:
             (load,) = await way.play(f"flood-{factor:g}", trace)
-            rows.append(table_row(way.name, factor, load, slos))
+            row = table_row(way.name, factor, load, slos)
+            row["load_of_proxy"] = factor * limit / proxied if proxied else None
+            rows.append(row)
     settings = asked.settings(seed=seed, slos=[str(one) for one in slos], seconds=seconds)
+    settings["max_wait_s"] = dict(max_wait_s or {})
     target = ", ".join(dict.fromkeys(way.about.name for way in ways))
-    return result(target, rows, limit, measured, settings)
+    return result(target, rows, limit, measured, settings, proxied)
 
 
 async def _ways(
-    asked: Study, engines: Sequence[str] | None, gpus: int, batched: int | None
+    asked: Study,
+    engines: Sequence[str] | None,
+    gpus: int,
+    batched: int | None,
+    max_wait_s: Mapping[str, float] | None = None,
 ) -> Sequence[Way]:
     (target,) = asked.targets
     if engines or not target.startswith(SIM):
         return await ways_of(asked, engines, gpus, batched)
     proxied = Scenario(sim_config(target, asked.gpu, batched), gpus)
     patient = replace(proxied, proxy=patient_config())
+    proxied = replace(proxied, proxy=config_with(max_wait_s or {}))
     named = (
         (IN_TURN, replace(proxied, policy=DIRECT)),
         (NO_FAIL_FAST, patient),
@@ -121,31 +157,37 @@ async def _ways(
     return [SimWay(name, scenario, target, watched=False) for name, scenario in named]
 
 
-def patient_config() -> Config:
-    """The default configuration without limits: every request waits, none is rejected."""
-    buckets = [
-        BucketConfig(
-            name=one.name,
-            up_to=one.up_to,
-            max_queue=UNBOUNDED,
-            max_wait=FOREVER_S,
-            prefills_per_backend=one.prefills_per_backend,
-        )
-        for one in Config().buckets
-    ]
-    return Config(buckets=tuple(buckets))
-
-
 async def _capacity(
     asked: Study, ways: Sequence[Way], gpus: int, batched: int | None, seed: int
 ) -> float:
-    """Requests per second that are completed when the whole trace is queued from the start."""
+    """Requests per second that engines in turn complete with the whole trace queued at once."""
     (target,) = asked.targets
     if target.startswith(SIM):
         config = sim_config(target, asked.gpu, batched)
-        return capacity_per_s(requests(1.0, 2000.0, seed), config, gpus)
-    way = ways[0]
-    engines = max(1, len(way.pools))
+        return capacity_per_s(requests(1.0, QUEUED_SECONDS, seed), config, gpus)
+    return await _closed_capacity(ways[0], len(ways[0].pools), seed)
+
+
+async def _proxy_capacity(
+    ways: Sequence[Way], limit: float, measured: bool, seed: int
+) -> float | None:
+    """Requests per second that the proxy completes at most; None if not measured.
+
+    The proxy changes the order of what is queued, so the whole trace at once would tell little.
+    """
+    named = {way.name: way for way in ways}
+    if NO_FAIL_FAST in named:
+        return await highest_followed(
+            named[NO_FAIL_FAST], limit, lambda rate: requests(rate, SEARCH_SECONDS, seed)
+        )
+    if measured and PROXY in named:
+        return await _closed_capacity(named[PROXY], len(named[PROXY].pools), seed)
+    return None
+
+
+async def _closed_capacity(way: Way, engines: int, seed: int) -> float:
+    """Requests per second that are completed with IN_FLIGHT in flight on each engine."""
+    engines = max(1, engines)
     rows = requests(1.0, float(CAPACITY_REQUESTS * engines), seed)
     load = await way.closed("capacity", rows, IN_FLIGHT * engines)
     done = sorted(one.done_s for one in load.seen if one.ok and one.done_s is not None)
@@ -174,6 +216,8 @@ def requests(rate_per_s: float, seconds: float, seed: int) -> list[TraceRequest]
 def table_row(way: str, factor: float, load: PlayedLoad, slos: Sequence[Slo]) -> dict[str, Any]:
     seen, length = load.seen, window_s(load.seen)
     met = good(seen, slos)
+    at_once = sum(one.outcome == "rejected" and (one.waited_s or 0.0) <= AT_ONCE_S for one in seen)
+    admitted = len(seen) - at_once
     row = {
         "load": factor,
         "way": way,
@@ -184,6 +228,7 @@ def table_row(way: str, factor: float, load: PlayedLoad, slos: Sequence[Slo]) ->
         "ttft_p50_s": percentile(ttfts(seen), 50),
         "ttft_p99_s": percentile(ttfts(seen), 99),
         "rejected_share": sum(one.outcome == "rejected" for one in seen) / len(seen),
+        "late_share": (admitted - met) / admitted if admitted else 0.0,
         "failed": sum(one.outcome == "failed" for one in seen),
         "verdict": load.verdict,
     }
@@ -199,6 +244,7 @@ def result(
     limit: float,
     measured: bool,
     settings: dict[str, Any],
+    proxied: float | None = None,
 ) -> Result:
     names = list(dict.fromkeys(str(row["way"]) for row in rows))
     most = max(row["load"] for row in rows)
@@ -206,14 +252,30 @@ def result(
     last = {row["way"]: row for row in rows if row["load"] == most}
     facts: dict[str, Any] = {
         "capacity_per_s": limit,
+        "capacity_through_proxy_per_s": proxied,
+        "max_wait_s": settings["max_wait_s"],
         "kept": {name: last[name]["goodput_per_s"] / best[name] if best[name] else None
                  for name in names},
+        "knee_load": {name: _knee(rows, name)[0] for name in names},
+        "kept_from_knee": {name: _knee(rows, name)[1] for name in names},
     }  # fmt: skip
     notes = _notes(names, rows, limit, measured, settings["slos"])
+    notes[1:1] = _proxy_notes(limit, proxied, settings["max_wait_s"], facts)
     words = doubted(_sentence(names, last, best, most), notes, rows, "way", "load")
-    columns = [column for column in COLUMNS if column.key != "way" or len(names) > 1]
+    shown = {"way": len(names) > 1, "load_of_proxy": proxied is not None}
+    columns = [column for column in COLUMNS if shown.get(column.key, True)]
     plot = _plot(rows, names)
     return Result("flood", target, words, columns, rows, facts, plot, notes, settings)
+
+
+def _knee(rows: Sequence[dict[str, Any]], way: str) -> tuple[float | None, float | None]:
+    """Last load of which 95 % was in time, and the least goodput from there on as its share."""
+    rows = [row for row in rows if row["way"] == way]
+    offered, goodput = ([row[key] for row in rows] for key in ("offered_per_s", "goodput_per_s"))
+    knee = last_followed(offered, goodput)
+    if knee is None:
+        return None, None
+    return rows[knee]["load"], min(goodput[knee:]) / goodput[knee]
 
 
 def _notes(
@@ -237,6 +299,29 @@ def _notes(
         notes.append("–: a p99 needs 1,000 answers; raise --duration")
     if failed := sum(row["failed"] for row in rows):
         notes.append(f"{failed} requests failed and count as missed")
+    return notes
+
+
+def _proxy_notes(
+    limit: float, proxied: float | None, max_wait_s: Mapping[str, float], facts: Mapping[str, Any]
+) -> list[str]:
+    notes = []
+    if proxied:
+        share = limit / proxied
+        notes.append(
+            f"capacity through the proxy {proxied:.2f} requests/s: 1x is {share:.2f}x of it"
+        )
+    if max_wait_s:
+        waits = ", ".join(f"{name} {wait_s:g} s" for name, wait_s in max_wait_s.items())
+        notes.append(f"max_wait of the proxy: {waits} (target less the longest prefill)")
+    else:
+        notes.append(
+            "an admitted request is in time only if max_wait is at most its target less the "
+            "longest prefill"
+        )
+    knee, kept = (facts[key].get(PROXY) for key in ("knee_load", "kept_from_knee"))
+    if knee is not None:
+        notes.append(f"the proxy's knee is at {knee:g}x; beyond it goodput is at least {kept:.0%}")
     return notes
 
 

@@ -112,6 +112,7 @@ def _seen(row: TraceRequest, one: dict[str, Any]) -> Seen:
         prompt_tokens=one["prompt_tokens"],
         cached_tokens=one["cached_tokens"],
         backend=one["backend"],
+        waited_s=one["reject_latency_s"],
     )
 
 

@@ -32,6 +32,7 @@ class Seen:
         outcome: ok, rejected or failed, with the `reason`.
         due_s, done_s: seconds from the start of its phase.
         ttft_s, e2e_s: seconds from when the request was due.
+        waited_s: of a rejected request, seconds until it was rejected.
     """
 
     request: TraceRequest
@@ -46,6 +47,7 @@ class Seen:
     prompt_tokens: int | None
     cached_tokens: int | None
     backend: str | None
+    waited_s: float | None = None
 
     @property
     def ok(self) -> bool:
@@ -187,4 +189,5 @@ def seen_of(outcome: SimOutcome, start_s: float) -> Seen:
         prompt_tokens=row.input_tokens if last is not None else None,
         cached_tokens=outcome.cached_tokens if last is not None else None,
         backend=outcome.backend,
+        waited_s=rejected.queued_s if rejected else None,
     )

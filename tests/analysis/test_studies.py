@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from aiohttp import web
@@ -18,6 +18,11 @@ from replay_server import MODEL, Server, serve
 
 from forebay.analysis.experiments import flood, kv, needle, one_load, saturation, shared_document
 from forebay.analysis.experiments.asking import ModelReply, is_simulated
+from forebay.analysis.experiments.flood_setup import (
+    config_with,
+    highest_followed,
+    max_waits_s,
+)
 from forebay.analysis.experiments.gauges import GaugeSample, Pool, read_page
 from forebay.analysis.experiments.heat_map import heat_map
 from forebay.analysis.experiments.hol_fleet import THEIRS
@@ -37,7 +42,7 @@ from forebay.replay.sim.closed_loop import closed_loop
 from forebay.replay.sim.scenario import DIRECT, Scenario
 from forebay.replay.sim.skipping import SkippingEngine
 from forebay.replay.sim.stepping import SteppingEngine
-from forebay.replay.slo import default_slos
+from forebay.replay.slo import default_slos, parse_slos
 from forebay.traces.errors import InputError
 from forebay.traces.needle import NeedleAnswer, generated_haystack, needle_requests
 from forebay.traces.schema import TraceRequest
@@ -306,9 +311,59 @@ def test_fail_fast_keeps_goodput_in_a_flood(tmp_path: Path) -> None:
         assert of[way, 2]["goodput_per_s"] < of[PROXY, 2]["goodput_per_s"]
         assert of[way, 2]["ttft_p50_s"] > of[PROXY, 2]["ttft_p50_s"]
     assert "At 2x capacity the proxy has goodput" in found["sentence"]
+    facts = found["facts"]
+    assert facts["capacity_through_proxy_per_s"] > facts["capacity_per_s"]
+    assert of[PROXY, 2]["load_of_proxy"] == pytest.approx(
+        2 * facts["capacity_per_s"] / facts["capacity_through_proxy_per_s"]
+    )
+    assert facts["max_wait_s"]["document"] < 15.0
+    assert facts["kept_from_knee"][PROXY] >= 0.95 > facts["kept_from_knee"][IN_TURN]
     assert of[PROXY, 2]["offered_per_s"] == pytest.approx(
         2 * found["facts"]["capacity_per_s"], 0.01
     )
+
+
+def test_requests_that_the_proxy_admits_in_a_flood_are_in_time() -> None:
+    """The proxy's max_wait leaves room for the prefill, so goodput does not fall."""
+    config = sim_config("sim:llama-3-8b@h200", None, None)
+    slos, most = default_slos(flood.NAMES), flood.requests(2000.0, 1.0, 0)
+    waits = max_waits_s(slos, most, config)
+    assert 1.8 < waits["chat"] < 2.0
+    assert 13.0 < waits["document"] < 14.0
+    way = SimWay(PROXY, Scenario(config, 2, proxy=config_with(waits)), "x", watched=False)
+    told = []
+    for factor in (1.5, 3.0, 6.0):
+        (load,) = asyncio.run(way.play("x", flood.requests(factor * 23.3, 60.0, 0)))
+        told.append(flood.table_row(PROXY, factor, load, slos))
+    assert max(row["late_share"] for row in told) < 0.02
+    assert min(row["goodput_per_s"] for row in told) > 0.95 * told[0]["goodput_per_s"]
+
+
+def test_a_wait_that_no_prefill_leaves_room_for_is_short_and_not_negative() -> None:
+    config = sim_config("sim:llama-3-8b@h200", None, None)
+    most = flood.requests(2000.0, 1.0, 0)
+    waits = max_waits_s(parse_slos("document.ttft=1s,chat.tpot=1s", flood.NAMES), most, config)
+    assert waits == {"document": 0.1}  # a bucket without a TTFT target keeps its own
+
+
+@pytest.mark.parametrize(("limit", "found"), [(4.0, 10.5), (400.0, None)])
+def test_capacity_is_the_highest_rate_that_is_followed(limit: float, found: float | None) -> None:
+    class Steady:
+        """Completes ten requests a second at most."""
+
+        async def play(self, label: str, *phases: Sequence[TraceRequest]) -> list[PlayedLoad]:
+            seen, free_s = [], 0.0
+            for row in phases[0]:
+                free_s = max(free_s, row.arrival_s) + 0.1
+                times = (row.arrival_s, free_s, 0.1, 0.1, 0.1, 0.1)
+                seen.append(Seen(row, "ok", None, *times, 10, 0, None))
+            return [PlayedLoad(seen)]
+
+    def made(rate: float) -> list[TraceRequest]:
+        return [TraceRequest(str(n), n / rate, 10, 10) for n in range(round(60 * rate))]
+
+    got = asyncio.run(highest_followed(cast(Any, Steady()), limit, made))
+    assert got == (found and pytest.approx(found, rel=0.02))
 
 
 def test_a_flood_says_when_fail_fast_does_not_help() -> None:
@@ -340,9 +395,14 @@ def test_a_flood_of_a_url_alone_says_what_it_cannot_tell(tmp_path: Path) -> None
 def test_what_was_refused_or_failed_is_missed() -> None:
     ok = Seen(rows(1)[0], "ok", None, 0.0, 1.0, 0.5, 1.0, 0.01, 0.01, 1000, 0, "gpu0")
     late, refused = replace(ok, ttft_s=2.5, due_s=1.0), replace(ok, outcome="rejected", due_s=2.0)
+    refused = replace(refused, waited_s=0.01)
     told = flood.table_row(PROXY, 1.0, PlayedLoad([ok, late, refused]), default_slos(["chat"]))
     assert (told["attainment"], told["rejected_share"]) == pytest.approx((1 / 3, 1 / 3))
     assert told["ttft_p99_s"] is None  # two answers are no p99
+    assert told["late_share"] == 0.5  # of the two admitted
+    waited = replace(refused, waited_s=2.0)
+    told = flood.table_row(PROXY, 1.0, PlayedLoad([ok, late, waited]), default_slos(["chat"]))
+    assert told["late_share"] == pytest.approx(2 / 3)  # rejected from the queue
     assert percentile([float(i) for i in range(1000)], 99) == 989
 
 

@@ -18,6 +18,7 @@ def in_line(chats: int, *, document_at: float | None = None) -> tuple[Option, fl
     made.backend_up("a", 0.0)
     (backend,) = made.backends.values()
     backend.send(Request("running", 4_000), "chat", 0, now=0.0)
+    backend.worked["chat"].amount = 0.0  # no later chats are expected to go first
     waiting = [("chat", 0.0, 0.1)] * chats
     if document_at is not None:
         waiting.append(("document", document_at, 0.1))

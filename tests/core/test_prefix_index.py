@@ -60,8 +60,8 @@ class TestTheGuess:
     )
     def test_holds_what_a_plain_table_would(self, steps: list[tuple[str, list[int], int]]) -> None:
         """The model: block -> stamp, and what to evict found by sorting."""
-        index, table, touches = PrefixIndex(8), dict[int, tuple[int, int]](), list[Touch]()
-        before = dict[int, int]()
+        index, table, touches = PrefixIndex(8), dict[int, tuple[float, int]](), list[Touch]()
+        before = dict[float, int]()
         prompts = [chain(*texts) for _, texts, _ in steps]
         for kind, texts, number in steps:
             blocks = chain(*texts)

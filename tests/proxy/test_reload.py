@@ -243,7 +243,7 @@ def test_who_waits_goes_on_waiting_under_the_new_rules(tmp_path: Path) -> None:
             await settle()
             assert on.proxy.driver.shaper.queued("chat") == 1
             files.write({"b0": backend.url}, buckets=[{"name": "new", "up_to": 9000}])
-            await on.proxy.reloader.reload()  # and max_concurrency is 256 now
+            await on.proxy.reloader.reload()  # and max_concurrency is the default now
             await settle()
             assert backend.open == 2
             held.end.set()

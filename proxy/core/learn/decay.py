@@ -11,7 +11,8 @@ that is idle for so long is forgotten, with what it used too much. Doubled: the 
 equal backends is restored more slowly."""
 RECENT_S: Final = 10.0
 """Window and time constant of everything else that counts as recent: arrivals of a bucket or
-tenant, use of tenants and classes, late first tokens. Doubled or halved, nothing changed."""
+tenant, use of buckets, tenants and classes, late first tokens. Doubled or halved, little changes;
+with LOAD_TIME_S for the use of buckets, the forecast lags behind the load in overload."""
 
 
 class Average:
@@ -29,31 +30,30 @@ class Average:
 
 
 class DecayedSum:
-    """A sum that decays with LOAD_TIME_S; `amount` is its value at time `at`."""
+    """A sum that decays with the time constant `time_s`; `amount` is its value at time `at`."""
 
-    __slots__ = ("amount", "at")
+    __slots__ = ("amount", "at", "time_s")
 
-    def __init__(self) -> None:
+    def __init__(self, time_s: float = LOAD_TIME_S) -> None:
+        self.time_s = time_s
         self.amount = 0.0
         self.at = 0.0
 
     def add(self, more: float, now: float) -> None:
-        self.amount = self.amount * decay(now - self.at) + more
+        self.amount = self.value(now) + more
         self.at = now
 
     def value(self, now: float) -> float:
-        return self.amount * decay(now - self.at)
+        return self.amount * exp((self.at - now) / self.time_s)
 
     def rate(self, now: float) -> float:
         """Return the constant rate per second that would have led to this sum."""
-        return self.amount * decay(now - self.at) / LOAD_TIME_S
+        return self.value(now) / self.time_s
 
     @property
     def rank(self) -> float:
-        """A number that orders sums as their values do at any time; needs `amount` above 0."""
-        return log(self.amount) + self.at / LOAD_TIME_S
+        """A number that orders sums with one time constant as their values do at any time.
 
-
-def decay(elapsed_s: float) -> float:
-    """Return the share of a sum that is left after `elapsed_s` seconds."""
-    return exp(-elapsed_s / LOAD_TIME_S)
+        It needs an `amount` above 0.
+        """
+        return log(self.amount) + self.at / self.time_s

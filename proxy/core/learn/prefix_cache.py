@@ -55,7 +55,7 @@ class Visit:
         self.request = request
         self.uncached_tokens = uncached_tokens
         self.exact = False
-        self.evidence = 0
+        self.evidence = 0.0
         self.touch: Touch | None = None
         self.outdated = False
 
@@ -151,7 +151,7 @@ class PrefixCache:
         matched = self.engine_blocks.match(request.blocks, believed_blocks)
         return None if matched is None else min(matched, request.prompt_tokens - 1)
 
-    def sent(self, visit: Visit, head: Visit | None, kv_tokens: float) -> None:
+    def sent(self, visit: Visit, head: Visit | None, kv_tokens: float, now: float = 0.0) -> None:
         """Enter a request that is sent to the engine.
 
         Args:
@@ -172,7 +172,7 @@ class PrefixCache:
         indexed = int(len(request.blocks) * request.block_tokens)
         unindexed = request.prompt_tokens + request.output_tokens - indexed
         other_blocks = max(0, unindexed) / request.block_tokens
-        visit.touch = self.prefixes.touch(request.blocks, other_blocks)
+        visit.touch = self.prefixes.touch(request.blocks, other_blocks, now)
 
     def _note_evidence(self, visit: Visit, head: Visit | None) -> None:
         """Remember the stamp of the deepest block that is believed to be held.
@@ -180,12 +180,17 @@ class PrefixCache:
         Only if its prefill is over: blocks of a running prefill may be missing without eviction.
         """
         request = visit.request
-        deepest = round(visit.matched_tokens / request.block_tokens)
+        stamp = self.used_at(request, visit.matched_tokens)
+        if head is not None and (head.touch is None or head.touch.stamp <= stamp):
+            stamp = 0.0
+        visit.evidence = stamp
+
+    def used_at(self, request: Request, matched_tokens: int) -> float:
+        """Return when the last of these cached tokens was used; 0 if that is not known."""
+        deepest = round(matched_tokens / request.block_tokens)
         if 0 < deepest <= len(request.blocks):
-            stamp = self.prefixes.stamp_of(request.blocks[deepest - 1])
-            if head is not None and (head.touch is None or head.touch.stamp <= stamp):
-                stamp = 0
-            visit.evidence = stamp
+            return self.prefixes.stamp_of(request.blocks[deepest - 1])
+        return 0.0
 
     def cut_short(self, visit: Visit, computed_share: float) -> None:
         """Forget the part of a prompt that was not computed: its request ended too early."""

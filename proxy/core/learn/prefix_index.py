@@ -12,6 +12,7 @@ that was used no later is missing too, because the engine frees blocks in the or
 
 from collections import deque
 from collections.abc import Sequence
+from math import inf, nextafter
 from typing import TypeVar
 
 V = TypeVar("V")
@@ -52,13 +53,14 @@ def common_run(chain: Sequence[int], other: Sequence[int], known: int = 0) -> in
 class Touch:
     """The blocks that one request left in the cache.
 
+    `stamp` is the time of the request, a little later if that is needed to put touches in order.
     Successive requests that leave only anonymous blocks share one Touch, so that a million short
     requests need no more memory than one.
     """
 
     __slots__ = ("anonymous", "blocks", "left", "stamp")
 
-    def __init__(self, stamp: int, blocks: Sequence[int], anonymous: int) -> None:
+    def __init__(self, stamp: float, blocks: Sequence[int], anonymous: int) -> None:
         self.stamp = stamp
         self.blocks = blocks
         self.left = len(blocks)  # leading blocks that eviction has not looked at
@@ -75,10 +77,10 @@ class PrefixIndex:
 
     def __init__(self, capacity_blocks: int) -> None:
         self.capacity_blocks = capacity_blocks
-        self._held: dict[int, int] = {}  # block: stamp of its latest use
+        self._held: dict[int, float] = {}  # block: stamp of its latest use
         self._touches: deque[Touch] = deque()  # oldest first
         self.evicted = False
-        self._stamp = 0
+        self._stamp = 0.0
         self._anonymous = 0
         self._other = 0.0
         self._tidy_at = 64
@@ -105,11 +107,11 @@ class PrefixIndex:
         """Return how many leading blocks are held."""
         return leading_run(self._held, blocks)
 
-    def stamp_of(self, block: int) -> int:
+    def stamp_of(self, block: int) -> float:
         """Return the stamp of the block's last use; 0 if it is not held."""
-        return self._held.get(block, 0)
+        return self._held.get(block, 0.0)
 
-    def touch(self, blocks: Sequence[int], other_blocks: float = 0.0) -> Touch:
+    def touch(self, blocks: Sequence[int], other_blocks: float = 0.0, now: float = 0.0) -> Touch:
         """Enter a request that the backend computes now.
 
         Args:
@@ -121,7 +123,7 @@ class PrefixIndex:
         anonymous = int(self._other)
         self._other -= anonymous
         self._anonymous += anonymous
-        self._stamp += 1
+        self._stamp = max(now, nextafter(self._stamp, inf))
         held, stamp = self._held, self._stamp
         held.update(dict.fromkeys(blocks, stamp))
         touch = Touch(stamp, blocks, anonymous)
@@ -144,7 +146,7 @@ class PrefixIndex:
         touch.anonymous = 0
         return True
 
-    def forget_until(self, stamp: int) -> None:
+    def forget_until(self, stamp: float) -> None:
         """Drop all blocks last used at `stamp` or before: the engine has evicted one of them."""
         touches = self._touches
         while touches and touches[0].stamp <= stamp:

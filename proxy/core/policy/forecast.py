@@ -240,6 +240,7 @@ class Forecast:
         margin_s = error_margin_s(backend, wait_s, before.seconds, alike)
         if before.count <= 0:
             return margin_s
+        margin_s += before.shorter_s / (1.0 - before.overtaken)
         bucket, order = waiting.bucket, self._precedence
         if backend.prefill_queue.chunked:
             return max(margin_s, order.beside_s(backend, bucket, uncached, before.seconds, now))
@@ -270,7 +271,7 @@ def _assume(options: list[Option], backends: Sequence[Backend]) -> None:
 
 
 def load_of(backend: Backend, now: float) -> float:
-    """Return the prompt tokens that all proxies sent to the backend lately."""
+    """Return the prompt tokens that the backend used lately, for all proxies."""
     own = backend.load.value(now)
     return own if backend.elsewhere is None else own + backend.elsewhere.load
 

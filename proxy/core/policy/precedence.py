@@ -12,6 +12,7 @@ from typing import Final
 
 from forebay.proxy.core.learn.decay import RECENT_S
 from forebay.proxy.core.model import CLASSES, FULL, Bucket
+from forebay.proxy.core.policy.order import STRETCH
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.queue import QueuedRequest
 from forebay.proxy.core.state.shares import BUCKETS_SHARE
@@ -30,9 +31,10 @@ class Before:
         overtaken: share of the engine that later, more urgent arrivals will take.
         mates: requests that will have taken KV cache by then, this one included.
         in_order: nothing else can get in between, so prediction errors cancel out in part.
+        shorter_s: prefill seconds of its bucket that may arrive later and go first.
     """
 
-    __slots__ = ("count", "in_order", "mates", "overtaken", "seconds")
+    __slots__ = ("count", "in_order", "mates", "overtaken", "seconds", "shorter_s")
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -40,6 +42,7 @@ class Before:
         self.overtaken = 0.0
         self.mates = 1
         self.in_order = False
+        self.shorter_s = 0.0
 
 
 class Precedence:
@@ -81,8 +84,7 @@ class Precedence:
         found.overtaken = self.overtaken(backend, bucket, now)
         if self.on:
             found.seconds, found.count = self._of_flows(backend, waiting, deadline, due)
-            rest = found.overtaken + self._overtaken_by_flows(waiting, now)
-            found.overtaken = min(FULL, rest)
+            found.overtaken = either(found.overtaken, self._overtaken_by_flows(waiting, now))
             found.mates = 1 + found.count
         else:
             for name, queue in backend.queues.items():
@@ -93,6 +95,7 @@ class Precedence:
                     urgent_s, urgent = queue.urgent(deadline)
                     found.seconds += urgent_s
                     found.count += urgent
+            found.shorter_s = shorter_s(backend, bucket, due, now)
             owed_s = self._owed_s(backend, bucket, found.seconds, deadline, now)
             found.seconds += owed_s
             found.in_order = found.overtaken == owed_s == 0.0
@@ -132,7 +135,7 @@ class Precedence:
         if self.on:
             # Reports do not name tenants. Connections are spread by chance, so the other proxies'
             # queues are taken to be made up as this one's.
-            overtaken = min(FULL, overtaken + self._overtaken_by_flows(waiting, now))
+            overtaken = either(overtaken, self._overtaken_by_flows(waiting, now))
             share = min(1.0, before_s / backend.queued_s) if backend.queued_s > 0.0 else 1.0
             return share * fsum(queued_s.values()) / (1.0 - overtaken)
         patience_s = self.buckets[bucket].max_wait_s
@@ -243,6 +246,26 @@ class Precedence:
 
     def _engines(self) -> int:
         return max(1, sum(backend.up for backend in self._backends.values()))
+
+
+def shorter_s(backend: Backend, bucket: str, due: float, now: float) -> float:
+    """Return the work of later, shorter requests of the bucket that will be due before `due`.
+
+    They are taken to arrive as the bucket's work did lately, each with the mean prefill of those
+    that wait now: one that arrives more than STRETCH times this before `due` goes first. A short
+    queue shows that no stream of them is under way, so they bring no more than waits now.
+    """
+    queue = backend.queues[bucket]
+    if not queue.count:
+        return 0.0
+    work_s = queue.work_s
+    window_s = due - now - STRETCH * work_s / queue.count
+    return min(work_s, max(0.0, window_s) * worked_share(backend, bucket, now))
+
+
+def either(share: float, other: float) -> float:
+    """Return the share of the engine taken by two kinds of work that overlap by chance."""
+    return min(FULL, 1.0 - (1.0 - share) * (1.0 - other))
 
 
 def worked_share(backend: Backend, bucket: str, now: float) -> float:

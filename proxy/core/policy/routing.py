@@ -19,7 +19,7 @@ class Option:
         prefill_s: predicted prefill with the cached prefix subtracted.
         cold_prefill_s: the same without a cached prefix; on the fastest backend if not `proven`.
         matched_tokens: prompt tokens that the backend probably holds.
-        load: prompt tokens it was sent lately.
+        load: prompt tokens it used lately, those used again once.
         requests: number of requests that run there or wait for it.
         proven: it has computed two prompts of at least half this size, so its predictions are
             more than an extrapolation from chats.
@@ -85,7 +85,7 @@ def warm_or_least_work(
 ) -> Option:
     """Pick the earliest first token; a cached prefix shortens the prefill.
 
-    Ties (all cold, all idle) go to the backend that was sent the fewest tokens, then to the lower
+    Ties (all cold, all idle) go to the backend with the fewest tokens in use, then to the lower
     score, then to the first, so that a run can be repeated.
     """
     enough = affinity.min_match * request.prompt_tokens

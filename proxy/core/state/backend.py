@@ -6,10 +6,10 @@ decided in `policy/`.
 """
 
 from collections.abc import Callable, Iterable
-from math import inf
+from math import exp, inf
 
 from forebay.proxy.core.learn.cost import CostModel
-from forebay.proxy.core.learn.decay import Average, DecayedSum
+from forebay.proxy.core.learn.decay import LOAD_TIME_S, RECENT_S, Average, DecayedSum
 from forebay.proxy.core.learn.prefix_cache import PrefixCache
 from forebay.proxy.core.model import STANDARD, BackendSpec, Bucket, Request
 from forebay.proxy.core.state.coalescing import Leaders, SplitPrompts
@@ -40,7 +40,7 @@ class Backend:
         decode_s: average seconds from first token to finish, by bucket; `decode_all_s` of all.
         starving: a waiting request for which KV cache is kept free.
         elsewhere: what other proxies have here; None without other proxies.
-        load: prompt tokens sent lately; `worked`: prefill seconds by bucket.
+        load: prompt tokens used lately, those used again once; `worked`: prefill seconds by bucket.
         fresh_tokens: tokens put into the prefix cache while there were other proxies.
         rank, room_at, room_beside_at, silent_at: as the `Shortlist` found them last.
     """
@@ -87,7 +87,7 @@ class Backend:
         self.elsewhere: Elsewhere | None = None
         self.observer = PrefillObserver(self.cost)
         self.load = DecayedSum()
-        self.worked = {name: DecayedSum() for name in self.queues}
+        self.worked = {name: DecayedSum(RECENT_S) for name in self.queues}
         self.fresh_tokens = 0.0
 
     def __repr__(self) -> str:
@@ -212,16 +212,19 @@ class Backend:
         self.in_flight[request.id] = sent
         if self.most_prefills < inf:
             self._tried.add(request.id)
-        head = self.prefill_queue.head
+        head, load = self.prefill_queue.head, float(uncached_tokens)
+        if matched_tokens:  # what faded since these tokens were counted
+            used_at = self.cache.used_at(request, matched_tokens)
+            load += matched_tokens * (1.0 - exp(min(0.0, used_at - now) / LOAD_TIME_S))
+        self.load.add(load, now)
         self.cache.sent(
-            sent.visit, None if head is sent or head is None else head.visit, self.kv_tokens
+            sent.visit, None if head is sent or head is None else head.visit, self.kv_tokens, now
         )
         if self.queued:
             self.turns.sent(bucket, rank, prefill_s, self.queued)
         self.kv.take(request, reserved_tokens)
         if not piece:
             self.sent_prompt_tokens += tokens
-            self.load.add(tokens, now)
         self.worked[bucket].add(prefill_s, now)
         if self.elsewhere is not None:
             self.fresh_tokens += uncached_tokens + request.output_tokens
@@ -342,4 +345,4 @@ class Backend:
             sent.bucket = home(sent.request)
         self.prefill_queue.rebucket(self.queues)
         self.decode_s = {name: self.decode_s.get(name) or Average(1.0) for name in self.queues}
-        self.worked = {name: self.worked.get(name) or DecayedSum() for name in self.queues}
+        self.worked = {name: self.worked.get(name) or DecayedSum(RECENT_S) for name in self.queues}

@@ -17,7 +17,7 @@ from math import ceil, fsum, inf
 from typing import Final
 
 from forebay.proxy.core.learn.cost import UNPROVEN, CostModel, Vector, features
-from forebay.proxy.core.model import ENOUGH, INSTANT_S
+from forebay.proxy.core.model import ENOUGH, INSTANT_S, SLACK
 from forebay.proxy.core.state.elsewhere import SILENT_S, Elsewhere
 from forebay.proxy.core.state.in_flight import InFlight
 
@@ -286,7 +286,8 @@ class PrefillObserver:
     """Measures what prefills take on one engine and teaches the cost model.
 
     An observation begins when the engine begins to prefill and ends with its answer. Prefills of
-    one step answer together and are measured together, with the work that other proxies had there.
+    one step answer together and are measured together, with the work that other proxies had there:
+    while others are in the engine, it waits for answers of the same step before it is learned from.
 
     Attributes:
         work: cost terms of all prefills done while there were other proxies, for them to learn.
@@ -299,9 +300,11 @@ class PrefillObserver:
         self._since = 0.0
         self._others_before: Vector = (0.0, 0.0, 0.0)  # their work done when the observation began
         self._impure: list[tuple[float, Vector, float]] = []  # since one that was pure
+        self._answered_at = inf  # the last answer of a step of which more answers may come
 
     def begin(self, now: float, elsewhere: Elsewhere | None) -> None:
-        """Start an observation; an unfinished one is dropped."""
+        """Start an observation; one without an answer is dropped."""
+        self._end_step()
         self._terms = (0.0, 0.0, 0.0)
         self._since = now
         if elsewhere is not None:
@@ -313,7 +316,14 @@ class PrefillObserver:
         A prefill whose first token cannot be seen is over by its prediction only: nobody knows
         when the engine began the next one.
         """
+        self._end_step()
         self._since = inf
+
+    def _end_step(self) -> None:
+        """Learn from a step of which no more answers come."""
+        if self._answered_at < inf:
+            self._learn(self._terms, self._answered_at - self._since)
+            self._answered_at = inf
 
     def answered(self, prefill: InFlight, queue: PrefillQueue, now: float, *, split: bool) -> None:
         """Learn from a prefill that is over and has left the queue.
@@ -323,6 +333,8 @@ class PrefillObserver:
                 they are beside chunks.
         """
         elsewhere = queue.elsewhere
+        if now - self._answered_at > SLACK * INSTANT_S:  # of a later step
+            self.begin(self._answered_at, elsewhere)
         fixed, linear, pairs = features(prefill.uncached_tokens, prefill.request.prompt_tokens)
         a, b, c = self._terms
         self._terms = a + fixed, b + linear, c + pairs
@@ -340,8 +352,9 @@ class PrefillObserver:
                 self.begin(now, elsewhere)
         elif not queue.prefills or (elapsed_s >= INSTANT_S and self._mostly_ended(queue, split)):
             if elapsed_s > 0:
-                self._learn(self._terms, elapsed_s)
-            self.begin(now, elsewhere)
+                self._answered_at = now
+            if not queue.prefills or elsewhere is not None:  # their later work is not part of it
+                self.begin(now, elsewhere)
 
     def answered_impurely(self, prefill: InFlight, now: float) -> None:
         """Note a first token before which more than its prefill may have happened.
