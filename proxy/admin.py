@@ -165,7 +165,7 @@ def _backend(backend: Backend, now: float) -> dict[str, Any]:
         "up": backend.up,
         "draining": backend.draining,
         "in_flight": len(backend.in_flight),
-        "in_flight_elsewhere": backend.running - len(backend.in_flight),
+        "in_flight_elsewhere": backend.running - backend.sequences,
         "max_concurrency": backend.spec.max_concurrency,
         "prefills": len(backend.prefills),
         "backlog_s": round(backend.prefill_queue.backlog_s(now), 3),

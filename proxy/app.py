@@ -214,9 +214,11 @@ class App:
         body = parsed.body  # so that the received bytes are not kept too
         record.request, record.token_ids = parsed.request, parsed.token_ids
         record.service_class = parsed.request.service_class
-        if self._protection.rejects(parsed.request.service_class):
-            self._metrics.shed(parsed.request.service_class)
-            raise errors.overloaded()
+        if self._protection.shed:
+            tenants, service_class = self._config.tenants, parsed.request.service_class
+            if self._protection.rejects(tenants.class_among_all(record.tenant, service_class)):
+                self._metrics.shed(service_class)
+                raise errors.overloaded()
         cors = self._cors.answer(request.headers)
         try:
             async with self._driver.slot(parsed.request) as grant:
@@ -248,6 +250,7 @@ class App:
             salts=self._security.salts,
             sdk_timeout=self._config.admission.sdk_timeout,
             most_tokens=self._config.buckets[-1].up_to,
+            counted=bool(tenant) and self._config.tenants.has_quota(tenant),
         )
 
     def _decision_headers(self, record: RequestRecord) -> dict[str, str]:

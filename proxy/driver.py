@@ -42,6 +42,10 @@ class Grant:
         driver, request_id = self._driver, self.send.request.id
         driver.shaper.used(request_id, output_tokens, driver.now, cached_tokens, prompt_tokens)
 
+    def report_events(self, count: int) -> None:
+        """Report how many events a complete stream without usage had, before the slot is freed."""
+        self._driver.shaper.generated(self.send.request.id, count)
+
     async def prefix_computed(self, cached_tokens: int | None, prompt_tokens: int) -> Send:
         """Report a computed part of a split prefill, and wait for the next slot.
 

@@ -22,6 +22,7 @@ from forebay.proxy.api.large_json import (
     loads_in_steps,
     may_repeat,
 )
+from forebay.proxy.api.members import with_member
 from forebay.proxy.api.prompt_text import PromptText, chat_text, completion_text
 from forebay.proxy.api.token_estimate import TokenEstimate, fewest_tokens
 from forebay.proxy.core.model import Request, ServiceClass
@@ -57,6 +58,7 @@ class ParsedBody:
         streams: the client asked for a stream.
         chat: a chat, not a completion.
         block_bytes: bytes of the prompt in each block of `request`.
+        hides_usage: the body asks for usage, which the client did not.
     """
 
     request: Request
@@ -66,6 +68,7 @@ class ParsedBody:
     streams: bool
     chat: bool
     block_bytes: int
+    hides_usage: bool = False
 
 
 def read_fields(
@@ -81,6 +84,7 @@ def read_fields(
     salts: CacheSalts | None = None,
     sdk_timeout: bool = True,
     most_tokens: float = math.inf,
+    counted: bool = False,
 ) -> ParsedBody:
     """Parse a chat or completion request; raises ApiError 400 naming the parameter.
 
@@ -89,6 +93,7 @@ def read_fields(
         sdk_timeout: the timeout of OpenAI's Python client counts where no other one is given.
         most_tokens: the longest prompt of any bucket. A longer estimate is cut to it if the prompt
             may fit: an estimate rejects no prompt, and if it is served it is no longer than this.
+        counted: ask the backend for the usage of a stream, too: the tenant has a quota.
     """
     streams = _typed(fields, "stream", bool, False)
     _typed(fields, "model", str, "")
@@ -110,24 +115,33 @@ def read_fields(
         _reject_media_ids(fields)
         salt = salts.salt(tenant, salt)
         body = with_salt(body, salt)
+    priority, quota_tokens, hides_usage = _integer(fields, "priority", 0), 0, False
+    if tenant:
+        hides_usage = counted and _streams_uncounted(fields)
+        body = _fair_body(body, priority, hides_usage)
+        quota_tokens = _quota_tokens(text, estimate, tokens, most_tokens)
+    sequences = _sequences(fields, chat)
     request = Request(
         id_,
         prompt_tokens=all_tokens,
-        output_tokens=min(answer_tokens * _answers(fields, chat), MOST_OUTPUT_TOKENS),
+        output_tokens=min(answer_tokens * sequences, MOST_OUTPUT_TOKENS),
         blocks=_chain(prompt, block_bytes, salt),
         # Without media: prompts that share their first blocks may have other media.
         block_tokens=tokens * block_bytes / max(1, len(prompt)),
         timeout_s=_timeout_s(headers, sdk_timeout),
         streams=(streams or answer_tokens == 1) and pure,  # one token: the end shows it
         tenant=tenant,
-        service_class=_service_class(fields, headers),
+        service_class=_service_class(priority, headers),
         whole=bool(text.media_tokens) or _must_call(fields) or _only_whole(fields, chat),
         pure=pure,
+        sequences=sequences,
+        quota_tokens=quota_tokens,
     )
     teaches = not (text.token_ids or text.media_tokens)
     return ParsedBody(
-        request, body, len(prompt) if teaches else 0, text.token_ids, streams, chat, block_bytes
-    )
+        request, body, len(prompt) if teaches else 0, text.token_ids, streams, chat, block_bytes,
+        hides_usage,
+    )  # fmt: skip
 
 
 async def salted(body: bytes, content_type: str, tenant: str, salts: CacheSalts) -> bytes:
@@ -216,14 +230,42 @@ def _only_whole(fields: dict[str, Any], chat: bool) -> bool:
     return _is_batch(fields)
 
 
-def _answers(fields: dict[str, Any], chat: bool) -> int:
-    """Return the number of outputs; each has KV cache of its own after the prompt."""
+def _fair_body(body: bytes, priority: int, asks_usage: bool) -> bytes:
+    """Return the body without what would count against other tenants in an engine."""
+    if asks_usage:  # without usage, no other option of a stream means anything
+        body = with_member(body, "stream_options", '{"include_usage":true}')
+    return with_member(body, "priority", "0") if priority else body
+
+
+def _quota_tokens(
+    text: PromptText, estimate: TokenEstimate, tokens: int, most_tokens: float
+) -> int:
+    """Return what a quota is charged until the prompt was counted; 0: its tokens are known."""
+    if text.token_ids:
+        return 0
+    tokens = max(tokens, estimate.untaught_tokens(len(text.data)))
+    return int(min(most_tokens, tokens + text.media_tokens))
+
+
+def _streams_uncounted(fields: dict[str, Any]) -> bool:
+    """Return whether the client asks for a stream without its usage."""
+    options = fields.get("stream_options")
+    asks_usage = isinstance(options, dict) and options.get("include_usage") is True
+    return bool(fields.get("stream")) and not asks_usage
+
+
+def _sequences(fields: dict[str, Any], chat: bool) -> int:
+    """Return the number of outputs: each has a slot and KV cache of its own."""
     answers = 1
     for name in ("n",) if chat else ("n", "best_of"):
         if name in fields:
             with suppress(ApiError):  # what is no number is the backend's to reject
                 answers = max(answers, _integer(fields, name, 1))
-    return answers
+    if not chat:
+        prompt = fields["prompt"]
+        if not isinstance(prompt, str) and not isinstance(prompt[0], int):
+            answers *= len(prompt)  # a batch
+    return min(answers, MOST_OUTPUT_TOKENS)
 
 
 def _is_pure(fields: dict[str, Any], chat: bool) -> bool:
@@ -287,9 +329,8 @@ def _reject_media_ids(fields: dict[str, Any]) -> None:
                     raise ApiError(400, "uuid_not_allowed", message, param=name)
 
 
-def _service_class(fields: dict[str, Any], headers: Mapping[str, str]) -> ServiceClass:
+def _service_class(priority: int, headers: Mapping[str, str]) -> ServiceClass:
     """Return the class of the header, or of vLLM's `priority`, where lower is more urgent."""
-    priority = _integer(fields, "priority", 0)
     named = headers.get("x-forebay-class")
     if named is None:
         return CLASSES[1 + (priority > 0) - (priority < 0)]

@@ -45,6 +45,10 @@ class TokenEstimate:
         known = self._tenants.get(tenant, self._first)
         return max(1, round(known.template_tokens + known.tokens_per_byte * prompt_bytes))
 
+    def untaught_tokens(self, prompt_bytes: int) -> int:
+        """Return the estimate that no answer has changed, for quotas."""
+        return round(self._first.tokens_per_byte * prompt_bytes)
+
     def learn(self, prompt_bytes: int, prompt_tokens: int, tenant: str = "") -> None:
         """Learn from the count of a backend; an impossible count is ignored."""
         if type(prompt_tokens) is not int or not 0 < prompt_tokens <= MAX_PROMPT_TOKENS:

@@ -40,7 +40,7 @@ from forebay.proxy.config.sections import (
     Tracing,
     UpstreamTls,
 )
-from forebay.proxy.core.model import BackendSpec, Tenant
+from forebay.proxy.core.model import BackendSpec, ServiceClass, Tenant
 from forebay.proxy.core.model import Bucket as CoreBucket
 from forebay.proxy.core.policy.routing import Affinity, Route
 from forebay.traces.errors import InputError
@@ -167,12 +167,15 @@ class KnownTenant(Section):
     tokens_per_s: quota of prompt tokens.
     burst_tokens: the most that may be sent at once; default: the quota of a minute.
     trust_group: tenants of one group share cached prefixes.
+    classes: classes that put its requests before or behind those of all tenants. Any other class
+    orders its own requests only.
     """
 
     weight: float | None = Field(None, gt=0, allow_inf_nan=False)
     tokens_per_s: float | None = Field(None, gt=0, allow_inf_nan=False)
     burst_tokens: float | None = Field(None, gt=0, allow_inf_nan=False)
     trust_group: str | None = Field(None, pattern=NAME)
+    classes: tuple[Literal["interactive", "batch"], ...] = ()
 
     @model_validator(mode="after")
     def _burst_of_a_rate(self) -> Self:
@@ -199,6 +202,16 @@ class Tenants(Section):
     @property
     def isolates(self) -> bool:
         return self.keys is not None if self.isolate_cache == "auto" else self.isolate_cache
+
+    def has_quota(self, tenant: str) -> bool:
+        known = self.known.get(tenant)
+        return known is not None and known.tokens_per_s is not None
+
+    def class_among_all(self, tenant: str, service_class: ServiceClass) -> ServiceClass:
+        """Return the class by which an overloaded proxy sheds a request: never above its grant."""
+        known = self.known.get(tenant)
+        granted = not tenant or (known is not None and service_class in known.classes)
+        return service_class if granted or service_class == "batch" else "standard"
 
 
 class ShaperOptions(TypedDict):
@@ -355,6 +368,7 @@ class Config(Section):
                 one.weight or self.tenants.default_weight,
                 one.tokens_per_s or inf,
                 one.burst_tokens or (one.tokens_per_s or inf) * BURST_S,
+                one.classes,
             )
             for name, one in self.tenants.known.items()
         ]

@@ -94,18 +94,21 @@ class NewRequests:
         """Note the arrival of a request that is neither too long nor over its quota."""
         dispatcher, tenant = self._dispatcher, request.tenant
         standard = request.service_class == "standard"
-        rank = STANDARD if standard else RANKS[request.service_class]
+        rank = own_rank = STANDARD if standard else RANKS[request.service_class]
         if tenant or dispatcher.fairness.on:
             dispatcher.tell_tenants_apart()
             dispatcher.fairness.arrived(tenant, now)
         if not standard:
+            if tenant and not dispatcher.fairness.grants(tenant, request.service_class):
+                rank = STANDARD
             dispatcher.precedence.tell_classes_apart()
         self._count += 1
         dispatcher.forecast.arrived(request, bucket.name, now)
-        waiting = QueuedRequest(request, bucket.name, now, inf, self._count, 0.0, rank)
+        waiting = QueuedRequest(request, bucket.name, now, inf, self._count, 0.0, rank, own_rank)
         if dispatcher.output_lengths.any:
-            most = request.output_tokens
-            waiting.output_tokens = dispatcher.output_lengths.expected(tenant, bucket.name, most)
+            waiting.output_tokens = dispatcher.output_lengths.expected(
+                tenant, bucket.name, request.output_tokens, request.sequences
+            )
         return waiting
 
     def _place(
@@ -164,9 +167,10 @@ class NewRequests:
         dispatcher, request, backend = self._dispatcher, waiting.request, place.backend
         actions: list[Action] = []
         if dispatcher.quotas.any:
-            dispatcher.quotas.take(request.tenant, request.prompt_tokens, now)
+            dispatcher.quotas.take(request.tenant, request.charged_tokens, now)
             waiting.paid = True
-        dispatcher.note_admitted(request.tenant, request.prompt_tokens, now)
+        if dispatcher.sharing:
+            dispatcher.note_admitted(request.tenant, request.charged_tokens, now)
         if place.gives_way is not None:
             wait_s = backend.prefill_queue.backlog_s(now) + backend.queued_s
             left = dispatcher.dequeue(place.gives_way.request.id)

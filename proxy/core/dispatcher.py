@@ -30,7 +30,6 @@ from forebay.proxy.core.policy.forecast import Forecast
 from forebay.proxy.core.policy.order import due_at, first
 from forebay.proxy.core.policy.precedence import Precedence
 from forebay.proxy.core.policy.routing import Affinity, Option, Route
-from forebay.proxy.core.policy.start import starving
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.fleet import FleetQueues, heads_of
 from forebay.proxy.core.state.in_flight import InFlight
@@ -142,14 +141,17 @@ class Dispatcher:
         while backend.queued and gate.has_room(backend, now):
             heads = heads_of([backend])
             ready = [head for head in heads if gate.may_start(backend, head, now)]
-            if len(ready) < len(heads) and backend.starving is None:
-                backend.starving = starving(backend, heads, now)
+            if len(ready) < len(heads) and gate.look_again(backend, heads, now):
+                continue
             if not ready:
                 break
             waiting = first(backend, ready, now)
             self.dequeue(waiting.request.id)
             matched = backend.matched_tokens(waiting.request)
             actions.append(self.send(waiting, backend, matched, now))
+        if self.fairness.on and backend.queued:
+            gate.divide(backend, now)
+            self.queues.reorder()  # another tenant may be next
         if self.recorder is not None and backend.queued:
             self.recorder.waits(heads_of([backend]), backend, gate, now)
         return actions
@@ -206,7 +208,7 @@ class Dispatcher:
         """Send a request that waits in no queue, or the next piece of its prompt."""
         if self.recorder is not None:
             self.recorder.starts(waiting, backend, self.forecast.gate, self.buckets, now)
-        request = waiting.request
+        request, rank = waiting.request, waiting.own_rank
         waiting.paid = False  # spent
         uncached = request.prompt_tokens - matched_tokens
         priority = self.forecast.gate.engine_priority(backend, waiting)
@@ -219,7 +221,7 @@ class Dispatcher:
         piece = self.forecast.piece(backend, waiting, matched_tokens, now)
         if piece is None:
             sent = backend.send(
-                request, waiting.bucket, matched_tokens, now, waiting.output_tokens, waiting.rank,
+                request, waiting.bucket, matched_tokens, now, waiting.output_tokens, rank,
                 fresh=fresh, priority=priority or 0,
             )  # fmt: skip
         else:
@@ -265,7 +267,7 @@ class Dispatcher:
         waiting.piece_blocks, waiting.piece_on = len(piece.blocks), backend.name
         waiting.began_at = min(now, waiting.began_at)
         sent = backend.send(
-            piece, waiting.bucket, matched_tokens, now, 1, waiting.rank,
+            piece, waiting.bucket, matched_tokens, now, 1, waiting.own_rank,
             piece=True, fresh=fresh, priority=priority,
         )  # fmt: skip
         backend.begin_split(waiting, sent)
@@ -374,7 +376,7 @@ class Dispatcher:
         """
         if waiting.paid:
             waiting.paid = False
-            self.quotas.take(waiting.request.tenant, -waiting.request.prompt_tokens, now)
+            self.quotas.take(waiting.request.tenant, -waiting.request.charged_tokens, now)
 
     def note_admitted(self, tenant: str, prompt_tokens: int, now: float) -> None:
         """Note a prompt that was admitted, for other proxies to know."""

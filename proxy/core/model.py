@@ -12,8 +12,10 @@ MAJORITY: Final = 0.5
 """The share of a whole that speaks for all of it: two prefills of half a prompt's size prove its
 prediction, half of a cached prefix shows that the cache keeps it, a block in half of the prompts is
 common to them, a request has waited long after half of the time to its deadline, and no tenant
-holds half of a queue while another is active. Doubled (the whole): nothing is proven by less than
-all, shares of buckets never apply, and one tenant may fill a queue."""
+holds half of a queue while another is active. One request reserves at most half of the KV pool for
+its output, and a request that takes half of an engine leaves another engine to other tenants.
+Doubled (the whole): nothing is proven by less than all, shares of buckets never apply, one tenant
+may fill a queue, and one request an engine."""
 SLACK: Final = 0.1
 """The share of a whole that changes nothing: scores of two backends that differ by so much of a
 cold prefill are equal, a piece of a split prompt may be so much longer if that saves one, so many
@@ -101,12 +103,15 @@ class Tenant:
         weight: its share of prefill seconds, relative to other tenants with waiting requests.
         tokens_per_s: prompt tokens that it may send per second in the long run.
         burst_tokens: prompt tokens that it may send at once.
+        classes: classes that count beside other tenants, too; any other class orders its own
+            requests only.
     """
 
     name: str
     weight: float = 1.0
     tokens_per_s: float = inf
     burst_tokens: float = inf
+    classes: tuple[ServiceClass, ...] = ()
 
     def __post_init__(self) -> None:
         assert self.weight > 0
@@ -145,7 +150,8 @@ class Request(_Value):
 
     Attributes:
         prompt_tokens: estimated.
-        output_tokens: the most it may generate (max_tokens), estimated if not stated.
+        output_tokens: the most it may generate, all sequences together (max_tokens for each),
+            estimated if not stated.
         blocks: chained hashes of the prompt's full blocks; prompts with equal leading hashes share
             that prefix.
         block_tokens: estimated tokens in one block.
@@ -156,6 +162,9 @@ class Request(_Value):
         service_class: its urgency.
         whole: its prompt must not be split.
         pure: nothing but its prefill comes before its first token: no fetched image, no grammar.
+        sequences: outputs that the engine generates side by side: n for each of its prompts.
+        quota_tokens: what a quota is charged until the engine has counted the prompt; 0: the
+            prompt tokens are no estimate.
     """
 
     __slots__ = (
@@ -165,6 +174,8 @@ class Request(_Value):
         "output_tokens",
         "prompt_tokens",
         "pure",
+        "quota_tokens",
+        "sequences",
         "service_class",
         "streams",
         "tenant",
@@ -185,6 +196,8 @@ class Request(_Value):
         service_class: ServiceClass = "standard",
         whole: bool = False,
         pure: bool = True,
+        sequences: int = 1,
+        quota_tokens: int = 0,
     ) -> None:
         self.id = id
         self.prompt_tokens = prompt_tokens
@@ -197,6 +210,13 @@ class Request(_Value):
         self.service_class = service_class
         self.whole = whole
         self.pure = pure
+        self.sequences = sequences
+        self.quota_tokens = quota_tokens
+
+    @property
+    def charged_tokens(self) -> int:
+        """Prompt tokens that a quota is charged when the request is admitted."""
+        return max(self.prompt_tokens, self.quota_tokens)
 
     @property
     def splittable(self) -> bool:
@@ -205,7 +225,8 @@ class Request(_Value):
 
     def values(self) -> tuple[object, ...]:
         lengths = self.prompt_tokens, self.output_tokens, self.blocks, self.block_tokens
-        return self.id, *lengths, self.timeout_s, self.streams, self.tenant, self.service_class
+        kind = self.streams, self.tenant, self.service_class, self.sequences
+        return self.id, *lengths, self.timeout_s, *kind
 
 
 class Send(_Value):

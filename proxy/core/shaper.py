@@ -20,6 +20,7 @@ from forebay.proxy.core.policy.long_prefills import kept_last_piece
 from forebay.proxy.core.policy.routing import Affinity, Route, warm_or_least_work
 from forebay.proxy.core.policy.start import DISPATCH_AHEAD_S
 from forebay.proxy.core.state.backend import Backend
+from forebay.proxy.core.state.in_flight import InFlight
 from forebay.proxy.core.state.queue import QueuedRequest
 from forebay.proxy.core.state.tenants import Fairness, Quotas
 
@@ -99,6 +100,8 @@ class Shaper:
         if dispatcher.fairness.on:
             dispatcher.refund_prefill(backend, waiting, now)
         prefilled = backend.finished(request_id, now)
+        if dispatcher.quotas.any and prefilled is None and not waiting.counted:
+            self._charge(waiting.request, waiting.request.quota_tokens, now)
         return dispatcher.freed(backend, prefilled, now)
 
     def piece_computed(
@@ -159,11 +162,12 @@ class Shaper:
             return
         backend, waiting = running
         sent, request = backend.in_flight[request_id], waiting.request
-        sent.output_tokens = output_tokens
-        if output_tokens > 0:
-            dispatcher.output_lengths.observe(request.tenant, waiting.bucket, output_tokens)
-        if prompt_tokens > request.prompt_tokens and dispatcher.quotas.any:
-            self._charge_more(request, prompt_tokens, now)
+        self._learn_length(sent, waiting, output_tokens)
+        if prompt_tokens > 0 and dispatcher.quotas.any and not waiting.counted:
+            waiting.counted = True
+            most = dispatcher.by_length[-1].up_to  # a higher count is an error of the engine
+            counted = max(request.prompt_tokens, min(prompt_tokens, most))
+            self._charge(request, counted - request.charged_tokens, now)
         if cached_tokens is not None and dispatcher.fairness.on:
             tokens = request.prompt_tokens
             cached = cached_tokens * tokens // prompt_tokens if prompt_tokens else cached_tokens
@@ -171,6 +175,17 @@ class Shaper:
             taken_s = backend.cost.predict_s(uncached, tokens)
             dispatcher.correct_charge(request.tenant, taken_s - sent.prefill_s, now)
         backend.cache.reported(sent.visit, cached_tokens, prompt_tokens, backend.kv_tokens)
+
+    def generated(self, request_id: str, output_tokens: int) -> None:
+        """Learn from a complete answer without usage; to be called before `finish`.
+
+        Args:
+            output_tokens: as counted by its events.
+        """
+        running = self._dispatcher.running.get(request_id)
+        if running is not None:
+            backend, waiting = running
+            self._learn_length(backend.in_flight[request_id], waiting, output_tokens)
 
     def cancel(self, request_id: str, now: float) -> list[Action]:
         """Take out a waiting request: its client left before it was sent."""
@@ -311,13 +326,20 @@ class Shaper:
         waiting.deadline = inf  # as far away again as on arrival: it has begun
         return dispatcher.requeue(waiting, now) + dispatcher.dispatch_all(now)
 
-    def _charge_more(self, request: Request, prompt_tokens: int, now: float) -> None:
-        """Charge the quota for tokens that the engine counted above the estimate.
+    def _learn_length(self, sent: InFlight, waiting: QueuedRequest, output_tokens: int) -> None:
+        sent.output_tokens = output_tokens
+        if output_tokens > 0:
+            request = waiting.request
+            each = -(-output_tokens // request.sequences)
+            self._dispatcher.output_lengths.observe(request.tenant, waiting.bucket, each)
 
-        A client that misleads the estimate gets no more than its tenant's quota. An estimate that
-        was too high stays charged.
+    def _charge(self, request: Request, more: int, now: float) -> None:
+        """Correct what the quota was charged on admission; other proxies hear only of more.
+
+        A client that misleads the estimate gets no more than its tenant's quota: what the engine
+        counted is charged or, where an answer was begun and its prompt never counted, twice the
+        tokens of an ordinary text. An estimate that was too high stays charged.
         """
-        most = self._dispatcher.by_length[-1].up_to  # a higher count is an error of the engine
-        more = max(0, min(prompt_tokens, most) - request.prompt_tokens)
-        self._dispatcher.quotas.take(request.tenant, more, now)
-        self._dispatcher.note_admitted(request.tenant, more, now)
+        if more:
+            self._dispatcher.quotas.take(request.tenant, more, now)
+            self._dispatcher.note_admitted(request.tenant, max(0, more), now)

@@ -157,7 +157,7 @@ class Relay:
             if streams and response.status == 200:
                 stream = Stream(
                     shaped.incoming, upstream, response, reply, listener, self._watchdog,
-                    hold=shaped.hold,
+                    hold=shaped.hold, hides_usage=shaped.parsed.hides_usage,
                 )  # fmt: skip
                 await stream.first_event()
                 relaying = True
@@ -283,6 +283,9 @@ class ShapedStreamListener(StreamListener):
 
     def usage(self, usage: dict[str, Any]) -> None:
         self._relay.usage_reported(self._shaped, self._grant, self._upstream, usage)
+
+    def no_usage(self, events: int) -> None:
+        self._grant.report_events(events)
 
     def cut(self) -> None:
         self._relay.stream_cut(self._shaped, self._upstream)

@@ -46,6 +46,9 @@ class StreamListener:
     def usage(self, usage: dict[str, Any]) -> None:
         """The stream is complete, and this was its usage."""
 
+    def no_usage(self, events: int) -> None:
+        """The stream is complete, without usage: it had so many events."""
+
     def cut(self) -> None:
         """The stream ended too early."""
 
@@ -58,6 +61,7 @@ class Stream:
         hold: gets the bytes of a large event while it is not complete.
         until_done: the stream is complete when `[DONE]` has come. Otherwise any end between two
             events is a complete one.
+        hides_usage: the client did not ask for the event with the usage.
     """
 
     def __init__(
@@ -71,8 +75,10 @@ class Stream:
         *,
         hold: Hold,
         until_done: bool = True,
+        hides_usage: bool = False,
     ) -> None:
         self._incoming = incoming
+        self._hides_usage = hides_usage
         self._until_done = until_done
         self._upstream = upstream
         self._response = response
@@ -82,6 +88,8 @@ class Stream:
         self._scanner = EventScanner()
         self._hold = hold
         self._held_before = hold.size
+        self._chunks = TokenChunks(self._scanner)
+        self._event_count = 0  # each carries about one token
         self._clock = watchdog.clock
         self._ready = bytearray()  # whole events, received and not yet sent on
         self._usage: dict[str, Any] = {}
@@ -185,12 +193,13 @@ class Stream:
         looked up once, and lives in closures.
         """
         upstream, response, write = self._upstream, self._response, transport.write
-        plain, plain_chunks = self._scanner.plain, TokenChunks(self._scanner).plain
+        plain, plain_chunks = self._scanner.plain, self._chunks.plain
         is_closing, untaken = transport.is_closing, transport.get_write_buffer_size
 
         def send(piece: bytes) -> bool:
             upstream.heard = watch.heard = True
             if plain(piece):
+                self._event_count += piece.count(b"\n\n")
                 more = True
             else:
                 piece = self._scanned(piece)
@@ -207,6 +216,7 @@ class Stream:
             if not plain_chunks(chunks) or is_closing():
                 return False
             upstream.heard = watch.heard = True
+            self._event_count += 1
             write(chunks)
             if untaken() > UNTAKEN_BYTES:
                 response.enough()
@@ -253,8 +263,7 @@ class Stream:
             return
         if payload == b"[DONE]":
             self._done = True
-            if self._usage:
-                self._listener.usage(self._usage)
+            self._report_length()
         elif b'"usage"' in payload or b'"abort"' in payload or b'"error"' in payload:
             event = parse_event(payload)
             if event.error is not None or event.finish_reason == "abort":
@@ -262,7 +271,16 @@ class Stream:
                 return
             if has_usage(event):
                 self._usage = event.usage or {}
+                if self._hides_usage and not (event.has_output or event.finish_reason):
+                    return
+        self._event_count += payload != b""  # comments carry nothing
         self._ready += raw
+
+    def _report_length(self) -> None:
+        if self._usage:
+            self._listener.usage(self._usage)
+        else:
+            self._listener.no_usage(self._event_count + self._chunks.more_events)
 
     async def _send_ready(self, outgoing: web.StreamResponse, watch: TimeoutWatch) -> None:
         if self._ready:

@@ -34,9 +34,13 @@ class TokenChunks:
     """Recognises chunks by comparing them with the last one that was parsed.
 
     `scanner` gets everything that is not recognised.
+
+    Attributes:
+        more_events: events recognised beyond one in each call of `plain`.
     """
 
     def __init__(self, scanner: EventScanner) -> None:
+        self.more_events = 0
         self._partial = scanner.partial
         # Before and after the text of the last event that was searched.
         self._around = (b"", b"")
@@ -70,6 +74,7 @@ class TokenChunks:
             start = end
         if self._partial or not output_only(piece):
             return False
+        self.more_events += piece.count(b"\n\n") - 1
         if find(b"\n\n\r\n") + 4 == len(piece):
             self._remember(piece)
         return True

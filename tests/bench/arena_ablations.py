@@ -137,7 +137,7 @@ WITHOUT: dict[str, tuple[Config, str, Patches]] = {
     "KV reckoning": (
         Config(), "warm_or_least_work",
         (
-            (f"{CORE}.policy.start", "kv_fits", _returns(True)),
+            (f"{CORE}.policy.start", "lacks", _returns("")),
             (f"{CORE}.policy.forecast", "kv_wait_s", _returns(0.0)),
         ),
     ),

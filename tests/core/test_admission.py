@@ -168,7 +168,7 @@ class TestLanes:
     def test_one_tenant_and_one_class_leave_as_from_one_queue(
         self, arrivals: list[tuple[float, bool]]
     ) -> None:
-        lanes, queue = BucketQueue(Fairness((), 1.0)), DueQueue()
+        lanes, queue = BucketQueue(Fairness((), 1.0).counter), DueQueue()
         for order, (deadline, leaves) in enumerate(arrivals):
             lanes.push(waiting := waits(order, deadline))
             queue.push(waiting)
@@ -185,7 +185,7 @@ class TestLanes:
 
     def test_classes_then_counters_then_deadlines(self) -> None:
         fair = Fairness((), 1.0)
-        lanes = BucketQueue(fair)
+        lanes = BucketQueue(fair.counter)
         fair.arrived("a", 0.0)
         fair.charge("a", 5.0, 0.0)
         fair.account("b")

@@ -13,6 +13,7 @@ from forebay.proxy.core.model import (
     Request,
     Send,
     ServiceClass,
+    Tenant,
 )
 from forebay.proxy.core.shaper import Shaper
 
@@ -91,7 +92,8 @@ def test_the_engine_begins_what_is_lowest_next() -> None:
 def test_no_class_passes_a_more_urgent_one_but_for_its_share(seed: int) -> None:
     """Numbers of two classes never mix, however far tenants are apart."""
     rng = random.Random(seed)
-    shaper = Shaper([replace(ENGINE, max_concurrency=6)], BUCKETS)
+    tenants = [Tenant(name, classes=CLASSES) for name in "ab"]
+    shaper = Shaper([replace(ENGINE, max_concurrency=6)], BUCKETS, tenants=tenants)
     now = 0.0
     ranks: dict[tuple[int, bool], int] = {}
     running: list[str] = []

@@ -1,11 +1,29 @@
 """Tenants named by API keys share the proxy as the configuration says, also after a reload."""
 
 import asyncio
+import json
 from pathlib import Path
+from typing import Any
 
-from proxy_stage import RawBackend, stage
+import pytest
+from proxy_stage import (
+    DONE,
+    EVENT,
+    STREAM_HEAD,
+    USAGE,
+    Call,
+    RawBackend,
+    Stage,
+    by_request,
+    chunk,
+    on_stage,
+    settle,
+    stage,
+)
 
+from forebay.proxy.config.schema import KnownTenant, Tenants
 from forebay.proxy.config.sources import load_config
+from forebay.proxy.core.shaper import Shaper
 from forebay.replay.sim.clock import run
 
 KEYS = "acme: key-of-acme-0123456789\nzeta: key-of-zeta-0123456789\n"
@@ -60,3 +78,163 @@ def test_a_quota_binds_its_tenant_only_and_outlives_a_reload(tmp_path: Path) -> 
             assert await ask("acme") == 200
 
     run(main())
+
+
+def keyed(tmp_path: Path, **acme: Any) -> dict[str, Any]:
+    """Keys of two tenants; what acme is known by."""
+    keys = tmp_path / "keys"
+    keys.write_text(KEYS)
+    return {"tenants": {"keys": str(keys), "isolate_cache": False, "known": {"acme": acme}}}
+
+
+def key_of(tenant: str) -> dict[str, str]:
+    return {"authorization": f"Bearer key-of-{tenant}-0123456789"}
+
+
+def test_priority_means_nothing_to_other_tenants(tmp_path: Path) -> None:
+    """Without `priority: true` an engine that orders by it would take the client's number."""
+
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        body = {"prompt": "x", "max_tokens": 3, "priority": -5}
+        async with on.post(body, headers=key_of("zeta")) as response:
+            assert response.status == 200
+        assert json.loads(backends[0].calls[0].body) == {**body, "priority": 0}
+        (record,) = on.proxy.driver.shaper.recorder.receipts.ended.values()  # type: ignore[union-attr]
+        assert record.service_class == "interactive"
+
+    on_stage(scene, None, **keyed(tmp_path))
+
+
+def test_a_class_above_its_grant_is_shed_as_standard() -> None:
+    tenants = Tenants(known={"a": KnownTenant(classes=("interactive",))})
+    for tenant, asked, counts in (
+        ("a", "interactive", "interactive"),
+        ("b", "interactive", "standard"),
+        ("b", "batch", "batch"),
+        ("", "interactive", "interactive"),
+    ):
+        assert tenants.class_among_all(tenant, asked) == counts  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("asks", [None, {"include_usage": False}, {"include_usage": True}])
+def test_a_stream_of_a_tenant_with_a_quota_is_counted(tmp_path: Path, asks: Any) -> None:
+    """The event with the usage reaches only the client that asked for it."""
+    body = {"prompt": "x", "max_tokens": 3, "stream": True}
+    if asks is not None:
+        body["stream_options"] = asks
+
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        texts = []
+        for tenant in ("acme", "zeta"):
+            async with on.post(body, headers=key_of(tenant)) as response:
+                texts.append(await response.read())
+        acme, zeta = (json.loads(call.body) for call in backends[0].calls)
+        assert acme["stream_options"]["include_usage"] is True
+        assert zeta == body
+        assert texts[1] == EVENT + EVENT + USAGE + DONE
+        assert texts[0] == (texts[1] if asks == {"include_usage": True} else EVENT + EVENT + DONE)
+
+    on_stage(scene, None, **keyed(tmp_path, tokens_per_s=1_000))
+
+
+def test_a_ratio_taught_by_blanks_gains_nothing(tmp_path: Path) -> None:
+    """Blanks are few tokens for their bytes; dense text then looked like few tokens, too."""
+    quota, burst, seconds = 100, 2_000, 30
+
+    async def count(call: Call) -> None:
+        """A token is a byte that is no blank, or 16 blanks."""
+        prompt = json.loads(call.body)["prompt"]
+        tokens = len(prompt.replace(" ", "")) + prompt.count(" ") // 16
+        computed.append(tokens)
+        usage = USAGE.replace(b'"prompt_tokens":7', b'"prompt_tokens":%d' % tokens)
+        asked = b"include_usage" in call.body
+        await call.send(STREAM_HEAD + chunk(EVENT) + chunk(usage if asked else b": none\n\n"))
+        await call.send(chunk(DONE) + b"0\r\n\r\n")
+
+    computed: list[int] = []
+
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async def ask(prompt: str, **more: Any) -> None:
+            body = {"prompt": prompt, "max_tokens": 3, "stream": True, **more}
+            async with on.post(body, headers=key_of("acme")) as response:
+                await response.read()
+
+        for _ in range(60):
+            await ask(" " * 3_200, stream_options={"include_usage": True})
+            await asyncio.sleep(2)
+        computed.clear()
+        for _ in range(4 * seconds):
+            await ask("x" * 1_600)
+            await asyncio.sleep(0.25)
+        assert 1_600 < sum(computed) <= 1.1 * (burst + quota * seconds) + 1_600
+
+    on_stage(scene, count, **keyed(tmp_path, tokens_per_s=quota, burst_tokens=burst))
+
+
+def test_a_prompt_that_was_never_counted_costs_twice_its_estimate(tmp_path: Path) -> None:
+    """The client leaves before the end of its stream, where the usage would be."""
+
+    async def endless(call: Call) -> None:
+        await call.send(STREAM_HEAD + chunk(EVENT))
+        await call.hung_up()
+
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        body = {"prompt": "x" * 4_000, "max_tokens": 3, "stream": True}
+        for status in (200, 200, 429):
+            async with on.post(body, headers=key_of("acme")) as response:
+                assert response.status == status
+            await settle()
+
+    on_stage(scene, endless, **keyed(tmp_path, tokens_per_s=0.01, burst_tokens=3_500))
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_answers_without_usage_are_measured_by_their_events(split: bool) -> None:
+    """Streams of 50 tokens under a `max_tokens` of 5,000 reserve little once twenty have ended."""
+
+    async def serve(call: Call) -> None:
+        await call.send(STREAM_HEAD)
+        for _ in range(10):
+            tokens = [chunk(EVENT)] * 5 if split else [chunk(EVENT * 5)]
+            await call.send(b"".join(tokens))
+            await asyncio.sleep(0.01)
+        await call.send(chunk(DONE) + b"0\r\n\r\n")
+
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        lengths = on.proxy.driver.shaper._dispatcher.output_lengths
+        for _ in range(20):
+            assert lengths.expected("", "chat", 5_000) == 5_000
+            async with on.post({"prompt": "x", "max_tokens": 5_000, "stream": True}) as response:
+                await response.read()
+            await settle()
+        assert 50 <= lengths.expected("", "chat", 5_000) < 70
+
+    on_stage(scene, serve)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sequences"),
+    [
+        ({"prompt": "x"}, 1),
+        ({"prompt": "x", "n": 3}, 3),
+        ({"prompt": ["x"] * 4}, 4),
+        ({"prompt": ["x"] * 4, "n": 3, "best_of": 5}, 20),
+        ({"prompt": [1, 2, 3]}, 1),
+        ({"prompt": [[1, 2], [3]], "n": 2}, 4),
+    ],
+)
+def test_each_output_of_each_prompt_takes_a_slot(fields: dict[str, Any], sequences: int) -> None:
+    async def serve(call: Call) -> None:
+        running.append(shapers[0].backends["b0"].sequences)
+        await by_request(call)
+
+    running: list[int] = []
+    shapers: list[Shaper] = []
+
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        shapers.append(on.proxy.driver.shaper)
+        async with on.post({"max_tokens": 3, **fields}) as response:
+            assert response.status == 200
+        assert running == [sequences]
+
+    on_stage(scene, serve)

@@ -37,7 +37,7 @@ def early_reject(
     if bucket is None:
         return Reject(request, "prompt_too_long", "", 0.0, inf)
     if quotas.any:
-        quota_s = quotas.wait_s(request.tenant, request.prompt_tokens, now)
+        quota_s = quotas.wait_s(request.tenant, request.charged_tokens, now)
         if quota_s > 0:
             return Reject(request, "tenant_quota", bucket.name, 0.0, whole_s(quota_s))
     return None
@@ -102,8 +102,9 @@ def gives_way(
 ) -> QueuedRequest | None:
     """Return the request that leaves the bucket's full queue for a new one, or None.
 
-    The last request of the least urgent class, if that is less urgent than the new one; else the
-    last request of a tenant that holds more than half of the queue.
+    The last request of the least urgent class, if that is less urgent than the new one; then the
+    last of a less urgent class of the same tenant; else the last request of a tenant that holds
+    more than half of the queue.
     """
     mates = [w for b in backends.values() for w in b.queues[bucket.name].everyone()]
     if not mates:
@@ -111,6 +112,8 @@ def gives_way(
     last_rank = max(mate.rank for mate in mates)
     if last_rank > waiting.rank:
         return _last(mate for mate in mates if mate.rank == last_rank)
+    if (own := _less_urgent_of_its_own(mates, waiting)) is not None:
+        return own
     held: dict[str, int] = {}
     for mate in mates:
         held[mate.request.tenant] = held.get(mate.request.tenant, 0) + 1
@@ -120,6 +123,16 @@ def gives_way(
     return _last(
         mate for mate in mates if mate.request.tenant == tenant and mate.rank >= waiting.rank
     )
+
+
+def _less_urgent_of_its_own(
+    mates: Iterable[QueuedRequest], waiting: QueuedRequest
+) -> QueuedRequest | None:
+    own = [mate for mate in mates if mate.request.tenant == waiting.request.tenant]
+    last_rank = max((mate.own_rank for mate in own), default=0)
+    if last_rank <= waiting.own_rank:
+        return None
+    return _last(mate for mate in own if mate.own_rank == last_rank)
 
 
 def _last(mates: Iterable[QueuedRequest]) -> QueuedRequest | None:

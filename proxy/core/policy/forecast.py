@@ -16,10 +16,11 @@ from forebay.proxy.core.policy.order import due_at
 from forebay.proxy.core.policy.precedence import Before, Precedence
 from forebay.proxy.core.policy.rendezvous import Rendezvous, prefer
 from forebay.proxy.core.policy.routing import Option
-from forebay.proxy.core.policy.start import BESIDE_OTHERS, StartGate, kv_room
+from forebay.proxy.core.policy.start import BESIDE_OTHERS, StartGate, fills, kept_for, kv_room
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.elsewhere import Peers
 from forebay.proxy.core.state.fleet import Shortlist
+from forebay.proxy.core.state.kv_budget import reserved
 from forebay.proxy.core.state.queue import QueuedRequest
 
 NOTHING_BEFORE: Final = Before()
@@ -54,7 +55,9 @@ class Forecast:
         self._shortlist = Shortlist(self._all, dispatch_ahead_s, beside_others_s)
         self.limited = False
         self.long_prefills = LongPrefills(self._all, buckets)
-        self.gate = StartGate(buckets, self.long_prefills, dispatch_ahead_s, precedence.fairness)
+        self.gate = StartGate(
+            self._all, buckets, self.long_prefills, dispatch_ahead_s, precedence.fairness
+        )
         self._peers: Peers | None = None  # while there are other proxies
         self._rendezvous = Rendezvous()
 
@@ -223,7 +226,7 @@ class Forecast:
             wait_s += before.seconds / (1.0 - before.overtaken)
         if backend.elsewhere is not None and backend.elsewhere.queued_s:
             wait_s += self._precedence.elsewhere_s(backend, waiting, before.seconds, now)
-        wait_s += slots_wait_s(backend, waiting.bucket, before.count)
+        wait_s += slots_wait_s(backend, waiting, before.count)
         return max(wait_s, kv_wait_s(backend, waiting, before.mates, uncached))
 
     def _margin_s(
@@ -301,14 +304,18 @@ def error_margin_s(backend: Backend, wait_s: float, before_s: float, alike: int 
     return SURE * backend.cost.error.at(uncertain_s) * uncertain_s
 
 
-def slots_wait_s(backend: Backend, bucket: str, before: int) -> float:
-    """Return the predicted wait for a free slot with `before` others waiting for one too."""
-    missing = len(backend.in_flight) + before + 1 - backend.spec.max_concurrency
+def slots_wait_s(backend: Backend, waiting: QueuedRequest, before: int) -> float:
+    """Return the predicted wait for slots with `before` others waiting for one too."""
+    slots, sequences = backend.spec.max_concurrency, waiting.request.sequences
+    missing = backend.sequences + before + sequences - slots
     if backend.elsewhere is not None:
         missing += backend.elsewhere.running
+    if backend.starving is not None and (other := kept_for(backend, waiting)) is not None:
+        missing += slots if fills(backend, other) else 0  # all are used by it once
     if missing <= 0:
         return 0.0
-    return missing * backend.decode_s[bucket].value / backend.spec.max_concurrency
+    missing -= max(0, sequences - slots)  # a larger batch begins once all slots are free
+    return missing * backend.decode_s[waiting.bucket].value / slots
 
 
 def kv_wait_s(backend: Backend, waiting: QueuedRequest, mates: int, uncached: int) -> float:
@@ -321,10 +328,12 @@ def kv_wait_s(backend: Backend, waiting: QueuedRequest, mates: int, uncached: in
     if not held:
         return 0.0
     request, output_tokens = waiting.request, waiting.output_tokens
-    room = kv_room(backend, waiting)
     needs = 1.0 + (mates - 1) * uncached / request.prompt_tokens
-    if (request.prompt_tokens + output_tokens) * needs <= room:
+    whole = (request.prompt_tokens + output_tokens) * needs
+    room = kv_room(backend, waiting, whole)
+    if whole <= room:
         return 0.0
+    output_tokens = reserved(output_tokens, backend.kv_tokens)
     missing = backend.kv.need(request, output_tokens) * needs - room
     if missing <= 0:
         return 0.0

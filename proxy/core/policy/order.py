@@ -1,11 +1,14 @@
 """Which waiting request of one backend is next?
 
- 1. A class that is owed its guaranteed share, then the most urgent class.
+ 1. A class that is owed its guaranteed share, then the most urgent class: without tenants the one
+    that a request names, else only one that its tenant was granted.
  2. In it, a bucket that is owed its share, once a request in it has waited for half of its time: a
     burst of chats is over by then, and documents that wait a little for it lose nothing.
  3. Then the bucket whose head has the earliest deadline.
- 4. In a bucket, the tenant with the smallest counter (`state/tenants.py`), and of its requests the
-    one that is due first: shortest first with aging.
+ 4. In a bucket, the tenant with the smallest counter (`state/tenants.py`) or, while slots or KV
+    cache are short, the one that holds least of them (`state/holdings.py`).
+ 5. Of that tenant, the class that is owed its share, then the most urgent one, and of its requests
+    the one that is due first: shortest first with aging.
 
 `engine_priority` tells engines that order by priority (`BackendSpec.priority`) which classes and
 tenants go before what was sent earlier.
@@ -47,7 +50,7 @@ def engine_priority(backend: Backend, waiting: QueuedRequest, behind_s: float) -
         behind_s: `Fairness.behind_s` of its tenant.
     """
     rank, turns = waiting.rank, backend.turns
-    if turns.classed and turns.classes.due(CLASSES[rank], waiting.next_s):
+    if turns.ranked and turns.classes.due(CLASSES[waiting.own_rank], waiting.next_s):
         rank = 0
     return round(1e3 * (rank - STANDARD - behind_s))
 
@@ -56,12 +59,19 @@ def first(backend: Backend, ready: Sequence[QueuedRequest], now: float) -> Queue
     """Return the next of several heads of this backend's queues that may all start."""
     if len(ready) == 1:
         return ready[0]
-    return min(ready, key=lambda head: _place(backend, head, now))
-
-
-def _place(backend: Backend, head: QueuedRequest, now: float) -> tuple[bool, int, bool, float, int]:
     turns = backend.turns
-    class_due = turns.classed and turns.classes.due(CLASSES[head.rank], head.next_s)
+    next_ = min(ready, key=lambda head: _place(backend, head, head.rank, now, turns.ranked))
+    if not turns.classed:
+        return next_
+    own = [h for h in ready if h.rank == next_.rank and h.request.tenant == next_.request.tenant]
+    return min(own, key=lambda head: _place(backend, head, head.own_rank, now, True))
+
+
+def _place(
+    backend: Backend, head: QueuedRequest, rank: int, now: float, by_class: bool
+) -> tuple[bool, int, bool, float, int]:
+    turns = backend.turns
+    class_due = by_class and turns.classes.due(CLASSES[head.own_rank], head.next_s)
     owed = turns.buckets.due(head.bucket, head.next_s)
     bucket_due = owed and backend.queues[head.bucket].late_at() <= now
-    return not class_due, head.rank, not bucket_due, head.deadline, head.order
+    return not class_due, rank, not bucket_due, head.deadline, head.order

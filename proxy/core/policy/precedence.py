@@ -190,14 +190,14 @@ class Precedence:
         self, backend: Backend, waiting: QueuedRequest, deadline: float, due: float
     ) -> tuple[float, int]:
         """Return prefill seconds and requests that go first where classes or tenants wait."""
-        rank, tenant = waiting.flow
+        rank, tenant, own_rank = waiting.flow
         engines = self._engines()
         seconds, count = 0.0, 0.0
         for name, queue in backend.queues.items():
-            for (other_rank, other), flow in queue.flows.items():
-                if other_rank > rank:
+            for (other_rank, other, theirs), flow in queue.flows.items():
+                if other_rank > rank or (other == tenant and theirs > own_rank):
                     continue
-                if other_rank < rank:
+                if other_rank < rank or (other == tenant and theirs < own_rank):
                     before_s = flow.work_s
                 elif name != waiting.bucket:
                     before_s, _ = flow.urgent(deadline)

@@ -4,16 +4,18 @@ Late binding: a backend is sent more only while its predicted backlog is short. 
 queue stays almost empty, so order and cancellation stay with the proxy.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from math import inf, isclose
 from typing import Final, Literal
 
-from forebay.proxy.core.model import FULL, Bucket
+from forebay.proxy.core.model import FULL, MAJORITY, Bucket
 from forebay.proxy.core.policy.coalesce import keeps_back
 from forebay.proxy.core.policy.long_prefills import LongPrefills
 from forebay.proxy.core.policy.order import engine_priority
 from forebay.proxy.core.state.backend import Backend
-from forebay.proxy.core.state.in_flight import STEP_TOKENS
+from forebay.proxy.core.state.fleet import heads_of
+from forebay.proxy.core.state.in_flight import STEP_TOKENS, counts
+from forebay.proxy.core.state.kv_budget import reserved
 from forebay.proxy.core.state.queue import QueuedRequest
 from forebay.proxy.core.state.tenants import Fairness
 
@@ -27,7 +29,7 @@ prompt of a light tenant. Doubled: its p99 is 2.8 instead of 2.4 times that alon
 Block = Literal[
     "",  # it may start
     "down",  # the backend takes no work
-    "slots",  # max_concurrency requests run there
+    "slots",  # of max_concurrency sequences that run there too few are free
     "trial",  # it is on trial or reported that it is full: few prefills at once
     "line",  # its backlog is longer than `dispatch_ahead`
     "kv",  # its KV cache would not hold the request
@@ -42,11 +44,13 @@ class StartGate:
 
     def __init__(
         self,
+        backends: Sequence[Backend],
         buckets: Mapping[str, Bucket],
         long_prefills: LongPrefills,
         dispatch_ahead_s: float,
         fairness: Fairness,
     ) -> None:
+        self._backends = backends
         self._buckets = buckets
         self._long_prefills = long_prefills
         self._fairness = fairness
@@ -88,17 +92,75 @@ class StartGate:
         uncached = request.prompt_tokens - matched
         if chunked and not passes(backend, uncached, priority, ahead_s, now):
             return "line"
-        if not kv_fits(backend, waiting):
-            return "kv"
+        short = lacks(backend, waiting)
+        if short:
+            return short
+        if request.sequences > 1 and self._takes_last(backend, waiting, now):
+            return "slots"
         if keeps_back(backend, waiting):
             return "leader"
-        if limited and (uncached > STEP_TOKENS or uncached == request.prompt_tokens):
+        if limited and counts(request, uncached):
             return "prefill_limit"
         if long_s < inf and not chunked:  # a chunking engine lets chats pass
             next_s = backend.next_piece_s(request, backend.prefill_s(request, matched))
-            if self._long_prefills.clear_at(backend, waiting, next_s, long_s, now) > now:
-                return "partition"
+            return self._partition(backend, waiting, next_s, long_s, now)
         return ""
+
+    def _partition(
+        self, backend: Backend, waiting: QueuedRequest, next_s: float, long_s: float, now: float
+    ) -> Block:
+        clear_at = self._long_prefills.clear_at(backend, waiting, next_s, long_s, now)
+        return "partition" if clear_at > now else ""
+
+    def divide(self, backend: Backend, now: float) -> None:
+        """Order tenants by what they hold while one of the next requests lacks slots or KV cache.
+
+        Else they are ordered by their counters.
+        """
+        backend.holdings.scarce, backend.holdings.last = False, frozenset()
+        if self.beside_others(now):
+            self._find_scarce(backend, heads_of([backend]), now)
+
+    def look_again(self, backend: Backend, heads: Sequence[QueuedRequest], now: float) -> bool:
+        """Note why some of these heads may not start.
+
+        Returns whether another tenant may be next because of that. Small requests take KV cache and
+        slots as they come free, so a long prompt or a batch could wait until no other request
+        comes. From half of its patience on, what it needs is kept free for it; from the start for a
+        tenant that holds less than its share.
+        """
+        if self.beside_others(now) and self._find_scarce(backend, heads, now):
+            return True
+        for head in heads:
+            if backend.starving is not None:
+                break
+            late = now >= head.late_at or backend.holdings.below_share(head.request.tenant)
+            if late and lacks(backend, head) and not self._takes_last(backend, head, now):
+                backend.starving = head
+        return False
+
+    def _find_scarce(self, backend: Backend, heads: Sequence[QueuedRequest], now: float) -> bool:
+        holdings = backend.holdings
+        before = holdings.scarce, holdings.last
+        last = [h.request.tenant for h in heads if self._takes_last(backend, h, now)]
+        holdings.last |= frozenset(last)
+        holdings.scarce = holdings.scarce or any(lacks(backend, head) for head in heads)
+        return (holdings.scarce, holdings.last) != before
+
+    def _takes_last(self, backend: Backend, waiting: QueuedRequest, now: float) -> bool:
+        """Return whether a tenant would have more than half of every engine with this batch.
+
+        In an engine that has more sequences than slots, everybody waits until they have ended.
+        """
+        tenant = waiting.request.tenant
+        if not fills(backend, waiting):
+            return False
+        others = [other for other in self._backends if other.up and other is not backend]
+        return (
+            bool(others)
+            and self.beside_others(now)
+            and all(has_most(other, tenant) for other in others)
+        )
 
     def _ahead_s(self, now: float) -> float:
         """Return the backlog below which a backend is sent more."""
@@ -140,33 +202,69 @@ def below(left_s: float, limit_s: float) -> bool:
     return left_s < limit_s or isclose(left_s, limit_s)
 
 
-def starving(backend: Backend, heads: Iterable[QueuedRequest], now: float) -> QueuedRequest | None:
-    """Return a head that has waited long for KV cache, if any.
+def kept_for(backend: Backend, waiting: QueuedRequest) -> QueuedRequest | None:
+    """Return another request for which room is kept that this one must not use, if any.
 
-    Small requests take KV cache as it comes free, so a long prompt could wait until no other
-    request comes. From half of its patience on, what it needs is kept free for it.
+    A tenant that holds less than the other's is not kept back.
     """
-    late = (head for head in heads if now >= head.late_at and not kv_fits(backend, head))
-    return next(late, None)
+    other = backend.starving
+    if other is None or other is waiting:
+        return None
+    tenant, theirs = waiting.request.tenant, other.request.tenant
+    if tenant != theirs and backend.holdings.holds_less(tenant, theirs):
+        return None
+    return other
 
 
-def kv_room(backend: Backend, waiting: QueuedRequest) -> float:
-    """Return the tokens of KV cache that this request may use."""
+def fills(backend: Backend, waiting: QueuedRequest) -> bool:
+    """Return whether a request alone takes more than half of the backend's slots."""
+    return waiting.request.sequences > MAJORITY * backend.spec.max_concurrency
+
+
+def has_most(backend: Backend, tenant: str) -> bool:
+    """Return whether a tenant has more than half of the backend, or it is kept free for that."""
+    other = backend.starving
+    kept = other is not None and other.request.tenant == tenant and fills(backend, other)
+    return kept or backend.holdings.part(tenant) > MAJORITY
+
+
+def slots_fit(backend: Backend, waiting: QueuedRequest) -> bool:
+    """Return whether slots are free for all sequences of the request, or the whole engine."""
+    slots = backend.spec.max_concurrency
+    room, other = slots - backend.running, kept_for(backend, waiting)
+    if other is not None and other.request.sequences > 1:
+        room -= min(slots, other.request.sequences)
+    return min(slots, waiting.request.sequences) <= room
+
+
+def kv_room(backend: Backend, waiting: QueuedRequest, wanted: float = inf) -> float:
+    """Return the tokens of KV cache that this request may use.
+
+    Args:
+        wanted: more than these need not be found.
+    """
     most = FULL * backend.kv_tokens
-    room, other = most - backend.kv.held, backend.starving
-    if other is not None and other is not waiting:
-        room -= min(most, backend.kv.need(other.request, other.output_tokens))
+    room = most - backend.kv.held
+    if backend.starving is not None and (other := kept_for(backend, waiting)) is not None:
+        output_tokens = reserved(other.output_tokens, backend.kv_tokens)
+        room -= min(most, backend.kv.need(other.request, output_tokens))
+    if room < wanted and waiting.request.tenant:
+        owed = backend.holdings.lent(waiting.request.tenant)
+        room += owed * most if owed else 0.0
     return room
 
 
-def kv_fits(backend: Backend, waiting: QueuedRequest) -> bool:
-    """Return whether the KV cache would hold the request and its expected output."""
+def lacks(backend: Backend, waiting: QueuedRequest) -> Block:
+    """Return whether the backend lacks slots, or KV cache for the request and its output."""
     request, output_tokens = waiting.request, waiting.output_tokens
-    room = kv_room(backend, waiting)
+    if (request.sequences > 1 or backend.starving is not None) and not slots_fit(backend, waiting):
+        return "slots"
+    room = kv_room(backend, waiting, request.prompt_tokens + output_tokens)
     if backend.elsewhere is not None and backend.elsewhere.running:
         room -= backend.elsewhere.kv_tokens
     elif not backend.in_flight:
-        return True
+        return ""
     if request.prompt_tokens + output_tokens <= room:
-        return True
-    return backend.kv.need(request, output_tokens) <= room
+        return ""
+    need = backend.kv.need(request, reserved(output_tokens, backend.kv_tokens))
+    return "" if need <= room else "kv"

@@ -11,11 +11,11 @@ from math import exp, inf
 from forebay.proxy.core.learn.cost import CostModel
 from forebay.proxy.core.learn.decay import LOAD_TIME_S, RECENT_S, Average, DecayedSum
 from forebay.proxy.core.learn.prefix_cache import PrefixCache
-from forebay.proxy.core.model import STANDARD, BackendSpec, Bucket, Request
+from forebay.proxy.core.model import MAJORITY, STANDARD, BackendSpec, Bucket, Request
 from forebay.proxy.core.state.coalescing import Leaders, SplitPrompts
 from forebay.proxy.core.state.elsewhere import Elsewhere
 from forebay.proxy.core.state.in_flight import InFlight
-from forebay.proxy.core.state.kv_budget import KvBudget
+from forebay.proxy.core.state.kv_budget import Holding, Holdings, KvBudget, reserved
 from forebay.proxy.core.state.prefill_queue import PrefillObserver, PrefillQueue
 from forebay.proxy.core.state.queue import BucketQueue, QueuedRequest
 from forebay.proxy.core.state.shares import Turns
@@ -32,7 +32,8 @@ class Backend:
         most_prefills: below infinity during a trial or while it reports that it is full.
         least_patience_s: the shortest `max_wait_s` of all buckets.
         queues: waiting requests by bucket; `queued` is their number, `queued_s` their prefills.
-        in_flight: running requests by id.
+        in_flight: running requests by id; `sequences`: the outputs that they generate together.
+        holdings: what each tenant has of its slots and KV cache.
         splits: prompts that come to it in pieces.
         leaders: waiting requests that others may follow.
         followers: waiting requests that wait for a prefill of another request here.
@@ -65,14 +66,16 @@ class Backend:
         self._tried: set[str] = set()  # sent during a trial, and without an answer yet
         self.cost = CostModel()
         self.cache = PrefixCache()
-        fair = self._fairness = fairness or Fairness((), 1.0)
+        fair = fairness or Fairness((), 1.0)
         listed = list(buckets)
-        self.queues = {bucket.name: BucketQueue(fair) for bucket in listed}
+        self.holdings = Holdings(fair)
+        self.queues = {bucket.name: BucketQueue(self.holdings.turn) for bucket in listed}
         self.least_patience_s = min(bucket.max_wait_s for bucket in listed)
         self.turns = Turns(self.queues)
         self.queued = 0
         self.queued_s = 0.0
         self.in_flight: dict[str, InFlight] = {}
+        self.sequences = 0
         self.splits = SplitPrompts()
         self.leaders = Leaders()
         self.followers: dict[str, QueuedRequest] = {}
@@ -94,7 +97,7 @@ class Backend:
         state = "draining" if self.draining else "up" if self.up else "down"
         return (
             f"<Backend {self.name} {state}"
-            f" running={len(self.in_flight)}/{self.spec.max_concurrency}"
+            f" running={self.sequences}/{self.spec.max_concurrency}"
             f" prefills={len(self.prefills)} queued={self.queued}>"
         )
 
@@ -119,8 +122,8 @@ class Backend:
 
     @property
     def running(self) -> int:
-        """Running requests of all proxies."""
-        running = len(self.in_flight)
+        """Slots in use: the sequences of the running requests of all proxies."""
+        running = self.sequences
         return running if self.elsewhere is None else running + self.elsewhere.running
 
     @property
@@ -171,6 +174,7 @@ class Backend:
         if not self.queued:
             self.queued_s = 0.0
             self.turns.clear()
+            self.holdings.scarce, self.holdings.last = False, frozenset()
 
     # Running requests.
 
@@ -190,12 +194,16 @@ class Backend:
         """Enter a request that is sent here: it takes a slot, KV cache and a place in the queue.
 
         Args:
-            reserved_tokens: expected output; by default the most it may generate.
+            reserved_tokens: expected output; by default the most it may generate. At most half of
+                the KV pool is reserved.
+            rank: of its class among its tenant's requests.
             piece: a piece of a split prompt, which does not count as a prompt sent.
             fresh, priority: as of InFlight.
         """
         if reserved_tokens is None:
             reserved_tokens = request.output_tokens
+        if reserved_tokens > MAJORITY * self.kv_tokens:
+            reserved_tokens = reserved(reserved_tokens, self.kv_tokens)
         tokens = request.prompt_tokens
         prefill_s = cold_s = self.cost.predict_s(tokens, tokens)
         if matched_tokens:
@@ -210,6 +218,7 @@ class Backend:
             self.observer.begin(now, self.elsewhere)
         self.prefill_queue.join(sent, now)
         self.in_flight[request.id] = sent
+        self.sequences += request.sequences
         if self.most_prefills < inf:
             self._tried.add(request.id)
         head, load = self.prefill_queue.head, float(uncached_tokens)
@@ -222,7 +231,16 @@ class Backend:
         )
         if self.queued:
             self.turns.sent(bucket, rank, prefill_s, self.queued)
+        before = self.kv.held
         self.kv.take(request, reserved_tokens)
+        if request.tenant:
+            pool = self.kv_tokens
+            sent.holding = Holding(
+                min(1.0, request.sequences / self.spec.max_concurrency),
+                (self.kv.held - before) / pool,
+                reserved_tokens / pool,
+            )
+            self.holdings.take(request.tenant, sent.holding)
         if not piece:
             self.sent_prompt_tokens += tokens
         self.worked[bucket].add(prefill_s, now)
@@ -244,8 +262,7 @@ class Backend:
         """Take out a piece of a split prompt: it is in the prefix cache now."""
         self._end_split(request_id)
         self.first_token(request_id, now)
-        piece = self.in_flight.pop(request_id)
-        self.kv.give_back(piece.request, piece.reserved_tokens)
+        give_back(self, self.in_flight.pop(request_id))
 
     def first_token(self, request_id: str, now: float) -> InFlight | None:
         """End the prefill of a request; return it if it was in the prefill queue."""
@@ -287,9 +304,10 @@ class Backend:
         else:  # learn how long a slot is held after the prefill, or after its predicted end
             first_at = sent.first_token_at
             decode_s = max(0.0, now - (sent.ends_at if first_at is None else first_at))
-            self.decode_s[sent.bucket].add(decode_s)
-            self.decode_all_s.add(decode_s)
-        self.kv.give_back(sent.request, sent.reserved_tokens)
+            if sent.request.sequences <= self.spec.max_concurrency:  # else it waited for itself
+                self.decode_s[sent.bucket].add(decode_s)
+                self.decode_all_s.add(decode_s)
+        give_back(self, sent)
         return prefilling
 
     def _end_prefill(self, sent: InFlight, now: float) -> None:
@@ -338,7 +356,7 @@ class Backend:
         """Change the buckets while no request waits; `home` gives a request's new bucket."""
         assert not self.queued
         listed = list(buckets)
-        self.queues = {bucket.name: BucketQueue(self._fairness) for bucket in listed}
+        self.queues = {bucket.name: BucketQueue(self.holdings.turn) for bucket in listed}
         self.least_patience_s = min(bucket.max_wait_s for bucket in listed)
         self.turns = Turns(self.queues)
         for sent in self.in_flight.values():
@@ -346,3 +364,11 @@ class Backend:
         self.prefill_queue.rebucket(self.queues)
         self.decode_s = {name: self.decode_s.get(name) or Average(1.0) for name in self.queues}
         self.worked = {name: self.worked.get(name) or DecayedSum(RECENT_S) for name in self.queues}
+
+
+def give_back(backend: Backend, sent: InFlight) -> None:
+    """Give back the slots and the KV cache of a request that has ended."""
+    backend.sequences -= sent.request.sequences
+    backend.kv.give_back(sent.request, sent.reserved_tokens)
+    if sent.holding is not None:
+        backend.holdings.give_back(sent.request.tenant, sent.holding)

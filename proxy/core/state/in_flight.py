@@ -5,6 +5,7 @@ from typing import Final
 
 from forebay.proxy.core.learn.prefix_cache import Visit
 from forebay.proxy.core.model import Request
+from forebay.proxy.core.state.kv_budget import Holding
 
 STEP_TOKENS: Final = 2_048
 """Prompt tokens that fit into one engine step: the least max_num_batched_tokens of vLLM's defaults.
@@ -16,6 +17,11 @@ OVERDUE_SHARE: Final = 0.1
 sent later, and the engine may run empty."""
 
 
+def counts(request: Request, uncached_tokens: int) -> bool:
+    """Return whether a prefill counts towards `prefills_per_backend`; cache hits do not."""
+    return uncached_tokens > STEP_TOKENS or uncached_tokens == request.prompt_tokens
+
+
 class InFlight:
     """A running request: sent to one backend, not finished.
 
@@ -23,6 +29,7 @@ class InFlight:
         visit: the request as the prefix cache sees it.
         prefill_s, cold_s: predicted prefill with the cache hit, and without any.
         reserved_tokens: KV cache reserved for its output.
+        holding: what it takes of the backend; None without a tenant.
         output_tokens: length of its answer; 0 while unknown.
         sent_at: when it was sent; `first_token_at`: None before the first token.
         ends_at: predicted end of a prefill whose first token cannot be seen; else inf.
@@ -37,6 +44,7 @@ class InFlight:
         "counts",
         "ends_at",
         "first_token_at",
+        "holding",
         "output_tokens",
         "overdue_s",
         "prefill_s",
@@ -71,9 +79,10 @@ class InFlight:
         self.priority = priority
         self.output_tokens = 0
         self.sent_at = 0.0
+        self.holding: Holding | None = None
         self.first_token_at: float | None = None
         self.ends_at = inf
-        self.counts = uncached_tokens > STEP_TOKENS or uncached_tokens == request.prompt_tokens
+        self.counts = counts(request, uncached_tokens)
         # The whole prompt may turn out uncached, unless the cached prefix is certain.
         self.overdue_s = OVERDUE_SHARE * (prefill_s if fresh else cold_s)
 

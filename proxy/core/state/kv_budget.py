@@ -1,4 +1,4 @@
-"""The KV cache of one backend: what running requests hold, and what a new one would need.
+"""Track what running requests hold of one backend: its KV cache, and the part of each tenant.
 
 A block that several running requests share counts once. A block that was cached but unused counts
 as soon as a running request uses it, because it can no longer be evicted. Ends of prompts and
@@ -7,13 +7,20 @@ its longest common beginning with any of them.
 
 Clients ask for a `max_tokens` of thousands and use hundreds. So the output length is learned: the
 90th percentile of recent answers of one tenant in one bucket, from a geometric histogram (four bins
-per doubling) whose counts are halved from time to time.
+per doubling) whose counts are halved from time to time. Until then one request reserves at most
+half of the pool for its output.
+
+Slots and KV cache are divided as prefill seconds are: while a request waits for one of them, the
+tenant that holds least of them, over its weight, is next. What others reserved for outputs beyond
+their fair shares, and have not used, keeps nobody from its own share.
 """
 
+from math import fsum, inf
 from typing import Final
 
 from forebay.proxy.core.learn.prefix_index import common_run
-from forebay.proxy.core.model import ENOUGH, HISTORY, Request
+from forebay.proxy.core.model import ENOUGH, HISTORY, MAJORITY, Request
+from forebay.proxy.core.state.tenants import Fairness
 
 OUTPUT_QUANTILE: Final = 0.9  # of answers that fit what is reserved; it has no double
 MOST_HISTOGRAMS: Final = 4_096
@@ -95,6 +102,105 @@ def _unshared(request: Request, output_tokens: int) -> float:
     return max(0.0, whole - len(request.blocks) * request.block_tokens)
 
 
+def reserved(output_tokens: int, pool_tokens: float) -> int:
+    """Return the KV cache that one request reserves for its output: at most half of the pool."""
+    most = MAJORITY * pool_tokens
+    return output_tokens if output_tokens <= most else int(most)
+
+
+class Holding:
+    """Shares of the slots, the KV cache, and the KV cache for outputs that a tenant holds."""
+
+    __slots__ = ("kv", "outputs", "requests", "slots")
+
+    def __init__(self, slots: float = 0.0, kv: float = 0.0, outputs: float = 0.0) -> None:
+        self.requests = 1
+        self.slots = slots
+        self.kv = kv
+        self.outputs = outputs
+
+
+class Holdings:
+    """Adds up what each tenant's running requests hold on one backend, and says whose turn it is.
+
+    Attributes:
+        scarce: a waiting request lacks slots or KV cache.
+        last: tenants that would take the last engine with a batch: their turn is after all others'.
+    """
+
+    def __init__(self, fairness: Fairness) -> None:
+        self._fairness = fairness
+        self._of: dict[str, Holding] = {}
+        self.scarce = False
+        self.last: frozenset[str] = frozenset()
+
+    def take(self, tenant: str, one: Holding) -> None:
+        """Add what a request of the tenant takes."""
+        held = self._of.get(tenant)
+        if held is None:
+            self._of[tenant] = Holding(one.slots, one.kv, one.outputs)
+            return
+        held.requests += 1
+        held.slots += one.slots
+        held.kv += one.kv
+        held.outputs += one.outputs
+
+    def give_back(self, tenant: str, one: Holding) -> None:
+        """Take off what a request of the tenant took."""
+        held = self._of[tenant]
+        held.requests -= 1
+        if not held.requests:
+            del self._of[tenant]
+        held.slots -= one.slots
+        held.kv -= one.kv
+        held.outputs -= one.outputs
+
+    def part(self, tenant: str) -> float:
+        """Return the larger of a tenant's shares of the slots and of the KV cache."""
+        held = self._of.get(tenant)
+        return 0.0 if held is None else max(held.slots, held.kv)
+
+    def turn(self, tenant: str) -> float:
+        """Return a number by which tenants are next, the smallest first."""
+        if tenant in self.last:
+            return inf
+        if not self.scarce:
+            return self._fairness.counter(tenant)
+        return self.part(tenant) / self._fairness.weight(tenant)
+
+    def holds_less(self, tenant: str, other: str) -> bool:
+        """Return whether a tenant holds less than another one, over their weights."""
+        weight = self._fairness.weight
+        return self.part(tenant) / weight(tenant) < self.part(other) / weight(other)
+
+    def below_share(self, tenant: str) -> bool:
+        """Return whether a tenant holds less than its fair share while others hold something."""
+        return self.part(tenant) < self._fairness.weight(tenant) * self._share(tenant) < 1.0
+
+    def lent(self, tenant: str) -> float:
+        """Return the share of the KV cache that is still owed to a tenant out of others' outputs.
+
+        That is what others reserved for outputs beyond their fair shares, at most what the tenant
+        lacks of its own.
+        """
+        weight, share = self._fairness.weight, self._share(tenant)
+        held = self._of.get(tenant)
+        lacks = weight(tenant) * share - (held.kv if held is not None else 0.0)
+        if lacks <= 0.0:
+            return 0.0
+        beyond = (
+            min(other.outputs, max(0.0, other.kv - weight(name) * share))
+            for name, other in self._of.items()
+            if name != tenant
+        )
+        return min(lacks, fsum(beyond))
+
+    def _share(self, tenant: str) -> float:
+        """Return the fair share for each unit of weight among those that hold something and it."""
+        weight = self._fairness.weight
+        return 1.0 / fsum(weight(name) for name in {tenant, *self._of})
+
+
 class LengthHistogram:
     """Recent answer lengths; `quantile` is in tokens, 0 while too few were seen."""
 
@@ -146,9 +252,9 @@ class OutputLengths:
             self.any = True
         lengths.observe(tokens)
 
-    def expected(self, tenant: str, bucket: str, most: int) -> int:
-        """Return the tokens to reserve for an answer of at most `most` tokens."""
+    def expected(self, tenant: str, bucket: str, most: int, sequences: int = 1) -> int:
+        """Return the tokens to reserve for so many answers of at most `most` tokens together."""
         lengths = self._lengths.get((tenant, bucket))
-        if lengths is None or not 0 < lengths.quantile < most:
+        if lengths is None or not 0 < sequences * lengths.quantile < most:
             return most
-        return lengths.quantile
+        return sequences * lengths.quantile

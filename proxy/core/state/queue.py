@@ -4,15 +4,15 @@ What the dispatcher asks on every event takes O(log n) or O(1). `seconds_before`
 waiting request only if a new request would not be last; `max_queue` bounds the queue.
 """
 
+from collections.abc import Callable
 from heapq import heappop, heappush
 from math import fsum, inf
 
 from forebay.proxy.core.model import MAJORITY, STANDARD, Request
-from forebay.proxy.core.state.tenants import Fairness
 
 NONE_EXCLUDED: frozenset[str] = frozenset()
 
-FlowKey = tuple[int, str]  # rank of the service class, tenant
+FlowKey = tuple[int, str, int]  # rank among all tenants, tenant, rank among its own requests
 
 
 class QueuedRequest:
@@ -20,7 +20,9 @@ class QueuedRequest:
 
     Attributes:
         order: number of its arrival; breaks ties.
-        rank: that of its service class; `flow` is the sub-queue it waits in.
+        rank: that of its service class among the requests of all tenants; `own_rank`: among those
+            of its own tenant; `flow` is the sub-queue it waits in.
+        counted: the engine has said how many tokens its prompt has.
         output_tokens: expected length of its answer.
         paid: its tokens count against its tenant's quota, and it was not sent yet.
         work_s: predicted seconds of its prefill; `next_s`: of the piece that is sent next;
@@ -37,6 +39,7 @@ class QueuedRequest:
         "backend",
         "began_at",
         "bucket",
+        "counted",
         "deadline",
         "due",
         "excluded",
@@ -47,6 +50,7 @@ class QueuedRequest:
         "next_s",
         "order",
         "output_tokens",
+        "own_rank",
         "paid",
         "piece_blocks",
         "piece_on",
@@ -65,12 +69,14 @@ class QueuedRequest:
         order: int,
         work_s: float = 0.0,
         rank: int = STANDARD,
+        own_rank: int = STANDARD,
     ) -> None:
         self.request = request
         self.rank = rank
-        self.flow = (rank, request.tenant)
+        self.own_rank = own_rank
+        self.flow = (rank, request.tenant, own_rank)
         self.output_tokens = request.output_tokens
-        self.paid = False
+        self.paid = self.counted = False
         self.began_at = inf
         self.piece_blocks = 0
         self.piece_on = ""
@@ -176,13 +182,16 @@ class DueQueue:
 class BucketQueue:
     """The queue of one bucket on one backend: a DueQueue for each class and tenant that waits.
 
+    Args:
+        turn: a number for each tenant; the one with the least is next.
+
     Attributes:
         flows: exist while a request waits in them.
         count: waiting requests.
     """
 
-    def __init__(self, fairness: Fairness) -> None:
-        self._fairness = fairness
+    def __init__(self, turn: Callable[[str], float]) -> None:
+        self._turn = turn
         self.flows: dict[FlowKey, DueQueue] = {}
         self._only: DueQueue | None = None  # the flow, while there is exactly one
         self.count = 0
@@ -215,20 +224,25 @@ class BucketQueue:
                 self._only = next(iter(self.flows.values()))
 
     def heads(self) -> list[QueuedRequest]:
-        """Return the next request of each class: of the tenant with the smallest counter."""
+        """Return the next request of each class: of the tenant whose turn it is.
+
+        Of a tenant whose class orders its own requests only, one of each of its classes.
+        """
         if not self.count:
             return []
         if self._only is not None:
             only = self._only.head()
             return [only] if only else []
         best: dict[int, tuple[float, float, int]] = {}
-        heads: dict[int, QueuedRequest] = {}
-        for (rank, tenant), flow in self.flows.items():
+        next_tenant: dict[int, str] = {}
+        heads: dict[FlowKey, QueuedRequest] = {}
+        for (rank, tenant, own_rank), flow in self.flows.items():
             if head := flow.head():
-                key = (self._fairness.counter(tenant), head.due, head.order)
+                heads[rank, tenant, own_rank] = head
+                key = (self._turn(tenant), head.due, head.order)
                 if rank not in best or key < best[rank]:
-                    best[rank], heads[rank] = key, head
-        return [heads[rank] for rank in sorted(heads)]
+                    best[rank], next_tenant[rank] = key, tenant
+        return [heads[key] for key in sorted(heads) if key[1] == next_tenant[key[0]]]
 
     def earliest(self) -> QueuedRequest | None:
         """Return the request with the earliest deadline."""
@@ -270,7 +284,7 @@ class BucketQueue:
     def of_tenant(self, tenant: str) -> tuple[int, float]:
         """Return how many requests of the tenant wait, and their prefill seconds."""
         count, seconds = 0, 0.0
-        for (_, name), flow in self.flows.items():
+        for (_, name, _), flow in self.flows.items():
             if name == tenant:
                 count += len(flow)
                 seconds += flow.work_s

@@ -58,19 +58,21 @@ class Turns:
     """Guaranteed shares of one backend: of each bucket (60 % together) and each class (5 %).
 
     Attributes:
-        classed: a request of another class than standard has waited.
+        classed: a request of another class than standard has waited; `ranked`: one whose class
+            counts among all tenants.
     """
 
     def __init__(self, queues: Mapping[str, BucketQueue]) -> None:
         self._queues = queues
         self.buckets = Shares(dict.fromkeys(queues, BUCKETS_SHARE / len(queues)))
         self.classes = Shares(dict.fromkeys(CLASSES, CLASS_SHARE))
-        self.classed = False
+        self.classed = self.ranked = False
 
     def joined(self, waiting: QueuedRequest) -> None:
         """Note a request that waits in one of the queues."""
-        if waiting.rank != STANDARD:
+        if waiting.own_rank != STANDARD:
             self.classed = True
+            self.ranked = self.ranked or waiting.rank != STANDARD
 
     def clear(self) -> None:
         """Owe nothing: no request waits."""
@@ -87,5 +89,5 @@ class Turns:
         waiting = [name for name, queue in self._queues.items() if queue.count]
         self.buckets.sent(bucket, seconds, waiting)
         if self.classed:
-            ranks = {flow[0] for queue in self._queues.values() for flow in queue.flows}
+            ranks = {flow[2] for queue in self._queues.values() for flow in queue.flows}
             self.classes.sent(CLASSES[rank], seconds, [CLASSES[other] for other in ranks])

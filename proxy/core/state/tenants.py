@@ -14,7 +14,7 @@ from math import exp, inf
 from typing import Final
 
 from forebay.proxy.core.learn.decay import LOAD_TIME_S, RECENT_S
-from forebay.proxy.core.model import HISTORY, Tenant
+from forebay.proxy.core.model import HISTORY, ServiceClass, Tenant
 from forebay.proxy.core.state.elsewhere import SILENT_S, TenantUse
 
 LATELY_S: Final = 0.5
@@ -45,7 +45,9 @@ class Fairness:
     """The counters of all tenants; `on` once a request has named a tenant."""
 
     def __init__(self, tenants: Iterable[Tenant], default_weight: float) -> None:
-        self._weights = {tenant.name: tenant.weight for tenant in tenants}
+        listed = list(tenants)
+        self._weights = {tenant.name: tenant.weight for tenant in listed}
+        self._classes = {tenant.name: tenant.classes for tenant in listed if tenant.classes}
         self._default_weight = default_weight
         self._accounts: dict[str, Account] = {}
         self._queueing: dict[str, Account] = {}
@@ -62,7 +64,9 @@ class Fairness:
         The new weights apply to a counter's distance from the lowest one only. Else a tenant
         would have to make up for the whole past.
         """
-        self._weights = {tenant.name: tenant.weight for tenant in tenants}
+        listed = list(tenants)
+        self._weights = {tenant.name: tenant.weight for tenant in listed}
+        self._classes = {tenant.name: tenant.classes for tenant in listed if tenant.classes}
         self._default_weight = default_weight
         floor = self._floor = self._lowest()
         for account in self._accounts.values():
@@ -140,6 +144,13 @@ class Fairness:
     def behind_s(self, name: str) -> float:
         """Return what a tenant may catch up on: at most LATELY_S below the highest counter sent."""
         return max(0.0, min(LATELY_S, self._floor - self.counter(name)))
+
+    def grants(self, name: str, service_class: ServiceClass) -> bool:
+        """Return whether a class of this tenant counts beside other tenants, too."""
+        return service_class in self._classes.get(name, ())
+
+    def weight(self, name: str) -> float:
+        return self._weights.get(name, self._default_weight)
 
     def shared(self, now: float) -> bool:
         """Return whether more than one tenant is active."""

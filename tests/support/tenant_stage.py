@@ -1,0 +1,191 @@
+"""Tenants that compete for small engines in virtual time, sequences and KV cache included.
+
+The engine is a simple one: prompts are computed one after the other, then each sequence has a slot
+and KV cache until its last token. What has no slot or KV cache waits, first come, first served.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import count
+
+from forebay.proxy.core.model import (
+    Action,
+    BackendSpec,
+    Bucket,
+    Reject,
+    Request,
+    Send,
+    ServiceClass,
+    Tenant,
+)
+from forebay.proxy.core.shaper import Shaper
+
+TOKENS_PER_S = 20_000.0  # of prefill
+TOKEN_S = 0.02  # of decoding
+BUCKETS = (
+    Bucket("chat", 5_000, max_queue=256, max_wait_s=2.0),
+    Bucket("document", 131_072, max_queue=256, max_wait_s=30.0, prefills_per_backend=1),
+)
+
+
+@dataclass
+class Ask:
+    """One request of a client.
+
+    Attributes:
+        answer_tokens: what each of its sequences generates.
+        most_tokens: `max_tokens`.
+        says: how the length of its answer becomes known: by usage, by its events, or not at all.
+    """
+
+    at: float
+    tenant: str
+    prompt_tokens: int = 1_000
+    answer_tokens: int = 50
+    most_tokens: int = 256
+    sequences: int = 1
+    service_class: ServiceClass = "standard"
+    timeout_s: float = float("inf")
+    streams: bool = True
+    says: str = "usage"
+    sent_at: float | None = None
+    first_at: float | None = None
+    done_at: float | None = None
+    rejected: str = ""
+
+    @property
+    def kv_tokens(self) -> int:
+        return self.prompt_tokens + self.sequences * self.answer_tokens
+
+
+@dataclass
+class Engine:
+    slots: int
+    kv_tokens: float
+    prefill_free_at: float = 0.0
+    running: int = 0
+    held: float = 0.0
+    queue: deque[str] = field(default_factory=deque)  # a sequence each
+
+
+class Stage:
+    """Engines behind a shaper. `play` runs all requests; `held` is filled in as they run.
+
+    Attributes:
+        held: (time, tenant, backend, share of the KV cache reserved and slots there) at each start
+            and end.
+    """
+
+    def __init__(
+        self,
+        engines: int = 2,
+        slots: int = 64,
+        kv_tokens: float = 200_000.0,
+        tenants: Iterable[Tenant] = (),
+    ) -> None:
+        self.engines = {f"gpu{i}": Engine(slots, kv_tokens) for i in range(engines)}
+        specs = [BackendSpec(name, slots, kv_tokens) for name in self.engines]
+        self.shaper = Shaper(specs, BUCKETS, tenants=tenants)
+        self.now = 0.0
+        self.asked: dict[str, Ask] = {}
+        self._left: dict[str, int] = {}
+        self._places: dict[str, str] = {}
+        self._events: list[tuple[float, int, str, str]] = []
+        self._order = count()
+        for name in self.engines:
+            self._do(self.shaper.backend_up(name, 0.0, kv_tokens))
+
+    def play(self, asks: Iterable[Ask], until: float = float("inf")) -> list[Ask]:
+        """Run all requests to their end, or all events before `until`."""
+        listed = sorted(asks, key=lambda ask: ask.at)
+        for number, ask in enumerate(listed):
+            name = f"{ask.tenant}-{number}"
+            self.asked[name] = ask
+            self._at(ask.at, "arrive", name)
+        while self._events:
+            if (wake_at := self.shaper.wake_at()) <= self._events[0][0]:
+                self.now = max(self.now, wake_at)
+                self._do(self.shaper.wake(self.now))
+                continue
+            if self._events[0][0] > until:
+                break
+            self.now, _, kind, name = heapq.heappop(self._events)
+            getattr(self, f"_{kind}")(name)
+            self.observe()
+        return listed
+
+    def observe(self) -> None:
+        """Is called after each event; for tests."""
+
+    def request(self, name: str, ask: Ask) -> Request:
+        return Request(
+            name, ask.prompt_tokens, ask.sequences * ask.most_tokens, timeout_s=ask.timeout_s,
+            streams=ask.streams, tenant=ask.tenant, service_class=ask.service_class,
+            sequences=ask.sequences,
+        )  # fmt: skip
+
+    def _at(self, at: float, kind: str, name: str) -> None:
+        heapq.heappush(self._events, (at, next(self._order), kind, name))
+
+    def _do(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            name = action.request.id
+            if isinstance(action, Reject):
+                self.asked[name].rejected = action.reason
+            else:
+                assert isinstance(action, Send)
+                self._send(name, action.backend)
+
+    def _send(self, name: str, backend: str) -> None:
+        ask, engine = self.asked[name], self.engines[backend]
+        ask.sent_at = self.now
+        self._places[name] = backend
+        self._left[name] = ask.sequences
+        engine.queue.extend([name] * ask.sequences)
+        self._admit(engine)
+
+    def _admit(self, engine: Engine) -> None:
+        """Give slots and KV cache to the sequences that came first."""
+        while engine.queue:
+            name = engine.queue[0]
+            ask = self.asked[name]
+            need = ask.kv_tokens / ask.sequences
+            if engine.running and (
+                engine.running >= engine.slots or engine.held + need > engine.kv_tokens
+            ):
+                return
+            engine.queue.popleft()
+            engine.running += 1
+            engine.held += need
+            if ask.first_at is None:
+                ask.first_at = -1.0  # begun
+                start = max(self.now, engine.prefill_free_at)
+                engine.prefill_free_at = start + ask.prompt_tokens / TOKENS_PER_S
+                self._at(engine.prefill_free_at, "first", name)
+            start = max(self.now, engine.prefill_free_at)
+            self._at(start + ask.answer_tokens * TOKEN_S, "sequence", name)
+
+    def _arrive(self, name: str) -> None:
+        self._do(self.shaper.arrive(self.request(name, self.asked[name]), self.now))
+
+    def _first(self, name: str) -> None:
+        self.asked[name].first_at = self.now
+        if self.asked[name].streams:
+            self._do(self.shaper.first_token(name, self.now))
+
+    def _sequence(self, name: str) -> None:
+        ask, engine = self.asked[name], self.engines[self._places[name]]
+        engine.running -= 1
+        engine.held -= ask.kv_tokens / ask.sequences
+        self._left[name] -= 1
+        if not self._left[name]:
+            ask.done_at = self.now
+            tokens = ask.sequences * ask.answer_tokens
+            if ask.says == "usage":
+                self.shaper.used(name, tokens, self.now, 0, ask.prompt_tokens)
+            elif ask.says == "events":
+                self.shaper.generated(name, tokens)
+            self._do(self.shaper.finish(name, self.now))
+        self._admit(engine)
