@@ -40,9 +40,9 @@ INTRODUCTION = """\
 # A good client beside abuse
 
 Written by `make bench-neighbours`. Proxy, two backends and abuse are processes of their own, on
-loopback; the good client starts a short stream every 25 ms for 6 s (documents: every 0.2 s). Each
-cell: **before** / after, where *before* is the proxy without any protection against neighbours
-(commit 2e9a3cd). *Served*: of the good client's requests. *p99*: to the first byte of an answer,
+loopback; the good client starts a short stream every 25 ms (documents: every 0.2 s). Each
+cell: **before** / after, where *before* is commit 2e9a3cd, measured once, in runs of 6 s.
+*Served*: of the good client's requests. *p99*: to the first byte of an answer,
 ms. *RSS*: highest, MiB. *Lag*: upper end of the highest bucket of `forebay_event_loop_lag_seconds`,
 ms. *SIGTERM*: seconds to the end of the process while the abuse goes on; `drain` is 2 s.
 
