@@ -101,7 +101,9 @@ def test_quiet_leaves_out_all_but_results_warnings_and_errors(
     assert "nowhere.jsonl" in capsys.readouterr().err
 
 
-TEXT_ONLY = {"completion"}  # its result is a script
+TRACES = "anonymise cap export fit merge sample scale shift slice spread thin"
+WRITE_FILES = {"completion", "runs export", *(f"traces {word}" for word in TRACES.split())}
+"""Commands whose result is a script, a file of another tool or a trace, which is JSON anyway."""
 
 
 def test_every_command_with_a_result_prints_json_on_demand() -> None:
@@ -109,7 +111,7 @@ def test_every_command_with_a_result_prints_json_on_demand() -> None:
     without = {
         words for words, one in ALL.items() if not any("--json" in p.opts for p in one.params)
     }
-    assert without - groups == TEXT_ONLY
+    assert without - groups <= WRITE_FILES
 
 
 def test_the_configuration_as_json(
