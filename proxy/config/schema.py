@@ -51,10 +51,8 @@ ROUTED = (
 NAME = r"^[A-Za-z0-9._-]{1,64}$"
 MAX_CONCURRENCY = 512
 """Default bound of running requests on a backend. The real limit is the KV cache, which the policy
-models. vLLM's own default is 1,024 from 70 GiB of GPU memory on, else 256. In virtual time on two
-H200s, 512 serves Azure's conversations 99 % in time up to 1.19 times the capacity instead of 1.03,
-questions about popular short documents up to 9.1 instead of 2.2; at 1,024, up to 1.24, but 7.6
-instead of 1.4 % of the chats admitted at twice the capacity are late."""
+models. At 256, vLLM's own default on small GPUs, Azure's conversations are 99 % in time up to 1.03
+times the capacity, at 512 up to 1.19; at 1,024, 7.6 % of those admitted at twice it are late."""
 AUTO_PIECE_SHARE = 0.25  # of the shortest max_wait: what a chat that just missed a part waits for
 BURST_S = 60.0  # a tenant's default burst: the tokens its rate brings in this time
 

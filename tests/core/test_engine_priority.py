@@ -31,7 +31,7 @@ def a_shaper(spec: BackendSpec = ENGINE) -> Shaper:
 
 
 def chat(name: str, tenant: str = "", service_class: ServiceClass = "standard") -> Request:
-    return Request(name, 3_000, 10, tenant=tenant, service_class=service_class)
+    return Request(name, 2_000, 10, tenant=tenant, service_class=service_class)
 
 
 def sent(actions: list[Action]) -> dict[str, int | None]:
