@@ -16,6 +16,7 @@ from arena_score import Played, quantile
 from forebay.proxy.config.schema import BackendConfig, BucketConfig, Config
 from forebay.proxy.core.dispatcher import Dispatcher
 from forebay.proxy.core.learn.cost import CostModel
+from forebay.proxy.core.learn.decay import LOAD_TIME_S
 from forebay.proxy.core.model import Action, Request
 from forebay.proxy.core.policy.admission import refuse
 from forebay.proxy.core.policy.long_prefills import LongPrefills
@@ -141,7 +142,24 @@ WITHOUT: dict[str, tuple[Config, str, Patches]] = {
             (f"{CORE}.policy.forecast", "kv_wait_s", _returns(0.0)),
         ),
     ),
-    "max_concurrency 256 (64)": (
+    "pieces": (
+        Config(backends=(BackendConfig(url="http://h:1", prefill_piece="off"),)),
+        "warm_or_least_work", (),
+    ),
+    "whole while another engine is clear": (
+        Config(), "warm_or_least_work", ((LongPrefills, "another_clear", _returns(False)),),
+    ),
+    "who waits keeps its hit": (
+        Config(), "warm_or_least_work", ((f"{CORE}.dispatcher", "loses_hit", _returns(False)),),
+    ),
+    "shares of the last seconds (173 s)": (
+        Config(), "warm_or_least_work", ((f"{CORE}.state.backend", "RECENT_S", LOAD_TIME_S),),
+    ),
+    "shorter ones that may come later": (
+        Config(), "warm_or_least_work",
+        ((f"{CORE}.policy.precedence", "shorter_s", _returns(0.0)),),
+    ),
+    "max_concurrency 512 (64)": (
         Config(backends=(BackendConfig(url="http://h:1", max_concurrency=64),)),
         "warm_or_least_work", (),
     ),
@@ -179,7 +197,9 @@ GROUPS = {
 }
 
 
-def show(results: Mapping[str, Mapping[str, Played]], whole: str) -> Iterator[str]:
+def show(
+    results: Mapping[str, Mapping[str, Played]], whole: str, parts: Sequence[str]
+) -> Iterator[str]:
     """Print the worth of each part: the loss without it.
 
     Points of requests in time, and how many times longer the p99 TTFT of chats and documents is
@@ -187,7 +207,7 @@ def show(results: Mapping[str, Mapping[str, Played]], whole: str) -> Iterator[st
     """
     yield "| without | " + " | ".join(GROUPS) + " | all |"
     yield "| --- |" + " --- |" * (len(GROUPS) + 1)
-    for part in WITHOUT:
+    for part in parts:
         cells = [
             _cell([r for name, r in results.items() if _belongs(name, told)], part, whole)
             for told in (*GROUPS.values(), ("",))

@@ -320,7 +320,7 @@ def main() -> None:
     loads = [x for x in chosen if x.name not in missing]
     policies = options.policy or list(STANDARD)
     if options.ablation:
-        policies = [FOREBAY, *WITHOUT]
+        policies = [FOREBAY, *(options.policy or WITHOUT)]
         loads = [x for x in loads if x.kind != "sessions"]  # they need another configuration
     options.out.mkdir(parents=True, exist_ok=True)
     played = cells(
@@ -346,7 +346,7 @@ def main() -> None:
         print(f"left out, there is no {options.data}: {', '.join(missing)}")
     results = {x: {name: read(played[x.name, name]) for name in policies} for x in loads}
     if options.ablation:
-        print("\n".join(show({x.name: results[x] for x in loads}, FOREBAY)))
+        print("\n".join(show({x.name: results[x] for x in loads}, FOREBAY, policies[1:])))
     else:
         for load, by_policy in results.items():
             print("\n".join(table(load, by_policy)))
