@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from forebay.analysis.processes import Engines, engines, proxy
+from forebay.replay.ending import Stop
 from forebay.replay.options import ReplayOptions
 from forebay.replay.output import check_folder, make_folder
-from forebay.replay.runner import Stop, Summary, replay
+from forebay.replay.runner import Summary, replay
 from forebay.traces.schema import TraceRequest
 from forebay.traces.talk import talk
 

@@ -37,24 +37,21 @@ class Agenda:
         rows: the whole trace.
         roots: indices of requests that wait for none, in order of arrival.
         turns: the others, by index.
+        pace: how much faster than in the trace the roots come; think times stay as they are.
     """
 
     rows: Sequence[TraceRequest]
     roots: list[int] = field(default_factory=list)
     turns: dict[int, Turn] = field(default_factory=dict)
+    pace: float = 1.0
     _next: dict[int, list[int]] = field(default_factory=dict)
     _size: dict[int, int] = field(default_factory=dict)
     _left: dict[int, int] = field(default_factory=dict)
     _root_due_s: dict[int, float] = field(default_factory=dict)
-    _pace: float = 1.0
 
     def start(self, root: int, due_s: float) -> None:
         """Record when a root is due."""
         self._root_due_s[root] = due_s
-
-    def set_pace(self, pace: float) -> None:
-        """Set how much faster than in the trace the roots come; think times stay as they are."""
-        self._pace = pace
 
     def followers(self, index: int) -> Sequence[int]:
         """Return the turns that wait for this answer, among others."""
@@ -85,7 +82,7 @@ class Agenda:
         row = self.rows[index]
         if row.think_s is not None:
             return turn.after_s + row.think_s
-        later_s = (row.arrival_s - self.rows[turn.root].arrival_s) / self._pace
+        later_s = (row.arrival_s - self.rows[turn.root].arrival_s) / self.pace
         return max(turn.after_s, self._root_due_s[turn.root] + later_s)
 
 

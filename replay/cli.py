@@ -89,6 +89,9 @@ class ReplayArguments:
     max_in_flight: Annotated[
         int, typer.Option(help="most requests in flight; waits for this limit are measured")
     ] = 10_000
+    processes: Annotated[
+        int, typer.Option(help="processes that send, each a part of the sessions")
+    ] = 1
     buckets: Annotated[str, typer.Option(help="length buckets, as NAME:MOST_PROMPT_TOKENS")] = (
         "chat:5000,document:131072"
     )
@@ -166,12 +169,13 @@ class ReplayArguments:
             history=self.history,
             think_s=self.think,
             keep_answers=self.keep_answers,
+            processes=self.processes,
         )
 
 
 HEADINGS = {
     "Traffic": "rate arrivals speed duration think turns seed warmup time-scale max-in-flight "
-    "print-schedule",
+    "processes print-schedule",
     "Trace": "format skip-bad too-long max-model-len salt history lengths",
     "Target": "target model endpoint api-key keys",
     "Measurement": "buckets slo first-token-timeout stall-timeout drain-timeout",

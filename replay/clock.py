@@ -22,9 +22,9 @@ class Clock:
         self._read: Callable[[], float] = loop.time if self.virtual else time.monotonic
         self._origin = self._read()
 
-    def restart(self) -> None:
-        """Make this instant second 0."""
-        self._origin = self._read()
+    def restart(self, monotonic_s: float | None = None) -> None:
+        """Make this instant second 0, or one of the machine's monotonic clock."""
+        self._origin = self._read() if monotonic_s is None else monotonic_s
 
     def now(self) -> float:
         return (self._read() - self._origin) * self.scale

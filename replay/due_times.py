@@ -24,9 +24,9 @@ def plan_schedule(
         rate *= len(agenda.roots) / len(agenda.rows)
     schedule = _schedule(options, times, rate)
     if options.speed is not None:
-        agenda.set_pace(options.speed)
+        agenda.pace = options.speed
     elif rate is not None and options.arrivals.kind == "trace":
-        agenda.set_pace((times[-1] - times[0]) * rate / (len(times) - 1))
+        agenda.pace = (times[-1] - times[0]) * rate / (len(times) - 1)
     return schedule, agenda
 
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from forebay.proxy.runtime.event_loop import fast_runner
-from forebay.replay.runner import Stop
+from forebay.replay.ending import Stop
 
 T = TypeVar("T")
 

@@ -14,6 +14,7 @@ from forebay.traces.schema import TraceRequest
 
 TURNS = ("wait", "trace")
 HISTORIES = ("trace", "answers")
+MOST_PROCESSES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class ReplayOptions:
         history: of later turns: "trace": as it is there; "answers": with what the server answered.
         keep_answers: write the text of each complete answer to answers.jsonl.
         think_s: time from an answer (or session) to the next one of a closed loop.
+        processes: that send, each a part of the sessions.
     """
 
     trace: Path | Sequence[TraceRequest]
@@ -72,6 +74,7 @@ class ReplayOptions:
     history: str = "trace"
     think_s: float = 0.0
     keep_answers: bool = False
+    processes: int = 1
 
     def check(self) -> None:
         """Raise InputError for a value that cannot be used."""
@@ -100,6 +103,12 @@ class ReplayOptions:
             raise InputError(f"--max-in-flight: {self.max_in_flight} is not 1 or more")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise InputError(f"--max-model-len: {self.max_model_len} is not 2 tokens or more")
+        most = self.arrivals.closed or self.max_in_flight
+        if not 1 <= self.processes <= min(most, MOST_PROCESSES):
+            raise InputError(
+                f"--processes: {self.processes} is not 1 to {min(most, MOST_PROCESSES)}; each "
+                "process needs one request in flight"
+            )
         if self.warmup < 0:
             raise InputError(f"--warmup: {self.warmup} is not a number of requests (0 or more)")
 

@@ -77,6 +77,7 @@ def run_record(
         "salt": options.salt,
         "too_long": options.too_long,
         "max_in_flight": arrivals.closed or options.max_in_flight,
+        "processes": options.processes,
         "warmup": options.warmup,
         "timeouts_s": {
             "connect_wall": CONNECT_TIMEOUT_S,

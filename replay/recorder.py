@@ -12,6 +12,7 @@ import orjson
 from hdrh.histogram import HdrHistogram
 
 from forebay.proxy.telemetry.hlog import HIGHEST_US, IntervalLog, to_us
+from forebay.replay.clock import Clock
 from forebay.replay.exchange import ClientExchange
 from forebay.replay.measure import Latency, measure
 from forebay.replay.output import TableWriter
@@ -20,6 +21,7 @@ from forebay.replay.summary import RunTotals
 from forebay.traces.buckets import LengthBucket, bucket_of
 from forebay.traces.schema import TraceRequest
 
+LEAST_FLUSH_WALL_S = 0.25
 BEYOND = "other"  # bucket of a request that is longer than every bucket
 
 
@@ -133,3 +135,18 @@ class Recorder:
                 log.record_each(f"itl.{bucket}", latency.icl_s)
         for gap_s, tokens in latency.itl_s or ():
             log.record(f"itl.{bucket}", gap_s, tokens)
+
+
+def interval_s(scale: float) -> float:
+    """Return the length of an interval of the log, in seconds of a run at this time scale."""
+    return max(1.0, LEAST_FLUSH_WALL_S * scale)
+
+
+async def flush_every_interval(recorder: Recorder, clock: Clock) -> None:
+    """Flush once an interval until cancelled."""
+    every_s = interval_s(clock.scale)
+    due_s = every_s
+    while True:
+        await clock.sleep(due_s - clock.now())
+        await recorder.flush(clock.now())
+        due_s += every_s

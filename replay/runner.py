@@ -21,12 +21,15 @@ from forebay.replay.client import Client
 from forebay.replay.clock import Clock
 from forebay.replay.dispatch import Dispatch
 from forebay.replay.due_times import plan_schedule
+from forebay.replay.ending import Stop, drain
 from forebay.replay.exchange import ClientExchange
 from forebay.replay.history import History
+from forebay.replay.merge import Measured
 from forebay.replay.options import ReplayOptions
 from forebay.replay.output import RunFolder, check_folder
+from forebay.replay.part import Part
 from forebay.replay.provenance import Provenance, run_record
-from forebay.replay.recorder import Live, Recorder
+from forebay.replay.recorder import Live, Recorder, flush_every_interval
 from forebay.replay.schedule import Schedule
 from forebay.replay.session_loop import SessionLoop
 from forebay.replay.slo import Slo
@@ -37,8 +40,6 @@ from forebay.replay.warm import cache_warnings
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 from forebay.traces.talk import is_quiet
-
-LEAST_FLUSH_WALL_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +58,6 @@ class Summary:
         return self.ended == "interrupted"
 
 
-class Stop:
-    """Stops a run: the first request stops sending, the second stops waiting for answers."""
-
-    def __init__(self) -> None:
-        self.sending = asyncio.Event()
-        self.waiting = asyncio.Event()
-
-    def request(self) -> None:
-        (self.waiting if self.sending.is_set() else self.sending).set()
-
-
 @dataclass(frozen=True, slots=True)
 class _Plan:
     options: ReplayOptions
@@ -80,10 +70,17 @@ class _Plan:
     agenda: Agenda | None
     style: RequestStyle
     run_id: str
+    part: Part | None = None
 
 
-async def replay(options: ReplayOptions, stop: Stop | None = None) -> Summary:
-    """Run one replay; raises InputError for bad input before it sends or overwrites anything."""
+async def replay(
+    options: ReplayOptions, stop: Stop | None = None, part: Part | None = None
+) -> Summary:
+    """Run one replay, or one `part` of it.
+
+    Raises InputError for bad input, before it sends or overwrites anything, and for a process of
+    several that fails.
+    """
     import numpy  # noqa: F401 - bulk recording uses it: import it now, not during the run
 
     options.check()
@@ -105,17 +102,26 @@ async def replay(options: ReplayOptions, stop: Stop | None = None) -> Summary:
         # Errors of the trace or the rate can be found without a server: they are reported first.
         scan = source.scan()
         plan_schedule(options, source, scan)
-        if options.ask_models or options.model is None:
+        if part is not None:
+            served = part.served
+        elif options.ask_models or options.model is None:
             served = await ask_served(client.session, targets, options.model, scan.models)
         else:
             served = Served(options.model, None)
         plan = _make_plan(options, targets, served, source, scan)
-        _print_changes(plan)
+        if part is None:
+            _print_changes(plan)
+        else:
+            plan = _narrow(plan, part)
         if options.warmup:
             await _warm_up(client, plan)
         with RunFolder(options.out, force=options.force, answers=options.keep_answers) as folder:
             try:
-                return await _run(plan, client, clock, folder, stop or Stop())
+                stop = stop or Stop()
+                totals = RunTotals([bucket.name for bucket in options.buckets], plan.slos)
+                run = _run_here if part is not None or options.processes == 1 else _run_divided
+                measured = await run(plan, client, clock, folder, totals, stop)
+                return _commit(plan, folder, totals, measured)
             except* InputError as group:
                 raise _first(group) from None
             except* OSError as group:
@@ -153,11 +159,38 @@ def _make_plan(
     )
 
 
-async def _run(plan: _Plan, client: Client, clock: Clock, folder: RunFolder, stop: Stop) -> Summary:
+def _narrow(plan: _Plan, part: Part) -> _Plan:
+    options, schedule, agenda = part.narrow(plan.options, plan.source, plan.schedule, plan.agenda)
+    return replace(
+        plan, options=options, schedule=schedule, agenda=agenda, run_id=part.run_id, part=part
+    )
+
+
+async def _run_divided(
+    plan: _Plan, client: Client, clock: Clock, folder: RunFolder, totals: RunTotals, stop: Stop
+) -> Measured:
+    from forebay.replay.processes import replay_in_processes
+
+    return await replay_in_processes(
+        replace(plan.options, trace=plan.source.rereadable),
+        plan.served,
+        plan.run_id,
+        _count(plan),
+        clock,
+        folder,
+        totals,
+        _comments(plan),
+        _progress(plan),
+        stop,
+    )
+
+
+async def _run_here(
+    plan: _Plan, client: Client, clock: Clock, folder: RunFolder, totals: RunTotals, stop: Stop
+) -> Measured:
     options, schedule = plan.options, plan.schedule
-    totals = RunTotals([bucket.name for bucket in options.buckets], plan.slos)
     prepared = PreparedQueue()
-    watch_progress = None if options.quiet or is_quiet() else _progress()
+    watch_progress = _progress(plan)
     async with asyncio.TaskGroup() as tasks:
         background: list[asyncio.Task[None]] = []
         if plan.agenda is None:
@@ -184,33 +217,44 @@ async def _run(plan: _Plan, client: Client, clock: Clock, folder: RunFolder, sto
             if sessions is not None:
                 await sessions.fill()
                 clock.restart()
-            background.append(tasks.create_task(_flush_every_second(recorder, clock)))
+            if plan.part is not None:
+                await plan.part.start(clock)
+            background.append(tasks.create_task(flush_every_interval(recorder, clock)))
             if watch_progress is not None:
-                count = schedule.count if plan.agenda is None else len(plan.agenda.rows)
-                shown = watch_progress(recorder.live, count, clock)
+                shown = watch_progress(recorder.live, _count(plan), clock)
                 background.append(tasks.create_task(shown))
             ended = await _send_all(plan, dispatch, sessions, stop)
             stopped_s = clock.now()
-            ended = await _drain(plan, dispatch, clock, stop, ended)
+            ended = await drain(dispatch, clock, stop, ended, options.drain_timeout_s, _say(plan))
         for task in background:
             task.cancel()
     was_sent = range(dispatch.sent).__contains__ if sessions is None else sessions.sent.__contains__
     _count_never_sent(plan, recorder, was_sent, ended)
     log.close(clock.now())
-    window_s = 0.0 if sessions is not None else _window_s(schedule, dispatch.sent)
+    return Measured(log.totals, ended, stopped_s, dispatch.sent, started_unix_s)
+
+
+def _commit(plan: _Plan, folder: RunFolder, totals: RunTotals, measured: Measured) -> Summary:
+    options, schedule, ended = plan.options, plan.schedule, measured.ended
+    window_s = 0.0 if plan.agenda is not None else _window_s(schedule, measured.sent)
     summary = totals.summary(
-        log.totals,
-        stopped_s if ended == "interrupted" else window_s,
+        measured.histograms,
+        measured.stopped_s if ended == "interrupted" else window_s,
         closed=bool(schedule.arrivals.closed),
         scale=options.time_scale,
     )
     summary["ended"] = ended
     counted = totals.counted_input_tokens
-    summary["warnings"] = cache_warnings(plan.source, dispatch.sent, counted, summary)
-    provenance = Provenance(plan.targets, plan.served, plan.slos, plan.run_id, started_unix_s)
+    summary["warnings"] = cache_warnings(plan.source, measured.sent, counted, summary)
+    started_s = measured.started_unix_s
+    provenance = Provenance(plan.targets, plan.served, plan.slos, plan.run_id, started_s)
     record = run_record(options, plan.source, plan.scan, schedule, provenance, ended)
     folder.commit(record, summary)
     return Summary(summary, folder.path, ended)
+
+
+def _count(plan: _Plan) -> int:
+    return plan.schedule.count if plan.agenda is None else len(plan.agenda.rows)
 
 
 def _most_in_flight(plan: _Plan) -> int:
@@ -233,8 +277,12 @@ def _session_loop(plan: _Plan, agenda: Agenda, dispatch: Dispatch) -> SessionLoo
     )
 
 
-def _progress() -> Callable[[Live, int, Clock], Coroutine[Any, Any, None]]:
+def _progress(plan: _Plan) -> Callable[[Live, int, Clock], Coroutine[Any, Any, None]] | None:
     """Load the progress line and Rich, which it needs, before the clock starts."""
+    if plan.part is not None:
+        return plan.part.report
+    if plan.options.quiet or is_quiet():
+        return None
     from forebay.replay.progress import print_progress, show_progress
 
     return show_progress if sys.stderr.isatty() else print_progress
@@ -261,43 +309,6 @@ async def _send_all(
         for task in (sending, stopping):
             task.cancel()
         await asyncio.gather(sending, stopping, return_exceptions=True)
-
-
-async def _drain(plan: _Plan, dispatch: Dispatch, clock: Clock, stop: Stop, ended: str) -> str:
-    """Wait for running answers, up to the drain timeout; returns how the run ended."""
-    if not dispatch.idle.is_set():
-        if ended == "interrupted":
-            _print("stopped sending; waiting for running answers, Ctrl-C again cancels them")
-        waits = {asyncio.ensure_future(event.wait()) for event in (dispatch.idle, stop.waiting)}
-        if ended != "interrupted":
-            waits.add(asyncio.ensure_future(stop.sending.wait()))
-        limit_s = clock.wall(plan.options.drain_timeout_s)
-        try:
-            await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
-    if dispatch.idle.is_set():
-        return ended
-    if stop.sending.is_set():
-        ended = "interrupted"
-    else:
-        ended = "drain timeout"
-        limit = f"{plan.options.drain_timeout_s:g} s"
-        _print(f"cancelled the answers still running {limit} after the last arrival")
-    dispatch.give_up()
-    await dispatch.idle.wait()
-    return ended
-
-
-async def _flush_every_second(recorder: Recorder, clock: Clock) -> None:
-    every_s = max(1.0, LEAST_FLUSH_WALL_S * clock.scale)
-    due_s = every_s
-    while True:
-        await clock.sleep(due_s - clock.now())
-        await recorder.flush(clock.now())
-        due_s += every_s
 
 
 def _window_s(schedule: Schedule, sent: int) -> float:
@@ -360,6 +371,11 @@ def _print_changes(plan: _Plan) -> None:
     ):
         if count:
             _print(f"{plan.source.name}: {count} {what}")
+
+
+def _say(plan: _Plan) -> Callable[[str], None]:
+    """Return what prints a message; of several processes only the first one speaks."""
+    return _print if plan.part is None or plan.part.number == 0 else lambda _: None
 
 
 def _print(text: str) -> None:

@@ -83,6 +83,8 @@ class TraceSource:
         self.limit = max_model_len
         self._too_long = too_long
         self._skipped = 0
+        self._parts: Sequence[int] | None = None
+        self._part = 0
         self.name = str(trace) if isinstance(trace, Path) else "(in memory)"
         self._rows: Sequence[TraceRequest] | None = None
         self._path: Path | None = None
@@ -125,7 +127,22 @@ class TraceSource:
         return found
 
     def requests(self) -> Iterator[TraceRequest]:
-        """Read the rows to send, the same ones that `scan` counted."""
+        """Read the rows to send: the ones that `scan` counted, or `keep` kept of them."""
+        if self._parts is None:
+            return self._fitted()
+        numbered = zip(self._fitted(), self._parts, strict=False)
+        return (request for request, part in numbered if part == self._part)
+
+    def keep(self, parts: Sequence[int], part: int) -> None:
+        """Keep only the requests whose number in `parts`, one for each, is `part`."""
+        self._parts, self._part = parts, part
+
+    @property
+    def rereadable(self) -> Path | Sequence[TraceRequest]:
+        """The trace as another process can read it: a file, or the rows of what was a pipe."""
+        return self._path or self._rows or ()
+
+    def _fitted(self) -> Iterator[TraceRequest]:
         for request in self._read():
             fitted = request if self.limit is None else fit(request, self.limit, self._too_long)
             if fitted is not None:

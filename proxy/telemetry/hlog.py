@@ -15,7 +15,7 @@ import sys
 import time
 import zlib
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -38,6 +38,7 @@ _TAG = re.compile(r"[^,\s]+")
 _BASE64 = re.compile(r"HISTF[A-Za-z0-9+/]+={0,2}")
 _BASE_TIME = re.compile(r"#\[BaseTime: ([0-9.eE+-]+)")
 _START_TIME = re.compile(r"#\[StartTime: ([0-9.eE+-]+)")
+_OVERFLOW = re.compile(r"#\[overflow: (\S+) (\d+) above")
 _DECODE_ERRORS = (
     binascii.Error,
     zlib.error,
@@ -120,6 +121,12 @@ class HlogWriter:
         stream.write(f"#[BaseTime: {start_unix_s:.3f} (seconds since epoch)]\n")
         stream.write(f"#[StartTime: {start_unix_s:.3f} (seconds since epoch), ")
         stream.write(f"{_java_date(start_unix_s)}]\n{LEGEND}\n")
+
+    def overflows(self, totals: "Mapping[str, Total]") -> None:
+        """Write the overflows as comments."""
+        for tag, total in totals.items():
+            if total.overflow:
+                self.comment(f"overflow: {tag} {total.overflow} above 1 h, clamped to it")
 
     def comment(self, text: str) -> None:
         self._stream.write(f"#[{' '.join(text.split())}]\n")
@@ -206,9 +213,7 @@ class IntervalLog:
     def close(self, now_s: float) -> None:
         """Flush, and write the overflows as comments."""
         self.flush(now_s)
-        for tag, total in self.totals.items():
-            if total.overflow:
-                self._writer.comment(f"overflow: {tag} {total.overflow} above 1 h, clamped to it")
+        self._writer.overflows(self.totals)
 
     def _fold(self, tag: str) -> None:
         values = self._pending.pop(tag)
@@ -237,13 +242,20 @@ class LogInterval(NamedTuple):
 
 
 def read_hlog(path: Path | str) -> dict[str, list[LogInterval]]:
-    """Return the intervals of a log by tag ("" for untagged lines), in file order.
+    """Return the intervals of a log by tag ("" for untagged lines), in file order; see below."""
+    logs: dict[str, list[LogInterval]] = {}
+    for tag, interval in hlog_intervals(path):
+        logs.setdefault(tag, []).append(interval)
+    return logs
+
+
+def hlog_intervals(path: Path | str) -> Iterator[tuple[str, LogInterval]]:
+    """Read the tag and interval of each line of a log.
 
     A line that is neither comment nor interval raises InputError with its number. Time stamps are
     read as by the Java reader: with a BaseTime they count from it. Without one they count from the
     StartTime if they are more than a year before it, else from 1970.
     """
-    logs: dict[str, list[LogInterval]] = {}
     base: float | None = None
     start: float | None = None
     try:
@@ -262,12 +274,18 @@ def read_hlog(path: Path | str) -> dict[str, list[LogInterval]]:
                         stamp += base - start
                     elif stamp >= start - YEAR_S:
                         stamp -= start
-                    logs.setdefault(tag, []).append(LogInterval(stamp, length, histogram))
+                    yield tag, LogInterval(stamp, length, histogram)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not a text file, so not a histogram log") from error
-    return logs
+
+
+def read_overflows(path: Path | str) -> dict[str, int]:
+    """Return the overflows that a log of ours states, by tag."""
+    with open(path, encoding="utf-8", newline="\n") as lines:
+        found = (_OVERFLOW.match(line) for line in lines if line.startswith("#[overflow"))
+        return {match[1]: int(match[2]) for match in found if match is not None}
 
 
 def _stamp(pattern: re.Pattern[str], line: str, where: str, known: float | None) -> float | None:
@@ -288,13 +306,16 @@ def _interval(line: str, where: str) -> tuple[str, float, float, Any]:
         )
     start = _number(fields[0], "a start in seconds", where)
     length = _number(fields[1], "a length in seconds", where)
-    _number(fields[2], "a largest value", where)
+    largest_us = round(_number(fields[2], "a largest value", where) * MAX_VALUE_UNIT_RATIO)
     if not _BASE64.fullmatch(fields[3]):
         raise InputError(f"{where}: the last field is no V2 compressed histogram (HISTF...)")
     try:
         histogram = HdrHistogram.decode(fields[3])
     except _DECODE_ERRORS as error:
         raise InputError(f"{where}: the histogram cannot be decoded ({error})") from error
+    # The payload has the maximum rounded; the line has it exactly, if it counts in our unit.
+    if histogram.values_are_equivalent(largest_us, histogram.max_value):
+        histogram.max_value = largest_us
     return tag, start, length, histogram
 
 

@@ -1,0 +1,87 @@
+"""Run one process of a replay that has several; `processes.py` starts it.
+
+Its standard input has the job in one line, then one line with the common start, then one line for
+each time the run is to stop; its end stops the run at once. Standard output has one JSON line for
+each message: ready, live figures, and at last how the run ended.
+"""
+
+import asyncio
+import base64
+import pickle
+import sys
+from functools import partial
+from typing import Any
+
+import orjson
+
+from forebay.replay.clock import Clock
+from forebay.replay.ending import Stop
+from forebay.replay.fast_loop import run_on_fast_loop
+from forebay.replay.part import Part, PartJob
+from forebay.replay.recorder import Live
+from forebay.replay.runner import replay
+from forebay.traces.errors import InputError
+
+REPORT_EVERY_S = 0.5
+
+
+def main() -> int:
+    job: PartJob = pickle.loads(base64.b64decode(sys.stdin.buffer.readline()))
+    try:
+        ended = run_on_fast_loop(partial(_replay_part, job))
+    except InputError as error:
+        _say(error=str(error))
+        return 2
+    _say(ended=ended)
+    return 0
+
+
+async def _replay_part(job: PartJob, stop: Stop) -> str:
+    orders = asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(orders)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin)
+    listening: list[asyncio.Task[None]] = []
+
+    async def start(clock: Clock) -> None:
+        _say(ready=True)
+        line = await orders.readline()
+        if not line:
+            raise InputError("the process that began this run has ended")
+        clock.restart(float(line))
+        listening.append(asyncio.create_task(_listen(orders, stop)))
+        await clock.sleep(-clock.now())
+
+    async def report(live: Live, _total: int, _clock: Clock) -> None:
+        while job.reports:
+            _say(live=_figures(live))
+            await asyncio.sleep(REPORT_EVERY_S)
+
+    part = Part(job.number, job.count, job.served, job.run_id, start, report)
+    try:
+        return (await replay(job.options, stop, part)).ended
+    finally:
+        for task in listening:
+            task.cancel()
+        await asyncio.gather(*listening, return_exceptions=True)
+
+
+async def _listen(orders: asyncio.StreamReader, stop: Stop) -> None:
+    """Stop the run at each line; at the end of input without waiting for answers."""
+    while await orders.readline():
+        stop.request()
+    stop.request()
+    stop.request()
+
+
+def _figures(live: Live) -> dict[str, Any]:
+    counts = {name: getattr(live, name) for name in ("sent", "done", "rejected", "failed")}
+    return {**counts, "ttft": live.ttft.encode().decode("ascii")}
+
+
+def _say(**message: Any) -> None:
+    sys.stdout.buffer.write(orjson.dumps(message, option=orjson.OPT_APPEND_NEWLINE))
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
