@@ -99,6 +99,9 @@ class ReplayOptions:
         ):
             if not (math.isfinite(value) and 0 < value <= 1e6):
                 raise InputError(f"{option}: {value:g} is not a number above 0")
+        self._check_counts()
+
+    def _check_counts(self) -> None:
         if self.max_in_flight < 1:
             raise InputError(f"--max-in-flight: {self.max_in_flight} is not 1 or more")
         if self.max_model_len is not None and self.max_model_len < 2:
