@@ -29,6 +29,7 @@ def exporters() -> dict[str, Exporter]:
         "csv": export_csv,
         "hgrm": export_hgrm,
         "vllm-bench": export_vllm_bench,
+        "llm-d": export_llm_d,
     }
     for point in entry_points(group=GROUP):
         if point.name in found:
@@ -38,6 +39,13 @@ def exporters() -> dict[str, Exporter]:
             )
         found[point.name] = _late(point)
     return found
+
+
+def export_llm_d(run: Path, out: BinaryIO, tag: str) -> None:
+    """Write an llm-d Benchmark Report v0.2 as JSON."""
+    from forebay.analysis.llm_d_report import report
+
+    out.write(orjson.dumps(report(load_run(run)), option=orjson.OPT_INDENT_2))
 
 
 def _late(point: Any) -> Exporter:

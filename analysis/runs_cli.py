@@ -18,6 +18,7 @@ Example:
 EXPORT = """Write a run in the format of another tool.
 
 csv         one line a request, all columns
+llm-d       the JSON of an llm-d Benchmark Report v0.2
 hgrm        percentile distribution of a metric (--tag), for HdrHistogram plots
 vllm-bench  the JSON of vllm bench serve --save-result --save-detailed
 
