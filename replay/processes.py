@@ -7,7 +7,6 @@ would have measured from the same answers.
 
 import asyncio
 import base64
-import os
 import pickle
 import sys
 import time
@@ -149,12 +148,12 @@ class _Child:
     async def begin(cls, job: PartJob, live: _LiveSum) -> "_Child":
         process = await asyncio.create_subprocess_exec(
             sys.executable,
+            "-P",  # a module in the current folder must not take the place of ours
             "-m",
             "forebay.replay.part_process",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=MOST_LINE_BYTES,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             start_new_session=True,  # Ctrl-C reaches only the process that passes it on
         )
         child = cls(job, live, process)
