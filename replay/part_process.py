@@ -7,8 +7,10 @@ each message: ready, live figures, and at last how the run ended.
 
 import asyncio
 import base64
+import os
 import pickle
 import sys
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -79,8 +81,9 @@ def _figures(live: Live) -> dict[str, Any]:
 
 
 def _say(**message: Any) -> None:
-    sys.stdout.buffer.write(orjson.dumps(message, option=orjson.OPT_APPEND_NEWLINE))
-    sys.stdout.buffer.flush()
+    # If the process that reads this has ended, `_listen` stops the run.
+    with suppress(BrokenPipeError):
+        os.write(sys.stdout.fileno(), orjson.dumps(message, option=orjson.OPT_APPEND_NEWLINE))
 
 
 if __name__ == "__main__":
