@@ -104,10 +104,11 @@ def read_fields(
         if text.token_ids
         else estimate.tokens(len(prompt), tenant)
     )
-    all_tokens = max(1, tokens) + text.media_tokens
+    tokens = max(1, tokens)
+    all_tokens = tokens + text.media_tokens
     if all_tokens > most_tokens and _may_fit(fields, text, most_tokens, chat):
         all_tokens = int(most_tokens)
-    tokens = min(max(1, tokens), all_tokens)
+        tokens = min(tokens, all_tokens)
     answer_tokens = _answer_tokens(fields, chat)
     pure = not text.media_tokens and _is_pure(fields, chat)
     salt = _client_salt(fields)
@@ -256,6 +257,8 @@ def _streams_uncounted(fields: dict[str, Any]) -> bool:
 
 def _sequences(fields: dict[str, Any], chat: bool) -> int:
     """Return the number of outputs: each has a slot and KV cache of its own."""
+    if chat and "n" not in fields:
+        return 1
     answers = 1
     for name in ("n",) if chat else ("n", "best_of"):
         if name in fields:

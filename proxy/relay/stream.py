@@ -227,15 +227,19 @@ class Stream:
     def _events(self, piece: bytes) -> list[tuple[bytes, bytes]]:
         """Return the events that `piece` completes; raises EventTooLarge without room for more."""
         events = self._scanner.events(piece)
-        partial = len(self._scanner.partial)
-        if partial > SMALL_BYTES:
-            wanted = self._held_before + partial
-            if not self._hold.has_room(wanted):
-                raise EventTooLarge(partial)
-            self._hold.reach(wanted)
-        else:
-            self._hold.shrink(self._held_before)
+        if self._scanner.partial or self._hold.size > self._held_before:
+            self._hold_partial(len(self._scanner.partial))
         return events
+
+    def _hold_partial(self, size: int) -> None:
+        """Hold room for an incomplete event that is large; raises EventTooLarge without it."""
+        if size <= SMALL_BYTES:
+            self._hold.shrink(self._held_before)
+            return
+        wanted = self._held_before + size
+        if not self._hold.has_room(wanted):
+            raise EventTooLarge(size)
+        self._hold.reach(wanted)
 
     def _scanned(self, piece: bytes) -> bytes:
         """Return the whole events that can be sent on after `piece`; none after the end."""
