@@ -121,7 +121,7 @@ def read_fields(
         hides_usage = counted and _streams_uncounted(fields)
         body = _fair_body(body, priority, hides_usage)
         quota_tokens = _quota_tokens(text, estimate, tokens, most_tokens)
-    sequences = _sequences(fields, chat)
+    sequences = 1 if chat and "n" not in fields else _sequences(fields, chat)
     request = Request(
         id_,
         prompt_tokens=all_tokens,
@@ -133,7 +133,7 @@ def read_fields(
         streams=(streams or answer_tokens == 1) and pure,  # one token: the end shows it
         tenant=tenant,
         service_class=_service_class(priority, headers),
-        whole=bool(text.media_tokens) or _must_call(fields) or _only_whole(fields, chat),
+        whole=bool(text.media_tokens) or _only_whole(fields, chat),
         pure=pure,
         sequences=sequences,
         quota_tokens=quota_tokens,
@@ -222,6 +222,8 @@ def _chain(prompt: bytes, block_bytes: int, salt: str | None) -> tuple[int, ...]
 
 def _only_whole(fields: dict[str, Any], chat: bool) -> bool:
     """Return whether the prompt must be sent in one request (no split prefill)."""
+    if "tool_choice" in fields and _must_call(fields):
+        return True
     if not WHOLE_ONLY.isdisjoint(fields) and (
         any(fields.get(name) for name in WHOLE_ONLY) or fields.get("prompt_logprobs") == 0
     ):
@@ -257,8 +259,6 @@ def _streams_uncounted(fields: dict[str, Any]) -> bool:
 
 def _sequences(fields: dict[str, Any], chat: bool) -> int:
     """Return the number of outputs: each has a slot and KV cache of its own."""
-    if chat and "n" not in fields:
-        return 1
     answers = 1
     for name in ("n",) if chat else ("n", "best_of"):
         if name in fields:
