@@ -121,7 +121,7 @@ def read_fields(
         hides_usage = counted and _streams_uncounted(fields)
         body = _fair_body(body, priority, hides_usage)
         quota_tokens = _quota_tokens(text, estimate, tokens, most_tokens)
-    sequences = 1 if chat and "n" not in fields else _sequences(fields, chat)
+    sequences = _sequences(fields, chat)
     request = Request(
         id_,
         prompt_tokens=all_tokens,
@@ -259,6 +259,8 @@ def _streams_uncounted(fields: dict[str, Any]) -> bool:
 
 def _sequences(fields: dict[str, Any], chat: bool) -> int:
     """Return the number of outputs: each has a slot and KV cache of its own."""
+    if chat and "n" not in fields:
+        return 1
     answers = 1
     for name in ("n",) if chat else ("n", "best_of"):
         if name in fields:

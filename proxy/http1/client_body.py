@@ -41,9 +41,7 @@ async def read_client_body(
         raise _too_large(limit)
     if length > AHEAD_BYTES:
         hold.check(length)
-        hold.reach(AHEAD_BYTES)
-    elif length:
-        hold.reach(length)
+    hold.reach(min(length, AHEAD_BYTES))
     if "expect" in headers and request.version != HttpVersion10 and request.can_read_body:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0
