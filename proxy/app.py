@@ -8,6 +8,7 @@ import asyncio
 from contextlib import nullcontext
 from functools import partial
 from time import perf_counter
+from typing import Any
 
 from aiohttp import web
 
@@ -136,8 +137,8 @@ class App:
             raise
         finally:
             self._telemetry.finished(record, status, self._driver.now)
-        hold.shrink(_large_bytes(response))  # nobody needs the request any more
         whole = not response.prepared
+        hold.shrink(_large_bytes(response) if whole else 0)  # nobody needs the request any more
         if whole:
             response.headers[REQUEST_ID] = id_
             response.headers["Server"] = SERVER
@@ -207,10 +208,12 @@ class App:
             raise errors.draining()
         body = await self._body(request, record, hold)
         if len(body) < LARGE_BYTES:
-            parsed = await self._parsed(request, path, id_, record.tenant, body)
+            parsed = self._parsed(await parse_any(body), request, path, id_, record.tenant, body)
         else:
             async with self._parsing:
-                parsed = await self._parsed(request, path, id_, record.tenant, body)
+                fields = await parse_any(body)
+                parsed = self._parsed(fields, request, path, id_, record.tenant, body)
+                del fields
         body = parsed.body  # so that the received bytes are not kept too
         record.request, record.token_ids = parsed.request, parsed.token_ids
         record.service_class = parsed.request.service_class
@@ -234,12 +237,18 @@ class App:
             receipt = self._telemetry.receipt(parsed.request.id)
             raise errors.rejected(rejected.action, self._config.reject_status, receipt) from None
 
-    async def _parsed(
-        self, request: web.BaseRequest, path: str, id_: str, tenant: str, body: bytes
+    def _parsed(
+        self,
+        fields: dict[str, Any],
+        request: web.BaseRequest,
+        path: str,
+        id_: str,
+        tenant: str,
+        body: bytes,
     ) -> ParsedBody:
         self._parsed_count += 1
         return read_fields(
-            await parse_any(body),
+            fields,
             body,
             request.headers,
             id_=f"{id_}/{self._parsed_count}",  # unique, though clients may repeat their id

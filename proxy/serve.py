@@ -51,7 +51,9 @@ HLOG_INTERVAL_S = 1.0
 # beyond it whole lines are left out: a torn line would make the file unreadable.
 HLOG_BUFFER_BYTES = 1 << 20
 CHECK_CLIENTS_S = 0.05  # interval of the check whether the last client has left
-LAST_EVENTS_S = 0.5  # time to write error events after a drain that took too long
+# Time to write error events after a drain that took too long. Clients that neither send nor read
+# take all of it; then the process needs some time to end.
+LAST_EVENTS_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,10 +104,11 @@ def read_fields(
         if text.token_ids
         else estimate.tokens(len(prompt), tenant)
     )
-    all_tokens = max(1, tokens) + text.media_tokens
+    tokens = max(1, tokens)
+    all_tokens = tokens + text.media_tokens
     if all_tokens > most_tokens and _may_fit(fields, text, most_tokens, chat):
         all_tokens = int(most_tokens)
-    tokens = min(max(1, tokens), all_tokens)
+        tokens = min(tokens, all_tokens)
     answer_tokens = _answer_tokens(fields, chat)
     pure = not text.media_tokens and _is_pure(fields, chat)
     salt = _client_salt(fields)
@@ -132,7 +133,7 @@ def read_fields(
         streams=(streams or answer_tokens == 1) and pure,  # one token: the end shows it
         tenant=tenant,
         service_class=_service_class(priority, headers),
-        whole=bool(text.media_tokens) or _must_call(fields) or _only_whole(fields, chat),
+        whole=bool(text.media_tokens) or _only_whole(fields, chat),
         pure=pure,
         sequences=sequences,
         quota_tokens=quota_tokens,
@@ -221,6 +222,8 @@ def _chain(prompt: bytes, block_bytes: int, salt: str | None) -> tuple[int, ...]
 
 def _only_whole(fields: dict[str, Any], chat: bool) -> bool:
     """Return whether the prompt must be sent in one request (no split prefill)."""
+    if "tool_choice" in fields and _must_call(fields):
+        return True
     if not WHOLE_ONLY.isdisjoint(fields) and (
         any(fields.get(name) for name in WHOLE_ONLY) or fields.get("prompt_logprobs") == 0
     ):
@@ -256,6 +259,8 @@ def _streams_uncounted(fields: dict[str, Any]) -> bool:
 
 def _sequences(fields: dict[str, Any], chat: bool) -> int:
     """Return the number of outputs: each has a slot and KV cache of its own."""
+    if chat and "n" not in fields:
+        return 1
     answers = 1
     for name in ("n",) if chat else ("n", "best_of"):
         if name in fields:

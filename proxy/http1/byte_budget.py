@@ -6,8 +6,6 @@ for one more. This is the dynamic threshold of switches with a shared buffer (Ch
 IEEE/ACM Transactions on Networking 6(2), 1998).
 """
 
-from collections import Counter
-
 from forebay.proxy.http1 import errors
 
 SMALL_BYTES = 64 << 10  # nearly every request is smaller
@@ -21,7 +19,7 @@ class ByteBudget:
         self.limit = limit
         self.status = status
         self.held = 0
-        self.by_holder: Counter[str] = Counter()
+        self.by_holder: dict[str, int] = {}  # not 0
 
 
 class Hold:
@@ -29,34 +27,31 @@ class Hold:
 
     Attributes:
         holder: the tenant or address that holds them; set it before the first byte is held.
+        size: bytes held now.
     """
 
-    __slots__ = ("_budget", "_held", "holder")
+    __slots__ = ("_budget", "holder", "size")
 
     def __init__(self, budget: ByteBudget) -> None:
         self._budget = budget
-        self._held = 0
+        self.size = 0
         self.holder = ""
 
     def __enter__(self) -> "Hold":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.shrink(0)
-
-    @property
-    def size(self) -> int:
-        """Bytes held now."""
-        return self._held
+        if self.size:
+            self._add(-self.size)
 
     def has_room(self, size: int) -> bool:
         """Return whether this request may hold `size` bytes now."""
-        budget, more = self._budget, size - self._held
+        budget, more = self._budget, size - self.size
         if more <= 0:
             return True
         share = SMALL_SHARE if size <= SMALL_BYTES else LARGE_SHARE
         free = budget.limit - budget.held - more
-        return budget.by_holder[self.holder] + more <= share * free
+        return budget.by_holder.get(self.holder, 0) + more <= share * free
 
     def check(self, size: int) -> None:
         """Raise ApiError if there is no room for `size` bytes now."""
@@ -65,19 +60,22 @@ class Hold:
 
     def reach(self, size: int) -> None:
         """Hold at least `size` bytes; raises ApiError if there is no room."""
-        if size > self._held:
-            self.check(size)
-            self._add(size - self._held)
+        if not self.has_room(size):
+            raise errors.overfull(self._budget.status)
+        if size > self.size:
+            self._add(size - self.size)
 
     def shrink(self, size: int) -> None:
         """Hold at most `size` bytes."""
-        if size < self._held:
-            self._add(size - self._held)
+        if size < self.size:
+            self._add(size - self.size)
 
     def _add(self, more: int) -> None:
-        budget = self._budget
-        self._held += more
+        budget, holder = self._budget, self.holder
+        self.size += more
         budget.held += more
-        budget.by_holder[self.holder] += more
-        if not budget.by_holder[self.holder]:
-            del budget.by_holder[self.holder]
+        held = budget.by_holder.get(holder, 0) + more
+        if held:
+            budget.by_holder[holder] = held
+        else:
+            del budget.by_holder[holder]

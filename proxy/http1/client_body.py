@@ -39,7 +39,8 @@ async def read_client_body(
     length = request.content_length or 0
     if length > limit:
         raise _too_large(limit)
-    hold.check(length)
+    if length > AHEAD_BYTES:
+        hold.check(length)
     hold.reach(min(length, AHEAD_BYTES))
     if "expect" in headers and request.version != HttpVersion10 and request.can_read_body:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -74,7 +75,8 @@ def _already_here(request: web.BaseRequest, limit: int, hold: Hold) -> bytes:
         raise _bad_body(error) from None
     if len(body) > limit:
         raise _too_large(limit)
-    hold.reach(len(body))
+    if len(body) > hold.size:
+        hold.reach(len(body))
     return body
 
 

@@ -83,8 +83,9 @@ class EventScanner:
             for found in _END.finditer(data):
                 events.append((data[start : found.end()], _payload(data[start : found.start()])))
                 start = found.end()
-        self.partial += data[start:]
-        self._check()
+        if start < len(data):
+            self.partial += data[start:]
+            self._check()
         return events
 
     def _check(self) -> None:

@@ -116,7 +116,8 @@ class Relay:
             grant, upstream, tries, shows_first_token=shaped.parsed.streams
         ) as attempt:
             response = await self._first_response(shaped, grant, attempt)
-        return response if isinstance(response, web.Response) else await response.relay()
+        # Not isinstance(response, web.Response): that class is abstract, which takes a Python call.
+        return await response.relay() if isinstance(response, (Stream, LargeAnswer)) else response
 
     async def _first_response(
         self, shaped: ShapedRequest, grant: Grant, attempt: Attempt

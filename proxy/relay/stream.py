@@ -1,7 +1,7 @@
 """Relay one streamed response from a backend to a client."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import aiohttp
@@ -90,6 +90,7 @@ class Stream:
         self._held_before = hold.size
         self._chunks = TokenChunks(self._scanner)
         self._event_count = 0  # each carries about one token
+        self._relayed: Callable[[], int] = lambda: 0  # calls of `send_chunks` that sent something
         self._clock = watchdog.clock
         self._ready = bytearray()  # whole events, received and not yet sent on
         self._usage: dict[str, Any] = {}
@@ -195,6 +196,8 @@ class Stream:
         upstream, response, write = self._upstream, self._response, transport.write
         plain, plain_chunks = self._scanner.plain, self._chunks.plain
         is_closing, untaken = transport.is_closing, transport.get_write_buffer_size
+        relayed = 0
+        self._relayed = lambda: relayed
 
         def send(piece: bytes) -> bool:
             upstream.heard = watch.heard = True
@@ -213,10 +216,11 @@ class Stream:
 
         def send_chunks(chunks: bytes) -> bool:
             """Send whole chunks as they are: the backend's framing is the client's too."""
+            nonlocal relayed
             if not plain_chunks(chunks) or is_closing():
                 return False
             upstream.heard = watch.heard = True
-            self._event_count += 1
+            relayed += 1
             write(chunks)
             if untaken() > UNTAKEN_BYTES:
                 response.enough()
@@ -227,15 +231,19 @@ class Stream:
     def _events(self, piece: bytes) -> list[tuple[bytes, bytes]]:
         """Return the events that `piece` completes; raises EventTooLarge without room for more."""
         events = self._scanner.events(piece)
-        partial = len(self._scanner.partial)
-        if partial > SMALL_BYTES:
-            wanted = self._held_before + partial
-            if not self._hold.has_room(wanted):
-                raise EventTooLarge(partial)
-            self._hold.reach(wanted)
-        else:
-            self._hold.shrink(self._held_before)
+        if self._scanner.partial or self._hold.size > self._held_before:
+            self._hold_partial(len(self._scanner.partial))
         return events
+
+    def _hold_partial(self, size: int) -> None:
+        """Hold room for an incomplete event that is large; raises EventTooLarge without it."""
+        if size <= SMALL_BYTES:
+            self._hold.shrink(self._held_before)
+            return
+        wanted = self._held_before + size
+        if not self._hold.has_room(wanted):
+            raise EventTooLarge(size)
+        self._hold.reach(wanted)
 
     def _scanned(self, piece: bytes) -> bytes:
         """Return the whole events that can be sent on after `piece`; none after the end."""
@@ -280,7 +288,8 @@ class Stream:
         if self._usage:
             self._listener.usage(self._usage)
         else:
-            self._listener.no_usage(self._event_count + self._chunks.more_events)
+            events = self._event_count + self._relayed() + self._chunks.more_events
+            self._listener.no_usage(events)
 
     async def _send_ready(self, outgoing: web.StreamResponse, watch: TimeoutWatch) -> None:
         if self._ready:

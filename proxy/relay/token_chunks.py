@@ -45,37 +45,39 @@ class TokenChunks:
         # Before and after the text of the last event that was searched.
         self._around = (b"", b"")
         self._after = b""
-        self._begin: dict[int, bytes] = {}  # bytes before the text, by chunk length
+        # By chunk length: the bytes before the text, their number, and where the text ends.
+        self._begin: dict[int, tuple[bytes, int, int]] = {}
 
     def plain(self, piece: bytes) -> bool:
         """Return whether `piece` is whole chunks of whole `data` events that carry output only."""
         size = len(piece)
-        begin = self._begin.get(size)
-        if begin is not None and not self._partial:
+        known = self._begin.get(size)
+        if known is not None and not self._partial:
+            begin, at, end = known
             # Slices cost less than startswith and endswith, which parse arguments.
-            at, after = len(begin), self._after
             if (
                 piece[:at] == begin
-                and piece[-len(after) :] == after
-                and piece.find(b'"', at) == size - len(after)  # the text ends at the same place
+                and piece[end:] == self._after
+                and piece.find(b'"', at) == end  # the text ends at the same place
                 and piece.find(b"\n", at) == size - 4  # and no event ends before
             ):
                 return True
         return self._searched(piece)
 
     def _searched(self, piece: bytes) -> bool:
-        start, find = 0, piece.find
-        while start < len(piece):
+        start = last = 0
+        size, find = len(piece), piece.find
+        while start < size:
             end = find(b"\n\n\r\n", start) + 4
             if not 4 <= end - start < CHUNK_BYTES:
                 return False
             if not piece.startswith(CHUNK_HEADS[end - start] + b"data: ", start):
                 return False
-            start = end
+            last, start = start, end
         if self._partial or not output_only(piece):
             return False
         self.more_events += piece.count(b"\n\n") - 1
-        if find(b"\n\n\r\n") + 4 == len(piece):
+        if not last:  # one chunk
             self._remember(piece)
         return True
 
@@ -87,4 +89,5 @@ class TokenChunks:
         if around != self._around:
             self._around, self._after = around, around[1]
             self._begin.clear()
-        self._begin[len(chunk)] = chunk[: text.start(1)]
+        at, end = text.span(1)
+        self._begin[len(chunk)] = chunk[:at], at, end

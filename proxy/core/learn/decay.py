@@ -40,7 +40,7 @@ class DecayedSum:
         self.at = 0.0
 
     def add(self, more: float, now: float) -> None:
-        self.amount = self.value(now) + more
+        self.amount = self.amount * exp((self.at - now) / self.time_s) + more
         self.at = now
 
     def value(self, now: float) -> float:

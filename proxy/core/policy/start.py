@@ -259,12 +259,16 @@ def lacks(backend: Backend, waiting: QueuedRequest) -> Block:
     request, output_tokens = waiting.request, waiting.output_tokens
     if (request.sequences > 1 or backend.starving is not None) and not slots_fit(backend, waiting):
         return "slots"
-    room = kv_room(backend, waiting, request.prompt_tokens + output_tokens)
-    if backend.elsewhere is not None and backend.elsewhere.running:
-        room -= backend.elsewhere.kv_tokens
-    elif not backend.in_flight:
+    elsewhere = backend.elsewhere
+    if elsewhere is not None and not elsewhere.running:
+        elsewhere = None
+    if elsewhere is None and not backend.in_flight:
         return ""
-    if request.prompt_tokens + output_tokens <= room:
+    tokens = request.prompt_tokens + output_tokens
+    room = kv_room(backend, waiting, tokens)
+    if elsewhere is not None:
+        room -= elsewhere.kv_tokens
+    if tokens <= room:
         return ""
     need = backend.kv.need(request, reserved(output_tokens, backend.kv_tokens))
     return "" if need <= room else "kv"

@@ -304,7 +304,8 @@ class PrefillObserver:
 
     def begin(self, now: float, elsewhere: Elsewhere | None) -> None:
         """Start an observation; one without an answer is dropped."""
-        self._end_step()
+        if self._answered_at < inf:
+            self._end_step()
         self._terms = (0.0, 0.0, 0.0)
         self._since = now
         if elsewhere is not None:
@@ -316,14 +317,14 @@ class PrefillObserver:
         A prefill whose first token cannot be seen is over by its prediction only: nobody knows
         when the engine began the next one.
         """
-        self._end_step()
+        if self._answered_at < inf:
+            self._end_step()
         self._since = inf
 
     def _end_step(self) -> None:
-        """Learn from a step of which no more answers come."""
-        if self._answered_at < inf:
-            self._learn(self._terms, self._answered_at - self._since)
-            self._answered_at = inf
+        """Learn from a step of which no more answers come; it has had one."""
+        self._learn(self._terms, self._answered_at - self._since)
+        self._answered_at = inf
 
     def answered(self, prefill: InFlight, queue: PrefillQueue, now: float, *, split: bool) -> None:
         """Learn from a prefill that is over and has left the queue.
