@@ -30,7 +30,7 @@ FIXED_LENGTHS = (
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """What the answers of a trace are compared with, by request id.
+    """Reference answers of a trace, by request id.
 
     Attributes:
         texts: reference answers of ZeroSCROLLS requests, whose ids are `TASK/ID`.

@@ -28,6 +28,7 @@ from forebay.replay.output import RunFolder, check_folder
 from forebay.replay.provenance import Provenance, run_record
 from forebay.replay.recorder import Live, Recorder
 from forebay.replay.schedule import Schedule
+from forebay.replay.server_metrics import MetricsSampler
 from forebay.replay.session_loop import SessionLoop
 from forebay.replay.slo import Slo
 from forebay.replay.source import Scan, TraceSource
@@ -113,15 +114,26 @@ async def replay(options: ReplayOptions, stop: Stop | None = None) -> Summary:
         _print_changes(plan)
         if options.warmup:
             await _warm_up(client, plan)
-        with RunFolder(options.out, force=options.force, answers=options.keep_answers) as folder:
-            try:
-                return await _run(plan, client, clock, folder, stop or Stop())
-            except* InputError as group:
-                raise _first(group) from None
-            except* OSError as group:
-                raise InputError(
-                    f"--out: {options.out} cannot be written: {_first(group)}"
-                ) from None
+        async with MetricsSampler(options.metrics) as sampler:
+            return await _run_into_folder(plan, client, clock, sampler, stop or Stop())
+
+
+async def _run_into_folder(
+    plan: _Plan, client: Client, clock: Clock, sampler: MetricsSampler, stop: Stop
+) -> Summary:
+    options = plan.options
+    with RunFolder(
+        options.out,
+        force=options.force,
+        answers=options.keep_answers,
+        metrics=bool(options.metrics),
+    ) as folder:
+        try:
+            return await _run(plan, client, clock, folder, sampler, stop)
+        except* InputError as group:
+            raise _first(group) from None
+        except* OSError as group:
+            raise InputError(f"--out: {options.out} cannot be written: {_first(group)}") from None
 
 
 def _make_plan(
@@ -153,7 +165,14 @@ def _make_plan(
     )
 
 
-async def _run(plan: _Plan, client: Client, clock: Clock, folder: RunFolder, stop: Stop) -> Summary:
+async def _run(
+    plan: _Plan,
+    client: Client,
+    clock: Clock,
+    folder: RunFolder,
+    sampler: MetricsSampler,
+    stop: Stop,
+) -> Summary:
     options, schedule = plan.options, plan.schedule
     totals = RunTotals([bucket.name for bucket in options.buckets], plan.slos)
     prepared = PreparedQueue()
@@ -185,6 +204,8 @@ async def _run(plan: _Plan, client: Client, clock: Clock, folder: RunFolder, sto
                 await sessions.fill()
                 clock.restart()
             background.append(tasks.create_task(_flush_every_second(recorder, clock)))
+            sampling = sampler.every_second(clock, folder.metrics)
+            background.append(tasks.create_task(sampling))
             if watch_progress is not None:
                 count = schedule.count if plan.agenda is None else len(plan.agenda.rows)
                 shown = watch_progress(recorder.live, count, clock)
@@ -194,6 +215,7 @@ async def _run(plan: _Plan, client: Client, clock: Clock, folder: RunFolder, sto
             ended = await _drain(plan, dispatch, clock, stop, ended)
         for task in background:
             task.cancel()
+        await sampler.sample(clock, folder.metrics)
     was_sent = range(dispatch.sent).__contains__ if sessions is None else sessions.sent.__contains__
     _count_never_sent(plan, recorder, was_sent, ended)
     log.close(clock.now())

@@ -45,7 +45,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """What /v1/models says about one model."""
+    """One model as /v1/models describes it."""
 
     max_model_len: int | None
     random_weights: bool

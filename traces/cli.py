@@ -167,7 +167,7 @@ def zeroscrolls(given: ZeroScrollsArguments) -> None:
     from forebay.traces.sharing import IdealCache
     from forebay.traces.tokens import counter
     from forebay.traces.zeroscrolls import by_document, read_task
-    from forebay.traces.zeroscrolls_trace import ordered, reference_lines, to_trace
+    from forebay.traces.zeroscrolls_trace import has_references, ordered, reference_lines, to_trace
 
     for option, value in (("--context", given.context), ("--limit", given.limit)):
         if value is not None and value < 1:
@@ -182,9 +182,9 @@ def zeroscrolls(given: ZeroScrollsArguments) -> None:
     count = counter(given.tokens)
     everything = [sample for file in files for sample in file.samples]
     samples = ordered(everything, given.order, seed=given.seed, zipf_s=given.zipf)[: given.limit]
-    answered = given.output != "-" and any(sample.outputs for sample in samples)
-    if answered:
-        refuse_existing([answers_path(given.output)], force=given.force)
+    answered = given.output != "-" and has_references(samples)
+    beside = [answers_path(given.output)] if answered else []
+    refuse_existing(beside, force=given.force)
     requests = to_trace(
         samples,
         count,
@@ -196,10 +196,10 @@ def zeroscrolls(given: ZeroScrollsArguments) -> None:
     )
     totals = Totals(requests, IdealCache())
     write_trace(given.output, totals)
-    if answered:
-        with whole_file(answers_path(given.output)) as file:
+    for path in beside:
+        with whole_file(path) as file:
             file.writelines(reference_lines(samples))
-        talk(f"reference answers in {answers_path(given.output)}")
+        talk(f"reference answers in {path}")
     facts = {
         "command": "zeroscrolls",
         "sources": [

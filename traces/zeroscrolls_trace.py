@@ -72,6 +72,11 @@ def to_trace(
     return _rows(samples, counter, form, context_tokens, times)
 
 
+def has_references(samples: Sequence[ZeroScrollsSample]) -> bool:
+    """Tell whether any sample has reference answers; those of the test split have none."""
+    return any(sample.outputs for sample in samples)
+
+
 def reference_lines(samples: Sequence[ZeroScrollsSample]) -> Iterator[bytes]:
     """Yield the line of each sample's reference answers, by the id of its request in the trace."""
     for sample in samples:
