@@ -120,6 +120,7 @@ def test_time_stamps_and_strange_lines_of_pages(tmp_path: Path) -> None:
     table = MetricsTable(tmp_path / "m.parquet")
     for at in (1, 2):
         table.add(float(at), URL, f'dcgm{{gpu="0"}} {at * 10} 17000000{at}000\nplain {at}\n')
+    assert len(table._series) == 3  # a time stamp makes no new series
     with pytest.raises(ValueError, match="invalid metric name"):
         table.add(3.0, URL, "good 1\n<html><body>not metrics at all</body>")
     for line in (".'{,\t='.e 1},,", "word"):  # the parser itself has an IndexError for the first
