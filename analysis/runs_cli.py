@@ -1,15 +1,16 @@
-"""`forebay runs`: write runs in the formats of other tools."""
+"""`forebay runs`: write runs in the formats of other tools, and score their answers."""
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from forebay.proxy.command import new_app
-from forebay.traces.command_options import Force, Output
+from forebay.traces.command_options import AsJson, Force, Output
 from forebay.traces.errors import InputError
 
-HELP = """Runs in the formats of other tools.
+HELP = """Runs in the formats of other tools, and scores of their answers.
 
 Example:
 
@@ -27,6 +28,16 @@ Installed packages add formats by the entry point group forebay.exporters.
 Example:
 
   forebay runs export hgrm runs/a --tag ttft_response.chat -o chat.hgrm
+"""
+SCORE = """Score the answers of a run of `traces zeroscrolls` or `traces needle`.
+
+ZeroSCROLLS is scored by its own metrics (ROUGE, F1, accuracy, exponential
+similarity, concordance index), a needle by the number that it hides. The run
+must have been made with --keep-answers; a request without an answer scores 0.
+
+Example:
+
+  forebay runs score runs/a
 """
 
 app = new_app(help=HELP)
@@ -56,3 +67,40 @@ def export(
     refuse_existing([output], force=force)
     with whole_file(output) as file:
         known[format_name](run, file, tag)
+
+
+@app.command(help=SCORE)
+def score(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="run folder")],
+    references: Annotated[
+        Path | None,
+        typer.Option(help="file of reference answers; default: the one beside the run's trace"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    from forebay.analysis.score import score_run
+    from forebay.traces.output import json_bytes
+
+    result = score_run(run, references)
+    if as_json:
+        sys.stdout.buffer.write(json_bytes(result))
+        sys.stdout.buffer.flush()
+    else:
+        _show(result)
+    for warning in result["warnings"]:
+        print(f"forebay runs: {warning}", file=sys.stderr)
+
+
+def _show(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("task", "metric")
+    for heading in ("score (0-100)", "requests", "unanswered"):
+        table.add_column(heading, justify="right")
+    for task, one in result["tasks"].items():
+        counts = (str(one["requests"]), str(one["unanswered"]))
+        table.add_row(task, one["metric"].replace("_", " "), f"{one['score']:.2f}", *counts)
+    if result["zeroscrolls"] is not None:
+        table.add_row("ZeroSCROLLS", "mean of the ten tasks", f"{result['zeroscrolls']:.2f}")
+    Console().print(table)

@@ -14,6 +14,7 @@ from forebay.replay.keys import read_keys
 from forebay.replay.options import ReplayOptions
 from forebay.replay.runner import Summary, replay
 from forebay.replay.schedule import parse_arrivals
+from forebay.replay.server_metrics import metrics_urls
 from forebay.replay.slo import parse_slos
 from forebay.traces.buckets import parse_buckets
 from forebay.traces.command_options import a_time, takes_options
@@ -80,6 +81,10 @@ class ReplayArguments:
     keep_answers: Annotated[
         bool, typer.Option("--keep-answers", help="keep the text of answers in answers.jsonl")
     ] = False
+    metrics: Annotated[
+        list[str] | None,
+        typer.Option(help="URL of a /metrics page to sample each second; may be repeated"),
+    ] = None
     print_schedule: Annotated[
         bool, typer.Option("--print-schedule", help="print when each request is due; send nothing")
     ] = False
@@ -170,6 +175,7 @@ class ReplayArguments:
             think_s=self.think,
             keep_answers=self.keep_answers,
             processes=self.processes,
+            metrics=metrics_urls(self.metrics or ()),
         )
 
 
@@ -179,7 +185,7 @@ HEADINGS = {
     "Trace": "format skip-bad too-long max-model-len salt history lengths",
     "Target": "target model endpoint api-key keys",
     "Measurement": "buckets slo first-token-timeout stall-timeout drain-timeout",
-    "Output": "out keep-answers force json quiet",
+    "Output": "out keep-answers metrics force json quiet",
 }
 
 

@@ -37,6 +37,7 @@ class ReplayOptions:
         turns: "wait": a turn is due after the answers it waits for; "trace": at its time.
         history: of later turns: "trace": as it is there; "answers": with what the server answered.
         keep_answers: write the text of each complete answer to answers.jsonl.
+        metrics: URLs of /metrics pages to sample each second into metrics.parquet.
         think_s: time from an answer (or session) to the next one of a closed loop.
         processes: that send, each a part of the sessions.
     """
@@ -75,6 +76,7 @@ class ReplayOptions:
     think_s: float = 0.0
     keep_answers: bool = False
     processes: int = 1
+    metrics: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Raise InputError for a value that cannot be used."""

@@ -5,6 +5,7 @@
     run.json          everything needed to repeat the run
     summary.json      results; written last, so its presence marks a complete run
     answers.jsonl     the text of each complete answer, only if asked for
+    metrics.parquet   what the servers' /metrics said each second, only if asked for
 
 During the run they are named `*.partial`. A folder that already holds a run is an error before
 anything is sent, and a run that fails leaves the old one unchanged.
@@ -21,6 +22,7 @@ from typing import Any, BinaryIO, Self, TextIO, get_args, get_type_hints
 import orjson
 
 from forebay.replay.record import Row
+from forebay.replay.server_metrics import MetricsTable
 from forebay.traces.errors import InputError
 
 HLOG = "latency.hlog"
@@ -29,6 +31,8 @@ RUN = "run.json"
 SUMMARY = "summary.json"
 FILES = (HLOG, TABLE, RUN, SUMMARY)
 ANSWERS = "answers.jsonl"
+METRICS = "metrics.parquet"
+OPTIONAL = (ANSWERS, METRICS)
 GROUP_ROWS = 1_000
 _TYPES: dict[type, str] = {str: "string", int: "int64", float: "float64", bool: "bool_"}
 _VALUES = attrgetter(*Row.__slots__)
@@ -58,10 +62,13 @@ def make_folder(folder: Path) -> None:
 class RunFolder:
     """The open files of a run; use it in `with`. Without `commit` it leaves no file behind."""
 
-    def __init__(self, folder: Path, *, force: bool = False, answers: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, force: bool = False, answers: bool = False, metrics: bool = False
+    ) -> None:
         check_folder(folder, force=force)
         self.path = folder
         self.answers: BinaryIO | None = None
+        self.metrics: MetricsTable | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self.hlog: TextIO = open(  # noqa: SIM115 - closed in __exit__
@@ -70,6 +77,8 @@ class RunFolder:
             self.table = TableWriter(self._partial(TABLE))
             if answers:
                 self.answers = open(self._partial(ANSWERS), "wb")  # noqa: SIM115 - as above
+            if metrics:
+                self.metrics = MetricsTable(self._partial(METRICS))
         except OSError as error:
             raise InputError(f"--out: {folder} cannot be written ({error.strerror})") from error
 
@@ -86,7 +95,9 @@ class RunFolder:
         for close in (self.hlog.close, self.table.abandon, self._close_answers):
             with suppress(OSError):
                 close()
-        for name in (*FILES, ANSWERS):
+        if self.metrics is not None:
+            self.metrics.abandon()
+        for name in (*FILES, *OPTIONAL):
             with suppress(OSError):
                 self._partial(name).unlink(missing_ok=True)
 
@@ -98,10 +109,14 @@ class RunFolder:
         self._partial(RUN).write_bytes(orjson.dumps(run, option=options))
         self._partial(SUMMARY).write_bytes(orjson.dumps(summary, option=options))
         (self.path / SUMMARY).unlink(missing_ok=True)  # never a new table beside an old summary
-        (self.path / ANSWERS).unlink(missing_ok=True)
+        for name in OPTIONAL:
+            (self.path / name).unlink(missing_ok=True)
         self._close_answers()
-        for name in (*FILES, ANSWERS) if self.answers is not None else FILES:
-            os.replace(self._partial(name), self.path / name)
+        if self.metrics is not None:
+            self.metrics.close()
+        for name in (*FILES, *OPTIONAL):
+            if name in FILES or self._partial(name).exists():
+                os.replace(self._partial(name), self.path / name)
 
     def _close_answers(self) -> None:
         if self.answers is not None:

@@ -10,7 +10,7 @@ import base64
 import pickle
 import sys
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -30,11 +30,11 @@ from forebay.replay.part import PartJob
 from forebay.replay.recorder import Live, interval_s
 from forebay.replay.summary import RunTotals
 from forebay.replay.target import Served
+from forebay.replay.watching import Progress
 from forebay.traces.errors import InputError
 
 START_IN_S = 0.05  # from the message to the start, so that all processes have it before
 MOST_LINE_BYTES = 1 << 20
-Progress = Callable[[Live, int, Clock], Coroutine[Any, Any, None]]
 
 
 async def replay_in_processes(
@@ -62,7 +62,7 @@ async def replay_in_processes(
         try:
             for number, place in enumerate(places):
                 job = PartJob(
-                    replace(options, out=place, quiet=True, warmup=0),
+                    replace(options, out=place, quiet=True, warmup=0, metrics=()),
                     number,
                     options.processes,
                     served,

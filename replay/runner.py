@@ -7,7 +7,7 @@ measurements are kept: on Ctrl-C, when a target dies, and when draining takes to
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_hex
@@ -29,17 +29,18 @@ from forebay.replay.options import ReplayOptions
 from forebay.replay.output import RunFolder, check_folder
 from forebay.replay.part import Part
 from forebay.replay.provenance import Provenance, run_record
-from forebay.replay.recorder import Live, Recorder, flush_every_interval
+from forebay.replay.recorder import Recorder, flush_every_interval
 from forebay.replay.schedule import Schedule
+from forebay.replay.server_metrics import MetricsSampler
 from forebay.replay.session_loop import SessionLoop
 from forebay.replay.slo import Slo
 from forebay.replay.source import Scan, TraceSource
 from forebay.replay.summary import RunTotals
 from forebay.replay.target import Served, Target, ask_served, parse_targets
 from forebay.replay.warm import cache_warnings
+from forebay.replay.watching import Progress, watching
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
-from forebay.traces.talk import is_quiet
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,7 @@ class _Plan:
     style: RequestStyle
     run_id: str
     part: Part | None = None
+    watch: Progress | None = None
 
 
 async def replay(
@@ -115,19 +117,31 @@ async def replay(
             plan = _narrow(plan, part)
         if options.warmup:
             await _warm_up(client, plan)
-        with RunFolder(options.out, force=options.force, answers=options.keep_answers) as folder:
-            try:
-                stop = stop or Stop()
-                totals = RunTotals([bucket.name for bucket in options.buckets], plan.slos)
-                run = _run_here if part is not None or options.processes == 1 else _run_divided
-                measured = await run(plan, client, clock, folder, totals, stop)
-                return _commit(plan, folder, totals, measured)
-            except* InputError as group:
-                raise _first(group) from None
-            except* OSError as group:
-                raise InputError(
-                    f"--out: {options.out} cannot be written: {_first(group)}"
-                ) from None
+        async with MetricsSampler(options.metrics) as sampler:
+            return await _run_into_folder(plan, client, clock, sampler, stop or Stop())
+
+
+async def _run_into_folder(
+    plan: _Plan, client: Client, clock: Clock, sampler: MetricsSampler, stop: Stop
+) -> Summary:
+    options = plan.options
+    with RunFolder(
+        options.out,
+        force=options.force,
+        answers=options.keep_answers,
+        metrics=bool(options.metrics),
+    ) as folder:
+        try:
+            plan = replace(plan, watch=watching(options, plan.part, sampler, folder))
+            totals = RunTotals([bucket.name for bucket in options.buckets], plan.slos)
+            run = _run_here if plan.part is not None or options.processes == 1 else _run_divided
+            measured = await run(plan, client, clock, folder, totals, stop)
+            await sampler.sample(clock, folder.metrics)
+            return _commit(plan, folder, totals, measured)
+        except* InputError as group:
+            raise _first(group) from None
+        except* OSError as group:
+            raise InputError(f"--out: {options.out} cannot be written: {_first(group)}") from None
 
 
 def _make_plan(
@@ -180,7 +194,7 @@ async def _run_divided(
         folder,
         totals,
         _comments(plan),
-        _progress(plan),
+        plan.watch,
         stop,
     )
 
@@ -190,7 +204,6 @@ async def _run_here(
 ) -> Measured:
     options, schedule = plan.options, plan.schedule
     prepared = PreparedQueue()
-    watch_progress = _progress(plan)
     async with asyncio.TaskGroup() as tasks:
         background: list[asyncio.Task[None]] = []
         if plan.agenda is None:
@@ -220,8 +233,8 @@ async def _run_here(
             if plan.part is not None:
                 await plan.part.start(clock)
             background.append(tasks.create_task(flush_every_interval(recorder, clock)))
-            if watch_progress is not None:
-                shown = watch_progress(recorder.live, _count(plan), clock)
+            if plan.watch is not None:
+                shown = plan.watch(recorder.live, _count(plan), clock)
                 background.append(tasks.create_task(shown))
             ended = await _send_all(plan, dispatch, sessions, stop)
             stopped_s = clock.now()
@@ -275,17 +288,6 @@ def _session_loop(plan: _Plan, agenda: Agenda, dispatch: Dispatch) -> SessionLoo
         until_s=options.duration_s,
         history=History(agenda, options.salt) if options.history == "answers" else None,
     )
-
-
-def _progress(plan: _Plan) -> Callable[[Live, int, Clock], Coroutine[Any, Any, None]] | None:
-    """Load the progress line and Rich, which it needs, before the clock starts."""
-    if plan.part is not None:
-        return plan.part.report
-    if plan.options.quiet or is_quiet():
-        return None
-    from forebay.replay.progress import print_progress, show_progress
-
-    return show_progress if sys.stderr.isatty() else print_progress
 
 
 async def _send_all(

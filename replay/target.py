@@ -33,12 +33,22 @@ class Target:
 class Served:
     """The model of a run and the longest context that all targets take, None if unknown.
 
-    With `own_models` each row of the trace asks for the model that it names.
+    With `own_models` each row of the trace asks for the model that it names. `random_weights`: a
+    target says that the answers of one of its models mean nothing, as the simulated engine does.
     """
 
     model: str
     max_model_len: int | None
     own_models: bool = False
+    random_weights: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """One model as /v1/models describes it."""
+
+    max_model_len: int | None
+    random_weights: bool
 
 
 def parse_targets(urls: Sequence[str], or_else: str = "") -> tuple[Target, ...]:
@@ -83,16 +93,19 @@ async def ask_served(
     rows of the trace name are `wanted`, and None for rows that name none.
     """
     lengths: list[int | None] = []
+    random_weights = False
     named = {one for one in wanted if one is not None} if model is None else set[str]()
     for target in dict.fromkeys(targets):
-        models = await _models(session, target)
+        listed = await _models(session, target)
+        models = {name: one.max_model_len for name, one in listed.items()}
+        random_weights |= any(one.random_weights for one in listed.values())
         if named:
             lengths += _lengths(named, target, models)
         if not named or None in wanted:
             model = _one_model(model, target, models)
             lengths.append(models.get(model))
     known = [length for length in lengths if length is not None]
-    return Served(model or "", min(known, default=None), own_models=bool(named))
+    return Served(model or "", min(known, default=None), bool(named), random_weights)
 
 
 def _lengths(named: Set[str], target: Target, models: Mapping[str, int | None]) -> list[int | None]:
@@ -124,8 +137,8 @@ def _one_model(model: str | None, target: Target, models: Mapping[str, int | Non
     return model
 
 
-async def _models(session: aiohttp.ClientSession, target: Target) -> dict[str, int | None]:
-    """Return model names with their `max_model_len`; empty when the server has no usable list."""
+async def _models(session: aiohttp.ClientSession, target: Target) -> dict[str, _Listed]:
+    """Return the models by name; empty when the server has no usable list."""
     try:
         raw = await _model_list(session, target)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -136,11 +149,12 @@ async def _models(session: aiohttp.ClientSession, target: Target) -> dict[str, i
     except orjson.JSONDecodeError:
         return {}
     data = listed.get("data") if isinstance(listed, dict) else None
-    models: dict[str, int | None] = {}
+    models: dict[str, _Listed] = {}
     for one in data if isinstance(data, list) else ():
         if isinstance(one, dict) and isinstance(one.get("id"), str):
             length = one.get("max_model_len")
-            models[one["id"]] = length if type(length) is int and length > 0 else None
+            known = length if type(length) is int and length > 0 else None
+            models[one["id"]] = _Listed(known, one.get("random_weights") is True)
     return models
 
 

@@ -163,10 +163,11 @@ def zeroscrolls(given: ZeroScrollsArguments) -> None:
     example:  forebay traces zeroscrolls squality.zip --order shuffled --rate 2 -o squality.jsonl
     """
     from forebay.traces.jsonl import write_trace
+    from forebay.traces.output import whole_file
     from forebay.traces.sharing import IdealCache
     from forebay.traces.tokens import counter
     from forebay.traces.zeroscrolls import by_document, read_task
-    from forebay.traces.zeroscrolls_trace import ordered, to_trace
+    from forebay.traces.zeroscrolls_trace import has_references, ordered, reference_lines, to_trace
 
     for option, value in (("--context", given.context), ("--limit", given.limit)):
         if value is not None and value < 1:
@@ -181,6 +182,9 @@ def zeroscrolls(given: ZeroScrollsArguments) -> None:
     count = counter(given.tokens)
     everything = [sample for file in files for sample in file.samples]
     samples = ordered(everything, given.order, seed=given.seed, zipf_s=given.zipf)[: given.limit]
+    answered = given.output != "-" and has_references(samples)
+    beside = [answers_path(given.output)] if answered else []
+    refuse_existing(beside, force=given.force)
     requests = to_trace(
         samples,
         count,
@@ -192,6 +196,10 @@ def zeroscrolls(given: ZeroScrollsArguments) -> None:
     )
     totals = Totals(requests, IdealCache())
     write_trace(given.output, totals)
+    for path in beside:
+        with whole_file(path) as file:
+            file.writelines(reference_lines(samples))
+        talk(f"reference answers in {path}")
     facts = {
         "command": "zeroscrolls",
         "sources": [

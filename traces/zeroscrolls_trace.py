@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from random import Random
 
+import orjson
+
 from forebay.traces.arrivals import arrival_times
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
@@ -70,6 +72,22 @@ def to_trace(
     return _rows(samples, counter, form, context_tokens, times)
 
 
+def has_references(samples: Sequence[ZeroScrollsSample]) -> bool:
+    """Tell whether any sample has reference answers; those of the test split have none."""
+    return any(sample.outputs for sample in samples)
+
+
+def reference_lines(samples: Sequence[ZeroScrollsSample]) -> Iterator[bytes]:
+    """Yield the line of each sample's reference answers, by the id of its request in the trace."""
+    for sample in samples:
+        line = {"id": request_id(sample), "references": sample.outputs}
+        yield orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def request_id(sample: ZeroScrollsSample) -> str:
+    return f"{sample.task}/{sample.id}"
+
+
 def _rows(
     samples: Sequence[ZeroScrollsSample],
     counter: TokenCounter,
@@ -84,7 +102,7 @@ def _rows(
         if context_tokens is not None:
             text = truncated_prompt(shaped, counter, context_tokens, max_new_tokens)
         yield TraceRequest(
-            id=f"{sample.task}/{sample.id}",
+            id=request_id(sample),
             arrival_s=arrival_s,
             input_tokens=max(counter.count(text), 1),
             output_tokens=max_new_tokens,

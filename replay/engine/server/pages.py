@@ -152,6 +152,7 @@ class _Pages:
             "parent": None,
             "max_model_len": self._config.context,
             "permission": [permission],
+            "random_weights": True,  # unlike vLLM's: a score of such answers means nothing
         }
         return self._json(request, {"object": "list", "data": [model]})
 

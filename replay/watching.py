@@ -1,0 +1,44 @@
+"""What goes on beside a replay from its start on: the progress line, and samples of /metrics."""
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from forebay.replay.clock import Clock
+from forebay.replay.options import ReplayOptions
+from forebay.replay.output import RunFolder
+from forebay.replay.part import Part
+from forebay.replay.recorder import Live
+from forebay.replay.server_metrics import MetricsSampler
+from forebay.traces.talk import is_quiet
+
+Progress = Callable[[Live, int, Clock], Coroutine[Any, Any, None]]
+
+
+def watching(
+    options: ReplayOptions, part: Part | None, sampler: MetricsSampler, folder: RunFolder
+) -> Progress | None:
+    """Return what to run beside the replay until its end; None if nothing."""
+    progress = _progress(options, part)
+    if not options.metrics:
+        return progress
+
+    async def show_and_sample(live: Live, count: int, clock: Clock) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(sampler.every_second(clock, folder.metrics))
+            if progress is not None:
+                tasks.create_task(progress(live, count, clock))
+
+    return show_and_sample
+
+
+def _progress(options: ReplayOptions, part: Part | None) -> Progress | None:
+    """Load the progress line and Rich, which it needs, before the clock starts."""
+    if part is not None:
+        return part.report
+    if options.quiet or is_quiet():
+        return None
+    from forebay.replay.progress import print_progress, show_progress
+
+    return show_progress if sys.stderr.isatty() else print_progress
