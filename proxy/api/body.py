@@ -100,11 +100,10 @@ def read_fields(
     text = chat_text(fields) if chat else completion_text(fields)
     prompt = text.data
     tokens = (
-        len(prompt) // BYTES_PER_TOKEN_ID
+        max(1, len(prompt) // BYTES_PER_TOKEN_ID)
         if text.token_ids
         else estimate.tokens(len(prompt), tenant)
     )
-    tokens = max(1, tokens)
     all_tokens = tokens + text.media_tokens
     if all_tokens > most_tokens and _may_fit(fields, text, most_tokens, chat):
         all_tokens = int(most_tokens)
