@@ -281,8 +281,7 @@ def load_of(backend: Backend, now: float) -> float:
 
 def requests_of(backend: Backend) -> int:
     """Return the requests of all proxies that run on the backend, and those that wait here."""
-    own = backend.running + backend.queued
-    return own if backend.elsewhere is None else own + backend.elsewhere.running
+    return backend.running + backend.queued
 
 
 def error_margin_s(backend: Backend, wait_s: float, before_s: float, alike: int = 1) -> float:
