@@ -80,6 +80,7 @@ async def _post(
         async with session.post(
             address.url(path),
             data=orjson.dumps(body),
+            headers={"content-type": "application/json"},
             timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
             allow_redirects=False,
         ) as response:

@@ -83,7 +83,7 @@ def test_hol_prints_the_trade_off(tmp_path: Path, capsys: pytest.CaptureFixture[
     for words_of in ("131,072", "8,192", "A prompt of 60,000 tokens stalls a chat for"):
         assert words_of in " ".join(said.split())
     facts = found["facts"]
-    for way in ("engines_in_turn", "proxy"):
+    for way in ("round_robin", "proxy"):
         whole, chunked = (facts[f"worst_stall_s.{way}.{how}"] for how in ("whole", "chunked"))
         assert chunked < 0.5 * whole
     assert len(facts["fleet"]) == 4

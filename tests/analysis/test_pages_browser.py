@@ -44,7 +44,7 @@ def test_the_live_page_shows_each_backend(tmp_path: Path) -> None:
                 assert answer.status == 200
             page, console = await opened(on.proxy.admin_url + "/", tmp_path / "profile")
         assert console == []
-        assert re.search(r'<td class="up">gpu0</td><td>0 / 256</td>', page)
+        assert re.search(r'<td class="up">gpu0</td><td>0 / 512</td>', page)
         assert "ready · 0 active" in page
         assert "Waiting by bucket: 0 chat" in page
 

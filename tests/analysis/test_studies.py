@@ -247,7 +247,7 @@ def test_a_document_in_turn_is_paid_for_on_every_engine(tmp_path: Path) -> None:
     found = study("shared-document", tmp_path, *words)
     paid = [row["cold"] for row in found["rows"] if row["way"] == IN_TURN]
     assert paid == [1, 1, 0, 2]
-    assert "Engines in turn: 2 cold." in found["sentence"]
+    assert "Round robin: 2 cold." in found["sentence"]
 
 
 @pytest.mark.parametrize(("users", "gpus"), [(5, 2), (20, 2), (20, 4), (200, 1)])

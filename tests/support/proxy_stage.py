@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 from said import Said
 
-from forebay.proxy.config.schema import Config
+from forebay.proxy.config.schema import MAX_CONCURRENCY, Config
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.serve import Proxy, start_proxy
 from forebay.proxy.telemetry.events import Say
@@ -198,7 +198,7 @@ async def stage(
     urls: list[str],
     *,
     wait_up: int | None = None,
-    slots: int | Sequence[int] = 256,
+    slots: int | Sequence[int] = MAX_CONCURRENCY,
     load: Callable[[], Config] | None = None,
     watch: Path | None = None,
     tracer: Tracer | None = None,
