@@ -1,4 +1,4 @@
-"""What goes on beside a replay from its start on: the progress line, and samples of /metrics."""
+"""Run the progress line and take samples of /metrics beside a replay, from its start on."""
 
 import asyncio
 import sys
