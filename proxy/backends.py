@@ -206,17 +206,19 @@ class Backends:
     def failed(self, name: str, request_id: str, failure: Failure, suspects: Suspects) -> None:
         """A request has failed before a good first byte."""
         health, now = self.health, self._driver.now
-        if failure.kind == "full" and (declining := self.upstreams.get(name)):
-            declining.declined_at = now
+        upstream, everywhere = self.upstreams.get(name), False
+        if failure.declined and upstream:
+            upstream.declined_at = now
+            everywhere = self.others_up(upstream) and not self.others_willing(upstream)
         match failure.verdict:
             case "failed" if failure.provokable:
                 sent_at = health.left(name, request_id, now)
-                self._suspicions.failed(name, sent_at, now, suspects)
+                self._suspicions.failed(name, sent_at, now, suspects, everywhere=everywhere)
             case "failed":
                 health.failed(name, request_id, now)
             case "refused":
                 health.failed(name, request_id, now, refused=True)
-                if upstream := self.upstreams.get(name):  # it may have left since
+                if upstream:  # it may have left since
                     upstream.poke.set()
             case "full":
                 health.full(name, request_id, now, failure.retry_after_s)

@@ -6,7 +6,6 @@ estimated: a tokenizer would block the loop for 20 ms at 100k tokens.
 
 import math
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +31,7 @@ from forebay.traces.quantities import seconds
 DEFAULT_OUTPUT_TOKENS = 512  # reserved for the output of a request without a limit
 MOST_OUTPUT_TOKENS = 1 << 20  # bound of what is reserved for all outputs of one request
 BYTES_PER_TOKEN_ID = 4
+BEYOND_64_BITS = 2.0**64
 LARGE_BYTES = 1 << 20  # a larger body is parsed in steps, so that other requests go on
 WHOLE_ONLY = frozenset(
     ("echo", "prompt_logprobs", "truncate_prompt_tokens", "use_beam_search", "suffix")
@@ -257,14 +257,19 @@ def _streams_uncounted(fields: dict[str, Any]) -> bool:
 
 
 def _sequences(fields: dict[str, Any], chat: bool) -> int:
-    """Return the number of outputs: each has a slot and KV cache of its own."""
+    """Return the number of outputs, each with a slot of its own; raises ApiError 400."""
     if chat and "n" not in fields:
         return 1
     answers = 1
     for name in ("n",) if chat else ("n", "best_of"):
         if name in fields:
-            with suppress(ApiError):  # what is no number is the backend's to reject
+            try:
                 answers = max(answers, _integer(fields, name, 1))
+            except ApiError:
+                # What is no number is the backend's to reject. But orjson reads a whole number
+                # beyond 64 bits as a float, and vLLM takes it.
+                if type(fields[name]) is float and fields[name] >= BEYOND_64_BITS:
+                    raise
     if not chat:
         prompt = fields["prompt"]
         if not isinstance(prompt, str) and not isinstance(prompt[0], int):

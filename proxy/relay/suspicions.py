@@ -2,7 +2,7 @@
 
 One client's requests may fail everywhere. So a failure counts once another backend has answered the
 request. A request that nobody else was asked for counts ASKED_AGAIN_S later, unless any request has
-failed at two backends by then.
+failed at two backends by then. It never counts while the other backends decline everything, too.
 """
 
 ASKED_AGAIN_S = 0.5  # within it, mostly, another backend has answered a request that failed
@@ -18,9 +18,16 @@ class Suspicions:
         self._failures = 0
         self._open: dict[str, dict[int, tuple[float, float]]] = {}  # when sent, when failed
 
-    def failed(self, name: str, sent_at: float, now: float, suspects: Suspects) -> None:
-        """A request has failed; `suspects` are where it failed before."""
-        if suspects:
+    def failed(
+        self, name: str, sent_at: float, now: float, suspects: Suspects, *, everywhere: bool
+    ) -> None:
+        """A request has failed.
+
+        Args:
+            suspects: where it failed before.
+            everywhere: no other backend is asked for it, since all of them decline requests, too.
+        """
+        if suspects or everywhere:
             self._open.clear()  # perhaps the others were like this one
         else:
             self._open.setdefault(name, {})[self._failures] = sent_at, now

@@ -201,9 +201,10 @@ def test_what_the_proxy_puts_first_goes_first_in_the_server(
 
     async def main(url: str) -> None:
         each = {"priority": policy == "priority"}
+        known = {"heavy": {"classes": ["interactive", "batch"]}}
         long = {**body_of(words("first", 40), chat=False, output=15_000), "stream": True}
         async with (
-            stage([url], each=each, tenants={"keys": str(keys)}) as scene,
+            stage([url], each=each, tenants={"keys": str(keys), "known": known}) as scene,
             scene.client.post(url + "/v1/completions", json=long) as first,
         ):
             await first.content.readline()

@@ -384,7 +384,11 @@ def test_limits_are_those_of_pydantic(value: Any) -> None:
     except ValidationError:
         seen = None
     fields = {"prompt": "x", "max_tokens": 2, "n": value}
-    assert asked(fields).request.output_tokens == min(2 * max(1, seen or 1), 1 << 20)
+    if value == 1e300:  # orjson reads a whole number that large like this, and vLLM takes it
+        with pytest.raises(ApiError):
+            asked(fields)
+    else:
+        assert asked(fields).request.output_tokens == min(2 * max(1, seen or 1), 1 << 20)
     fields = {"prompt": "x", "max_tokens": value}
     if seen is None:
         with pytest.raises(ApiError):

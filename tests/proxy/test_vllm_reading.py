@@ -77,7 +77,9 @@ def strict(fields: dict[str, Any], chat: bool) -> bool:
     limits = [fields.get(name) for name in ("max_tokens", "max_completion_tokens")[: 1 + chat]]
     odd = stream is not None and type(stream) is not bool
     for value in (*limits, fields.get("priority")):
-        odd |= type(value) is bool or (type(value) is int and value >= 1 << 64)
+        odd |= type(value) is bool
+    for value in (*limits, fields.get("priority"), fields.get("n")):
+        odd |= type(value) is int and value >= 1 << 64
     if not chat:
         prompt = fields["prompt"]
         ids = prompt if isinstance(prompt, list) else []
