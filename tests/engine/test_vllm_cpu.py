@@ -151,7 +151,7 @@ HASTY = [
 
 @pytest.mark.parametrize("chat", [False, True])
 def test_a_long_prompt_in_pieces(vllm: str, chat: bool) -> None:
-    """The whole finds nearly all of itself cached, and is answered as it would be at once."""
+    """The whole finds its pieces cached, and is answered as it would be at once."""
 
     async def main() -> None:
         async with stage([vllm], each={"prefill_piece": "50ms"}, buckets=HASTY) as scene:
@@ -162,7 +162,7 @@ def test_a_long_prompt_in_pieces(vllm: str, chat: bool) -> None:
             usage = await usage_of(scene.client, scene.url, long, stream=True)
             pieces = await answered(scene.client, vllm) - before - 1
             assert pieces >= 2
-            assert usage["cached_tokens"] > 10_000
+            assert usage["cached_tokens"] > 4_000  # how much is left depends on the learned speed
             direct = await usage_of(scene.client, vllm, long, stream=True)
             assert usage["prompt_tokens"] == direct["prompt_tokens"]
             assert usage["completion_tokens"] == direct["completion_tokens"]
