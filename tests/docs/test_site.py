@@ -33,7 +33,8 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
 def test_spelling() -> None:
     pages = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "docs"]
     done = subprocess.run(
-        [TOOLS / "codespell", "--ignore-words-list=te,rouge", "--skip=*.jsonl,*.svg,*.json", *pages],
+        [TOOLS / "codespell", "--ignore-words-list=te,rouge", "--skip=*.jsonl,*.svg,*.json"]
+        + pages,
         cwd=ROOT, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
