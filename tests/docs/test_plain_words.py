@@ -85,7 +85,6 @@ GONE = (
     "There is no such path here",
     "is on trial: first tokens",
     "configuration unchanged; needs a restart",
-    "because this client was busy; lower",
     "Not to be relied on",
     "of the requests due",
     "imbalance of prompt tokens",

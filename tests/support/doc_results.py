@@ -258,33 +258,30 @@ def compare(ours: float | None, theirs: float | None) -> float | None:
 
 
 def words() -> str:
-    """Each workload of the tables in a sentence, and where another router is better."""
-    lines, behind = [], []
+    """Forebay beside the best other router of each figure, as a table and a sentence."""
+    rows = ["| traffic | chats' p99 | documents' p99 | within target |", "| --- " * 4 + "|"]
+    behind = []
     for workload, label in WORKLOADS.items():
-        told = []
+        cells = [label]
         for bucket in ("chat", "document"):
-            compared = compare(_p99(workload, OURS, bucket), _best(workload, bucket))
-            if compared is not None:
-                told.append(f"{bucket}s' p99 is {_times(compared)}")
+            ours, theirs = _p99(workload, OURS, bucket), _best(workload, bucket)
+            compared = compare(ours, theirs)
+            cells.append(f"{seconds(ours)} and {seconds(theirs)}: {_times(compared)}")
             if compared is not None and compared < 1:
-                behind.append(f"{bucket}s in *{label}* ({1 / compared:.1f} times)")
+                behind.append(f"{bucket}s in *{label}*")
         share, best = results().mean(workload, OURS, "attainment"), results().best_share(workload)
-        name = label[0].upper() + label[1:]
-        lines.append(
-            f"- **{name}**: {', '.join(told)}. Within target: {percent(share)}, "
-            f"best other router {percent(best)}."
-        )
-    better = f"Another router's p99 is lower for {', '.join(behind)}."
-    return "\n".join([*lines, "", better if behind else "No other router has a lower p99 here."])
+        rows.append("| " + " | ".join([*cells, f"{percent(share)} and {percent(best)}"]) + " |")
+    better = f"Another router's p99 is lower for {' and '.join(behind)}."
+    return "\n".join([*rows, "", better if behind else "No other router has a lower p99 here."])
 
 
-def _times(compared: float) -> str:
+def _times(compared: float | None) -> str:
     """Put our latency in words; `compared` is the best other router's over ours."""
+    if compared is None:
+        return "not comparable"
     if compared == 1:
-        return "level with the best other router's"
-    if compared > 1:
-        return f"{compared:.1f} times lower than the best other router's"
-    return f"{1 / compared:.1f} times higher than the best other router's"
+        return "level"
+    return f"{compared:.1f} times lower" if compared > 1 else f"{1 / compared:.1f} times higher"
 
 
 def all_runs() -> str:

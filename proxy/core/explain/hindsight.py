@@ -16,10 +16,10 @@ or room is followed as if it alone waited in the queue where it would have waite
 - If it harmed no request, the rejection was `false`.
 
 In a long overload, when the engines work without a break, a rejection is `costs_another`, not
-`false`: there was no room for one more. A ghost that has harmed no request within RETRY_MOST_S has harmed
-none: by then its client would be back. Not modelled: the KV cache that the ghost would have taken,
-and where those behind it would have gone instead. LOOK_AT_MOST ghosts of each bucket are followed
-at a time, which bounds the cost; the others are `unjudged`.
+`false`: there was no room for one more. A ghost that has harmed no request within RETRY_MOST_S has
+harmed none: by then its client would be back. Not modelled: the KV cache that the ghost would have
+taken, and where those behind it would have gone instead. LOOK_AT_MOST ghosts of each bucket are
+followed at a time, which bounds the cost; the others are `unjudged`.
 """
 
 from collections.abc import Mapping, Sequence
