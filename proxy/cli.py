@@ -19,6 +19,10 @@ COMMANDS = {
         "forebay.proxy.telemetry.explain_cli:app",
         "why a request was routed, delayed or rejected",
     ),
+    "doctor": (
+        "forebay.proxy.diagnose.doctor_cli:app",
+        "what is wrong with a running proxy and its backends",
+    ),
     "engine": ("forebay.replay.engine.cli:app", "one simulated vLLM server"),
     "fleet": ("forebay.replay.fleet.cli:app", "real vLLM servers, one on each GPU"),
     "replay": (

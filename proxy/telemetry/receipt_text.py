@@ -154,8 +154,8 @@ def main_reason(receipt: Receipt) -> str:
     if queued_s >= after_s and waits:
         return f"waited {_spoken(queued_s)}: {WAITS[max(waits, key=lambda why: waits[why])]}"
     predicted_s = receipt.predicted_s  # on dispatch; of a split prompt piece by piece
-    if receipt.pieces and receipt.chosen is not None:
-        predicted_s = receipt.chosen.prefill_s
+    if receipt.chosen is not None and receipt.chosen.backend == receipt.backend:
+        predicted_s = min(predicted_s, receipt.chosen.ttft_s)
     if after_s > FAR_LATER * predicted_s + INSTANT_S:
         return f"{receipt.backend} took {_spoken(after_s)}; {_spoken(predicted_s)} predicted"
     tokens = receipt.engine_tokens or receipt.prompt_tokens

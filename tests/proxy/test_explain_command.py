@@ -326,12 +326,12 @@ def test_a_dry_run_sends_nothing_and_leaves_no_trace() -> None:
     run(main())
 
 
-async def command(*words: str) -> tuple[int, str, str]:
-    """`forebay explain` in a process of its own."""
+async def command(*words: str, word: str = "explain") -> tuple[int, str, str]:
+    """A command in a process of its own."""
     import sys
 
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "forebay.proxy", "explain", *words),
+        *(sys.executable, "-m", "forebay.proxy", word, *words),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -380,6 +380,9 @@ def test_the_command_asks_the_worker_that_had_it(tmp_path: Path) -> None:
             body.write_text("nonsense")
             code, _, error = await command("--dry-run", str(body), "--admin", admin)
             assert (code, "The body is not valid JSON (line 1" in error) == (2, True)
+            code, out, error = await command("--admin", admin, word="doctor")
+            assert (code, "Checked 1 backend: " in error) == (1, True)
+            assert out.startswith("WARNING  gpu0 does not list its models.")
             out = await explained("r3")
             lines = out.splitlines()
             assert lines[0].startswith("Sent at once to gpu0.")
