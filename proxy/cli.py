@@ -23,6 +23,7 @@ COMMANDS = {
         "forebay.proxy.diagnose.doctor_cli:app",
         "what is wrong with a running proxy and its backends",
     ),
+    "top": ("forebay.proxy.diagnose.top_cli:app", "a running proxy in the terminal, each second"),
     "engine": ("forebay.replay.engine.cli:app", "one simulated vLLM server"),
     "fleet": ("forebay.replay.fleet.cli:app", "real vLLM servers, one on each GPU"),
     "replay": (

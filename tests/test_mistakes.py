@@ -57,6 +57,8 @@ MISTAKES = [
     ("doctor --admin http://127.0.0.1:1", "is it the admin port of a running proxy?"),
     ("doctor --admin nowhere", "give a URL such as http://127.0.0.1:9090"),
     ("doctor extra", "unexpected extra argument"),
+    ("top --admin http://127.0.0.1:1", "is it the admin port of a running proxy?"),
+    ("top --once --admin nowhere", "give a URL such as http://127.0.0.1:9090"),
     ("engine", "--model llama-3-8b"),
     ("engine --model gpt-5", "no such model; the simulated ones are llama-3-8b"),
     (f"engine {MODEL} --gpu abacus", "no such GPU; the simulated ones are"),
