@@ -19,6 +19,11 @@ COMMANDS = {
         "forebay.proxy.telemetry.explain_cli:app",
         "why a request was routed, delayed or rejected",
     ),
+    "doctor": (
+        "forebay.proxy.diagnose.doctor_cli:app",
+        "what is wrong with a running proxy and its backends",
+    ),
+    "top": ("forebay.proxy.diagnose.top_cli:app", "a running proxy in the terminal, each second"),
     "engine": ("forebay.replay.engine.cli:app", "one simulated vLLM server"),
     "fleet": ("forebay.replay.fleet.cli:app", "real vLLM servers, one on each GPU"),
     "replay": (
