@@ -43,8 +43,8 @@ INTRODUCTION = """\
 # A good client beside abuse
 
 Written by `make bench-neighbours`: {when}. Proxy, two backends and abuse are processes of their
-own, on loopback. The good client starts a short stream every 25 ms, with documents every 0.2 s. Each
-cell: **before** / after. *Before* is commit 2e9a3cd, measured once, in runs of 6 s.
+own, on loopback. The good client starts a short stream every 25 ms, with documents every 0.2 s.
+Each cell: **before** / after. *Before* is commit 2e9a3cd, measured once, in runs of 6 s.
 
 - *Served*: of the good client's requests. *p99*: to the first byte of an answer, ms.
 - *Direct*: p99 of a control at the same time. The control asks the same backends for short streams,
