@@ -13,8 +13,7 @@ from math import inf
 
 from forebay.proxy.config.schema import BackendConfig, Config
 from forebay.proxy.core.health import NONE, Health
-from forebay.proxy.http1.client import Origin
-from forebay.proxy.http1.connection import read_all
+from forebay.proxy.http1.client import Origin, read_all
 from forebay.proxy.http1.faults import (
     LocalShortage,
     LostConnection,

@@ -23,7 +23,7 @@ WAITS = {
 }
 HINDSIGHT = {
     "right": "Checked afterwards: right, the request would have been late.",
-    "displacing": "Checked afterwards: serving it would have made another request late.",
+    "costs_another": "Checked afterwards: serving it would have made another request late.",
     "false": "Checked afterwards: this rejection was unnecessary.",
     "pending": "Not checked yet whether that was right.",
     "unjudged": "Not checked whether that was right: only a sample of the rejections is.",

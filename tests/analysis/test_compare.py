@@ -334,9 +334,9 @@ class TestComparison:
     @pytest.mark.parametrize(
         ("late", "reason", "later_s", "doubtful"),
         [
-            (13, "13 of 1,000 arrivals left more than 20 ms late because ...", 0.0, False),
-            (13, "13 of 1,000 arrivals left more than 20 ms late because ...", 9.0, True),
-            (101, "101 of 1,000 arrivals left more than 20 ms late because ...", 0.0, True),
+            (13, "13 of 1,000 requests left more than 20 ms late because ...", 0.0, False),
+            (13, "13 of 1,000 requests left more than 20 ms late because ...", 9.0, True),
+            (101, "101 of 1,000 requests left more than 20 ms late because ...", 0.0, True),
             (None, "late", 0.0, True),
         ],
     )
@@ -354,7 +354,7 @@ class TestComparison:
         assert (words.mood == "doubtful") == doubtful
         assert bool(found.warnings) == doubtful
         note = (
-            "a: the machine was busy: 13 of 1,000 arrivals left more than 20 ms late; figures may "
+            "a: the machine was busy: 13 of 1,000 requests left more than 20 ms late; figures may "
             "be a little high."
         )
         assert (note in words.points) != doubtful

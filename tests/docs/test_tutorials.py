@@ -1,6 +1,5 @@
 """The commands of `Your first proxy` and the load test of README.md run and print what is shown."""
 
-import re
 import shlex
 import subprocess
 import sys
@@ -10,36 +9,11 @@ from pathlib import Path
 
 import pytest
 from paths import ROOT
-from ports import free_ports
+from shown import Ports, block, masked
 from started import FOREBAY, eventually, started
 
 TUTORIAL = (ROOT / "docs" / "tutorials" / "first-proxy.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-SHOWN_PORTS = ("8001", "8002", "8080", "9090")
-
-
-def block(text: str, holds: str) -> str:
-    """The code block with a given text."""
-    blocks = re.findall(r"```\w*\n(.*?)```", text, re.DOTALL)
-    (found,) = [one for one in blocks if holds in one]
-    return str(found)
-
-
-def masked(line: str) -> str:
-    """A line without its numbers and its widths."""
-    return " ".join(re.sub(r"\d[\d,.]*|–|\bno?ne\b|\b(?:ms|s)\b", "", line).split())
-
-
-class Ports:
-    """The ports that the pages name, and free ones in their places."""
-
-    def __init__(self) -> None:
-        self.free = [str(port) for port in free_ports(len(SHOWN_PORTS))]
-
-    def __call__(self, text: str) -> str:
-        for shown, free in zip(SHOWN_PORTS, self.free, strict=True):
-            text = text.replace(shown, free)
-        return text
 
 
 @pytest.fixture(scope="module")
@@ -89,9 +63,9 @@ def test_the_load_test_of_the_readme(ports: Ports, tmp_path: Path) -> None:
     trace, out = tmp_path / "trace.jsonl", tmp_path / "run"
     words = ["--chat-rate", "8", "--document-rate", "0.3", "--duration", "4s", "-o", str(trace)]
     run(*FOREBAY, "traces", "synth", "chat-beside-documents", "--document-tokens", "6000", *words)
-    shown = block(README, "forebay replay").splitlines()
-    command = ports(shown[1]).removeprefix("$ forebay ").replace("trace.jsonl", str(trace))
+    shown = block(README, "forebay replay").partition("$ forebay replay ")[2].splitlines()
+    command = ports(f"replay {shown[0]}").replace("trace.jsonl", str(trace))
     printed = run(*FOREBAY, *command.replace("runs/a", str(out)).split())
     lines = [masked(line) for line in printed.splitlines()]
-    for line in shown[2:5]:
+    for line in shown[1:4]:
         assert masked(line) in lines, printed

@@ -63,7 +63,7 @@ def test_a_stream_from_arrival_to_its_usage() -> None:
             assert not again["streams"]
             text = on.proxy.metrics.text().decode()
             assert 'forebay_admitted_total{bucket="chat",outcome="met"} 1.0' in text
-            assert 'forebay_admitted_total{bucket="chat",outcome="unseen"} 1.0' in text
+            assert 'forebay_admitted_total{bucket="chat",outcome="not_streamed"} 1.0' in text
             assert 'forebay_ttft_error_seconds_count{bucket="chat",side="' in text
 
     run(main())

@@ -212,7 +212,7 @@ class DecisionRecorder:
         receipt = self._under_way.get(request_id)
         if receipt is not None:
             if receipt.first_token_at < 0.0:
-                outcome = "unanswered" if receipt.streams else "unseen"
+                outcome = "unanswered" if receipt.streams else "not_streamed"
                 self.receipts.tally(receipt.bucket).admitted[outcome] += 1
             receipt.step(now, "ended", receipt.backend)
             self.receipts.close(receipt, "ended", now)
