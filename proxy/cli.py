@@ -37,7 +37,10 @@ COMMANDS = {
     "traces": ("forebay.traces.cli:app", "import, describe and synthesise traces"),
     "experiment": ("forebay.analysis.experiments.cli:app", "run measurement studies on a server"),
     "report": ("forebay.analysis.cli:report_app", "HTML report of one or more replay runs"),
-    "compare": ("forebay.analysis.cli:compare_app", "compare two replay runs"),
+    "compare": (
+        "forebay.analysis.cli:compare_app",
+        "compare replay runs, and fail on a regression",
+    ),
     "runs": ("forebay.analysis.runs_cli:app", "replay runs in the formats of other tools"),
     "simulate": ("forebay.replay.sim.cli:app", "simulate a fleet in virtual time"),
     "kv": (
