@@ -102,7 +102,7 @@ class Admin:
 
     def _explain(self, request_id: str) -> web.Response:
         """Answer with the decisions about one request; 404 if it is unknown or forgotten."""
-        receipts, now = self._receipts, self._driver.now
+        receipts, now = self._receipts, self._driver.now()
         self._driver.shaper.settle(now)
         found = receipts.named(request_id)
         if not found:
@@ -113,7 +113,7 @@ class Admin:
 
     def status(self) -> dict[str, Any]:
         """Return the JSON of `/status`."""
-        shaper, now = self._driver.shaper, self._driver.now
+        shaper, now = self._driver.shaper, self._driver.now()
         return {
             "ready": self._app.ready,
             "draining": self._app.draining or self._app.leaving,

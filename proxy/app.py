@@ -121,7 +121,7 @@ class App:
         """Answer a request, and return the response that was sent; errors are OpenAI-shaped."""
         began = perf_counter()
         id_ = request_id(request.headers)
-        record = RequestRecord(id_, self._driver.now)
+        record = RequestRecord(id_, self._driver.now())
         status = 500
         try:
             response = await self._route(request, id_, record, hold)
@@ -136,7 +136,7 @@ class App:
             status = CLIENT_GONE
             raise
         finally:
-            self._telemetry.finished(record, status, self._driver.now)
+            self._telemetry.finished(record, status, self._driver.now())
         whole = not response.prepared
         hold.shrink(_large_bytes(response) if whole else 0)  # nobody needs the request any more
         if whole:
@@ -225,7 +225,7 @@ class App:
         cors = self._cors.answer(request.headers)
         try:
             async with self._driver.slot(parsed.request) as grant:
-                record.sent(grant.send, self._driver.now)
+                record.sent(grant.send, self._driver.now())
                 reply_headers = partial(self._headers, id_, cors, record)
                 shaped = ShapedRequest(
                     request, path, body, parsed, id_, record, reply_headers, hold
