@@ -5,6 +5,7 @@ servers stand for `vllm serve`, and of the load test only the first seconds are 
 """
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -84,10 +85,12 @@ def test_every_block_gives_what_stands_there(stranger: Stranger) -> None:
         begin(stranger, running, proxy, f"http://127.0.0.1:{ports.free[3]}/readyz")
         (answer,) = stranger.prints(curl.replace("MODEL", "llama-3-8b"))
         assert '"object":"chat.completion"' in answer
-        synth, replay, *shown = load_test.splitlines()
+        synth, replay = re.split(r"^(?=\$ )", load_test, flags=re.MULTILINE)[1:]
         stranger.prints(synth.removeprefix("$ "))
-        printed = stranger.prints(f"{ports(replay).removeprefix('$ ')} --duration 10s")
+        command, *shown = ports(replay).splitlines()
+        printed = stranger.prints(f"{command.removeprefix('$ ')} --duration 10s")
         assert masked(shown[0]) == masked(printed[0])
+        assert masked(shown[-1]) == masked(printed[-1])
     prints_what_stands_there(stranger, simulate)
     prints_what_stands_there(stranger, size)
 
