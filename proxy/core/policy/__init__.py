@@ -8,8 +8,9 @@
     Worth: cached prefixes 1.6 points at 1.5 times load.
  3. start.py: may a waiting request start now?
     Constants: DISPATCH_AHEAD_S, BESIDE_OTHERS; in precedence.py FULL_STEP_TOKENS; in model.py FULL.
-    Worth: hits of 200 users that share a step, a sixth of their worst TTFT; order and cancellation stay with the proxy; the KV check 0.4 points, 2.4 in overload;
-    a light tenant's p99 2.4 instead of 3.9 times that alone.
+    Worth: order and cancellation stay with the proxy; the KV check 0.4 points, 2.4 in overload;
+    a light tenant's p99 2.4 instead of 3.9 times that alone; hits that share a step, a sixth of the
+    worst TTFT of 200 users.
  4. order.py: which waiting request is next, in the proxy and in the engine?
     Constants: STRETCH; in state/shares.py BUCKETS_SHARE, CLASS_SHARE; in state/tenants.py LATELY_S.
     Worth: shortest first 1.3 points; shares 4, 8, 19 points of documents at 1.5, 2, 3 times load.
