@@ -185,8 +185,9 @@ class NewRequests:
         if starts and not (backend.queued and backend.queues[bucket.name]):
             place.sent_now = True  # no request goes before it, whatever was predicted
             uncached = request.prompt_tokens - option.matched_tokens
-            priority = dispatcher.forecast.gate.engine_priority(backend, waiting)
-            option.wait_s = backend.prefill_queue.ahead_s(uncached, now, priority)
+            queue, gate = backend.prefill_queue, dispatcher.forecast.gate
+            priority = gate.engine_priority(backend, waiting) if queue.ordered else None
+            option.wait_s = queue.ahead_s(uncached, now, priority)
             option.margin_s = 0.0
         return place
 

@@ -158,7 +158,7 @@ class Connection(asyncio.Protocol):
         self._header_bytes += len(name) + len(value)
         if self._header_bytes > HEAD_BYTES:  # they may have come in one read, with a body
             raise httptools.HttpParserError("the headers are too large")
-        if not self._response.started:  # headers after the body are trailers, which are ignored
+        if not self._response.status:  # headers after the body are trailers, which are ignored
             # The first header of a name counts, as everywhere in this proxy.
             headers = self._response.headers
             headers.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
@@ -194,7 +194,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         response = self._response
-        if response is not None and response.started:
+        if response is not None and response.status:
             self._can_keep = bool(self._parser.should_keep_alive())
             self._complete()
 
@@ -272,18 +272,14 @@ class UpstreamResponse:
         return self._ended
 
     @property
-    def started(self) -> bool:
-        return self.status > 0
-
-    @property
     def ends_with_connection(self) -> bool:
         """The body has no stated length: the end of the connection ends it (RFC 9112, 6.3)."""
         framed = "content-length" in self.headers or "transfer-encoding" in self.headers
-        return self.started and not framed
+        return self.status > 0 and not framed
 
     async def head(self) -> None:
         """Wait for status and headers; raises UpstreamFault."""
-        while not self.started:
+        while not self.status:
             self._raise()
             await self._wait()
 

@@ -343,7 +343,7 @@ class HttpServer(web.Server):
     async def _checked(self, request: web.BaseRequest) -> web.StreamResponse:
         if error := head_fault(request, self.header_bytes):
             return error_response(error, request_id(request.headers))
-        protocol = cast(_Protocol, request.protocol)
+        protocol: _Protocol = request._protocol  # type: ignore[assignment]
         protocol.idle.pop(protocol, None)
         try:
             response = await self._handler(request)
@@ -353,8 +353,8 @@ class HttpServer(web.Server):
         if not response.prepared:  # a response of the admin port, which has no id yet
             response.headers.setdefault(REQUEST_ID, request_id(request.headers))
             response.headers.setdefault("Server", SERVER_NAME)
-        if cannot_go_on(request):
-            response.force_close()
+            if cannot_go_on(request):
+                response.force_close()
         return response
 
     def __call__(self) -> _Protocol:
@@ -363,7 +363,8 @@ class HttpServer(web.Server):
 
 def client_of(request: web.BaseRequest) -> str:
     """Return the address of the client; of IPv6 the half that names a customer."""
-    return cast(_Protocol, request.protocol).address
+    protocol: _Protocol = request._protocol  # type: ignore[assignment]
+    return protocol.address
 
 
 def no_such_path(request: web.BaseRequest) -> web.Response:

@@ -69,7 +69,7 @@ def test_the_next_leads_when_the_leader_leaves() -> None:
     shaper.arrive(asks("leader", 5), 0.1)
     shaper.arrive(asks("second", 5), 0.2)
     shaper.arrive(asks("third", 5), 0.3)
-    assert [w.request.id for w in backend.leaders] == ["leader"]
+    assert [w.request.id for w in backend.leaders.by_id.values()] == ["leader"]
     shaper.cancel("leader", 0.4)
     shaper.first_token("first 1", 8.0)
     assert set(backend.prefills) == {"second"}
@@ -140,7 +140,7 @@ def test_nobody_leads_with_a_short_prompt() -> None:
     (backend,) = shaper.backends.values()
     shaper.arrive(asks("short", 5, 2_000), 0.1)
     shaper.arrive(asks("same", 5, 2_000), 0.2)
-    assert not list(backend.leaders)
+    assert not backend.leaders.by_id
     assert not backend.followers
 
 

@@ -122,7 +122,7 @@ def test_answers_are_read_one_at_a_time() -> None:
             response = connection.send(b"GET / HTTP/1.1\r\n\r\n", b"")
             connection.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: 100000000\r\n\r\n")
             connection.data_received(READ[:LARGE_READ_BYTES])
-            assert response.started
+            assert response.status == 200
             wires.append(wire)
         for count in range(MANY):
             assert [wire.read for wire in wires] == [True] * count + [False] * (MANY - count)

@@ -34,17 +34,21 @@ def expected_tokens(backend: Backend, waiting: QueuedRequest) -> tuple[int, Queu
     """
     request = waiting.request
     matched = backend.matched_tokens(request)
-    if waiting.piece_on or not (backend.leaders or backend.splits):
+    if waiting.piece_on or not (backend.leaders.by_id or backend.splits.by_id):
         return matched, None
     known = int(matched / request.block_tokens)
-    blocks, leader = longest_run(request, chain(backend.leaders, backend.splits), known)
+    blocks, leader = longest_run(
+        request, chain(backend.leaders.by_id.values(), backend.splits.by_id.values()), known
+    )
     expected = tokens_in(blocks, request)
     return (expected, leader) if expected > matched else (matched, None)
 
 
 def still_leads(backend: Backend, leader: QueuedRequest | None) -> bool:
     """Return whether this request, or the rest of its prompt, is still to be sent here."""
-    return leader is not None and (leader in backend.leaders or leader in backend.splits)
+    if leader is None:
+        return False
+    return leader.request.id in backend.leaders.by_id or leader.request.id in backend.splits.by_id
 
 
 def must_follow(backend: Backend, request: Request, head: QueuedRequest | None = None) -> bool:
@@ -55,11 +59,11 @@ def must_follow(backend: Backend, request: Request, head: QueuedRequest | None =
     Args:
         head: as of `SplitPrompts.promised`.
     """
-    if not backend.prefills and not backend.splits:
+    if not backend.prefills and not backend.splits.by_id:
         return False
     blocks = request.blocks
     matched = backend.cache.prefixes.match(blocks)
-    if backend.splits and backend.splits.promised(request, head) > matched:
+    if backend.splits.by_id and backend.splits.promised(request, head) > matched:
         return True
     if not matched or not backend.prefills:
         return False
@@ -135,7 +139,11 @@ def hits_elsewhere(
     for home in list(queues.backends.values()):
         if home is backend:
             continue
-        for waiting in [*home.leaders, *home.splits, *home.followers.values()]:
+        for waiting in [
+            *home.leaders.by_id.values(),
+            *home.splits.by_id.values(),
+            *home.followers.values(),
+        ]:
             request = waiting.request
             if waiting.backend != home.name:
                 continue
