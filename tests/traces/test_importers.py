@@ -164,6 +164,38 @@ def test_mooncake_files_import_without_loss(name: str, count: int) -> None:
             assert list(request.blocks or ()) == row["hash_ids"]
 
 
+# Format, requests and, where ../shared/facts_traces.md has it, the mean rate. ServeGen's requests
+# are made: their rate is the sum of the clients' in the first window.
+WHOLE = {
+    "AzureLLMInferenceTrace_code.csv": ("azure", 8_819, 2.57),
+    "AzureLLMInferenceTrace_conv_head.csv": ("azure", 9_683, None),
+    "arxiv_summarization_stats_llama2_tokenizer_filtered_v2.csv": ("vidur", 28_257, None),
+    "mooncake_conversation_head.jsonl": ("mooncake", 5_719, None),
+    "mooncake_synthetic_head.jsonl": ("mooncake", 1_920, None),
+    "kv_cache_tester": ("kv-cache-tester", 407, None),  # 395, and 12 inside two sub-agents
+    "servegen/reason/deepseek-r1": ("servegen", None, None),
+}
+
+
+@needs_data
+@pytest.mark.parametrize("name", WHOLE)
+def test_public_files_are_recognised_and_import_whole(name: str) -> None:
+    kind, count, rate = WHOLE[name]
+    path = TRACES / name
+    assert detect(path) == kind
+    requests = list(open_trace(path))
+    arrivals = [one.arrival_s for one in requests]
+    assert arrivals == sorted(arrivals)
+    if count is not None:
+        assert len(requests) == count
+    if kind == "servegen":
+        clients = [file.read_text().partition("\n")[0] for file in path.glob("chunk-*-trace.csv")]
+        wanted = sum(float(line.split(",")[1]) for line in clients)
+        assert len(requests) / 600 == pytest.approx(wanted, rel=0.1)
+    if rate is not None:
+        assert (len(requests) - 1) / arrivals[-1] == pytest.approx(rate, rel=2e-3)
+
+
 @needs_data
 def test_ticks_spread_to_nearly_poisson_arrivals() -> None:
     path = TRACES / "mooncake_conversation_head.jsonl"
