@@ -43,8 +43,8 @@ class SearchResult:
     Attributes:
         highest_per_s: the highest load that is proven to meet the targets, None if none is.
         fails_at_per_s: the lowest load that is proven not to meet them, None if none is.
-        knee_per_s: the last load of which nearly all was completed while it came; None if all or none
-            of the loads are such.
+        knee_per_s: the last load of which nearly all was completed while it came; None if all or
+            none of the loads are such.
         points: the curve, by load.
         requests: arrivals of all trials.
     """
