@@ -164,6 +164,27 @@ def test_mooncake_files_import_without_loss(name: str, count: int) -> None:
             assert list(request.blocks or ()) == row["hash_ids"]
 
 
+BURSTGPT = {
+    "1": b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    b"5,ChatGPT,472,18,490,Conversation log\n45,ChatGPT,1087,0,1087,API log\n",
+    "3": b"Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,"
+    b"Log Type\n19440110.0,6f1c,4.0,ChatGPT,472,18,490,Conversation log\n"
+    b"19440150.0,,,ChatGPT,1087,0,1087,API log\n",
+}
+
+
+@pytest.mark.parametrize("version", BURSTGPT)
+def test_burstgpt_with_and_without_sessions(version: str, tmp_path: Path) -> None:
+    """Version 3 has times as decimals, and no session for calls of the API."""
+    path = tmp_path / "BurstGPT.csv"
+    path.write_bytes(BURSTGPT[version])
+    assert detect(path) == "burstgpt"
+    first, second = open_trace(path)
+    assert (first.arrival_s, first.input_tokens, first.output_tokens) == (0.0, 472, 18)
+    assert (second.arrival_s, second.output_tokens, second.status) == (40.0, 0, 500)
+    assert (first.session, second.session) == ("6f1c" if version == "3" else None, None)
+
+
 # Format, requests and, where ../shared/facts_traces.md has it, the mean rate. ServeGen's requests
 # are made: their rate is the sum of the clients' in the first window.
 WHOLE = {
