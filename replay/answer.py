@@ -1,12 +1,13 @@
 """Read one answer where its bytes arrive: a stream of events, an error, or one piece of JSON.
 
 A network read gets one time stamp, taken before its bytes are parsed. Nearly every event of a
-stream is plain text, which is known by its bytes; all others are parsed.
+stream is plain text, which is known by its bytes; all others are parsed. Most tokens of a stream
+differ in their text alone, so the bytes around it are learned from the first ones.
 """
 
 import asyncio
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -19,6 +20,7 @@ from forebay.replay.exchange import ClientExchange, ProgressWatch
 
 MAX_ERROR_BYTES = 64 << 10
 MAX_WHOLE_BYTES = 64 << 20
+MOST_FORMS = 8  # of one stream: a server whose events differ has none
 
 
 class AnswerReader:
@@ -43,11 +45,14 @@ class AnswerReader:
         self._body: bytearray | None = None  # of an error, or of an answer in one piece
         self._most = 0
         self._ended = False
+        self._append = exchange.events.at_s.append
+        self._form: TokenForm | None = None
+        self._forms_left = MOST_FORMS
 
     def connect_by(self, task: "asyncio.Task[None]") -> None:
         self._connecting = task
 
-    def send(self, connection: HttpConnection, head: bytes, body: bytes) -> None:
+    def send(self, connection: HttpConnection, head: bytes, body: Sequence[bytes]) -> None:
         self._connecting = None
         if self._ended:  # it was given up while the connection was opened
             connection.abort()
@@ -81,6 +86,21 @@ class AnswerReader:
         else:
             exchange.fail("malformed")
 
+    def chunk(self, data: bytes, at_s: float) -> bool:
+        form = self._form
+        if form is None or self._scanner is None or self._scanner.partial:
+            return False
+        length = len(data)
+        start, end = form.starts.get(length) or form.start_at(length), length - form.end_size
+        if (
+            data.startswith(start)
+            and data.endswith(form.end)
+            and data.find(b'"', len(start), end) < 0
+        ):
+            self._append(at_s)
+            return True
+        return False
+
     def piece(self, data: bytes, at_s: float) -> bool:
         scanner = self._scanner
         if scanner is None:
@@ -90,6 +110,9 @@ class AnswerReader:
             return True  # after [DONE] only the end of the HTTP framing follows
         if exchange.pieces is None and not scanner.partial and is_one_token(data):
             exchange.events.at_s.append(at_s)
+            if self._forms_left and (self._form is None or not self._form.made_of(data)):
+                self._forms_left -= 1
+                self._form = token_form(data)
             return True
         try:
             for payload in scanner.feed(data):
@@ -97,6 +120,7 @@ class AnswerReader:
                     self._end()
                     return False
                 if exchange.outcome == "ok":
+                    self._form = None
                     break
         except MalformedStream:
             exchange.fail("malformed")
@@ -195,6 +219,49 @@ class AnswerReader:
         self._connection = None
         self.exchange.done_s = self._clock.now()
         self._on_end(self.exchange)
+
+
+class TokenForm:
+    """All but the text of a chunk that holds one token: another that differs in its text fits.
+
+    Its text must not be empty and must hold no quote.
+
+    Attributes:
+        end: what comes behind the text, with the line end of the chunk.
+        starts: the line with the size of the chunk, and what comes before the text, by the length
+            of the whole chunk.
+    """
+
+    __slots__ = ("_start", "end", "end_size", "starts")
+
+    def __init__(self, start: bytes, end: bytes) -> None:
+        self._start, self.end = start, end + b"\r\n"
+        self.end_size = len(self.end)
+        self.starts: dict[int, bytes] = {}
+
+    def made_of(self, event: bytes) -> bool:
+        return event.startswith(self._start) and event.endswith(self.end[:-2])
+
+    def start_at(self, length: int) -> bytes:
+        """Add to `starts` what a chunk of this length begins with, if such a chunk can be."""
+        found = b"\0"  # begins no chunk
+        for digits in range(1, 6):
+            size = length - digits - 4  # each of the two lines ends in two bytes
+            if len(f"{size:x}") == digits and size > len(self._start) + self.end_size - 2:
+                found = b"%x\r\n%b" % (size, self._start)
+        self.starts[length] = found
+        return found
+
+
+def token_form(event: bytes) -> TokenForm | None:
+    """Make the form of an event for which `is_one_token` is true."""
+    for name in (b'"text":"', b'"content":"'):
+        at = event.find(name)
+        if at >= 0:
+            start = at + len(name)
+            end = event.find(b'"', start)
+            return TokenForm(event[:start], event[end:]) if event[end - 1] != 92 else None
+    return None
 
 
 def is_one_token(chunk: bytes) -> bool:

@@ -1,24 +1,27 @@
 """Render requests to bytes before they are due, into a bounded queue ahead of the sender.
 
 The send path makes no JSON and no text: each body is complete before its time. A long prompt is
-rendered in slices of a fraction of a millisecond. The event loop gets a turn between two slices, so
-that rendering the next document does not delay reading the tokens of running requests.
+rendered in slices of a fraction of a millisecond. The event loop gets a turn after each slice that
+had to be made, so that rendering the next document does not delay reading the tokens of running
+requests. Text that prompts share is made once and held once: a body is a list of pieces.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
 from forebay.traces.schema import TraceRequest
-from forebay.traces.text import block_text, prompt_text
+from forebay.traces.text import block_text, prompt_text, run_text, texts_made
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 LENGTHS = ("exact", "free")
 SLICE_TOKENS = 4096
+JOINED_BYTES = 32 << 10  # a smaller body is one piece
+ROWS_A_TURN = 4
 MAX_AHEAD = 512
 MAX_AHEAD_BYTES = 64 << 20
 # Members of a body that the replay sets itself; the trace's `parameters` cannot change them.
@@ -116,20 +119,24 @@ def _prompt(request: TraceRequest, salt: str, prompt: bytes | None) -> Iterator[
 def _prompt_slices(request: TraceRequest, blocks: tuple[int, ...], salt: str) -> Iterator[bytes]:
     full = request.block_tokens
     step = max(1, SLICE_TOKENS // full)
-    for start in range(0, len(blocks), step):
-        yield b"".join(
-            block_text(blocks[at], min(full, request.input_tokens - at * full), salt)
-            for at in range(start, min(start + step, len(blocks)))
-        )
+    start, last = 0, len(blocks) - 1  # the last one may be filled up in part
+    while start + step <= last and full <= SLICE_TOKENS:
+        yield run_text(blocks[start : start + step], full, salt)
+        start += step
+    parts = [block_text(block, full, salt) for block in blocks[start:last]]
+    if blocks:
+        parts.append(block_text(blocks[last], min(full, request.input_tokens - last * full), salt))
+    yield b"".join(parts)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PreparedRequest:
-    """A request ready to send; `index` is its position in the schedule."""
+    """A request ready to send; `index` is its position in the schedule, `size` that of its body."""
 
     index: int
     request: TraceRequest
-    body: bytes
+    body: Sequence[bytes]
+    size: int
     path: str = PATHS["completions"]
     headers: Mapping[str, str] = field(default_factory=dict)
 
@@ -137,14 +144,20 @@ class PreparedRequest:
 async def prepare(
     index: int, request: TraceRequest, style: RequestStyle, prompt: bytes | None = None
 ) -> PreparedRequest:
-    """Render one request; the loop gets a turn after each slice of a long prompt."""
-    slices = []
-    for part in body_slices(request, style, prompt):
-        slices.append(part)
-        if len(part) > SLICE_TOKENS:
+    """Render one request; the loop gets a turn after each slice of a long prompt that is made."""
+    pieces = []
+    size, made = 0, texts_made()
+    for piece in body_slices(request, style, prompt):
+        pieces.append(piece)
+        size += len(piece)
+        if len(piece) > SLICE_TOKENS and texts_made() != made:
             await asyncio.sleep(0)
-    body = b"".join(slices)
-    return PreparedRequest(index, request, body, style.path(request), style.headers(request))
+            made = texts_made()
+    if size < JOINED_BYTES:
+        pieces = [b"".join(pieces)]
+    return PreparedRequest(
+        index, request, pieces, size, style.path(request), style.headers(request)
+    )
 
 
 class PreparedQueue:
@@ -156,56 +169,62 @@ class PreparedQueue:
         self._most_bytes = most_bytes
         self._bytes = 0
         self._closed = False
-        self._changed = asyncio.Event()
+        self._added = asyncio.Event()
+        self._drained = asyncio.Event()
         self._filled = asyncio.Event()
 
     async def put(self, item: PreparedRequest) -> None:
-        """Add `item`; waits while the queue is full (one item always fits)."""
-        while self._items and (
-            len(self._items) >= self._most or self._bytes + len(item.body) > self._most_bytes
+        """Add `item`; a full queue must first be half empty (one item always fits)."""
+        if self._items and (
+            len(self._items) >= self._most or self._bytes + item.size > self._most_bytes
         ):
             self._filled.set()
-            await self._wait()
+            while self._items and (
+                len(self._items) > self._most // 2
+                or self._bytes + item.size > self._most_bytes // 2
+            ):
+                self._drained.clear()
+                await self._drained.wait()
         self._items.append(item)
-        self._bytes += len(item.body)
-        self._changed.set()
+        self._bytes += item.size
+        self._added.set()
 
     def close(self) -> None:
         """Mark the end: no more requests are put."""
         self._closed = True
         self._filled.set()
-        self._changed.set()
+        self._added.set()
 
     async def get(self) -> PreparedRequest | None:
         """Return the next request, None after the last."""
         while not self._items:
             if self._closed:
                 return None
-            await self._wait()
+            self._added.clear()
+            await self._added.wait()
         item = self._items.popleft()
-        self._bytes -= len(item.body)
-        self._changed.set()
+        self._bytes -= item.size
+        if len(self._items) <= self._most // 2 or self._bytes <= self._most_bytes // 2:
+            self._drained.set()
         return item
 
     async def wait_filled(self) -> None:
         """Wait until the queue was full once, or holds all requests."""
         await self._filled.wait()
 
-    async def _wait(self) -> None:
-        self._changed.clear()
-        await self._changed.wait()
-
 
 async def render(
     requests: Iterator[TraceRequest], count: int, prepared: PreparedQueue, style: RequestStyle
 ) -> None:
-    """Put the first `count` of `requests` into `prepared`; the loop gets turns between slices."""
+    """Put the first `count` of `requests` into `prepared`; the loop gets turns between them."""
     try:
         for index in range(count):
             request = next(requests, None)
             if request is None:
                 break
-            await prepared.put(await prepare(index, request, style))
-            await asyncio.sleep(0)
+            job = await prepare(index, request, style)
+            await prepared.put(job)
+            if index % ROWS_A_TURN == 0 or job.size > JOINED_BYTES:
+                await asyncio.sleep(0)
     finally:
         prepared.close()

@@ -6,7 +6,7 @@ The client decides nothing: no retry, no redirect, no rate. Every request ends a
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
 from typing import Self
@@ -17,7 +17,7 @@ from yarl import URL
 from forebay.replay.answer import AnswerReader
 from forebay.replay.clock import Clock
 from forebay.replay.connection import ConnectionPool, Route, route_to
-from forebay.replay.exchange import ClientExchange, ProgressWatch
+from forebay.replay.exchange import ClientExchange, ProgressWatch, WatchLine
 
 
 class Client:
@@ -40,6 +40,7 @@ class Client:
             self._defaults["authorization"] = f"Bearer {api_key}"
         self._default_lines = _lines(self._defaults)
         self._pool = ConnectionPool(clock)
+        self._line = WatchLine(clock)
         self._connecting: set[asyncio.Task[None]] = set()
 
     @cached_property
@@ -58,6 +59,7 @@ class Client:
         trace: TracebackType | None,
     ) -> None:
         self._pool.close()
+        self._line.close()
         for task in self._connecting:
             task.cancel()
         await asyncio.gather(*self._connecting, return_exceptions=True)
@@ -74,14 +76,14 @@ class Client:
         At second `leaves_s` of the run the client of the trace gave up: the request is cancelled.
         """
         leaves_s = math.inf if leaves_s is None else leaves_s
-        return ProgressWatch(self._clock, self._first_token_s, self._stall_s, leaves_s)
+        return ProgressWatch(self._clock, self._first_token_s, self._stall_s, self._line, leaves_s)
 
     async def send(
         self, url: URL, body: bytes, exchange: ClientExchange, watch: ProgressWatch
     ) -> None:
         """Send `body`, wait for the end of the answer, and fill in `exchange`."""
         ended = asyncio.get_running_loop().create_future()
-        self.begin(self.route(url), body, exchange, watch, {}, ended.set_result)
+        self.begin(self.route(url), (body,), exchange, watch, {}, ended.set_result)
         try:
             await ended
         finally:
@@ -90,19 +92,19 @@ class Client:
     def begin(
         self,
         route: Route,
-        body: bytes,
+        body: Sequence[bytes],
         exchange: ClientExchange,
         watch: ProgressWatch,
         headers: Mapping[str, str],
         on_end: Callable[[ClientExchange], None],
     ) -> None:
-        """Send `body` now; `on_end` is called with the exchange when its answer has ended."""
+        """Send the pieces of `body` now; `on_end` is called when the answer has ended."""
         lines = self._default_lines if not headers else _lines({**self._defaults, **headers})
         head = b"%bx-request-id: %b\r\n%bcontent-length: %d\r\n\r\n" % (
             route.start,
             exchange.request_id.encode("latin-1"),
             lines,
-            len(body),
+            sum(map(len, body)),
         )
         whole = headers.get("accept") == "application/json"
         reader = AnswerReader(exchange, self._clock, watch, whole, on_end)
@@ -117,7 +119,9 @@ class Client:
             reader.connect_by(task)
         watch.start(exchange.events, reader.give_up)
 
-    async def _connect(self, route: Route, reader: AnswerReader, head: bytes, body: bytes) -> None:
+    async def _connect(
+        self, route: Route, reader: AnswerReader, head: bytes, body: Sequence[bytes]
+    ) -> None:
         try:
             connection = await self._pool.connect(route)
         except (OSError, TimeoutError) as error:

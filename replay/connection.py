@@ -6,7 +6,7 @@ is woken and no buffer copied. Connections that are not in use are kept, the las
 
 import asyncio
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -31,6 +31,10 @@ class Receiver(Protocol):
     """Takes one answer; after `complete` or `broken` it gets nothing more."""
 
     def head(self, status: int, headers: Mapping[str, str]) -> None: ...
+    def chunk(self, data: bytes, at_s: float) -> bool:
+        """Take a whole chunk of a chunked body with its framing; False takes nothing of it."""
+        ...
+
     def piece(self, data: bytes, at_s: float) -> bool:
         """Take a piece of the body; False ends the answer here, and closes the connection."""
         ...
@@ -71,17 +75,19 @@ class HttpConnection(asyncio.Protocol):
         self._headers: dict[str, str] = {}
         self._at_s = 0.0
         self._started = False
+        self._chunk_ended = False  # the parser has read a chunk and its line end, and no more
+        self._between_chunks = False
 
     @property
     def usable(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
-    def send(self, receiver: Receiver, head: bytes, body: bytes) -> None:
+    def send(self, receiver: Receiver, head: bytes, body: Sequence[bytes]) -> None:
         """Send a request; its answer goes to `receiver`."""
         assert self._transport is not None
         self._receiver = receiver
         self._started = False
-        self._transport.writelines((head, body))
+        self._transport.writelines((head, *body))
 
     def abort(self) -> None:
         """Close at once; the receiver hears nothing more."""
@@ -94,11 +100,16 @@ class HttpConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._at_s = self._clock.now()
-        if self._receiver is None:  # bytes that no request asked for
+        receiver = self._receiver
+        if receiver is None:  # bytes that no request asked for
             self._close()
+            return
+        # A parser that stands between two chunks need not see one that is taken whole.
+        if self._between_chunks and receiver.chunk(data, self._at_s):
             return
         try:
             self._parser.feed_data(data)
+            self._between_chunks = self._chunk_ended and data[-2:] == b"\r\n"
         except httptools.HttpParserError as error:
             self._break(MalformedAnswer(str(error)))
 
@@ -118,6 +129,13 @@ class HttpConnection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._headers = {}
+        self._chunk_ended = False
+
+    def on_chunk_header(self) -> None:
+        self._chunk_ended = False
+
+    def on_chunk_complete(self) -> None:
+        self._chunk_ended = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
@@ -135,6 +153,7 @@ class HttpConnection(asyncio.Protocol):
             self.abort()
 
     def on_message_complete(self) -> None:
+        self._chunk_ended = False
         if not self._started or self._receiver is None:  # the end of a 1xx answer
             return
         receiver, self._receiver = self._receiver, None

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -46,11 +47,17 @@ class ClientExchange:
 class ProgressWatch:
     """Ends a request that makes no progress, or that the run cancels.
 
-    One timer checks, when it fires, whether there was progress. So no timer is set for each token.
+    A look checks whether there was progress, so no timer is set for each token. The first look is
+    in `line`, which all requests share; most have ended by then.
     """
 
     def __init__(
-        self, clock: Clock, first_token_s: float, stall_s: float, leaves_s: float = math.inf
+        self,
+        clock: Clock,
+        first_token_s: float,
+        stall_s: float,
+        line: "WatchLine",
+        leaves_s: float = math.inf,
     ) -> None:
         self.reason: str | None = None
         self._leaves_s = leaves_s
@@ -60,6 +67,7 @@ class ProgressWatch:
         self._look_s = min(first_token_s, stall_s)
         self._events: OutputEvents | None = None
         self._stop: Callable[[], None] | None = None
+        self._line = line
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, events: OutputEvents, stop: Callable[[], None]) -> None:
@@ -67,12 +75,15 @@ class ProgressWatch:
         self._events, self._stop = events, stop
         if self.reason is not None:  # ended before it began
             stop()
+        elif self._leaves_s < math.inf:
+            self._arm(self._clock.now() + self._look_s)
         else:
-            self._arm(self._clock.now() + self._look_s)  # in time for either limit
+            self._line.add(self, self._clock.now() + self._look_s)  # in time for either limit
 
     def finish(self) -> None:
         """Stop watching; the request has ended."""
         self._stop = None
+        self._line.remove(self)
         if self._timer is not None:
             self._timer.cancel()
 
@@ -91,9 +102,9 @@ class ProgressWatch:
 
     def _arm(self, at_s: float) -> None:
         left = self._clock.wall(min(at_s, self._leaves_s) - self._clock.now())
-        self._timer = asyncio.get_running_loop().call_later(max(left, 0.001), self._look)
+        self._timer = asyncio.get_running_loop().call_later(max(left, 0.001), self.look)
 
-    def _look(self) -> None:
+    def look(self) -> None:
         now_s, limit_s = self._clock.now(), self._limit_s()
         if now_s >= self._leaves_s:
             self.end("cancelled")
@@ -102,3 +113,39 @@ class ProgressWatch:
             self._arm(min(limit_s, now_s + self._look_s))
         else:
             self.end("stall" if self._events is not None and self._events.at_s else "timeout")
+
+
+class WatchLine:
+    """Watches in the order of their first looks, with one timer for all of them."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._due_s: OrderedDict[ProgressWatch, float] = OrderedDict()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, watch: ProgressWatch, at_s: float) -> None:
+        """Let `watch` look at second `at_s`, which is never before that of an earlier one."""
+        self._due_s[watch] = at_s
+        if self._timer is None:
+            self._arm(at_s)
+
+    def remove(self, watch: ProgressWatch) -> None:
+        self._due_s.pop(watch, None)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _arm(self, at_s: float) -> None:
+        left = self._clock.wall(at_s - self._clock.now())
+        self._timer = asyncio.get_running_loop().call_later(max(left, 0.001), self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        while self._due_s:
+            watch, at_s = next(iter(self._due_s.items()))
+            if at_s > self._clock.now():
+                self._arm(at_s)
+                return
+            del self._due_s[watch]
+            watch.look()

@@ -17,7 +17,7 @@ Undefined measurements are None, never 0.
 
 from array import array
 from dataclasses import dataclass, field
-from itertools import pairwise
+from operator import sub
 
 DEFINITIONS = {
     "intended": "due time from a schedule made beforehand; closed loop: the moment a slot was free",
@@ -82,7 +82,7 @@ class OutputEvents:
         self.at_s.append(at_s)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Latency:
     """The measurements of one answer, in seconds."""
 
@@ -96,7 +96,7 @@ class Latency:
     e2e_service_s: float | None
     tpot_s: float | None
     stall_s: float | None
-    icl_s: list[float]
+    icl_s: "array[float]"
     itl_s: list[tuple[float, int]] | None  # None: equal to icl_s, one token in every event
 
 
@@ -111,7 +111,7 @@ def measure(
     at, tokens = events.at_s, events.tokens
     lag_s = max(0.0, sent_s - intended_s)
     cap_wait_s = min(max(0.0, cap_wait_s), lag_s)
-    gaps = [later - earlier for earlier, later in pairwise(at)]
+    gaps = array("d", map(sub, at[1:], at))
     single = events.estimated and events.counted == len(at)
     first = at[0] if at else None
     last = at[-1] if at else None

@@ -40,6 +40,7 @@ class Pacer:
         self._libc: Any = None
         self._fired: asyncio.Future[None] | None = None
         self._woken = False
+        self._setting = _Timer(_Timespec(0, 0), _Timespec(0, 0))
 
     async def __aenter__(self) -> Self:
         if sys.platform == "linux" and not self._clock.virtual:
@@ -97,9 +98,9 @@ class Pacer:
 
     async def _timer(self, descriptor: int, deadline: float) -> None:
         whole, fraction = divmod(max(deadline, 1e-9), 1.0)
-        first = _Timespec(int(whole), int(fraction * 1e9) + 1)  # 0 would disarm it
-        timer = _Timer(_Timespec(0, 0), first)
-        if self._libc.timerfd_settime(descriptor, _TFD_TIMER_ABSTIME, ctypes.byref(timer), None):
+        setting, first = self._setting, self._setting.first
+        first.seconds, first.nanoseconds = int(whole), int(fraction * 1e9) + 1  # 0 would disarm it
+        if self._libc.timerfd_settime(descriptor, _TFD_TIMER_ABSTIME, ctypes.byref(setting), None):
             raise OSError(ctypes.get_errno(), "timerfd_settime")
         self._fired = self._loop.create_future()
         try:

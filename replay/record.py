@@ -7,7 +7,7 @@ from forebay.replay.measure import Latency
 from forebay.traces.schema import TraceRequest
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen, it takes three times as long to make
 class Row:
     """The columns in order. Times are seconds from the start of the run; None is undefined.
 

@@ -17,11 +17,12 @@ from forebay.replay.exchange import ClientExchange
 from forebay.replay.measure import Latency, measure
 from forebay.replay.output import TableWriter
 from forebay.replay.record import Row, never_sent_row, row_of
-from forebay.replay.summary import RunTotals
+from forebay.replay.summary import METRICS, RunTotals
 from forebay.traces.buckets import LengthBucket, bucket_of
 from forebay.traces.schema import TraceRequest
 
 LEAST_FLUSH_WALL_S = 0.25
+LOGGED = ("sched_lag", "reject", *METRICS.values())
 BEYOND = "other"  # bucket of a request that is longer than every bucket
 
 
@@ -60,6 +61,10 @@ class Recorder:
         self.log = log
         self._table = table
         self._buckets = tuple(buckets)
+        self._tags = {
+            bucket: {metric: f"{metric}.{bucket}" for metric in LOGGED}
+            for bucket in (BEYOND, *(one.name for one in buckets))
+        }
 
     def finished(self, request: TraceRequest, exchange: ClientExchange) -> Row:
         """Record one request that was sent, whatever its outcome."""
@@ -112,10 +117,10 @@ class Recorder:
         return bucket_of(request.input_tokens, self._buckets) or BEYOND
 
     def _log(self, row: Row, latency: Latency) -> None:
-        log, bucket = self.log, row.bucket
-        log.record(f"sched_lag.{bucket}", latency.pacing_lag_s + latency.cap_wait_s)
+        log, tags = self.log, self._tags[row.bucket]
+        log.record(tags["sched_lag"], latency.pacing_lag_s + latency.cap_wait_s)
         if row.outcome == "rejected" and row.reject_latency_s is not None:
-            log.record(f"reject.{bucket}", row.reject_latency_s)
+            log.record(tags["reject"], row.reject_latency_s)
         if row.outcome != "ok":
             return
         for metric, value in (
@@ -128,13 +133,13 @@ class Recorder:
             ("stall", row.stall_s),
         ):
             if value is not None:
-                log.record(f"{metric}.{bucket}", value)
+                log.record(tags[metric], value)
         if latency.icl_s:
-            log.record_each(f"icl.{bucket}", latency.icl_s)
+            log.record_each(tags["icl"], latency.icl_s)
             if latency.itl_s is None:
-                log.record_each(f"itl.{bucket}", latency.icl_s)
+                log.record_each(tags["itl"], latency.icl_s)
         for gap_s, tokens in latency.itl_s or ():
-            log.record(f"itl.{bucket}", gap_s, tokens)
+            log.record(tags["itl"], gap_s, tokens)
 
 
 def interval_s(scale: float) -> float:

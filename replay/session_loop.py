@@ -105,7 +105,7 @@ class SessionLoop:
         if job is None:
             job = await self._prepare(index)
         else:
-            self._bytes -= len(job.body)
+            self._bytes -= job.size
         self.sent.add(index)
         self._in_flight += 1
         for follower in self._agenda.followers(index):
@@ -145,7 +145,7 @@ class SessionLoop:
                     job = await self._prepare(index)
                     if index not in self.sent:  # it may have become due meanwhile
                         self._bodies[index] = job
-                        self._bytes += len(job.body)
+                        self._bytes += job.size
                 await asyncio.sleep(0)
             if once:
                 return

@@ -1,7 +1,8 @@
 """Read the trace of a run twice: once before anything is sent, and again while sending.
 
-Two passes keep memory small: of a million rows only the arrival times are kept. The first pass also
-finds the rows that do not fit the model's context, so that no error comes up half way.
+Two passes keep memory small: of a million rows only the arrival times are kept. Of a small file all
+rows are kept, which saves the second pass. The first pass also finds the rows that do not fit the
+model's context, so that no error comes up half way.
 """
 
 import hashlib
@@ -18,6 +19,7 @@ from forebay.traces.jsonl import row_bytes
 from forebay.traces.schema import TraceRequest
 
 TOO_LONG = ("error", "truncate", "drop")
+KEPT_BYTES = 4 << 20  # of a file whose rows stay in memory
 
 
 @dataclass(slots=True)
@@ -88,6 +90,7 @@ class TraceSource:
         self.name = str(trace) if isinstance(trace, Path) else "(in memory)"
         self._rows: Sequence[TraceRequest] | None = None
         self._path: Path | None = None
+        self._kept: list[TraceRequest] | None = None
         if not isinstance(trace, Path):
             self._rows = trace
         elif trace.is_file():
@@ -102,7 +105,11 @@ class TraceSource:
     def scan(self) -> Scan:
         """Do the first pass; raises InputError for anything that cannot be read."""
         found = Scan()
+        small = self._path is not None and self._path.stat().st_size <= KEPT_BYTES
+        kept: list[TraceRequest] = []
         for request in self._read():
+            if small:
+                kept.append(request)
             found.arrivals_s.append(request.arrival_s)
             found.needs.append(request.input_tokens + request.output_tokens)
             found.linked = found.linked or bool(request.parent or request.waits_for)
@@ -110,6 +117,7 @@ class TraceSource:
             if request.tenant is not None:
                 found.tenants.add(request.tenant)
         found.skipped = self._skipped
+        self._kept = kept if small else None
         return found if self.limit is None else self.limit_to(found, self.limit)
 
     def limit_to(self, scan: Scan, limit: int) -> Scan:
@@ -185,8 +193,8 @@ class TraceSource:
             yield request if request.output_tokens else replace(request, output_tokens=1)
 
     def _recorded(self) -> Iterator[TraceRequest]:
-        if self._path is None:
-            yield from self._rows or ()
+        if self._kept is not None or self._path is None:
+            yield from self._kept or self._rows or ()
             return
         with open_trace(self._path, format_name=self._format, skip_bad=self._skip_bad) as reader:
             yield from reader

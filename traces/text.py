@@ -29,6 +29,7 @@ ENGINE_BLOCK_TOKENS = 16
 
 _ID_WORDS = 8
 _CACHED_BLOCKS = 16_384
+_CACHED_RUNS = 2_048  # of 4,096 tokens, as replays make them: 32 MiB
 _CACHED_BLOCK_TOKENS = 1_024  # 16,384 blocks of at most 4 KiB: at most 64 MiB, 32 at 512 tokens
 
 _TABLE = (
@@ -68,6 +69,17 @@ def _block(block_id: int, tokens: int, salt: str) -> bytes:
 
 
 _cached_block = lru_cache(maxsize=_CACHED_BLOCKS)(_block)
+
+
+@lru_cache(maxsize=_CACHED_RUNS)
+def run_text(block_ids: tuple[int, ...], tokens: int, salt: str) -> bytes:
+    """Make the text of several blocks of `tokens` tokens each, which prompts share."""
+    return b"".join(block_text(one, tokens, salt) for one in block_ids)
+
+
+def texts_made() -> int:
+    """Return how often a text was not in a cache so far."""
+    return _cached_block.cache_info().misses + run_text.cache_info().misses
 
 
 def prompt_text(request: TraceRequest, salt: str) -> str:

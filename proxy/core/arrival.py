@@ -171,7 +171,10 @@ class NewRequests:
         if not hopeful:
             hopeful = dispatcher.forecast.idle_elsewhere(waiting, now)
             options += hopeful
-        option = dispatcher.route(request, hopeful or options, dispatcher.affinity, now)
+        hopeful = dispatcher.forecast.without_late_copies(
+            hopeful or options, dispatcher.backends, waiting, now
+        )
+        option = dispatcher.route(request, hopeful, dispatcher.affinity, now)
         backend = self._dispatcher.backends[option.backend]
         starts = dispatcher.forecast.gate.may_start(backend, waiting, now)
         queued = -1 if starts else dispatcher.queues.count[bucket.name]

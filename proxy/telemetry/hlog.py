@@ -9,6 +9,7 @@ Every histogram holds whole microseconds from 1 us to 1 h with 3 significant dig
 """
 
 import binascii
+import ctypes
 import math
 import re
 import sys
@@ -66,6 +67,22 @@ def to_us(seconds: float) -> int:
     return max(LOWEST_US, round(seconds * 1e6))
 
 
+def _empty(histogram: Any) -> None:
+    """Make a histogram as good as new (the library's `reset` takes a millisecond)."""
+    ctypes.memset(histogram.counts, 0, ctypes.sizeof(histogram.counts))
+    histogram.total_count = histogram.max_value = 0
+    histogram.min_value = sys.maxsize
+
+
+def all_to_us(seconds: "array[float]") -> "array[int]":
+    """Convert as `to_us` does; with numpy, if the program has loaded it, at 5 ns a value."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None or len(seconds) < BULK_FROM:
+        return array("q", [to_us(value) for value in seconds])
+    values = numpy.rint(numpy.frombuffer(seconds) * 1e6).astype(numpy.int64)
+    return array("q", numpy.maximum(values, LOWEST_US).tobytes())
+
+
 def record_all(histogram: Any, values_us: "array[int]") -> int:
     """Record values in bulk; returns the number of values above 1 h, which are clamped.
 
@@ -92,7 +109,11 @@ def _record_bulk(numpy: Any, histogram: Any, values_us: "array[int]") -> int:
     sub_bucket = values >> (bucket + histogram.unit_magnitude)
     index = ((bucket + 1) << magnitude) + sub_bucket - histogram.sub_bucket_half_count
     counts = numpy.frombuffer(histogram.counts, dtype=numpy.int64)
-    counts += numpy.bincount(index, minlength=len(counts))
+    if len(values) < len(counts) // 4:  # does not touch all of them
+        found, times = numpy.unique(index, return_counts=True)
+        counts[found] += times
+    else:
+        counts += numpy.bincount(index, minlength=len(counts))
     histogram.total_count += len(values)
     histogram.min_value = min(histogram.min_value, int(values.min()))
     histogram.max_value = max(histogram.max_value, int(values.max()))
@@ -158,25 +179,27 @@ class Total:
 class IntervalLog:
     """Collects durations by tag; each `flush` writes one line for each tag with values.
 
-    Recording appends to an array (40 ns); histograms are filled once per interval.
+    Recording appends to an array (40 ns); once per interval all its values become microseconds and
+    fill the histograms.
     """
 
     def __init__(self, writer: HlogWriter, start_s: float = 0.0) -> None:
         self.totals: dict[str, Total] = {}
         self._writer = writer
-        self._pending: dict[str, array[int]] = {}
+        self._pending: dict[str, array[float]] = {}
         self._folded: dict[str, Any] = {}
+        self._spare: list[Any] = []  # empty histograms: to make one takes longer than all else
         self._since_s = start_s
 
     def record(self, tag: str, seconds: float, count: int = 1) -> None:
         """Record `count` equal durations under `tag`."""
         pending = self._pending.get(tag)
         if pending is None:
-            pending = self._pending[tag] = array("q")
-        value = to_us(seconds)
+            pending = self._pending[tag] = array("d")
         if count == 1:
-            pending.append(value)
+            pending.append(seconds)
         elif count > 1:  # not into the array: a server may report any count
+            value = to_us(seconds)
             self._total(tag).overflow += count if value > HIGHEST_US else 0
             self._open(tag).record_value(min(value, HIGHEST_US), count)
         if len(pending) >= MAX_PENDING:
@@ -186,8 +209,8 @@ class IntervalLog:
         """Record several durations under `tag`."""
         pending = self._pending.get(tag)
         if pending is None:
-            pending = self._pending[tag] = array("q")
-        pending.extend([max(LOWEST_US, round(value * 1e6)) for value in seconds])
+            pending = self._pending[tag] = array("d")
+        pending.extend(seconds)
         if len(pending) >= MAX_PENDING:
             self._fold(tag)
 
@@ -208,6 +231,8 @@ class IntervalLog:
         for tag, histogram in interval.items():
             self._writer.write(tag, start_s, now_s - start_s, histogram)
             add_into(self.totals[tag].histogram, histogram)
+            _empty(histogram)
+            self._spare.append(histogram)
             yield
 
     def close(self, now_s: float) -> None:
@@ -218,12 +243,13 @@ class IntervalLog:
     def _fold(self, tag: str) -> None:
         values = self._pending.pop(tag)
         if values:
-            self._total(tag).overflow += record_all(self._open(tag), values)
+            self._total(tag).overflow += record_all(self._open(tag), all_to_us(values))
 
     def _open(self, tag: str) -> Any:
         histogram = self._folded.get(tag)
         if histogram is None:
-            histogram = self._folded[tag] = new_histogram()
+            histogram = self._spare.pop() if self._spare else new_histogram()
+            self._folded[tag] = histogram
         return histogram
 
     def _total(self, tag: str) -> Total:

@@ -53,7 +53,7 @@ def test_the_first_round_of_a_closed_loop_does_not_wait_for_itself() -> None:
     at_s = 0.0
     sent: list[ClientExchange] = []
 
-    def begin(_r: object, _b: bytes, exchange: ClientExchange, *more: Any) -> None:
+    def begin(_r: object, _b: object, exchange: ClientExchange, *more: Any) -> None:
         nonlocal at_s
         exchange.sent_s = at_s
         sent.append(exchange)
@@ -63,7 +63,7 @@ def test_the_first_round_of_a_closed_loop_does_not_wait_for_itself() -> None:
     async def main() -> None:
         window = PreparedQueue()
         for at, request in enumerate(rows(100)):
-            await window.put(PreparedRequest(at, request, b"{}"))
+            await window.put(PreparedRequest(at, request, [b"{}"], 2))
         window.close()
         clock: Any = SimpleNamespace(now=lambda: at_s, virtual=True)
         client: Any = SimpleNamespace(begin=begin, watch=lambda _: object(), route=str)

@@ -3,15 +3,22 @@
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
+from random import Random
+from types import SimpleNamespace
+from typing import cast
 
+import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from yarl import URL
 
-from forebay.replay.answer import is_one_token
+from forebay.replay.answer import AnswerReader, is_one_token
 from forebay.replay.client import Client
 from forebay.replay.clock import Clock
-from forebay.replay.connection import KEEP_ALIVE_S
-from forebay.replay.exchange import ClientExchange
+from forebay.replay.connection import KEEP_ALIVE_S, ConnectionPool, HttpConnection
+from forebay.replay.exchange import ClientExchange, ProgressWatch
 from forebay.replay.sim.clock import run
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -153,3 +160,91 @@ def test_a_long_error_is_read_up_to_a_limit() -> None:
     assert (exchange.outcome, exchange.reason) == ("rejected", "queue_full")
     assert exchange.retry_after_s == 3.0
     assert exchange.reject_latency_s is not None
+
+
+def read_in_cuts(answer: bytes, cuts: list[int], shortcut: bool) -> tuple[ClientExchange, int]:
+    """Feed an answer to a connection in pieces; returns its exchange, and the reads it took whole.
+
+    The clock has one second for each read.
+    """
+    taken = 0
+    reads: list[int] = []
+    clock = cast(Clock, SimpleNamespace(now=lambda: float(len(reads)), scale=1.0))
+
+    class Reader(AnswerReader):
+        def chunk(self, data: bytes, at_s: float) -> bool:
+            nonlocal taken
+            took = shortcut and super().chunk(data, at_s)
+            taken += took
+            return took
+
+    exchange = ClientExchange("x", 0.0)
+    watch = cast(ProgressWatch, SimpleNamespace(finish=lambda: None))
+    pool = cast(ConnectionPool, SimpleNamespace(put=lambda *_: None))
+    transport = cast(
+        asyncio.Transport,
+        SimpleNamespace(writelines=lambda _: None, abort=lambda: None, is_closing=lambda: False),
+    )
+    connection = HttpConnection(clock, pool, ("h", 1, False))
+    connection.connection_made(transport)
+    Reader(exchange, clock, watch, False, lambda _: None).send(connection, b"", [b""])
+    for start, end in pairwise([0, *cuts, len(answer)]):
+        reads.append(end)
+        if exchange.done_s is None:
+            connection.data_received(answer[start:end])
+    return exchange, taken
+
+
+TEXTS = st.text(alphabet='ab"\\\nä{}:,', max_size=3)
+SPLITS = st.sampled_from(["whole", "at any byte", "two in one chunk", "one in two chunks"])
+
+
+@given(st.lists(st.tuples(TEXTS, SPLITS), min_size=1, max_size=12), st.randoms())
+def test_the_shortcut_for_tokens_changes_nothing(
+    events: list[tuple[str, str]], random: Random
+) -> None:
+    answer = STREAM + b"transfer-encoding: chunked\r\n\r\n"
+    cuts = [len(answer)]
+    for text, split in events:
+        event = WORD.replace(b" cat", orjson.dumps(text)[1:-1])
+        bodies = [event + WORD] if split == "two in one chunk" else [event]
+        if split == "one in two chunks":
+            at = random.randrange(1, len(event))
+            bodies = [event[:at], event[at:]]
+        for body in bodies:
+            if split == "at any byte":
+                cuts.append(len(answer) + random.randrange(1, len(body)))
+            answer += b"%x\r\n%b\r\n" % (len(body), body)
+            cuts.append(len(answer))
+    answer += b"%x\r\n%b\r\n0\r\n\r\n" % (len(DONE), DONE)
+    quick, _ = read_in_cuts(answer, cuts, True)
+    slow, _ = read_in_cuts(answer, cuts, False)
+    assert quick.outcome == slow.outcome == "ok"
+    assert quick.events.at_s == slow.events.at_s
+    assert quick.done_s == slow.done_s
+
+
+def test_the_shortcut_takes_the_tokens_of_a_stream() -> None:
+    answer = STREAM + b"transfer-encoding: chunked\r\n\r\n"
+    cuts = []
+    for text in (b" cat", b" a", b"\\n", b" a longer text", b"", b" cat"):
+        event = WORD.replace(b" cat", text)
+        answer += b"%x\r\n%b\r\n" % (len(event), event)
+        cuts.append(len(answer))
+    answer += b"%x\r\n%b\r\n0\r\n\r\n" % (len(DONE), DONE)
+    exchange, taken = read_in_cuts(answer, cuts, True)
+    assert (taken, exchange.outcome) == (4, "ok")  # not the first, nor the one without text
+    assert list(exchange.events.at_s) == [1.0, 2.0, 3.0, 4.0, 6.0]
+
+
+def test_the_shortcut_waits_for_the_end_of_a_chunk() -> None:
+    """The bytes after the cut look like a chunk of one token, but are the rest of another one."""
+    chunk = b"%x\r\n%b\r\n" % (len(WORD), WORD)
+    first = STREAM + b"transfer-encoding: chunked\r\n\r\n" + chunk + chunk
+    larger = b": ping\n\n" + chunk + b"\n\n"
+    cut = b"%x\r\n: ping\n\n" % len(larger)
+    rest = b"\n\n\r\n%b%x\r\n%b\r\n0\r\n\r\n" % (chunk, len(DONE), DONE)
+    cuts = [len(first) - len(chunk), len(first), len(first + cut), len(first + cut + chunk)]
+    exchange, taken = read_in_cuts(first + cut + chunk + rest, cuts, True)
+    assert (taken, exchange.outcome) == (1, "ok")
+    assert list(exchange.events.at_s) == [1.0, 2.0, 4.0, 5.0]

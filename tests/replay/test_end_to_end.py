@@ -435,7 +435,7 @@ def test_memory_ahead_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         async def fill(size: int, count: int) -> None:
             nonlocal put
             for at in range(count):
-                await window.put(PreparedRequest(at, request, b"x" * size))
+                await window.put(PreparedRequest(at, request, [b"x" * size], size))
                 put += 1
 
         task = asyncio.create_task(fill(10, 5))

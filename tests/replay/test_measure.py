@@ -74,7 +74,7 @@ def test_tpot_is_undefined_not_zero(made: OutputEvents, output_tokens: int | Non
 
 def test_one_token_has_no_gap_and_no_stall() -> None:
     latency = of(events((12.0, None)), 1)
-    assert (latency.icl_s, latency.stall_s) == ([], None)
+    assert (list(latency.icl_s), latency.stall_s) == ([], None)
     assert latency.e2e_response_s == latency.ttft_response_s == 2.0
 
 

@@ -75,9 +75,20 @@ def must_follow(backend: Backend, request: Request, head: QueuedRequest | None =
 
 
 def keeps_back(backend: Backend, waiting: QueuedRequest) -> bool:
-    """Return whether a head must follow here; never a request that waits behind it."""
+    """Return whether a head may not be sent yet, as it must follow here.
+
+    Never because of a request that waits behind it. An engine that computes prefills in order has
+    the leader's blocks when it begins the follower, in the step that ends the leader's prefill at
+    the earliest. So there the follower is sent as soon as any hit would be (`dispatch_ahead`).
+    """
+    request = waiting.request
     head = waiting if waiting.backend == backend.name else None
-    return must_follow(backend, waiting.request, head)
+    if backend.prefill_queue.chunked:
+        return must_follow(backend, request, head)
+    splits = backend.splits
+    return bool(splits) and splits.promised(request, head) > backend.cache.prefixes.match(
+        request.blocks
+    )
 
 
 def freed_followers(backend: Backend) -> Iterator[tuple[QueuedRequest, float]]:
@@ -104,6 +115,13 @@ def loses_hit(waiting: QueuedRequest, home: Backend, other: Backend) -> bool:
     """
     expected, _ = expected_tokens(home, waiting)
     return expected - other.matched_tokens(waiting.request) > STEP_TOKENS
+
+
+def awaited_tokens(backend: Backend, waiting: QueuedRequest) -> int:
+    """Return the tokens of its prefix that another request's prefill will cache here, or 0."""
+    expected, leader = expected_tokens(backend, waiting)
+    follows = leader is not None or must_follow(backend, waiting.request)
+    return expected if follows else 0
 
 
 def hits_elsewhere(

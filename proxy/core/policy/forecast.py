@@ -10,7 +10,7 @@ from typing import Final
 
 from forebay.proxy.core.model import MAJORITY, Bucket, Request
 from forebay.proxy.core.policy.admission import SURE
-from forebay.proxy.core.policy.coalesce import expected_tokens, must_follow
+from forebay.proxy.core.policy.coalesce import awaited_tokens, expected_tokens, must_follow
 from forebay.proxy.core.policy.long_prefills import LongPrefills, next_piece
 from forebay.proxy.core.policy.order import due_at
 from forebay.proxy.core.policy.precedence import Before, Precedence
@@ -20,6 +20,7 @@ from forebay.proxy.core.policy.start import BESIDE_OTHERS, StartGate, fills, kep
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.elsewhere import Peers
 from forebay.proxy.core.state.fleet import Shortlist
+from forebay.proxy.core.state.in_flight import STEP_TOKENS
 from forebay.proxy.core.state.kv_budget import reserved
 from forebay.proxy.core.state.queue import QueuedRequest
 
@@ -150,6 +151,26 @@ class Forecast:
         if self._peers is not None:
             self._agree(options, waiting)
         return options
+
+    def without_late_copies(
+        self,
+        options: list[Option],
+        backends: Mapping[str, Backend],
+        waiting: QueuedRequest,
+        now: float,
+    ) -> list[Option]:
+        """Leave out backends where a new request would wait to have its prefix computed once more.
+
+        While one of these backends computes the prefix, or will, another begins a copy at once or
+        not at all.
+        """
+        awaited = max(awaited_tokens(backends[o.backend], waiting) for o in options)
+        return [
+            o
+            for o in options
+            if awaited - o.matched_tokens <= STEP_TOKENS
+            or self.gate.may_start(backends[o.backend], waiting, now)
+        ]
 
     def piece(
         self, backend: Backend, waiting: QueuedRequest, matched_tokens: int, now: float

@@ -11,7 +11,7 @@ Peers that are installed take part: put their environments' bin folders on the P
 
 import argparse
 import json
-import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -127,15 +127,13 @@ def play(command: Command, load: LoadShape) -> PlayedRun:
             assert server.stdout is not None
             port = int(server.stdout.readline())
             words = command(load, port, folder)
-            before = os.times()
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
             subprocess.run(words, check=True, stdout=subprocess.DEVNULL, timeout=300)
-            after = os.times()
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
         finally:
             server.terminate()
             server.wait(30)
-        cpu_s = (after.children_user + after.children_system) - (
-            before.children_user + before.children_system
-        )
+        cpu_s = (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime)
         seen = tuple(float(line) for line in arrivals.read_text().split())
         return PlayedRun(cpu_s, seen)
 
