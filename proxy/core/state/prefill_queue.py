@@ -116,8 +116,6 @@ class PrefillQueue:
         """
         if self.head is None and self.elsewhere is None:
             return 0.0
-        if not (self.chunked or self.ordered):
-            return self.backlog_s(now)
         before, backlog_s = self._before(priority, now)
         if not self.chunked:
             return backlog_s
@@ -132,8 +130,6 @@ class PrefillQueue:
         """
         if self.head is None and self.elsewhere is None:
             return 0.0
-        if not (self.chunked or self.ordered):
-            return self.backlog_s(now)
         before, backlog_s = self._before(priority, now)
         if not self.chunked:
             return backlog_s
