@@ -12,6 +12,8 @@ from forebay.traces.errors import InputError
 from forebay.traces.talk import talk
 
 if TYPE_CHECKING:
+    from forebay.analysis.compare import Comparison
+    from forebay.analysis.headline import Headline
     from forebay.analysis.run import RunData
     from forebay.replay.slo import Slo
 
@@ -37,42 +39,82 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @compare_app.command()
 def compare(
-    a: Annotated[Path, typer.Argument(metavar="A", help="The baseline run.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="The run of interest.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="A B [C ...]", help="Run folders; the first is the baseline."),
+    ],
     slo: SloText = None,
     min_beyond: Beyond = 10,
+    fail_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--fail-if",
+            metavar="CONDITION",
+            help="Exit with status 1 if a run meets it, e.g. 'chat.ttft_p99 > 5%' (against A), "
+            "'e2e_p50 > 2s' or 'attainment < 0.99'; may be repeated.",
+        ),
+    ] = None,
     fail_if_worse: Annotated[
         bool,
         typer.Option(
             "--fail-if-worse",
-            help="Exit with status 1 if B is worse in a figure of the headline, or the runs "
+            help="Exit with status 1 if a run is worse in a figure of the headline, or the runs "
             "cannot be compared.",
         ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare two runs.
+    """Compare runs with the first of them.
 
-    Example: forebay compare runs/round-robin runs/forebay --slo chat.ttft=2s,document.ttft=15s
+    Figures for --fail-if: ttft, ttft_failures, e2e, tpot, itl, stall and queue, each with _p50,
+    _p90, _p99, _p99.9 or _max; attainment, hit_ratio, goodput, rejected, failed, answered. A bucket
+    and a dot before them narrows them to it.
+
+    Example: forebay compare runs/round-robin runs/forebay --fail-if 'chat.ttft_p99 > 5%'
     """
     from forebay.analysis.compare import compare as compare_runs
     from forebay.analysis.headline import headline
+    from forebay.analysis.limits import broken, parse_limit
     from forebay.analysis.run import load_runs
 
-    runs = load_runs([a, b])
-    comparison = compare_runs(runs[0], runs[1], _slos(slo, runs), min_beyond)
-    words = headline(comparison)
-    if as_json:
-        said = {"headline": words.summary, "mood": words.mood, "points": words.points}
-        _print_json(said | comparison.as_json())
-    else:
-        from rich.console import Console
-
-        from forebay.analysis.terminal import print_comparison
-
-        print_comparison(comparison, words, Console(highlight=False))
-    if fail_if_worse and words.mood in ("worse", "mixed", "doubtful"):
+    if len(runs) < 2:
+        raise InputError("give two or more runs: the baseline, and those to compare with it")
+    limits = [parse_limit(text) for text in fail_if or ()]
+    baseline, *others = load_runs(runs)
+    slos = _slos(slo, [baseline, *others])
+    compared = [compare_runs(baseline, other, slos, min_beyond) for other in others]
+    words = [headline(comparison) for comparison in compared]
+    failures = [line for comparison in compared for line in broken(comparison, limits)]
+    _show(compared, words, failures if limits else None, as_json=as_json)
+    for line in failures:
+        print(f"forebay compare: {line}", file=sys.stderr)
+    worse = any(said.mood in ("worse", "mixed", "doubtful") for said in words)
+    if failures or (fail_if_worse and worse):
         raise typer.Exit(1)
+
+
+def _show(
+    compared: "Sequence[Comparison]",
+    words: "Sequence[Headline]",
+    failures: list[str] | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Print the comparisons; `failures` are part of the JSON if there were conditions."""
+    if as_json:
+        found = [
+            {"headline": said.summary, "mood": said.mood, "points": said.points} | one.as_json()
+            for said, one in zip(words, compared, strict=True)
+        ]
+        data = found[0] if len(found) == 1 else {"comparisons": found}
+        _print_json(data if failures is None else {**data, "failures": failures})
+        return
+    from rich.console import Console
+
+    from forebay.analysis.terminal import print_comparison
+
+    for comparison, said in zip(compared, words, strict=True):
+        print_comparison(comparison, said, Console(highlight=False))
 
 
 @report_app.command()

@@ -165,7 +165,7 @@ def _compare(a: RunData, b: RunData, slos: Sequence[Slo], min_beyond: int) -> Co
     headline = {bucket: _headline_percentile(*found[bucket]) for bucket in buckets}
     seconds = (observation_s(a), observation_s(b))
     lines = _run_lines(*found[None], seconds)
-    lines.append(line_of(WHOLE_RUN, "imbalance", "imbalance of prompt tokens", "ratio",
+    lines.append(line_of(WHOLE_RUN, "imbalance", "busiest / idlest GPU", "ratio",
                          imbalance(a), imbalance(b), "lower"))  # fmt: skip
     for bucket in buckets:
         interval = _interval(a, b, bucket, headline[bucket])

@@ -5,7 +5,7 @@ Nothing of it can be reached through the public port.
 
 import asyncio
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
@@ -16,19 +16,23 @@ from aiohttp import web
 
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.app import App
+from forebay.proxy.backends import Backends
 from forebay.proxy.core.explain.receipt import Receipts
 from forebay.proxy.core.health import Health
 from forebay.proxy.core.state.backend import Backend
+from forebay.proxy.diagnose.backend_facts import backend_facts
+from forebay.proxy.diagnose.request_list import BAD_QUERY, BadQuery, listed
 from forebay.proxy.driver import Driver
 from forebay.proxy.http1.cross_origin import cross_site_refusal
-from forebay.proxy.http1.errors import CLIENT, error_body
-from forebay.proxy.http1.server import no_such_path
+from forebay.proxy.http1.errors import CLIENT, ApiError, error_body
+from forebay.proxy.http1.headers import request_id
+from forebay.proxy.http1.server import error_response, no_such_path
 from forebay.proxy.reload import Reloader
 from forebay.proxy.runtime.load_shedding import Protection
 from forebay.proxy.share.exchange import PeerExchange
 from forebay.proxy.telemetry.capture import Capture
 from forebay.proxy.telemetry.metrics import ProxyMetrics
-from forebay.proxy.telemetry.receipt_text import receipt_fields
+from forebay.proxy.telemetry.receipt_text import preview_verdict, receipt_fields
 
 VERSIONS = {
     "forebay": version("forebay"),
@@ -45,7 +49,7 @@ class Admin:
         self,
         app: App,
         driver: Driver,
-        health: Health,
+        backends: Backends,
         metrics: ProxyMetrics,
         estimate: TokenEstimate,
         exchange: PeerExchange,
@@ -57,7 +61,8 @@ class Admin:
     ) -> None:
         self._app = app
         self._driver = driver
-        self._health = health
+        self._backends = backends
+        self._health = backends.health
         self._metrics = metrics
         self._estimate = estimate
         self._exchange = exchange
@@ -89,6 +94,13 @@ class Admin:
                 return web.Response(
                     body=orjson.dumps(self.status()), content_type="application/json"
                 )
+            case "GET", "/requests":
+                return self._list(request)
+            case "GET", "/backends":
+                facts = await backend_facts(self._backends)
+                return web.Response(body=orjson.dumps(facts), content_type="application/json")
+            case "POST", "/preview":
+                return await self._preview(request)
             case "GET", "/":
                 return web.Response(body=self._page, content_type="text/html", charset="utf-8")
             case "POST", "/drain":
@@ -110,6 +122,34 @@ class Admin:
         same_id = [receipt.id for receipt in found[1 : SAME_ID + 1]]
         body = orjson.dumps(receipt_fields(found[0], now, receipts.keep, same_id))
         return web.Response(body=body, content_type="application/json")
+
+    def _list(self, request: web.BaseRequest) -> web.Response:
+        """Answer with the requests that ended lately, the slowest or the rejected ones."""
+        now = self._driver.now
+        self._driver.shaper.settle(now)
+        try:
+            fields = listed(self._receipts, query_of(request), now)
+        except BadQuery as error:
+            body = error_body(str(error), CLIENT, BAD_QUERY)
+            return web.Response(status=400, body=body, content_type="application/json")
+        return web.Response(body=orjson.dumps(fields), content_type="application/json")
+
+    async def _preview(self, request: web.BaseRequest) -> web.Response:
+        """Answer with what would be decided now about the body, as if its tenant had sent it."""
+        tenant = query_of(request).get("tenant", [""])[0]
+        try:
+            asked, stopped = await self._app.preview(request, tenant)
+        except ApiError as error:
+            return error_response(error, request_id(request.headers))
+        now = self._driver.now
+        receipt = self._driver.shaper.preview(asked, now)
+        fields = receipt_fields(receipt, now, self._receipts.keep)
+        fields["request"] = "dry run"
+        fields["accepted"] = receipt.state != "refused" and not stopped
+        fields["verdict"] = preview_verdict(receipt)
+        if stopped:
+            fields["verdict"] = f"Would be rejected: {stopped}."
+        return web.Response(body=orjson.dumps(fields), content_type="application/json")
 
     def status(self) -> dict[str, Any]:
         """Return the JSON of `/status`."""
@@ -141,11 +181,16 @@ class Admin:
 
 def requested_id(request: web.BaseRequest) -> str | None:
     """Return the id in `/status?request=ID`; None if there is none."""
+    return query_of(request).get("request", [None])[0]
+
+
+def query_of(request: web.BaseRequest) -> Mapping[str, Sequence[str]]:
+    """Return the parameters of the query; none if there are too many."""
     query = request.raw_path.partition("?")[2]
     try:
-        return parse_qs(query, keep_blank_values=True, max_num_fields=8)["request"][0]
-    except (KeyError, ValueError):
-        return None
+        return parse_qs(query, keep_blank_values=True, max_num_fields=8)
+    except ValueError:
+        return {}
 
 
 def unknown_request(request_id: str, keep: int) -> web.Response:
@@ -167,6 +212,9 @@ def _backend(backend: Backend, now: float) -> dict[str, Any]:
         "in_flight": len(backend.in_flight),
         "in_flight_elsewhere": backend.running - backend.sequences,
         "max_concurrency": backend.spec.max_concurrency,
+        "long_prefill_token_threshold": (
+            int(backend.spec.chunk_tokens) if backend.prefill_queue.chunked else None
+        ),
         "prefills": len(backend.prefills),
         "backlog_s": round(backend.prefill_queue.backlog_s(now), 3),
         "queued": {bucket: len(queue) for bucket, queue in backend.queues.items()},

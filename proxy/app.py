@@ -16,6 +16,7 @@ from forebay.proxy.api.body import LARGE_BYTES, ParsedBody, parse_any, read_fiel
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.backends import Backends
 from forebay.proxy.config.schema import Config
+from forebay.proxy.core.model import Request
 from forebay.proxy.driver import Driver, Rejected
 from forebay.proxy.http1 import errors
 from forebay.proxy.http1.byte_budget import SMALL_BYTES, ByteBudget, Hold
@@ -236,6 +237,27 @@ class App:
             record.queued_s = rejected.action.queued_s
             receipt = self._telemetry.receipt(parsed.request.id)
             raise errors.rejected(rejected.action, self._config.reject_status, receipt) from None
+
+    async def preview(self, request: web.BaseRequest, tenant: str) -> tuple[Request, str]:
+        """Return what the policy would see of a body, and why it would not get that far.
+
+        Nothing is queued, sent or counted. The body is that of a chat if it has `messages`. Raises
+        ApiError, as the public port would.
+        """
+        with Hold(self._budget) as hold:
+            hold.holder = client_of(request)
+            limit, patience_s = self._config.limits.body, self._config.timeouts.client_body
+            body = await read_client_body(request, limit, patience_s, hold)
+            async with self._parsing:
+                fields = await parse_any(body)
+                path = CHAT if "messages" in fields else COMPLETIONS
+                asked = self._parsed(fields, request, path, "preview", tenant, body).request
+        if self.draining:
+            return asked, "the proxy is stopping"
+        service_class = self._config.tenants.class_among_all(tenant, asked.service_class)
+        if self._protection.rejects(service_class):
+            return asked, f"the proxy is overloaded and sheds requests of class {service_class}"
+        return asked, ""
 
     def _parsed(
         self,

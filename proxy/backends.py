@@ -16,7 +16,7 @@ from forebay.proxy.driver import Driver
 from forebay.proxy.http1.client import Origin
 from forebay.proxy.http1.connection import UpstreamResponse
 from forebay.proxy.http1.faults import LostConnection
-from forebay.proxy.probes import Prober, Upstream
+from forebay.proxy.probes import Prober, Upstream, key_header
 from forebay.proxy.relay.failures import Failure
 from forebay.proxy.relay.suspicions import Suspects, Suspicions
 from forebay.proxy.telemetry.events import LogEvent, Say
@@ -150,8 +150,7 @@ class Backends:
         Args:
             target: an allowed raw path with its query.
         """
-        if key := self._config.upstream_api_key:
-            headers.setdefault("authorization", f"Bearer {key.get_secret_value()}")
+        headers = {**key_header(self._config), **headers}
         sent_at = self._driver.now
         try:
             return await upstream.origin.ask(method, target, headers, body)

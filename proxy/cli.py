@@ -19,6 +19,11 @@ COMMANDS = {
         "forebay.proxy.telemetry.explain_cli:app",
         "why a request was routed, delayed or rejected",
     ),
+    "doctor": (
+        "forebay.proxy.diagnose.doctor_cli:app",
+        "what is wrong with a running proxy and its backends",
+    ),
+    "top": ("forebay.proxy.diagnose.top_cli:app", "a running proxy in the terminal, each second"),
     "engine": ("forebay.replay.engine.cli:app", "one simulated vLLM server"),
     "fleet": ("forebay.replay.fleet.cli:app", "real vLLM servers, one on each GPU"),
     "replay": (
@@ -32,8 +37,14 @@ COMMANDS = {
     "traces": ("forebay.traces.cli:app", "import, describe and synthesise traces"),
     "experiment": ("forebay.analysis.experiments.cli:app", "run measurement studies on a server"),
     "report": ("forebay.analysis.cli:report_app", "HTML report of one or more replay runs"),
-    "compare": ("forebay.analysis.cli:compare_app", "compare two replay runs"),
-    "runs": ("forebay.analysis.runs_cli:app", "replay runs in the formats of other tools"),
+    "compare": (
+        "forebay.analysis.cli:compare_app",
+        "compare replay runs, and fail on a regression",
+    ),
+    "runs": (
+        "forebay.analysis.runs_cli:app",
+        "merge runs, and write them in the formats of other tools",
+    ),
     "simulate": ("forebay.replay.sim.cli:app", "simulate a fleet in virtual time"),
     "kv": (
         "forebay.analysis.kv.cli:app",

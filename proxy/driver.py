@@ -30,7 +30,9 @@ class Grant:
 
     def first_token(self) -> None:
         """Report the first output of the backend."""
-        self._driver.apply(self._driver.shaper.first_token(self.send.request.id, self._driver.now))
+        self._driver.apply(
+            self._driver.shaper.first_token(self.send.request.id, self._driver.clock())
+        )
 
     def report_usage(
         self, output_tokens: int, cached_tokens: int | None = None, prompt_tokens: int = 0
@@ -40,7 +42,7 @@ class Grant:
         Counts that are not known are 0, and None for `cached_tokens`.
         """
         driver, request_id = self._driver, self.send.request.id
-        driver.shaper.used(request_id, output_tokens, driver.now, cached_tokens, prompt_tokens)
+        driver.shaper.used(request_id, output_tokens, driver.clock(), cached_tokens, prompt_tokens)
 
     def report_events(self, count: int) -> None:
         """Report how many events a complete stream without usage had, before the slot is freed."""
@@ -74,7 +76,7 @@ class Grant:
     async def _next_slot(self, decide: Callable[[str, float], list[Action]]) -> Send:
         driver, request_id = self._driver, self.send.request.id
         future = driver.expect(request_id)
-        driver.apply(decide(request_id, driver.now))
+        driver.apply(decide(request_id, driver.clock()))
         self.send = await driver.wait_granted(request_id, future)
         return self.send
 
@@ -94,7 +96,7 @@ class Slot:
     async def __aenter__(self) -> Grant:
         driver, request = self._driver, self._request
         future = driver.expect(request.id)
-        driver.apply(driver.shaper.arrive(request, driver.now))
+        driver.apply(driver.shaper.arrive(request, driver.clock()))
         return Grant(driver, await driver.wait_granted(request.id, future))
 
     async def __aexit__(self, *_: object) -> None:
@@ -112,6 +114,7 @@ class Driver:
         self.shaper = shaper
         self._record = record
         self._loop = asyncio.get_running_loop()
+        self.clock = self._loop.time
         self._waiting: dict[str, asyncio.Future[Action]] = {}
         self._granted: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -119,7 +122,7 @@ class Driver:
 
     @property
     def now(self) -> float:
-        return self._loop.time()
+        return self.clock()
 
     def slot(self, request: Request) -> Slot:
         """Wait for a slot: `async with` returns the Grant; raises Rejected."""
@@ -129,7 +132,7 @@ class Driver:
         """Free the slot of a request, unless a rejected or cancelled retry has freed it."""
         if request_id in self._granted:
             self._granted.remove(request_id)
-            self.apply(self.shaper.finish(request_id, self.now))
+            self.apply(self.shaper.finish(request_id, self.clock()))
 
     def expect(self, request_id: str) -> asyncio.Future[Action]:
         """Make the future for the next decision about a request; call it before the shaper."""
@@ -145,7 +148,7 @@ class Driver:
         except asyncio.CancelledError:
             # The decision may have raced the cancellation: give back the place or the slot.
             if self._waiting.pop(request_id, None):
-                self.apply(self.shaper.cancel(request_id, self.now))
+                self.apply(self.shaper.cancel(request_id, self.clock()))
             else:
                 self.leave(request_id)
             raise
@@ -156,14 +159,14 @@ class Driver:
     def backend_up(
         self, name: str, kv_tokens: float | None = None, most_prefills: float = inf
     ) -> None:
-        self.apply(self.shaper.backend_up(name, self.now, kv_tokens, most_prefills))
+        self.apply(self.shaper.backend_up(name, self.clock(), kv_tokens, most_prefills))
 
     def backend_down(self, name: str, keeps_cache: bool = False) -> None:
-        self.apply(self.shaper.backend_down(name, self.now, keeps_cache))
+        self.apply(self.shaper.backend_down(name, self.clock(), keeps_cache))
 
     def change(self, change: Callable[[Shaper, float], list[Action]]) -> None:
         """Let an operator's change of the shaper take effect now."""
-        self.apply(change(self.shaper, self.now))
+        self.apply(change(self.shaper, self.clock()))
 
     def end_waiting(self, refusal: Callable[[], Exception]) -> None:
         """Fail all waiting requests, and those that would wait from now on, with `refusal()`."""
@@ -171,7 +174,7 @@ class Driver:
         while self._waiting:
             request_id, future = self._waiting.popitem()
             # This may let other requests be sent, which are then no longer waiting.
-            self.apply(self.shaper.cancel(request_id, self.now))
+            self.apply(self.shaper.cancel(request_id, self.clock()))
             if not future.cancelled():
                 future.set_exception(refusal())
 
@@ -183,7 +186,7 @@ class Driver:
 
     def apply(self, actions: list[Action]) -> None:
         """Carry out what the shaper decided: wake the tasks of the requests concerned."""
-        now = self.now
+        now = self.clock()
         for action in actions:
             self._record(now, action)
             if isinstance(action, Send):
@@ -201,4 +204,4 @@ class Driver:
 
     def _on_timer(self, at: float) -> None:
         # The loop may fire a hair early: use at least the time the shaper asked for.
-        self.apply(self.shaper.wake(max(at, self.now)))
+        self.apply(self.shaper.wake(max(at, self.clock())))

@@ -6,15 +6,14 @@ an error: this is logged once, and the backend is used when it comes up.
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from math import inf
 
 from forebay.proxy.config.schema import BackendConfig, Config
 from forebay.proxy.core.health import NONE, Health
-from forebay.proxy.http1.client import Origin
-from forebay.proxy.http1.connection import read_all
+from forebay.proxy.http1.client import Origin, read_all
 from forebay.proxy.http1.faults import (
     LocalShortage,
     LostConnection,
@@ -28,6 +27,7 @@ METRICS_BYTES = 4 << 20
 SIZE_RETRY_S = 30.0  # until a backend that did not report its KV cache size is asked again
 LATE = "no health answer"
 INTERNAL = "internal error"
+NO_HEADERS: Mapping[str, str] = {}
 SHORT = "this proxy has no descriptor, port or memory left for a connection"
 _CACHE_CONFIG = re.compile(rb"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
 
@@ -176,7 +176,7 @@ class Prober:
 
     async def _ask_health(self, upstream: Upstream) -> str | None:
         try:
-            status, _ = await self._get(upstream, "/health")
+            status, _ = await self.get(upstream, "/health")
         except TimeoutError:
             return f"{LATE} within {self.config.health.timeout:g} s"
         except TlsFault as fault:
@@ -189,15 +189,17 @@ class Prober:
             return "no connection"
         return None if status == 200 else f"health {status}"
 
-    async def _get(self, upstream: Upstream, path: str) -> tuple[int, bytes]:
+    async def get(
+        self, upstream: Upstream, path: str, headers: Mapping[str, str] = NO_HEADERS
+    ) -> tuple[int, bytes]:
         """Return status and body; raises UpstreamFault, TimeoutError."""
         async with asyncio.timeout(self.config.health.timeout):
             try:
-                response = await upstream.origin.ask("GET", path, {})
+                response = await upstream.origin.ask("GET", path, headers)
             except LostConnection as lost:
                 if not lost.stale:
                     raise
-                response = await upstream.origin.ask("GET", path, {}, fresh=True)
+                response = await upstream.origin.ask("GET", path, headers, fresh=True)
             with closing(response):
                 return response.status, await read_all(response, METRICS_BYTES)
 
@@ -217,7 +219,7 @@ class Prober:
     async def _reported_kv_tokens(self, upstream: Upstream) -> float | None:
         """Return the size of the KV cache in tokens from vLLM's metrics; None if not there."""
         try:
-            _, text = await self._get(upstream, "/metrics")
+            _, text = await self.get(upstream, "/metrics")
         except (TimeoutError, UpstreamFault):
             return None
         if not (found := _CACHE_CONFIG.search(text)):
@@ -227,3 +229,9 @@ class Prober:
             return float(int(labels[b"num_gpu_blocks"]) * int(labels[b"block_size"]))
         except (KeyError, ValueError, OverflowError):
             return None
+
+
+def key_header(config: Config) -> dict[str, str]:
+    """Return the header with the proxy's own key for the backends; none without a key."""
+    key = config.upstream_api_key
+    return {"authorization": f"Bearer {key.get_secret_value()}"} if key else {}

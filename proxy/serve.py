@@ -223,7 +223,7 @@ async def start_proxy(
         admin = Admin(
             app,
             driver,
-            backends.health,
+            backends,
             metrics,
             estimate,
             exchange,

@@ -71,27 +71,26 @@ class Lateness:
                 return RunVerdict("valid", words)
             return RunVerdict(
                 "client-limited",
-                f"{words} because this client was busy; keep fewer in flight or lower "
-                "the time scale",
+                f"{words} because this machine was busy; use a faster one, fewer requests in "
+                "flight or a lower time scale",
                 self.client_from_s,
             )
         if worst <= allowed:
             return RunVerdict(
                 "valid",
-                f"{worst:,} of {self.arrivals:,} arrivals left more than {limit} after they were "
-                "due",
+                f"{worst:,} of {self.arrivals:,} requests left more than {limit} late",
             )
         if self.cap_late >= self.client_late:
             return RunVerdict(
                 "cap-limited",
-                f"{self.cap_late:,} of {self.arrivals:,} arrivals waited more than {limit} for "
+                f"{self.cap_late:,} of {self.arrivals:,} requests waited more than {limit} for "
                 "--max-in-flight; raise it",
                 self.cap_from_s,
             )
         return RunVerdict(
             "client-limited",
-            f"{self.client_late:,} of {self.arrivals:,} arrivals left more than {limit} late "
-            "because this client was busy; lower the rate or the time scale",
+            f"{self.client_late:,} of {self.arrivals:,} requests left more than {limit} late "
+            "because this machine was busy; use a faster one, a lower rate or a lower time scale",
             self.client_from_s,
         )
 

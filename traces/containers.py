@@ -87,8 +87,10 @@ def read_head(path: str | Path) -> bytes:
     return head.removeprefix(BOM)
 
 
-def raw_lines(file: BinaryIO, facts: FileFacts) -> Iterator[tuple[int, Any]]:
-    """Number the lines that are not blank, without their ends."""
+def raw_lines(
+    file: BinaryIO, facts: FileFacts, *, whole: bool = False
+) -> Iterator[tuple[int, Any]]:
+    """Number the lines that are not blank, without their ends; or `whole`, as they are."""
     number = 0
     while line := file.readline(MAX_LINE_BYTES + 1):
         number += 1
@@ -99,8 +101,7 @@ def raw_lines(file: BinaryIO, facts: FileFacts) -> Iterator[tuple[int, Any]]:
             continue
         if number == 1:
             line = line.removeprefix(BOM)
-        line = line.strip()
-        if line:
+        if whole or (line := line.strip()):
             yield number, line
 
 
@@ -234,32 +235,37 @@ def _csv_rows(file: BinaryIO, facts: FileFacts) -> Iterator[tuple[int, Any]]:
     header = [one.strip() for one in next(csv.reader([header_text], delimiter=delimiter))]
 
     def lines() -> Iterator[str]:
-        for number, line in raw_lines(file, facts):
+        """Feed the CSV reader, which joins the lines of a quoted field."""
+        for number, line in raw_lines(file, facts, whole=True):
             if isinstance(line, RowError):
                 broken.append((number + 1, line))
                 yield ""
             else:
                 numbers.append(number + 1)
-                yield line.decode("utf-8", "replace") + "\n"
+                yield line.decode("utf-8", "replace")
 
     numbers: list[int] = []
-    for fields in csv.reader(lines(), delimiter=delimiter):
-        number = numbers[-1] if numbers else 1
+    rows = csv.reader(lines(), delimiter=delimiter, strict=True)
+    ended = False
+    while not ended:
+        why, fields = "", None
+        try:
+            fields = next(rows, None)
+            ended = fields is None
+        except csv.Error as error:
+            why = f"not CSV ({error}); is a quotation mark left open or not doubled?"
+        number = numbers[0] if numbers else 1
         numbers.clear()
         yield from broken
         broken.clear()
-        if not fields:
-            continue
-        if len(fields) != len(header):
-            yield (
-                number,
-                RowError(
-                    f"{len(fields)} fields, the header has {len(header)} ({', '.join(header)[:60]})"
-                ),
-            )
-            continue
-        yield number, SourceRow(number, dict(zip(header, fields, strict=True)), facts)
-    yield from broken
+        if why:
+            yield number, RowError(why, fatal="limit" in why)  # what follows is not read
+        elif fields and len(fields) == len(header):
+            yield number, SourceRow(number, dict(zip(header, fields, strict=True)), facts)
+        elif fields and any(map(str.strip, fields)):  # else a blank line
+            shown_header = ", ".join(header)[:60]
+            why = f"{len(fields)} fields, the header has {len(header)} ({shown_header})"
+            yield number, RowError(why)
 
 
 def _parquet_rows(file: BinaryIO, facts: FileFacts) -> Iterator[tuple[int, Any]]:

@@ -135,7 +135,7 @@ def import_trace(given: ImportArguments) -> None:
         else None,
         "skipped": reader.skipped,
         "ignored": dict(reader.ignored),
-        "not_kept": dict(reader.notes),
+        "notes": dict(reader.notes),
     }
     report(totals, given.output, facts, given.as_json)
     _tell_losses(reader)
@@ -207,7 +207,7 @@ def _show(given: ImportArguments, reader: TraceReader, name: str, mapping: str |
 
 
 def _tell_losses(reader: TraceReader) -> None:
-    for words, counted in (("not requests", reader.ignored), ("not kept", reader.notes)):
+    for words, counted in (("not requests", reader.ignored), ("note", reader.notes)):
         for why, count in Counter(counted).most_common(5):
             talk(f"{words}: {count:,} {why}")
     if reader.skipped:

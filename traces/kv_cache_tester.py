@@ -4,8 +4,9 @@ One JSON file is one session: `requests[]` with `t` (seconds from the session's 
 and `hash_ids`, one id for each *full* block (unlike Mooncake, whose last block is partial). Entries
 of `type: subagent` contain more requests, whose `t` counts from the entry's. Ids are valid within a
 session only, so each session gets a range of its own. The text that sessions really share (tools
-and system prompt, about 13k tokens) is therefore lost. Weka's traces have the same form, one
-session a line. Source: callanjfox/kv-cache-tester (Apache-2.0).
+and system prompt, about 13k tokens) is therefore lost. Weka's traces (AgentX) have the same form,
+one session a line, but all their times count from the session's start. Source:
+callanjfox/kv-cache-tester (Apache-2.0).
 
 A turn waits for the turn before it, and for the last answers of the sub-agents that were started
 since. The first request of a sub-agent waits for the turn that started it. `think_s` is the time
@@ -49,14 +50,16 @@ def session_requests(session: dict[str, Any], name: str, number: int) -> list[Tr
     """Make the requests of one session; see `read_session`. Raises RowError."""
     name = str(session.get("id") or name)
     block_tokens = whole_number(session, "block_size", least=1)
-    calls = sorted(_calls(session, 0.0, None), key=lambda call: call.at_s)
+    nested = not _counts_from_start(session)
+    calls = sorted(_calls(session, 0.0, None, nested), key=lambda call: call.at_s)
     if not calls:
         raise RowError("a session without requests; leave it out")
     names = {id(call): f"{name}-{index}" for index, call in enumerate(calls)}
     found = []
+    ids: dict[int, int] = {}  # a prompt shares most of its ids with the one before: one object each
     for index, call in enumerate(calls):
         ends_s = [one.end_s for one in (call.before, *call.waits_for) if one is not None]
-        request = _request(call.row, call.at_s, names[id(call)], name, block_tokens, number, index)
+        request = _request(call, names[id(call)], name, block_tokens, (number, index), ids)
         found.append(
             replace(
                 request,
@@ -118,10 +121,30 @@ class _Call:
         return self.at_s + float(self.row.get("api_time") or 0.0)
 
 
-def _calls(holder: dict[str, Any], start_s: float, starter: _Call | None) -> list[_Call]:
+def _counts_from_start(session: dict[str, Any]) -> bool:
+    """Tell whether times inside sub-agents count from the session's start, as in Weka's traces.
+
+    Counted from the sub-agent's entry, its first request has 0 or little more; so it has if the
+    entry itself is at 0, and then both readings are the same.
+    """
+    entries = [row for row in _listed(session) if row.get("type") == "subagent"]
+    return bool(entries) and all(
+        seconds(inner, "t") >= seconds(entry, "t") for entry in entries for inner in _listed(entry)
+    )
+
+
+def _listed(holder: dict[str, Any]) -> list[dict[str, Any]]:
     listed = holder.get("requests")
     if not isinstance(listed, list) or any(not isinstance(row, dict) for row in listed):
         raise RowError("requests: not a list of objects; is this a kv-cache-tester session?")
+    return listed
+
+
+def _calls(
+    holder: dict[str, Any], start_s: float, starter: _Call | None, nested: bool
+) -> list[_Call]:
+    """List the calls of a session or sub-agent; `nested` times count from its entry."""
+    listed = _listed(holder)
     found: list[_Call] = []
     last: _Call | None = None
     ended: list[_Call] = []
@@ -130,7 +153,7 @@ def _calls(holder: dict[str, Any], start_s: float, starter: _Call | None) -> lis
         if row.get("api_time") is not None:
             seconds(row, "api_time")
         if row.get("type") == "subagent":
-            inner = _calls(row, at_s, last or starter)
+            inner = _calls(row, at_s if nested else 0.0, last or starter, nested)
             found += inner
             if inner and row.get("status") != "async_launched":
                 ended.append(max(inner, key=lambda call: call.at_s))
@@ -145,9 +168,11 @@ def _calls(holder: dict[str, Any], start_s: float, starter: _Call | None) -> lis
 
 
 def _request(
-    row: dict[str, Any], at_s: float, name: str, session: str, block_tokens: int, number: int,
-    index: int,
+    call: _Call, name: str, session: str, block_tokens: int, place: tuple[int, int],
+    known: dict[int, int],
 ) -> TraceRequest:  # fmt: skip
+    """Make a request; `place` is the number of the session, and the request's number in it."""
+    row, (number, index) = call.row, place
     input_tokens = whole_number(row, "in", least=1)
     ids = row.get("hash_ids")
     full = input_tokens // block_tokens
@@ -160,12 +185,12 @@ def _request(
     if any(type(one) is not int or not 0 <= one < _IDS_PER_SESSION // 2 for one in ids):
         raise RowError(f"request {name}: hash_ids must be whole numbers from 0 to 2^31")
     base = number * _IDS_PER_SESSION
-    blocks = [base + one for one in ids]
+    blocks = [known.setdefault(one, base + one) for one in ids]
     if input_tokens % block_tokens:
         blocks.append(base + _IDS_PER_SESSION // 2 + index)  # a partial block, never shared
     return TraceRequest(
         id=name,
-        arrival_s=at_s,
+        arrival_s=call.at_s,
         input_tokens=input_tokens,
         output_tokens=whole_number(row, "out", least=0),
         blocks=tuple(blocks),

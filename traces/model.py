@@ -166,7 +166,8 @@ def _later(
             break
         kept += 1
     full = before.input_tokens // request.block_tokens
-    share = min(1.0, kept / full) if full and blocks else 1.0
+    # Without blocks nothing is known to be kept: a turn then has a length of its own.
+    share = min(1.0, kept / full) if full and blocks else 0.0
     kept_tokens = share * before.input_tokens
     return (
         round(share, 4),

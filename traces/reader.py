@@ -65,7 +65,7 @@ class TraceReader(Iterator[TraceRequest]):
         skipped: bad rows skipped so far (only with `skip_bad`).
         first_skipped: the error of the first of them, "" if there is none.
         ignored: rows that are no requests, by reason.
-        notes: what is not kept of some requests, with the number of rows.
+        notes: what is not kept or not known of some requests, with the number of rows.
 
     Raises (while iterating, or at once for a missing file):
         InputError: unreadable file, bad row, arrival times going back, an id that occurs twice, or

@@ -54,13 +54,15 @@ class FileFacts:
         decimal_comma: numbers may be written as 0,5 (CSV with semicolons).
         units: the unit of each column of times, as its first row has it.
         zoned: whether times carry a UTC offset, once one was seen.
-        notes: what is not kept of some rows, with the number of rows.
+        notes: what is not kept or not known of some rows, with the number of rows.
+        last_input_tokens: prompt length of the last row that tells it.
     """
 
     decimal_comma: bool = False
     units: dict[str, str] = field(default_factory=dict)
     zoned: bool | None = None
     notes: Counter[str] = field(default_factory=Counter)
+    last_input_tokens: int = 1
 
 
 class SourceRow:
@@ -69,18 +71,19 @@ class SourceRow:
     Attributes:
         number: line or index in the file, from 1.
         values: the columns; for a line of text, its one column is `line`.
+        facts: of the whole file.
     """
 
-    __slots__ = ("_facts", "number", "values")
+    __slots__ = ("facts", "number", "values")
 
     def __init__(self, number: int, values: dict[str, Any], facts: FileFacts) -> None:
         self.number = number
         self.values = values
-        self._facts = facts
+        self.facts = facts
 
     def with_values(self, values: dict[str, Any]) -> "SourceRow":
         """Return a row of the same place with other values."""
-        return SourceRow(self.number, values, self._facts)
+        return SourceRow(self.number, values, self.facts)
 
     def inside(self, column: str) -> "SourceRow":
         """Return the object under `column` as a row, or this row if there is none."""
@@ -88,8 +91,8 @@ class SourceRow:
         return self.with_values(value) if isinstance(value, dict) else self
 
     def note(self, what: str) -> None:
-        """Say that something of this row is not kept; the command prints it with the number."""
-        self._facts.notes[what] += 1
+        """Say what is not kept or known of this row; the command prints it with the number."""
+        self.facts.notes[what] += 1
 
     def get(self, *columns: str) -> Any:
         """Return the first of `columns` that is present and not empty, or None."""
@@ -125,7 +128,7 @@ class SourceRow:
         value = self.get(*columns)
         if type(value) is str:
             text = value.strip()
-            if self._facts.decimal_comma and "." not in text:
+            if self.facts.decimal_comma and "." not in text:
                 text = text.replace(",", ".", 1)
             value = float(text) if _NUMBER.fullmatch(text) else value
         if type(value) in (int, float) and isfinite(value):
@@ -181,9 +184,9 @@ class SourceRow:
 
     def _from_date(self, column: str, when: datetime) -> float:
         zoned = when.tzinfo is not None
-        if self._facts.zoned is None:
-            self._facts.zoned = zoned
-        elif self._facts.zoned != zoned:
+        if self.facts.zoned is None:
+            self.facts.zoned = zoned
+        elif self.facts.zoned != zoned:
             here, before = ("has", "had none") if zoned else ("has no", "had one")
             raise RowError(
                 f"{column}: {when.isoformat()} {here} UTC offset, the rows before {before}; write "
@@ -194,7 +197,7 @@ class SourceRow:
     def _unit(self, column: str, number: float) -> str:
         """Find the unit of an epoch time, which must be that of the rows before."""
         found = unit_of(number)
-        before = self._facts.units.setdefault(column, found)
+        before = self.facts.units.setdefault(column, found)
         if found != before and (number > 1e8 or "s" not in (found, before)):
             raise RowError(
                 f"{column}: {number:.15g} looks like {found}, the rows before are in {before}; "

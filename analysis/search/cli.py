@@ -55,7 +55,9 @@ class SearchArguments:
         float | None,
         typer.Option(help="ratio of neighbouring loads, less 1; default: 0.02, for a URL 0.05"),
     ] = None
-    requests: Annotated[int, typer.Option(min=100, help="requests of one part of a load")] = 2000
+    requests: Annotated[int, typer.Option(min=100, help="least requests of one part of a load")] = (
+        2000
+    )
     parts: Annotated[
         int | None,
         typer.Option(min=1, help="most parts of a load; default: 32, for a URL 4"),
@@ -120,22 +122,27 @@ class SearchArguments:
         elif self.out is None:
             raise InputError("--out: a search of a URL keeps its runs; name a folder")
 
-    def question(self, rows: "list[TraceRequest]") -> "SearchQuestion":
-        from forebay.analysis.search.search import SearchQuestion
+    def question(self, rows: "list[TraceRequest]", slos: "tuple[Slo, ...]") -> "SearchQuestion":
+        from forebay.analysis.search.search import SearchQuestion, least_part_s
         from forebay.replay.schedule import parse_arrivals
+        from forebay.traces.buckets import bucket_of, parse_buckets
 
         span_s = rows[-1].arrival_s - rows[0].arrival_s
         start = self.start or ((len(rows) - 1) / span_s if span_s > 0 else None)
         if start is None:
             raise InputError("--start: all requests of this trace arrive at once; give a load")
         parts = self.parts or (SIM_PARTS if self.simulated else HTTP_PARTS)
-        size = min(self.requests, len(rows))
-        if parse_arrivals(self.arrivals).kind in ("trace", "constant"):
-            # The same rows at the same times again are no new evidence.
-            parts = min(parts, len(rows) // size)
-        resolution = self.resolution or (SIM_RESOLUTION if self.simulated else HTTP_RESOLUTION)
+        buckets = parse_buckets(self.buckets)
+        found = {bucket_of(row.input_tokens, buckets) or "other" for row in rows}
         return SearchQuestion(
-            rows, self.attainment, resolution, size, 1 << (parts.bit_length() - 1), start
+            rows,
+            self.attainment,
+            self.resolution or (SIM_RESOLUTION if self.simulated else HTTP_RESOLUTION),
+            min(self.requests, len(rows)),
+            1 << (parts.bit_length() - 1),
+            start,
+            least_part_s(slos, found),
+            repeats=parse_arrivals(self.arrivals).kind not in ("trace", "constant"),
         )
 
     def maker(self, slos: "tuple[Slo, ...]") -> "TrialMaker":
@@ -185,7 +192,8 @@ class SearchArguments:
         named = ("slo", "arrivals", "seed", "requests", "target", "gpus", "policy", "model",
                  "endpoint", "time_scale", "buckets", "too_long", "drain_timeout")  # fmt: skip
         told = {name: getattr(self, name) for name in named}
-        return {"trace_sha256": sha256, "config": str(self.config or ""), **told}
+        return {"trace_sha256": sha256, "config": str(self.config or ""), "parts": "20 targets",
+                **told}  # fmt: skip
 
 
 HEADINGS = {
@@ -208,7 +216,7 @@ def search_command(given: SearchArguments) -> None:
     given.check()
     slos = given.slos()
     source = TraceSource(given.trace, format_name=given.trace_format, skip_bad=given.skip_bad)
-    question = given.question(list(source.requests()))
+    question = given.question(list(source.requests()), slos)
     searching = LoadSearch(question, given.maker(slos), given.out, talk)
     kept = searching.resume(given.about(source.sha256()), force=given.force)
     if kept:
@@ -240,6 +248,6 @@ def show(result: "SearchResult", folder: Path | None, *, as_json: bool) -> None:
     console.print(result.sentence)
     if result.knee_per_s is not None:
         console.print(f"Knee: {result.knee_per_s:g} requests/s, the last load of which at least "
-                      "95 % was completed as it came.")  # fmt: skip
+                      "95 % was completed while it came.")  # fmt: skip
     for warning in result.warnings:
         print(f"warning: {warning}", file=sys.stderr)

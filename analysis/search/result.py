@@ -7,7 +7,7 @@ from typing import Any
 from forebay.analysis.experiments.knee import FOLLOWING, last_followed
 from forebay.analysis.search.bracket import Bracket
 from forebay.analysis.search.evidence import CONFIDENCE
-from forebay.analysis.search.search import LoadSearch
+from forebay.analysis.search.search import LoadSearch, SearchQuestion
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ class SearchResult:
     Attributes:
         highest_per_s: the highest load that is proven to meet the targets, None if none is.
         fails_at_per_s: the lowest load that is proven not to meet them, None if none is.
-        knee_per_s: the last load of which nearly all was completed as it came; None if all or none
-            of the loads are such.
+        knee_per_s: the last load of which nearly all was completed while it came; None if all or
+            none of the loads are such.
         points: the curve, by load.
         requests: arrivals of all trials.
     """
@@ -88,7 +88,7 @@ def result_of(search: LoadSearch, found: Bracket, slos: Sequence[str]) -> Search
         sentence=_sentence(asked.wanted, highest, fails, points, slos),
         points=points,
         requests=sum(one.requests for parts in search.trials.values() for one in parts),
-        warnings=tuple(_warnings(points, highest, fails, asked.resolution)),
+        warnings=tuple(_warnings(points, highest, fails, asked)),
     )
 
 
@@ -143,10 +143,21 @@ def _warnings(
     points: Sequence[CurvePoint],
     highest: CurvePoint | None,
     fails: CurvePoint | None,
-    resolution: float,
+    asked: SearchQuestion,
 ) -> list[str]:
     found = []
-    if highest and fails and fails.rate_per_s > highest.rate_per_s * (1 + resolution) ** 1.5:
+    short = [one for one in points if one.met is None and asked.too_short(one.rate_per_s)]
+    if short:
+        found.append(
+            f"from {short[0].rate_per_s:g}/s on the trace's {len(asked.rows):,} requests are over "
+            f"in less than {asked.least_s:g} s (20 times the longest target), which proves "
+            "nothing; make a longer one: forebay traces fit, then synth model"
+        )
+    elif (
+        highest
+        and fails
+        and fails.rate_per_s > highest.rate_per_s * ((1 + asked.resolution) ** 1.5)
+    ):
         found.append(
             f"between {highest.rate_per_s:g} and {fails.rate_per_s:g}/s the requests are too few "
             "to decide; give more with --requests or --parts"

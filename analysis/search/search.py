@@ -7,7 +7,7 @@ stopped goes on where it was.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,28 @@ import orjson
 from forebay.analysis.search.bracket import Bracket, bracket
 from forebay.analysis.search.evidence import Evidence, pooled_evidence, z_of_looks
 from forebay.analysis.search.trial import TrialMaker, TrialRow
+from forebay.replay.slo import Slo
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 
 TRIALS, QUESTION = "trials.jsonl", "search.json"
 WIDEST = 1024.0
 """A search gives up when every load from its start to this many times more, or less, is alike."""
+
+
+TARGETS_OF_PART = 20.0
+"""A part lasts at least so many times the longest latency target. Work that comes faster than it is
+done waits longer and longer: 5 % too much is a target late after 20 targets, and not before."""
+
+
+def least_part_s(slos: Sequence[Slo], buckets: Collection[str]) -> float:
+    """Return the least duration of a part, by the targets of the buckets that there are."""
+    limits = [
+        slo.limit_s
+        for slo in slos
+        if slo.metric in ("ttft", "e2e") and (slo.bucket is None or slo.bucket in buckets)
+    ]
+    return TARGETS_OF_PART * max(limits, default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +51,8 @@ class SearchQuestion:
         part_rows: requests of a part; the trace is used part after part, and again from its start.
         most_parts: parts at one load, a power of two: it is decided after 1, 2, 4, ... of them.
         start_per_s: the load to try first.
+        least_s: a part has more requests if it were shorter than this (`least_part_s`).
+        repeats: whether the same rows are new evidence, because their times are drawn anew.
     """
 
     rows: Sequence[TraceRequest] = field(repr=False)
@@ -43,16 +61,32 @@ class SearchQuestion:
     part_rows: int
     most_parts: int
     start_per_s: float
+    least_s: float = 0.0
+    repeats: bool = True
 
     @property
     def z(self) -> float:
         return z_of_looks(self.most_parts.bit_length())
 
-    def part(self, number: int) -> Sequence[TraceRequest]:
+    def part(self, number: int, load: float) -> Sequence[TraceRequest]:
         """Return the rows of a part."""
-        parts = max(1, len(self.rows) // self.part_rows)
-        first = number % parts * self.part_rows
-        return self.rows[first : first + self.part_rows]
+        size = self._size(load)
+        first = number % max(1, len(self.rows) // size) * size
+        return self.rows[first : first + size]
+
+    def parts_at(self, load: float) -> int:
+        """Return how many parts may be measured at a load, a power of two."""
+        if self.repeats:
+            return self.most_parts
+        parts = min(self.most_parts, max(1, len(self.rows) // self._size(load)))
+        return 1 << (parts.bit_length() - 1)
+
+    def too_short(self, load: float) -> bool:
+        """Tell whether the whole trace is over too soon at a load to prove that it can be kept."""
+        return len(self.rows) < int(load * self.least_s)
+
+    def _size(self, load: float) -> int:
+        return min(len(self.rows), max(self.part_rows, math.ceil(load * self.least_s)))
 
     def load(self, index: int) -> float:
         """Return the load at a place of the grid, requests a second with 4 digits."""
@@ -125,7 +159,7 @@ class LoadSearch:
         """Measure a load until it is decided; None if all parts leave it open."""
         asked, load = self.question, self.question.load(index)
         looks = 1
-        while looks <= asked.most_parts:
+        while looks <= asked.parts_at(load):
             while len(self.trials.get(load, ())) < looks:
                 self._measure(load)
             decided = self.decided(load, looks)
@@ -139,11 +173,12 @@ class LoadSearch:
 
     def decided(self, load: float, parts: int | None = None) -> bool | None:
         asked = self.question
-        return self.evidence(load, parts).decides(asked.wanted, asked.z)
+        found = self.evidence(load, parts).decides(asked.wanted, asked.z)
+        return None if found and asked.too_short(load) else found
 
     def _measure(self, load: float) -> None:
         part = len(self.trials.get(load, ()))
-        trial = self._maker.run(self.question.part(part), load, part)
+        trial = self._maker.run(self.question.part(part, load), load, part)
         self._add(trial)
         self.ran += 1
         if self._folder is not None:

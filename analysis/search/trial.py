@@ -79,8 +79,7 @@ class SimTrials:
         trace, _ = workload.requests(self.scenario.engine.context, lambda: 0.0)
         table = Table(simulate(trace, self.scenario))
         values = {metric: np.where(table.done, table.metrics[metric], np.nan) for metric in METRICS}
-        row = trial_row(rate_per_s, part, table.arrival_s, table.bucket, values, self.slos)
-        return replace(row, completed_per_s=int(table.done.sum()) / (table.last_s or 1.0))
+        return trial_row(rate_per_s, part, table.arrival_s, table.bucket, values, self.slos)
 
 
 def _play(options: ReplayOptions) -> Summary:
@@ -142,9 +141,7 @@ def trial_of_run(run: RunData, rate_per_s: float, part: int, slos: Sequence[Slo]
         metric: np.where(ok, run.numbers[column], np.nan)[order]
         for metric, column in columns.items()
     }
-    row = trial_row(rate_per_s, part, due[order], run.words["bucket"][order], values, slos)
-    span_s = run.number("duration_s") or 1.0
-    return replace(row, completed_per_s=int(ok.sum()) / span_s)
+    return trial_row(rate_per_s, part, due[order], run.words["bucket"][order], values, slos)
 
 
 def trial_row(
@@ -155,10 +152,17 @@ def trial_row(
     values: Mapping[str, Floats],
     slos: Sequence[Slo],
 ) -> TrialRow:
-    """Judge requests in order of arrival; `values` are seconds by metric, NaN where undefined."""
+    """Judge requests in order of arrival; `values` are seconds by metric, NaN where undefined.
+
+    Completed are the answers that end while judged requests arrive, as a share of these: the time
+    after the last arrival, when nothing more comes, would make a short trial look slow.
+    """
     score = scores(bucket, values, slos)
     found = judge_trial(due_s, score, values["e2e"])
-    ttft = values["ttft"][len(due_s) - found.count :]
+    first = len(due_s) - found.count
+    ttft = values["ttft"][first:]
+    done_s = due_s + values["e2e"]
+    ended = int(((done_s > due_s[first]) & (done_s <= due_s[-1])).sum())
     ttft = np.sort(np.where(np.isnan(ttft), np.inf, ttft))
     return TrialRow(
         rate_per_s=rate_per_s,
@@ -167,7 +171,7 @@ def trial_row(
         judged=found.count,
         good=found.good,
         effective=found.effective,
-        completed_per_s=0.0,
+        completed_per_s=rate_per_s * ended / found.count,
         ttft_p50_s=_finite(ttft, 0.5),
         ttft_p99_s=_finite(ttft, 0.99),
     )

@@ -157,13 +157,11 @@ async def salted(body: bytes, content_type: str, tenant: str, salts: CacheSalts)
 
 
 async def parse_any(body: bytes) -> dict[str, Any]:
-    """Parse a body, in steps if it would take long; raises ApiError 400.
-
-    A key that a backend may read differently when it is given twice is rejected. A body in which
-    it may be is parsed in steps, which finds out.
-    """
-    if len(body) < LARGE_BYTES and not is_dense(body) and not may_repeat(body):
-        return parse(body)
+    """Parse a body, in steps if it takes long or may have a key twice; raises ApiError 400."""
+    if len(body) < LARGE_BYTES and not is_dense(body):
+        fields = parse(body)
+        if not may_repeat(body, fields):
+            return fields
     try:
         return _fields(await loads_in_steps(body))
     except TooMuchJson as error:

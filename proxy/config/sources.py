@@ -6,6 +6,7 @@ Every error is one line that names the source of the value and what would be rig
 """
 
 import difflib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,12 @@ NOT_OURS = {  # read by other parts or by tests
     "FOREBAY_VLLM_PYTHON",
     "FOREBAY_VLLM_WORKLOADS",
 }
+# What Kubernetes sets in every pod for a Service called forebay or forebay-NAME.
+SERVICE_LINK = re.compile(
+    r"FOREBAY_(?:[A-Z0-9]+_)*(?:SERVICE_(?:HOST|PORT)(?:_[A-Z0-9]+)*|PORT_\d+_(?:TCP|UDP|SCTP)"
+    r"(?:_PROTO|_PORT|_ADDR)?)=.*|FOREBAY_(?:[A-Z0-9]+_)*PORT=(?:tcp|udp|sctp)://.*",
+    re.DOTALL,
+)
 MOST_SHOWN = 3  # problems of a configuration in one line
 SECRET = ("share", "upstream_api_key")  # these values are in no message
 
@@ -108,6 +115,8 @@ def _environment(environ: Mapping[str, str]) -> list[tuple[str, dict[str, Any]]]
     layers = []
     for name, text in sorted(environ.items()):
         if name.startswith(PREFIX) and name not in NOT_OURS:
+            if SERVICE_LINK.fullmatch(f"{name}={text}"):
+                continue
             try:
                 value = yaml.safe_load(text)
             except yaml.YAMLError:
@@ -163,6 +172,8 @@ def _problem(first: ErrorDetails, at: tuple[str, ...], words: str) -> str:
     key = ".".join(at)
     if first["type"] == "extra_forbidden":
         close = difflib.get_close_matches(at[-1], _keys(first["loc"][:-1]), n=1)
+        if key in _keys(("listen",)):  # as in FOREBAY_PORT=8081
+            close = [f"listen.{key}"]
         hint = f"; did you mean {close[0]}?" if close else ""
         return f"{key}: unknown key{hint}"
     if first["type"] == "missing":

@@ -7,6 +7,8 @@ for it; which one does the route pick; may it start there; must it be rejected?
 from math import inf
 
 from forebay.proxy.core.dispatcher import Dispatcher
+from forebay.proxy.core.explain.receipt import Receipt
+from forebay.proxy.core.explain.recorder import note_decision, note_early_rejection
 from forebay.proxy.core.model import (
     RANKS,
     STANDARD,
@@ -90,20 +92,65 @@ class NewRequests:
             return [self._reject_new(request, bucket, reason, place, now)]
         return self._take_in(waiting, bucket, place, now)
 
+    def preview(self, request: Request, now: float) -> Receipt:
+        """Return the record that a request would get if it arrived now; change nothing.
+
+        `state` is refused, prefilling or queued; then `waiting_for` says what would keep it there.
+        """
+        dispatcher = self._dispatcher
+        bucket = dispatcher.bucket_of(request.prompt_tokens)
+        receipt = Receipt(request, bucket.name if bucket is not None else "", now)
+        receipt.state = "refused"
+        receipt.ended_at = now
+        rejected = early_reject(request, bucket, dispatcher.quotas, now)
+        if rejected is not None or bucket is None:
+            assert rejected is not None
+            note_early_rejection(receipt, rejected, dispatcher.buckets)
+            return receipt
+        undo = dispatcher.fairness.try_arrival(request.tenant, now)
+        self._fill_in(receipt, request, bucket, now)
+        undo()
+        return receipt
+
+    def _fill_in(self, receipt: Receipt, request: Request, bucket: Bucket, now: float) -> None:
+        """Note what would be decided about a request that is neither too long nor over quota."""
+        dispatcher = self._dispatcher
+        waiting = self._waiting(request, bucket, now)
+        options = dispatcher.forecast.options(waiting, now)
+        if not options:
+            receipt.rule = "no_backend"
+            return
+        place = self._place(waiting, bucket, options, now)
+        reason = self._reason(waiting, bucket, place, now)
+        note_decision(receipt, request, bucket, options, place.option, place.queued, reason)
+        if reason is not None:
+            return
+        receipt.backend = place.option.backend
+        receipt.state = "prefilling"
+        if not place.sent_now:
+            receipt.state = "queued"
+            why = dispatcher.forecast.gate.why_not(place.backend, waiting, now)
+            receipt.waiting_for = why or "turn"
+
     def _enter(self, request: Request, bucket: Bucket, now: float) -> QueuedRequest:
         """Note the arrival of a request that is neither too long nor over its quota."""
         dispatcher, tenant = self._dispatcher, request.tenant
-        standard = request.service_class == "standard"
-        rank = own_rank = STANDARD if standard else RANKS[request.service_class]
         if tenant or dispatcher.fairness.on:
             dispatcher.tell_tenants_apart()
             dispatcher.fairness.arrived(tenant, now)
-        if not standard:
-            if tenant and not dispatcher.fairness.grants(tenant, request.service_class):
-                rank = STANDARD
+        if request.service_class != "standard":
             dispatcher.precedence.tell_classes_apart()
         self._count += 1
         dispatcher.forecast.arrived(request, bucket.name, now)
+        return self._waiting(request, bucket, now)
+
+    def _waiting(self, request: Request, bucket: Bucket, now: float) -> QueuedRequest:
+        dispatcher, tenant = self._dispatcher, request.tenant
+        rank = own_rank = STANDARD
+        if request.service_class != "standard":
+            rank = own_rank = RANKS[request.service_class]
+            if tenant and not dispatcher.fairness.grants(tenant, request.service_class):
+                rank = STANDARD
         waiting = QueuedRequest(request, bucket.name, now, inf, self._count, 0.0, rank, own_rank)
         if dispatcher.output_lengths.any:
             waiting.output_tokens = dispatcher.output_lengths.expected(
@@ -124,7 +171,10 @@ class NewRequests:
         if not hopeful:
             hopeful = dispatcher.forecast.idle_elsewhere(waiting, now)
             options += hopeful
-        option = dispatcher.route(request, hopeful or options, dispatcher.affinity, now)
+        hopeful = dispatcher.forecast.without_late_copies(
+            hopeful or options, dispatcher.backends, waiting, now
+        )
+        option = dispatcher.route(request, hopeful, dispatcher.affinity, now)
         backend = self._dispatcher.backends[option.backend]
         starts = dispatcher.forecast.gate.may_start(backend, waiting, now)
         queued = -1 if starts else dispatcher.queues.count[bucket.name]
@@ -135,23 +185,31 @@ class NewRequests:
         if starts and not (backend.queued and backend.queues[bucket.name]):
             place.sent_now = True  # no request goes before it, whatever was predicted
             uncached = request.prompt_tokens - option.matched_tokens
-            priority = dispatcher.forecast.gate.engine_priority(backend, waiting)
-            option.wait_s = backend.prefill_queue.ahead_s(uncached, now, priority)
+            queue, gate = backend.prefill_queue, dispatcher.forecast.gate
+            priority = gate.engine_priority(backend, waiting) if queue.ordered else None
+            option.wait_s = queue.ahead_s(uncached, now, priority)
             option.margin_s = 0.0
         return place
 
     def _decide(
         self, waiting: QueuedRequest, bucket: Bucket, place: Placement, now: float
     ) -> RejectReason | None:
-        """Return why a new request must be rejected; None to admit it."""
-        dispatcher, backend = self._dispatcher, place.backend
-        reason = self._admit(waiting.request, bucket, place.option, place.queued, backend.idle)
-        if reason is None and place.queued >= 0 and self._too_much(waiting, bucket, backend, now):
-            reason = "queue_full"
+        """Return why a new request must be rejected, None to admit it, and record that."""
+        dispatcher = self._dispatcher
+        reason = self._reason(waiting, bucket, place, now)
         if dispatcher.recorder is not None:
             dispatcher.recorder.decided(
                 waiting, bucket, place.options, place.option, place.queued, reason, now
             )
+        return reason
+
+    def _reason(
+        self, waiting: QueuedRequest, bucket: Bucket, place: Placement, now: float
+    ) -> RejectReason | None:
+        backend = place.backend
+        reason = self._admit(waiting.request, bucket, place.option, place.queued, backend.idle)
+        if reason is None and place.queued >= 0 and self._too_much(waiting, bucket, backend, now):
+            return "queue_full"
         return reason
 
     def _too_much(

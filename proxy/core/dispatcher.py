@@ -211,8 +211,9 @@ class Dispatcher:
         request, rank = waiting.request, waiting.own_rank
         waiting.paid = False  # spent
         uncached = request.prompt_tokens - matched_tokens
-        priority = self.forecast.gate.engine_priority(backend, waiting)
-        ahead_s = backend.prefill_queue.ahead_s(uncached, now, priority)
+        queue, gate = backend.prefill_queue, self.forecast.gate
+        priority = gate.engine_priority(backend, waiting) if queue.ordered else None
+        ahead_s = queue.ahead_s(uncached, now, priority)
         fresh = (
             waiting.piece_on == backend.name
             and not request.whole  # else the backend did not keep the last piece

@@ -6,12 +6,13 @@ heap, property tests on nothing at all. What each decision depends on stands in 
 in `policy/__init__.py` names the file for each question.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
 
 from forebay.proxy.core.arrival import NewRequests
 from forebay.proxy.core.changes import OperatorChanges, by_length
 from forebay.proxy.core.dispatcher import Dispatcher
+from forebay.proxy.core.explain.receipt import Receipt
 from forebay.proxy.core.explain.recorder import DecisionRecorder
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Tenant
 from forebay.proxy.core.peers import Peering
@@ -32,6 +33,7 @@ class Shaper:
         changes: what operators change while requests run.
         peering: what other proxies report, and what this one reports to them.
         recorder: keeps a record of each decision; None: no records.
+        preview: returns the record that a request would get if it arrived now; changes nothing.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Shaper:
         self.changes = OperatorChanges(self._dispatcher, self.peering)
         self.recorder = recorder
         self._arrivals = NewRequests(self._dispatcher, admit)
+        self.preview: Callable[[Request, float], Receipt] = self._arrivals.preview
 
     def __repr__(self) -> str:
         return f"<Shaper queued={self._dispatcher.queues.count} {list(self.backends.values())}>"

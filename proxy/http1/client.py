@@ -3,12 +3,19 @@
 import asyncio
 import errno
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
 
 from forebay.proxy.http1.connection import Connection, UpstreamResponse
-from forebay.proxy.http1.faults import ConnectFault, LocalShortage, NameFault, TlsFault
+from forebay.proxy.http1.faults import (
+    AnswerTooLarge,
+    ConnectFault,
+    LocalShortage,
+    NameFault,
+    TlsFault,
+)
 from forebay.proxy.http1.names import HostName
+from forebay.proxy.http1.turns import ReadTurns
 
 IDLE_S = 3.0  # vLLM closes idle connections after 5 s: those kept must be younger
 
@@ -40,6 +47,7 @@ class Origin:
         # Without the second header any compression is acceptable (RFC 9110, 12.5.3).
         self._own_headers = f"host: {host}\r\naccept-encoding: identity\r\n"
         self.connect_s = connect_s
+        self._turns = ReadTurns(self._loop)
         self._idle: list[Connection] = []
         self._closed = False
 
@@ -108,7 +116,7 @@ class Origin:
         for address in await self._name.addresses():
             try:
                 _, connection = await self._loop.create_connection(
-                    lambda: Connection(self._loop, self._keep), address, self._port,
+                    lambda: Connection(self._loop, self._keep, self._turns), address, self._port,
                     ssl=self._tls, server_hostname=self._host if self._tls else None,
                 )  # fmt: skip
             except ssl.SSLError:
@@ -135,3 +143,19 @@ class Origin:
         self._closed = True
         while self._idle:
             self._idle.pop().close()
+
+
+async def read_all(
+    response: UpstreamResponse, limit: int, heard: Callable[[], None] = lambda: None
+) -> bytes:
+    """Read the whole body; raises AnswerTooLarge. `heard` is called for every piece."""
+    if int(response.headers.get("content-length", 0)) > limit:
+        raise AnswerTooLarge(limit)
+    pieces, size = [], 0
+    while piece := await response.read():
+        heard()
+        size += len(piece)
+        if size > limit:
+            raise AnswerTooLarge(limit)
+        pieces.append(piece)
+    return b"".join(pieces)

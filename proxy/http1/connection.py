@@ -12,12 +12,8 @@ from typing import cast
 import httptools
 
 from forebay.proxy.http1.content_coding import CODINGS, ContentDecoder
-from forebay.proxy.http1.faults import (
-    AnswerTooLarge,
-    BrokenAnswer,
-    LostConnection,
-    UpstreamFault,
-)
+from forebay.proxy.http1.faults import BrokenAnswer, LostConnection, UpstreamFault
+from forebay.proxy.http1.turns import LARGE_READ_BYTES, ReadTurns
 
 HEAD_BYTES = 64 << 10  # bound of a status line with headers, or of the head of a chunk
 SMALL_BYTES = 16 << 10  # of a request's body: below, a copy is cheaper than a second buffer
@@ -32,10 +28,14 @@ class Connection(asyncio.Protocol):
     """One connection to a backend, for one request at a time."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, keep: Callable[["Connection"], None]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        keep: Callable[["Connection"], None],
+        turns: ReadTurns,
     ) -> None:
         self.loop = loop  # get_running_loop() makes a system call (Python 3.11)
         self._keep = keep
+        self._turns = turns
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._response: UpstreamResponse | None = None
@@ -46,6 +46,7 @@ class Connection(asyncio.Protocol):
         self._silent = True
         self._can_keep = False
         self._paused = False
+        self._waits = False  # for its turn to read again
         self._at_chunk = False  # the parser has just seen the end of a chunk
         self.served = 0
         self.idle_since = 0.0
@@ -75,7 +76,7 @@ class Connection(asyncio.Protocol):
             if not self._unsent:
                 self._unsent = memoryview(b"")  # an empty slice would keep the whole body alive
             self._transport.write(piece)
-            self.loop.call_soon(self._send_more)
+            self._turns.wait(self._send_more)
 
     def pause(self, paused: bool) -> None:
         """Stop or resume reading; TCP's flow control makes the backend wait."""
@@ -83,8 +84,19 @@ class Connection(asyncio.Protocol):
             self._paused = paused
             if paused:
                 self._transport.pause_reading()
-            else:
+            elif not self._waits:
                 self._transport.resume_reading()
+
+    def _wait_turn(self) -> None:
+        if self._transport is not None and not self._waits and self.usable:
+            self._waits = True
+            self._transport.pause_reading()
+            self._turns.wait(self._read_on)
+
+    def _read_on(self) -> None:
+        self._waits = False
+        if self._transport is not None and not self._paused and self.usable:
+            self._transport.resume_reading()
 
     def close(self) -> None:
         """Close at once: unsent bytes are dropped, and the backend notices now."""
@@ -102,6 +114,8 @@ class Connection(asyncio.Protocol):
         if response is None:
             self.close()  # there is no request
             return
+        if len(data) >= LARGE_READ_BYTES:
+            self._wait_turn()
         if self._at_chunk and (take := response._chunk_sink) is not None and take(data):
             return  # nearly always a token of a stream, which the parser need not see
         self._silent = False
@@ -144,7 +158,7 @@ class Connection(asyncio.Protocol):
         self._header_bytes += len(name) + len(value)
         if self._header_bytes > HEAD_BYTES:  # they may have come in one read, with a body
             raise httptools.HttpParserError("the headers are too large")
-        if not self._response.started:  # headers after the body are trailers, which are ignored
+        if not self._response.status:  # headers after the body are trailers, which are ignored
             # The first header of a name counts, as everywhere in this proxy.
             headers = self._response.headers
             headers.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
@@ -180,7 +194,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         response = self._response
-        if response is not None and response.started:
+        if response is not None and response.status:
             self._can_keep = bool(self._parser.should_keep_alive())
             self._complete()
 
@@ -258,18 +272,14 @@ class UpstreamResponse:
         return self._ended
 
     @property
-    def started(self) -> bool:
-        return self.status > 0
-
-    @property
     def ends_with_connection(self) -> bool:
         """The body has no stated length: the end of the connection ends it (RFC 9112, 6.3)."""
         framed = "content-length" in self.headers or "transfer-encoding" in self.headers
-        return self.started and not framed
+        return self.status > 0 and not framed
 
     async def head(self) -> None:
         """Wait for status and headers; raises UpstreamFault."""
-        while not self.started:
+        while not self.status:
             self._raise()
             await self._wait()
 
@@ -380,19 +390,3 @@ class UpstreamResponse:
             await self._waiter
         finally:
             self._waiter = None
-
-
-async def read_all(
-    response: UpstreamResponse, limit: int, heard: Callable[[], None] = lambda: None
-) -> bytes:
-    """Read the whole body; raises AnswerTooLarge. `heard` is called for every piece."""
-    if int(response.headers.get("content-length", 0)) > limit:
-        raise AnswerTooLarge(limit)
-    pieces, size = [], 0
-    while piece := await response.read():
-        heard()
-        size += len(piece)
-        if size > limit:
-            raise AnswerTooLarge(limit)
-        pieces.append(piece)
-    return b"".join(pieces)

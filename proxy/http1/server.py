@@ -28,6 +28,7 @@ from forebay.proxy.http1.request_faults import (
     headers_too_large,
     parse_error,
 )
+from forebay.proxy.http1.turns import LARGE_READ_BYTES, ReadTurns
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 KEEPALIVE_S = 75.0
@@ -36,7 +37,7 @@ KEEPALIVE_S = 75.0
 # CHUNKS_AT_ONCE the event loop does other work first.
 MOST_CHUNKS, SHORT_CHUNK, CHUNKS_AT_ONCE = 1024, 64, 128
 # Parsed before the chunks are counted: little, and more after a part that had few of them.
-LEAST_READ_BYTES, READ_BYTES, FEW_CHUNKS = 1 << 10, 64 << 10, 4
+LEAST_READ_BYTES, FEW_CHUNKS = 1 << 10, 4
 
 
 def error_response(
@@ -80,6 +81,7 @@ class _Protocol(web.RequestHandler):
         "_head_timer",
         "_last_payload",
         "_unparsed",
+        "_waits",
         "_wire",
         "address",
         "idle",
@@ -91,7 +93,8 @@ class _Protocol(web.RequestHandler):
         self.idle: dict[_Protocol, None] = {}  # those of this address, perhaps with this one
         self._broken = False  # it is not known where the next request begins
         self._chunks = 0  # received of the body that is being received
-        self._unparsed = b""  # received after more chunks than are parsed at once
+        self._unparsed = b""  # received after more than is parsed at once
+        self._waits = False  # for its turn to go on
         self._head_bytes = 0  # bytes of a head that is not complete
         self._head_timer: asyncio.TimerHandle | None = None
         self._last_payload: StreamReader | None = None
@@ -162,21 +165,28 @@ class _Protocol(web.RequestHandler):
             start += size
             chunks = max(0, self._chunks - before)
             parsed += chunks
-            size = min(4 * size, READ_BYTES) if chunks <= FEW_CHUNKS else LEAST_READ_BYTES
-            if parsed > CHUNKS_AT_ONCE and start < len(data):
+            size = min(4 * size, LARGE_READ_BYTES) if chunks <= FEW_CHUNKS else LEAST_READ_BYTES
+            if start >= LARGE_READ_BYTES or (parsed > CHUNKS_AT_ONCE and start < len(data)):
                 self._unparsed = data[start:]
                 self._pause_transport_reading()
-                self._loop.call_soon(self._go_on)
+                self._wait_turn()
                 return
 
+    def _wait_turn(self) -> None:
+        server = self._manager
+        if not self._waits and isinstance(server, HttpServer):
+            self._waits = True
+            server.turns.wait(self._go_on)
+
     def _go_on(self) -> None:
-        """Parse what was received, in the next turn of the event loop."""
+        """Parse what was received, then read again."""
+        self._waits = False
+        if self._reading_paused or self._buffer_paused:
+            return  # its end begins this anew
         data, self._unparsed = self._unparsed, b""
-        if data and not (self._reading_paused or self._buffer_paused):
+        if data:
             self.data_received(data)
-        else:
-            self._unparsed = data
-        if not self._unparsed and not (self._reading_paused or self._buffer_paused):
+        if not (self._waits or self._reading_paused or self._buffer_paused):
             self._resume_transport_reading()
 
     def resume_reading(self, resume_parser: bool = True) -> None:
@@ -187,8 +197,8 @@ class _Protocol(web.RequestHandler):
         if self._broken:
             return  # nothing more is wanted, and the connection ends soon
         if self._unparsed:
-            self._loop.call_soon(self._go_on)
-        else:
+            self._wait_turn()
+        elif not self._waits:
             super()._resume_transport_reading()
 
     def _received(self, data: bytes) -> None:
@@ -293,6 +303,7 @@ class HttpServer(web.Server):
         idle: the connections, by the address of their client.
         failed: called with unexpected exceptions.
         parsing_s: time that parsing requests has taken, before anything is known of their senders.
+        turns: of connections with much to read.
     """
 
     def __init__(
@@ -322,6 +333,7 @@ class HttpServer(web.Server):
         self.max_connections = max_connections
         self.failed = failed
         self.parsing_s = 0.0
+        self.turns = ReadTurns(self._loop)
         self.idle: IdleConnections[_Protocol] = IdleConnections()
 
     @property
@@ -331,7 +343,7 @@ class HttpServer(web.Server):
     async def _checked(self, request: web.BaseRequest) -> web.StreamResponse:
         if error := head_fault(request, self.header_bytes):
             return error_response(error, request_id(request.headers))
-        protocol = cast(_Protocol, request.protocol)
+        protocol: _Protocol = request._protocol  # type: ignore[assignment]
         protocol.idle.pop(protocol, None)
         try:
             response = await self._handler(request)
@@ -341,8 +353,8 @@ class HttpServer(web.Server):
         if not response.prepared:  # a response of the admin port, which has no id yet
             response.headers.setdefault(REQUEST_ID, request_id(request.headers))
             response.headers.setdefault("Server", SERVER_NAME)
-        if cannot_go_on(request):
-            response.force_close()
+            if cannot_go_on(request):
+                response.force_close()
         return response
 
     def __call__(self) -> _Protocol:
@@ -351,7 +363,8 @@ class HttpServer(web.Server):
 
 def client_of(request: web.BaseRequest) -> str:
     """Return the address of the client; of IPv6 the half that names a customer."""
-    return cast(_Protocol, request.protocol).address
+    protocol: _Protocol = request._protocol  # type: ignore[assignment]
+    return protocol.address
 
 
 def no_such_path(request: web.BaseRequest) -> web.Response:

@@ -16,7 +16,7 @@ import orjson
 from forebay.proxy.api.body import BYTES_PER_TOKEN_ID, ParsedBody
 from forebay.proxy.backends import Backends
 from forebay.proxy.core.learn.engine_blocks import BlockTranslations
-from forebay.proxy.http1.connection import read_all
+from forebay.proxy.http1.client import read_all
 from forebay.proxy.http1.faults import UpstreamFault
 from forebay.proxy.kv_events.decode import chain_keys
 from forebay.proxy.probes import Upstream

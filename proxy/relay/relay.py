@@ -101,7 +101,7 @@ class Relay:
                     hopeless = failure.declined and not self._backends.others_willing(upstream)
                     if hopeless or not tries.again(failure.retry):
                         return failure.result()
-                    self._metrics.retries.labels(upstream.name).inc()
+                    self._metrics.retries.of[(upstream.name,)].inc()
                     try:
                         send = await grant.retry()
                     except Rejected:  # no other backend: the first one's response stands

@@ -6,7 +6,7 @@ that does not answer in time is left out and reported as down.
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any
 from urllib.parse import quote
@@ -18,13 +18,20 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from forebay.proxy.admin import requested_id
+from forebay.proxy.admin import query_of, requested_id
+from forebay.proxy.diagnose.request_list import DEFAULT_ROWS, ordered
+from forebay.proxy.http1.byte_budget import ByteBudget, Hold
+from forebay.proxy.http1.client_body import read_client_body
 from forebay.proxy.http1.cross_origin import cross_site_refusal
-from forebay.proxy.http1.errors import SERVER, error_body
-from forebay.proxy.http1.server import no_such_path
+from forebay.proxy.http1.errors import SERVER, ApiError, error_body
+from forebay.proxy.http1.headers import request_id
+from forebay.proxy.http1.server import error_response, no_such_path
 from forebay.proxy.share.workers import Worker, WorkerPool
 
 ANSWER_S = 2.0
+BODY_BYTES, BODY_S = 64 << 20, 30.0  # of a preview; a worker's own limits are lower
+PASSED = ("x-forebay-class", "x-request-timeout")  # headers that decide about a request
+NO_HEADERS: Mapping[str, str] = {}
 
 
 class WorkersAdmin:
@@ -33,6 +40,7 @@ class WorkersAdmin:
     def __init__(self, workers: WorkerPool) -> None:
         self._workers = workers
         self._started_at = time.monotonic()
+        self._budget = ByteBudget(2 * BODY_BYTES)
         self._session: aiohttp.ClientSession
 
     async def __aenter__(self) -> "WorkersAdmin":
@@ -66,6 +74,12 @@ class WorkersAdmin:
                 return web.Response(
                     body=orjson.dumps(await self._status()), content_type="application/json"
                 )
+            case "GET", "/requests":
+                return await self._list(request)
+            case "GET", "/backends":
+                return await self._first("GET", request.raw_path)
+            case "POST", "/preview":
+                return await self._preview(request)
             case "GET", "/":
                 return web.Response(text=self._page(), content_type="text/html", charset="utf-8")
             case "POST", "/drain":
@@ -89,16 +103,59 @@ class WorkersAdmin:
         """Answer with the decisions of the worker that had the request; of several, the latest."""
         answers = await self._ask(f"/status?request={quote(request_id, safe='')}")
         found = {i: orjson.loads(body) for i, (status, body) in answers.items() if status == 200}
-        if not found:  # all workers give the same reason
-            for status, body in answers.values():
-                return web.Response(status=status, body=body, content_type="application/json")
-            message = "No worker responds."
-            body = error_body(message, SERVER, "no_worker")
-            return web.Response(status=503, body=body, content_type="application/json")
+        if not found:
+            return _no_answer(answers)
         latest = min(found, key=lambda index: found[index]["age_s"])
         same_id = [found[i]["request"] for i in found if i != latest] + found[latest]["same_id"]
         body = orjson.dumps({**found[latest], "same_id": same_id, "worker": latest})
         return web.Response(body=body, content_type="application/json")
+
+    async def _list(self, request: web.BaseRequest) -> web.Response:
+        """Answer with the requests of all workers, in one order."""
+        answers = await self._ask(request.raw_path)
+        good = {i: orjson.loads(body) for i, (status, body) in answers.items() if status == 200}
+        if not good:
+            return _no_answer(answers)
+        lists = list(good.values())
+        rows = [{**row, "worker": i} for i, one in good.items() for row in one["requests"]]
+        count = int(float(query_of(request).get("count", [str(DEFAULT_ROWS)])[0]))
+        sums = {
+            key: sum(one[key] for one in lists) for key in ("remembered", "considered", "unseen")
+        }
+        fields = {**lists[0], **sums, "requests": ordered(rows, lists[0]["by"], count)}
+        return web.Response(body=orjson.dumps(fields), content_type="application/json")
+
+    async def _preview(self, request: web.BaseRequest) -> web.Response:
+        """Answer with what the first worker that responds would decide about a body."""
+        try:
+            with Hold(self._budget) as hold:
+                hold.holder = "preview"
+                body = await read_client_body(request, BODY_BYTES, BODY_S, hold)
+                return await self._first("POST", request.raw_path, body, request.headers)
+        except ApiError as error:
+            return error_response(error, request_id(request.headers))
+
+    async def _first(
+        self, method: str, target: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
+    ) -> web.Response:
+        """Ask the workers one after the other; return the first answer."""
+        passed = {name: headers[name] for name in PASSED if name in headers}
+        for worker in self._workers.workers:
+            if worker.admin_url is None:
+                continue
+            try:
+                asked = self._session.request(
+                    method, worker.admin_url + target, data=body or None, headers=passed
+                )
+                async with asked as answer:
+                    return web.Response(
+                        status=answer.status,
+                        body=await answer.read(),
+                        content_type="application/json",
+                    )
+            except (aiohttp.ClientError, OSError, TimeoutError):
+                continue
+        return _no_answer({})
 
     async def _ask(self, path: str) -> dict[int, tuple[int, bytes]]:
         """Return status and body of each worker that responds."""
@@ -167,6 +224,14 @@ class WorkersAdmin:
             "<!doctype html><title>Forebay</title><h1>Forebay: workers</h1>"
             f'<ul>{"".join(rows)}</ul><p><a href="status">status</a> <a href="metrics">metrics</a>'
         )
+
+
+def _no_answer(answers: Mapping[int, tuple[int, bytes]]) -> web.Response:
+    """Return why there is no result: all workers give the same reason, or none responds."""
+    for status, body in answers.values():
+        return web.Response(status=status, body=body, content_type="application/json")
+    body = error_body("No worker responds.", SERVER, "no_worker")
+    return web.Response(status=503, body=body, content_type="application/json")
 
 
 class _Collected:

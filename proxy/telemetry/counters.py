@@ -5,7 +5,7 @@ Here everything is counted on one event loop, without locks.
 """
 
 from bisect import bisect_left
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from math import inf
 from typing import TypeVar
 
@@ -16,14 +16,32 @@ from prometheus_client.utils import floatToGoString
 Child = TypeVar("Child")
 
 
-def _kept(
-    children: dict[tuple[str, ...], Child], at: int, known: Container[str]
-) -> dict[tuple[str, ...], Child]:
-    return {values: child for values, child in children.items() if values[at] in known}
+class _Children(dict[tuple[str, ...], Child]):
+    """Children by their label values; one that is new is made."""
+
+    def __init__(self, labels: Sequence[str], make: Callable[[], Child]) -> None:
+        super().__init__()
+        self.labels = tuple(labels)
+        self._make = make
+
+    def __missing__(self, values: tuple[str, ...]) -> Child:
+        assert len(values) == len(self.labels)
+        child = self[values] = self._make()
+        return child
+
+    def keep(self, label: str, known: Container[str]) -> None:
+        """Drop the children whose value of `label` is not among `known`."""
+        at = self.labels.index(label)
+        for values in [values for values in self if values[at] not in known]:
+            del self[values]
 
 
 class Counter:
-    """Like prometheus_client.Counter; without label names it is its own only child."""
+    """Like prometheus_client.Counter; without label names it is its own only child.
+
+    Attributes:
+        of: the children, by tuples of values in the order of the label names.
+    """
 
     def __init__(
         self,
@@ -33,36 +51,26 @@ class Counter:
         *,
         registry: CollectorRegistry | None = None,
     ) -> None:
-        self._name, self._text, self._labels = name, text, tuple(labels)
+        self._name, self._text = name, text
         self._value = 0.0
-        self._children: dict[tuple[str, ...], Counter] = {} if labels else {(): self}
+        self.of: _Children[Counter] = _Children(labels, lambda: Counter(name, text))
+        if not labels:
+            self.of[()] = self
         if registry is not None:
             registry.register(self)
-
-    def labels(self, *values: str) -> "Counter":
-        """Return the child with these values, in the order of the label names."""
-        child = self._children.get(values)
-        if child is None:
-            assert len(values) == len(self._labels)
-            child = self._children[values] = Counter(self._name, self._text)
-        return child
-
-    def keep(self, label: str, known: Container[str]) -> None:
-        """Drop the children whose value of `label` is not among `known`."""
-        self._children = _kept(self._children, self._labels.index(label), known)
 
     def inc(self, amount: float = 1.0) -> None:
         self._value += amount
 
     def collect(self) -> Iterable[CounterMetricFamily]:
-        family = CounterMetricFamily(self._name, self._text, labels=self._labels)
-        for values, child in self._children.items():
+        family = CounterMetricFamily(self._name, self._text, labels=self.of.labels)
+        for values, child in self.of.items():
             family.add_metric(values, child._value)
         yield family
 
 
 class BucketHistogram:
-    """Like prometheus_client.Histogram."""
+    """Like prometheus_client.Histogram; `of` as in Counter."""
 
     def __init__(
         self,
@@ -74,34 +82,25 @@ class BucketHistogram:
         registry: CollectorRegistry | None = None,
     ) -> None:
         """`buckets`: rising upper edges; larger values are counted too."""
-        self._name, self._text, self._labels = name, text, tuple(labels)
-        self._edges = tuple(buckets)
+        self._name, self._text = name, text
+        self._edges = edges = tuple(buckets)
         self._counts = [0] * (len(self._edges) + 1)
         self._sum = 0.0
-        self._children: dict[tuple[str, ...], BucketHistogram] = {} if labels else {(): self}
+        self.of: _Children[BucketHistogram] = _Children(
+            labels, lambda: BucketHistogram(name, text, buckets=edges)
+        )
+        if not labels:
+            self.of[()] = self
         if registry is not None:
             registry.register(self)
-
-    def labels(self, *values: str) -> "BucketHistogram":
-        """Return the child with these values, in the order of the label names."""
-        child = self._children.get(values)
-        if child is None:
-            assert len(values) == len(self._labels)
-            child = BucketHistogram(self._name, self._text, buckets=self._edges)
-            self._children[values] = child
-        return child
-
-    def keep(self, label: str, known: Container[str]) -> None:
-        """Drop the children whose value of `label` is not among `known`."""
-        self._children = _kept(self._children, self._labels.index(label), known)
 
     def observe(self, amount: float) -> None:
         self._counts[bisect_left(self._edges, amount)] += 1
         self._sum += amount
 
     def collect(self) -> Iterable[HistogramMetricFamily]:
-        family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
-        for values, child in self._children.items():
+        family = HistogramMetricFamily(self._name, self._text, labels=self.of.labels)
+        for values, child in self.of.items():
             buckets, so_far = [], 0
             for edge, count in zip((*self._edges, inf), child._counts, strict=True):
                 so_far += count

@@ -1,33 +1,36 @@
-"""`forebay explain`: why a proxy routed, delayed or rejected a request."""
+"""`forebay explain`: why a proxy routed, delayed or rejected requests, or would do so now."""
 
 import json
 import sys
-from http.client import HTTPException
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.error import HTTPError, URLError
-from urllib.parse import quote, urlsplit
-from urllib.request import ProxyHandler, build_opener
+from urllib.parse import quote, urlencode
 
 import typer
 
 from forebay.proxy.command import new_app
+from forebay.proxy.diagnose.admin_client import DEFAULT_ADMIN, AdminUrl, Refused, ask_json
+from forebay.traces.command_options import a_time
 from forebay.traces.errors import InputError
+from forebay.traces.talk import talk
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-EXAMPLE = """Explain why a request was routed to its backend, waited or was rejected.
+EXAMPLE = """Explain why requests were routed to their backend, waited or were rejected.
 
-REQUEST_ID is the x-request-id of the response. The proxy remembers the last 2,000 requests
-(metrics.receipts).
+REQUEST_ID is the x-request-id of a response. Without it, --slowest or --rejected lists
+requests. The proxy remembers the last 2,000 (metrics.receipts). --dry-run asks what the
+proxy would decide now about a request body, and sends nothing.
 
 Example:
 
   forebay explain 0b54c2d1 --admin http://127.0.0.1:9090
+  forebay explain --slowest 10 --bucket chat --since 10m
 """
-ANSWER_S = 5.0
-MOST_BYTES = 1 << 20
-ADMIN_ERRORS = ("unknown_request", "no_worker")  # errors of admin ports only
+MOST_SLOWEST = 100
 EVENTS = {
     "queued": "queued for {backend}: {why}",
     "sent": "sent to {backend}",
@@ -44,44 +47,137 @@ app = new_app(help=EXAMPLE)
 
 @app.command(help=EXAMPLE)
 def explain(
-    request_id: Annotated[str, typer.Argument(help="the x-request-id of the response")],
-    admin: Annotated[str, typer.Option(help="the proxy's admin port")] = "http://127.0.0.1:9090",
+    request_id: Annotated[
+        str | None, typer.Argument(help="the x-request-id of the response")
+    ] = None,
+    slowest: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=MOST_SLOWEST, help="list so many requests, the slowest first token first"
+        ),
+    ] = None,
+    rejected: Annotated[
+        bool, typer.Option("--rejected", help="list rejected requests, the latest first")
+    ] = False,
+    dry_run: Annotated[
+        Path | None,
+        typer.Option(metavar="BODY.json", help="decide about this request body, and send nothing"),
+    ] = None,
+    bucket: Annotated[str, typer.Option(help="of a list: only this length bucket")] = "",
+    since: Annotated[
+        float | None, a_time("of a list: only requests that ended so long ago at most, e.g. 10m")
+    ] = None,
+    tenant: Annotated[str, typer.Option(help="of --dry-run: the tenant that would send it")] = "",
+    admin: AdminUrl = DEFAULT_ADMIN,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    show(ask(admin, request_id), as_json=as_json)
+    listing = slowest is not None or rejected
+    asked = (request_id is not None, slowest is not None, rejected, dry_run is not None)
+    if sum(asked) != 1:
+        raise InputError("give one of REQUEST_ID, --slowest N, --rejected, --dry-run BODY.json")
+    if not listing and (bucket or since is not None):
+        raise InputError("--bucket and --since need --slowest N or --rejected")
+    if tenant and dry_run is None:
+        raise InputError("--tenant needs --dry-run BODY.json")
+    if listing:
+        found = ask_list(admin, slowest, bucket, since)
+        if as_json:
+            _print_json(found)
+        else:
+            show_list(found)
+    elif dry_run is not None:
+        show(preview(admin, dry_run, tenant), as_json=as_json)
+    else:
+        show(ask(admin, request_id or ""), as_json=as_json)
 
 
 def ask(admin: str, request_id: str) -> dict[str, Any]:
     """Ask the proxy at `admin` about a request; raises InputError."""
-    if not _is_url(admin):
-        raise InputError(f"--admin {admin}: give a URL such as http://127.0.0.1:9090")
-    url = f"{admin.rstrip('/')}/status?request={quote(request_id, safe='')}"
+    return ask_json(admin, f"/status?request={quote(request_id, safe='')}", "verdict")
+
+
+def ask_list(
+    admin: str, slowest: int | None, bucket: str = "", since_s: float | None = None
+) -> dict[str, Any]:
+    """Ask for the slowest requests, None: the rejected ones; raises InputError."""
+    query: dict[str, Any] = {"by": "slowest", "count": slowest}
+    if slowest is None:
+        query = {"by": "rejected", "count": MOST_SLOWEST}
+    if bucket:
+        query["bucket"] = bucket
+    if since_s is not None:
+        query["since_s"] = since_s
+    return ask_json(admin, f"/requests?{urlencode(query)}", "requests")
+
+
+def preview(admin: str, file: Path, tenant: str = "") -> dict[str, Any]:
+    """Ask what would be decided now about the body in a file; raises InputError."""
     try:
-        # Without the HTTP proxies of the environment: the admin port is near.
-        with build_opener(ProxyHandler({})).open(url, timeout=ANSWER_S) as answer:
-            fields = json.loads(answer.read(MOST_BYTES))
-    except HTTPError as error:
-        with error:
-            raise InputError(_error_text(admin, error.code, error.read(MOST_BYTES))) from None
-    except (URLError, OSError, HTTPException) as error:
-        reason = getattr(error, "reason", None) or error
-        reason = getattr(reason, "strerror", None) or reason
-        raise InputError(
-            f"--admin {admin}: no answer ({reason}); is it the admin port of a running proxy?"
-        ) from None
-    except ValueError:
-        fields = None
-    if not isinstance(fields, dict) or "verdict" not in fields:
-        raise InputError(
-            f"--admin {admin}: not the admin port of a Forebay that can explain requests"
-        )
-    return fields
+        body = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+    except OSError as error:
+        raise InputError(f"--dry-run {file}: {error.strerror}") from None
+    query = f"?{urlencode({'tenant': tenant})}" if tenant else ""
+    try:
+        return ask_json(admin, f"/preview{query}", "accepted", body)
+    except Refused as error:
+        raise InputError(f"--dry-run {file}: {error}") from None
+
+
+def show_list(found: dict[str, Any]) -> None:
+    """Print the JSON of `/requests` as a table of at most 80 columns, if it can be."""
+    rejected = found["by"] == "rejected"
+    rows = found["requests"]
+    heads = ["request", "ago", "bucket", "predicted"]
+    if not rejected:
+        heads[3:] = ["backend", "first token", "predicted"]
+    cells = [_cells(row, rejected=rejected) for row in rows]
+    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+    if rows:
+        print(_line(heads, widths))
+    for row, line in zip(rows, cells, strict=True):
+        print(_line(line, widths))
+        print(textwrap.fill(_reason(row), 78, initial_indent="    ", subsequent_indent="    "))
+    kind = "rejected requests" if rejected else "requests with a first token or a failure"
+    note = (
+        f"{len(rows)} {kind}, of {found['considered']:,} that ended and are remembered "
+        f"(metrics.receipts: {found['kept']:,})."
+    )
+    if not rejected and found["unseen"]:
+        note += f" {found['unseen']:,} were no streams: their first token is not visible."
+    talk(textwrap.fill(note, 80))
+
+
+def _cells(row: dict[str, Any], *, rejected: bool) -> list[str]:
+    cells = [row["request"].rpartition("/")[0] or row["request"], _ago(row["age_s"])]
+    cells.append(row["bucket"] or "-")
+    if not rejected:
+        cells += [row["backend"] or "-", _spoken(row["latency_s"])]
+    return [*cells, _spoken(row["predicted_ttft_s"])]
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    first = f"{cells[0]:<{widths[0]}}"
+    return "  ".join(
+        [first, *(f"{cell:>{width}}" for cell, width in zip(cells[1:], widths[1:], strict=True))]
+    )
+
+
+def _reason(row: dict[str, Any]) -> str:
+    if row["hindsight"] == "false":
+        return f"{row['reason']} (unnecessary, as checked afterwards)"
+    return str(row["reason"])
+
+
+def _ago(seconds: float) -> str:
+    if seconds < 100.0:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60.0:.0f} min" if seconds < 6_000.0 else f"{seconds / 3_600.0:.0f} h"
 
 
 def show(fields: dict[str, Any], *, as_json: bool) -> None:
     """Print the JSON of `/status?request=` as text."""
     if as_json:
-        sys.stdout.write(json.dumps(fields, indent=2) + "\n")
+        _print_json(fields)
         return
     from rich.console import Console
 
@@ -90,27 +186,16 @@ def show(fields: dict[str, Any], *, as_json: bool) -> None:
     console.print(_headline(fields), markup=False)
     if fields["candidates"]:
         console.print(_candidates(fields))
+    if "accepted" in fields:  # nothing has happened
+        return
     if fields["candidates"] or len(fields["timeline"]) > 1:
         console.print(_timeline(fields))
     if fields["actual"]["tries"]:
         console.print(_results(fields))
 
 
-def _is_url(text: str) -> bool:
-    try:
-        parts = urlsplit(text)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a bad address in brackets, or a bad port
-        return False
-
-
-def _error_text(admin: str, status: int, body: bytes) -> str:
-    other = f"--admin {admin}: answered {status}; is it the admin port of a running proxy?"
-    try:
-        error = json.loads(body)["error"]
-        return str(error["message"]) if error["code"] in ADMIN_ERRORS else other
-    except (ValueError, KeyError, TypeError):
-        return other
+def _print_json(fields: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(fields, indent=2) + "\n")
 
 
 def _headline(fields: dict[str, Any]) -> str:

@@ -149,7 +149,7 @@ class ProxyMetrics:
             "config_reloads", "Reloads of the configuration, by result", "result"
         )
         for result in ("applied", "partly", "unchanged", "failed"):
-            self._reloads.labels(result)
+            self._reloads.of[(result,)].inc(0.0)
         self._generation = Gauge(
             "forebay_config_generation",
             "Reloads of the configuration that changed something",
@@ -190,32 +190,32 @@ class ProxyMetrics:
         assert record.predicted_ttft_s is not None
         ttft_s, sent_s = now - record.arrived_at, now - record.sent_at
         predicted_s = record.predicted_ttft_s
-        self.ttft.labels(bucket).observe(ttft_s)
-        self.prediction.labels(bucket).observe(sent_s / max(1e-6, predicted_s))
-        self._backend_ttft.labels(backend, bucket).observe(sent_s)
-        self._backend_predicted.labels(backend, bucket).inc(predicted_s)
+        self.ttft.of[(bucket,)].observe(ttft_s)
+        self.prediction.of[(bucket,)].observe(sent_s / max(1e-6, predicted_s))
+        self._backend_ttft.of[backend, bucket].observe(sent_s)
+        self._backend_predicted.of[backend, bucket].inc(predicted_s)
         if self.log is not None:
             self.log.record(f"ttft.{bucket}", ttft_s)
 
     def decided(self, now: float, action: Action) -> None:
         """Count one decision of the shaper."""
         if isinstance(action, Reject):
-            self.rejects.labels(action.bucket or "none", action.reason).inc()
+            self.rejects.of[action.bucket or "none", action.reason].inc()
         if action.bucket and not (isinstance(action, Send) and action.piece_blocks):
-            self.queue.labels(action.bucket).observe(action.queued_s)
+            self.queue.of[(action.bucket,)].observe(action.queued_s)
 
     def shed(self, service_class: str) -> None:
         """A request was rejected because the proxy is overloaded."""
-        self._shed.labels(service_class).inc()
+        self._shed.of[(service_class,)].inc()
 
     def upstream_error(self, backend: str, kind: str) -> None:
         """A backend failed; `kind` is one of KINDS."""
-        self.upstream_errors.labels(backend, kind if kind in KINDS else "other").inc()
+        self.upstream_errors.of[backend, kind if kind in KINDS else "other"].inc()
 
     def used(self, backend: str, prompt_tokens: int, cached_tokens: int) -> None:
         """Count the usage of one response."""
-        self.prompt_tokens.labels(backend).inc(prompt_tokens)
-        self.cached_tokens.labels(backend).inc(cached_tokens)
+        self.prompt_tokens.of[(backend,)].inc(prompt_tokens)
+        self.cached_tokens.of[(backend,)].inc(cached_tokens)
 
     def lagged(self, seconds: float) -> None:
         """The event loop was late by `seconds`."""
@@ -227,38 +227,38 @@ class ProxyMetrics:
 
     def reloaded(self, result: str, generation: int) -> None:
         """A reload ended; `result` is applied, partly, unchanged or failed."""
-        self._reloads.labels(result).inc()
+        self._reloads.of[(result,)].inc()
         self._generation.set(generation)
 
     def finished(self, record: RequestRecord, status: int, now: float) -> None:
         """A request has been answered, or its client has left."""
         known = str(status) if status in STATUSES else f"{status // 100}xx"
-        self.answers.labels(record.bucket, known).inc()
-        self._tenants.labels(self.tenant_labels.label(record.tenant), known).inc()
+        self.answers.of[record.bucket, known].inc()
+        self._tenants.of[self.tenant_labels.label(record.tenant), known].inc()
         if not record.operation or record.sent_at is None:
             return
         operation = record.operation
         failed = status >= 400 or bool(record.reason)
         outcome = outcome_of(status) if status >= 400 else "cut" if failed else "ok"
-        self._backend_requests.labels(record.backend, record.bucket, outcome).inc()
+        self._backend_requests.of[record.backend, record.bucket, outcome].inc()
         error = f"{status // 100}xx" if status >= 400 else "stream" if failed else ""
-        self._duration.labels(operation, error).observe(now - record.arrived_at)
+        self._duration.of[operation, error].observe(now - record.arrived_at)
         if failed:
             return
         lasted_s = now - record.arrived_at
-        self._backend_duration.labels(record.backend, record.bucket).observe(lasted_s)
+        self._backend_duration.of[record.backend, record.bucket].observe(lasted_s)
         if record.ttft_s is not None:
-            self._first.labels(operation).observe(record.ttft_s)
+            self._first.of[(operation,)].observe(record.ttft_s)
         if (each_s := record.time_per_output_token_s(now)) is not None:
-            self._each.labels(operation).observe(each_s)
+            self._each.of[(operation,)].observe(each_s)
         if record.prompt_tokens:
-            self._usage.labels(operation, "input").observe(record.prompt_tokens)
-            self._usage.labels(operation, "output").observe(record.output_tokens)
+            self._usage.of[operation, "input"].observe(record.prompt_tokens)
+            self._usage.of[operation, "output"].observe(record.output_tokens)
 
     def text(self) -> bytes:
         """Return all metrics; those of backends that were removed are dropped first."""
         for family in self._by_backend:
-            family.keep("backend", self._shaper.backends)
+            family.of.keep("backend", self._shaper.backends)
         return generate_latest(self.registry)
 
 

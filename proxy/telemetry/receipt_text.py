@@ -5,8 +5,11 @@ from math import inf
 from typing import Any
 
 from forebay.proxy.core.explain.receipt import Receipt, Step
+from forebay.proxy.core.model import INSTANT_S
 from forebay.proxy.core.policy.routing import Option
+from forebay.proxy.telemetry.record import CLIENT_GONE
 
+FAR_LATER = 1.5  # times its prediction: then the backend is the reason
 WAITS = {
     "turn": "it was behind earlier requests",
     "down": "its backend was down",
@@ -20,7 +23,7 @@ WAITS = {
 }
 HINDSIGHT = {
     "right": "Checked afterwards: right, the request would have been late.",
-    "displacing": "Checked afterwards: serving it would have made another request late.",
+    "costs_another": "Checked afterwards: serving it would have made another request late.",
     "false": "Checked afterwards: this rejection was unnecessary.",
     "pending": "Not checked yet whether that was right.",
     "unjudged": "Not checked whether that was right: only a sample of the rejections is.",
@@ -117,9 +120,56 @@ def verdict(receipt: Receipt, now: float) -> str:
         parts.append(f"First token after {_spoken(ttft_s)}{_against(receipt, ttft_s)}.")
     if receipt.status >= 400:
         what = f" ({receipt.reason})" if receipt.reason else ""
-        left = receipt.status == 499
+        left = receipt.status == CLIENT_GONE
         parts.append("The client left first." if left else f"Answered {receipt.status}{what}.")
     return " ".join(parts)
+
+
+def preview_verdict(receipt: Receipt) -> str:
+    """Say in a sentence or two what would happen to a request that has not come."""
+    if receipt.state == "refused":
+        return f"Would be rejected{_rejection(receipt).removeprefix('Rejected')}"
+    assert receipt.chosen is not None
+    where = f"{receipt.backend}{_why_there(receipt)}"
+    first = f"First token predicted after {_spoken(receipt.chosen.ttft_s)}."
+    if receipt.rule == "idle":
+        first += " That is over its limit, but an idle backend rejects no request."
+    if receipt.state == "queued":
+        return f"Would wait for {where}, because {WAITS[receipt.waiting_for]}. {first}"
+    return f"Would be sent at once to {where}. {first}"
+
+
+def main_reason(receipt: Receipt) -> str:
+    """Say in a few words what took most of the time, or why it was rejected."""
+    if receipt.state == "refused":
+        return _rejection(receipt).rstrip(".")
+    if receipt.first_token_at < 0.0 or receipt.sent_at < 0.0:
+        return _why_no_token(receipt)
+    failed = [step.backend for step in receipt.steps if step.kind == "failed"]
+    if failed:
+        return f"{', '.join(failed)} failed; sent again to {receipt.backend}"
+    queued_s = receipt.sent_at - receipt.arrived_at
+    after_s = receipt.first_token_at - receipt.sent_at
+    waits = receipt.waits
+    if queued_s >= after_s and waits:
+        return f"waited {_spoken(queued_s)}: {WAITS[max(waits, key=lambda why: waits[why])]}"
+    predicted_s = receipt.predicted_s  # on dispatch; of a split prompt piece by piece
+    if receipt.chosen is not None and receipt.chosen.backend == receipt.backend:
+        predicted_s = min(predicted_s, receipt.chosen.ttft_s)
+    if after_s > FAR_LATER * predicted_s + INSTANT_S:
+        return f"{receipt.backend} took {_spoken(after_s)}; {_spoken(predicted_s)} predicted"
+    tokens = receipt.engine_tokens or receipt.prompt_tokens
+    cached = f", {receipt.cached_tokens:,} cached" if receipt.cached_tokens >= 0 else ""
+    return f"its prompt of {tokens:,} tokens{cached}, as predicted"
+
+
+def _why_no_token(receipt: Receipt) -> str:
+    if receipt.state == "left" or receipt.status == CLIENT_GONE:
+        return f"the client left{_because(receipt, receipt.ended_at)}"
+    if receipt.status >= 400:
+        what = f" ({receipt.reason})" if receipt.reason else ""
+        return f"answered {receipt.status}{what}, no first token"
+    return "not a stream: its first token is not visible"
 
 
 def _course(receipt: Receipt, now: float) -> str:

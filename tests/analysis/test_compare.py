@@ -334,9 +334,9 @@ class TestComparison:
     @pytest.mark.parametrize(
         ("late", "reason", "later_s", "doubtful"),
         [
-            (13, "13 of 1,000 arrivals left more than 20 ms late because ...", 0.0, False),
-            (13, "13 of 1,000 arrivals left more than 20 ms late because ...", 9.0, True),
-            (101, "101 of 1,000 arrivals left more than 20 ms late because ...", 0.0, True),
+            (13, "13 of 1,000 requests left more than 20 ms late because ...", 0.0, False),
+            (13, "13 of 1,000 requests left more than 20 ms late because ...", 9.0, True),
+            (101, "101 of 1,000 requests left more than 20 ms late because ...", 0.0, True),
             (None, "late", 0.0, True),
         ],
     )
@@ -354,7 +354,7 @@ class TestComparison:
         assert (words.mood == "doubtful") == doubtful
         assert bool(found.warnings) == doubtful
         note = (
-            "a: the machine was busy: 13 of 1,000 arrivals left more than 20 ms late; figures may "
+            "a: the machine was busy: 13 of 1,000 requests left more than 20 ms late; figures may "
             "be a little high."
         )
         assert (note in words.points) != doubtful
@@ -508,11 +508,21 @@ class TestCommand:
             (["{a}", "{a}x"], "ax: not there; give a run folder"),
             (["{a}", "{b}", "--slo", "chat.ttft"], "is not METRIC=TIME"),
             (["{a}", "{b}", "--slo", "document.ttft=1s"], "no bucket 'document'; one of: chat"),
-            (["{a}"], "Missing argument 'B'"),
+            (["{a}"], "give two or more runs: the baseline, and those to compare with it"),
+            (["{a}", "{b}", "--fail-if", "faster"], "write e.g. 'chat.ttft_p99 > 5%'"),
+            (["{a}", "{b}", "--fail-if", "ttft_p98 > 5%"], "no figure 'ttft_p98'; one of: ttft,"),
+            (["{a}", "{b}", "--fail-if", "ttft.p99 > 5%"], "write ttft_p99"),
+            (["{a}", "{b}", "--fail-if", "ttft_p50 > 2"], "give the time with its unit"),
+            (["{a}", "{b}", "--fail-if", "ttft_p50 > 2kg"], "2kg is no limit; give a time such as"),
+            (["{a}", "{b}", "--fail-if", "goodput < 2s"], "give a number or a change such as 5%"),
+            (["{a}", "{b}", "--fail-if", "attainment < 99"], "is a share from 0 to 1, or a change"),
+            (["{a}", "{b}", "--fail-if", "chta.ttft_p50 > 5%"], "no bucket 'chta'; one of: chat"),
+            (["{a}", "{b}", "--min-beyond", "1", "--fail-if", "ttft_p99 > 5%"],
+             "b has too few requests for ttft_p99 (it needs 100)"),
             (["{a}", "{b}\udcff", "--json"], "b\ufffd: its name is not UTF-8; rename it"),
             (["{a}", "{b}", "--min-beyond", "-1"], "--min-beyond"),
         ],
-    )
+    )  # fmt: skip
     def test_bad_input_is_one_line_and_status_two(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str
     ) -> None:
@@ -523,6 +533,61 @@ class TestCommand:
         err = capsys.readouterr().err
         assert told in err
         assert err.count("\n") == 1
+
+    @pytest.mark.parametrize(
+        ("conditions", "told"),
+        [
+            (["chat.ttft_p50 > 5%"], "chat.ttft_p50 of b is 1.66 s, +10.4 % against 1.50 s of "
+                                     "a (limit > 5 %)"),
+            (["ttft_p50 > 15%"], None),
+            (["chat.ttft_p50 < -5%"], None),
+            (["ttft_max > 2.1s"], "ttft_max of b is 2.20 s (limit > 2.10 s)"),
+            (["ttft_max > 2300ms"], None),
+            (["rejected > 5%"], "rejected of b is 5, beyond measure against 0 of a (limit > 5 %)"),
+            (["rejected > 5"], None),
+            (["chat.answered < -3%"], "chat.answered of b is 95, -5.0 % against 100 of a"),
+            (["attainment < 0.96"], "attainment of b is 47.0 % (limit < 96.0 %)"),
+            (["e2e_p50 > 99h", "ttft_max > 2.1s"], "ttft_max of b"),
+            (["failed > 0%"], None),
+        ],
+    )  # fmt: skip
+    def test_a_condition_fails_a_build(
+        self,
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+        conditions: list[str],
+        told: str | None,
+    ) -> None:
+        a = write_run(tmp_path / "a", steady(100, 1.0))
+        worse = [*steady(95, 1.1), *(refused(100 + i, "chat", 9.5 + i / 10) for i in range(5))]
+        b = write_run(tmp_path / "b", worse)
+        words = [str(a), str(b), "--json", "--slo", "chat.ttft=1.65s"]
+        words += [word for text in conditions for word in ("--fail-if", text)]
+        assert run_command(compare_app, "compare", words) == (0 if told is None else 1)
+        said = capsys.readouterr()
+        failures = json.loads(said.out)["failures"]
+        if told is None:
+            assert (failures, said.err) == ([], "")
+        else:
+            assert failures[0].startswith(told)
+            assert said.err == f"forebay compare: {failures[0]}\n"
+
+    def test_more_runs_are_compared_with_the_first(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        words = [
+            str(write_run(tmp_path / name, steady(100, ttft_s)))
+            for name, ttft_s in (("a", 1.0), ("b", 0.5), ("c", 2.0))
+        ]
+        assert run_command(compare_app, "compare", [*words, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)["comparisons"]
+        assert [(one["a"]["name"], one["b"]["name"]) for one in found] == [("a", "b"), ("a", "c")]
+        assert [one["mood"] for one in found] == ["better", "worse"]
+        assert run_command(compare_app, "compare", [*words, "--fail-if", "ttft_p50 > 5%"]) == 1
+        said = capsys.readouterr()
+        assert said.err.startswith("forebay compare: ttft_p50 of c is 3.00 s, +100.0 % against")
+        assert run_command(compare_app, "compare", [*words, "--fail-if-worse"]) == 1
+        assert run_command(compare_app, "compare", [*words[:2], "--fail-if-worse"]) == 0
 
     def test_a_bucket_without_requests_may_have_a_target(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]

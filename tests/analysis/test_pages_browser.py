@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from made_runs import write_pair
+from ports import free_ports
 from proxy_stage import RawBackend, stage
 
 from forebay.analysis.report import build_report
@@ -17,11 +18,11 @@ pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium on PATH: ap
 
 
 async def opened(url: str, profile: Path) -> tuple[str, list[str]]:
-    """The page's DOM after three seconds, and its console messages."""
+    """The page's DOM after five seconds, and its console messages."""
     assert BROWSER is not None
     process = await asyncio.create_subprocess_exec(
         BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}",
-        "--enable-logging=stderr", "--virtual-time-budget=3000", "--dump-dom", url,
+        "--enable-logging=stderr", "--virtual-time-budget=5000", "--dump-dom", url,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
@@ -35,18 +36,26 @@ async def opened(url: str, profile: Path) -> tuple[str, list[str]]:
 
 
 def test_the_live_page_shows_each_backend(tmp_path: Path) -> None:
+    dead = f"http://127.0.0.1:{free_ports(1)[0]}"
+
     async def main() -> None:
         async with (
             RawBackend().running() as backend,
-            stage([backend.url], backends=[{"name": "gpu0", "url": backend.url}]) as on,
+            stage(
+                [backend.url],
+                backends=[{"name": "gpu0", "url": backend.url}, {"name": "gpu1", "url": dead}],
+            ) as on,
         ):
             async with on.post() as answer:
                 assert answer.status == 200
             page, console = await opened(on.proxy.admin_url + "/", tmp_path / "profile")
         assert console == []
-        assert re.search(r'<td class="up">gpu0</td><td>0 / 512</td>', page)
-        assert "ready · 0 active" in page
-        assert "Waiting by bucket: 0 chat" in page
+        text = re.sub(r' (?:data-label|title)="[^"]*"', "", page)
+        assert '<td class="up">gpu0</td><td>0 / 512</td>' in text
+        assert '<td class="down">gpu1, down</td>' in text
+        assert re.search(r"<li>gpu1 is down for \d+ s: no connection</li>", text)
+        assert "ready · 0 active" in text
+        assert re.search(r"<td>chat</td><td>[\d.]+</td>(<td>[^<]*</td>){2}<td>", text)
 
     asyncio.run(main())
 

@@ -164,6 +164,27 @@ def test_an_invalid_repetition_does_not_replace_a_valid_run() -> None:
     assert latest([record(), record(time_scale=4.0)]) == [record(time_scale=4.0)]
 
 
+def test_two_versions_of_ours_are_never_in_one_figure() -> None:
+    def seeds(found: list[Record]) -> dict[str, list[int]]:
+        (entries,) = groups(found).values()
+        return {one.router: [of["seed"] for of in one.valid] for one in entries}
+
+    old = [
+        record(name, seed, date="2026-11-22T10:00:00Z")
+        for name in ("forebay", "direct")
+        for seed in range(4)
+    ]
+    new = [record("forebay", seed, version="2") for seed in range(2)]
+    again = record("direct", 0, version="2")
+    # A second valid run of the new version replaces all of the old one; routers of others add up.
+    new_date = "2026-11-24T10:00:00Z"
+    new = [one | {"date": new_date} for one in new]
+    assert seeds([*old, new[0], again]) == {"forebay": [0, 1, 2, 3], "direct": [0, 1, 2, 3]}
+    assert seeds([*old, *new, again]) == {"forebay": [0, 1], "direct": [0, 1, 2, 3]}
+    invalid = new[1] | {"verdict": "invalid", "why": "engines: late"}
+    assert seeds([*old, new[0], invalid]) == {"forebay": [0, 1, 2, 3], "direct": [0, 1, 2, 3]}
+
+
 def test_binned_latencies_keep_percentiles_to_a_hundredth() -> None:
     dice = np.random.default_rng(1)
     parts = [dice.lognormal(0.0, 1.0, 500) for _ in range(3)]

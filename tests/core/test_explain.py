@@ -387,7 +387,7 @@ class TestTargets:
         made.arrive(Request("whole", 100, streams=False), 0.1)
         made.finish("whole", 0.2)
         counts = receipts_of(made).tally("chat").admitted
-        assert (counts["unanswered"], counts["unseen"]) == (1, 1)
+        assert (counts["unanswered"], counts["not_streamed"]) == (1, 1)
 
     def test_the_error_of_a_prediction(self) -> None:
         tally = DecisionTally()
@@ -518,7 +518,7 @@ def in_time(made: Shaper) -> set[str]:
 def test_verdicts_are_those_of_a_world_in_which_it_was_taken(burst: float) -> None:
     """The truth: the same trace once more, with one rejected request admitted.
 
-    It is right when that one is late, displacing when anybody who was in time no longer is.
+    It is right when that one is late, costs_another when anybody who was in time no longer is.
     """
     rows = bursts(3, 600, burst)
     made = play(rows)
@@ -529,7 +529,7 @@ def test_verdicts_are_those_of_a_world_in_which_it_was_taken(burst: float) -> No
     in_time_agreed = 0
     for receipt in random.Random(1).sample(judged, 16):
         after = in_time(play(rows, receipt.id))
-        truth = "right" if receipt.id not in after else "displacing"
+        truth = "right" if receipt.id not in after else "costs_another"
         if receipt.id in after and before <= after:
             truth = "false"
         agreed[receipt.hindsight == truth] += 1
@@ -572,7 +572,7 @@ def test_a_refusal_whose_place_another_took() -> None:
     made.finish("b", 0.3)
     made.finish("d", 0.4)
     made.settle(60.0)
-    assert receipt.hindsight == "displacing"
+    assert receipt.hindsight == "costs_another"
 
 
 def test_what_is_not_followed_is_counted() -> None:

@@ -1,5 +1,6 @@
 """Requests for a document that waits for its prefill follow its leader and share its fate."""
 
+import pytest
 from core_requests import document
 
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Send
@@ -68,7 +69,7 @@ def test_the_next_leads_when_the_leader_leaves() -> None:
     shaper.arrive(asks("leader", 5), 0.1)
     shaper.arrive(asks("second", 5), 0.2)
     shaper.arrive(asks("third", 5), 0.3)
-    assert [w.request.id for w in backend.leaders] == ["leader"]
+    assert [w.request.id for w in backend.leaders.by_id.values()] == ["leader"]
     shaper.cancel("leader", 0.4)
     shaper.first_token("first 1", 8.0)
     assert set(backend.prefills) == {"second"}
@@ -91,8 +92,9 @@ def test_followers_come_to_where_their_leader_was_computed() -> None:
 
 
 def test_who_waits_elsewhere_comes_when_it_is_computed() -> None:
-    """The other engine would have had room long before; this one was done earlier than thought."""
-    shaper = Shaper([BackendSpec("b1", 64), BackendSpec("b2", 64)], [DOCUMENT])
+    """It could not have waited for this engine, which was done much earlier than thought."""
+    hasty = Bucket("document", 200_000, 100, 5.0, prefills_per_backend=1)
+    shaper = Shaper([BackendSpec("b1", 64), BackendSpec("b2", 64)], [hasty])
     for name in ("b1", "b2"):
         shaper.backend_up(name, 0.0)
     assert sent(shaper.arrive(asks("whole", 5, 120_000), 0.0)) == [("whole", "b1")]
@@ -100,6 +102,21 @@ def test_who_waits_elsewhere_comes_when_it_is_computed() -> None:
     shaper.arrive(asks("beginning", 5, 40_000), 0.1)
     assert place(shaper, "beginning") == "b2"
     assert sent(shaper.first_token("whole", 0.5)) == [("beginning", "b1")]
+
+
+@pytest.mark.parametrize("busy_too", [False, True])
+def test_a_copy_is_begun_at_once_or_not_at_all(busy_too: bool) -> None:
+    """Behind what b2 computes, a copy would end first, but it is not begun at once."""
+    shaper = Shaper([BackendSpec("b1", 64), BackendSpec("b2", 64)], [DOCUMENT])
+    for name in ("b1", "b2"):
+        shaper.backend_up(name, 0.0)
+    assert sent(shaper.arrive(asks("whole", 5, 120_000), 0.0)) == [("whole", "b1")]
+    if busy_too:
+        assert sent(shaper.arrive(asks("other", 6, 30_000), 0.1)) == [("other", "b2")]
+    actions = shaper.arrive(asks("beginning", 5, 40_000), 0.2)
+    assert sent(actions) == ([] if busy_too else [("beginning", "b2")])
+    if busy_too:
+        assert place(shaper, "beginning") == "b1"
 
 
 def test_a_head_awaits_nobody_behind_it() -> None:
@@ -123,7 +140,7 @@ def test_nobody_leads_with_a_short_prompt() -> None:
     (backend,) = shaper.backends.values()
     shaper.arrive(asks("short", 5, 2_000), 0.1)
     shaper.arrive(asks("same", 5, 2_000), 0.2)
-    assert not list(backend.leaders)
+    assert not backend.leaders.by_id
     assert not backend.followers
 
 

@@ -198,7 +198,7 @@ class TestShaper:
         assert isinstance(hit, Send)
         assert (hit.request.id, hit.backend) == ("again", first.backend)
         assert hit.matched_tokens == 119_808  # its full blocks
-        assert not fleet.shaper.backends[first.backend].splits
+        assert not fleet.shaper.backends[first.backend].splits.by_id
 
     def test_it_goes_on_where_it_began(self) -> None:
         """However little was computed: the other engine has done less, and would begin anew."""

@@ -29,6 +29,30 @@ def test_the_example_is_valid(capsys: pytest.CaptureFixture[str]) -> None:
     assert "valid" in capsys.readouterr().err
 
 
+def test_the_example_names_what_is_not_a_default() -> None:
+    """A value of the file is the default, or its line says what is."""
+    text = EXAMPLE.read_text(encoding="utf-8")
+    example, default = load_config(EXAMPLE, {}, {}), Config()
+    for section, model in default:
+        ours = getattr(example, section)
+        if section == "backends":
+            given = ours[1].model_dump() | {"name": "", "url": "http://h:1"}
+            assert given == BackendConfig(url="http://h:1").model_dump()
+        elif not hasattr(model, "model_dump"):
+            assert ours == model, section
+        else:
+            for key in type(model).model_fields:
+                if getattr(ours, key) != getattr(model, key):
+                    lines = re.findall(rf"^  {key}: .*$", text, re.MULTILINE)
+                    assert any("default" in line for line in lines), key
+
+
+def test_the_example_names_pages_that_exist() -> None:
+    pages = re.findall(r"docs/[\w./-]+\.md", EXAMPLE.read_text(encoding="utf-8"))
+    assert len(pages) >= 4
+    assert [page for page in pages if not (ROOT / page).exists()] == []
+
+
 def test_the_example_shows_every_section() -> None:
     given = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
     assert set(Config.model_fields) <= set(given) | {"upstream_api_key"}

@@ -5,12 +5,14 @@ Prometheus and promtool are Debian's package `prometheus`; .ci/run installs it.
 
 import json
 import re
+import resource
 import shutil
+import signal
 import subprocess
 import threading
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from http.client import HTTPException
 from pathlib import Path
@@ -177,6 +179,7 @@ class Stage(ExitStack):
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self._ports = free_ports(5)
+        self._fired: set[str] = set()
         *engines, self.port, admin, prometheus = self._ports
         self.config = folder / "forebay.yaml"
         self.query = Prometheus(prometheus)
@@ -245,6 +248,11 @@ class Stage(ExitStack):
             for thread in threads:
                 thread.join()
 
+    def fired(self) -> set[str]:
+        """What fires now or has fired at an earlier call."""
+        self._fired |= self.query.firing()
+        return self._fired
+
     def blank(self) -> set[str]:
         """Titles of what the dashboard draws that has no data now."""
         return {
@@ -283,3 +291,50 @@ def test_alerts_follow_staged_faults(tmp_path: Path) -> None:
         stage.proxy.kill()
         eventually(lambda: "ForebayDown" in stage.query.firing())
         assert "ForebayNoBackend" not in stage.query.firing()
+
+
+@contextmanager
+def pausing(processes: Sequence[subprocess.Popen[bytes]], paused_s: float) -> Iterator[None]:
+    """Stop the processes for `paused_s` in every `paused_s` + 0.4 s, until the block ends."""
+    ended = threading.Event()
+
+    def pause() -> None:
+        while not ended.is_set():
+            for name, s in ((signal.SIGSTOP, paused_s), (signal.SIGCONT, 0.4)):
+                for process in processes:
+                    process.send_signal(name)
+                ended.wait(s)
+        for process in processes:
+            process.send_signal(signal.SIGCONT)
+
+    thread = threading.Thread(target=pause)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@needs_prometheus
+@pytest.mark.timeout(240)
+def test_alerts_follow_slow_engines_and_a_proxy_without_resources(tmp_path: Path) -> None:
+    """Engines that stand still; then a proxy short of processor time, and of file descriptors.
+
+    Not staged: ForebayPredictionsOff (predictions follow a slow engine too soon) and
+    ForebayRefusesNeedlessly. The unit tests of the rules have them.
+    """
+    late = {"ForebaySlowFirstToken", "ForebayAdmittedLate"}
+    short = {"ForebayFileDescriptors", "ForebayShedding"}
+    with Stage(tmp_path) as stage, stage.load():
+        eventually(lambda: stage.query("forebay:time_to_first_token_seconds:p95_5m"))
+        with pausing(stage.engines, 4.0):
+            eventually(lambda: late <= stage.fired())
+        with pausing([stage.proxy], 0.4):
+            eventually(lambda: "ForebayEventLoopLag" in stage.query.firing())
+        assert not short & stage.query.firing()  # a machine that stood still is no overload
+        open_fds = len(list(Path(f"/proc/{stage.proxy.pid}/fd").iterdir()))
+        limit = round(open_fds / 0.85)
+        resource.prlimit(stage.proxy.pid, resource.RLIMIT_NOFILE, (limit, limit))
+        eventually(lambda: short <= stage.query.firing())
+        assert not {"ForebayDown", "ForebayNoBackend"} & stage.query.firing()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from checkout import copy_of_tracked
 from deploy_tools import needs_tool, tool
 from paths import ROOT
 from release_version import versions
@@ -104,12 +105,7 @@ def test_the_bill_of_materials_lists_the_lock(tmp_path: Path) -> None:
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sdist, and the pure wheel that is built from it."""
     folder = tmp_path_factory.mktemp("dist")
-    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
-    checkout = folder / "checkout"
-    for name in filter(None, tracked.stdout.split("\0")):
-        if (ROOT / name).exists():
-            (checkout / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, checkout / name, follow_symlinks=False)
+    checkout = copy_of_tracked(folder / "checkout")
     build = "from setuptools.build_meta import build_{0}; build_{0}('{1}')"
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 

@@ -1,6 +1,5 @@
-"""The commands of `Your first proxy` and the load test of README.md run and print what is shown."""
+"""The commands of the tutorials and the load test of README.md run and print what is shown."""
 
-import re
 import shlex
 import subprocess
 import sys
@@ -10,36 +9,12 @@ from pathlib import Path
 
 import pytest
 from paths import ROOT
-from ports import free_ports
+from shown import Ports, block, blocks, masked
 from started import FOREBAY, eventually, started
 
-TUTORIAL = (ROOT / "docs" / "tutorials" / "first-proxy.md").read_text(encoding="utf-8")
+TUTORIALS = ROOT / "docs" / "tutorials"
+TUTORIAL = (TUTORIALS / "first-proxy.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-SHOWN_PORTS = ("8001", "8002", "8080", "9090")
-
-
-def block(text: str, holds: str) -> str:
-    """The code block with a given text."""
-    blocks = re.findall(r"```\w*\n(.*?)```", text, re.DOTALL)
-    (found,) = [one for one in blocks if holds in one]
-    return str(found)
-
-
-def masked(line: str) -> str:
-    """A line without its numbers and its widths."""
-    return " ".join(re.sub(r"\d[\d,.]*|–|\bno?ne\b|\b(?:ms|s)\b", "", line).split())
-
-
-class Ports:
-    """The ports that the pages name, and free ones in their places."""
-
-    def __init__(self) -> None:
-        self.free = [str(port) for port in free_ports(len(SHOWN_PORTS))]
-
-    def __call__(self, text: str) -> str:
-        for shown, free in zip(SHOWN_PORTS, self.free, strict=True):
-            text = text.replace(shown, free)
-        return text
 
 
 @pytest.fixture(scope="module")
@@ -89,9 +64,51 @@ def test_the_load_test_of_the_readme(ports: Ports, tmp_path: Path) -> None:
     trace, out = tmp_path / "trace.jsonl", tmp_path / "run"
     words = ["--chat-rate", "8", "--document-rate", "0.3", "--duration", "4s", "-o", str(trace)]
     run(*FOREBAY, "traces", "synth", "chat-beside-documents", "--document-tokens", "6000", *words)
-    shown = block(README, "forebay replay").splitlines()
-    command = ports(shown[1]).removeprefix("$ forebay ").replace("trace.jsonl", str(trace))
+    shown = block(README, "forebay replay").partition("$ forebay replay ")[2].splitlines()
+    command = ports(f"replay {shown[0]}").replace("trace.jsonl", str(trace))
     printed = run(*FOREBAY, *command.replace("runs/a", str(out)).split())
     lines = [masked(line) for line in printed.splitlines()]
-    for line in shown[2:5]:
+    for line in shown[1:4]:
         assert masked(line) in lines, printed
+
+
+@pytest.mark.timeout(300)
+def test_the_first_load_test(ports: Ports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every line as it stands, but for the length of the two replays."""
+    monkeypatch.chdir(tmp_path)
+    page = (TUTORIALS / "first-load-test.md").read_text(encoding="utf-8")
+    synth, describe = block(page, "forebay traces").splitlines()
+    assert "requests" in run_line(synth)[1]
+    assert "requests" in run_line(describe)[0]
+    for line in ports(block(page, "forebay replay")).splitlines():
+        printed, _ = run_line(f"{line} --duration 3s")
+        lines = [masked(one) for one in printed.splitlines()]
+        for shown in block(page, "verdict: valid").splitlines()[:3]:
+            assert masked(shown) in lines, printed
+    compare, report = block(page, "forebay compare").splitlines()
+    assert "B/A" in run_line(compare)[0]
+    run_line(report)
+    assert (tmp_path / "report.html").stat().st_size > 10_000
+
+
+@pytest.mark.timeout(300)
+def test_from_traffic_to_a_gpu_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a made-up trace for the recorded one."""
+    monkeypatch.chdir(tmp_path)
+    page = (TUTORIALS / "traffic-to-gpus.md").read_text(encoding="utf-8")
+    run_line("forebay traces synth chat-beside-documents --duration 20s -o trace.jsonl")
+    lines = [line for _, text in blocks(page) for line in text.splitlines()]
+    simulations = [line for line in lines if line.startswith("forebay simulate")]
+    assert len(simulations) == 2
+    for line in simulations:
+        printed, _ = run_line(line)
+        assert "met" in printed
+        assert len(printed.splitlines()) >= 5
+
+
+def run_line(line: str) -> tuple[str, str]:
+    """Standard output and standard error of a `forebay` line."""
+    words = [*FOREBAY, *shlex.split(line)[1:]]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr

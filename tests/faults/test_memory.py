@@ -227,7 +227,7 @@ class TestAnswers:
                     most = max(most, on.proxy.app._held_bytes)
             assert got == body
             assert most <= WHOLE_BYTES + 1000
-            used = on.proxy.metrics.prompt_tokens.labels("b0")._value
+            used = on.proxy.metrics.prompt_tokens.of[("b0",)]._value
             assert used == (7 if path.endswith("completions") else 0)
 
         on_stage(scene, serve)

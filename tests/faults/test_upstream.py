@@ -35,8 +35,8 @@ from proxy_stage import (
     whole,
 )
 
-from forebay.proxy.http1.client import Origin
-from forebay.proxy.http1.connection import UpstreamResponse, read_all
+from forebay.proxy.http1.client import Origin, read_all
+from forebay.proxy.http1.connection import UpstreamResponse
 from forebay.proxy.http1.faults import ConnectFault
 from forebay.proxy.http1.sse import MAX_EVENT_BYTES
 from forebay.proxy.relay.timeouts import StalledUpstream

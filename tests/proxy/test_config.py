@@ -166,6 +166,47 @@ def test_the_environment_is_named_when_it_is_wrong() -> None:
         load_config(None, ONE, {"FOREBAY_LISTN": "1"})
 
 
+def service_links(service: str) -> dict[str, str]:
+    """What Kubernetes sets for a Service with a named port (kubelet's envvars.FromServices)."""
+    name = service.upper().replace("-", "_")
+    port = f"{name}_PORT_8080_TCP"
+    return {
+        f"{name}_SERVICE_HOST": "10.0.0.7",
+        f"{name}_SERVICE_PORT": "8080",
+        f"{name}_SERVICE_PORT_HTTP_ADMIN": "8080",
+        f"{name}_PORT": "tcp://10.0.0.7:8080",
+        port: "tcp://10.0.0.7:8080",
+        f"{port}_PROTO": "tcp",
+        f"{port}_PORT": "8080",
+        f"{port}_ADDR": "10.0.0.7",
+    }
+
+
+@pytest.mark.parametrize("service", ["forebay", "forebay-gateway", "forebay-2-eu"])
+def test_service_links_of_kubernetes_are_no_keys(service: str) -> None:
+    plain = load_config(None, ONE, {})
+    assert load_config(None, ONE, service_links(service)) == plain
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("FOREBAY_PORT", "8081", "FOREBAY_PORT: port: unknown key; did you mean listen.port?"),
+        ("FOREBAY_ADMIN_PORT", "9", "admin_port: unknown key; did you mean listen.admin_port?"),
+        ("FOREBAY_LISTEN__PORT", "tcp://10.0.0.7:8080", "listen.port: 'tcp://10.0.0.7:8080': "),
+        ("FOREBAY_LISTEN__PROT", "8081", "listen.prot: unknown key; did you mean port?"),
+        ("FOREBAY_LISTN__PORT", "8081", "listn: unknown key; did you mean listen?"),
+        ("FOREBAY_SERVICE", "x", "FOREBAY_SERVICE: service: unknown key"),
+        ("FOREBAY_HOME", "/srv", "FOREBAY_HOME: home: unknown key"),
+    ],
+)
+def test_other_variables_that_are_no_keys(name: str, value: str, words: str) -> None:
+    with pytest.raises(InputError) as error:
+        load_config(None, ONE, {name: value})
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
 def test_without_a_backend_the_keys_can_still_be_seen() -> None:
     config = load_config(None, {}, {}, to_serve=False)
     assert yaml.safe_load(config_yaml(config))["backends"] == []

@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 from contextlib import AsyncExitStack
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,10 @@ from proxy_processes import proxy_process
 from proxy_stage import Call, RawBackend, Stage, by_request, stage
 
 from forebay.proxy.cli import main
+from forebay.proxy.core.explain.receipt import Receipt
+from forebay.proxy.core.model import Request
+from forebay.proxy.telemetry.explain_cli import show_list
+from forebay.proxy.telemetry.receipt_text import main_reason
 from forebay.replay.sim.clock import run
 from forebay.traces.jsonl import write_trace
 from forebay.traces.schema import TraceRequest
@@ -58,7 +63,7 @@ def test_a_stream_from_arrival_to_its_usage() -> None:
             assert not again["streams"]
             text = on.proxy.metrics.text().decode()
             assert 'forebay_admitted_total{bucket="chat",outcome="met"} 1.0' in text
-            assert 'forebay_admitted_total{bucket="chat",outcome="unseen"} 1.0' in text
+            assert 'forebay_admitted_total{bucket="chat",outcome="not_streamed"} 1.0' in text
             assert 'forebay_ttft_error_seconds_count{bucket="chat",side="' in text
 
     run(main())
@@ -155,12 +160,178 @@ def test_a_client_that_left() -> None:
     run(main())
 
 
-async def command(*words: str) -> tuple[int, str, str]:
-    """`forebay explain` in a process of its own."""
+async def get(on: Stage, target: str) -> tuple[int, Any]:
+    async with on.client.get(on.proxy.admin_url + target) as response:
+        text = await response.text()
+        assert CANARY not in text
+        return response.status, json.loads(text)
+
+
+def test_the_slowest_and_the_rejected(capsys: pytest.CaptureFixture[str]) -> None:
+    async def slowly(call: Call) -> None:
+        if b'"stream"' in call.body:
+            await asyncio.sleep(3.0 if b"slow" in call.body else 0.5)
+        await by_request(call)
+
+    async def main() -> None:
+        buckets = [{"name": "chat", "up_to": 5_000}, {"name": "document", "up_to": 20_000}]
+        async with (
+            RawBackend(slowly).running() as backend,
+            stage([backend.url], buckets=buckets) as on,
+        ):
+            long = {**STREAM, "prompt": "x" * 40_000}
+            assert await post(on, "quick") == 200
+            assert await post(on, "slow", {**STREAM, "prompt": "slow"}) == 200
+            await asyncio.sleep(100.0)
+            assert await post(on, "document", long) == 200
+            assert await post(on, "hidden", {"prompt": "no stream"}) == 200
+            assert await post(on, "too-long", {**STREAM, "prompt": "x" * 400_000}) == 413
+            code, found = await get(on, "/requests")
+            assert code == 200
+            names = [row["request"].partition("/")[0] for row in found["requests"]]
+            assert names == ["slow", "quick", "document"]
+            assert (found["considered"], found["unseen"]) == (5, 1)
+            slow = found["requests"][0]
+            assert slow["latency_s"] == slow["ttft_s"] == pytest.approx(3.0, abs=0.1)
+            assert slow["reason"].startswith("b0 took 3.00 s; ")
+            show_list(found)
+            for query, expected in {
+                "count=1": ["slow"],
+                "bucket=document": ["document"],
+                "since_s=50": ["document"],
+                "by=rejected": ["too-long"],
+                "by=rejected&bucket=chat": [],
+            }.items():
+                _, one = await get(on, f"/requests?{query}")
+                assert [r["request"].partition("/")[0] for r in one["requests"]] == expected, query
+            _, rejected = await get(on, "/requests?by=rejected")
+            assert "the largest bucket allows 20,000" in rejected["requests"][0]["reason"]
+            show_list(rejected)
+            for query, words in {
+                "by=fastest": "by: give slowest or rejected",
+                "count=0": "count: give 1 to 100",
+                "count=many": "count: give 1 to 100",
+                "since_s=-1": "since_s: give 0 or more",
+                "since_s=nan": "since_s: give 0 or more",
+            }.items():
+                code, told = await get(on, f"/requests?{query}")
+                assert (code, told["error"]["message"]) == (400, words)
+
+    run(main())
+    said = capsys.readouterr()
+    lines = said.out.splitlines()
+    assert lines[0].split() == [
+        "request",
+        "ago",
+        "bucket",
+        "backend",
+        "first",
+        "token",
+        "predicted",
+    ]
+    assert lines[1].split()[:4] == ["slow", "2", "min", "chat"]
+    assert max(map(len, lines)) <= 80
+    assert "1 were no streams" in said.err
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        ({"rule": "no_backend"}, "Rejected after 5.00 s in the queue: no backend that it"),
+        ({"state": "left", "waits": {"slots": 2.0}}, "the client left because all slots of its"),
+        ({"state": "ended", "status": 504, "reason": "late"}, "answered 504 (late), no first"),
+        ({"state": "ended", "status": 499}, "the client left"),
+        ({"state": "ended", "status": 200}, "not a stream: its first token is not visible"),
+        ({"sent_at": 3.0, "first_token_at": 4.0, "waits": {"kv": 2.0, "turn": 1.0}},
+         "waited 3.00 s: the KV cache had no room for it"),
+        ({"sent_at": 0.0, "first_token_at": 4.0, "predicted_s": 1.0}, "b took 4.00 s; 1.00 s pred"),
+        ({"sent_at": 0.0, "first_token_at": 1.2, "predicted_s": 1.0, "cached_tokens": 7},
+         "its prompt of 100 tokens, 7 cached, as predicted"),
+    ],
+)  # fmt: skip
+def test_the_main_reason(state: dict[str, Any], reason: str) -> None:
+    receipt = Receipt(Request("r", 100), "chat", 0.0)
+    receipt.state, receipt.backend, receipt.ended_at = "refused", "b", 5.0
+    if "first_token_at" in state:
+        receipt.state = "ended"
+    for name, value in state.items():
+        setattr(receipt, name, value)
+    assert main_reason(receipt).startswith(reason)
+
+
+def test_a_dry_run_sends_nothing_and_leaves_no_trace() -> None:
+    async def slowly(call: Call) -> None:
+        await asyncio.sleep(20.0)
+        await by_request(call)
+
+    async def main() -> None:
+        async with RawBackend(slowly).running() as backend, stage([backend.url]) as on:
+
+            async def dry(body: object, query: str = "", **headers: str) -> tuple[int, Any]:
+                data = BytesIO(body if isinstance(body, bytes) else json.dumps(body).encode())
+                url = f"{on.proxy.admin_url}/preview{query}"
+                async with on.client.post(url, data=data, headers=headers) as response:
+                    text = await response.text()
+                    assert CANARY not in text
+                    return response.status, json.loads(text)
+
+            before = on.proxy.metrics.text()
+            code, told = await dry(STREAM)
+            assert (code, told["accepted"], told["bucket"]) == (200, True, "chat")
+            assert told["verdict"].startswith("Would be sent at once to b0. First token predicted")
+            assert [one["backend"] for one in told["candidates"]] == ["b0"]
+            chat = {"messages": [{"role": "user", "content": "x" * 400_000}]}
+            assert (await dry(chat))[1]["bucket"] == "document"
+            assert not backend.calls
+            on.assert_nothing_held()
+            told_now = {line for line in on.proxy.metrics.text().splitlines() if b"forebay" in line}
+            changed = told_now - set(before.splitlines())
+            assert all(b"event_loop_lag" in line or b"connections" in line for line in changed)
+
+            sent = asyncio.create_task(post(on, "first", {**STREAM, "prompt": "x" * 400_000}))
+            await asyncio.sleep(1.0)
+            hasty = {"x-request-timeout": "1"}
+            _, told = await dry({**STREAM, "prompt": "y" * 400_000}, **hasty)
+            assert not told["accepted"]
+            assert told["verdict"].startswith("Would be rejected at once: first token predicted")
+            assert told["decision"]["rule"] == "timeout"
+            _, told = await dry({**STREAM, "prompt": "y" * 400_000})
+            assert told["accepted"]
+            assert told["verdict"].startswith("Would wait for b0, because")
+            assert (await status(on, "?request=preview"))[0] == 404
+
+            for body, code, error in (
+                (b"nonsense", 400, "invalid_json"),
+                ([], 400, "invalid_type"),
+                ({"messages": 1}, 400, "invalid_type"),
+                (b" " * (17 << 20), 413, "request_too_large"),
+            ):
+                found, told = await dry(body)
+                assert (found, told["error"]["code"]) == (code, error)
+            found, told = await dry(STREAM, origin="https://elsewhere.example")
+            assert (found, told["error"]["code"]) == (403, "cross_site")
+            assert on.proxy.app._held_bytes == len(json.dumps(STREAM)) - len(CANARY) + 400_000
+            on.proxy.protection.shed = 3
+            assert "sheds requests of class standard" in (await dry(STREAM))[1]["verdict"]
+            on.proxy.app.draining = True
+            _, told = await dry(STREAM)
+            assert (told["accepted"], told["verdict"]) == (
+                False,
+                "Would be rejected: the proxy is stopping.",
+            )
+            on.proxy.app.draining = False
+            assert await sent == 200
+            on.assert_nothing_held()
+
+    run(main())
+
+
+async def command(*words: str, word: str = "explain") -> tuple[int, str, str]:
+    """A command in a process of its own."""
     import sys
 
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "forebay.proxy", "explain", *words),
+        *(sys.executable, "-m", "forebay.proxy", word, *words),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -170,7 +341,7 @@ async def command(*words: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.skipif(not hasattr(socket, "SO_REUSEPORT"), reason="no SO_REUSEPORT here")
-def test_the_command_asks_the_worker_that_had_it() -> None:
+def test_the_command_asks_the_worker_that_had_it(tmp_path: Path) -> None:
     async def main() -> None:
         async with AsyncExitStack() as stack:
             backend = await stack.enter_async_context(RawBackend().running())
@@ -198,6 +369,20 @@ def test_the_command_asks_the_worker_that_had_it() -> None:
             told = json.loads(out)
             assert told["request"].startswith("r0/")
             assert told["worker"] in (0, 1)
+            found = json.loads(await explained("--slowest", "3", "--json"))
+            assert len(found["requests"]) == 3
+            assert all(row["worker"] in (0, 1) for row in found["requests"])
+            assert "0 rejected requests, of 4" in (await command("--rejected", "--admin", admin))[2]
+            body = tmp_path / "body.json"
+            body.write_text(json.dumps(STREAM))
+            assert json.loads(await explained("--dry-run", str(body), "--json"))["accepted"]
+            assert "Would be sent at once to gpu0" in await explained("--dry-run", str(body))
+            body.write_text("nonsense")
+            code, _, error = await command("--dry-run", str(body), "--admin", admin)
+            assert (code, "The body is not valid JSON (line 1" in error) == (2, True)
+            code, out, error = await command("--admin", admin, word="doctor")
+            assert (code, "Checked 1 backend: " in error) == (1, True)
+            assert out.startswith("WARNING  gpu0 does not list its models.")
             out = await explained("r3")
             lines = out.splitlines()
             assert lines[0].startswith("Sent at once to gpu0.")

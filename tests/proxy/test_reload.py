@@ -533,15 +533,17 @@ class TestKvSize:
         async def main() -> None:
             files, backend, told = Files(tmp_path), RawBackend(metrics=b""), asyncio.Event()
             async with backend.running(), stage([backend.url], load=files.load) as on:
-                real = on.proxy.backends.prober._get
+                real = on.proxy.backends.prober.get
 
-                async def late(upstream: Upstream, path: str) -> tuple[int, bytes]:
+                async def late(
+                    upstream: Upstream, path: str, headers: object = None
+                ) -> tuple[int, bytes]:
                     if path == "/metrics":
                         await told.wait()
                         return 200, CACHE
                     return await real(upstream, path)
 
-                on.proxy.backends.prober._get = late  # type: ignore[method-assign]
+                on.proxy.backends.prober.get = late  # type: ignore[method-assign]
                 await asyncio.sleep(40)  # it is asked again
                 files.write({"b0": backend.url}, affinity={"kv_tokens": 5000})
                 assert await on.proxy.reloader.reload() == "applied"
@@ -564,7 +566,7 @@ def test_a_fault_of_ours_in_a_probe_is_a_failed_probe(
     async def main() -> None:
         async with two_backends(tmp_path, 1) as (files, _, first, second, on):
             with monkeypatch.context() as patch:
-                patch.setattr(on.proxy.backends.prober, "_get", fault_of_ours)
+                patch.setattr(on.proxy.backends.prober, "get", fault_of_ours)
                 files.write({"b0": second.url, "b1": first.url})
                 async with asyncio.timeout(60):
                     assert await on.proxy.reloader.reload() == "applied"

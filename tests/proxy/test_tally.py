@@ -45,13 +45,12 @@ def test_the_text_is_that_of_prometheus_client(amounts: list[tuple[str, float]])
         ),
     ]
     for label, amount in amounts:
-        for pair in pairs[:1]:
-            for counter in pair:
-                counter.labels(label, "z").inc(amount)
+        pairs[0][0].of[label, "z"].inc(amount)
+        pairs[0][1].labels(label, "z").inc(amount)
         for counter in pairs[1]:
             counter.inc(amount)
-        for histogram in histograms[0]:
-            histogram.labels(label).observe(amount)
+        histograms[0][0].of[(label,)].observe(amount)
+        histograms[0][1].labels(label).observe(amount)
         for histogram in histograms[1]:
             histogram.observe(amount)
     assert generate_latest(ours) == generate_latest(theirs)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from forebay.proxy.http1.connection import Connection
 from forebay.proxy.http1.faults import BrokenAnswer, UpstreamFault
 from forebay.proxy.http1.sse import EventScanner
+from forebay.proxy.http1.turns import ReadTurns
 from forebay.proxy.relay.token_chunks import CHUNK_BYTES, TokenChunks
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -64,7 +65,8 @@ async def poured(
     """Decoded bytes of both sinks in order, chunks passed on whole, and if the answer ended."""
     scanner = EventScanner()
     chunks = TokenChunks(scanner)
-    connection = Connection(asyncio.get_running_loop(), lambda _: None)
+    loop = asyncio.get_running_loop()
+    connection = Connection(loop, lambda _: None, ReadTurns(loop))
     connection.connection_made(Wire())
     answer = connection.send(b"", b"")
     connection.data_received(HEAD)
@@ -216,7 +218,8 @@ class TestWhatIsLikeTheLastOne:
 
 def test_a_fault_is_told() -> None:
     async def broken() -> None:
-        connection = Connection(asyncio.get_running_loop(), lambda _: None)
+        loop = asyncio.get_running_loop()
+        connection = Connection(loop, lambda _: None, ReadTurns(loop))
         connection.connection_made(Wire())
         answer = connection.send(b"", b"")
         connection.data_received(HEAD + b"nonsense")

@@ -202,7 +202,7 @@ def test_verdict(lateness: Lateness, word: str, at_s: float | None) -> None:
             "0 of 1,000 requests left more than 10 ms after their slot was free",
         ),
         (late(*[(0.011, 0.0)] * 10), "valid", None, "10 of 1,000 requests"),
-        (late(*[(0.011, 0.0)] * 11), "client-limited", 500.0, "slot was free because this client"),
+        (late(*[(0.011, 0.0)] * 11), "client-limited", 500.0, "slot was free because this machine"),
         (Lateness(0.01), "client-limited", 0.0, "nothing was sent"),
     ],
 )

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from contextlib import AsyncExitStack
+from math import inf
 from typing import Any
 
 import pytest
@@ -49,15 +50,26 @@ class TestWhoIsSent:
         return Request(str(number), 20_000, 50, blocks, 512.0)
 
     @staticmethod
-    def shaper(names: str) -> Shaper:
+    def shaper(names: str, chunk_tokens: float = inf) -> Shaper:
         buckets = [Bucket("document", 131_072, prefills_per_backend=1)]
-        shaper = Shaper([BackendSpec(name, 64) for name in names], buckets)
+        specs = [BackendSpec(name, 64, chunk_tokens=chunk_tokens) for name in names]
+        shaper = Shaper(specs, buckets)
         for name in names:
             shaper.backend_up(name, 0.0)
         return shaper
 
-    def test_nobody_whose_document_is_still_being_computed(self) -> None:
+    def test_nobody_whose_document_is_computed_for_long(self) -> None:
+        """The engine begins prefills in order: it has the document when it begins the follower."""
         shaper = self.shaper("a")
+        shaper.arrive(self.question(0, 1), 0.0)
+        assert shaper.arrive(self.question(1, 1), 0.1) == []  # 0.62 s are left
+        (send,) = shaper.wake(shaper.wake_at())
+        assert isinstance(send, Send)
+        assert send.request.id == "1"
+        assert 0.4 < send.queued_s + 0.1 < 0.5
+
+    def test_nobody_who_would_pass_the_prefill_of_his_document(self) -> None:
+        shaper = self.shaper("a", chunk_tokens=2_048)
         shaper.arrive(self.question(0, 1), 0.0)
         assert shaper.arrive(self.question(1, 1), 0.6) == []  # 0.12 s are left
         (send,) = shaper.first_token("0", 0.7)

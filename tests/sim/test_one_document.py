@@ -1,15 +1,16 @@
-"""Many users, one document: how often it is computed, and for whom it is computed once more."""
+"""Many users, few documents: how often each is computed, and for whom it is computed once more."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
 from statistics import median
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from forebay.proxy.config.schema import Config
+from forebay.proxy.core.model import Action, Send
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.hardware.find import find_gpu
 from forebay.replay.sim.fleet import Fleet, SimOutcome
@@ -19,7 +20,7 @@ from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
 
 MODES = ("whole", "flag", "auto")
 OUTPUT_TOKENS = 32
-STEP_S = 0.05  # a follower is sent when its leader's first token is seen, one step later
+STEP_S = 0.05  # a follower may be computed a step after its leader
 
 
 def questions(
@@ -47,7 +48,13 @@ def chats(count: int, apart_s: float) -> list[TraceRequest]:
 
 
 def played(
-    rows: Sequence[TraceRequest], engines: int, mode: str, *, policy: str = "", speed: float = 1.0
+    rows: Sequence[TraceRequest],
+    engines: int,
+    mode: str,
+    *,
+    policy: str = "",
+    speed: float = 1.0,
+    record: Callable[[float, Action], None] | None = None,
 ) -> list[SimOutcome]:
     gpu = find_gpu("h200")
     gpu = replace(gpu, peak_flops=speed * gpu.peak_flops, bandwidth=speed * gpu.bandwidth)
@@ -60,7 +67,8 @@ def played(
     scenario = Scenario(engine=engine, proxy=proxy)
     if policy:
         scenario = replace(scenario, policy=policy)
-    fleet = Fleet(scenario.new_policy(names), {name: SkippingEngine(engine) for name in names})
+    engines_by_name = {name: SkippingEngine(engine) for name in names}
+    fleet = Fleet(scenario.new_policy(names), engines_by_name, record)
     return fleet.run(sorted(rows, key=lambda row: row.arrival_s))
 
 
@@ -107,6 +115,15 @@ def lost_their_hit(outcomes: Sequence[SimOutcome]) -> list[str]:
     speed=st.sampled_from([0.3, 1.0, 3.0]),
     chat_gap_s=st.sampled_from([0.0, 0.1, 1.0]),
 )
+@example(
+    users=40,
+    apart_s=0.01,
+    tokens=60_000,
+    engines=2,
+    mode="whole",
+    speed=0.3,
+    chat_gap_s=1.0,
+)  # found by letting requests move to where they are cold
 def test_nobody_who_waited_is_sent_cold_when_the_document_is_computed(
     users: int, apart_s: float, tokens: int, engines: int, mode: str, speed: float,
     chat_gap_s: float,
@@ -117,14 +134,89 @@ def test_nobody_who_waited_is_sent_cold_when_the_document_is_computed(
     assert lost_their_hit(outcomes) == []
 
 
+def copied_late(outcomes: Sequence[SimOutcome], begun: dict[str, Send]) -> list[str]:
+    """Requests that waited to be sent cold although their document was computed on arrival."""
+    late = []
+    for one in outcomes:
+        send = begun[one.request.id]
+        if send.queued_s <= 0.01 or send.matched_tokens >= one.request.input_tokens / 2:
+            continue
+        for other in outcomes:
+            first = begun[other.request.id]
+            since_s, until_s = other.request.arrival_s + first.queued_s, other.first_token_s or inf
+            if (
+                (other.request.blocks or ())[0] == (one.request.blocks or ())[0]
+                and other is not one
+                and first.backend != send.backend
+                and first.matched_tokens < other.request.input_tokens / 2
+                and since_s <= one.request.arrival_s < until_s
+            ):
+                late.append(one.request.id)
+                break
+    return late
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    documents=st.lists(
+        st.tuples(
+            st.sampled_from([20_000, 60_000, 100_000]), st.sampled_from([0.0, 0.1, 0.5, 1.0, 2.0])
+        ),
+        min_size=2,
+        max_size=3,
+    ),
+    users=st.integers(2, 12),
+    apart_s=st.sampled_from([0.0, 0.05, 0.3]),
+    engines=st.integers(2, 4),
+    mode=st.sampled_from(["whole", "flag"]),
+    speed=st.sampled_from([1.0, 3.0]),
+    chat_gap_s=st.sampled_from([0.0, 0.1, 1.0]),
+)
+@example(
+    documents=[(100_000, 0.0), (20_000, 0.0), (20_000, 2.0)],
+    users=2,
+    apart_s=0.05,
+    engines=2,
+    mode="whole",
+    speed=1.0,
+    chat_gap_s=0.0,
+)
+@example(
+    documents=[(20_000, 2.0), (20_000, 0.5), (100_000, 1.0)],
+    users=5,
+    apart_s=0.05,
+    engines=4,
+    mode="whole",
+    speed=1.0,
+    chat_gap_s=0.1,
+)
+def test_no_copy_waits_behind_other_work(
+    documents: list[tuple[int, float]], users: int, apart_s: float, engines: int, mode: str,
+    speed: float, chat_gap_s: float,
+) -> None:  # fmt: skip
+    """A second copy of a document that is being computed is begun at once or not at all."""
+    rows = chats(int(10 / chat_gap_s), chat_gap_s) if chat_gap_s else []
+    for number, (tokens, begin_s) in enumerate(documents):
+        rows += questions(users, tokens, apart_s, 10_000 * number, begin_s)
+    begun: dict[str, Send] = {}
+
+    def record(now: float, action: Action) -> None:
+        if isinstance(action, Send):
+            begun.setdefault(action.request.id, action)
+
+    outcomes = played(rows, engines, mode, speed=speed, record=record)
+    asked = [one for one in outcomes if one.request.id in begun]
+    assert copied_late(asked, begun) == []
+
+
 @pytest.mark.parametrize("engines", [1, 2, 4])
 @pytest.mark.parametrize("document_tokens", [20_000, 100_000])
 def test_fifty_at_once_wait_no_longer_than_with_engines_in_turn(
     engines: int, document_tokens: int
 ) -> None:
-    """They differ by one engine step at most; 50 users begin at most one copy for each engine."""
+    """50 users begin at most one copy for each engine, and all hits are computed in one step."""
     rows = questions(50, document_tokens, 0.02)
     ours, in_turn = (played(rows, engines, "auto", policy=name) for name in ("", DIRECT))
     assert sum(map(cold, ours)) <= engines
-    assert worst_s(ours) <= worst_s(in_turn) + STEP_S
+    assert worst_s(ours) <= 1.05 * worst_s(in_turn)
     assert median(map(ttft_s, ours)) <= median(map(ttft_s, in_turn)) + 3 * STEP_S

@@ -279,6 +279,18 @@ def test_the_log_of_years_has_as_many_lines_as_that_of_an_hour(tmp_path: Path) -
     assert sum(one.histogram.total_count for one in log) == 5_000
 
 
+@pytest.mark.parametrize("stream", [(), ("--stream",)])
+def test_a_row_that_was_rejected_is_an_arrival(
+    stream: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It asks for one token: an engine refuses a request for none."""
+    path = tmp_path / "trace.jsonl"
+    rows = [TraceRequest(f"r{n}", n * 0.5, 900, 4 * (n % 2), status=200) for n in range(20)]
+    write_trace(path, rows)
+    found = told(capsys, path, *stream)
+    assert (found["requests"], found["completed"]) == (20, 20)
+
+
 def test_text_is_shared_by_its_equal_beginnings() -> None:
     rows = [
         TraceRequest(str(n), 0.0, 2_000, 1, text="a document " * 700 + question)

@@ -14,7 +14,7 @@ from forebay.proxy.telemetry import events
 
 Maker = Callable[[], str]
 BLOCK = re.compile(r"<!-- generated: (?P<name>.+?) -->\n.*?<!-- end -->", re.DOTALL)
-OTHERS = "tests/bench/"  # blocks that a benchmark writes when it ends
+OTHERS = "tests/bench/"  # other blocks of this beginning are written by a benchmark that ends
 FILES: Mapping[str, Maker] = {
     **{
         f"docs/assets/{name}-{theme}.svg": partial(results.chart, name, theme)
@@ -27,6 +27,8 @@ BLOCKS: Mapping[str, Maker] = {
     "chart": results.picture,
     "problems": results.problems,
     "result tables": results.tables,
+    "results in words": results.words,
+    "tests/bench/routers/bench_routers.py --write-docs": results.all_runs,
     "commands": reference.cli_pages,
     "configuration keys": reference.config_table,
     "error codes": reference.error_table,
@@ -53,7 +55,7 @@ def renewed(text: str) -> str:
 
 def _made(found: re.Match[str]) -> str:
     name = found["name"]
-    if name.startswith(OTHERS):
+    if name.startswith(OTHERS) and name not in BLOCKS:
         return found[0]
     shown = name.removeprefix("output: ")
     made = BLOCKS[name]() if shown == name else output_of(shown)

@@ -10,9 +10,14 @@ _SKIPPED = re.compile(r"^\s*(\||#|!!!|\?\?\?|<|={3,}|-{3,}|\[\w|\^)")
 _ITEM = re.compile(r"^\s*([-*+]|\d+\.)\s+|^\s*>\s*")
 
 
+def without_code(text: str) -> str:
+    """Return a page with its tables, but without code blocks and comments."""
+    return _COMMENT.sub("", _FENCED.sub("\n\n", text))
+
+
 def prose(text: str) -> str:
     """Return the text that a reader reads as sentences, a line for each paragraph or item."""
-    return "\n".join(_paragraphs(_COMMENT.sub("", _FENCED.sub("\n\n", text))))
+    return "\n".join(_paragraphs(without_code(text)))
 
 
 def _paragraphs(text: str) -> Iterator[str]:

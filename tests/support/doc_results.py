@@ -1,4 +1,4 @@
-"""The measured figures of README.md and docs/benchmarks/results.md, from bench-routers.jsonl.
+"""The measured figures of README.md and docs/benchmarks, from bench-routers.jsonl.
 
 Every figure that these pages quote is computed here, so no page can differ from the results.
 """
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from html import escape
 
+from arena_page import generated
 from arena_plan import Record, read_records
 from arena_results import Entry, groups
 from paths import BENCHMARKS
@@ -16,9 +17,9 @@ GROUP = ("sim", 2, "Llama-3-8B", "chat")
 OURS = "forebay"
 GAP = "\u00a0"  # a number and its unit stay on one line
 FEWEST = 2  # valid runs of a figure that is shown
+FLAG = "`--long-prefill-token-threshold 2048`"
 LABELS = {
     "forebay": "Forebay",
-    "forebay in pieces": "Forebay, documents in pieces",
     "vllm-router cache_aware": "vLLM router, cache aware",
     "smg cache_aware": "SMG, cache aware",
     "haproxy by length": "HAProxy, by length",
@@ -26,10 +27,9 @@ LABELS = {
     "direct": "round robin, no router",
 }
 """The routers that every workload of the core was run with, by the name in the results."""
-OTHERS = [name for name in LABELS if name not in {"forebay", "forebay in pieces"}]
+OTHERS = [name for name in LABELS if name != OURS]
 SHORT = {
     "forebay": "Forebay",
-    "forebay in pieces": "Forebay, in pieces",
     "vllm-router cache_aware": "vLLM router",
     "smg cache_aware": "SMG",
     "haproxy by length": "HAProxy",
@@ -38,13 +38,14 @@ SHORT = {
 }
 WORKLOADS = {
     "documents": "chats beside documents, 80 %",
-    "documents, chunked": "the same, with the flag",
+    "documents, chunked": "chats beside documents, 80 %, with the flag",
     "shared documents": "shared documents, 80 %",
-    "shared documents, chunked": "the same, with the flag",
+    "shared documents, chunked": "shared documents, 80 %, with the flag",
     "mooncake synthetic": "Mooncake's RAG trace, 80 %",
     "overload 1.5x": "chats beside documents, 150 %",
-    "overload 2x": "the same, 200 %",
+    "overload 2x": "chats beside documents, 200 %",
 }
+LEVEL = 0.05  # figures that differ by less count as equal
 THEMES = {
     "light": {"text": "#1f2328", "soft": "#59636e", "ours": "#0969da", "other": "#b6bfc9"},
     "dark": {"text": "#e6edf3", "soft": "#9198a1", "ours": "#4493f8", "other": "#4b5561"},
@@ -227,18 +228,65 @@ def problems() -> str:
 
 
 def price() -> str:
-    """What documents pay for fast chats, with and without vLLM's flag."""
-    found = results()
-    ours, theirs = _p99("documents", OURS, "document"), found.best_p99_s("documents", "document")
-    pays = ours is None or theirs is None or ours > theirs
+    """Say whether documents pay for fast chats, with and without vLLM's flag."""
     return (
-        f"Documents {'pay' if pays else 'do not pay'} for it with vLLM's default flags: "
-        f"p99 {seconds(ours)}, best other router {seconds(theirs)}. "
-        "With vLLM's `--long-prefill-token-threshold 2048` it is "
-        f"{seconds(_p99('documents, chunked', OURS, 'document'))}, best other router "
-        f"{seconds(found.best_p99_s('documents, chunked', 'document'))}. "
-        f"All of this was measured on two simulated H200 GPUs, {found.dates()}."
+        f"{paid(_p99('documents', OURS, 'document'), _best('documents', 'document'))} "
+        f"With vLLM's {FLAG} it is {seconds(_p99('documents, chunked', OURS, 'document'))}, best "
+        f"other router {seconds(_best('documents, chunked', 'document'))}. "
+        f"All of this was measured on two simulated H200 GPUs, {results().dates()}."
     )
+
+
+def paid(ours: float | None, theirs: float | None) -> str:
+    """Return the sentence about the documents' p99 without the flag."""
+    figures = f"p99 {seconds(ours)}, best other router {seconds(theirs)}."
+    compared = compare(ours, theirs)
+    if compared is None:
+        return f"Documents with vLLM's default flags: {figures}"
+    if compared > 1:
+        return f"Documents do not pay for it, even with vLLM's default flags: {figures}"
+    if compared < 1:
+        return f"Documents pay for it with vLLM's default flags: {figures}"
+    return f"Documents take about as long as behind other routers: {figures}"
+
+
+def compare(ours: float | None, theirs: float | None) -> float | None:
+    """How many times theirs is ours; 1 where they are level, None where one is unknown."""
+    if not ours or theirs is None:
+        return None
+    return 1.0 if abs(theirs / ours - 1) < LEVEL else theirs / ours
+
+
+def words() -> str:
+    """Forebay beside the best other router of each figure, as a table and a sentence."""
+    rows = ["| traffic | chats' p99 | documents' p99 | within target |", "| --- " * 4 + "|"]
+    behind = []
+    for workload, label in WORKLOADS.items():
+        cells = [label]
+        for bucket in ("chat", "document"):
+            ours, theirs = _p99(workload, OURS, bucket), _best(workload, bucket)
+            compared = compare(ours, theirs)
+            cells.append(f"{seconds(ours)} and {seconds(theirs)}: {_times(compared)}")
+            if compared is not None and compared < 1:
+                behind.append(f"{bucket}s in *{label}*")
+        share, best = results().mean(workload, OURS, "attainment"), results().best_share(workload)
+        rows.append("| " + " | ".join([*cells, f"{percent(share)} and {percent(best)}"]) + " |")
+    better = f"Another router's p99 is lower for {' and '.join(behind)}."
+    return "\n".join([*rows, "", better if behind else "No other router has a lower p99 here."])
+
+
+def _times(compared: float | None) -> str:
+    """Put our latency in words; `compared` is the best other router's over ours."""
+    if compared is None:
+        return "not comparable"
+    if compared == 1:
+        return "level"
+    return f"{compared:.1f} times lower" if compared > 1 else f"{1 / compared:.1f} times higher"
+
+
+def all_runs() -> str:
+    """The tables of docs/benchmarks/bench-routers.md."""
+    return generated(read_records(BENCHMARKS / "bench-routers.jsonl"))
 
 
 def tables() -> str:
@@ -258,6 +306,10 @@ def tables() -> str:
 
 def _p99(workload: str, router: str, bucket: str) -> float | None:
     return results().p99_s(workload, router, bucket)
+
+
+def _best(workload: str, bucket: str) -> float | None:
+    return results().best_p99_s(workload, bucket)
 
 
 def _table(heading: str, cell: Callable[[str, str], str]) -> str:

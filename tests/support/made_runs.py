@@ -86,7 +86,7 @@ def write_run(
         "duration_s": 200.0,
         "window_s": 180.0,
         "verdict": "valid",
-        "verdict_reason": f"0 of {len(rows)} arrivals left more than 20 ms after they were due",
+        "verdict_reason": f"0 of {len(rows)} requests left more than 20 ms late",
         "verdict_at_s": None,
         "schedule_lag_ms": {"count": len(rows), "p50": 0.1, "p99": 0.6, "p99.9": None, "max": 2.0},
         "itl_ms": {"chat": {"count": 9000, "p50": 9.8, "p90": 14.0, "p99": 31.0, "max": 90.0}},

@@ -330,10 +330,10 @@ class ShaperMachine(RuleBasedStateMachine):
         for name, backend in self.shaper.backends.items():
             queued = {w.request.id: w for w in self.shaper.waiting() if w.backend == name}
             pieces = {i for i in self.pieces if self.running.get(i, ("", ""))[1] == name}
-            begun = {w.request.id for w in backend.splits}
+            begun = {w.request.id for w in backend.splits.by_id.values()}
             assert pieces == begun - set(queued)
             assert set(backend.followers) == {i for i, w in queued.items() if w.follows}
-            leaders = {w.request.id for w in backend.leaders}
+            leaders = {w.request.id for w in backend.leaders.by_id.values()}
             assert leaders == {
                 i
                 for i, w in queued.items()

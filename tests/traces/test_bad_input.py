@@ -68,6 +68,11 @@ CASES = {
         AZURE + b"2024-05-10 00:00:00,5\n",
         ":2: 2 fields, the header has 3 (TIMESTAMP, ContextTokens, GeneratedTokens)",
     ),
+    "a quotation mark that is never closed": (
+        "azure",
+        AZURE + b'2024-05-10 00:00:00,5,"5\n2024-05-10 00:00:01,5,5\n',
+        ":2: not CSV (unexpected end of data); is a quotation mark left open or not doubled?",
+    ),
     "a JSON array that is cut short": (
         "sharegpt",
         b'[{"id": "a", "conversations": [{"from": "human", "value": "Hi"}',
@@ -122,6 +127,13 @@ def test_a_line_without_an_end_takes_no_memory(
     assert reader.skipped == 1
 
 
+def test_a_text_of_a_csv_keeps_its_blank_lines(tmp_path: Path) -> None:
+    path = tmp_path / "raw"
+    path.write_bytes(b'prompt,output_tokens\r\n"one\n\n  two ",5\r\n   \r\nthree,6\r\n')
+    rows = list(open_trace(path, options=ReadOptions(tokens="estimate")))
+    assert [one.text for one in rows] == ["one\n\n  two ", "three"]
+
+
 def test_a_csv_with_a_byte_order_mark_and_semicolons_is_read(tmp_path: Path) -> None:
     path = tmp_path / "raw"
     path.write_bytes(b"\xef\xbb\xbfarrived_at;num_prefill_tokens;num_decode_tokens\r\n0,5;9;1\r\n")
@@ -148,7 +160,7 @@ def test_every_row_that_is_left_out_is_counted(
     words = ["traces", "import", "azure", str(path), "-o", str(tmp_path / "t"), "--skip-bad"]
     assert main(words) == 0
     said = capsys.readouterr().err
-    assert "not kept: 1 rows with images" in said
+    assert "note: 1 rows with images" in said
     assert f"2 bad rows skipped; the first: {path}:3: ContextTokens: 'none'" in said
     nginx = Path(__file__).parent / "golden" / "nginx.log"
     assert main(["traces", "import", "auto", str(nginx), "-o", str(tmp_path / "n")]) == 0

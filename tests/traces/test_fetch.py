@@ -1,7 +1,9 @@
 """Published traces arrive whole or not at all; without a network there is one clear line."""
 
 import hashlib
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -40,6 +42,10 @@ def test_a_trace_is_fetched_and_reads(
     mirror: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    same = replace(
+        PUBLISHED["mooncake-synthetic"], sha256=hashlib.sha256(DATA).hexdigest(), bytes=len(DATA)
+    )
+    monkeypatch.setitem(PUBLISHED, "mooncake-synthetic", same)
     words = ["traces", "fetch", "mooncake-synthetic", "--url", f"{mirror}/x"]
     assert main(words) == 0
     said = capsys.readouterr().err
@@ -53,19 +59,20 @@ def test_a_trace_is_fetched_and_reads(
 
 
 @pytest.mark.parametrize(
-    ("path", "sha256", "words"),
+    ("path", "sha256", "size", "words"),
     [
-        ("/none", None, "Not Found"),
-        ("/short", None, "ended after"),
-        ("/x", "0" * 64, f"its SHA-256 is {hashlib.sha256(DATA).hexdigest()}"),
+        ("/none", None, None, "Not Found"),
+        ("/short", None, None, "ended after"),
+        ("/x", "0" * 64, None, f"its SHA-256 is {hashlib.sha256(DATA).hexdigest()}"),
+        ("/x", None, len(DATA) + 1, f"is {len(DATA)} bytes long, not {len(DATA) + 1}"),
     ],
 )
 def test_what_is_not_whole_is_not_kept(
-    mirror: str, tmp_path: Path, path: str, sha256: str | None, words: str
+    mirror: str, tmp_path: Path, path: str, sha256: str | None, size: int | None, words: str
 ) -> None:
     target = tmp_path / "T"
     with pytest.raises(InputError, match=words):
-        fetch(Published(mirror + path, "none", "", sha256), str(target))
+        fetch(Published(mirror + path, "none", "", sha256, size), str(target))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -85,3 +92,14 @@ def test_the_list_and_a_name_that_is_not_on_it(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out.count("\n") == len(PUBLISHED)
     assert main(["traces", "fetch", "moncake"]) == 2
     assert "mooncake-synthetic" in capsys.readouterr().err
+
+
+def test_most_files_have_a_hash_and_a_size() -> None:
+    """The rest is known by its address only: archives made on demand, and what nobody published."""
+    hashed = [one for one in PUBLISHED.values() if one.sha256 is not None]
+    assert len(hashed) >= 18
+    assert all(re.fullmatch("[0-9a-f]{64}", one.sha256 or "") for one in hashed)
+    assert len({one.sha256 for one in hashed}) == len(hashed)
+    for name, one in PUBLISHED.items():
+        if not name.startswith("zeroscrolls"):
+            assert re.search("[0-9a-f]{40}|/releases/download/", one.url), name

@@ -54,6 +54,21 @@ def test_a_sub_agents_times_count_from_its_own_start(tmp_path: Path) -> None:
     assert len({row.id for row in session}) == 4
 
 
+def test_wekas_sub_agents_count_from_the_sessions_start(tmp_path: Path) -> None:
+    """The same calls as in the test above, as the published AgentX traces write them."""
+    agent = {"t": 10.0, "type": "subagent", "requests": [turn(10.0, 64), turn(17.0, 64)]}
+    session = read_session(write(tmp_path, "a", turn(0.0, 64), agent, turn(12.0, 64)))
+    assert [row.arrival_s for row in session] == [0.0, 10.0, 12.0, 17.0]
+
+
+def test_prompts_of_a_session_hold_each_block_id_once(tmp_path: Path) -> None:
+    """A tuple takes 8 bytes an id so, and not 40: the 710 published sessions have 90 million."""
+    first, second = read_session(write(tmp_path, "a", turn(0.0, 128), turn(1.0, 192)), number=1)
+    assert first.blocks is not None
+    assert second.blocks is not None
+    assert first.blocks[1] is second.blocks[1]
+
+
 def test_sessions_are_laid_over_each_other_and_long_pauses_cut(tmp_path: Path) -> None:
     for number in range(8):
         write(tmp_path, f"s{number}", turn(0.0, 64), turn(2.0, 64), turn(500.0, 64))

@@ -257,6 +257,17 @@ def test_a_model_makes_more_of_the_same(
     assert found.output_tokens.mean == pytest.approx(wanted.output_tokens.mean, rel=0.1)
 
 
+def test_a_model_of_turns_without_blocks_keeps_their_lengths() -> None:
+    """Turns of 900 and 100 tokens in turn: nothing says that a turn holds the one before."""
+    rows = [
+        TraceRequest(f"t{n}", float(n), 900 if n % 2 else 100, 5, session=f"s{n // 6}")
+        for n in range(600)
+    ]
+    found = describe(synthesise(fit(rows), requests=2000, seed=0))
+    assert found.input_tokens.mean == pytest.approx(500, rel=0.05)
+    assert found.ideal_hit_ratio == 0
+
+
 def test_a_model_keeps_sessions_and_think_times() -> None:
     many = ordered(*(session(f"s{n}", 2.0 * n, 1 + n % 5) for n in range(300)))
     made = list(synthesise(fit(many), requests=500, seed=3))

@@ -157,11 +157,18 @@ def build(
 ) -> TraceRequest:
     """Make the request of a log row; lengths that are missing come from the text or the options.
 
+    Many logs have no prompt length of a request that was rejected or failed. It is an arrival all
+    the same: with the length of the row before it.
+
     Raises:
         RowError: a length is nowhere; the message says how to give it.
     """
     found = {key: value for key, value in found.items() if value is not None}
+    failed = found.get("status", 200) >= 400
     known = input_tokens or prompt_tokens(found, options) or options.input_tokens
+    if known is None and failed:
+        known = row.facts.last_input_tokens
+        row.note("failed requests without a prompt length, which got that of the row before")
     if known is None:
         raise RowError(
             "no number of input tokens and no prompt; log them, or give --input-tokens for all rows"
@@ -170,13 +177,13 @@ def build(
     if output is None:
         output = options.output_tokens
     if output is None:
-        failed = found.get("status", 200) >= 400
         if not failed:
             raise RowError(
                 "no number of output tokens, answer or limit; log them, or give --output-tokens "
                 "for all rows"
             )
         output = 0
+    row.facts.last_input_tokens = known
     if "blocks" in found and known != found.get("input_tokens"):
         del found["blocks"], found["block_tokens"]  # ids for another number of tokens
     found |= {"input_tokens": known, "output_tokens": output}

@@ -102,7 +102,7 @@ def _litellm(options: ReadOptions) -> ParseRow:
             "team_id", "metadata.user_api_key_team_id", "api_key", "user", "end_user"
         )
         found["model"] = row.text("model_group", "model") or found.get("model")
-        found["session"] = row.text("session_id", "litellm_session_id")
+        found["session"] = row.text("session_id", "litellm_session_id", "trace_id")
         name = row.text("request_id", "id") or f"litellm-{row.number}"
         output = row.whole_or(None, "completion_tokens")
         request = build(

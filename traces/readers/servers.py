@@ -5,6 +5,8 @@ import re
 from datetime import datetime
 from typing import Any
 
+import orjson
+
 from forebay.traces.containers import text_rows
 from forebay.traces.formats import COMPLETION, Head, ReadOptions, TraceFormat
 from forebay.traces.jsonl import block_ids
@@ -14,6 +16,7 @@ from forebay.traces.rows import NotARequestError, RowError, SourceRow, shown
 from forebay.traces.schema import TraceRequest
 
 BYTES_PER_TOKEN = 4
+EVENT_BYTES = 230  # one event, which is one token, of vLLM's chat endpoint; the model's name counts
 SHAPED = re.compile(r"/(v1/)?(chat/completions|completions|responses|messages|generate)$")
 VLLM = re.compile(
     r"(?P<month>\d\d)-(?P<day>\d\d) (?P<time>\d\d:\d\d:\d\d)(?P<rest>.*?) Received request "
@@ -32,6 +35,7 @@ ENVOY = re.compile(
     r'(?:\S+ \S+ "[^"]*" )?(?P<received>\d+) (?P<sent>\d+) (?P<duration>\d+) \S+ '
     r'"[^"]*" "[^"]*" "(?P<id>[^"]*)"'
 )
+INGRESS = re.compile(r'" (?P<received>\d+) (?P<took>\d+\.\d+) \[')  # Kubernetes ingress-nginx
 NUMBERS = re.compile(r'(?:^|[ "])(?P<key>[a-z_]+)=(?P<value>[0-9.]+)')
 
 
@@ -95,34 +99,90 @@ def _params(text: str) -> dict[str, Any]:
 
 
 def _nginx(options: ReadOptions) -> ParseRow:
-    """Read the combined log format; `request_length=` and `request_time=` may follow it.
+    """Read the combined log format, that of ingress-nginx, or a `log_format` of JSON.
 
-    The time of a line is the end of the request. Lengths are bytes / 4, or the options.
+    After the combined format may follow `request_length=`, `request_time=`, `content_type=`.
+    The time of a line is the end of the request. Lengths are from bytes, or the options.
     """
 
     def parse(row: SourceRow) -> TraceRequest:
-        found = NGINX.match(str(row.get("line")))
-        if found is None:
-            raise RowError(f"{shown(row.get('line'))} is not a line of the combined log format")
-        _only_shaped(found["method"], found["path"])
-        try:
-            end = datetime.strptime(found["time"], "%d/%b/%Y:%H:%M:%S %z").timestamp()
-        except ValueError as error:
-            raise RowError(f"time: {found['time']!r} is not 24/Nov/2026:02:47:04 +0000") from error
-        more = {one["key"]: float(one["value"]) for one in NUMBERS.finditer(found["rest"])}
-        sent = 0 if found["sent"] == "-" else int(found["sent"])
+        line = str(row.get("line"))
+        fields = _nginx_json(row, line) if line.startswith("{") else _nginx_line(row, line)
+        _only_shaped(fields["method"], fields["path"])
+        took_s, sent = fields["took_s"], fields["sent"]
+        if took_s is None:
+            row.note("lines without request_time, whose arrival is the time of their end")
+        status = int(fields["status"])
+        streamed = "event-stream" in fields["type"]
+        if not fields["type"] and status < 400 and options.output_tokens is None:
+            row.note(
+                "lines without content_type: answers are taken as not streamed, at 4 bytes a token"
+            )
         return _by_bytes(
             row,
             options,
             name=f"nginx-{row.number}",
-            arrival_s=end - more.get("request_time", more.get("rt", 0.0)),
-            received=int(more.get("request_length", more.get("rl", 0))),
-            sent=sent,
-            status=int(found["status"]),
-            tenant=found["user"] if found["user"] != "-" else None,
+            arrival_s=fields["end_s"] - (took_s or 0.0),
+            received=int(fields["received"] or 0),
+            sent=sent * BYTES_PER_TOKEN // EVENT_BYTES if streamed else sent,
+            status=status,
+            tenant=fields["user"] if fields["user"] not in ("-", "") else None,
         )
 
     return parse
+
+
+def _nginx_line(row: SourceRow, line: str) -> dict[str, Any]:
+    found = NGINX.match(line)
+    if found is None:
+        raise RowError(f"{shown(line)} is not a line of the combined log format")
+    more = {one["key"]: one["value"] for one in NUMBERS.finditer(found["rest"])}
+    ingress = INGRESS.search(found["rest"])
+    if ingress is not None:
+        more |= {"request_length": ingress["received"], "request_time": ingress["took"]}
+    took = more.get("request_time", more.get("rt"))
+    return {
+        "method": found["method"],
+        "path": found["path"],
+        "status": found["status"],
+        "user": found["user"],
+        "end_s": _nginx_time(found["time"]),
+        "took_s": None if took is None else float(took),
+        "received": more.get("request_length", more.get("rl")),
+        "sent": 0 if found["sent"] == "-" else int(found["sent"]),
+        "type": found["rest"].partition("content_type=")[2],
+    }
+
+
+def _nginx_json(row: SourceRow, line: str) -> dict[str, Any]:
+    """Read nginx's variables by their names, as a `log_format` with `escape=json` writes them."""
+    try:
+        one = row.with_values(orjson.loads(line))
+    except orjson.JSONDecodeError as error:
+        raise RowError(f"not JSON ({error}); each line must hold one JSON object") from error
+    asked = (one.text("request") or "").split(" ")
+    local = one.text("time_local")
+    took = one.get("request_time")
+    return {
+        "method": one.text("request_method", "method") or asked[0],
+        "path": one.text("request_uri", "uri", "path") or "".join(asked[1:2]),
+        "status": one.whole("status"),
+        "user": one.text("remote_user") or "",
+        "end_s": _nginx_time(local)
+        if local
+        else one.moment("msec", "time_iso8601", "@timestamp", "timestamp", "time"),
+        "took_s": None if took is None else one.seconds("request_time"),
+        "received": one.whole_or(None, "request_length", "content_length"),
+        "sent": one.whole_or(0, "body_bytes_sent", "bytes_sent"),
+        "type": one.text("sent_http_content_type", "content_type") or "",
+    }
+
+
+def _nginx_time(text: str) -> float:
+    try:
+        return datetime.strptime(text, "%d/%b/%Y:%H:%M:%S %z").timestamp()
+    except ValueError as error:
+        raise RowError(f"time: {text!r} is not 24/Nov/2026:02:47:04 +0000") from error
 
 
 def _envoy(options: ReadOptions) -> ParseRow:
@@ -252,7 +312,11 @@ def _has_dynamo(head: Head) -> bool:
 
 
 def _has_nginx(head: Head) -> bool:
-    return NGINX.match(head.line) is not None
+    """Recognise the combined format, or JSON with nginx's own variables."""
+    timed = {"time_iso8601", "time_local", "msec", "request_time"}
+    return NGINX.match(head.line) is not None or (
+        head.has("status", "body_bytes_sent") and bool(timed & head.columns)
+    )
 
 
 FORMATS = (
@@ -286,7 +350,8 @@ FORMATS = (
     ),
     TraceFormat(
         name="nginx",
-        what="nginx access logs, combined format with `request_length=` and `request_time=`",
+        what="nginx access logs: combined format with `request_length=`, `request_time=` and "
+        "`content_type=`, ingress-nginx's format, or JSON",
         keeps="user as tenant, status; lengths from bytes",
         recognise=_has_nginx,
         parser=_nginx,

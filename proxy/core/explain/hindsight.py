@@ -11,15 +11,15 @@ or room is followed as if it alone waited in the queue where it would have waite
   was `right`.
 - Its prefill delays the requests behind it until its backend has been without work for as long. If
   that would have caused a rejection or made a request late that was in time, the ghost would only
-  have taken that request's place: `displacing`. Requests of more urgent buckets that go before the
-  ghost while it waits do not count.
+  have taken that request's place: `costs_another`. Requests of more urgent buckets that go before
+  the ghost while it waits do not count.
 - If it harmed no request, the rejection was `false`.
 
-In a long overload, when the engines work without a break, a rejection is displacing, not false:
-there was no room for one more. A ghost that has harmed no request within RETRY_MOST_S has harmed
-none: by then its client would be back. Not modelled: the KV cache that the ghost would have taken,
-and where those behind it would have gone instead. LOOK_AT_MOST ghosts of each bucket are followed
-at a time, which bounds the cost; the others are `unjudged`.
+In a long overload, when the engines work without a break, a rejection is `costs_another`, not
+`false`: there was no room for one more. A ghost that has harmed no request within RETRY_MOST_S has
+harmed none: by then its client would be back. Not modelled: the KV cache that the ghost would have
+taken, and where those behind it would have gone instead. LOOK_AT_MOST ghosts of each bucket are
+followed at a time, which bounds the cost; the others are `unjudged`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -194,7 +194,7 @@ class Hindsight:
     def _works_off(self, ghost: Ghost, backend: Backend, before: float, now: float) -> None:
         """Let idle time of the backend make up for the ghost's prefill."""
         if ghost.displaces:
-            self._judge(ghost, "displacing")
+            self._judge(ghost, "costs_another")
             return
         if backend.prefill_queue.backlog_s(before) <= 0.0:
             ghost.left_s -= now - before

@@ -17,8 +17,8 @@ ERROR_S: Final[tuple[float, ...]] = (
     4.0,
     15.0,
 )  # bounds of `DecisionTally.late` and `early`
-OUTCOMES: Final = ("met", "missed", "refused", "unanswered", "unseen")
-VERDICTS: Final = ("right", "displacing", "false", "unjudged")
+OUTCOMES: Final = ("met", "missed", "refused", "unanswered", "not_streamed")
+VERDICTS: Final = ("right", "costs_another", "false", "unjudged")
 
 
 class Step:
@@ -149,7 +149,7 @@ class DecisionTally:
     Attributes:
         admitted: admitted requests by outcome: first token within the target (met) or later
             (missed), rejected after all (refused), ended without a first token because the client
-            left or the backend failed (unanswered), not visible without streaming (unseen).
+            left or the backend failed (unanswered), not visible without streaming (not_streamed).
         refusals: rejections for lack of time or room, by the verdict of `hindsight.py`.
         late, early: first tokens by the error of the prediction on arrival: the number up to each
             of ERROR_S, and above.

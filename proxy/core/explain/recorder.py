@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from forebay.proxy.core.explain.hindsight import Hindsight
 from forebay.proxy.core.explain.receipt import Receipt, Receipts
-from forebay.proxy.core.model import Bucket, Reject, RejectReason, Send
+from forebay.proxy.core.model import Bucket, Reject, RejectReason, Request, Send
 from forebay.proxy.core.policy.admission import attainable
 from forebay.proxy.core.policy.routing import Option
 from forebay.proxy.core.policy.start import StartGate
@@ -50,12 +50,7 @@ class DecisionRecorder:
     def rejected_early(self, reject: Reject, buckets: Mapping[str, Bucket], now: float) -> None:
         """Record a rejection without a forecast: too long, or over quota."""
         receipt = self.receipts.open(reject.request, reject.bucket, now)
-        if reject.reason == "tenant_quota":
-            receipt.rule = "tenant_quota"
-            receipt.value = reject.retry_after_s
-            receipt.limit = 0.0
-        else:
-            _too_long(receipt, max(bucket.up_to for bucket in buckets.values()))
+        note_early_rejection(receipt, reject, buckets)
         self._refuse(receipt, now)
 
     def decided(
@@ -77,28 +72,11 @@ class DecisionRecorder:
         """
         request = waiting.request
         receipt = self.receipts.open(request, bucket.name, now)
-        receipt.options = options
-        receipt.chosen = option
-        receipt.queued = queued
-        receipt.max_wait_s = bucket.max_wait_s
-        receipt.target_s = min(request.timeout_s, bucket.max_wait_s + option.prefill_s)
+        note_decision(receipt, request, bucket, options, option, queued, reason)
         if reason is None:
-            receipt.rule = "starts" if queued < 0 else "queues"
-            if not attainable(request, bucket, option):
-                receipt.rule = "idle"
             if self.hindsight.watches:
                 self.hindsight.admitted(request, bucket, options, queued)
             return
-        receipt.rule = "tenant_share"
-        if queued >= bucket.max_queue:
-            receipt.rule = "line_full"
-            receipt.value, receipt.limit = float(queued), float(bucket.max_queue)
-        elif reason == "deadline_unattainable":
-            wait_s = option.wait_s + option.margin_s
-            receipt.rule, receipt.value, receipt.limit = "max_wait", wait_s, bucket.max_wait_s
-            if wait_s <= bucket.max_wait_s:
-                receipt.rule = "timeout"
-                receipt.value, receipt.limit = wait_s + option.prefill_s, request.timeout_s
         self._refuse(receipt, now)
         if receipt.rule != "tenant_share":
             self.hindsight.rejected(waiting, receipt, option, now)
@@ -234,7 +212,7 @@ class DecisionRecorder:
         receipt = self._under_way.get(request_id)
         if receipt is not None:
             if receipt.first_token_at < 0.0:
-                outcome = "unanswered" if receipt.streams else "unseen"
+                outcome = "unanswered" if receipt.streams else "not_streamed"
                 self.receipts.tally(receipt.bucket).admitted[outcome] += 1
             receipt.step(now, "ended", receipt.backend)
             self.receipts.close(receipt, "ended", now)
@@ -242,6 +220,48 @@ class DecisionRecorder:
     def _refuse(self, receipt: Receipt, now: float) -> None:
         receipt.step(now, "refused", "", receipt.rule)
         self.receipts.close(receipt, "refused", now)
+
+
+def note_early_rejection(receipt: Receipt, reject: Reject, buckets: Mapping[str, Bucket]) -> None:
+    """Note why a request is rejected without a forecast."""
+    if reject.reason == "tenant_quota":
+        receipt.rule = "tenant_quota"
+        receipt.value = reject.retry_after_s
+        receipt.limit = 0.0
+    else:
+        _too_long(receipt, max(bucket.up_to for bucket in buckets.values()))
+
+
+def note_decision(
+    receipt: Receipt,
+    request: Request,
+    bucket: Bucket,
+    options: Sequence[Option],
+    option: Option,
+    queued: int,
+    reason: RejectReason | None,
+) -> None:
+    """Note the forecast, the decision and its rule; arguments as of `DecisionRecorder.decided`."""
+    receipt.options = options
+    receipt.chosen = option
+    receipt.queued = queued
+    receipt.max_wait_s = bucket.max_wait_s
+    receipt.target_s = min(request.timeout_s, bucket.max_wait_s + option.prefill_s)
+    if reason is None:
+        receipt.rule = "starts" if queued < 0 else "queues"
+        if not attainable(request, bucket, option):
+            receipt.rule = "idle"
+        return
+    receipt.rule = "tenant_share"
+    if queued >= bucket.max_queue:
+        receipt.rule = "line_full"
+        receipt.value, receipt.limit = float(queued), float(bucket.max_queue)
+    elif reason == "deadline_unattainable":
+        wait_s = option.wait_s + option.margin_s
+        receipt.rule, receipt.value, receipt.limit = "max_wait", wait_s, bucket.max_wait_s
+        if wait_s <= bucket.max_wait_s:
+            receipt.rule = "timeout"
+            receipt.value, receipt.limit = wait_s + option.prefill_s, request.timeout_s
 
 
 def _too_long(receipt: Receipt, most_tokens: int) -> None:

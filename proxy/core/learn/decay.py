@@ -26,7 +26,8 @@ class Average:
 
     def add(self, value: float) -> None:
         self.seen += 1
-        self.value += (value - self.value) / min(ENOUGH, 1 + self.seen)
+        known = 1 + self.seen
+        self.value += (value - self.value) / (known if known < ENOUGH else ENOUGH)
 
 
 class DecayedSum:

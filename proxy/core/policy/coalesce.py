@@ -34,17 +34,21 @@ def expected_tokens(backend: Backend, waiting: QueuedRequest) -> tuple[int, Queu
     """
     request = waiting.request
     matched = backend.matched_tokens(request)
-    if waiting.piece_on or not (backend.leaders or backend.splits):
+    if waiting.piece_on or not (backend.leaders.by_id or backend.splits.by_id):
         return matched, None
     known = int(matched / request.block_tokens)
-    blocks, leader = longest_run(request, chain(backend.leaders, backend.splits), known)
+    blocks, leader = longest_run(
+        request, chain(backend.leaders.by_id.values(), backend.splits.by_id.values()), known
+    )
     expected = tokens_in(blocks, request)
     return (expected, leader) if expected > matched else (matched, None)
 
 
 def still_leads(backend: Backend, leader: QueuedRequest | None) -> bool:
     """Return whether this request, or the rest of its prompt, is still to be sent here."""
-    return leader is not None and (leader in backend.leaders or leader in backend.splits)
+    if leader is None:
+        return False
+    return leader.request.id in backend.leaders.by_id or leader.request.id in backend.splits.by_id
 
 
 def must_follow(backend: Backend, request: Request, head: QueuedRequest | None = None) -> bool:
@@ -55,11 +59,11 @@ def must_follow(backend: Backend, request: Request, head: QueuedRequest | None =
     Args:
         head: as of `SplitPrompts.promised`.
     """
-    if not backend.prefills and not backend.splits:
+    if not backend.prefills and not backend.splits.by_id:
         return False
     blocks = request.blocks
     matched = backend.cache.prefixes.match(blocks)
-    if backend.splits and backend.splits.promised(request, head) > matched:
+    if backend.splits.by_id and backend.splits.promised(request, head) > matched:
         return True
     if not matched or not backend.prefills:
         return False
@@ -75,9 +79,20 @@ def must_follow(backend: Backend, request: Request, head: QueuedRequest | None =
 
 
 def keeps_back(backend: Backend, waiting: QueuedRequest) -> bool:
-    """Return whether a head must follow here; never a request that waits behind it."""
+    """Return whether a head may not be sent yet, as it must follow here.
+
+    Never because of a request that waits behind it. An engine that computes prefills in order has
+    the leader's blocks when it begins the follower, in the step that ends the leader's prefill at
+    the earliest. So there the follower is sent as soon as any hit would be (`dispatch_ahead`).
+    """
+    request = waiting.request
     head = waiting if waiting.backend == backend.name else None
-    return must_follow(backend, waiting.request, head)
+    if backend.prefill_queue.chunked:
+        return must_follow(backend, request, head)
+    splits = backend.splits
+    return bool(splits) and splits.promised(request, head) > backend.cache.prefixes.match(
+        request.blocks
+    )
 
 
 def freed_followers(backend: Backend) -> Iterator[tuple[QueuedRequest, float]]:
@@ -106,6 +121,13 @@ def loses_hit(waiting: QueuedRequest, home: Backend, other: Backend) -> bool:
     return expected - other.matched_tokens(waiting.request) > STEP_TOKENS
 
 
+def awaited_tokens(backend: Backend, waiting: QueuedRequest) -> int:
+    """Return the tokens of its prefix that another request's prefill will cache here, or 0."""
+    expected, leader = expected_tokens(backend, waiting)
+    follows = leader is not None or must_follow(backend, waiting.request)
+    return expected if follows else 0
+
+
 def hits_elsewhere(
     backend: Backend, queues: FleetQueues
 ) -> Iterator[tuple[QueuedRequest, Backend]]:
@@ -117,7 +139,11 @@ def hits_elsewhere(
     for home in list(queues.backends.values()):
         if home is backend:
             continue
-        for waiting in [*home.leaders, *home.splits, *home.followers.values()]:
+        for waiting in [
+            *home.leaders.by_id.values(),
+            *home.splits.by_id.values(),
+            *home.followers.values(),
+        ]:
             request = waiting.request
             if waiting.backend != home.name:
                 continue

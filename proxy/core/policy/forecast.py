@@ -10,7 +10,7 @@ from typing import Final
 
 from forebay.proxy.core.model import MAJORITY, Bucket, Request
 from forebay.proxy.core.policy.admission import SURE
-from forebay.proxy.core.policy.coalesce import expected_tokens, must_follow
+from forebay.proxy.core.policy.coalesce import awaited_tokens, expected_tokens, must_follow
 from forebay.proxy.core.policy.long_prefills import LongPrefills, next_piece
 from forebay.proxy.core.policy.order import due_at
 from forebay.proxy.core.policy.precedence import Before, Precedence
@@ -20,6 +20,7 @@ from forebay.proxy.core.policy.start import BESIDE_OTHERS, StartGate, fills, kep
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.elsewhere import Peers
 from forebay.proxy.core.state.fleet import Shortlist
+from forebay.proxy.core.state.in_flight import STEP_TOKENS
 from forebay.proxy.core.state.kv_budget import reserved
 from forebay.proxy.core.state.queue import QueuedRequest
 
@@ -151,6 +152,28 @@ class Forecast:
             self._agree(options, waiting)
         return options
 
+    def without_late_copies(
+        self,
+        options: list[Option],
+        backends: Mapping[str, Backend],
+        waiting: QueuedRequest,
+        now: float,
+    ) -> list[Option]:
+        """Leave out backends where a new request would wait to have its prefix computed once more.
+
+        While one of these backends computes the prefix, or will, another begins a copy at once or
+        not at all.
+        """
+        if len(options) == 1 or waiting.request.prompt_tokens <= STEP_TOKENS:
+            return options
+        awaited = max(awaited_tokens(backends[o.backend], waiting) for o in options)
+        return [
+            o
+            for o in options
+            if awaited - o.matched_tokens <= STEP_TOKENS
+            or self.gate.may_start(backends[o.backend], waiting, now)
+        ]
+
     def piece(
         self, backend: Backend, waiting: QueuedRequest, matched_tokens: int, now: float
     ) -> Request | None:
@@ -196,7 +219,7 @@ class Forecast:
             prefill_s = backend.cost.predict_s(prompt_tokens - matched, prompt_tokens)
         uncached = prompt_tokens - matched
         before = NOTHING_BEFORE
-        if backend.queued or backend.splits:
+        if backend.queued or backend.splits.by_id:
             deadline = min(waiting.deadline, now + self._buckets[waiting.bucket].max_wait_s)
             worth_s = cold_s if must_follow(backend, request) else prefill_s
             due = due_at(waiting.arrived_at, deadline, worth_s)
@@ -210,7 +233,7 @@ class Forecast:
             )
         margin_s = self._margin_s(backend, waiting, uncached, before, wait_s, now)
         proven = backend.cost.proven_tokens >= MAJORITY * prompt_tokens
-        load, requests = load_of(backend, now), requests_of(backend)
+        load, requests = load_of(backend, now), backend.running + backend.queued
         return Option(
             backend.name, wait_s, margin_s, prefill_s, cold_s, matched, load, proven, requests
         )
@@ -219,9 +242,9 @@ class Forecast:
         self, backend: Backend, waiting: QueuedRequest, uncached: int, before: Before, now: float
     ) -> float:
         """Return the predicted wait: in the engine, in the queues, for a slot, for KV cache."""
-        wait_s = backend.prefill_queue.ahead_s(
-            uncached, now, self.gate.engine_priority(backend, waiting)
-        )
+        queue = backend.prefill_queue
+        priority = self.gate.engine_priority(backend, waiting) if queue.ordered else None
+        wait_s = queue.ahead_s(uncached, now, priority)
         if before.count > 0:
             wait_s += before.seconds / (1.0 - before.overtaken)
         if backend.elsewhere is not None and backend.elsewhere.queued_s:
@@ -277,11 +300,6 @@ def load_of(backend: Backend, now: float) -> float:
     """Return the prompt tokens that the backend used lately, for all proxies."""
     own = backend.load.value(now)
     return own if backend.elsewhere is None else own + backend.elsewhere.load
-
-
-def requests_of(backend: Backend) -> int:
-    """Return the requests of all proxies that run on the backend, and those that wait here."""
-    return backend.running + backend.queued
 
 
 def error_margin_s(backend: Backend, wait_s: float, before_s: float, alike: int = 1) -> float:

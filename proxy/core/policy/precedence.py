@@ -100,7 +100,7 @@ class Precedence:
             found.seconds += owed_s
             found.in_order = found.overtaken == owed_s == 0.0
             found.mates = 1 + backend.queues[bucket].count
-        if backend.splits:
+        if backend.splits.by_id:
             rest_s, rests = backend.splits.ahead_of(waiting, deadline, due)
             found.seconds, found.count = found.seconds + rest_s, found.count + rests
         if waiting.backend == backend.name:

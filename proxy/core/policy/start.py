@@ -5,13 +5,14 @@ queue stays almost empty, so order and cancellation stay with the proxy.
 """
 
 from collections.abc import Mapping, Sequence
-from math import inf, isclose
+from math import fsum, inf, isclose
 from typing import Final, Literal
 
 from forebay.proxy.core.model import FULL, MAJORITY, Bucket
 from forebay.proxy.core.policy.coalesce import keeps_back
 from forebay.proxy.core.policy.long_prefills import LongPrefills
 from forebay.proxy.core.policy.order import engine_priority
+from forebay.proxy.core.policy.precedence import FULL_STEP_TOKENS
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.fleet import heads_of
 from forebay.proxy.core.state.in_flight import STEP_TOKENS, counts
@@ -64,10 +65,8 @@ class StartGate:
         """Return whether several tenants are active."""
         return self._fairness.on and self._fairness.shared(now)
 
-    def engine_priority(self, backend: Backend, waiting: QueuedRequest) -> int | None:
-        """Return the priority to send with the request; None where the engine has no order."""
-        if not backend.prefill_queue.ordered:
-            return None
+    def engine_priority(self, backend: Backend, waiting: QueuedRequest) -> int:
+        """Return the priority to send with the request, for an engine with an order."""
         fair = self._fairness
         behind_s = fair.behind_s(waiting.request.tenant) if fair.on else 0.0
         return engine_priority(backend, waiting, behind_s)
@@ -78,12 +77,13 @@ class StartGate:
 
     def why_not(self, backend: Backend, waiting: QueuedRequest, now: float) -> Block:
         """Return what keeps the request, if it were next, from being sent to this backend now."""
-        priority = self.engine_priority(backend, waiting)
+        queue = backend.prefill_queue
+        priority = self.engine_priority(backend, waiting) if queue.ordered else None
         ahead_s = self._ahead_s(now)
         no_room = self._no_room(backend, priority, ahead_s, now)
         if no_room:
             return no_room
-        request, chunked = waiting.request, backend.prefill_queue.chunked
+        request, chunked = waiting.request, queue.chunked
         limited = self._limit_reached(backend, waiting.bucket)
         long_s = self._long_prefills.long_s(waiting.bucket, now)
         matched = 0
@@ -180,8 +180,7 @@ class StartGate:
         queue = backend.prefill_queue
         if below(queue.drain_s(0.0, now, priority), ahead_s):
             return ""
-        # What fits into one engine step takes one step, however long that is.
-        return "" if backend.elsewhere is None and queue.tokens < STEP_TOKENS else "line"
+        return "" if shares_step(backend, 0.0, ahead_s) else "line"
 
     def _limit_reached(self, backend: Backend, bucket: str) -> bool:
         prefills = backend.prefill_queue.prefills_of[bucket]
@@ -194,7 +193,27 @@ def passes(
     backend: Backend, uncached_tokens: float, priority: float | None, ahead_s: float, now: float
 ) -> bool:
     """Return whether the backlog that this prefill cannot pass is below `ahead_s`."""
-    return below(backend.prefill_queue.drain_s(uncached_tokens, now, priority), ahead_s)
+    queue = backend.prefill_queue
+    return below(queue.drain_s(uncached_tokens, now, priority), ahead_s) or shares_step(
+        backend, uncached_tokens, ahead_s
+    )
+
+
+def shares_step(backend: Backend, uncached_tokens: float, ahead_s: float) -> bool:
+    """Return whether what a prefill would wait for takes one engine step, however long that is.
+
+    Hits of one document, say: each is predicted as a step of its own, but one step computes many.
+    It has its fixed cost once, which is high where the engine decodes many long contexts.
+    """
+    if backend.elsewhere is not None:
+        return False
+    queue = backend.prefill_queue
+    if queue.tokens < STEP_TOKENS:
+        return True
+    least = max(uncached_tokens, queue.chunk_tokens)  # it passes longer ones
+    before = [p for p in queue.prefills.values() if p.uncached_tokens <= least]
+    shared_s = fsum(p.prefill_s for p in before) - len(before) * backend.cost.predict_s(0, 0)
+    return shared_s < ahead_s and sum(p.uncached_tokens for p in before) < FULL_STEP_TOKENS
 
 
 def below(left_s: float, limit_s: float) -> bool:

@@ -276,7 +276,7 @@ class Backend:
         if prefilling:
             self._end_prefill(sent, now)
             if sent.request.pure:
-                self.observer.answered(sent, self.prefill_queue, now, split=len(self.splits) > 0)
+                self.observer.answered(sent, self.prefill_queue, now, split=bool(self.splits.by_id))
         if not sent.request.pure:
             self.observer.answered_impurely(sent, now)
         return sent if prefilling else None
@@ -297,7 +297,7 @@ class Backend:
             self._end_prefill(sent, now)
             if sent.output_tokens and sent.request.pure:
                 # It was answered completely before its first token was due.
-                self.observer.answered(sent, self.prefill_queue, now, split=len(self.splits) > 0)
+                self.observer.answered(sent, self.prefill_queue, now, split=bool(self.splits.by_id))
             else:
                 # It ended without a first token: the time measured so far means nothing.
                 self.observer.begin(now, self.elsewhere)
@@ -349,7 +349,7 @@ class Backend:
     def resize(self, spec: BackendSpec) -> None:
         """Change the limits."""
         self.spec = spec
-        self.prefill_queue.chunk_tokens = spec.chunk_tokens
+        self.prefill_queue.chunk(spec.chunk_tokens)
         self.prefill_queue.ordered = spec.priority
 
     def rebucket(self, buckets: Iterable[Bucket], home: Callable[[Request], str]) -> None:

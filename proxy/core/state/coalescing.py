@@ -5,7 +5,7 @@ request with a long prompt (`Leaders`) or a prompt that is sent in pieces (`Spli
 Which request follows which is decided in `policy/coalesce.py`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from math import fsum
 
 from forebay.proxy.core.learn.prefix_index import common_run
@@ -15,26 +15,17 @@ from forebay.proxy.core.state.queue import QueuedRequest
 
 
 class PromptSet:
-    """Waiting requests by id."""
+    """Waiting requests in `by_id`."""
 
     def __init__(self) -> None:
-        self._prompts: dict[str, QueuedRequest] = {}
-
-    def __len__(self) -> int:
-        return len(self._prompts)
-
-    def __contains__(self, waiting: QueuedRequest) -> bool:
-        return waiting.request.id in self._prompts
-
-    def __iter__(self) -> Iterator[QueuedRequest]:
-        return iter(self._prompts.values())
+        self.by_id: dict[str, QueuedRequest] = {}
 
     def add(self, waiting: QueuedRequest) -> None:
-        self._prompts[waiting.request.id] = waiting
+        self.by_id[waiting.request.id] = waiting
 
     def drop(self, request_id: str) -> bool:
         """Remove a request; return whether it was in the set."""
-        return self._prompts.pop(request_id, None) is not None
+        return self.by_id.pop(request_id, None) is not None
 
 
 class Leaders(PromptSet):
@@ -62,19 +53,18 @@ class SplitPrompts(PromptSet):
         Args:
             head: the request, if it heads a queue here: it does not wait for requests behind it.
         """
-        prompts = self._prompts
-        if not prompts or request.id in prompts:
+        if not self.by_id or request.id in self.by_id:
             return 0
         runs = [
             common_run(request.blocks, other.request.blocks)
-            for other in prompts.values()
+            for other in self.by_id.values()
             if head is None or not other.backend or _before(other, head)
         ]
         return max(runs, default=0)
 
     def rest_s(self) -> float:
         """Return the prefill seconds that will follow the running pieces."""
-        return fsum(waiting.rest_s for waiting in self._prompts.values() if not waiting.backend)
+        return fsum(waiting.rest_s for waiting in self.by_id.values() if not waiting.backend)
 
     def ahead_of(self, waiting: QueuedRequest, deadline: float, due: float) -> tuple[float, int]:
         """Return the seconds of `rest_s` that go before a request, and of how many prompts.
@@ -82,7 +72,7 @@ class SplitPrompts(PromptSet):
         The queues' order decides: by due time in one bucket, by deadline between two.
         """
         seconds, count = 0.0, 0
-        for other in self._prompts.values():
+        for other in self.by_id.values():
             if other.backend or other is waiting:
                 continue
             same = other.bucket == waiting.bucket

@@ -27,7 +27,7 @@ class BackendReport:
         kv_tokens: KV cache that these hold or will hold.
         longest_s: its longest prefill in the engine, seconds.
         short_s: the part of backlog_s that a short prefill waits for; less in a chunking engine.
-        load: prompt tokens it sent lately (a DecayedSum).
+        load: prompt tokens of its last requests (a DecayedSum).
         fresh_tokens: tokens that its requests put into the prefix cache, ever.
         work: cost terms (cost.features) of all prefills it saw the end of, ever.
         prefills: by bucket, requests without a first token.

@@ -58,7 +58,8 @@ class PrefillQueue:
         tokens: uncached tokens of all.
         total_s: sum of prefill_s of all.
         silent: how many have a first token that cannot be seen.
-        chunk_tokens: see BackendSpec.
+        chunk_tokens: see BackendSpec; set by `chunk`.
+        chunked: the engine chunks long prefills, so shorter ones pass longer ones.
         ordered: the engine begins the waiting prefill with the lowest priority.
         elsewhere: what other proxies have in this engine.
     """
@@ -66,7 +67,7 @@ class PrefillQueue:
     def __init__(
         self, buckets: Iterable[str], chunk_tokens: float, *, ordered: bool = False
     ) -> None:
-        self.chunk_tokens = chunk_tokens
+        self.chunk(chunk_tokens)
         self.ordered = ordered
         self.prefills: dict[str, InFlight] = {}
         self.prefills_of = dict.fromkeys(buckets, 0)
@@ -77,10 +78,9 @@ class PrefillQueue:
         self.silent = 0
         self.elsewhere: Elsewhere | None = None
 
-    @property
-    def chunked(self) -> bool:
-        """The engine chunks long prefills, so shorter ones pass longer ones."""
-        return self.chunk_tokens < inf
+    def chunk(self, chunk_tokens: float) -> None:
+        self.chunk_tokens = chunk_tokens
+        self.chunked = chunk_tokens < inf
 
     # Predictions.
 
@@ -114,6 +114,10 @@ class PrefillQueue:
         prefills that are no longer than it, and the chunks of longer ones beside it. In an engine
         that orders by priority: without the prefills that this `priority` passes.
         """
+        if self.head is None and self.elsewhere is None:
+            return 0.0
+        if not (self.chunked or self.ordered):
+            return self.backlog_s(now)
         before, backlog_s = self._before(priority, now)
         if not self.chunked:
             return backlog_s
@@ -126,6 +130,10 @@ class PrefillQueue:
         In a chunking engine: only prefills that are no longer than this one. The chunks of longer
         prefills will be beside it whenever it is sent.
         """
+        if self.head is None and self.elsewhere is None:
+            return 0.0
+        if not (self.chunked or self.ordered):
+            return self.backlog_s(now)
         before, backlog_s = self._before(priority, now)
         if not self.chunked:
             return backlog_s

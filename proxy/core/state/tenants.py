@@ -9,7 +9,7 @@ tenant is charged when its request is sent; the charge is corrected once the com
 known.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import exp, inf
 from typing import Final
 
@@ -95,6 +95,23 @@ class Fairness:
         if now - account.active_at > RECENT_S:
             self._counted_at = -inf  # count the active tenants anew
         account.active_at = now
+
+    def try_arrival(self, name: str, now: float) -> Callable[[], None]:
+        """Note an arrival, and return what undoes it and all that questions note meanwhile."""
+        if not self.on:
+            return _nothing
+        accounts, account = dict(self._accounts), self._accounts.get(name)
+        served, active_at = (account.served, account.active_at) if account else (0.0, 0.0)
+        counted = self._counted_at, self._active, self._active_weight
+        self.arrived(name, now)
+
+        def undo() -> None:
+            self._accounts = accounts
+            self._counted_at, self._active, self._active_weight = counted
+            if account is not None:
+                account.served, account.active_at = served, active_at
+
+        return undo
 
     def queued(self, name: str) -> None:
         account = self.account(name)
@@ -195,6 +212,10 @@ class Fairness:
             del self._accounts[name]
 
 
+def _nothing() -> None:
+    """Undo nothing."""
+
+
 class TokenBucket:
     """A token bucket: fills with `tokens_per_s` up to `burst_tokens` and starts full."""
 
@@ -211,16 +232,14 @@ class TokenBucket:
 
         A prompt larger than the bucket may go when the bucket is full, and leaves a debt.
         """
-        self._fill(now)
-        return max(0.0, min(float(tokens), self._burst) - self._level) / self._rate
+        return max(0.0, min(float(tokens), self._burst) - self._level_at(now)) / self._rate
 
     def take(self, tokens: float, now: float) -> None:
-        self._fill(now)
-        self._level -= tokens
-
-    def _fill(self, now: float) -> None:
-        self._level = min(self._burst, self._level + self._rate * (now - self._at))
+        self._level = self._level_at(now) - tokens
         self._at = now
+
+    def _level_at(self, now: float) -> float:
+        return min(self._burst, self._level + self._rate * (now - self._at))
 
 
 class Quotas:
@@ -252,7 +271,7 @@ class Quotas:
 
     def wait_s(self, tenant: str, tokens: int, now: float) -> float:
         """Return the seconds until the tenant may send a prompt of so many tokens."""
-        bucket = self._bucket(tenant, now)
+        bucket = self._buckets.get(tenant)  # one that nothing was taken from is full
         return 0.0 if bucket is None else bucket.wait_s(tokens, now)
 
     def take(self, tenant: str, tokens: float, now: float) -> None:

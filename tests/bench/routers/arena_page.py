@@ -173,6 +173,14 @@ def commands(records: Sequence[Record]) -> list[tuple[str, str, str]]:
     ]
 
 
+def generated(records: Sequence[Record]) -> str:
+    """Return all tables and the command lines, as Markdown."""
+    started = "\n".join(
+        f"- **{name}**: {note}.\n\n  `{command}`" for name, note, command in commands(records)
+    )
+    return f"{tables(records)}\n## Commands of these runs\n\n{started}".strip("\n")
+
+
 def write_docs(path: Path, records: Sequence[Record]) -> None:
     """Put tables and commands between the marks of `path`; raises InputError without marks."""
     text = path.read_text(encoding="utf-8")
@@ -180,8 +188,5 @@ def write_docs(path: Path, records: Sequence[Record]) -> None:
     _, end, tail = rest.partition(END)
     if not begin or not end:
         raise InputError(f"{path}: the lines {BEGIN} and {END} are missing; put them back")
-    started = "\n".join(
-        f"- **{name}**: {note}.\n\n  `{command}`" for name, note, command in commands(records)
-    )
-    made = f"\n\n{tables(records)}\n## Commands of these runs\n\n{started}\n\n"
-    path.write_text(head + begin + made + end + tail, encoding="utf-8")
+    made = generated(records)
+    path.write_text(f"{head}{begin}\n\n{made}\n\n{end}{tail}", encoding="utf-8")

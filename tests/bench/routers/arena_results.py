@@ -3,7 +3,7 @@
 Only valid records count. Percentiles are of the answered requests of all seeds together; their 95 %
 intervals come from drawing whole seeds with replacement (requests of one run are not independent,
 runs are), so with few seeds they are wide, and with one there is none. Two routers are compared on
-the seeds and traces that both have, drawn together.
+the seeds and traces that both have, drawn together. Versions of Forebay are never mixed.
 """
 
 import math
@@ -15,7 +15,7 @@ from statistics import fmean, median
 from typing import Any
 
 import numpy as np
-from arena_plan import Record, latest
+from arena_plan import IDENTITY, Record, latest
 from arena_samples import middle_s, pooled, quantile_s
 from numpy.typing import NDArray
 
@@ -121,13 +121,36 @@ class Comparison:
 def groups(records: Iterable[Record]) -> dict[Group, list[Entry]]:
     """Entries by what stood behind the routers, in order of first appearance."""
     sorted_: dict[Group, dict[tuple[str, str], list[Record]]] = {}
-    for one in _same_traces(latest(records)):
+    for one in _same_traces(latest(_one_program(list(records)))):
         group = (one["engines"], one["count"], one["model"], one["endpoint"])
         sorted_.setdefault(group, {}).setdefault((one["workload"], one["router"]), []).append(one)
     return {
         group: [Entry(workload, router, of) for (workload, router), of in entries.items()]
         for group, entries in sorted_.items()
     }
+
+
+def _one_program(records: Sequence[Record]) -> list[Record]:
+    """Without runs of ours on a workload by other sources than the newest that count.
+
+    The newest count from their second valid run on; a router that we did not write is what it is.
+    """
+    runs: dict[tuple[Any, ...], dict[str, list[Record]]] = {}
+    for one in records:
+        if one["router"] in OURS:
+            runs.setdefault(_cell(one), {}).setdefault(one["version"], []).append(one)
+    kept = {}
+    for cell, of in runs.items():
+        enough = [
+            version for version, them in of.items()
+            if sum(one.get("verdict") == "valid" for one in them) > 1
+        ]  # fmt: skip
+        kept[cell] = max(enough or of, key=lambda version: max(one["date"] for one in of[version]))
+    return [one for one in records if kept.get(_cell(one), one["version"]) == one["version"]]
+
+
+def _cell(one: Record) -> tuple[Any, ...]:
+    return tuple(one[name] for name in IDENTITY if name != "seed")
 
 
 def _same_traces(records: Sequence[Record]) -> list[Record]:

@@ -1,0 +1,77 @@
+"""Ask every backend what it is: its version, its models, and what its metrics tell.
+
+Only for `forebay doctor`: nothing here decides anything. Each question is bounded in time and size.
+"""
+
+import asyncio
+import re
+from typing import Any
+
+import orjson
+
+from forebay.proxy.backends import Backends
+from forebay.proxy.http1.faults import UpstreamFault
+from forebay.proxy.probes import Upstream, key_header
+
+MOST_MODELS = 50
+_SAMPLE = re.compile(rb"^vllm:([a-z_]+)(?:\{([^}]*)\})? ([0-9.e+-]+)", re.MULTILINE)
+SUMMED = {  # over engines and models; the key of the answer by the name in vLLM's metrics
+    b"num_requests_running": "running",
+    b"num_requests_waiting": "waiting",
+    b"num_preemptions_total": "preemptions",
+    b"prefix_cache_queries_total": "prefix_queries",
+    b"prefix_cache_hits_total": "prefix_hits",
+}
+
+
+async def backend_facts(backends: Backends) -> list[dict[str, Any]]:
+    """Return what each backend says about itself; None where it does not say."""
+    upstreams = list(backends.upstreams.values())
+    return list(await asyncio.gather(*(_facts(backends, upstream) for upstream in upstreams)))
+
+
+async def _facts(backends: Backends, upstream: Upstream) -> dict[str, Any]:
+    version, models, metrics = await asyncio.gather(
+        *(_get(backends, upstream, path) for path in ("/version", "/v1/models", "/metrics"))
+    )
+    told = _json(version).get("version")
+    listed = _json(models).get("data")
+    listed = listed if isinstance(listed, list) else []
+    names = [one.get("id") for one in listed if isinstance(one, dict)]
+    return {
+        "name": upstream.name,
+        "answers": any(answer is not None for answer in (version, models, metrics)),
+        "version": told if isinstance(told, str) else None,
+        "models": [name for name in names if isinstance(name, str)][:MOST_MODELS] or None,
+        "engine": engine_facts(metrics) if metrics else None,
+    }
+
+
+async def _get(backends: Backends, upstream: Upstream, path: str) -> bytes | None:
+    prober = backends.prober
+    try:
+        status, body = await prober.get(upstream, path, key_header(prober.config))
+    except (TimeoutError, UpstreamFault, ValueError):
+        return None
+    return body if status == 200 else None
+
+
+def _json(body: bytes | None) -> dict[str, Any]:
+    try:
+        fields = orjson.loads(body or b"{}")
+    except orjson.JSONDecodeError:
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def engine_facts(metrics: bytes) -> dict[str, Any] | None:
+    """Return what vLLM's metrics tell; None if they are not vLLM's."""
+    facts: dict[str, Any] = {}
+    for name, labels, value in _SAMPLE.findall(metrics):
+        if name in SUMMED:
+            facts[SUMMED[name]] = facts.get(SUMMED[name], 0.0) + float(value)
+        elif name == b"cache_config_info":
+            found = dict(re.findall(rb'(\w+)="([^"]*)"', labels))
+            caching = found.get(b"enable_prefix_caching")
+            facts["prefix_caching"] = None if caching is None else caching == b"True"
+    return facts or None

@@ -1,0 +1,378 @@
+"""Check a running proxy and its backends: one function for each check.
+
+Each yields findings: what is wrong with its figures, and what to do. `CHECKS` is the table of all
+of them. Counters are those since the start of the proxy.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from forebay.proxy.diagnose.scene import Scene
+
+Severity = Literal["error", "warning"]
+
+SLOWER = 1.5
+"""Times the prefill of the fastest backend, with the learned error of both on top: a fifth after
+two prompts. Equal GPUs differ by less than a tenth."""
+FEW = 20
+"""Requests or answers below which a share says nothing."""
+LEARNED = 2  # prefills from which the learned speed of a backend is compared
+SOME = 0.01  # of all requests: more errors, rejections or preemptions than this are a finding
+MANY = 0.05  # of the admitted requests that were late, or of the waiting time for one reason
+OFF = 1.5  # times the predicted time to first token
+KEPT = 0.5  # of its KV cache: a backend that keeps less has other clients, or a smaller cache
+LAG_S = "0.02"  # bound of the histogram above which the event loop is late
+FULL = 0.8  # of the file descriptors
+OLDEST_VLLM = (0, 11)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong.
+
+    Attributes:
+        text: what, with the figures.
+        remedy: what to do.
+    """
+
+    check: str
+    severity: Severity
+    text: str
+    remedy: str
+
+
+Found = Iterator[tuple[Severity, str, str]]
+
+
+def states(scene: Scene) -> Found:
+    """Every backend takes work."""
+    worst: dict[str, dict[str, object]] = {}
+    for backend in (b for status in scene.statuses() for b in status["backends"]):
+        if backend.get("state", "up") != "up" and not backend["draining"]:
+            worst[backend["name"]] = backend
+    none_up = not any(b["up"] for b in scene.backends().values())
+    for name, backend in worst.items():
+        state = str(backend["state"])
+        text = f"{name} is {state.replace('_', '-')} since {backend['state_s']:.0f} s: "
+        remedy = "read its log; it comes back after a trial"
+        if state == "down":
+            remedy = "start it, and check that the proxy reaches its URL"
+        yield "error" if state == "down" else "warning", f"{text}{backend['why']}", remedy
+    if none_up:
+        yield "error", "no backend takes work: every request gets 503", "start a backend"
+
+
+def speeds(scene: Scene) -> Found:
+    """No backend is much slower than another one."""
+    costs = {
+        name: (b["prefill_cost"]["seconds_10k_tokens"], b["prefill_cost"])
+        for name, b in scene.backends().items()
+        if b["prefill_cost"]["observations"] >= LEARNED
+    }
+    if len(costs) < 2:
+        return
+    fastest = min(costs, key=lambda name: costs[name][0])
+    least_s, of_fastest = costs[fastest]
+    for name, (takes_s, cost) in costs.items():
+        error = cost["relative_error"] + of_fastest["relative_error"]
+        if takes_s > SLOWER * (1.0 + error) * least_s:
+            yield (
+                "warning",
+                f"{name} needs {takes_s / least_s:.1f} times as long as {fastest} for the same "
+                f"work (10,000 prompt tokens: {takes_s:.2f} and {least_s:.2f} s, learned "
+                f"from {cost['observations']} and {of_fastest['observations']} prefills)",
+                "check its clocks, temperature and other users; a slower kind of GPU is no fault",
+            )
+
+
+def predictions(scene: Scene) -> Found:
+    """First tokens come when they were predicted."""
+    name = "forebay_backend_time_to_first_token_seconds"
+    for backend in scene.backends():
+        count = scene.total(f"{name}_count", backend=backend)
+        real_s = scene.total(f"{name}_sum", backend=backend)
+        predicted_s = scene.total(
+            "forebay_backend_predicted_time_to_first_token_seconds_total", backend=backend
+        )
+        if count >= FEW and real_s > OFF * predicted_s:
+            yield (
+                "warning",
+                f"first tokens of {backend} took {real_s / max(predicted_s, 1e-9):.1f} times as "
+                f"long as predicted ({count:.0f} requests)",
+                "look for other clients of this server, and for flags that the configuration "
+                "does not state (long_prefill_token_threshold, max_concurrency)",
+            )
+
+
+def prefix_caching(scene: Scene) -> Found:
+    """Every backend keeps prefixes in its cache."""
+    for fact in scene.facts:
+        if fact["engine"] and fact["engine"].get("prefix_caching") is False:
+            yield (
+                "error",
+                f"{fact['name']} runs without prefix caching: it computes every prompt anew",
+                "start vLLM with --enable-prefix-caching, its default",
+            )
+    for name, backend in scene.backends().items():
+        index = backend["prefix_index"]
+        if index["answers"] >= FEW and index["kept_share"] < KEPT:
+            yield (
+                "warning",
+                f"{name} keeps only {index['kept_share']:.0%} of the prefixes that its KV cache "
+                f"should hold ({index['answers']} answers)",
+                "look for other clients, or a KV cache that is smaller than affinity.kv_tokens",
+            )
+
+
+def token_details(scene: Scene) -> Found:
+    """Every backend says how many prompt tokens were cached."""
+    for name, backend in scene.backends().items():
+        served = scene.total("forebay_backend_requests_total", backend=name, outcome="ok")
+        if served >= FEW and backend["prefix_index"]["mode"] == "believed":
+            yield (
+                "warning",
+                f"none of {served:.0f} answers of {name} says how many prompt tokens were cached, "
+                "so what the cache holds is only believed",
+                "start vLLM with --enable-prompt-tokens-details; streams say it to clients that "
+                "send stream_options: {include_usage: true}",
+            )
+
+
+def reserved(scene: Scene) -> Found:
+    """Documents do not wait for a backend that is reserved for chats."""
+    if all(b["long_prefill_token_threshold"] for b in scene.backends().values()):
+        return
+    waits = scene.by("forebay_wait_seconds_total", "reason")
+    kept_s, all_s = waits.get("reserved_for_chats", 0.0), sum(waits.values())
+    now = scene.total("forebay_waiting_requests", reason="reserved_for_chats")
+    if (kept_s < 1.0 or kept_s < MANY * all_s) and not now:
+        return
+    yield (
+        "warning",
+        f"documents waited {kept_s:.1f} s for the backend that is reserved for chats, "
+        f"{kept_s / max(all_s, 1e-9):.0%} of all time in the queue; {now:.0f} wait for it now",
+        "start vLLM with --long-prefill-token-threshold 2048, and set "
+        "long_prefill_token_threshold: 2048 at every backend (`forebay fleet up` does both)",
+    )
+
+
+def models(scene: Scene) -> Found:
+    """All backends serve the same models."""
+    served = {fact["name"]: fact["models"] for fact in scene.facts if fact["models"]}
+    names = {tuple(sorted(one)) for one in served.values()}
+    if len(names) > 1:
+        listed = "; ".join(f"{name}: {', '.join(one)}" for name, one in served.items())
+        yield (
+            "warning",
+            f"the backends serve different models ({listed})",
+            "requests go to any backend: serve the same model everywhere, or run one proxy for "
+            "each model",
+        )
+
+
+def versions(scene: Scene) -> Found:
+    """All backends run one vLLM, and not an old one."""
+    known = {fact["name"]: fact["version"] for fact in scene.facts if fact["version"]}
+    for name, text in known.items():
+        parts = text.split(".")[:2]
+        if all(part.isdigit() for part in parts) and tuple(map(int, parts)) < OLDEST_VLLM:
+            yield (
+                "warning",
+                f"{name} runs vLLM {text}; {'.'.join(map(str, OLDEST_VLLM))} is the oldest that "
+                "was tried",
+                "upgrade vLLM",
+            )
+    if len(set(known.values())) > 1:
+        listed = ", ".join(f"{name} {text}" for name, text in known.items())
+        yield "warning", f"the backends run different versions ({listed})", "run one version"
+
+
+def unanswered(scene: Scene) -> Found:
+    """Every backend answers /version, /v1/models and /metrics."""
+    for fact in scene.facts:
+        if not fact["answers"]:
+            text = f"{fact['name']} answers none of /version, /v1/models and /metrics"
+            yield "error", text, "start it, and check that the proxy reaches its URL"
+        elif fact["models"] is None:
+            text = f"{fact['name']} does not list its models"
+            yield "warning", text, "give its API key in FOREBAY_UPSTREAM_API_KEY, if it has one"
+
+
+def other_clients(scene: Scene) -> Found:
+    """Backends work for this proxy only."""
+    for fact in scene.facts:
+        if not (engine := fact["engine"]) or "running" not in engine:
+            continue
+        there = engine["running"] + engine.get("waiting", 0.0)
+        ours = scene.sent_now(fact["name"])
+        if there > 2 * ours + FEW / 4:
+            yield (
+                "warning",
+                f"{fact['name']} has {there:.0f} requests, and the proxy sent it {ours}",
+                "send all requests through the proxy; several proxies need `share`",
+            )
+
+
+def preemptions(scene: Scene) -> Found:
+    """The KV caches hold what the proxy sends."""
+    for fact in scene.facts:
+        count = (fact["engine"] or {}).get("preemptions", 0.0)
+        served = scene.requests(fact["name"])
+        if count > max(1.0, SOME * served):
+            yield (
+                "warning",
+                f"{fact['name']} preempted requests {count:.0f} times since its start; the proxy "
+                f"sent it {served:.0f}: its KV cache is too small for them",
+                "lower max_concurrency, or give vLLM more memory (--gpu-memory-utilization)",
+            )
+
+
+def backend_errors(scene: Scene) -> Found:
+    """Requests to backends succeed."""
+    for name in scene.backends():
+        kinds = scene.by("forebay_upstream_errors_total", "kind", backend=name)
+        total, served = sum(kinds.values()), scene.requests(name)
+        if total > max(1.0, SOME * served):
+            listed = ", ".join(f"{count:.0f} {kind}" for kind, count in kinds.items())
+            text = f"{total:.0f} of {served + total:.0f} requests to {name} failed: {listed}"
+            yield "error", text, "read its log around the time of the errors"
+
+
+REJECTION_REMEDIES = {
+    "queue_full": "add a GPU (`forebay size` says how many), or raise max_queue",
+    "deadline_unattainable": "add a GPU (`forebay size` says how many), or raise max_wait",
+    "no_backend_available": "start a backend",
+    "tenant_quota": "raise the tenant's tokens_per_s, or let it wait",
+    "prompt_too_long": "raise up_to of the last bucket, if the backends take longer prompts",
+}
+
+
+def rejections(scene: Scene) -> Found:
+    """Few requests are rejected, and none needlessly."""
+    reasons = scene.by("forebay_rejects_total", "reason")
+    rejected = sum(reasons.values())
+    answered = scene.total("forebay_responses_total")
+    if rejected > max(1.0, SOME * answered):
+        listed = ", ".join(f"{count:.0f} {reason}" for reason, count in reasons.items())
+        yield (
+            "warning",
+            f"{rejected:.0f} of {max(answered, rejected):.0f} requests were rejected: {listed}",
+            REJECTION_REMEDIES.get(next(iter(reasons)), "read `forebay explain --rejected`"),
+        )
+    verdicts = scene.by("forebay_refusals_in_hindsight_total", "verdict")
+    judged = sum(count for verdict, count in verdicts.items() if verdict != "unjudged")
+    needless = verdicts.get("false", 0.0)
+    if needless > max(1.0, MANY * judged):
+        yield (
+            "warning",
+            f"{needless:.0f} of {judged:.0f} rejections that were checked afterwards were "
+            "unnecessary",
+            "this passes with new traffic after a slow backend has recovered; else read "
+            "`forebay explain --rejected`",
+        )
+
+
+def late(scene: Scene) -> Found:
+    """Admitted requests meet their target."""
+    outcomes = scene.by("forebay_admitted_total", "outcome")
+    missed = outcomes.get("missed", 0.0)
+    seen = missed + outcomes.get("met", 0.0)
+    if seen >= FEW and missed > MANY * seen:
+        yield (
+            "warning",
+            f"{missed:.0f} of {seen:.0f} admitted requests got their first token too late",
+            "read `forebay explain --slowest 10`: it says what took the time",
+        )
+
+
+def event_loop(scene: Scene) -> Found:
+    """The proxy itself has enough processor time, memory and descriptors."""
+    name = "forebay_event_loop_lag_seconds"
+    count = scene.total(f"{name}_count")
+    over = count - scene.total(f"{name}_bucket", le=LAG_S)
+    if over > SOME * count:
+        yield (
+            "warning",
+            f"the proxy's event loop was late by more than {float(LAG_S) * 1e3:.0f} ms in "
+            f"{over / count:.0%} of {count:.0f} measurements",
+            "give the proxy more processor time, or start it with --workers",
+        )
+    for status in scene.statuses():
+        if shed := status["shedding_classes"]:
+            short = ", ".join(status["short_of"]).replace("_", " ") or "something"
+            text = f"the proxy sheds {shed} of 3 service classes: it is short of {short}"
+            yield "error", text, "start it with --workers, or on a larger machine"
+    used, most = scene.total("process_open_fds"), scene.total("process_max_fds")
+    if most and used > FULL * most:
+        text = f"{used:.0f} of {most:.0f} file descriptors are in use"
+        yield "warning", text, "raise LimitNOFILE in the unit, or `ulimit -n`"
+
+
+def processes(scene: Scene) -> Found:
+    """Every worker and every other proxy answers."""
+    for worker in scene.status.get("workers", ()):
+        if worker["status"] is None:
+            text = f"worker {worker['worker']} (pid {worker['pid']}) does not answer"
+            yield "error", text, "read the log; it is restarted when it has died"
+        if worker["restarts"]:
+            text = f"worker {worker['worker']} has died {worker['restarts']} times"
+            yield "warning", text, "read the log before each restart"
+    for status in scene.statuses():
+        for link in status["share"]["links"]:
+            if not link["connected"]:
+                trouble = f": {link['trouble']}" if link["trouble"] else ""
+                text = f"no connection to other proxies through {link['name']}{trouble}"
+                yield "warning", text, "check `share`; meanwhile each proxy decides alone"
+
+
+def capture(scene: Scene) -> Found:
+    """Recorded traffic is written."""
+    for status in scene.statuses():
+        file = status["capture"]
+        if file and file["stopped"]:
+            yield "error", f"capture to {file['path']} stopped: {file['stopped']}", "make room"
+        elif file and file["dropped"]:
+            rows = file["written"] + file["dropped"]
+            text = f"capture dropped {file['dropped']} of {rows} rows: {file['path']} is too slow"
+            yield "warning", text, "write to a faster disk, or record fewer requests"
+
+
+def reloads(scene: Scene) -> Found:
+    """The configuration file is in force."""
+    last = scene.statuses()[0]["config"] if scene.statuses() else None
+    if last and last["needs_restart"]:
+        keys = ", ".join(last["needs_restart"])
+        yield "warning", f"changes of {keys} are not in force", "restart the proxy"
+    if last and last["last_reload"].startswith("reload failed"):
+        remedy = "correct the file; `forebay proxy --config FILE --check-config` finds mistakes"
+        yield "error", last["last_reload"], remedy
+
+
+CHECKS: Mapping[str, Callable[[Scene], Found]] = {
+    "backends take work": states,
+    "backends answer": unanswered,
+    "speed of backends": speeds,
+    "predictions": predictions,
+    "prefix caching": prefix_caching,
+    "cached tokens in answers": token_details,
+    "reserved backend": reserved,
+    "models": models,
+    "vLLM versions": versions,
+    "other clients": other_clients,
+    "KV cache": preemptions,
+    "errors of backends": backend_errors,
+    "rejections": rejections,
+    "late first tokens": late,
+    "event loop and memory": event_loop,
+    "workers and other proxies": processes,
+    "capture": capture,
+    "reloads": reloads,
+}
+"""The checks by the name under which they are reported."""
+
+
+def examine(scene: Scene) -> list[Finding]:
+    """Return what every check finds, errors first."""
+    found = [Finding(name, *one) for name, check in CHECKS.items() for one in check(scene)]
+    return sorted(found, key=lambda finding: finding.severity != "error")

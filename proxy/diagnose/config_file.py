@@ -1,0 +1,72 @@
+"""Check a configuration file, what it names, and whether the running proxy follows it."""
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from forebay.proxy.config.schema import Config
+from forebay.proxy.config.sources import load_config
+from forebay.proxy.diagnose.checks import Finding, Found
+from forebay.proxy.diagnose.scene import Scene
+from forebay.proxy.security.guards import Security
+from forebay.proxy.security.keys import SHORT_KEY
+from forebay.traces.errors import InputError
+
+CHECK = "configuration file"
+LEAST_FREE = 0.05  # of a disk that is written to
+OTHERS = 0o077  # permissions of other users than the owner
+
+
+def examine_file(path: Path, environ: Mapping[str, str], scene: Scene) -> list[Finding]:
+    """Return what is wrong with the file, with what it names, or beside the running proxy."""
+    try:
+        config = load_config(path, {}, environ, to_serve=False)
+        security = Security(config, environ)
+    except InputError as error:
+        return [Finding(CHECK, "error", str(error), "correct it; the running proxy keeps its own")]
+    ring = security.auth.ring
+    found = [*_key_file(config, ring.short_keys if ring else 0), *_disks(config)]
+    return [Finding(CHECK, *one) for one in (*found, *_running(config, scene))]
+
+
+def _key_file(config: Config, short_keys: int) -> Found:
+    source = config.tenants.keys
+    if short_keys:
+        text = f"{short_keys} API keys are shorter than {SHORT_KEY} characters: can be guessed"
+        yield "warning", text, "replace them by longer ones, e.g. `openssl rand -hex 32`"
+    if source and not source.startswith("env:") and os.name == "posix":
+        mode = Path(source).stat().st_mode & 0o777
+        if mode & OTHERS & 0o044:
+            text = f"tenants.keys: {source} can be read by other users (mode {mode:o})"
+            yield "warning", text, f"chmod 600 {source}"
+
+
+def _disks(config: Config) -> Found:
+    written = {"capture.path": config.capture.path, "metrics.hlog": config.metrics.hlog}
+    for key, path in written.items():
+        if path is None:
+            continue
+        folder = path.absolute().parent
+        if not folder.is_dir():
+            yield "error", f"{key}: there is no folder {folder}", "make it"
+            continue
+        usage = shutil.disk_usage(folder)
+        if usage.free < LEAST_FREE * usage.total:
+            text = f"{key}: {usage.free / usage.total:.0%} of the disk of {folder} is free"
+            yield "warning", text, "make room"
+
+
+def _running(config: Config, scene: Scene) -> Found:
+    running = scene.backends()
+    listed = {backend.name: backend for backend in config.backends}
+    for name in listed.keys() - running.keys():
+        yield "warning", f"the file has backend {name}; the running proxy has not", "reload it"
+    for name in running.keys() - listed.keys() if listed else ():
+        yield "warning", f"the running proxy has backend {name}; the file has not", "reload it"
+    for name in listed.keys() & running.keys():
+        here, there = listed[name], running[name]
+        for key in ("max_concurrency", "long_prefill_token_threshold"):
+            if getattr(here, key) != there[key]:
+                text = f"{key} of {name} is {getattr(here, key)} in the file, {there[key]} in force"
+                yield "warning", text, "reload the proxy"

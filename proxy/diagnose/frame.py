@@ -1,0 +1,177 @@
+"""Compute one frame of `forebay top` from two readings of the admin port."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import inf
+
+from forebay.proxy.diagnose.scene import Scene
+
+TTFT = "forebay_time_to_first_token_seconds"
+REASONS = "forebay_waiting_requests"
+
+
+@dataclass(frozen=True, slots=True)
+class TimedScene:
+    """The answers of one moment; `at_s` is on any clock."""
+
+    at_s: float
+    scene: Scene
+
+
+@dataclass(frozen=True, slots=True)
+class BackendLine:
+    """One backend; `running` and `waiting` are numbers of requests."""
+
+    name: str
+    state: str
+    running: int
+    slots: int
+    prefills: int
+    backlog_s: float
+    waiting: int
+    kv_share: float | None
+    prefill_10k_s: float
+    requests_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class BucketLine:
+    """One length bucket; times and rates are of the time between the readings."""
+
+    name: str
+    waiting: int
+    requests_per_s: float
+    rejected_per_s: float
+    ttft_p50_s: float | None
+    ttft_p99_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One moment as it is shown.
+
+    Attributes:
+        over_s: the time that rates cover; without an earlier reading all since the start.
+        waits: waiting requests as (number, bucket, backend, reason).
+    """
+
+    ready: bool
+    draining: bool
+    version: str
+    uptime_s: float
+    active: int
+    over_s: float
+    shedding: int
+    workers: int
+    backends: list[BackendLine]
+    buckets: list[BucketLine]
+    waits: list[tuple[int, str, str, str]]
+
+
+def frame_of(now: TimedScene, before: TimedScene | None = None) -> Frame:
+    """Return the frame of a reading; rates are those since `before`, or since the start."""
+    statuses = now.scene.statuses()
+    uptime_s = max((status["uptime_s"] for status in statuses), default=0.0)
+    over_s = now.at_s - before.at_s if before else uptime_s
+    change = Change(now.scene, before.scene if before else None, max(over_s, 1e-9))
+    return Frame(
+        ready=bool(now.scene.status["ready"]),
+        draining=bool(now.scene.status["draining"]),
+        version=statuses[0]["versions"]["forebay"] if statuses else "",
+        uptime_s=uptime_s,
+        active=sum(status["active_requests"] for status in statuses),
+        over_s=over_s,
+        shedding=max((status["shedding_classes"] for status in statuses), default=0),
+        workers=len(now.scene.status.get("workers", ())),
+        backends=[_backend(name, now.scene, change) for name in now.scene.backends()],
+        buckets=_buckets(now.scene, change),
+        waits=_waits(now.scene),
+    )
+
+
+class Change:
+    """Count what counters gained between two readings."""
+
+    def __init__(self, now: Scene, before: Scene | None, over_s: float) -> None:
+        self._now = now
+        self._before = before
+        self._over_s = over_s
+
+    def per_s(self, name: str, **labels: str) -> float:
+        return self.gain(name, **labels) / self._over_s
+
+    def gain(self, name: str, **labels: str) -> float:
+        """Return the gain; all of it where the proxy was restarted in between."""
+        total = self._now.total(name, **labels)
+        before = self._before.total(name, **labels) if self._before else 0.0
+        return total - before if total >= before else total
+
+    def quantile(self, name: str, share: float, **labels: str) -> float | None:
+        """Return a quantile of a histogram; None if nothing was observed."""
+        bounds = {s.labels["le"] for s in self._now.matching(f"{name}_bucket", labels)}
+        return quantile_of(
+            ((float(le), self.gain(f"{name}_bucket", le=le, **labels)) for le in bounds), share
+        )
+
+
+def quantile_of(buckets: Iterable[tuple[float, float]], share: float) -> float | None:
+    """Return a quantile as Prometheus computes it: evenly spread within a bucket.
+
+    Args:
+        buckets: upper bounds, and observations at or below each.
+    """
+    ordered = sorted(buckets)
+    if not ordered or ordered[-1][1] <= 0:
+        return None
+    rank, low, below = share * ordered[-1][1], 0.0, 0.0
+    for bound, count in ordered:
+        if count >= rank and count > below:
+            return low if bound == inf else low + (bound - low) * (rank - below) / (count - below)
+        low, below = bound, count
+    return low
+
+
+def _backend(name: str, scene: Scene, change: Change) -> BackendLine:
+    mine = [b for status in scene.statuses() for b in status["backends"] if b["name"] == name]
+    known = scene.backends()[name]
+    state = next((b.get("state", "draining") for b in mine if not b["up"]), "up")
+    kv_tokens = known["kv_tokens"]
+    return BackendLine(
+        name=name,
+        state="draining" if known["draining"] else state,
+        running=scene.sent_now(name),
+        slots=known["max_concurrency"],
+        prefills=sum(b["prefills"] for b in mine),
+        backlog_s=max(b["backlog_s"] for b in mine),
+        waiting=sum(sum(b["queued"].values()) for b in mine),
+        kv_share=sum(b["kv_reserved_tokens"] for b in mine) / kv_tokens if kv_tokens else None,
+        prefill_10k_s=known["prefill_cost"]["seconds_10k_tokens"],
+        requests_per_s=change.per_s("forebay_backend_requests_total", backend=name),
+    )
+
+
+def _buckets(scene: Scene, change: Change) -> list[BucketLine]:
+    waiting: dict[str, int] = {}
+    for status in scene.statuses():
+        for name, count in status["queued"].items():
+            waiting[name] = waiting.get(name, 0) + count
+    return [
+        BucketLine(
+            name=name,
+            waiting=count,
+            requests_per_s=change.per_s("forebay_responses_total", bucket=name),
+            rejected_per_s=change.per_s("forebay_rejects_total", bucket=name),
+            ttft_p50_s=change.quantile(TTFT, 0.5, bucket=name),
+            ttft_p99_s=change.quantile(TTFT, 0.99, bucket=name),
+        )
+        for name, count in waiting.items()
+    ]
+
+
+def _waits(scene: Scene) -> list[tuple[int, str, str, str]]:
+    counts: dict[tuple[str, str, str], float] = {}
+    for sample in scene.matching(REASONS, {}):
+        key = sample.labels["bucket"], sample.labels["backend"], sample.labels["reason"]
+        counts[key] = counts.get(key, 0.0) + sample.value
+    found = [(round(count), *key) for key, count in counts.items() if count]
+    return sorted(found, key=lambda one: (-one[0], one[1:]))

@@ -1,0 +1,117 @@
+"""List the requests that ended lately: the slowest, or those that were rejected.
+
+One row for each, made from its receipt: when, where, how long, how long it was predicted to take,
+and what took most of the time.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import Any, Literal, cast, get_args
+
+from forebay.proxy.core.explain.receipt import Receipt, Receipts
+from forebay.proxy.telemetry.receipt_text import main_reason
+
+Order = Literal["slowest", "rejected"]
+MOST_ROWS = 100
+DEFAULT_ROWS = 10
+BAD_QUERY = "bad_query"  # code of the error on the admin port
+
+
+class BadQuery(ValueError):
+    """A parameter of the query is wrong; the text says what would be right."""
+
+
+def listed(receipts: Receipts, query: Mapping[str, Sequence[str]], now: float) -> dict[str, Any]:
+    """Return the JSON of `/requests`; raises BadQuery.
+
+    Args:
+        query: `by`, `count`, `bucket` and `since_s`, as parsed from the target.
+    """
+    by = _one(query, "by", "slowest")
+    if by not in get_args(Order):
+        raise BadQuery("by: give slowest or rejected")
+    count = int(_number(query, "count", DEFAULT_ROWS, 1, MOST_ROWS))
+    since_s = _number(query, "since_s", inf, 0.0, inf)
+    bucket = _one(query, "bucket", "")
+    recent = [
+        receipt
+        for receipt in receipts.ended.values()
+        if now - receipt.ended_at <= since_s and bucket in ("", receipt.bucket)
+    ]
+    rows = [_row(receipt, now) for receipt in recent]
+    return {
+        "by": by,
+        "remembered": len(receipts.ended),
+        "kept": receipts.keep,
+        "considered": len(recent),
+        "unseen": sum(_unseen(receipt) for receipt in recent),
+        "requests": ordered(rows, cast(Order, by), count),
+    }
+
+
+def ordered(rows: Sequence[dict[str, Any]], by: Order, count: int) -> list[dict[str, Any]]:
+    """Return the first `count` rows: the slowest first, or the latest rejections first."""
+    if by == "rejected":
+        chosen = [row for row in rows if row["state"] == "refused"]
+        return sorted(chosen, key=lambda row: row["age_s"])[:count]
+    chosen = [row for row in rows if row["latency_s"] is not None]
+    return sorted(chosen, key=lambda row: -row["latency_s"])[:count]
+
+
+def _unseen(receipt: Receipt) -> bool:
+    """Return whether it was answered without a first token that the proxy could see."""
+    answered = receipt.state == "ended" and receipt.status < 400
+    return answered and receipt.first_token_at < 0.0
+
+
+def _row(receipt: Receipt, now: float) -> dict[str, Any]:
+    chosen = receipt.chosen
+    return {
+        "request": receipt.id,
+        "age_s": round(now - receipt.ended_at, 3),
+        "state": receipt.state,
+        "bucket": receipt.bucket or None,
+        "service_class": receipt.service_class,
+        "tenant": receipt.tenant or None,
+        "prompt_tokens": receipt.prompt_tokens,
+        "backend": receipt.backend or None,
+        "status": receipt.status or None,
+        "latency_s": _latency_s(receipt),
+        "ttft_s": _since(receipt, receipt.first_token_at),
+        "queue_s": _since(receipt, receipt.sent_at),
+        "predicted_ttft_s": round(chosen.ttft_s, 6) if chosen else None,
+        "reason": main_reason(receipt),
+        "rule": receipt.rule,
+        "hindsight": receipt.hindsight or None,
+    }
+
+
+def _latency_s(receipt: Receipt) -> float | None:
+    """Return its time to first token, or to its end where none came; None: not comparable."""
+    if receipt.state == "refused" or _unseen(receipt):
+        return None
+    first_at = receipt.first_token_at
+    return _since(receipt, first_at if first_at >= 0.0 else receipt.ended_at)
+
+
+def _since(receipt: Receipt, at: float) -> float | None:
+    return None if at < 0.0 else round(at - receipt.arrived_at, 6)
+
+
+def _one(query: Mapping[str, Sequence[str]], name: str, default: str) -> str:
+    return query[name][0] if name in query else default
+
+
+def _number(
+    query: Mapping[str, Sequence[str]], name: str, default: float, least: float, most: float
+) -> float:
+    if name not in query:
+        return default
+    try:
+        value = float(query[name][0])
+    except ValueError:
+        value = -inf
+    if not least <= value <= most:
+        most_text = f" to {most:g}" if most < inf else " or more"
+        raise BadQuery(f"{name}: give {least:g}{most_text}")
+    return value

@@ -1,0 +1,101 @@
+"""Hold the answers of a running proxy, as `forebay doctor` reads them."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSample:
+    """One line of /metrics."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """The answers of the admin port.
+
+    Attributes:
+        status: `/status`; with workers it has theirs.
+        facts: `/backends`: what each backend says about itself.
+        samples: `/metrics`.
+        before: `/status` of a moment before `facts`; None: the same.
+    """
+
+    status: dict[str, Any]
+    facts: list[dict[str, Any]]
+    samples: list[MetricSample] = field(default_factory=list)
+    before: dict[str, Any] | None = None
+
+    def statuses(self) -> list[dict[str, Any]]:
+        """Return the status of each process that answers."""
+        return statuses_of(self.status)
+
+    def backends(self) -> dict[str, dict[str, Any]]:
+        """Return each backend as the process knows it that has learned most about it."""
+        found: dict[str, dict[str, Any]] = {}
+        for backend in (b for status in self.statuses() for b in status["backends"]):
+            known = found.get(backend["name"])
+            if known is None or _learned(backend) > _learned(known):
+                found[backend["name"]] = backend
+        return found
+
+    def total(self, name: str, **labels: str) -> float:
+        """Return the sum of the samples of a metric that have these labels."""
+        return sum(sample.value for sample in self.matching(name, labels))
+
+    def by(self, name: str, label: str, **labels: str) -> dict[str, float]:
+        """Return the same sum for each value of `label`; those above 0, the largest first."""
+        sums: dict[str, float] = {}
+        for sample in self.matching(name, labels):
+            key = sample.labels.get(label, "")
+            sums[key] = sums.get(key, 0.0) + sample.value
+        return dict(sorted(((k, v) for k, v in sums.items() if v > 0), key=lambda pair: -pair[1]))
+
+    def matching(self, name: str, labels: Mapping[str, str]) -> Iterable[MetricSample]:
+        return (
+            sample
+            for sample in self.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
+    def requests(self, backend: str) -> float:
+        """Return how many requests that backend was the last to be sent."""
+        return self.total("forebay_backend_requests_total", backend=backend)
+
+    def sent_now(self, backend: str) -> int:
+        """Return how many requests the proxies have running there, the larger of two moments."""
+        return max(_running(self.status, backend), _running(self.before or self.status, backend))
+
+
+def statuses_of(status: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a status, or those of its workers that answer."""
+    if "workers" not in status:
+        return [status]
+    return [worker["status"] for worker in status["workers"] if worker["status"]]
+
+
+def _running(status: dict[str, Any], name: str) -> int:
+    """Sum over workers; what runs for other proxies is counted once."""
+    mine = [b for one in statuses_of(status) for b in one["backends"] if b["name"] == name]
+    if len(mine) > 1:
+        return sum(backend["in_flight"] for backend in mine)
+    return sum(backend["in_flight"] + backend["in_flight_elsewhere"] for backend in mine)
+
+
+def _learned(backend: dict[str, Any]) -> int:
+    return int(backend["prefill_cost"]["observations"])
+
+
+def samples_of(text: str) -> list[MetricSample]:
+    """Parse an exposition of Prometheus metrics."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    return [
+        MetricSample(sample.name, sample.labels, sample.value)
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    ]

@@ -1,0 +1,203 @@
+"""`forebay top`: the state of a running proxy in a terminal, renewed each second."""
+
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from forebay.proxy.command import new_app
+from forebay.proxy.diagnose.admin_client import DEFAULT_ADMIN, AdminUrl, Unreachable, ask, ask_json
+from forebay.traces.talk import talk
+
+if TYPE_CHECKING:
+    from rich.console import Console, Group, RenderableType
+    from rich.table import Table
+
+    from forebay.proxy.diagnose.frame import Frame, TimedScene
+
+EXAMPLE = """Show a running proxy in the terminal, renewed each second; q ends it.
+
+Rates and times to first token are those of the last 30 seconds; in the first frame those
+since the proxy's start. Without a terminal, one frame is printed, as with --once.
+
+Example:
+
+  forebay top --admin http://127.0.0.1:9090
+"""
+RENEW_S = 1.0
+WINDOW = 30  # readings that rates cover
+MOST_WAITS = 6
+
+app = new_app(help=EXAMPLE)
+
+
+@app.command(help=EXAMPLE)
+def top(
+    admin: AdminUrl = DEFAULT_ADMIN,
+    once: Annotated[bool, typer.Option("--once", help="print one frame")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print one frame as JSON")] = False,
+) -> None:
+    from forebay.proxy.diagnose.frame import frame_of
+
+    first = read(admin)
+    if as_json:
+        sys.stdout.write(json.dumps(asdict(frame_of(first)), indent=2) + "\n")
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if once or not console.is_terminal:
+        if not once:
+            talk("no terminal: one frame")
+        console.print(rendered(frame_of(first), admin))
+        return
+    watch(first, admin, console)
+
+
+def read(admin: str) -> "TimedScene":
+    """Read /status and /metrics; raises InputError."""
+    from forebay.proxy.diagnose.frame import TimedScene
+    from forebay.proxy.diagnose.scene import Scene, samples_of
+
+    status = ask_json(admin, "/status", "ready")
+    return TimedScene(
+        time.monotonic(), Scene(status, [], samples_of(ask(admin, "/metrics").decode()))
+    )
+
+
+def watch(first: "TimedScene", admin: str, console: "Console") -> None:
+    """Renew the frame each second until q or Ctrl-C."""
+    from rich.live import Live
+
+    from forebay.proxy.diagnose.frame import frame_of
+
+    readings = deque([first], maxlen=WINDOW + 1)
+    shown = rendered(frame_of(first), admin)
+    with keys() as wait_key, Live(shown, console=console, screen=True, auto_refresh=False) as live:
+        while wait_key(RENEW_S) != "q":
+            try:
+                readings.append(read(admin))
+            except Unreachable as error:
+                live.update(f"{error}\nTrying again each second; q ends this.", refresh=True)
+                readings.clear()
+                continue
+            before = readings[0] if len(readings) > 1 else None
+            live.update(rendered(frame_of(readings[-1], before), admin), refresh=True)
+
+
+@contextmanager
+def keys() -> Iterator[Callable[[float], str]]:
+    """Give a function that waits for a key for so many seconds, and returns it or ""."""
+    try:
+        import select
+        import termios
+        import tty
+
+        before = termios.tcgetattr(sys.stdin)
+    except (ImportError, OSError, ValueError, termios.error):  # Windows, or no terminal to read
+
+        def sleep(seconds: float) -> str:
+            time.sleep(seconds)
+            return ""
+
+        yield sleep
+        return
+
+    def wait_key(seconds: float) -> str:
+        ready, _, _ = select.select([sys.stdin], [], [], seconds)
+        return sys.stdin.read(1) if ready else ""
+
+    try:
+        tty.setcbreak(sys.stdin)
+        yield wait_key
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def rendered(frame: "Frame", admin: str) -> "Group":
+    """Return the frame for a terminal of 80 columns."""
+    from rich.console import Group
+    from rich.text import Text
+
+    state = "draining" if frame.draining else "ready" if frame.ready else "no backend is up"
+    head = f"forebay {frame.version} at {admin}: {state}, {frame.active} active"
+    head += f", up {_long(frame.uptime_s)}"
+    if frame.workers:
+        head += f", {frame.workers} workers"
+    if frame.shedding:
+        head += f"; rejects {frame.shedding} of 3 service classes"
+    good = frame.ready and not frame.draining and not frame.shedding
+    parts: list[RenderableType] = [Text(head, style="bold" if good else "bold red"), ""]
+    parts += [_backends(frame), "", _buckets(frame)]
+    if frame.waits:
+        lines = [
+            f"{count} {bucket} for {backend}: {reason.replace('_', ' ')}"
+            for count, bucket, backend, reason in frame.waits[:MOST_WAITS]
+        ]
+        parts += ["", Text("Waiting: " + "; ".join(lines))]
+    return Group(*parts)
+
+
+def _backends(frame: "Frame") -> "RenderableType":
+    table = _table(
+        "backend", "state", "running", "prefills", "backlog", "waiting", "KV", "10k tokens", "req/s"
+    )
+    for one in frame.backends:
+        table.add_row(
+            one.name,
+            one.state.replace("_", "-"),
+            f"{one.running}/{one.slots}",
+            str(one.prefills),
+            f"{one.backlog_s:.2f} s",
+            str(one.waiting),
+            "-" if one.kv_share is None else f"{one.kv_share:.0%}",
+            f"{one.prefill_10k_s:.2f} s",
+            f"{one.requests_per_s:.2f}",
+            style=None if one.state == "up" else "red",
+        )
+    return table
+
+
+def _buckets(frame: "Frame") -> "RenderableType":
+    table = _table("bucket", "waiting", "req/s", "rejected/s", "TTFT p50", "TTFT p99")
+    table.title = f"Over {_long(frame.over_s)}"
+    for one in frame.buckets:
+        table.add_row(
+            one.name,
+            str(one.waiting),
+            f"{one.requests_per_s:.2f}",
+            f"{one.rejected_per_s:.2f}",
+            _short(one.ttft_p50_s),
+            _short(one.ttft_p99_s),
+            style="yellow" if one.rejected_per_s else None,
+        )
+    return table
+
+
+def _table(*columns: str) -> "Table":
+    from rich.table import Table
+
+    table = Table(
+        box=None, padding=(0, 1, 0, 0), title_justify="left", title_style="dim", header_style="dim"
+    )
+    for index, name in enumerate(columns):
+        table.add_column(name, justify="right" if index else "left", no_wrap=index > 0)
+    return table
+
+
+def _short(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return f"{seconds * 1e3:.0f} ms" if seconds < 0.0995 else f"{seconds:.2f} s"
+
+
+def _long(seconds: float) -> str:
+    if seconds < 100.0:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60.0:.0f} min" if seconds < 6_000.0 else f"{seconds / 3_600.0:.0f} h"

@@ -1,0 +1,354 @@
+"""`forebay doctor` finds staged faults, each by its own check, and nothing where all is well."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from proxy_stage import RawBackend, Stage, stage
+
+from forebay.proxy.cli import main
+from forebay.proxy.diagnose import doctor_cli
+from forebay.proxy.diagnose.checks import CHECKS, Finding, examine
+from forebay.proxy.diagnose.config_file import examine_file
+from forebay.proxy.diagnose.scene import MetricSample, Scene, samples_of
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.server.options import ServerOptions
+from forebay.replay.engine.server.server import RunningEngine, start_engine
+from forebay.replay.sim.clock import run
+
+WORD = "word "  # about 1.25 tokens by the first estimate of a proxy
+
+
+async def scene_of(on: Stage) -> Scene:
+    async def get(target: str) -> str:
+        async with on.client.get(on.proxy.admin_url + target) as response:
+            assert response.status == 200
+            return str(await response.text())
+
+    before, facts = json.loads(await get("/status")), json.loads(await get("/backends"))
+    samples = samples_of(await get("/metrics"))
+    return Scene(json.loads(await get("/status")), facts, samples, before)
+
+
+async def ask(on: Stage, words: int, number: int, **headers: str) -> int:
+    body = {
+        "prompt": f"{number} " + WORD * words, "max_tokens": 4, "stream": True,
+        "stream_options": {"include_usage": True},
+    }  # fmt: skip
+    async with on.post(body, headers=headers) as response:
+        await response.read()
+        return int(response.status)
+
+
+async def chats(on: Stage, count: int = 60) -> None:
+    for number in range(0, count, 3):
+        await asyncio.gather(*(ask(on, 2_000, number + i) for i in range(3)))
+
+
+async def documents_beside_chats(on: Stage) -> None:
+    documents = [asyncio.create_task(ask(on, 60_000, i)) for i in range(6)]
+    for number in range(60):
+        await ask(on, 300, 100 + number)
+        await asyncio.sleep(0.1)
+    await asyncio.gather(*documents)
+
+
+async def hasty(on: Stage) -> None:
+    await chats(on)
+    long = [asyncio.create_task(ask(on, 60_000, i)) for i in range(2)]
+    await asyncio.sleep(0.1)
+    assert await ask(on, 60_000, 9, **{"x-request-timeout": "1"}) == 429
+    assert await ask(on, 60_000, 8, **{"x-request-timeout": "1"}) == 429
+    await asyncio.gather(*long)
+
+
+Work = Callable[[Stage], Awaitable[None]]
+
+
+def found_in(
+    second: dict[str, Any],
+    work: Work = chats,
+    options: ServerOptions | None = None,
+    beside: Callable[[RunningEngine], Awaitable[Any]] | None = None,
+    **keys: Any,
+) -> list[Finding]:
+    """What the doctor finds with two engines, the second of which has these options."""
+
+    async def main() -> list[Finding]:
+        async with AsyncExitStack() as stack:
+            first: dict[str, Any] = {"seed": 1, "served_model_name": "tiny"}
+            engines = [
+                await stack.enter_async_context(start_engine(EngineConfig(**first))),
+                await stack.enter_async_context(
+                    start_engine(
+                        EngineConfig(**{**first, **second}), options=options or ServerOptions()
+                    )
+                ),
+            ]
+            on = await stack.enter_async_context(stage([e.url for e in engines], **keys))
+            await work(on)
+            task = asyncio.ensure_future(beside(engines[1])) if beside else None
+            await asyncio.sleep(1.0)
+            scene = await scene_of(on)
+            if task is not None:
+                await task
+            return examine(scene)
+
+    return list(run(main()))
+
+
+def test_nothing_is_found_where_nothing_is_wrong() -> None:
+    assert found_in({}) == []
+    assert found_in({}, documents_beside_chats) == []
+
+
+async def much_work(engine: RunningEngine) -> None:
+    import aiohttp
+
+    async def one(client: aiohttp.ClientSession, number: int) -> None:
+        body = {"model": "tiny", "prompt": f"{number} x", "max_tokens": 2_000, "ignore_eos": True}
+        async with client.post(f"{engine.url}/v1/completions", json=body) as response:
+            await response.read()
+
+    async with aiohttp.ClientSession() as client:
+        await asyncio.gather(*(one(client, number) for number in range(12)))
+
+
+@pytest.mark.parametrize(
+    ("staged", "check", "text"),
+    [
+        ({"second": {"time_scale": 0.25}}, "speed of backends", "b1 needs 4."),
+        ({"second": {"enable_prefix_caching": False}}, "prefix caching", "b1 runs without prefix"),
+        ({"second": {"served_model_name": "other"}}, "models", "(b0: tiny; b1: other)"),
+        ({"second": {}, "options": ServerOptions(api_key=("k",))}, "backends answer",
+         "b1 does not list its models"),
+        ({"second": {}, "beside": much_work}, "other clients",
+         "b1 has 12 requests, and the proxy sent it 0"),
+        ({"second": {}, "work": documents_beside_chats, "each": {"prefill_piece": "off"}},
+         "reserved backend", "s for the backend that is reserved for chats"),
+        ({"second": {}, "work": hasty}, "rejections",
+         "2 of 64 requests were rejected: 2 deadline_unattainable"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and " " in value else None,
+)  # fmt: skip
+def test_a_staged_fault_is_found(staged: dict[str, Any], check: str, text: str) -> None:
+    found = found_in(**staged)
+    assert [one.check for one in found] == [check], found
+    assert text in found[0].text
+    assert found[0].remedy
+
+
+def test_a_key_for_the_backends_is_used() -> None:
+    options = ServerOptions(api_key=("k",))
+    assert found_in({}, options=options, upstream_api_key="k") == []
+
+
+def test_a_backend_that_dies_and_one_that_fails() -> None:
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            good = await stack.enter_async_context(RawBackend().running())
+            dying = RawBackend()
+            async with stage([good.url, "http://127.0.0.1:9"], wait_up=1) as on:
+                found = examine(await scene_of(on))
+            assert {one.check for one in found} == {"backends take work", "backends answer"}
+            assert found[0].severity == "error"
+            assert any("b1 is down since" in one.text for one in found)
+            assert any("answers none of /version, /v1/models" in one.text for one in found)
+            dying.healthy = None
+            async with dying.running(), stage([dying.url], wait_up=0) as on:
+                await asyncio.sleep(1.0)
+                found = examine(await scene_of(on))
+            assert any("no backend takes work" in one.text for one in found)
+
+    run(main())
+
+
+# Every check, on what a proxy would tell.
+
+
+def backend(name: str, **other: Any) -> dict[str, Any]:
+    cost = {"observations": 50, "seconds_10k_tokens": 0.3, "relative_error": 0.01}
+    index = {"mode": "corrected", "answers": 50, "kept_share": 1.0}
+    made: dict[str, Any] = {
+        "name": name, "up": True, "draining": False, "in_flight": 0, "in_flight_elsewhere": 0,
+        "max_concurrency": 512, "long_prefill_token_threshold": None, "state": "up", "state_s": 9.0,
+        "why": "its health check passed", "prefill_cost": cost, "prefix_index": index,
+    }  # fmt: skip
+    for key, value in other.items():
+        made[key] = {**made[key], **value} if isinstance(value, dict) else value
+    return made
+
+
+def status(*backends: dict[str, Any], **other: Any) -> dict[str, Any]:
+    config = {"last_reload": "none yet", "needs_restart": []}
+    made = {
+        "ready": True, "shedding_classes": 0, "short_of": [], "capture": None, "config": config,
+        "share": {"links": []}, "backends": list(backends or (backend("a"), backend("b"))),
+    }  # fmt: skip
+    return {**made, **other}
+
+
+def fact(name: str, **other: Any) -> dict[str, Any]:
+    engine = {"running": 0.0, "waiting": 0.0, "preemptions": 0.0, "prefix_caching": True}
+    made = {"name": name, "answers": True, "version": "0.20.2", "models": ["m"], "engine": engine}
+    return {**made, **other}
+
+
+def sample(name: str, value: float, **labels: str) -> MetricSample:
+    return MetricSample(f"forebay_{name}", labels, value)
+
+
+SERVED = [sample("backend_requests_total", 100.0, backend="a", outcome="ok"),
+          sample("backend_requests_total", 100.0, backend="b", outcome="ok"),
+          sample("responses_total", 200.0)]  # fmt: skip
+
+
+def worker(index: int, told: dict[str, Any] | None, restarts: int = 0) -> dict[str, Any]:
+    return {"worker": index, "pid": 1, "restarts": restarts, "status": told}
+
+
+Case = tuple[str, dict[str, Any], Sequence[dict[str, Any]], Sequence[MetricSample]]
+
+
+def of_case(case: Case) -> Scene:
+    return Scene(case[1], list(case[2]), list(case[3]))
+
+
+CASES: list[Case] = [
+    ("a is ejected since 9 s: late", status(backend("a", up=False, state="ejected", why="late")),
+     (), ()),
+    ("first tokens of a took 2.0 times as long as predicted (40 requests)", status(), (), [
+        sample("backend_time_to_first_token_seconds_count", 40.0, backend="a"),
+        sample("backend_time_to_first_token_seconds_sum", 20.0, backend="a"),
+        sample("backend_predicted_time_to_first_token_seconds_total", 10.0, backend="a")]),
+    ("b keeps only 30% of the prefixes",
+     status(backend("a"), backend("b", prefix_index={"kept_share": 0.3})), (), ()),
+    ("none of 100 answers of b says how many",
+     status(backend("a"), backend("b", prefix_index={"mode": "believed"})), (), SERVED),
+    ("different versions (a 0.20.2, b 0.26.0)", status(), [fact("a"), fact("b", version="0.26.0")],
+     ()),
+    ("a runs vLLM 0.9.1; 0.11 is the oldest", status(), [fact("a", version="0.9.1")], ()),
+    ("b preempted requests 9 times", status(),
+     [fact("b", engine={"preemptions": 9.0})], SERVED),
+    ("5 of 105 requests to a failed: 3 connect, 2 timeout", status(), (), [
+        *SERVED, sample("upstream_errors_total", 2.0, backend="a", kind="timeout"),
+        sample("upstream_errors_total", 3.0, backend="a", kind="connect")]),
+    ("4 of 10 rejections that were checked afterwards were unnecessary", status(), (), [
+        sample("refusals_in_hindsight_total", 4.0, verdict="false"),
+        sample("refusals_in_hindsight_total", 6.0, verdict="right"),
+        sample("refusals_in_hindsight_total", 99.0, verdict="unjudged")]),
+    ("10 of 100 admitted requests got their first token too late", status(), (), [
+        sample("admitted_total", 10.0, outcome="missed"),
+        sample("admitted_total", 90.0, outcome="met")]),
+    ("late by more than 20 ms in 5% of 200 measurements", status(), (), [
+        sample("event_loop_lag_seconds_count", 200.0),
+        sample("event_loop_lag_seconds_bucket", 190.0, le="0.02")]),
+    ("sheds 2 of 3 service classes: it is short of open files",
+     status(shedding_classes=2, short_of=["open_files"]), (), ()),
+    ("900 of 1000 file descriptors", status(), (), [
+        MetricSample("process_open_fds", {}, 900.0), MetricSample("process_max_fds", {}, 1000.0)]),
+    ("worker 1 (pid 1) does not answer",
+     {"ready": True, "workers": [worker(0, status()), worker(1, None)]}, (), ()),
+    ("worker 0 has died 2 times", {"ready": True, "workers": [worker(0, status(), 2)]}, (), ()),
+    ("no connection to other proxies through redis: refused", status(
+        share={"links": [{"name": "redis", "connected": False, "trouble": "refused"}]}), (), ()),
+    ("capture dropped 3 of 10 rows",
+     status(capture={"path": "c", "written": 7, "dropped": 3, "stopped": None}), (), ()),
+    ("capture to c stopped: disk full",
+     status(capture={"path": "c", "written": 7, "dropped": 3, "stopped": "disk full"}), (), ()),
+    ("reload failed, keeping the running one: x",
+     status(config={"last_reload": "reload failed, keeping the running one: x",
+                    "needs_restart": []}), (), ()),
+    ("changes of listen are not in force",
+     status(config={"last_reload": "unchanged", "needs_restart": ["listen"]}), (), ()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "told", "facts", "samples"), CASES, ids=[c[0] for c in CASES])
+def test_each_check(
+    text: str,
+    told: dict[str, Any],
+    facts: Sequence[dict[str, Any]],
+    samples: Sequence[MetricSample],
+) -> None:
+    found = examine(of_case((text, told, facts, samples)))
+    assert len(found) == (2 if "ejected" in text else 1), found
+    assert any(text in one.text for one in found)
+
+
+def test_every_check_has_a_case() -> None:
+    met = {one.check for case in CASES for one in examine(of_case(case))}
+    live = {"backends answer", "speed of backends", "reserved backend", "models", "other clients"}
+    assert set(CHECKS) == met | live
+    assert examine(Scene(status(), [fact("a"), fact("b")], SERVED)) == []
+
+
+def test_the_work_of_several_workers_counts_together() -> None:
+    busy = status(backend("a", in_flight=6), backend("b"))
+    told = {"ready": True, "workers": [worker(0, busy), worker(1, busy)]}
+    assert examine(Scene(told, [fact("a", engine={"running": 12.0})])) == []
+    assert examine(Scene(told, [fact("a", engine={"running": 40.0})]))[0].check == "other clients"
+
+
+class TestFile:
+    def found(self, tmp_path: Path, text: str, **environ: str) -> list[str]:
+        path = tmp_path / "forebay.yaml"
+        path.write_text(text)
+        told = Scene(status(), [fact("a"), fact("b")])
+        return [one.text for one in examine_file(path, environ, told)]
+
+    BACKENDS = "backends: [{name: a, url: 'http://h:1'}, {name: b, url: 'http://h:2'}]\n"
+
+    def test_nothing(self, tmp_path: Path) -> None:
+        assert self.found(tmp_path, self.BACKENDS) == []
+
+    def test_mistakes(self, tmp_path: Path) -> None:
+        assert "did you mean buckets?" in self.found(tmp_path, "bukets: []")[0]
+        keys = f"tenants: {{keys: {tmp_path / 'keys'}}}\n"
+        assert "cannot read" in self.found(tmp_path, self.BACKENDS + keys)[0]
+        (tmp_path / "keys").write_text("t: short\n")
+        (tmp_path / "keys").chmod(0o644)
+        short, readable = self.found(tmp_path, self.BACKENDS + keys, FOREBAY_CACHE_SECRET="x" * 32)
+        assert "1 API keys are shorter than" in short
+        assert "can be read by other users (mode 644)" in readable
+
+    def test_what_is_not_in_force(self, tmp_path: Path) -> None:
+        other = "backends: [{name: a, url: 'http://h:1', max_concurrency: 8}, {name: c, url: 'http://h:2'}]"
+        found = self.found(tmp_path, other)
+        assert sorted(found) == [
+            "max_concurrency of a is 8 in the file, 512 in force",
+            "the file has backend c; the running proxy has not",
+            "the running proxy has backend b; the file has not",
+        ]
+
+    def test_a_folder_that_is_not_there(self, tmp_path: Path) -> None:
+        text = f"{self.BACKENDS}capture: {{path: {tmp_path}/none/c.jsonl}}\n"
+        found = self.found(tmp_path, text, FOREBAY_CAPTURE_SALT="s" * 32)
+        assert found == [f"capture.path: there is no folder {tmp_path}/none"]
+
+
+def test_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = Scene(status(backend("a", up=False, state="down", why="no connection")), [])
+    monkeypatch.setattr(doctor_cli, "ask_all", lambda admin: told)
+    assert main(["doctor"]) == 1
+    said = capsys.readouterr()
+    lines = said.out.splitlines()
+    assert lines[0].startswith("ERROR    a is down since 9 s: no connection. Remedy: start it")
+    assert "Checked 1 backend: backends take work, backends answer," in said.err
+    assert main(["doctor", "--json"]) == 1
+    data = json.loads(capsys.readouterr().out)
+    assert data["checked"] == list(CHECKS)
+    assert data["findings"][0]["severity"] == "error"
+    told = Scene(status(), [fact("a"), fact("b")])
+    monkeypatch.setattr(doctor_cli, "ask_all", lambda admin: told)
+    assert main(["doctor", "--quiet"]) == 0
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "")
+    assert main(["doctor", "--config", str(tmp_path / "none.yaml")]) == 1
+    assert "none.yaml: No such file" in capsys.readouterr().out

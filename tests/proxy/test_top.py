@@ -1,0 +1,201 @@
+"""`forebay top`: frames from what the admin port tells, in a terminal and without one."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from math import inf
+from typing import Any
+
+import pytest
+from proxy_stage import RawBackend, stage
+from rich.console import Console
+
+from forebay.proxy.cli import main
+from forebay.proxy.diagnose.frame import TimedScene, frame_of, quantile_of
+from forebay.proxy.diagnose.scene import MetricSample, Scene, samples_of
+from forebay.proxy.diagnose.top_cli import rendered
+from forebay.replay.sim.clock import run
+
+ADMIN = "http://127.0.0.1:9090"
+
+
+def backend(name: str, **other: Any) -> dict[str, Any]:
+    made = {
+        "name": name, "up": True, "draining": False, "state": "up", "in_flight": 3,
+        "in_flight_elsewhere": 0, "max_concurrency": 512, "prefills": 1, "backlog_s": 0.5,
+        "queued": {"chat": 1, "document": 2}, "kv_tokens": 1_000.0, "kv_reserved_tokens": 250,
+        "prefill_cost": {"observations": 9, "seconds_10k_tokens": 0.3},
+    }  # fmt: skip
+    return {**made, **other}
+
+
+def status(*backends: dict[str, Any], **other: Any) -> dict[str, Any]:
+    made = {
+        "ready": True, "draining": False, "uptime_s": 50.0, "active_requests": 6,
+        "shedding_classes": 0, "versions": {"forebay": "0.1.0"},
+        "queued": {"chat": 1, "document": 2}, "backends": list(backends or (backend("gpu0"),)),
+    }  # fmt: skip
+    return {**made, **other}
+
+
+def sample(name: str, value: float, **labels: str) -> MetricSample:
+    return MetricSample(f"forebay_{name}", labels, value)
+
+
+def counters(scale: float) -> list[MetricSample]:
+    ttft = [("0.1", 50.0), ("1.0", 99.0), ("+Inf", 100.0)]
+    return [
+        sample("responses_total", 100.0 * scale, bucket="chat", status="200"),
+        sample("rejects_total", 10.0 * scale, bucket="chat", reason="queue_full"),
+        sample("backend_requests_total", 90.0 * scale, backend="gpu0", bucket="chat"),
+        sample("waiting_requests", 2.0, backend="gpu0", bucket="document", reason="kv_full"),
+        *(sample("time_to_first_token_seconds_bucket", n * scale, bucket="chat", le=le)
+          for le, n in ttft),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("buckets", "share", "found"),
+    [
+        ([], 0.5, None),
+        ([(1.0, 0.0), (inf, 0.0)], 0.5, None),
+        ([(1.0, 10.0), (2.0, 20.0), (inf, 20.0)], 0.5, 1.0),
+        ([(1.0, 10.0), (2.0, 20.0), (inf, 20.0)], 0.75, 1.5),
+        ([(inf, 20.0), (1.0, 10.0), (2.0, 10.0)], 0.99, 2.0),  # beyond the last bound
+    ],
+)
+def test_quantiles_as_prometheus_has_them(
+    buckets: list[tuple[float, float]], share: float, found: float | None
+) -> None:
+    assert quantile_of(buckets, share) == found
+
+
+def test_rates_are_those_between_two_readings() -> None:
+    before = TimedScene(100.0, Scene(status(), [], counters(1.0)))
+    now = TimedScene(110.0, Scene(status(), [], counters(3.0)))
+    since_start = frame_of(before)
+    assert (since_start.over_s, since_start.buckets[0].requests_per_s) == (50.0, 2.0)
+    frame = frame_of(now, before)
+    chat, document = frame.buckets
+    assert (frame.over_s, chat.requests_per_s, chat.rejected_per_s) == (10.0, 20.0, 2.0)
+    assert chat.ttft_p50_s == pytest.approx(0.1)
+    assert chat.ttft_p99_s == pytest.approx(1.0)
+    assert (document.waiting, document.ttft_p99_s) == (2, None)
+    assert frame.backends[0].requests_per_s == 18.0
+    assert frame.waits == [(2, "document", "gpu0", "kv_full")]
+    restarted = TimedScene(120.0, Scene(status(), [], counters(0.5)))
+    assert frame_of(restarted, now).buckets[0].requests_per_s == 5.0
+
+
+def test_workers_are_added_up() -> None:
+    workers = [{"worker": i, "status": status()} for i in range(2)] + [
+        {"worker": 2, "status": None}
+    ]
+    told = {"ready": True, "draining": False, "workers": workers}
+    frame = frame_of(TimedScene(0.0, Scene(told, [])))
+    assert (frame.workers, frame.active) == (3, 12)
+    one = frame.backends[0]
+    assert (one.running, one.waiting, one.kv_share) == (6, 6, 0.5)
+    assert [bucket.waiting for bucket in frame.buckets] == [2, 4]
+
+
+@pytest.mark.parametrize("colour", [True, False])
+def test_a_frame_fits_80_columns(colour: bool) -> None:
+    full = {"in_flight": 512, "backlog_s": 123.4, "kv_reserved_tokens": 1000, "prefills": 99}
+    gone = {"up": False, "state": "half_open", "kv_tokens": None}
+    told = status(backend("gpu0", **full), backend("gpu1", **full, **gone), shedding_classes=2)
+    console = Console(width=80, force_terminal=colour, no_color=not colour, highlight=False)
+    with console.capture() as captured:
+        console.print(rendered(frame_of(TimedScene(0.0, Scene(told, [], counters(1.0)))), ADMIN))
+    text = captured.get()
+    assert ("\x1b[31m" in text) is colour
+    plain = [line for line in text.splitlines() if "\x1b" not in line]
+    assert all(len(line.rstrip()) <= 80 for line in plain)
+    for words in ("rejects 2 of 3", "512/512", "half-open", "100%", "2 document for gpu0: kv full"):
+        assert words in text
+
+
+def test_a_frame_of_a_running_proxy() -> None:
+    async def main() -> None:
+        async with RawBackend().running() as raw, stage([raw.url]) as on:
+            for _ in range(3):
+                async with on.post({"prompt": "x", "stream": True}) as response:
+                    await response.read()
+            async with on.client.get(f"{on.proxy.admin_url}/status") as response:
+                told = await response.json()
+            samples = samples_of(on.proxy.metrics.text().decode())
+            frame = frame_of(TimedScene(0.0, Scene(told, [], samples)))
+            assert [one.name for one in frame.backends] == ["b0"]
+            assert frame.buckets[0].requests_per_s * frame.over_s == pytest.approx(3.0)
+            assert frame.buckets[0].ttft_p50_s is not None
+
+    run(main())
+
+
+@contextmanager
+def admin_port() -> Iterator[str]:
+    """What looks like the admin port of a proxy."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            metrics = b"# TYPE forebay_x gauge\nforebay_x 1.0\n"
+            body = metrics if self.path == "/metrics" else json.dumps(status()).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_the_command_without_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with admin_port() as url:
+        assert main(["top", "--admin", url, "--once"]) == 0
+        said = capsys.readouterr()
+        assert (said.out.splitlines()[0].endswith("ready, 6 active, up 50 s"), said.err) == (
+            True,
+            "",
+        )
+        assert main(["top", "--admin", url]) == 0
+        assert "no terminal: one frame" in capsys.readouterr().err
+        assert main(["top", "--admin", url, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["backends"][0]["name"] == "gpu0"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
+def test_q_ends_it_in_a_terminal() -> None:
+    import pty
+
+    with admin_port() as url:
+        ours, theirs = pty.openpty()
+        words = [sys.executable, "-m", "forebay.proxy", "top", "--admin", url]
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
+        with subprocess.Popen(
+            words, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env=environment
+        ) as process:
+            os.close(theirs)
+            shown = b""
+            while b"gpu0" not in shown:
+                shown += os.read(ours, 4096)
+            os.write(ours, b"q")
+            assert process.stderr is not None
+            assert (process.wait(timeout=30), process.stderr.read()) == (0, b"")
+        os.close(ours)

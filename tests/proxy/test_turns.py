@@ -1,0 +1,149 @@
+"""Connections with much to read take turns: one goes on in each turn of the event loop."""
+
+import asyncio
+from collections import Counter
+from functools import partial
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from forebay.proxy.http1 import server as http_server
+from forebay.proxy.http1.connection import Connection
+from forebay.proxy.http1.server import HttpServer
+from forebay.proxy.http1.turns import LARGE_READ_BYTES, ReadTurns
+
+MANY = 16
+READ = b"x" * (256 << 10)  # what uvloop reads at once
+POST = b"POST /v1/x HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n"
+
+
+class Wire(asyncio.Transport):
+    """A transport that notes whether it is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = True
+
+    def pause_reading(self) -> None:
+        self.read = False
+
+    def resume_reading(self) -> None:
+        self.read = True
+
+    def is_closing(self) -> bool:
+        return False
+
+    def write(self, data: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+async def read_whole(request: web.BaseRequest) -> web.StreamResponse:
+    while await request.content.readany():
+        pass
+    return web.Response()
+
+
+def test_one_in_each_turn_in_order() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        turns, went = ReadTurns(loop), list[int]()
+        for number in range(5):
+            turns.wait(partial(went.append, number))
+        for number in range(5):
+            await asyncio.sleep(0)
+            assert went == list(range(number + 1))
+
+    asyncio.run(main())
+
+
+def test_a_fault_of_one_keeps_nobody_else_waiting() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda *_: None)
+        turns, went = ReadTurns(loop), list[int]()
+        turns.wait(partial(went.remove, 0))
+        turns.wait(partial(went.append, 1))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert went == [1]
+
+    asyncio.run(main())
+
+
+def test_uploads_are_parsed_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All have sent 256 KiB: after the first part of each, one turn parses a part of one."""
+    parsed: Counter[int] = Counter()  # bytes in each turn
+    turn = 0
+    receive = http_server._Protocol._received
+
+    def received(self: Any, data: bytes) -> None:
+        parsed[turn] += len(data)
+        receive(self, data)
+
+    monkeypatch.setattr(http_server._Protocol, "_received", received)
+
+    async def main() -> None:
+        nonlocal turn
+        server = HttpServer(read_whole)
+        uploads = [(server(), Wire()) for _ in range(MANY)]
+        for protocol, wire in uploads:
+            protocol.connection_made(wire)
+            protocol.data_received(POST)
+        await asyncio.sleep(0)
+        for turn in range(1, 4 * MANY):
+            for protocol, wire in uploads:
+                if wire.read and turn > 1:  # there is more whenever it is read
+                    protocol.data_received(READ)
+            await asyncio.sleep(0)
+        assert sum(parsed.values()) > MANY * len(READ)
+        assert max(parsed[one] for one in range(MANY, turn)) <= 4 * LARGE_READ_BYTES
+        for protocol, _ in uploads:
+            protocol.connection_lost(None)
+        await server.shutdown(0)
+
+    asyncio.run(main())
+
+
+def test_answers_are_read_one_at_a_time() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        turns = ReadTurns(loop)
+        wires = []
+        for _ in range(MANY):
+            connection, wire = Connection(loop, lambda _: None, turns), Wire()
+            connection.connection_made(wire)
+            response = connection.send(b"GET / HTTP/1.1\r\n\r\n", b"")
+            connection.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: 100000000\r\n\r\n")
+            connection.data_received(READ[:LARGE_READ_BYTES])
+            assert response.status == 200
+            wires.append(wire)
+        for count in range(MANY):
+            assert [wire.read for wire in wires] == [True] * count + [False] * (MANY - count)
+            await asyncio.sleep(0)
+        assert all(wire.read for wire in wires)
+
+    asyncio.run(main())
+
+
+def test_a_turn_does_not_resume_a_response_that_nobody_wants_more_of() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        connection, wire = Connection(loop, lambda _: None, ReadTurns(loop)), Wire()
+        connection.connection_made(wire)
+        connection.send(b"GET / HTTP/1.1\r\n\r\n", b"")
+        connection.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: 100000000\r\n\r\n")
+        connection.data_received(READ)
+        connection.pause(True)
+        await asyncio.sleep(0)
+        assert not wire.read
+        connection.pause(False)
+        assert wire.read
+
+    asyncio.run(main())

@@ -1,0 +1,36 @@
+"""Code blocks of a page: find them, put free ports into them, compare what was printed."""
+
+import re
+
+from ports import free_ports
+
+SHOWN_PORTS = ("8001", "8002", "8080", "9090")
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+def blocks(text: str) -> list[tuple[str, str]]:
+    """Language and content of every code block, in their order."""
+    return [(language, content) for language, content in _BLOCK.findall(text)]
+
+
+def block(text: str, holds: str) -> str:
+    """The code block with a given text."""
+    (found,) = [content for _, content in blocks(text) if holds in content]
+    return found
+
+
+def masked(line: str) -> str:
+    """A line without its numbers and its widths."""
+    return " ".join(re.sub(r"\d[\d,.]*|–|\bno?ne\b|\b(?:ms|s)\b", "", line).split())
+
+
+class Ports:
+    """The ports that the pages name, and free ones in their places."""
+
+    def __init__(self) -> None:
+        self.free = [str(port) for port in free_ports(len(SHOWN_PORTS))]
+
+    def __call__(self, text: str) -> str:
+        for shown, free in zip(SHOWN_PORTS, self.free, strict=True):
+            text = text.replace(shown, free)
+        return text
