@@ -110,9 +110,11 @@ MINUTES ?= 600
 bench-routers: .venv/dev
 	$(BIN)/python tests/bench/routers/bench_routers.py --minutes $(MINUTES) --write-docs --page runs/bench-routers.html $(BENCH_ROUTERS)
 
-# What load generators cost, as ratios to a lean client of 150 lines; peers on the PATH take part.
+# What load generators cost, as ratios to a lean client of 150 lines: docs/benchmarks/load-generators.md. With
+# PEERS=FOLDER, where each peer has an environment of its name, they take part; bench_replay.py says what they need.
 bench-replay: .venv/dev
-	$(BIN)/python tests/bench/replay/bench_replay.py --out runs/bench-replay.json
+	$(BIN)/python tests/bench/replay/bench_replay.py --out docs/benchmarks/load-generators.json $(if $(PEERS),--peers $(PEERS))
+	$(BIN)/python tests/bench/replay/load_generators_page.py
 
 soak: .venv/dev
 	$(BIN)/python tests/bench/routers/soak.py

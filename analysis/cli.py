@@ -12,6 +12,8 @@ from forebay.traces.errors import InputError
 from forebay.traces.talk import talk
 
 if TYPE_CHECKING:
+    from forebay.analysis.compare import Comparison
+    from forebay.analysis.headline import Headline
     from forebay.analysis.run import RunData
     from forebay.replay.slo import Slo
 
@@ -83,25 +85,36 @@ def compare(
     compared = [compare_runs(baseline, other, slos, min_beyond) for other in others]
     words = [headline(comparison) for comparison in compared]
     failures = [line for comparison in compared for line in broken(comparison, limits)]
+    _show(compared, words, failures if limits else None, as_json=as_json)
+    for line in failures:
+        print(f"forebay compare: {line}", file=sys.stderr)
+    worse = any(said.mood in ("worse", "mixed", "doubtful") for said in words)
+    if failures or (fail_if_worse and worse):
+        raise typer.Exit(1)
+
+
+def _show(
+    compared: "Sequence[Comparison]",
+    words: "Sequence[Headline]",
+    failures: list[str] | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Print the comparisons; `failures` are part of the JSON if there were conditions."""
     if as_json:
         found = [
             {"headline": said.summary, "mood": said.mood, "points": said.points} | one.as_json()
             for said, one in zip(words, compared, strict=True)
         ]
         data = found[0] if len(found) == 1 else {"comparisons": found}
-        _print_json({**data, "failures": failures} if limits else data)
-    else:
-        from rich.console import Console
+        _print_json(data if failures is None else {**data, "failures": failures})
+        return
+    from rich.console import Console
 
-        from forebay.analysis.terminal import print_comparison
+    from forebay.analysis.terminal import print_comparison
 
-        for comparison, said in zip(compared, words, strict=True):
-            print_comparison(comparison, said, Console(highlight=False))
-    for line in failures:
-        print(f"forebay compare: {line}", file=sys.stderr)
-    worse = any(said.mood in ("worse", "mixed", "doubtful") for said in words)
-    if failures or (fail_if_worse and worse):
-        raise typer.Exit(1)
+    for comparison, said in zip(compared, words, strict=True):
+        print_comparison(comparison, said, Console(highlight=False))
 
 
 @report_app.command()

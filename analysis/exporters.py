@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import orjson
 
+from forebay.analysis.push import export_mlflow, export_otlp
 from forebay.analysis.run import RunData, load_run
 from forebay.traces.errors import InputError
 
@@ -30,6 +31,8 @@ def exporters() -> dict[str, Exporter]:
         "hgrm": export_hgrm,
         "vllm-bench": export_vllm_bench,
         "llm-d": export_llm_d,
+        "mlflow": export_mlflow,
+        "otlp": export_otlp,
     }
     for point in entry_points(group=GROUP):
         if point.name in found:

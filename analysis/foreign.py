@@ -5,12 +5,13 @@
     guidellm           benchmarks.json with its requests; the last benchmark in it
 
 Their times count from when a request was sent, and a request that waited for their own concurrency
-limit was sent late. `vllm bench` keeps that wait, which is added here; the others do not, and each
-run says so. Requests that were never sent are in none of these files.
+limit was sent late. `vllm bench` keeps that wait, and guidellm the time that a request was meant
+for: both are added here. aiperf and older guidellm do not, and such a run says so. Requests that
+were never sent are in none of these files.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,10 @@ def load_foreign(path: Path, name: str | None = None) -> RunData:
         raise InputError(f"{path}: not a whole result of {found.name} ({error!r})") from error
     if not rows:
         raise InputError(f"{path}: holds no requests; {_remedy(found.name)}")
-    return _run(path, name, found, rows)
+    run = _run(path, name, found, rows)
+    if found.from_due or np.any(run.numbers["sent_s"] > run.numbers["intended_s"]):
+        return run
+    return replace(run, summary={**run.summary, "warnings": [f"{found.name}: {FROM_SENDING}"]})
 
 
 def _content(path: Path) -> Any:
@@ -129,14 +133,19 @@ def _aiperf(content: Any) -> list[ForeignRow]:
             _row(
                 about["request_start_ns"] / 1e9,
                 0.0,
-                values.get("input_sequence_length", values.get("error_isl", 0)),
-                values.get("output_sequence_length"),
+                _first(values, "usage_prompt_tokens", "input_sequence_length", "error_isl") or 0,
+                _first(values, "usage_completion_tokens", "output_sequence_length"),
                 None if failed else values.get("time_to_first_token"),
                 None if failed else values["request_latency"],
                 max(gaps, default=None) if isinstance(gaps, list) else gaps,
             )
         )
     return rows
+
+
+def _first(values: Mapping[str, Any], *names: str) -> Any:
+    """Return the first value that is there: the server's counts come before aiperf's own."""
+    return next((values[name] for name in names if values.get(name) is not None), None)
 
 
 def _seconds(metric: Mapping[str, Any]) -> Any:
@@ -148,23 +157,28 @@ def _seconds(metric: Mapping[str, Any]) -> Any:
 
 def _guidellm(content: Mapping[str, Any]) -> list[ForeignRow]:
     requests = content["benchmarks"][-1]["requests"]
-    rows = []
-    for kind in ("successful", "errored", "incomplete"):
-        for one in requests.get(kind) or []:
-            ok = kind == "successful"
-            ttft_ms, total_s = one.get("time_to_first_token_ms"), one.get("request_latency")
-            rows.append(
-                _row(
-                    one.get("request_start_time", one.get("start_time")) or 0.0,
-                    0.0,
-                    one.get("prompt_tokens") or 0,
-                    one.get("output_tokens"),
-                    ttft_ms / 1e3 if ok and ttft_ms is not None else None,
-                    total_s if ok else None,
-                    None,
-                )
-            )
+    rows = [
+        _guidellm_row(one, ok=kind == "successful")
+        for kind in ("successful", "errored", "incomplete")
+        for one in requests.get(kind) or []
+    ]
     return sorted(rows, key=lambda row: row["sent_s"] or 0.0)
+
+
+def _guidellm_row(one: Mapping[str, Any], *, ok: bool) -> ForeignRow:
+    ttft_ms = one.get("time_to_first_token_ms")
+    sent_s = one.get("request_start_time", one.get("start_time")) or 0.0
+    timings = (one.get("info") or {}).get("timings") or {}
+    due_s = timings.get("targeted_start") or sent_s  # not in files of old versions
+    return _row(
+        due_s,
+        max(0.0, sent_s - due_s),
+        one.get("prompt_tokens") or 0,
+        one.get("output_tokens"),
+        ttft_ms / 1e3 if ok and ttft_ms is not None else None,
+        one.get("request_latency") if ok else None,
+        None,
+    )
 
 
 def _row(
@@ -211,8 +225,6 @@ def _run(path: Path, name: str | None, kind: ForeignFormat, rows: Sequence[Forei
     }
     names = [bucket.name for bucket in DEFAULT_BUCKETS]
     summary = _summary(rows, names)
-    if not kind.from_due:
-        summary["warnings"] = [f"{kind.name}: {FROM_SENDING}"]
     info = {"made_by": kind.name, "buckets": [{"name": one} for one in names]}
     return RunData(path, name or folder_name(path), summary, info, numbers, words)
 

@@ -33,7 +33,7 @@ _CONDITION = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class FailCondition:
     """One condition.
 
     Attributes:
@@ -53,11 +53,18 @@ class Limit:
         return f"{self.bucket}.{self.figure}" if self.bucket else self.figure
 
     @property
+    def sign(self) -> str:
+        return ">" if self.above else "<"
+
+    def met_by(self, value: float) -> bool:
+        return value > self.value if self.above else value < self.value
+
+    @property
     def unit(self) -> Unit:
         return OTHERS.get(self.figure, "s")
 
 
-def parse_limit(text: str) -> Limit:
+def parse_limit(text: str) -> FailCondition:
     """Read one condition; raises InputError that says what would be right."""
     found = _CONDITION.fullmatch(text)
     if found is None:
@@ -71,26 +78,32 @@ def parse_limit(text: str) -> Limit:
             f"--fail-if {text!r}: no figure {figure!r}; one of: {', '.join(LATENCIES)} with _p50, "
             f"_p90, _p99, _p99.9 or _max; {', '.join(OTHERS)}"
         )
-    try:
-        value = float(number)
-        if unit not in ("", "%"):
-            if figure in OTHERS:
-                raise ValueError
-            value = float(seconds(f"{number.lstrip('+')}{unit}"))
-    except ValueError:
-        right = "a number or a change such as 5%"
-        if figure not in OTHERS:
-            right = "a time such as 2s or 300ms, or a change such as 5%"
-        raise InputError(f"--fail-if {text!r}: {number}{unit} is no limit; give {right}") from None
-    if not unit and figure not in OTHERS:
+    value = _limit(text, figure, number, unit)
+    return FailCondition(text, bucket, figure, direction == ">", value, unit == "%")
+
+
+def _limit(text: str, figure: str, number: str, unit: str) -> float:
+    """Read the limit of a figure in base units; a change as a share."""
+    is_time = figure not in OTHERS
+    right = "a time such as 2s or 300ms" if is_time else "a number"
+    if is_time and not unit:
         raise InputError(f"--fail-if {text!r}: give the time with its unit, or a change such as 5%")
-    if not unit and OTHERS[figure] == "share" and not 0.0 <= value <= 1.0:
+    try:
+        if unit == "%":
+            return float(number) / 100
+        if unit and not is_time:
+            raise ValueError
+        value = float(seconds(f"{number.lstrip('+')}{unit}"))
+    except ValueError:
+        raise InputError(
+            f"--fail-if {text!r}: {number}{unit} is no limit; give {right} or a change such as 5%"
+        ) from None
+    if OTHERS.get(figure) == "share" and not 0.0 <= value <= 1.0:
         raise InputError(f"--fail-if {text!r}: {figure} is a share from 0 to 1, or a change in %")
-    change = unit == "%"
-    return Limit(text, bucket, figure, direction == ">", value / 100 if change else value, change)
+    return value
 
 
-def broken(comparison: Comparison, limits: Sequence[Limit]) -> list[str]:
+def broken(comparison: Comparison, limits: Sequence[FailCondition]) -> list[str]:
     """Return one line for each condition that run B meets.
 
     Raises InputError for a bucket that neither run has, and for a figure that was not measured: a
@@ -99,31 +112,37 @@ def broken(comparison: Comparison, limits: Sequence[Limit]) -> list[str]:
     return [line for limit in limits if (line := _judge(comparison, limit)) is not None]
 
 
-def _judge(comparison: Comparison, limit: Limit) -> str | None:
+def _judge(comparison: Comparison, limit: FailCondition) -> str | None:
+    """Return what is wrong with run B by this condition, None for nothing; raises InputError."""
     if limit.bucket is not None and limit.bucket not in comparison.buckets:
         raise InputError(
             f"--fail-if {limit.text!r}: no bucket {limit.bucket!r}; one of: "
             f"{', '.join(comparison.buckets)}"
         )
-    a, b = (_value(one, limit.figure) for one in comparison.figures[limit.bucket])
-    for run, value in ((comparison.a, a), (comparison.b, b)):
-        if value is None and (run is comparison.b or limit.change):
-            raise InputError(f"--fail-if {limit.text!r}: {_why_none(comparison, limit, run.name)}")
-    assert b is not None
-    measured = b
-    if limit.change:
-        assert a is not None
-        measured = _change(a, b)
-    if not (measured > limit.value if limit.above else measured < limit.value):
+    of_a, of_b = comparison.figures[limit.bucket]
+    b = _measured(of_b, limit, comparison, comparison.b.name)
+    if not limit.change:
+        if not limit.met_by(b):
+            return None
+        shown, most = FORMATS[limit.unit]([b, limit.value])
+        return f"{limit.name} of {comparison.b.name} is {shown} (limit {limit.sign} {most})"
+    a = _measured(of_a, limit, comparison, comparison.a.name)
+    change = _change(a, b)
+    if not limit.met_by(change):
         return None
-    shown_b, shown_a = FORMATS[limit.unit]([b, a])
-    sign = ">" if limit.above else "<"
-    text = f"{limit.name} of {comparison.b.name} is {shown_b}"
-    if limit.change:
-        percent = "beyond measure" if math.isinf(measured) else f"{measured * 100:+.1f} %"
-        against = f"{percent} against {shown_a} of {comparison.a.name}"
-        return f"{text}, {against} (limit {sign} {limit.value * 100:g} %)"
-    return f"{text} (limit {sign} {FORMATS[limit.unit]([limit.value])[0]})"
+    shown, before = FORMATS[limit.unit]([b, a])
+    percent = "beyond measure" if math.isinf(change) else f"{change * 100:+.1f} %"
+    return (
+        f"{limit.name} of {comparison.b.name} is {shown}, {percent} against {before} of "
+        f"{comparison.a.name} (limit {limit.sign} {limit.value * 100:g} %)"
+    )
+
+
+def _measured(figures: Figures, limit: FailCondition, comparison: Comparison, run: str) -> float:
+    value = _value(figures, limit.figure)
+    if value is None:
+        raise InputError(f"--fail-if {limit.text!r}: {_why_none(comparison, limit, run)}")
+    return value
 
 
 def _change(a: float, b: float) -> float:
@@ -134,25 +153,15 @@ def _change(a: float, b: float) -> float:
 
 
 def _value(figures: Figures, figure: str) -> float | None:
-    match figure:
-        case "goodput":
-            return figures.goodput_per_s
-        case "attainment":
-            return figures.attainment
-        case "hit_ratio":
-            return figures.hit_ratio
-        case "rejected":
-            return figures.rejected
-        case "failed":
-            return figures.failed
-        case "answered":
-            return figures.answered
+    if figure in OTHERS:
+        value: float | None = getattr(figures, "goodput_per_s" if figure == "goodput" else figure)
+        return value
     name, _, share = figure.rpartition("_")
     measured = figures.latency[name]
     return measured.max if share == "max" else measured.values[share]
 
 
-def _why_none(comparison: Comparison, limit: Limit, run: str) -> str:
+def _why_none(comparison: Comparison, limit: FailCondition, run: str) -> str:
     share = limit.figure.rpartition("_")[2]
     if share not in SHARES:
         return f"{run} has no {limit.name}"

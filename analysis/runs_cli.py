@@ -1,4 +1,4 @@
-"""`forebay runs`: write runs in the formats of other tools, and score their answers."""
+"""`forebay runs`: merge runs, write them in the formats of other tools, score their answers."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,7 @@ from forebay.proxy.command import new_app
 from forebay.traces.command_options import AsJson, Force, Output
 from forebay.traces.errors import InputError
 
-HELP = """Runs in the formats of other tools, and scores of their answers.
+HELP = """Merged runs, runs in the formats of other tools, and scores of their answers.
 
 Example:
 
@@ -22,12 +22,25 @@ csv         one line a request, all columns
 llm-d       the JSON of an llm-d Benchmark Report v0.2
 hgrm        percentile distribution of a metric (--tag), for HdrHistogram plots
 vllm-bench  the JSON of vllm bench serve --save-result --save-detailed
+mlflow      sends it to the MLflow server of MLFLOW_TRACKING_URI
+otlp        sends gauges to OTEL_EXPORTER_OTLP_ENDPOINT
 
 Installed packages add formats by the entry point group forebay.exporters.
 
 Example:
 
   forebay runs export hgrm runs/a --tag ttft_response.chat -o chat.hgrm
+"""
+MERGE = """Merge run folders into one, exactly.
+
+Rows are joined and histograms added up. Runs that were sent at the same time, from
+several machines, are put beside each other: rates add up. Runs that were sent one after
+the other, such as seeds, are put one behind the other: rates are averaged. Target, trace,
+pace and latency targets must agree; seed and salt may differ.
+
+Example:
+
+  forebay runs merge runs/seed1 runs/seed2 runs/seed3 --out runs/seeds
 """
 SCORE = """Score the answers of a run of `traces zeroscrolls` or `traces needle`.
 
@@ -67,6 +80,25 @@ def export(
     refuse_existing([output], force=force)
     with whole_file(output) as file:
         known[format_name](run, file, tag)
+
+
+@app.command(help=MERGE)
+def merge(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="two or more run folders")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="folder for the merged run")],
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    from forebay.analysis.merge_runs import merge_runs
+    from forebay.traces.output import json_bytes
+    from forebay.traces.talk import talk
+
+    merged = merge_runs(runs, out, force=force)
+    if as_json:
+        sys.stdout.buffer.write(json_bytes(dict(merged.summary)))
+        sys.stdout.buffer.flush()
+    how = "sent at once: rates add up" if merged.at_once else "one after the other: mean rates"
+    talk(f"{merged.summary['requests']:,} requests of {len(runs)} runs, {how}; kept in {out}")
 
 
 @app.command(help=SCORE)

@@ -41,7 +41,10 @@ COMMANDS = {
         "forebay.analysis.cli:compare_app",
         "compare replay runs, and fail on a regression",
     ),
-    "runs": ("forebay.analysis.runs_cli:app", "replay runs in the formats of other tools"),
+    "runs": (
+        "forebay.analysis.runs_cli:app",
+        "merge runs, and write them in the formats of other tools",
+    ),
     "simulate": ("forebay.replay.sim.cli:app", "simulate a fleet in virtual time"),
     "kv": (
         "forebay.analysis.kv.cli:app",

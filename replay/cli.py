@@ -97,6 +97,10 @@ class ReplayArguments:
     processes: Annotated[
         int, typer.Option(help="processes that send, each a part of the sessions")
     ] = 1
+    ray: Annotated[
+        str | None,
+        typer.Option(help="address of a Ray cluster, each machine of which runs --processes"),
+    ] = None
     buckets: Annotated[str, typer.Option(help="length buckets, as NAME:MOST_PROMPT_TOKENS")] = (
         "chat:5000,document:131072"
     )
@@ -175,13 +179,14 @@ class ReplayArguments:
             think_s=self.think,
             keep_answers=self.keep_answers,
             processes=self.processes,
+            ray=self.ray,
             metrics=metrics_urls(self.metrics or ()),
         )
 
 
 HEADINGS = {
     "Traffic": "rate arrivals speed duration think turns seed warmup time-scale max-in-flight "
-    "processes print-schedule",
+    "processes ray print-schedule",
     "Trace": "format skip-bad too-long max-model-len salt history lengths",
     "Target": "target model endpoint api-key keys",
     "Measurement": "buckets slo first-token-timeout stall-timeout drain-timeout",

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import merge
 from math import inf
 from pathlib import Path
@@ -33,6 +33,7 @@ class Measured:
         ended: "complete", "interrupted" or "drain timeout".
         stopped_s: second of the run at which sending stopped.
         sent: number of requests sent.
+        nodes: machines that sent, each with what was found out about its clock.
     """
 
     histograms: Mapping[str, Total]
@@ -40,6 +41,7 @@ class Measured:
     stopped_s: float
     sent: int
     started_unix_s: float
+    nodes: Sequence[Mapping[str, Any]] = ()
 
 
 async def merge_parts(
@@ -50,15 +52,18 @@ async def merge_parts(
     folder: RunFolder,
     totals: RunTotals,
     comments: Sequence[str],
+    starts_s: Sequence[float] = (),
 ) -> Measured:
     """Write the rows, the log and the answers of all parts to `folder`, and add up `totals`.
 
     Args:
         places: folders of the parts.
         interval_s: length of an interval of the logs, in seconds of the run.
+        starts_s: second at which each part began, at a boundary of intervals; empty: all at 0.
     """
     summaries = [orjson.loads((place / SUMMARY).read_bytes()) for place in places]
-    for number, row in enumerate(merge(*map(_rows, places), key=_end_s)):
+    starts_s = starts_s or [0.0] * len(places)
+    for number, row in enumerate(merge(*map(_rows, places, starts_s), key=_end_s)):
         folder.table.add(row)
         totals.add(row)
         if number % GROUP_ROWS == GROUP_ROWS - 1:
@@ -66,7 +71,7 @@ async def merge_parts(
     if folder.answers is not None:
         _join([place / ANSWERS for place in places], folder.answers)
     writer = HlogWriter(folder.hlog, started_unix_s, comments)
-    histograms = _merge_logs(places, interval_s, writer)
+    histograms = _merge_logs(places, starts_s, interval_s, writer)
     for place in places:
         for tag, overflow in read_overflows(place / HLOG).items():
             histograms[tag].overflow += overflow
@@ -82,20 +87,36 @@ def _join(files: Sequence[Path], out: BinaryIO) -> None:
             shutil.copyfileobj(answers, out)
 
 
-def _rows(place: Path) -> Iterator[Row]:
+TIMES = ("intended_s", "sent_s", "first_s", "last_s", "done_s")  # those of a row since the start
+
+
+def _rows(place: Path, start_s: float) -> Iterator[Row]:
     import pyarrow.parquet
 
     file: Any = pyarrow.parquet.ParquetFile(place / TABLE)
     for batch in file.iter_batches(batch_size=GROUP_ROWS):
         for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-            yield Row(*values)
+            row = Row(*values)
+            yield _later(row, start_s) if start_s else row
+
+
+def _later(row: Row, start_s: float) -> Row:
+    times = {name: getattr(row, name) for name in TIMES}
+    return replace(row, **{name: at + start_s for name, at in times.items() if at is not None})
 
 
 def _end_s(row: Row) -> float:
     return inf if row.done_s is None else row.done_s
 
 
-def _merge_logs(places: Sequence[Path], interval_s: float, writer: HlogWriter) -> dict[str, Total]:
+def _lines(place: Path, start_s: float) -> Iterator[tuple[str, LogInterval]]:
+    for tag, one in hlog_intervals(place / HLOG):
+        yield tag, one._replace(start_s=one.start_s + start_s)
+
+
+def _merge_logs(
+    places: Sequence[Path], starts_s: Sequence[float], interval_s: float, writer: HlogWriter
+) -> dict[str, Total]:
     """Write one log from several; intervals that began at about the same time become one."""
     totals: dict[str, Total] = {}
     current: dict[str, LogInterval] = {}
@@ -107,7 +128,7 @@ def _merge_logs(places: Sequence[Path], interval_s: float, writer: HlogWriter) -
             add_into(totals.setdefault(tag, Total()).histogram, one.histogram)
         current.clear()
 
-    streams = [hlog_intervals(place / HLOG) for place in places]
+    streams = [_lines(place, start_s) for place, start_s in zip(places, starts_s, strict=True)]
     for tag, one in merge(*streams, key=lambda pair: pair[1].start_s):
         if (begun := round(one.start_s / interval_s)) != turn:
             write()

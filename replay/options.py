@@ -40,6 +40,7 @@ class ReplayOptions:
         metrics: URLs of /metrics pages to sample each second into metrics.parquet.
         think_s: time from an answer (or session) to the next one of a closed loop.
         processes: that send, each a part of the sessions.
+        ray: address of a Ray cluster, each machine of which runs so many processes.
     """
 
     trace: Path | Sequence[TraceRequest]
@@ -76,6 +77,7 @@ class ReplayOptions:
     think_s: float = 0.0
     keep_answers: bool = False
     processes: int = 1
+    ray: str | None = None
     metrics: tuple[str, ...] = ()
 
     def check(self) -> None:

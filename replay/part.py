@@ -4,6 +4,8 @@ The schedule is made for the whole trace and then divided, so requests are due a
 as with one process. A session stays whole, with all that wait for its answers.
 """
 
+import base64
+import pickle
 from array import array
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, replace
@@ -82,6 +84,10 @@ class PartJob:
     served: Served
     run_id: str
     reports: bool
+
+    def line(self) -> str:
+        """Return the job as the process reads it."""
+        return base64.b64encode(pickle.dumps(self)).decode("ascii")
 
 
 def divide(rows: Iterable[TraceRequest], count: int) -> bytearray:

@@ -1,13 +1,12 @@
 """Send a replay from several processes, and merge what they measured into one run folder.
 
-Each process runs a whole replay of its part of the trace into a folder of its own, from a start
-that all have in common. Rows and histograms are added up, so every figure is what one process
-would have measured from the same answers.
+The processes are on this machine, or on the machines of a Ray cluster. Each of them runs a whole
+replay of its part of the trace into a folder of its own, from a start that all have in common. Rows
+and histograms are added up, so every figure is what one process would have measured from the same
+answers.
 """
 
 import asyncio
-import base64
-import pickle
 import sys
 import time
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 from hdrh.histogram import HdrHistogram
@@ -27,6 +26,7 @@ from forebay.replay.merge import Measured, merge_parts
 from forebay.replay.options import ReplayOptions
 from forebay.replay.output import RunFolder
 from forebay.replay.part import PartJob
+from forebay.replay.ray_part import Machines
 from forebay.replay.recorder import Live, interval_s
 from forebay.replay.summary import RunTotals
 from forebay.replay.target import Served
@@ -34,6 +34,7 @@ from forebay.replay.watching import Progress
 from forebay.traces.errors import InputError
 
 START_IN_S = 0.05  # from the message to the start, so that all processes have it before
+START_ON_NODES_IN_S = 1.0
 MOST_LINE_BYTES = 1 << 20
 
 
@@ -55,27 +56,31 @@ async def replay_in_processes(
         requests: number of requests of the whole, for the progress line.
     """
     with TemporaryDirectory(dir=folder.path, prefix=".parts-") as parts:
-        places = [Path(parts, str(number)) for number in range(options.processes)]
-        live = _LiveSum(options.processes)
+        machines = None if options.ray is None else await Machines.connect(options)
+        count = options.processes * (1 if machines is None else len(machines.nodes))
+        places = [Path(parts, str(number)) for number in range(count)]
+        live = _LiveSum(count)
         running: list[_Child] = []
         shown: asyncio.Task[None] | None = None
         try:
             for number, place in enumerate(places):
                 job = PartJob(
-                    replace(options, out=place, quiet=True, warmup=0, metrics=()),
+                    replace(options, out=place, quiet=True, warmup=0, metrics=(), ray=None),
                     number,
-                    options.processes,
+                    count,
                     served,
                     f"{run_id}-{number}",
                     progress is not None,
                 )
-                running.append(await _Child.begin(job, live))
+                begin = _LocalPart.begin if machines is None else machines.begin
+                running.append(_Child(number, await begin(job), live))
             await _all(child.ready() for child in running)
-            started_s = time.monotonic() + START_IN_S
-            started_unix_s = time.time() + START_IN_S
+            start_in_s = START_IN_S if machines is None else START_ON_NODES_IN_S
+            started_s = time.monotonic() + start_in_s
+            started_unix_s = time.time() + start_in_s
             clock.restart(started_s)
             for child in running:
-                child.order(repr(started_s))
+                child.part.order(child.part.start_at(started_s))
             if progress is not None:
                 shown = asyncio.create_task(progress(live, requests, clock))
             ended = await _until_ended(running, stop)
@@ -84,10 +89,13 @@ async def replay_in_processes(
                 shown.cancel()
                 await asyncio.gather(shown, return_exceptions=True)
             for child in running:
-                await child.kill()
-        return await merge_parts(
+                await child.part.kill()
+            if machines is not None:
+                machines.leave()
+        measured = await merge_parts(
             places, ended, started_unix_s, interval_s(clock.scale), folder, totals, comments
         )
+        return measured if machines is None else replace(measured, nodes=machines.clocks)
 
 
 async def _until_ended(running: Sequence["_Child"], stop: Stop) -> str:
@@ -97,7 +105,7 @@ async def _until_ended(running: Sequence["_Child"], stop: Stop) -> str:
         for event in (stop.sending, stop.waiting):
             await event.wait()
             for child in running:
-                child.order("stop")
+                child.part.order("stop")
 
     passing = asyncio.create_task(pass_on())
     try:
@@ -118,6 +126,36 @@ async def _all(waits: Any) -> list[Any]:
     return [task.result() for task in tasks]
 
 
+class RunningPart(Protocol):
+    """A part of a run on this machine or another."""
+
+    name: str
+
+    def start_at(self, monotonic_s: float) -> str:
+        """Return the line that starts the part when our clock shows `monotonic_s`."""
+        ...
+
+    def order(self, line: str) -> None:
+        """Send a line to the part; one that has ended is noticed elsewhere."""
+        ...
+
+    async def line(self) -> bytes:
+        """Wait for a line of the part; b"" when it has ended."""
+        ...
+
+    async def status(self) -> str:
+        """Say how the part ended."""
+        ...
+
+    async def finish(self) -> None:
+        """Wait until the part's files are in its folder."""
+        ...
+
+    async def kill(self) -> None:
+        """End the part if it still runs."""
+        ...
+
+
 class _LiveSum(Live):
     """The live figures of all processes together."""
 
@@ -135,17 +173,15 @@ class _LiveSum(Live):
                 self.ttft.decode_and_add(one["ttft"])
 
 
-class _Child:
-    """A process that replays one part."""
+class _LocalPart:
+    """A process of this machine that replays one part."""
 
-    def __init__(self, job: PartJob, live: _LiveSum, process: asyncio.subprocess.Process) -> None:
-        self._name = f"process {job.number + 1} of {job.count}"
-        self._number = job.number
-        self._live = live
+    def __init__(self, job: PartJob, process: asyncio.subprocess.Process) -> None:
+        self.name = f"process {job.number + 1} of {job.count}"
         self._process = process
 
     @classmethod
-    async def begin(cls, job: PartJob, live: _LiveSum) -> "_Child":
+    async def begin(cls, job: PartJob) -> "_LocalPart":
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-P",  # a module in the current folder must not take the place of ours
@@ -156,44 +192,63 @@ class _Child:
             limit=MOST_LINE_BYTES,
             start_new_session=True,  # Ctrl-C reaches only the process that passes it on
         )
-        child = cls(job, live, process)
-        child.order(base64.b64encode(pickle.dumps(job)).decode("ascii"))
-        return child
+        part = cls(job, process)
+        part.order(job.line())
+        return part
+
+    def start_at(self, monotonic_s: float) -> str:
+        return repr(monotonic_s)
 
     def order(self, line: str) -> None:
-        """Write a line to the process; one that has ended is noticed elsewhere."""
         assert self._process.stdin is not None
         with suppress(ConnectionError, RuntimeError):
             self._process.stdin.write(f"{line}\n".encode("ascii"))
+
+    async def line(self) -> bytes:
+        assert self._process.stdout is not None
+        return await self._process.stdout.readline()
+
+    async def status(self) -> str:
+        status = await self._process.wait()
+        return f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+
+    async def finish(self) -> None:
+        await self._process.wait()
+
+    async def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            if self._process.returncode is None:
+                self._process.kill()
+        await self._process.wait()
+
+
+class _Child:
+    """A part of the run under way, and what it says."""
+
+    def __init__(self, number: int, part: RunningPart, live: _LiveSum) -> None:
+        self.part = part
+        self._number = number
+        self._live = live
 
     async def ready(self) -> None:
         await self._message("ready")
 
     async def ended(self) -> str:
         ended: str = await self._message("ended")
-        await self._process.wait()
+        await self.part.finish()
         return ended
 
     async def _message(self, wanted: str) -> Any:
-        """Wait for a message; raises InputError if the process fails before it."""
-        assert self._process.stdout is not None
-        while line := await self._process.stdout.readline():
+        """Wait for a message; raises InputError if the part fails before it."""
+        while line := await self.part.line():
             message = orjson.loads(line)
             if "live" in message:
                 self._live.update(self._number, message["live"])
             elif "error" in message:
-                raise InputError(f"--processes: {self._name}: {message['error']}")
+                raise InputError(f"--processes: {self.part.name}: {message['error']}")
             elif wanted in message:
                 return message[wanted]
-        status = await self._process.wait()
-        how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
         raise InputError(
-            f"--processes: {self._name} {how}; the run was stopped and nothing of it is kept"
+            f"--processes: {self.part.name} {await self.part.status()}; the run was stopped and "
+            "nothing of it is kept"
         )
-
-    async def kill(self) -> None:
-        """End the process if it still runs."""
-        with suppress(ProcessLookupError):
-            if self._process.returncode is None:
-                self._process.kill()
-        await self._process.wait()

@@ -134,7 +134,8 @@ async def _run_into_folder(
         try:
             plan = replace(plan, watch=watching(options, plan.part, sampler, folder))
             totals = RunTotals([bucket.name for bucket in options.buckets], plan.slos)
-            run = _run_here if plan.part is not None or options.processes == 1 else _run_divided
+            divided = plan.part is None and (options.processes > 1 or options.ray is not None)
+            run = _run_divided if divided else _run_here
             measured = await run(plan, client, clock, folder, totals, stop)
             await sampler.sample(clock, folder.metrics)
             return _commit(plan, folder, totals, measured)
@@ -262,6 +263,7 @@ def _commit(plan: _Plan, folder: RunFolder, totals: RunTotals, measured: Measure
     started_s = measured.started_unix_s
     provenance = Provenance(plan.targets, plan.served, plan.slos, plan.run_id, started_s)
     record = run_record(options, plan.source, plan.scan, schedule, provenance, ended)
+    record["nodes"] = list(measured.nodes)
     folder.commit(record, summary)
     return Summary(summary, folder.path, ended)
 

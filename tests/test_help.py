@@ -72,6 +72,7 @@ def test_an_example_can_be_pasted(words: str, capsys: pytest.CaptureFixture[str]
     assert examples
     for example in examples:
         assert example.startswith(f"forebay {words}"), example
+        assert len(re.findall(r"(?<![\w/])forebay ", example)) == 1, "two need a line each"
         for line in example.splitlines()[1:]:
             assert line.startswith("        -")
     for example in (re.sub(r"\\\n *", "", one) for one in examples):

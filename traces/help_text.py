@@ -120,7 +120,10 @@ def _write_text(text: str | None, formatter: HelpFormatter) -> None:
         if example := EXAMPLE.fullmatch(words):
             lines = ["Example:", "", *_command_lines(example.group(1), width)]
         elif words.startswith("forebay "):
-            lines = _command_lines(words, width)
+            commands = re.split(r"\n(?=\s*forebay )", paragraph)
+            lines = [
+                line for one in commands for line in _command_lines(" ".join(one.split()), width)
+            ]
         elif not any(line.startswith("  ") for line in lines):
             lines = _wrapped(words, width)
         formatter.write("\n" + "".join(f"  {line}".rstrip() + "\n" for line in lines))

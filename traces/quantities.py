@@ -19,6 +19,19 @@ def size_bytes(value: Any) -> Any:
     return int(size) if isinstance(size, float) and size.is_integer() else size
 
 
+def seconds_text(value: float) -> str:
+    """Format seconds so that `seconds` reads them again, such as 300ms or 2s."""
+    return f"{value:.12g}s" if value >= 1 or not value else f"{value * 1e3:.12g}ms"
+
+
+def bytes_text(value: int) -> str:
+    """Format bytes so that `size_bytes` reads them again, such as 16MiB; others as a number."""
+    for unit in ("GiB", "MiB", "KiB"):
+        if value and value % _BYTES[unit.lower()] == 0:
+            return f"{value // _BYTES[unit.lower()]}{unit}"
+    return str(value)
+
+
 def _quantity(value: Any, units: dict[str, float] | dict[str, int], right: str) -> Any:
     if not isinstance(value, str):
         return value

@@ -1,26 +1,42 @@
 """Sections of the configuration about the proxy as a server: addresses, limits, telemetry, TLS."""
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainSerializer,
     PositiveInt,
+    SerializationInfo,
     model_validator,
 )
 
-from forebay.traces.quantities import seconds, size_bytes
+from forebay.traces.quantities import bytes_text, seconds, seconds_text, size_bytes
 
-Seconds = Annotated[
-    float, BeforeValidator(seconds, json_schema_input_type=float | str), Field(gt=0)
+UNITS: Final = "units"
+"""In the context of a dump: print 2s and 16MiB, as people write them."""
+
+
+def _shown_seconds(value: float, info: SerializationInfo) -> float | str:
+    return seconds_text(value) if info.context == UNITS else value
+
+
+def _shown_bytes(value: int, info: SerializationInfo) -> int | str:
+    return bytes_text(value) if info.context == UNITS else value
+
+
+_TIME = BeforeValidator(seconds, json_schema_input_type=float | str)
+Seconds = Annotated[float, _TIME, PlainSerializer(_shown_seconds), Field(gt=0)]
+NoOrSeconds = Annotated[float, _TIME, PlainSerializer(_shown_seconds), Field(ge=0)]
+Bytes = Annotated[
+    int,
+    BeforeValidator(size_bytes, json_schema_input_type=int | str),
+    PlainSerializer(_shown_bytes),
+    Field(gt=0),
 ]
-NoOrSeconds = Annotated[
-    float, BeforeValidator(seconds, json_schema_input_type=float | str), Field(ge=0)
-]
-Bytes = Annotated[int, BeforeValidator(size_bytes, json_schema_input_type=int | str), Field(gt=0)]
 ANSWER_FIRST_TOKENS = 5  # default of timeouts.answer, in units of timeouts.first_token
 
 

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from forebay.proxy.config.schema import Config
+from forebay.proxy.config.sections import UNITS
 from forebay.proxy.telemetry.redaction import STANDS_FOR, without_user_info
 from forebay.traces.errors import InputError
 from forebay.traces.plain_words import plain_words
@@ -71,8 +72,8 @@ def load_config(
 
 
 def config_yaml(config: Config) -> str:
-    """Return the configuration as YAML, secrets masked."""
-    shown = _masked(config.model_dump(mode="json"))
+    """Return the configuration as YAML, secrets masked, times and sizes with their units."""
+    shown = _masked(config.model_dump(mode="json", context=UNITS))
     return yaml.safe_dump(shown, sort_keys=False, allow_unicode=True)
 
 

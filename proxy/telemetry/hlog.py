@@ -220,15 +220,21 @@ class IntervalLog:
             pass
 
     def flush_steps(self, now_s: float) -> Iterator[None]:
-        """`flush` in steps of one tag, so that a loop can do other work between them.
+        """`flush` in steps of a fraction of a millisecond, between which a loop can do other work.
 
         The interval ends at the first step: later values belong to the next one.
         """
-        for tag in list(self._pending):
-            self._fold(tag)
+        pending, self._pending = self._pending, {}
         interval, self._folded = self._folded, {}
         start_s, self._since_s = self._since_s, now_s
-        for tag, histogram in interval.items():
+        for tag in dict.fromkeys((*interval, *pending)):
+            histogram = interval.get(tag)
+            if values := pending.get(tag):
+                histogram = self._spared() if histogram is None else histogram
+                self._total(tag).overflow += record_all(histogram, all_to_us(values))
+                yield
+            if histogram is None:
+                continue
             self._writer.write(tag, start_s, now_s - start_s, histogram)
             add_into(self.totals[tag].histogram, histogram)
             _empty(histogram)
@@ -248,9 +254,11 @@ class IntervalLog:
     def _open(self, tag: str) -> Any:
         histogram = self._folded.get(tag)
         if histogram is None:
-            histogram = self._spare.pop() if self._spare else new_histogram()
-            self._folded[tag] = histogram
+            histogram = self._folded[tag] = self._spared()
         return histogram
+
+    def _spared(self) -> Any:
+        return self._spare.pop() if self._spare else new_histogram()
 
     def _total(self, tag: str) -> Total:
         total = self.totals.get(tag)

@@ -14,6 +14,7 @@ from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from forebay.replay.engine.config import EngineConfig
+from forebay.replay.ray_cluster import connect
 from forebay.replay.sim.capacity import capacity_per_s, mixed_capacity_per_s
 from forebay.replay.sim.scenario import Scenario, Simulated, check_policy, simulate, split_gpus
 from forebay.replay.sim.summary import summarise
@@ -122,17 +123,7 @@ def run_all(listed: Sequence[SweepCase], jobs: int | None = None) -> Iterator[di
 
 def run_on_ray(listed: Sequence[SweepCase], address: str) -> Iterator[dict[str, Any]]:
     """Simulate the cases on a Ray cluster; raises InputError if Ray is missing or unreachable."""
-    try:
-        import ray
-    except ImportError:
-        raise InputError("--ray: Ray is not installed; pip install 'forebay[ray]'") from None
-    try:
-        if address == "local":  # a cluster of this machine alone, which no other can reach
-            ray.init(log_to_driver=False, include_dashboard=False, _node_ip_address="127.0.0.1")
-        else:
-            ray.init(address=address, log_to_driver=False)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise InputError(f"--ray {address}: {str(error).splitlines()[0]}") from None
+    ray = connect(address)
     try:
         remote = ray.remote(run_case)
         # All are submitted at once; results are small and come back in the order of the cases.

@@ -518,7 +518,7 @@ class TestCommand:
             (["{a}", "{b}", "--fail-if", "attainment < 99"], "is a share from 0 to 1, or a change"),
             (["{a}", "{b}", "--fail-if", "chta.ttft_p50 > 5%"], "no bucket 'chta'; one of: chat"),
             (["{a}", "{b}", "--min-beyond", "1", "--fail-if", "ttft_p99 > 5%"],
-             "a has too few requests for ttft_p99 (it needs 100)"),
+             "b has too few requests for ttft_p99 (it needs 100)"),
             (["{a}", "{b}\udcff", "--json"], "b\ufffd: its name is not UTF-8; rename it"),
             (["{a}", "{b}", "--min-beyond", "-1"], "--min-beyond"),
         ],

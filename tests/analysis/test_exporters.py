@@ -1,13 +1,19 @@
 """`forebay runs export`: CSV, .hgrm, the JSON of `vllm bench serve`, and formats of packages."""
 
 import csv
+import gzip
 import io
+import sys
+import threading
+import warnings
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import BinaryIO
 
 import orjson
 import pytest
+from ports import free_ports
 from replay_server import Server, rows, run_one
 
 from forebay.analysis import exporters
@@ -161,4 +167,85 @@ def test_a_package_adds_a_format(
     assert "cannot be loaded (no module)" in capsys.readouterr().err
     assert main(["runs", "export", "csv", str(folder), "-o", str(tmp_path / "r.csv")]) == 0
     assert main(["runs", "export", "nothing", str(folder)]) == 2
-    assert "broken, csv, hgrm, llm-d, mine, vllm-bench" in capsys.readouterr().err
+    assert "broken, csv, hgrm, llm-d, mine, mlflow, otlp, vllm-bench" in capsys.readouterr().err
+
+
+def test_otlp_gauges_reach_a_collector(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("opentelemetry.sdk", reason="pip install 'forebay[otel]'")
+    from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+        ExportMetricsServiceRequest,
+    )
+
+    received: list[tuple[str, bytes]] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            received.append((self.path, gzip.decompress(body) if body[:2] == b"\x1f\x8b" else body))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Collector) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+        assert main(["runs", "export", "otlp", str(folder)]) == 0
+        server.shutdown()
+    assert url in capsys.readouterr().out
+    assert received[0][0] == "/v1/metrics"
+    told = ExportMetricsServiceRequest.FromString(received[0][1])
+    found = {
+        (metric.name, attributes["figure"]): point.as_double
+        for metric in told.resource_metrics[0].scope_metrics[0].metrics
+        for point in metric.gauge.data_points
+        for attributes in [{one.key: one.value.string_value for one in point.attributes}]
+    }
+    assert found["forebay.run.requests", ""] == 60
+    assert found["forebay.run.ttft_ms", "chat.p90"] == pytest.approx(30, rel=1e-3)
+
+
+def test_a_collector_that_is_not_there(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("opentelemetry.sdk", reason="pip install 'forebay[otel]'")
+    monkeypatch.setattr("forebay.analysis.push.TIMEOUT_S", 0.2)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free_ports(1)[0]}")
+    assert main(["runs", "export", "otlp", str(folder)]) == 2
+    assert "took no metrics; set OTEL_EXPORTER_OTLP_ENDPOINT" in capsys.readouterr().err
+
+
+def test_an_mlflow_run(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="pip install 'forebay[mlflow]'")
+    place = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    monkeypatch.chdir(tmp_path)
+    mlflow.set_tracking_uri(place)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert main(["runs", "export", "mlflow", str(folder)]) == 0
+        name = capsys.readouterr().out.split()[-1]
+        kept = mlflow.get_run(name)
+    assert kept.data.metrics["ttft_ms.all.p90"] == pytest.approx(30, rel=1e-3)
+    assert kept.data.params["model"] == "tiny"
+
+
+def test_a_library_that_is_missing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.metrics", None)
+    for name in ("mlflow", "otlp"):
+        assert main(["runs", "export", name, str(folder)]) == 2
+        assert "is not installed; pip install 'forebay[" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from typing import Any
 
 import orjson
 import pytest
+from paths import TESTS
 
 from forebay.analysis.foreign import FROM_SENDING, load_foreign
 from forebay.analysis.run import load_runs
@@ -20,6 +21,9 @@ VLLM: dict[str, Any] = {  # the keys of vLLM 0.32 (vllm/benchmarks/serve.py)
     "start_times": [50.0, 50.4, 50.2], "queue_times": [0.0, 0.3, 0.0],
     "generated_texts": ["a", "b", ""], "errors": ["", "", "Traceback: boom"],
 }  # fmt: skip
+
+
+GOLDEN = TESTS / "traces" / "golden"  # with records that the tools wrote
 
 
 def aiperf_line(start_s: float, ttft_ms: float | None) -> dict[str, Any]:
@@ -86,6 +90,17 @@ def test_aiperf(tmp_path: Path) -> None:
     assert run.number("attainment") == pytest.approx(1 / 3)
 
 
+def test_aiperf_counts_as_the_server_does(tmp_path: Path) -> None:
+    """As aiperf 0.13 wrote it, with a tokenizer of bytes: its 64 tokens are 16 of the server."""
+    lines = (GOLDEN / "aiperf.jsonl").read_bytes().splitlines()
+    path = tmp_path / "profile_export.jsonl"
+    path.write_bytes(b"\n".join(line for line in lines if b"usage_prompt_tokens" in line))
+    run = load_foreign(path)
+    assert run.numbers["prompt_tokens"].tolist() == [1000, 1000]
+    assert run.numbers["output_tokens"].tolist() == [16, 16]
+    assert run.numbers["tpot_s"][0] == pytest.approx((43.070725 - 20.822475) / 15e3)
+
+
 def test_guidellm(tmp_path: Path) -> None:
     path = tmp_path / "benchmarks.json"
     path.write_bytes(orjson.dumps(guidellm(120.0)))
@@ -93,6 +108,17 @@ def test_guidellm(tmp_path: Path) -> None:
     assert run.words["outcome"].tolist() == ["ok", "failed"]
     assert run.numbers["ttft_response_s"][0] == pytest.approx(0.12)
     assert run.numbers["tpot_s"][0] == pytest.approx(0.038)
+
+
+def test_guidellm_tells_when_a_request_was_due() -> None:
+    """As guidellm 0.8.1 wrote it: sent 4 ms after the time that it was meant for, which count."""
+    run = load_foreign(GOLDEN / "guidellm.json")
+    assert run.numbers["sent_s"][0] - run.numbers["intended_s"][0] == pytest.approx(
+        0.00405, abs=5e-6
+    )
+    assert run.numbers["e2e_response_s"][0] == pytest.approx(0.02148, abs=5e-6)
+    assert run.numbers["prompt_tokens"].tolist() == [7, 4]
+    assert "warnings" not in run.summary
 
 
 def test_two_tools_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

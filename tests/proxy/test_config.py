@@ -62,9 +62,13 @@ def test_what_is_measured_is_the_default_configuration(tmp_path: Path) -> None:
 
 
 def test_what_is_printed_can_be_read_again(tmp_path: Path) -> None:
-    config = load_config(None, {**ONE, "upstream_api_key": "hush"}, {})
+    odd = {"timeouts": {"idle": 1234.5678, "drain": 0.0123}, "limits": {"body": 16_777_217}}
+    config = load_config(None, {**ONE, **odd, "upstream_api_key": "hush"}, {})
     text = config_yaml(config)
     assert "hush" not in text
+    assert "dispatch_ahead: 300ms\n" in text
+    assert "header: 16KiB\n" in text
+    assert "drain: 12.3ms\n" in text
     again = load_config(in_file(tmp_path, text), {}, {})
     assert again.model_copy(update={"upstream_api_key": None}) == config.model_copy(
         update={"upstream_api_key": None}

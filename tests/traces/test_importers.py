@@ -164,6 +164,59 @@ def test_mooncake_files_import_without_loss(name: str, count: int) -> None:
             assert list(request.blocks or ()) == row["hash_ids"]
 
 
+BURSTGPT = {
+    "1": b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    b"5,ChatGPT,472,18,490,Conversation log\n45,ChatGPT,1087,0,1087,API log\n",
+    "3": b"Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,"
+    b"Log Type\n19440110.0,6f1c,4.0,ChatGPT,472,18,490,Conversation log\n"
+    b"19440150.0,,,ChatGPT,1087,0,1087,API log\n",
+}
+
+
+@pytest.mark.parametrize("version", BURSTGPT)
+def test_burstgpt_with_and_without_sessions(version: str, tmp_path: Path) -> None:
+    """Version 3 has times as decimals, and no session for calls of the API."""
+    path = tmp_path / "BurstGPT.csv"
+    path.write_bytes(BURSTGPT[version])
+    assert detect(path) == "burstgpt"
+    first, second = open_trace(path)
+    assert (first.arrival_s, first.input_tokens, first.output_tokens) == (0.0, 472, 18)
+    assert (second.arrival_s, second.output_tokens, second.status) == (40.0, 0, 500)
+    assert (first.session, second.session) == ("6f1c" if version == "3" else None, None)
+
+
+# Format, requests and, where ../shared/facts_traces.md has it, the mean rate. ServeGen's requests
+# are made: their rate is the sum of the clients' in the first window.
+WHOLE = {
+    "AzureLLMInferenceTrace_code.csv": ("azure", 8_819, 2.57),
+    "AzureLLMInferenceTrace_conv_head.csv": ("azure", 9_683, None),
+    "arxiv_summarization_stats_llama2_tokenizer_filtered_v2.csv": ("vidur", 28_257, None),
+    "mooncake_conversation_head.jsonl": ("mooncake", 5_719, None),
+    "mooncake_synthetic_head.jsonl": ("mooncake", 1_920, None),
+    "kv_cache_tester": ("kv-cache-tester", 407, None),  # 395, and 12 inside two sub-agents
+    "servegen/reason/deepseek-r1": ("servegen", None, None),
+}
+
+
+@needs_data
+@pytest.mark.parametrize("name", WHOLE)
+def test_public_files_are_recognised_and_import_whole(name: str) -> None:
+    kind, count, rate = WHOLE[name]
+    path = TRACES / name
+    assert detect(path) == kind
+    requests = list(open_trace(path))
+    arrivals = [one.arrival_s for one in requests]
+    assert arrivals == sorted(arrivals)
+    if count is not None:
+        assert len(requests) == count
+    if kind == "servegen":
+        clients = [file.read_text().partition("\n")[0] for file in path.glob("chunk-*-trace.csv")]
+        wanted = sum(float(line.split(",")[1]) for line in clients)
+        assert len(requests) / 600 == pytest.approx(wanted, rel=0.1)
+    if rate is not None:
+        assert (len(requests) - 1) / arrivals[-1] == pytest.approx(rate, rel=2e-3)
+
+
 @needs_data
 def test_ticks_spread_to_nearly_poisson_arrivals() -> None:
     path = TRACES / "mooncake_conversation_head.jsonl"

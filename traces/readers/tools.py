@@ -113,10 +113,12 @@ def _aiperf(options: ReadOptions) -> ParseRow:
             id=name,
             arrival_s=row.moment("metadata.request_start_ns", unit="ns"),
             input_tokens=row.whole(
-                "metrics.input_sequence_length.value", "metrics.error_isl.value", least=1
+                "metrics.usage_prompt_tokens.value", "metrics.input_sequence_length.value",
+                "metrics.error_isl.value", least=1,
             ),
             output_tokens=row.whole_or(
-                0, "metrics.output_sequence_length.value", "metrics.output_token_count.value"
+                0, "metrics.usage_completion_tokens.value", "metrics.output_sequence_length.value",
+                "metrics.output_token_count.value",
             ) or 0,
             session=session if turn or row.get("metadata.conversation_id") else None,
             parent=parent,

@@ -164,6 +164,8 @@ class Forecast:
         While one of these backends computes the prefix, or will, another begins a copy at once or
         not at all.
         """
+        if len(options) == 1 or waiting.request.prompt_tokens <= STEP_TOKENS:
+            return options
         awaited = max(awaited_tokens(backends[o.backend], waiting) for o in options)
         return [
             o

@@ -13,6 +13,8 @@ import json
 import os
 import time
 from array import array
+from itertools import accumulate
+from random import Random
 from typing import Any, cast
 
 import uvloop
@@ -50,6 +52,13 @@ class Connection(asyncio.Protocol):
             self.first_s = now
         if data.endswith(b"0\r\n\r\n"):
             self.load.ended(self)
+
+
+def due_times(rate: float, count: int, poisson: bool) -> list[float]:
+    """Return when each request is due, in seconds; the gaps of `poisson` have seed 1."""
+    random = Random(1)
+    gaps = (random.expovariate(rate) if poisson else 1 / rate for _ in range(count - 1))
+    return [0.0, *accumulate(gaps)]
 
 
 class Load:
@@ -96,9 +105,10 @@ class Load:
             fired.pop().set_result(None)
 
         self.loop.add_reader(descriptor, fire)
+        schedule = due_times(self.options.rate, self.options.count, self.options.poisson)
         start = time.monotonic() + 0.1
         for at, pieces in enumerate(ready):
-            due = start + at / self.options.rate
+            due = start + schedule[at]
             if time.monotonic() < due:
                 fired.append(self.loop.create_future())
                 timer = Timer(Timespec(0, 0), Timespec(int(due), int(due % 1 * 1e9) + 1))
@@ -134,6 +144,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     for name, kind in (("port", int), ("rate", float), ("count", int)):
         parser.add_argument(f"--{name}", type=kind, required=True)
+    parser.add_argument("--poisson", action="store_true")
     parser.add_argument("--prompt-tokens", type=int, default=16)
     parser.add_argument("--output-tokens", type=int, default=8)
     uvloop.run(main(parser.parse_args()))

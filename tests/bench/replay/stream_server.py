@@ -70,7 +70,9 @@ class Answering(asyncio.Protocol):
 
     def request(self, ends: bytes) -> None:
         if self.head.startswith(b"GET"):
-            found = b"200 OK" if b"/models" in self.head.split(b"\r\n")[0] else b"404 Not Found"
+            path = self.head.split(b"\r\n")[0]
+            known = b"/models" in path or b"/health" in path
+            found = b"200 OK" if known else b"404 Not Found"
             self.transport.write(
                 b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
                 % (found, len(MODELS), MODELS)

@@ -1,0 +1,127 @@
+"""Write docs/benchmarks/load-generators.md from the JSON that `bench_replay.py` makes beside it.
+
+python tests/bench/replay/load_generators_page.py
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "benchmarks" / "load-generators.md"
+DATA = PAGE.with_suffix(".json")
+NAMES = {"lean": "lean client", "forebay": "Forebay", "vllm": "vllm bench"}
+GOALS = {"request": 1.2, "streamed token": 1.2, "120k-token prompt": 1.3}
+
+HEAD = """# What load generators cost
+
+A load generator that is busy measures itself. This page compares the processor time and the pace
+of `forebay replay` with those of other tools, and with a **lean client**: 150 lines of Python on
+uvloop that only send and read (`tests/bench/replay/lean_client.py`).
+
+Each tool runs against the same server on loopback. The server streams one token in each chunk, and
+notes when requests arrive. Server and tool share two cores. `make bench-replay` repeats it.
+"""
+NOTES = """## Notes
+
+- Starting up is not counted: a figure is the difference between a long and a short run, divided by
+  the difference in work.
+- Processor time was measured while the machine had other work, so compare it within a column.
+  Rates and arrivals were measured with nothing else running.
+- Forebay writes a row for each request, a histogram log and a summary. The lean client keeps two
+  numbers for each request.
+- Prompts of 120,000 tokens share a document with Forebay and the lean client, which send 200 of
+  them at 20 a second. The other tools make prompts of their own, and send 20 at 5 a second.
+- The error of an arrival is its distance from the schedule, as the server saw it, at the best
+  common offset. Other tools do not tell their Poisson schedule, so they have no error there.
+- The arrivals at 500/s, with all tools, are of the version before the last change of Forebay.
+- The lag-1 correlation of independent gaps is 0. Gaps of guidellm are repeated by its workers.
+- inference-perf sends Poisson arrivals where constant ones are asked for.
+- genai-perf 0.0.16 installs from PyPI, but the program perf_analyzer that it calls does not. PyPI
+  and Debian have no k6, wrk2 or vegeta.
+"""
+
+
+def page(data: Mapping[str, Any]) -> str:
+    results = data["results"]
+    parts = [HEAD, f"Measured on {data['at'][:10]} with Python {data['python']}.\n"]
+    parts.append("## Processor time\n\n" + _cpu(results))
+    if "highest rate" in results:
+        parts.append("## Highest true rate\n\n" + _highest(results["highest rate"]))
+    parts.append("## Arrivals\n\n" + _arrivals(results))
+    return "\n".join([*parts, NOTES])
+
+
+def _cpu(results: Mapping[str, Any]) -> str:
+    names = [name for name in GOALS if f"cpu of a {name}" in results]
+    tools = list(dict.fromkeys(t for name in names for t in results[f"cpu of a {name}"]))
+    lines = []
+    for tool in tools:
+        cells = []
+        for name in names:
+            found = results[f"cpu of a {name}"]
+            value = median(found[tool]) if found.get(tool) else None
+            if value is None:
+                cells.append("failed")
+            else:
+                cells.append(f"{value * 1e6:,.0f} µs ({value / median(found['lean']):.1f})")
+        lines.append([NAMES.get(tool, tool), *cells])
+    goals = [f"a {name}; goal {GOALS[name]}" for name in names]
+    return (
+        "Median processor time, and in brackets its ratio to that of the lean client.\n\n"
+        + _table(["", *goals], lines)
+    )
+
+
+def _highest(found: Mapping[str, Sequence[float]]) -> str:
+    lean = median(found["lean"])
+    said = ", ".join(
+        f"{NAMES.get(tool, tool)} {median(rates):,.0f}/s ({median(rates) / lean:.2f})"
+        for tool, rates in found.items()
+    )
+    return (
+        "The highest rate that the server saw, up to the first one more than 1 % below what was "
+        f"asked: {said}. The goal is a ratio of 0.9. The server takes most of the two cores.\n"
+    )
+
+
+def _arrivals(results: Mapping[str, Any]) -> str:
+    text = []
+    for kind in ("constant", "poisson"):
+        lines = []
+        for key, found in results.items():
+            if not key.startswith(kind):
+                continue
+            lean = found["lean"][0]["error_p99_ms"]
+            for tool, runs in found.items():
+                run = runs[0]
+                error = run["error_p99_ms"]
+                lines.append(
+                    [
+                        f"{key.split()[1]}/s",
+                        NAMES.get(tool, tool),
+                        f"{run['rate_per_s']:,.1f}/s",
+                        f"{run['gap_cv']:.2f}",
+                        f"{run['gap_lag1']:+.2f}",
+                        "-" if error is None else f"{error:.2f} ms ({error / lean:.1f})",
+                    ]
+                )
+        heads = ["asked", "tool", "rate", "CV of gaps", "lag-1", "p99 error (to lean)"]
+        ideal = "0" if kind == "constant" else "1"
+        text.append(f"{kind.capitalize()} arrivals: the CV of gaps should be {ideal}.\n")
+        text.append(_table(heads, lines))
+    return "\n".join(text)
+
+
+def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    rows = [heads, ["---"] * len(heads), *lines]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def main() -> None:
+    PAGE.write_text(page(json.loads(DATA.read_text())), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
