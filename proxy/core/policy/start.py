@@ -65,8 +65,10 @@ class StartGate:
         """Return whether several tenants are active."""
         return self._fairness.on and self._fairness.shared(now)
 
-    def engine_priority(self, backend: Backend, waiting: QueuedRequest) -> int:
-        """Return the priority to send with the request, for an engine with an order."""
+    def engine_priority(self, backend: Backend, waiting: QueuedRequest) -> int | None:
+        """Return the priority to send with the request; None where the engine has no order."""
+        if not backend.prefill_queue.ordered:
+            return None
         fair = self._fairness
         behind_s = fair.behind_s(waiting.request.tenant) if fair.on else 0.0
         return engine_priority(backend, waiting, behind_s)
@@ -77,13 +79,12 @@ class StartGate:
 
     def why_not(self, backend: Backend, waiting: QueuedRequest, now: float) -> Block:
         """Return what keeps the request, if it were next, from being sent to this backend now."""
-        queue = backend.prefill_queue
-        priority = self.engine_priority(backend, waiting) if queue.ordered else None
+        priority = self.engine_priority(backend, waiting)
         ahead_s = self._ahead_s(now)
         no_room = self._no_room(backend, priority, ahead_s, now)
         if no_room:
             return no_room
-        request, chunked = waiting.request, queue.chunked
+        request, chunked = waiting.request, backend.prefill_queue.chunked
         limited = self._limit_reached(backend, waiting.bucket)
         long_s = self._long_prefills.long_s(waiting.bucket, now)
         matched = 0
