@@ -30,7 +30,7 @@ NOTES = """## Notes
 - Processor time was measured while the machine had other work, so compare it within a column.
   Rates and arrivals were measured with nothing else running.
 - Prompts are made by each tool, and that is part of the figure. The other tools use a tokenizer;
-  inference-perf did not end its 120k-token prompts in 120 seconds.
+  inference-perf has no figure: it was still making its prompts when the measurement ended.
 - Forebay writes a row for each request, a histogram log and a summary. The lean client keeps two
   numbers for each request.
 - Prompts of 120,000 tokens share a document with Forebay and the lean client, which send 200 of
