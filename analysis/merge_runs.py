@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
@@ -127,7 +127,13 @@ def _setting(run: RunData, label: str) -> object:
     if label in SIMULATED:
         return run.info.get(label)
     tree = run.summary if label == LATENCY_TARGETS else run.info
-    return at_path(tree, PLACES[label])
+    value = at_path(tree, PLACES[label])
+    return value / _senders(run) if label == "rate" and isinstance(value, int | float) else value
+
+
+def _senders(run: RunData) -> int:
+    """Return how many machines sent the run at once, each at the same rate."""
+    return int(cast(int, at_path(run.info, ("merged", "senders")) or 1))
 
 
 def _shown(value: object) -> str:
@@ -179,6 +185,10 @@ def _starts(runs: Sequence[RunData], at_once: bool, interval: float) -> list[flo
 def _record(runs: Sequence[RunData], ended: str, at_once: bool) -> dict[str, Any]:
     """Return run.json: that of the first run, and what differs between them."""
     info = dict(runs[0].info)
+    senders = sum(map(_senders, runs)) if at_once else _senders(runs[0])
+    rate = _setting(runs[0], "rate")
+    if isinstance(rate, int | float):
+        info["rate_per_s"] = rate * senders
     seeds = {run.info.get("seed") for run in runs}
     info.update(
         run_id="+".join(_id(run) for run in runs),
@@ -186,6 +196,7 @@ def _record(runs: Sequence[RunData], ended: str, at_once: bool) -> dict[str, Any
         seed=info.get("seed") if len(seeds) == 1 else None,
         merged={
             "at_once": at_once,
+            "senders": senders,
             "runs": [
                 {
                     "name": run.name,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from forebay.analysis.run import load_run
+from forebay.proxy.telemetry.redaction import without_user_info
 from forebay.traces.errors import InputError
 
 TIMEOUT_S = 10
@@ -24,6 +25,7 @@ def export_mlflow(run: Path, out: BinaryIO, tag: str) -> None:
     except ImportError:
         raise InputError("MLflow is not installed; pip install 'forebay[mlflow]'") from None
     data = load_run(run)
+    where = without_user_info(mlflow.get_tracking_uri())
     try:
         with mlflow.start_run(run_name=run.name) as started:
             mlflow.log_params({name: data.info.get(name) for name in PARAMETERS})
@@ -31,10 +33,9 @@ def export_mlflow(run: Path, out: BinaryIO, tag: str) -> None:
             mlflow.log_artifacts(str(run))
     except (mlflow.exceptions.MlflowException, OSError) as error:
         raise InputError(
-            f"MLflow at {mlflow.get_tracking_uri()}: {str(error).splitlines()[0]}; set "
-            "MLFLOW_TRACKING_URI"
+            f"MLflow at {where}: {str(error).splitlines()[0]}; set MLFLOW_TRACKING_URI"
         ) from error
-    out.write(f"{mlflow.get_tracking_uri()} run {started.info.run_id}\n".encode())
+    out.write(f"{where} run {started.info.run_id}\n".encode())
 
 
 def export_otlp(run: Path, out: BinaryIO, tag: str) -> None:
@@ -61,7 +62,10 @@ def export_otlp(run: Path, out: BinaryIO, tag: str) -> None:
     sent = None if metrics is None else exporter.export(metrics, timeout_millis=TIMEOUT_S * 1e3)
     provider.shutdown()
     exporter.shutdown()
-    where = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "http://localhost:4318")
+    where = without_user_info(
+        os.environ.get("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
+        or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "http://localhost:4318")
+    )
     if sent is not MetricExportResult.SUCCESS:
         raise InputError(f"OTLP: {where} took no metrics; set OTEL_EXPORTER_OTLP_ENDPOINT")
     out.write(f"{where} {len(gauges)} metrics\n".encode())

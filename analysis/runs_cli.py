@@ -22,7 +22,7 @@ csv         one line a request, all columns
 llm-d       the JSON of an llm-d Benchmark Report v0.2
 hgrm        percentile distribution of a metric (--tag), for HdrHistogram plots
 vllm-bench  the JSON of vllm bench serve --save-result --save-detailed
-mlflow      sends it to the MLflow server of MLFLOW_TRACKING_URI
+mlflow      sends the run to the MLflow server of MLFLOW_TRACKING_URI
 otlp        sends gauges to OTEL_EXPORTER_OTLP_ENDPOINT
 
 Installed packages add formats by the entry point group forebay.exporters.

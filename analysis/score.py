@@ -55,6 +55,8 @@ def score_run(run: Path, references: Path | None = None) -> dict[str, Any]:
         InputError: the run kept no answers, or there are no references for them.
     """
     info = _run_record(run)
+    if info.get("merged"):
+        raise InputError(f"{run}: the runs merged here share request ids; score each run apart")
     path = references or answers_path(str(info.get("trace", {}).get("path", "")))
     answers = {one["id"]: one["answer"] for _, one in _lines(run / ANSWERS, _KEEP)}
     known = read_references(path)

@@ -120,8 +120,11 @@ def _prompt_slices(request: TraceRequest, blocks: tuple[int, ...], salt: str) ->
     full = request.block_tokens
     step = max(1, SLICE_TOKENS // full)
     start, last = 0, len(blocks) - 1  # the last one may be filled up in part
-    while start + step <= last and full <= SLICE_TOKENS:
-        yield run_text(blocks[start : start + step], full, salt)
+    while start + step <= last:
+        if full <= SLICE_TOKENS:
+            yield run_text(blocks[start : start + step], full, salt)
+        else:
+            yield block_text(blocks[start], full, salt)
         start += step
     parts = [block_text(block, full, salt) for block in blocks[start:last]]
     if blocks:

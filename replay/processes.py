@@ -127,9 +127,10 @@ async def _all(waits: Any) -> list[Any]:
 
 
 class RunningPart(Protocol):
-    """A part of a run on this machine or another."""
+    """A part of a run on this machine or another; `option` asked for it."""
 
     name: str
+    option: str
 
     def start_at(self, monotonic_s: float) -> str:
         """Return the line that starts the part when our clock shows `monotonic_s`."""
@@ -177,6 +178,7 @@ class _LocalPart:
     """A process of this machine that replays one part."""
 
     def __init__(self, job: PartJob, process: asyncio.subprocess.Process) -> None:
+        self.option = "--processes"
         self.name = f"process {job.number + 1} of {job.count}"
         self._process = process
 
@@ -245,10 +247,10 @@ class _Child:
             if "live" in message:
                 self._live.update(self._number, message["live"])
             elif "error" in message:
-                raise InputError(f"--processes: {self.part.name}: {message['error']}")
+                raise InputError(f"{self.part.option}: {self.part.name}: {message['error']}")
             elif wanted in message:
                 return message[wanted]
         raise InputError(
-            f"--processes: {self.part.name} {await self.part.status()}; the run was stopped and "
-            "nothing of it is kept"
+            f"{self.part.option}: {self.part.name} {await self.part.status()}; the run was "
+            "stopped and nothing of it is kept"
         )

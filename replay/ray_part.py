@@ -99,6 +99,7 @@ class RayPart:
     """A part that runs on a node; it is used as a process of this machine is."""
 
     def __init__(self, ray: Any, actor: Any, node: ClusterNode, place: Path) -> None:
+        self.option = "--ray"
         self.name = f"node {node.address}"
         self.clock = NodeClock(0.0, 0.0)
         self._ray = ray
@@ -217,7 +218,8 @@ class Machines:
                     "Forebay on it"
                 ) from None
             raise
-        self.clocks.append({"address": node.address, **asdict(part.clock)})
+        if job.number < len(self.nodes):  # once for each machine, whatever number of parts it has
+            self.clocks.append({"address": node.address, **asdict(part.clock)})
         print(
             f"forebay replay: {part.name}: its clock is {part.clock.ahead_s:+.6f} s ahead of ours, "
             f"within {part.clock.error_s * 1e3:.2f} ms",

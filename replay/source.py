@@ -20,6 +20,7 @@ from forebay.traces.schema import TraceRequest
 
 TOO_LONG = ("error", "truncate", "drop")
 KEPT_BYTES = 4 << 20  # of a file whose rows stay in memory
+KEPT_ROWS = 20_000  # a compressed file may have many more
 
 
 @dataclass(slots=True)
@@ -110,6 +111,7 @@ class TraceSource:
         for request in self._read():
             if small:
                 kept.append(request)
+                small = len(kept) <= KEPT_ROWS
             found.arrivals_s.append(request.arrival_s)
             found.needs.append(request.input_tokens + request.output_tokens)
             found.linked = found.linked or bool(request.parent or request.waits_for)

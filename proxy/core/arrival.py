@@ -108,8 +108,10 @@ class NewRequests:
             note_early_rejection(receipt, rejected, dispatcher.buckets)
             return receipt
         undo = dispatcher.fairness.try_arrival(request.tenant, now)
-        self._fill_in(receipt, request, bucket, now)
-        undo()
+        try:  # a routing rule of a plug-in may raise
+            self._fill_in(receipt, request, bucket, now)
+        finally:
+            undo()
         return receipt
 
     def _fill_in(self, receipt: Receipt, request: Request, bucket: Bucket, now: float) -> None:

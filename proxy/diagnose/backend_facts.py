@@ -14,6 +14,7 @@ from forebay.proxy.http1.faults import UpstreamFault
 from forebay.proxy.probes import Upstream, key_header
 
 MOST_MODELS = 50
+FACT_S = 1.5  # less than a worker has for its whole answer (share/workers_admin.py)
 _SAMPLE = re.compile(rb"^vllm:([a-z_]+)(?:\{([^}]*)\})? ([0-9.e+-]+)", re.MULTILINE)
 SUMMED = {  # over engines and models; the key of the answer by the name in vLLM's metrics
     b"num_requests_running": "running",
@@ -50,7 +51,8 @@ async def _facts(backends: Backends, upstream: Upstream) -> dict[str, Any]:
 async def _get(backends: Backends, upstream: Upstream, path: str) -> bytes | None:
     prober = backends.prober
     try:
-        status, body = await prober.get(upstream, path, key_header(prober.config))
+        async with asyncio.timeout(FACT_S):
+            status, body = await prober.get(upstream, path, key_header(prober.config))
     except (TimeoutError, UpstreamFault, ValueError):
         return None
     return body if status == 200 else None

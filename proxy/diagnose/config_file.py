@@ -15,7 +15,7 @@ from forebay.traces.errors import InputError
 
 CHECK = "configuration file"
 LEAST_FREE = 0.05  # of a disk that is written to
-OTHERS = 0o077  # permissions of other users than the owner
+READABLE = 0o044  # by other users than the owner
 
 
 def examine_file(path: Path, environ: Mapping[str, str], scene: Scene) -> list[Finding]:
@@ -37,7 +37,7 @@ def _key_file(config: Config, short_keys: int) -> Found:
         yield "warning", text, "replace them by longer ones, e.g. `openssl rand -hex 32`"
     if source and not source.startswith("env:") and os.name == "posix":
         mode = Path(source).stat().st_mode & 0o777
-        if mode & OTHERS & 0o044:
+        if mode & READABLE:
             text = f"tenants.keys: {source} can be read by other users (mode {mode:o})"
             yield "warning", text, f"chmod 600 {source}"
 

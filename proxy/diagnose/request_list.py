@@ -5,6 +5,7 @@ and what took most of the time.
 """
 
 from collections.abc import Mapping, Sequence
+from heapq import nlargest
 from math import inf
 from typing import Any, Literal, cast, get_args
 
@@ -38,7 +39,7 @@ def listed(receipts: Receipts, query: Mapping[str, Sequence[str]], now: float) -
         for receipt in receipts.ended.values()
         if now - receipt.ended_at <= since_s and bucket in ("", receipt.bucket)
     ]
-    rows = [_row(receipt, now) for receipt in recent]
+    rows = [_row(receipt, now) for receipt in _first(recent, by, count)]
     return {
         "by": by,
         "remembered": len(receipts.ended),
@@ -47,6 +48,15 @@ def listed(receipts: Receipts, query: Mapping[str, Sequence[str]], now: float) -
         "unseen": sum(_unseen(receipt) for receipt in recent),
         "requests": ordered(rows, cast(Order, by), count),
     }
+
+
+def _first(receipts: Sequence[Receipt], by: str, count: int) -> list[Receipt]:
+    """Return the receipts that are listed; a row is made of these only."""
+    if by == "rejected":
+        rejected = (receipt for receipt in receipts if receipt.state == "refused")
+        return nlargest(count, rejected, key=lambda receipt: receipt.ended_at)
+    timed = ((latency, one) for one in receipts if (latency := _latency_s(one)) is not None)
+    return [one for _, one in nlargest(count, timed, key=lambda pair: pair[0])]
 
 
 def ordered(rows: Sequence[dict[str, Any]], by: Order, count: int) -> list[dict[str, Any]]:

@@ -63,11 +63,13 @@ def explain(
         Path | None,
         typer.Option(metavar="BODY.json", help="decide about this request body, and send nothing"),
     ] = None,
-    bucket: Annotated[str, typer.Option(help="of a list: only this length bucket")] = "",
+    bucket: Annotated[str, typer.Option(help="list only this length bucket")] = "",
     since: Annotated[
-        float | None, a_time("of a list: only requests that ended so long ago at most, e.g. 10m")
+        float | None, a_time("list only requests that ended so long ago at most, e.g. 10m")
     ] = None,
-    tenant: Annotated[str, typer.Option(help="of --dry-run: the tenant that would send it")] = "",
+    tenant: Annotated[
+        str, typer.Option(help="the tenant that would send the request of --dry-run")
+    ] = "",
     admin: AdminUrl = DEFAULT_ADMIN,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
@@ -137,7 +139,10 @@ def show_list(found: dict[str, Any]) -> None:
     for row, line in zip(rows, cells, strict=True):
         print(_line(line, widths))
         print(textwrap.fill(_reason(row), 78, initial_indent="    ", subsequent_indent="    "))
-    kind = "rejected requests" if rejected else "requests with a first token or a failure"
+    plural = "" if len(rows) == 1 else "s"
+    kind = f"rejected request{plural}"
+    if not rejected:
+        kind = f"request{plural} with a first token or a failure"
     note = (
         f"{len(rows)} {kind}, of {found['considered']:,} that ended and are remembered "
         f"(metrics.receipts: {found['kept']:,})."

@@ -100,6 +100,7 @@ def test_rates_of_runs_at_once_add_up(
     assert "sent at once: rates add up" in capsys.readouterr().err
     parts = [load_run(seed) for seed in seeds]
     windows = [part.number("window_s") or 0.0 for part in parts]
+    assert whole.info["rate_per_s"] == sum(part.info["rate_per_s"] for part in parts)
     assert whole.number("window_s") == max(windows)
     good = sum((p.number("goodput_per_s") or 0.0) * w for p, w in zip(parts, windows, strict=True))
     assert whole.number("goodput_per_s") == pytest.approx(good / max(windows))

@@ -10,6 +10,7 @@ from decisions import Scramble
 from forebay.proxy.core.explain.receipt import Receipt
 from forebay.proxy.core.explain.recorder import DecisionRecorder
 from forebay.proxy.core.model import CLASSES, BackendSpec, Bucket, Request, Tenant
+from forebay.proxy.core.policy.routing import Option
 from forebay.proxy.core.shaper import Shaper
 
 SECONDS = 40.0
@@ -172,3 +173,18 @@ def test_a_quota_is_not_used() -> None:
         assert made.preview(Request("p", 100, tenant="t"), 0.0).rule == "starts"
     made.arrive(Request("a", 100, tenant="t"), 0.0)
     assert made.preview(Request("p", 100, tenant="t"), 0.0).rule == "tenant_quota"
+
+
+def test_a_rule_that_fails_in_a_preview_leaves_the_state_as_it_is() -> None:
+    def broken(*_: object) -> Option:
+        raise ZeroDivisionError
+
+    names = ("gpu0", "gpu1")
+    shaper = Shaper([BackendSpec(name, 8) for name in names], [Bucket("all", 10_000)], route=broken,
+                    tenants=[Tenant("a"), Tenant("b")])  # fmt: skip
+    for name in names:
+        shaper.backend_up(name, 0.0)
+    before = facts(shaper, {})
+    with pytest.raises(ZeroDivisionError):
+        shaper.preview(Request("p", 9_000, 100, (1, 2), tenant="a"), 1.0)
+    assert facts(shaper, {}) == before

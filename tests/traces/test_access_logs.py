@@ -66,6 +66,7 @@ def test_nginx_as_json(tmp_path: Path) -> None:
                  named: CHAT if named == "request_uri" else f"POST {CHAT} HTTP/1.1",
                  "status": str(status), "body_bytes_sent": str(sent),
                  "request_length": str(received), "request_time": took,
+                 "content_type": "application/json",  # of the request
                  "sent_http_content_type": kind}
             )
             for at, status, sent, received, took, kind in rows

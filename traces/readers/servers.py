@@ -174,7 +174,7 @@ def _nginx_json(row: SourceRow, line: str) -> dict[str, Any]:
         "took_s": None if took is None else one.seconds("request_time"),
         "received": one.whole_or(None, "request_length", "content_length"),
         "sent": one.whole_or(0, "body_bytes_sent", "bytes_sent"),
-        "type": one.text("sent_http_content_type", "content_type") or "",
+        "type": one.text("sent_http_content_type", "upstream_http_content_type") or "",
     }
 
 
