@@ -114,7 +114,7 @@ class Admin:
 
     def _explain(self, request_id: str) -> web.Response:
         """Answer with the decisions about one request; 404 if it is unknown or forgotten."""
-        receipts, now = self._receipts, self._driver.now
+        receipts, now = self._receipts, self._driver.clock()
         self._driver.shaper.settle(now)
         found = receipts.named(request_id)
         if not found:
@@ -125,7 +125,7 @@ class Admin:
 
     def _list(self, request: web.BaseRequest) -> web.Response:
         """Answer with the requests that ended lately, the slowest or the rejected ones."""
-        now = self._driver.now
+        now = self._driver.clock()
         self._driver.shaper.settle(now)
         try:
             fields = listed(self._receipts, query_of(request), now)
@@ -141,7 +141,7 @@ class Admin:
             asked, stopped = await self._app.preview(request, tenant)
         except ApiError as error:
             return error_response(error, request_id(request.headers))
-        now = self._driver.now
+        now = self._driver.clock()
         receipt = self._driver.shaper.preview(asked, now)
         fields = receipt_fields(receipt, now, self._receipts.keep)
         fields["request"] = "dry run"
@@ -153,7 +153,7 @@ class Admin:
 
     def status(self) -> dict[str, Any]:
         """Return the JSON of `/status`."""
-        shaper, now = self._driver.shaper, self._driver.now
+        shaper, now = self._driver.shaper, self._driver.clock()
         return {
             "ready": self._app.ready,
             "draining": self._app.draining or self._app.leaving,

@@ -122,14 +122,15 @@ class App:
         """Answer a request, and return the response that was sent; errors are OpenAI-shaped."""
         began = perf_counter()
         id_ = request_id(request.headers)
-        record = RequestRecord(id_, self._driver.now)
+        record = RequestRecord(id_, self._driver.clock())
         status = 500
         try:
             response = await self._route(request, id_, record, hold)
             status = response.status
         except ApiError as error:
             record.reason = error.code
-            response = error_response(error, id_, self._decision_headers(record))
+            headers = self._cors.answer(request.headers) | self._decision_headers(record)
+            response = error_response(error, id_, headers)
             status = response.status
             if not hold.holder:  # nothing was awaited until here
                 self.rejecting_s += perf_counter() - began
@@ -137,13 +138,11 @@ class App:
             status = CLIENT_GONE
             raise
         finally:
-            self._telemetry.finished(record, status, self._driver.now)
+            self._telemetry.finished(record, status, self._driver.clock())
         whole = not response.prepared
         hold.shrink(_large_bytes(response) if whole else 0)  # nobody needs the request any more
-        if whole:
-            response.headers[REQUEST_ID] = id_
-            response.headers["Server"] = SERVER
-            response.headers.update(self._cors.answer(request.headers))
+        if whole and REQUEST_ID not in response.headers:  # neither an error nor a backend's
+            response.headers.update(self._stream_headers(id_, self._cors.answer(request.headers)))
         # After a stream that promised keep-alive, the client may send one more request.
         may_close = whole or response.headers.get("Connection") == "close"
         if self.draining or (self.leaving and may_close) or cannot_go_on(request):
@@ -226,7 +225,7 @@ class App:
         cors = self._cors.answer(request.headers)
         try:
             async with self._driver.slot(parsed.request) as grant:
-                record.sent(grant.send, self._driver.now)
+                record.sent(grant.send, self._driver.clock())
                 reply_headers = partial(self._headers, id_, cors, record)
                 shaped = ShapedRequest(
                     request, path, body, parsed, id_, record, reply_headers, hold
@@ -298,7 +297,7 @@ class App:
 
     def _headers(self, id_: str, cors: dict[str, str], record: RequestRecord) -> dict[str, str]:
         """Return our headers of a response to a shaped request."""
-        return {**self._stream_headers(id_, cors), **self._decision_headers(record)}
+        return self._stream_headers(id_, cors) | self._decision_headers(record)
 
     def _stream_headers(self, id_: str, cors: dict[str, str]) -> dict[str, str]:
         """Return our headers of a response that may be a stream."""

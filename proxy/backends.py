@@ -60,7 +60,7 @@ class Backends:
         self.upstreams = {b.name: self._upstream(b) for b in config.backends}
         self.health = Health(self.upstreams)
         self.prober = Prober(
-            config, self.health, lambda: driver.now, say, self._after_probe, self._size_known
+            config, self.health, driver.clock, say, self._after_probe, self._size_known
         )
         self.on_hang: Callable[[Upstream], None] = lambda _: None
         self._timer: asyncio.TimerHandle | None = None
@@ -118,7 +118,7 @@ class Backends:
         self.health.remove(config.name)
         self.health.add(config.name)
         if problem is None:
-            self.health.probe_passed(config.name, self._driver.now)
+            self.health.probe_passed(config.name, self._driver.clock())
         else:
             line = f"backend {config.name} is unreachable at its new address ({problem})"
             self._say(LogEvent.BACKEND_UNREACHABLE, line, config.name)
@@ -151,12 +151,12 @@ class Backends:
             target: an allowed raw path with its query.
         """
         headers = {**key_header(self._config), **headers}
-        sent_at = self._driver.now
+        sent_at = self._driver.clock()
         try:
             return await upstream.origin.ask(method, target, headers, body)
         except LostConnection as lost:
             # Later it is not that race: perhaps the backend died over this very request.
-            raced = lost.stale and self._driver.now - sent_at < STALE_WITHIN_S
+            raced = lost.stale and self._driver.clock() - sent_at < STALE_WITHIN_S
             if not raced or self.others_up(upstream):
                 raise
         return await upstream.origin.ask(method, target, headers, body, fresh=True)
@@ -177,7 +177,7 @@ class Backends:
 
     def others_willing(self, upstream: Upstream) -> bool:
         """Return whether another backend is up that has not declined a request lately itself."""
-        lately = self._driver.now - DECLINED_S
+        lately = self._driver.clock() - DECLINED_S
         others = (other for other in self.upstreams.values() if other is not upstream)
         return any(other.up and other.declined_at < lately for other in others)
 
@@ -188,7 +188,7 @@ class Backends:
         if not (send.request.pure or send.piece_blocks):
             shows_first_token = False  # it also shows how long an image took, or a grammar
         predicted_s = send.predicted_ttft_s if shows_first_token else inf
-        self.health.sent(send.backend, send.request.id, predicted_s, self._driver.now)
+        self.health.sent(send.backend, send.request.id, predicted_s, self._driver.clock())
 
     def answered(self, name: str, request_id: str, suspects: Suspects) -> None:
         """A good first byte has come, or an error that is the client's own fault.
@@ -197,14 +197,14 @@ class Backends:
         """
         if upstream := self.upstreams.get(name):
             upstream.declined_at = -inf
-        self.health.answered(name, request_id, self._driver.now)
+        self.health.answered(name, request_id, self._driver.clock())
         for suspect, sent_at in self._suspicions.answered(name, suspects):
-            self.health.failed(suspect, "", self._driver.now, sent_at=sent_at)
+            self.health.failed(suspect, "", self._driver.clock(), sent_at=sent_at)
         self._apply_changed_health()
 
     def failed(self, name: str, request_id: str, failure: Failure, suspects: Suspects) -> None:
         """A request has failed before a good first byte."""
-        health, now = self.health, self._driver.now
+        health, now = self.health, self._driver.clock()
         upstream, everywhere = self.upstreams.get(name), False
         if failure.declined and upstream:
             upstream.declined_at = now
@@ -234,7 +234,7 @@ class Backends:
     # Effects of health on the policy.
 
     def _after_probe(self, upstream: Upstream) -> None:
-        now = self._driver.now
+        now = self._driver.clock()
         for sent_at in self._suspicions.due(upstream.name, now):
             self.health.failed(upstream.name, "", now, sent_at=sent_at)
         self.health.look_for_gray(now)
@@ -254,7 +254,7 @@ class Backends:
 
     def _apply_health(self, at: float = -inf) -> None:
         # The loop may fire a hair early: use at least the time the timer was set for.
-        now = max(at, self._driver.now)
+        now = max(at, self._driver.clock())
         for intake in self.health.intakes(now):
             self._apply_intake(intake)
         for transition in self.health.new_transitions():

@@ -120,10 +120,6 @@ class Driver:
         self._timer: asyncio.TimerHandle | None = None
         self._refusal: Callable[[], Exception] | None = None
 
-    @property
-    def now(self) -> float:
-        return self.clock()
-
     def slot(self, request: Request) -> Slot:
         """Wait for a slot: `async with` returns the Grant; raises Rejected."""
         return Slot(self, request)
@@ -197,7 +193,8 @@ class Driver:
         self._rearm()
 
     def _rearm(self) -> None:
-        self.close()
+        if self._timer is not None:
+            self.close()
         at = self.shaper.wake_at()
         if at < inf:
             self._timer = self._loop.call_at(at, self._on_timer, at)

@@ -55,10 +55,10 @@ class Upstream:
     kv_tokens: float = inf
     ask_size_at: float = -inf
     most_prefills: float = NONE
+    name: str = field(init=False)
 
-    @property
-    def name(self) -> str:
-        return self.config.name
+    def __post_init__(self) -> None:
+        self.name = self.config.name
 
 
 @dataclass(slots=True)

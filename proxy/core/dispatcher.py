@@ -95,7 +95,8 @@ class Dispatcher:
         """Let time pass until `now`; every event begins with this."""
         if self.recorder is not None:
             self.recorder.time_passes(self.forecast.gate, self.backends, now)
-        self.now = max(self.now, now)
+        if now > self.now:
+            self.now = now
         if not self.silent:
             return
         for backend in list(self.silent.values()):

@@ -87,12 +87,12 @@ class PeerExchange:
         """Publish our state once, and forget proxies that are silent."""
         driver = self.driver
         self._heard = 0
-        driver.apply(driver.shaper.peering.forget_silent(driver.now))
+        driver.apply(driver.shaper.peering.forget_silent(driver.clock()))
         known = {*driver.shaper.peering.peers.names, *self._reports}
         for sender in [s for s in self._numbers if s not in known]:
             del self._numbers[sender]
         self._log_links()
-        report = driver.shaper.peering.report(driver.now)
+        report = driver.shaper.peering.report(driver.clock())
         data = encode(Message(self.sender, self.published, report))
         self.published += 1
         for link in self.links:
@@ -121,7 +121,7 @@ class PeerExchange:
         self.received += 1
         self._reports[message.sender] = message.report
         if self._timer is None:
-            wait_s = self._applied_at + APPLY_S - self.driver.now
+            wait_s = self._applied_at + APPLY_S - self.driver.clock()
             if wait_s <= 0.0:
                 self._apply()
             else:
@@ -131,8 +131,8 @@ class PeerExchange:
         """Apply all reports that have come."""
         self._timer = None
         driver, reports = self.driver, self._reports
-        self._reports, self._applied_at = {}, driver.now
-        driver.apply(driver.shaper.peering.reported_together(reports, driver.now))
+        self._reports, self._applied_at = {}, driver.clock()
+        driver.apply(driver.shaper.peering.reported_together(reports, driver.clock()))
 
     def close(self) -> None:
         """Apply nothing from now on."""
@@ -141,7 +141,7 @@ class PeerExchange:
 
     def status(self) -> dict[str, Any]:
         """Return the JSON of `/status`."""
-        peers, now = self.driver.shaper.peering.peers, self.driver.now
+        peers, now = self.driver.shaper.peering.peers, self.driver.clock()
         since = self.alone_since
         return {
             "mode": "+".join(link.name for link in self.links) or "off",

@@ -41,7 +41,10 @@ GEN_AI_EACH = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.
 GEN_AI_TOKENS = tuple(4.0**n for n in range(14))
 
 # A backend may return any status; others than these are counted as 4xx and so on.
-STATUSES = frozenset({200, 400, 401, 404, 408, 413, 429, CLIENT_GONE, 500, 502, 503, 504})
+STATUSES = {
+    status: str(status)
+    for status in (200, 400, 401, 404, 408, 413, 429, CLIENT_GONE, 500, 502, 503, 504)
+}
 KINDS = frozenset(  # of relay.failures.Failure
     {
         *("connect", "before_first_byte", "timeout", "mid_stream", "abort", "empty", "hang"),
@@ -232,25 +235,26 @@ class ProxyMetrics:
 
     def finished(self, record: RequestRecord, status: int, now: float) -> None:
         """A request has been answered, or its client has left."""
-        known = str(status) if status in STATUSES else f"{status // 100}xx"
-        self.answers.of[record.bucket, known].inc()
+        known = STATUSES.get(status) or f"{status // 100}xx"
+        bucket, backend = record.bucket, record.backend
+        self.answers.of[bucket, known].inc()
         self._tenants.of[self.tenant_labels.label(record.tenant), known].inc()
         if not record.operation or record.sent_at is None:
             return
         operation = record.operation
         failed = status >= 400 or bool(record.reason)
         outcome = outcome_of(status) if status >= 400 else "cut" if failed else "ok"
-        self._backend_requests.of[record.backend, record.bucket, outcome].inc()
+        self._backend_requests.of[backend, bucket, outcome].inc()
+        lasted_s = now - record.arrived_at
         error = f"{status // 100}xx" if status >= 400 else "stream" if failed else ""
-        self._duration.of[operation, error].observe(now - record.arrived_at)
+        self._duration.of[operation, error].observe(lasted_s)
         if failed:
             return
-        lasted_s = now - record.arrived_at
-        self._backend_duration.of[record.backend, record.bucket].observe(lasted_s)
-        if record.ttft_s is not None:
-            self._first.of[(operation,)].observe(record.ttft_s)
-        if (each_s := record.time_per_output_token_s(now)) is not None:
-            self._each.of[(operation,)].observe(each_s)
+        self._backend_duration.of[backend, bucket].observe(lasted_s)
+        if record.first_token_at is not None:
+            self._first.of[(operation,)].observe(record.first_token_at - record.arrived_at)
+            if (each_s := record.time_per_output_token_s(now)) is not None:
+                self._each.of[(operation,)].observe(each_s)
         if record.prompt_tokens:
             self._usage.of[operation, "input"].observe(record.prompt_tokens)
             self._usage.of[operation, "output"].observe(record.output_tokens)

@@ -1,11 +1,15 @@
 """Memory of requests: bodies and answers share one budget, and no holder gets all of it."""
 
 import asyncio
+import tracemalloc
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from aiohttp.streams import StreamReader
+from aiohttp.test_utils import make_mocked_request
 from proxy_stage import (
     STREAM_HEAD,
     Call,
@@ -21,6 +25,7 @@ from raw_client import BODY, HOST, POST, Oracle, ask, before_oracle, connected, 
 from forebay.proxy.api.body import parse_any
 from forebay.proxy.config.sections import Limits
 from forebay.proxy.http1.byte_budget import SMALL_BYTES, ByteBudget, Hold
+from forebay.proxy.http1.client_body import read_client_body
 from forebay.proxy.http1.errors import ApiError
 from forebay.proxy.relay.relay import usage_tokens
 from forebay.proxy.relay.whole_answer import WHOLE_BYTES
@@ -190,6 +195,32 @@ def test_large_bodies_are_parsed_one_at_a_time(monkeypatch: pytest.MonkeyPatch) 
         assert most == 1
 
     before_oracle(scene, buckets=[{"name": "any", "up_to": 10_000_000, "max_wait": "1h"}])
+
+
+def test_a_large_body_is_not_copied_once_it_has_come() -> None:
+    """A copy of 16 MB would hold up everybody else for 8 ms."""
+    size, part = 8 * MIB, b"x" * 65_536
+
+    async def peak() -> int:
+        stream = StreamReader(Mock(), 2**16, loop=asyncio.get_running_loop())
+        request = make_mocked_request("POST", "/", payload=stream)
+        hold = Hold(ByteBudget(100 * MIB))
+        reading = asyncio.create_task(read_client_body(request, 2 * size, 10.0, hold))
+        tracemalloc.start()
+        try:
+            for _ in range(size // len(part)):
+                stream.feed_data(part)
+                await asyncio.sleep(0)
+            tracemalloc.reset_peak()
+            stream.feed_eof()
+            body = await reading
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert body == part * (size // len(part))
+        return most
+
+    assert asyncio.run(peak()) < 1.5 * size
 
 
 def large(size: int, end: bytes = USAGE_AT_END) -> bytes:

@@ -104,7 +104,7 @@ def test_slow_images_and_grammars_cost_others_nothing(slow: dict[str, Any]) -> N
                     group.create_task(good())
                     await asyncio.sleep(0.05)
                 if number == 60:
-                    on.proxy.backends.health.look_for_gray(on.proxy.driver.now)
+                    on.proxy.backends.health.look_for_gray(on.proxy.driver.clock())
         assert statuses.count(200) == len(statuses) == 480
         counts = [on.proxy.backends.health.counts(f"b{i}") for i in range(2)]
         assert not any("ejected" in state for count in counts for state, _ in count), counts

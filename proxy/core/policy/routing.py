@@ -89,7 +89,7 @@ def warm_or_least_work(
     score, then to the first, so that a run can be repeated.
     """
     enough = affinity.min_match * request.prompt_tokens
-    cheapest = min(o.cold_prefill_s for o in options)
+    cheapest = min([o.cold_prefill_s for o in options])
     scores: list[float] = []
     for option in options:
         prefill_s = option.cold_prefill_s
