@@ -279,7 +279,9 @@ def words() -> str:
                 behind.append(f"{bucket}s in *{label}*")
         share, best = results().mean(workload, OURS, "attainment"), results().best_share(workload)
         rows.append("| " + " | ".join([*cells, f"{percent(share)} and {percent(best)}"]) + " |")
-    better = f"Another router's p99 is lower for {' and '.join(behind)}."
+    first = ", ".join(behind[:-1])
+    named = f"{first} and {behind[-1]}" if first else "".join(behind)
+    better = f"Another router's p99 is lower for {named}."
     return "\n".join([*rows, "", better if behind else "No other router has a lower p99 here."])
 
 
