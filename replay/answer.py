@@ -109,7 +109,7 @@ class AnswerReader:
         if exchange.outcome == "ok":
             return True  # after [DONE] only the end of the HTTP framing follows
         if exchange.pieces is None and not scanner.partial and is_one_token(data):
-            self._append(at_s)
+            exchange.events.at_s.append(at_s)
             if self._forms_left and (self._form is None or not self._form.made_of(data)):
                 self._forms_left -= 1
                 self._form = token_form(data)
@@ -147,8 +147,7 @@ class AnswerReader:
     def _event(self, payload: bytes, at_s: float) -> bool:
         """Take one event of a stream; False if it ends the answer as failed."""
         exchange = self.exchange
-        plain = payload.find(b'"usage":{') < 0 and payload != b"[DONE]"  # not to parse these twice
-        if plain and (text := _plain_token(payload)):
+        if text := _plain_token(payload):
             self._output(at_s, None, text)
             return True
         event = parse_event(payload)

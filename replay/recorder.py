@@ -23,9 +23,6 @@ from forebay.traces.schema import TraceRequest
 
 LEAST_FLUSH_WALL_S = 0.25
 LOGGED = ("sched_lag", "reject", *METRICS.values())
-# Recording several requests in a row finds its code in the caches of the processor, which a turn of
-# the loop replaces. More at a time would delay arrivals: each takes about 15 us.
-RECORDED_TOGETHER = 8
 BEYOND = "other"  # bucket of a request that is longer than every bucket
 
 
@@ -64,31 +61,13 @@ class Recorder:
         self.log = log
         self._table = table
         self._buckets = tuple(buckets)
-        self._ended: list[tuple[TraceRequest, ClientExchange]] = []
         self._tags = {
             bucket: {metric: f"{metric}.{bucket}" for metric in LOGGED}
             for bucket in (BEYOND, *(one.name for one in buckets))
         }
 
-    def finished(self, request: TraceRequest, exchange: ClientExchange) -> None:
-        """Record one request that was sent, whatever its outcome, at the latest at `settle`."""
-        if exchange.outcome == "ok":
-            self.live.done += 1
-        elif exchange.outcome == "rejected":
-            self.live.rejected += 1
-        else:
-            self.live.failed += 1
-        self._ended.append((request, exchange))
-        if len(self._ended) >= RECORDED_TOGETHER:
-            self.settle()
-
-    def settle(self) -> None:
-        """Measure and store the requests that have ended and wait for it."""
-        ended, self._ended = self._ended, []
-        for request, exchange in ended:
-            self._record(request, exchange)
-
-    def _record(self, request: TraceRequest, exchange: ClientExchange) -> None:
+    def finished(self, request: TraceRequest, exchange: ClientExchange) -> Row:
+        """Record one request that was sent, whatever its outcome."""
         latency = measure(
             exchange.intended_s,
             exchange.sent_s,
@@ -103,11 +82,17 @@ class Recorder:
             kept = {"id": request.id, "answer": exchange.answer}
             self._answers.write(orjson.dumps(kept, option=orjson.OPT_APPEND_NEWLINE))
         self._log(row, latency)
-        if row.outcome == "ok" and row.ttft_response_s is not None:
-            self.live.ttft.record_value(min(to_us(row.ttft_response_s), HIGHEST_US))
+        if row.outcome == "ok":
+            self.live.done += 1
+            if row.ttft_response_s is not None:
+                self.live.ttft.record_value(min(to_us(row.ttft_response_s), HIGHEST_US))
+        elif row.outcome == "rejected":
+            self.live.rejected += 1
+        else:
+            self.live.failed += 1
+        return row
 
     def never_sent(self, request: TraceRequest, intended_s: float | None) -> None:
-        self.settle()
         row = never_sent_row(request, self._bucket(request), intended_s)
         self._table.add(row)
         self.totals.add(row)
@@ -117,7 +102,6 @@ class Recorder:
 
         A cancellation at any step loses nothing, and nothing is written twice.
         """
-        self.settle()
         steps = self.log.flush_steps(now_s)
         try:
             for _ in steps:
@@ -128,11 +112,6 @@ class Recorder:
             for _ in steps:
                 pass
         await self._table.write_full_groups()
-
-    def close(self, now_s: float) -> None:
-        """Store what still waits, and close the log."""
-        self.settle()
-        self.log.close(now_s)
 
     def _bucket(self, request: TraceRequest) -> str:
         return bucket_of(request.input_tokens, self._buckets) or BEYOND

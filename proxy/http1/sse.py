@@ -118,7 +118,7 @@ def _payload(event: bytes) -> bytes:
     return b"\n".join(line[1:] if line.startswith(b" ") else line for line in lines)
 
 
-@dataclass(slots=True)  # frozen, it takes three times as long to make
+@dataclass(frozen=True, slots=True)
 class StreamEvent:
     """One event of an OpenAI stream.
 

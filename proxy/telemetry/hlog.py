@@ -21,12 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from hdrh.codec import (
-    HdrCookieException,
-    HdrHistogramSettingsException,
-    HdrLengthException,
-    add_array,
-)
+from hdrh.codec import HdrCookieException, HdrHistogramSettingsException, HdrLengthException
 from hdrh.histogram import HdrHistogram
 
 from forebay.traces.errors import InputError
@@ -72,20 +67,9 @@ def to_us(seconds: float) -> int:
     return max(LOWEST_US, round(seconds * 1e6))
 
 
-def _move(histogram: Any, total: Any) -> None:
-    """Add a histogram to `total` and empty it; both were made by `new_histogram`.
-
-    Only its counters up to its maximum are touched, mostly a fifth of the 23,552. The library's
-    `add` goes through all of them, and its `reset` takes a millisecond.
-    """
-    used = histogram.get_counts_array_index(histogram.max_value) + 1
-    size = histogram.word_size
-    to, start = ctypes.addressof(total.counts), ctypes.addressof(histogram.counts)
-    add_array(to, start, used, size)
-    total.total_count += histogram.total_count
-    total.max_value = max(total.max_value, histogram.max_value)
-    total.min_value = min(total.get_min_value(), histogram.get_min_value())
-    ctypes.memset(start, 0, used * size)
+def _empty(histogram: Any) -> None:
+    """Make a histogram as good as new (the library's `reset` takes a millisecond)."""
+    ctypes.memset(histogram.counts, 0, ctypes.sizeof(histogram.counts))
     histogram.total_count = histogram.max_value = 0
     histogram.min_value = sys.maxsize
 
@@ -252,7 +236,8 @@ class IntervalLog:
             if histogram is None:
                 continue
             self._writer.write(tag, start_s, now_s - start_s, histogram)
-            _move(histogram, self.totals[tag].histogram)
+            add_into(self.totals[tag].histogram, histogram)
+            _empty(histogram)
             self._spare.append(histogram)
             yield
 
