@@ -248,6 +248,15 @@ class Stage(ExitStack):
             for thread in threads:
                 thread.join()
 
+    def streaming(self) -> subprocess.Popen[bytes] | None:
+        """An engine that computes an answer now; chats with one beginning may all go to one."""
+        for engine, port in zip(self.engines, self._ports, strict=False):
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+                running = re.search(rb"^vllm:num_requests_running.* (\S+)$", answer.read(), re.M)
+            if running and float(running[1]) > 1:
+                return engine
+        return None
+
     def fired(self) -> set[str]:
         """What fires now or has fired at an earlier call."""
         self._fired |= self.query.firing()
@@ -280,11 +289,12 @@ def test_alerts_follow_staged_faults(tmp_path: Path) -> None:
 
         stage.config.write_text(stage.config.read_text() + "{")
         eventually(lambda: "ForebayBadConfiguration" in stage.query.firing())
-        stage.engines[1].kill()
+        first = eventually(stage.streaming)
+        first.kill()
         eventually(lambda: "ForebayCutStreams" in stage.query.firing())
         eventually(lambda: "ForebayBackendDown" in stage.query.firing())
         assert "ForebayNoBackend" not in stage.query.firing()
-        stage.engines[0].kill()
+        next(engine for engine in stage.engines if engine is not first).kill()
         eventually(lambda: {"ForebayNoBackend", "ForebayRefusing"} <= stage.query.firing())
         assert "ForebayDown" not in stage.query.firing()
         assert stage.blank() <= {"Configuration changes"}
