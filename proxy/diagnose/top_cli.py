@@ -13,6 +13,7 @@ import typer
 
 from forebay.proxy.command import new_app
 from forebay.proxy.diagnose.admin_client import DEFAULT_ADMIN, AdminUrl, Unreachable, ask, ask_json
+from forebay.proxy.telemetry.spoken_times import long_time, short_time
 from forebay.traces.talk import talk
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def rendered(frame: "Frame", admin: str) -> "Group":
 
     state = "draining" if frame.draining else "ready" if frame.ready else "no backend is up"
     head = f"forebay {frame.version} at {admin}: {state}, {frame.active} active"
-    head += f", up {_long(frame.uptime_s)}"
+    head += f", up {long_time(frame.uptime_s)}"
     if frame.workers:
         head += f", {frame.workers} workers"
     if frame.shedding:
@@ -166,15 +167,15 @@ def _backends(frame: "Frame") -> "RenderableType":
 
 def _buckets(frame: "Frame") -> "RenderableType":
     table = _table("bucket", "waiting", "req/s", "rejected/s", "TTFT p50", "TTFT p99")
-    table.title = f"Over {_long(frame.over_s)}"
+    table.title = f"Over {long_time(frame.over_s)}"
     for one in frame.buckets:
         table.add_row(
             one.name,
             str(one.waiting),
             f"{one.requests_per_s:.2f}",
             f"{one.rejected_per_s:.2f}",
-            _short(one.ttft_p50_s),
-            _short(one.ttft_p99_s),
+            short_time(one.ttft_p50_s),
+            short_time(one.ttft_p99_s),
             style="yellow" if one.rejected_per_s else None,
         )
     return table
@@ -189,15 +190,3 @@ def _table(*columns: str) -> "Table":
     for index, name in enumerate(columns):
         table.add_column(name, justify="right" if index else "left", no_wrap=index > 0)
     return table
-
-
-def _short(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    return f"{seconds * 1e3:.0f} ms" if seconds < 0.0995 else f"{seconds:.2f} s"
-
-
-def _long(seconds: float) -> str:
-    if seconds < 100.0:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60.0:.0f} min" if seconds < 6_000.0 else f"{seconds / 3_600.0:.0f} h"

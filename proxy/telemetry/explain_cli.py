@@ -12,6 +12,7 @@ import typer
 
 from forebay.proxy.command import new_app
 from forebay.proxy.diagnose.admin_client import DEFAULT_ADMIN, AdminUrl, Refused, ask_json
+from forebay.proxy.telemetry.spoken_times import long_time, short_time
 from forebay.traces.command_options import a_time
 from forebay.traces.errors import InputError
 from forebay.traces.talk import talk
@@ -153,11 +154,11 @@ def show_list(found: dict[str, Any]) -> None:
 
 
 def _cells(row: dict[str, Any], *, rejected: bool) -> list[str]:
-    cells = [row["request"].rpartition("/")[0] or row["request"], _ago(row["age_s"])]
+    cells = [row["request"].rpartition("/")[0] or row["request"], long_time(row["age_s"])]
     cells.append(row["bucket"] or "-")
     if not rejected:
-        cells += [row["backend"] or "-", _spoken(row["latency_s"])]
-    return [*cells, _spoken(row["predicted_ttft_s"])]
+        cells += [row["backend"] or "-", short_time(row["latency_s"])]
+    return [*cells, short_time(row["predicted_ttft_s"])]
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
@@ -171,12 +172,6 @@ def _reason(row: dict[str, Any]) -> str:
     if row["hindsight"] == "false":
         return f"{row['reason']} (unnecessary, as checked afterwards)"
     return str(row["reason"])
-
-
-def _ago(seconds: float) -> str:
-    if seconds < 100.0:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60.0:.0f} min" if seconds < 6_000.0 else f"{seconds / 3_600.0:.0f} h"
 
 
 def show(fields: dict[str, Any], *, as_json: bool) -> None:
@@ -226,10 +221,10 @@ def _candidates(fields: dict[str, Any]) -> "Table":
         load = f"{option['load_tokens'] / mean:.2f} x average" if mean else "none"
         table.add_row(
             f"{option['backend']}{' <' if option['chosen'] else ''}",
-            _spoken(option["wait_s"]),
-            f"+ {_spoken(option['margin_s'])}",
-            _spoken(option["prefill_s"]),
-            _spoken(option["ttft_s"]),
+            short_time(option["wait_s"]),
+            f"+ {short_time(option['margin_s'])}",
+            short_time(option["prefill_s"]),
+            short_time(option["ttft_s"]),
             _share(option["matched_tokens"], fields["prompt_tokens"]),
             load,
             style="bold" if option["chosen"] else None,
@@ -246,11 +241,11 @@ def _timeline(fields: dict[str, Any]) -> "Table":
     for step in fields["timeline"]:
         why = WAITS.get(step["why"], step["why"])
         table.add_row(
-            _spoken(step["at_s"]),
+            short_time(step["at_s"]),
             EVENTS[step["event"]].format(backend=step["backend"], why=why),
         )
     for why, seconds in fields["waited"].items():
-        table.add_row("", f"waited {_spoken(seconds)}: {WAITS[why]}", style="dim")
+        table.add_row("", f"waited {short_time(seconds)}: {WAITS[why]}", style="dim")
     return table
 
 
@@ -263,7 +258,7 @@ def _results(fields: dict[str, Any]) -> "Table":
         "first token after dispatch": "ttft_after_dispatch_s",
     }
     for name, key in rows.items():
-        table.add_row(name, _spoken(predicted[key]), _spoken(actual[key]))
+        table.add_row(name, short_time(predicted[key]), short_time(actual[key]))
     tokens = fields["prompt_tokens"]
     table.add_row(
         "prompt cached",
@@ -289,9 +284,3 @@ def _share(tokens: int | None, of: int) -> str:
     if tokens is None:
         return "not reported"
     return f"{tokens:,} ({100 * tokens / max(1, of):.0f} %)"
-
-
-def _spoken(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    return f"{seconds * 1e3:.0f} ms" if seconds < 0.0995 else f"{seconds:.2f} s"

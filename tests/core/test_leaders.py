@@ -92,7 +92,7 @@ def test_followers_come_to_where_their_leader_was_computed() -> None:
 
 
 def test_who_waits_elsewhere_comes_when_it_is_computed() -> None:
-    """It could not have waited for this engine, which was done much earlier than thought."""
+    """The request could not have waited for this engine, which was done earlier than predicted."""
     hasty = Bucket("document", 200_000, 100, 5.0, prefills_per_backend=1)
     shaper = Shaper([BackendSpec("b1", 64), BackendSpec("b2", 64)], [hasty])
     for name in ("b1", "b2"):

@@ -258,7 +258,7 @@ class Stage(ExitStack):
         return None
 
     def fired(self) -> set[str]:
-        """What fires now or has fired at an earlier call."""
+        """Return the alerts that fire now or fired at an earlier call."""
         self._fired |= self.query.firing()
         return self._fired
 

@@ -171,7 +171,7 @@ def test_the_environment_is_named_when_it_is_wrong() -> None:
 
 
 def service_links(service: str) -> dict[str, str]:
-    """What Kubernetes sets for a Service with a named port (kubelet's envvars.FromServices)."""
+    """Return the variables of a Service with a named port (kubelet's envvars.FromServices)."""
     name = service.upper().replace("-", "_")
     port = f"{name}_PORT_8080_TCP"
     return {

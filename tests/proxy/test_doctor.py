@@ -76,7 +76,7 @@ def found_in(
     beside: Callable[[RunningEngine], Awaitable[Any]] | None = None,
     **keys: Any,
 ) -> list[Finding]:
-    """What the doctor finds with two engines, the second of which has these options."""
+    """Return the findings for two engines, the second of which has these options."""
 
     async def main() -> list[Finding]:
         async with AsyncExitStack() as stack:
