@@ -2,13 +2,14 @@
 
     make soak                                      (10^6 requests, a quarter of an hour)
     python tests/bench/routers/soak.py --requests 50000
+    python tests/bench/routers/soak.py --requests 36000 --rate 5 --flap-every 60    (two hours)
 
 One proxy process in front of two mock backends, each of which is killed for a second and a half in
-turn every four seconds. One request in twenty is left by its client at a random moment: while it
-uploads, waits, or streams. Prints, for each tenth of the run, requests a second, the proxy's
-resident memory, open descriptors and the blocks in its prefix indexes, and at the end what the
-proxy still holds. Exit status 1 if anything leaked: a slot, a task, a descriptor, or memory (last
-tenth over first by 10 %).
+turn every four seconds (`--flap-every`). One request in twenty is left by its client at a random
+moment: while it uploads, waits, or streams. Prints, for each tenth of the run, requests a second,
+the proxy's resident memory, open descriptors and the blocks in its prefix indexes, and at the end
+what the proxy still holds. Exit status 1 if anything leaked: a slot, a task, a descriptor, or
+memory (last tenth over first by 10 %).
 
 The backends state a KV pool, as vLLM does, so the index is as large as it gets within the first
 tenth. With `--kv-tokens 0` its size is unknown: then the index may grow to 65,536 blocks a backend
@@ -35,7 +36,7 @@ from bench_proxy import free_ports, rss_mib, running, serving
 from load import Broken, Client, chat
 
 LEAVING, CONCURRENCY = 0.05, 96
-FLAP_EVERY_S, DOWN_S = 4.0, 1.5
+DOWN_S = 1.5
 MOST_GROWTH = 1.10  # of the resident memory, first tenth to last
 KINDS = (  # share, bytes, stream
     (0.55, 300, None),
@@ -102,10 +103,10 @@ class Backends:
     def stop(self, which: int) -> None:
         self._up[which].close()
 
-    async def flap(self) -> None:
+    async def flap(self, every_s: float) -> None:
         which = 0
         while True:
-            await asyncio.sleep(FLAP_EVERY_S - DOWN_S)
+            await asyncio.sleep(every_s - DOWN_S)
             await asyncio.to_thread(self.stop, which)
             await asyncio.sleep(DOWN_S)
             self.start(which)
@@ -182,13 +183,17 @@ async def drive(
         "tasks": status(admin_port)["tasks"],
         "descriptors": max(await descriptors_lately(pid)),
     }
-    done, start, tenth, memory = 0, time.monotonic(), options.requests // 10, []
+    done, sent, tenth, memory = 0, 0, options.requests // 10, []
+    start = time.monotonic()
     samples: list[float] = []
     marks = [start]
 
     async def worker() -> None:
-        nonlocal done
+        nonlocal done, sent
         for request, leaves_s in left:
+            sent += 1
+            if options.rate:
+                await asyncio.sleep(start + sent / options.rate - time.monotonic())
             await ask(client, request, leaves_s, seen)
             done += 1
             if done % max(1, tenth // 20) == 0:
@@ -202,7 +207,7 @@ async def drive(
                 held = index_blocks(await asyncio.to_thread(status, admin_port))
                 print(f"{line}, {descriptors(pid)} descriptors, {held:,} blocks", flush=True)
 
-    flapping = asyncio.create_task(backends.flap())
+    flapping = asyncio.create_task(backends.flap(options.flap_every))
     await asyncio.gather(*(worker() for _ in range(CONCURRENCY)))
     flapping.cancel()
     await asyncio.gather(flapping, return_exceptions=True)
@@ -218,6 +223,8 @@ def main() -> int:
     )
     parser.add_argument("--requests", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rate", type=float, help="requests a second; default: as many as it can")
+    parser.add_argument("--flap-every", type=float, default=4.0, help="seconds between two deaths")
     parser.add_argument(
         "--kv-tokens", type=int, default=200_000, help="KV pool of each backend; 0: not known"
     )
