@@ -32,6 +32,7 @@ class InFlight:
         holding: what it takes of the backend; None without a tenant.
         output_tokens: length of its answer; 0 while unknown.
         sent_at: when it was sent; `first_token_at`: None before the first token.
+        miss_s: predicted prefill if the cached prefix has been evicted.
         ends_at: predicted end of a prefill whose first token cannot be seen; else inf.
         counts: it counts towards `prefills_per_backend`; cache hits do not.
         overdue_s: least seconds its prefill counts for until its first token.
@@ -45,6 +46,7 @@ class InFlight:
         "ends_at",
         "first_token_at",
         "holding",
+        "miss_s",
         "output_tokens",
         "overdue_s",
         "prefill_s",
@@ -84,7 +86,8 @@ class InFlight:
         self.ends_at = inf
         self.counts = counts(request, uncached_tokens)
         # The whole prompt may turn out uncached, unless the cached prefix is certain.
-        self.overdue_s = OVERDUE_SHARE * (prefill_s if fresh else cold_s)
+        self.miss_s = prefill_s if fresh else cold_s
+        self.overdue_s = OVERDUE_SHARE * self.miss_s
 
     @property
     def matched_tokens(self) -> int:

@@ -104,7 +104,7 @@ class PrefillQueue:
         if head.request.streams:
             floor = head.overdue_s
             if elapsed_s > (1.0 + UNPROVEN) * head.prefill_s + INSTANT_S:
-                left = head.cold_s - elapsed_s  # the engine had evicted what seemed to be cached
+                left = head.miss_s - elapsed_s  # the engine had evicted what seemed to be cached
         return self.total_s - head.prefill_s + max(left, floor)
 
     def ahead_s(self, uncached_tokens: float, now: float, priority: float | None = None) -> float:
