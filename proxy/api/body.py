@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from forebay.proxy.api.block_hashes import LARGE_BYTES, BlockHashes, chain
 from forebay.proxy.api.cache_salt import FIELD, CacheSalts, with_salt
 from forebay.proxy.api.large_json import (
+    FaultyJson,
     LongText,
     RepeatedKey,
     TooMuchJson,
@@ -175,6 +176,8 @@ async def parse_any(body: bytes, *, in_pieces: bool = False) -> dict[str, Any]:
         key = str(repeated)
         message = f"The body has {key} more than once."
         raise ApiError(400, "repeated_key", message, param=key) from None
+    except FaultyJson:
+        raise ApiError(400, "invalid_json", "The body is not valid JSON.") from None
     except orjson.JSONDecodeError as error:
         raise _not_json(error) from None
 

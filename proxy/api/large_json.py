@@ -16,9 +16,10 @@ from typing import Any
 
 import orjson
 
-CUT_BYTES = 4 << 10  # longer strings are cut out
+CUT_BYTES = 512  # longer strings are cut out
 LONG_BYTES = 256 << 10  # of strings are parsed at once
-SHORT_BYTES = 256 << 10  # bound of the rest, which is parsed at once
+SHORT_BYTES = 1 << 20  # bound of the rest, which is parsed at once
+PUT_AT_ONCE = 1 << 10  # values that are looked at, when the strings are put back
 SPANS_AT_ONCE = 100  # a tenth of a millisecond; two thirds if all quotes are escaped
 ESCAPED_BYTES = 512  # that are searched by a pattern after an escaped quote: others are near
 LONGEST_UNIT = 12  # bytes that must not be cut: at most two escapes, for one character
@@ -61,6 +62,10 @@ class LongText:
 
     def __str__(self) -> str:
         return b"".join(self.pieces).decode()
+
+
+class FaultyJson(ValueError):
+    """The body is not JSON; to find the place, the whole would be parsed at once."""
 
 
 class TooMuchJson(ValueError):
@@ -127,21 +132,19 @@ class _Counts:
 
 
 async def loads_in_steps(body: bytes, *, in_pieces: bool = False) -> Any:
-    """Return what `orjson.loads` returns; raises its JSONDecodeError, TooMuchJson, RepeatedKey.
+    """Return what `orjson.loads` returns; raises TooMuchJson, RepeatedKey, and for invalid JSON
+    FaultyJson or, where the whole was parsed, orjson's JSONDecodeError.
 
     Args:
         in_pieces: strings of LONG_BYTES and more are each a LongText.
     """
+    cut = await _cut_out(body)
+    if cut is None:
+        return orjson.loads(body)
     try:
-        cut = await _cut_out(body)
-        if cut is not None:
-            return await _put_together(body, *cut, in_pieces)
-    except orjson.JSONDecodeError:
-        pass  # parsing the whole shows the place of the fault
-    except RepeatedKey:
-        orjson.loads(body)  # raises for invalid JSON, in which no key counts
-        raise
-    return orjson.loads(body)
+        return await _put_together(body, *cut, in_pieces)
+    except orjson.JSONDecodeError as error:  # its place is one in a piece
+        raise FaultyJson from error
 
 
 async def _cut_out(body: bytes) -> tuple[bytes, dict[str, tuple[int, int]]] | None:
@@ -228,14 +231,19 @@ async def _put_together(
 ) -> Any:
     whole = [orjson.loads(short)]  # in a list, because the whole body may be one string
     nodes: list[Any] = [whole]
-    at_once = 0
+    at_once = passed = 0
     while nodes:
         node = nodes.pop()
-        if not isinstance(node, dict | list):
-            continue
-        for key, value in list(node.items() if isinstance(node, dict) else enumerate(node)):
-            if not isinstance(value, str) or not (span := spans.get(value)):
-                nodes.append(value)
+        # Values are replaced while they are passed over, keys are not.
+        for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+            passed += 1
+            if not passed % PUT_AT_ONCE:
+                await asyncio.sleep(0)
+            if not isinstance(value, str):
+                if isinstance(value, dict | list):
+                    nodes.append(value)
+                continue
+            if not (span := spans.get(value)):
                 continue
             start, end = span
             if end - start >= LONG_BYTES:
