@@ -12,7 +12,8 @@ from typing import Any
 
 from aiohttp import web
 
-from forebay.proxy.api.body import LARGE_BYTES, ParsedBody, parse_any, read_fields, salted
+from forebay.proxy.api.block_hashes import LARGE_BYTES
+from forebay.proxy.api.body import ParsedBody, parse_any, read_fields, salted
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.backends import Backends
 from forebay.proxy.config.schema import Config
@@ -211,7 +212,7 @@ class App:
             parsed = self._parsed(await parse_any(body), request, path, id_, record.tenant, body)
         else:
             async with self._parsing:
-                fields = await parse_any(body)
+                fields = await parse_any(body, in_pieces=True)
                 parsed = self._parsed(fields, request, path, id_, record.tenant, body)
                 del fields
         body = parsed.body  # so that the received bytes are not kept too
@@ -248,7 +249,7 @@ class App:
             limit, patience_s = self._config.limits.body, self._config.timeouts.client_body
             body = await read_client_body(request, limit, patience_s, hold)
             async with self._parsing:
-                fields = await parse_any(body)
+                fields = await parse_any(body, in_pieces=True)
                 path = CHAT if "messages" in fields else COMPLETIONS
                 asked = self._parsed(fields, request, path, "preview", tenant, body).request
         if self.draining:

@@ -119,11 +119,13 @@ async def serve(
         worker: the `--worker` option of a process of `--workers`.
     """
     from forebay.proxy.runtime import systemd
+    from forebay.proxy.runtime.memory import keep_large_apart
     from forebay.proxy.serve import start_proxy
     from forebay.proxy.telemetry.access_log import configure_logs, say
     from forebay.proxy.telemetry.events import LogEvent
 
     configure_logs(config.logs)
+    keep_large_apart()
     link = None
     if worker:
         from forebay.proxy.share.worker import worker_link

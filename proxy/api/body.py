@@ -11,10 +11,12 @@ from typing import Any
 
 import orjson
 from pydantic import TypeAdapter, ValidationError
-from xxhash import xxh3_64_intdigest
 
+from forebay.proxy.api.block_hashes import LARGE_BYTES, BlockHashes, chain
 from forebay.proxy.api.cache_salt import FIELD, CacheSalts, with_salt
 from forebay.proxy.api.large_json import (
+    FaultyJson,
+    LongText,
     RepeatedKey,
     TooMuchJson,
     is_dense,
@@ -32,7 +34,6 @@ DEFAULT_OUTPUT_TOKENS = 512  # reserved for the output of a request without a li
 MOST_OUTPUT_TOKENS = 1 << 20  # bound of what is reserved for all outputs of one request
 BYTES_PER_TOKEN_ID = 4
 BEYOND_64_BITS = 2.0**64
-LARGE_BYTES = 1 << 20  # a larger body is parsed in steps, so that other requests go on
 WHOLE_ONLY = frozenset(
     ("echo", "prompt_logprobs", "truncate_prompt_tokens", "use_beam_search", "suffix")
 )
@@ -97,7 +98,13 @@ def read_fields(
     """
     streams = _typed(fields, "stream", bool, False)
     _typed(fields, "model", str, "")
-    text = chat_text(fields) if chat else completion_text(fields)
+    salt = _client_salt(fields)
+    if salts is not None:
+        _reject_media_ids(fields)
+        salt = salts.salt(tenant, salt)
+        body = with_salt(body, salt)
+    into = BlockHashes(block_bytes, salt) if len(body) >= LARGE_BYTES else None
+    text = chat_text(fields, into) if chat else completion_text(fields, into)
     prompt = text.data
     tokens = (
         max(1, len(prompt) // BYTES_PER_TOKEN_ID)
@@ -110,11 +117,6 @@ def read_fields(
         tokens = min(tokens, all_tokens)
     answer_tokens = _answer_tokens(fields, chat)
     pure = not text.media_tokens and _is_pure(fields, chat)
-    salt = _client_salt(fields)
-    if salts is not None:
-        _reject_media_ids(fields)
-        salt = salts.salt(tenant, salt)
-        body = with_salt(body, salt)
     priority, quota_tokens, hides_usage = _integer(fields, "priority", 0), 0, False
     if tenant:
         hides_usage = counted and _streams_uncounted(fields)
@@ -125,7 +127,7 @@ def read_fields(
         id_,
         prompt_tokens=all_tokens,
         output_tokens=min(answer_tokens * sequences, MOST_OUTPUT_TOKENS),
-        blocks=_chain(prompt, block_bytes, salt),
+        blocks=chain(prompt, block_bytes, salt),
         # Without media: prompts that share their first blocks may have other media.
         block_tokens=tokens * block_bytes / max(1, len(prompt)),
         timeout_s=_timeout_s(headers, sdk_timeout),
@@ -156,20 +158,26 @@ async def salted(body: bytes, content_type: str, tenant: str, salts: CacheSalts)
     return with_salt(body, salts.salt(tenant, _client_salt(fields)), empty=not fields)
 
 
-async def parse_any(body: bytes) -> dict[str, Any]:
-    """Parse a body, in steps if it takes long or may have a key twice; raises ApiError 400."""
+async def parse_any(body: bytes, *, in_pieces: bool = False) -> dict[str, Any]:
+    """Parse a body, in steps if it takes long or may have a key twice; raises ApiError 400.
+
+    Args:
+        in_pieces: very long strings are each a LongText.
+    """
     if len(body) < LARGE_BYTES and not is_dense(body):
         fields = parse(body)
         if not may_repeat(body, fields):
             return fields
     try:
-        return _fields(await loads_in_steps(body))
+        return _fields(await loads_in_steps(body, in_pieces=in_pieces))
     except TooMuchJson as error:
         raise ApiError(400, "too_many_items", f"The body holds {error}.") from None
     except RepeatedKey as repeated:
         key = str(repeated)
         message = f"The body has {key} more than once."
         raise ApiError(400, "repeated_key", message, param=key) from None
+    except FaultyJson:
+        raise ApiError(400, "invalid_json", "The body is not valid JSON.") from None
     except orjson.JSONDecodeError as error:
         raise _not_json(error) from None
 
@@ -204,17 +212,6 @@ def _may_fit(fields: dict[str, Any], text: PromptText, most_tokens: float, chat:
     if text.token_ids or (not chat and isinstance(fields["prompt"], list)):
         return False
     return fewest_tokens(len(text.data)) <= most_tokens
-
-
-def _chain(prompt: bytes, block_bytes: int, salt: str | None) -> tuple[int, ...]:
-    """Return chained hashes of the full blocks; the first is chained to the cache salt."""
-    before, hashes = xxh3_64_intdigest(salt.encode()) if salt else 0, []
-    # A view is slower than copying a block within the CPU's cache, and faster beyond it.
-    text = prompt if len(prompt) < LARGE_BYTES else memoryview(prompt)
-    for start in range(0, len(prompt) - block_bytes + 1, block_bytes):
-        before = xxh3_64_intdigest(text[start : start + block_bytes], before)
-        hashes.append(before)
-    return tuple(hashes)
 
 
 def _only_whole(fields: dict[str, Any], chat: bool) -> bool:
@@ -270,7 +267,7 @@ def _sequences(fields: dict[str, Any], chat: bool) -> int:
                     raise
     if not chat:
         prompt = fields["prompt"]
-        if not isinstance(prompt, str) and not isinstance(prompt[0], int):
+        if isinstance(prompt, list) and not isinstance(prompt[0], int):
             answers *= len(prompt)  # a batch
     return min(answers, MOST_OUTPUT_TOKENS)
 
@@ -394,5 +391,7 @@ def _typed(fields: dict[str, Any], name: str, kind: type, default: Any) -> Any:
     if value is None:
         return default
     if not isinstance(value, kind):
+        if kind is str and isinstance(value, LongText):
+            return str(value)
         raise invalid_type(name, {bool: "true or false", str: "a string"}[kind], name)
     return value

@@ -1,7 +1,7 @@
 """Parse a large JSON body in steps, so that the event loop is never blocked for long.
 
 orjson takes 1.5 to 3 ms per MB, without a pause and without releasing the GIL. Nearly all of a
-large body is a few long strings: they are cut out, parsed in pieces, and put back. Any other body,
+large body is long strings: they are cut out, parsed in pieces, and put back. Any other body,
 and invalid JSON, is parsed as a whole, so the result is always orjson's. Therefore values outside
 of strings are counted first: a MB of `[],` takes 0.1 s and 20 MB of memory.
 """
@@ -16,12 +16,15 @@ from typing import Any
 
 import orjson
 
-LONG_BYTES = 256 << 10  # longer strings are cut out, and parsed in pieces of this size
-SHORT_BYTES = 256 << 10  # bound of the rest, which is parsed at once
+CUT_BYTES = 512  # longer strings are cut out
+LONG_BYTES = 256 << 10  # of strings are parsed at once
+SHORT_BYTES = 1 << 20  # bound of the rest, which is parsed at once
+PUT_AT_ONCE = 1 << 10  # values that are looked at, when the strings are put back
 SPANS_AT_ONCE = 100  # a tenth of a millisecond; two thirds if all quotes are escaped
 ESCAPED_BYTES = 512  # that are searched by a pattern after an escaped quote: others are near
 LONGEST_UNIT = 12  # bytes that must not be cut: at most two escapes, for one character
 COUNTED_AT_ONCE = 256 << 10  # bytes
+FEW_BYTES = 64  # before a quote: more backslashes are rare
 
 # Each bound stands for 50 to 150 ms. A batch of 16,384 chat messages reaches a fifth of them.
 MOST_CONTAINERS = 1 << 17  # lists and objects
@@ -47,6 +50,22 @@ _ONCE = re.compile(
 # Inside a string; it ends before a quote, or before an escape that is cut.
 _ESCAPED = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 _ESCAPED_LETTER = re.compile(rb"\\u00[5-7]")  # no encoder escapes letters: perhaps one of a key
+
+
+class LongText:
+    """A long string as UTF-8 in pieces: to copy the whole of 16 MB takes 10 ms."""
+
+    __slots__ = ("pieces",)
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+
+    def __str__(self) -> str:
+        return b"".join(self.pieces).decode()
+
+
+class FaultyJson(ValueError):
+    """The body is not JSON; to find the place, the whole would be parsed at once."""
 
 
 class TooMuchJson(ValueError):
@@ -112,18 +131,20 @@ class _Counts:
             raise TooMuchJson(f"more than {MOST_VALUES:,} values")
 
 
-async def loads_in_steps(body: bytes) -> Any:
-    """Return what `orjson.loads` returns; raises its JSONDecodeError, TooMuchJson, RepeatedKey."""
+async def loads_in_steps(body: bytes, *, in_pieces: bool = False) -> Any:
+    """Return what `orjson.loads` returns; raises TooMuchJson, RepeatedKey, and for invalid JSON
+    FaultyJson or, where the whole was parsed, orjson's JSONDecodeError.
+
+    Args:
+        in_pieces: strings of LONG_BYTES and more are each a LongText.
+    """
+    cut = await _cut_out(body)
+    if cut is None:
+        return orjson.loads(body)
     try:
-        cut = await _cut_out(body)
-        if cut is not None:
-            return await _put_together(body, *cut)
-    except orjson.JSONDecodeError:
-        pass  # parsing the whole shows the place of the fault
-    except RepeatedKey:
-        orjson.loads(body)  # raises for invalid JSON, in which no key counts
-        raise
-    return orjson.loads(body)
+        return await _put_together(body, *cut, in_pieces)
+    except orjson.JSONDecodeError as error:  # its place is one in a piece
+        raise FaultyJson from error
 
 
 async def _cut_out(body: bytes) -> tuple[bytes, dict[str, tuple[int, int]]] | None:
@@ -148,7 +169,7 @@ async def _cut_out(body: bytes) -> tuple[bytes, dict[str, tuple[int, int]]] | No
             counted = end + 1
             if counts.depth == 1 and end - start <= LONGEST_KEY and _COLON.match(body, end + 1):
                 _add_key(keys, body[start:end])
-            if end - start >= LONG_BYTES and body[end + 1 : end + 64].lstrip()[:1] != b":":
+            if end - start >= CUT_BYTES and body[end + 1 : end + 64].lstrip()[:1] != b":":
                 name = f"{mark}{len(spans)}"
                 spans[name] = start, end
                 parts += [body[last:start], name.encode()]
@@ -159,6 +180,15 @@ async def _cut_out(body: bytes) -> tuple[bytes, dict[str, tuple[int, int]]] | No
     parts.append(body[last:])
     short = b"".join(parts)
     return (short, spans) if spans and len(short) < SHORT_BYTES else None
+
+
+def _backslashes(body: bytes, start: int, end: int) -> int:
+    """Return how many backslashes stand before `end`, without a copy of what is before them."""
+    for begin in (max(start, end - FEW_BYTES), start):
+        count = end - begin - len(body[begin:end].rstrip(b"\\"))
+        if count < end - begin:
+            break
+    return count
 
 
 def _add_key(keys: set[str], name: bytes) -> None:
@@ -184,7 +214,7 @@ def _strings(body: bytes) -> Iterator[tuple[int, int]]:
     start = body.find(b'"') + 1
     while start:
         seen, end = start, body.find(b'"', start)
-        while end >= 0 and (end - seen - len(body[seen:end].rstrip(b"\\"))) % 2:
+        while end >= 0 and _backslashes(body, seen, end) % 2:
             yield 0, 0
             found = _ESCAPED.match(body, end + 1, end + ESCAPED_BYTES)
             assert found is not None  # it may be empty
@@ -196,30 +226,46 @@ def _strings(body: bytes) -> Iterator[tuple[int, int]]:
         start = body.find(b'"', end + 1) + 1
 
 
-async def _put_together(body: bytes, short: bytes, spans: dict[str, tuple[int, int]]) -> Any:
+async def _put_together(
+    body: bytes, short: bytes, spans: dict[str, tuple[int, int]], in_pieces: bool
+) -> Any:
     whole = [orjson.loads(short)]  # in a list, because the whole body may be one string
     nodes: list[Any] = [whole]
+    at_once = passed = 0
     while nodes:
         node = nodes.pop()
-        if not isinstance(node, dict | list):
-            continue
-        for key, value in list(node.items() if isinstance(node, dict) else enumerate(node)):
-            if isinstance(value, str) and (span := spans.get(value)):
-                node[key] = await _decoded(body, *span)
-            else:
-                nodes.append(value)
+        # Values are replaced while they are passed over, keys are not.
+        for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+            passed += 1
+            if not passed % PUT_AT_ONCE:
+                await asyncio.sleep(0)
+            if not isinstance(value, str):
+                if isinstance(value, dict | list):
+                    nodes.append(value)
+                continue
+            if not (span := spans.get(value)):
+                continue
+            start, end = span
+            if end - start >= LONG_BYTES:
+                text = await _decoded(body, start, end)
+                node[key] = text if in_pieces else str(text)
+                continue
+            node[key] = _piece(body, start, end, 1)[0]
+            at_once += end - start
+            if at_once >= LONG_BYTES:
+                at_once = 0
+                await asyncio.sleep(0)
     return whole[0]
 
 
-async def _decoded(body: bytes, start: int, end: int) -> str:
-    parts = []
+async def _decoded(body: bytes, start: int, end: int) -> LongText:
+    text = LongText()
     while start < end:
         stop = min(end, start + LONG_BYTES)
-        piece, stop = _piece(body, start, stop, 1 if stop == end else LONGEST_UNIT)
-        parts.append(piece)
-        start = stop
+        piece, start = _piece(body, start, stop, 1 if stop == end else LONGEST_UNIT)
+        text.pieces.append(piece.encode())
         await asyncio.sleep(0)
-    return "".join(parts)
+    return text
 
 
 def _piece(body: bytes, start: int, stop: int, tries: int) -> tuple[str, int]:

@@ -5,12 +5,15 @@ is bounded: items are counted before they are looped over.
 """
 
 from array import array
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, Self
 
 import orjson
-from xxhash import xxh3_128_digest
+from xxhash import xxh3_128, xxh3_128_digest
 
-from forebay.proxy.api.media_tokens import hidden_media_tokens, media_tokens
+from forebay.proxy.api.block_hashes import BlockHashes
+from forebay.proxy.api.large_json import LongText
+from forebay.proxy.api.media_tokens import LONG_BYTES, hidden_media_tokens, media_tokens
 from forebay.proxy.http1.errors import ApiError, invalid_type
 
 MOST_ITEMS = 16_384  # bound of messages, parts and tool calls together, and of prompts in a batch
@@ -20,34 +23,42 @@ REASONING = (
 )  # the new name and the old one
 
 
+class Text(Protocol):
+    """A bytearray or BlockHashes, to which text is added."""
+
+    def __iadd__(self, data: bytes, /) -> Self: ...
+    def __len__(self) -> int: ...
+
+
 class PromptText(NamedTuple):
-    """A prompt as bytes.
+    """A prompt as bytes, or the hashes of them.
 
     Attributes:
         token_ids: the bytes are token ids.
         media_tokens: estimated tokens of media, which are in the bytes as digests only.
     """
 
-    data: bytes
+    data: bytes | BlockHashes
     token_ids: bool = False
     media_tokens: int = 0
 
 
-def chat_text(fields: dict[str, Any]) -> PromptText:
-    """Return the text of a chat; raises ApiError 400."""
+def chat_text(fields: dict[str, Any], into: BlockHashes | None = None) -> PromptText:
+    """Return the text of a chat, or what is made `into` of it; raises ApiError 400."""
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise invalid_type("messages", "a list of one or more messages", "messages")
     items = _counted(0, messages, "messages")
     # Appended at once: what orjson returns holds a buffer of 1 KB or more, however short it is.
-    text, media = bytearray(), 0
+    text: Text = bytearray() if into is None else into
+    media = 0
     _add_preamble(text, fields)
     for index, message in enumerate(messages):
         if not isinstance(message, dict):
             raise invalid_type(f"messages[{index}]", "an object", "messages")
         items, tokens = _add_message(text, message, items)
         media += tokens
-    return PromptText(bytes(text), media_tokens=media)
+    return PromptText(_made(text), media_tokens=media)
 
 
 def whole_messages(fields: dict[str, Any], length: int) -> int:
@@ -61,14 +72,14 @@ def whole_messages(fields: dict[str, Any], length: int) -> int:
     return len(fields["messages"])
 
 
-def _add_message(text: bytearray, message: dict[str, Any], items: int) -> tuple[int, int]:
+def _add_message(text: Text, message: dict[str, Any], items: int) -> tuple[int, int]:
     """Add a message; return `items` with its items added, and the estimated tokens of its media."""
     media = 0
     _add_role(text, message)
     content = message.get("content")
     if isinstance(content, str):
         text += content.encode()
-    elif content is not None:
+    elif content is not None and not _add_text(text, content):
         if not isinstance(content, list):
             raise invalid_type("content", "a string or a list of parts", "messages")
         items = _counted(items, content, "messages")
@@ -80,7 +91,19 @@ def _add_message(text: bytearray, message: dict[str, Any], items: int) -> tuple[
     return items, media
 
 
-def _add_preamble(text: bytearray, fields: dict[str, Any]) -> None:
+def _add_text(text: Text, value: Any) -> bool:
+    """Add a string of any length; return False, and add nothing, if it is none."""
+    if isinstance(value, str):
+        text += value.encode()
+    elif isinstance(value, LongText):
+        for piece in value.pieces:
+            text += piece
+    else:
+        return False
+    return True
+
+
+def _add_preamble(text: Text, fields: dict[str, Any]) -> None:
     """Add what a chat template puts before the messages."""
     if tools := fields.get("tools"):
         text += _dumped(tools, "tools")
@@ -90,14 +113,14 @@ def _add_preamble(text: bytearray, fields: dict[str, Any]) -> None:
         text += _dumped(options, "chat_template_kwargs")
 
 
-def _add_role(text: bytearray, message: dict[str, Any]) -> None:
+def _add_role(text: Text, message: dict[str, Any]) -> None:
     """Add the role of a message, and its reasoning."""
     role = message.get("role")
     # Any other role is for the backend to reject; its JSON may be nested too deeply to be dumped.
     text += f"\0{role if isinstance(role, str) else ''}\0".encode()
     for name in REASONING:
-        if thought := message.get(name):
-            text += thought.encode() if isinstance(thought, str) else _dumped(thought, "messages")
+        if (thought := message.get(name)) and not _add_text(text, thought):
+            text += _dumped(thought, "messages")
 
 
 def _counted(before: int, items: list[Any], param: str) -> int:
@@ -109,22 +132,22 @@ def _counted(before: int, items: list[Any], param: str) -> int:
     return count
 
 
-def _add_parts(text: bytearray, parts: list[Any]) -> int:
+def _add_parts(text: Text, parts: list[Any]) -> int:
     """Add multi-part content, and return the estimated tokens of its media.
 
     Text is added as it is, media as a digest, anything else as JSON.
     """
     media = 0
     for part in parts:
-        if not isinstance(part, dict | str):  # vLLM treats strings as text parts
+        if not isinstance(part, dict | str | LongText):  # vLLM treats strings as text parts
             raise invalid_type("A content part", "a string or an object", "messages")
         if isinstance(part, dict) and not isinstance(part.get("type", ""), str | None):
             raise invalid_type("The type of a content part", "a string", "messages")
         tokens = media_tokens(part) if isinstance(part, dict) else 0
-        if not tokens and isinstance(part, dict) and isinstance(part.get("text"), str):
-            text += part["text"].encode()
+        if not tokens and isinstance(part, dict) and _add_text(text, part.get("text")):
             continue
-        dumped = _dumped(part, "messages")
+        long = _begin_and_digest if isinstance(part, dict) else str
+        dumped = _dumped(part, "messages", long)
         if isinstance(part, dict):
             tokens = tokens or hidden_media_tokens(part, dumped)
         text += xxh3_128_digest(dumped) if tokens else dumped
@@ -132,27 +155,51 @@ def _add_parts(text: bytearray, parts: list[Any]) -> int:
     return media
 
 
-def _dumped(value: Any, param: str) -> bytes:
+def _begin_and_digest(long: LongText) -> str:
+    """Return what stands for a long string of media: as JSON it would be copied three times."""
+    digest = xxh3_128()
+    for piece in long.pieces:
+        digest.update(piece)
+    return long.pieces[0][:LONG_BYTES].decode(errors="ignore") + digest.hexdigest()
+
+
+def _dumped(value: Any, param: str, long: Callable[[Any], str] = str) -> bytes:
     try:
-        return orjson.dumps(value)
+        return orjson.dumps(value, long)
     except orjson.JSONEncodeError:  # orjson reads 1024 levels and writes 254
         raise invalid_type(param, "nested less deeply", param) from None
 
 
-def completion_text(fields: dict[str, Any]) -> PromptText:
-    """Return the prompt of a completion, or the prompts of a batch; raises ApiError 400."""
+def completion_text(fields: dict[str, Any], into: BlockHashes | None = None) -> PromptText:
+    """Return the prompt of a completion, or the prompts of a batch, as `chat_text` does."""
     prompt = fields.get("prompt")
     if isinstance(prompt, str):
         return PromptText(prompt.encode())
+    if isinstance(prompt, LongText):
+        return PromptText(_joined([prompt], into))
     if isinstance(prompt, list) and prompt:
         if isinstance(prompt[0], int):
             return PromptText(_id_bytes(prompt), token_ids=True)
         _counted(0, prompt, "prompt")
-        if all(isinstance(one, str) for one in prompt):
-            return PromptText("\0".join(prompt).encode())
+        if all(isinstance(one, str | LongText) for one in prompt):
+            return PromptText(_joined(prompt, into))
         if all(isinstance(one, list) for one in prompt):
             return PromptText(b"".join(map(_id_bytes, prompt)), token_ids=True)
     raise invalid_type("prompt", "a string or a list of token ids", "prompt")
+
+
+def _joined(prompts: list[str | LongText], into: BlockHashes | None) -> bytes | BlockHashes:
+    """Return prompts with a zero byte between any two."""
+    text: Text = bytearray() if into is None else into
+    for index, prompt in enumerate(prompts):
+        if index:
+            text += b"\0"
+        _add_text(text, prompt)
+    return _made(text)
+
+
+def _made(text: Text) -> bytes | BlockHashes:
+    return text if isinstance(text, BlockHashes) else bytes(text)  # type: ignore[call-overload]
 
 
 def _id_bytes(ids: list[Any]) -> bytes:

@@ -77,6 +77,7 @@ class _Protocol(web.RequestHandler):
         "_broken",
         "_chunks",
         "_cut_timer",
+        "_dropping",
         "_head_bytes",
         "_head_timer",
         "_last_payload",
@@ -92,6 +93,7 @@ class _Protocol(web.RequestHandler):
         self.address = ""
         self.idle: dict[_Protocol, None] = {}  # those of this address, perhaps with this one
         self._broken = False  # it is not known where the next request begins
+        self._dropping = False  # the last request is answered
         self._chunks = 0  # received of the body that is being received
         self._unparsed = b""  # received after more than is parsed at once
         self._waits = False  # for its turn to go on
@@ -144,7 +146,17 @@ class _Protocol(web.RequestHandler):
             assert isinstance(server, HttpServer)
             self._cut_timer = self._loop.call_later(server.client_write_s, wire.abort)
 
+    def drop_rest(self) -> None:
+        """Parse no more: the request is answered, and the connection closes in a while."""
+        self._dropping = True
+        self._unparsed = b""
+
     def data_received(self, data: bytes) -> None:
+        if self._dropping:
+            if len(data) >= LARGE_READ_BYTES:
+                self._pause_transport_reading()
+                self._wait_turn()
+            return
         if self._unparsed and data:
             self._unparsed += data
             return
@@ -158,7 +170,7 @@ class _Protocol(web.RequestHandler):
             server.parsing_s += perf_counter() - began
 
     def _receive_in_parts(self, data: bytes) -> None:
-        start, parsed, size = 0, 0, LEAST_READ_BYTES
+        start, parsed, size, requests = 0, 0, LEAST_READ_BYTES, self._request_count
         while start < len(data) and not self._broken:
             before = self._chunks
             self._received(data[start : start + size])
@@ -168,8 +180,11 @@ class _Protocol(web.RequestHandler):
             size = min(4 * size, LARGE_READ_BYTES) if chunks <= FEW_CHUNKS else LEAST_READ_BYTES
             if start >= LARGE_READ_BYTES or (parsed > CHUNKS_AT_ONCE and start < len(data)):
                 self._unparsed = data[start:]
-                self._pause_transport_reading()
-                self._wait_turn()
+                if parsed > CHUNKS_AT_ONCE and self._request_count != requests:
+                    self.pause_reading()  # until the handler reads the body: it may not want it
+                else:
+                    self._pause_transport_reading()
+                    self._wait_turn()
                 return
 
     def _wait_turn(self) -> None:
@@ -341,9 +356,9 @@ class HttpServer(web.Server):
         return len(self._connections)
 
     async def _checked(self, request: web.BaseRequest) -> web.StreamResponse:
+        protocol: _Protocol = request._protocol  # type: ignore[assignment]
         if error := head_fault(request, self.header_bytes):
             return error_response(error, request_id(request.headers))
-        protocol: _Protocol = request._protocol  # type: ignore[assignment]
         protocol.idle.pop(protocol, None)
         try:
             response = await self._handler(request)
@@ -355,6 +370,8 @@ class HttpServer(web.Server):
             response.headers.setdefault("Server", SERVER_NAME)
             if cannot_go_on(request):
                 response.force_close()
+        if not request._payload.is_eof():
+            protocol.drop_rest()
         return response
 
     def __call__(self) -> _Protocol:

@@ -1,7 +1,9 @@
 """The memory that this process may use and uses, and the part of it that is for requests."""
 
+import ctypes
 import errno
 import os
+from contextlib import suppress
 from math import inf
 from pathlib import Path
 
@@ -12,6 +14,7 @@ NO_LIMIT = 1 << 60  # cgroup v1 means "no limit" by a number of about this size
 # For requests, where `limits.queue_bytes` is auto. In a container of 512 MiB half is left after the
 # interpreter and one large body that is being parsed (measured: 60 and 70 MiB).
 REQUESTS_SHARE, MOST_REQUEST_BYTES = 4, 192 << 20
+M_MMAP_THRESHOLD, APART_BYTES = -3, 1 << 20
 
 
 def memory_limit(limits: Limits) -> float:
@@ -31,6 +34,17 @@ def request_bytes(limits: Limits) -> int:
     if limits.queue_bytes != "auto":
         return limits.queue_bytes
     return int(min(MOST_REQUEST_BYTES, memory_limit(limits) / REQUESTS_SHARE))
+
+
+def keep_large_apart() -> None:
+    """Give each large object a mapping of its own, where the C library is glibc.
+
+    A mapping grows without a copy: a body of 16 MB is copied for up to 8 ms otherwise, again and
+    again while it comes. And it is given back at once. By itself glibc does so until the first
+    large object is freed.
+    """
+    with suppress(AttributeError, OSError, TypeError):  # another C library
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, APART_BYTES)
 
 
 def cgroup_limit(root: Path = Path("/")) -> float:

@@ -1,6 +1,9 @@
 """Memory of requests: bodies and answers share one budget, and no holder gets all of it."""
 
 import asyncio
+import ctypes
+import subprocess
+import sys
 import tracemalloc
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -177,12 +180,12 @@ def test_large_bodies_are_parsed_one_at_a_time(monkeypatch: pytest.MonkeyPatch) 
     """Parsing takes four times the size of a body."""
     parsing, most, parse = 0, 0, parse_any
 
-    async def counted(body: bytes) -> dict[str, Any]:
+    async def counted(body: bytes, **how: Any) -> dict[str, Any]:
         nonlocal parsing, most
         parsing += 1
         most = max(most, parsing)
         try:
-            return await parse(body)
+            return await parse(body, **how)
         finally:
             parsing -= 1
 
@@ -195,6 +198,30 @@ def test_large_bodies_are_parsed_one_at_a_time(monkeypatch: pytest.MonkeyPatch) 
         assert most == 1
 
     before_oracle(scene, buckets=[{"name": "any", "up_to": 10_000_000, "max_wait": "1h"}])
+
+
+def test_large_objects_have_mappings_of_their_own() -> None:
+    """Also after one was freed: glibc's default then puts the next ones where they cannot grow."""
+    script = """if True:
+        import ctypes
+        from forebay.proxy.runtime.memory import keep_large_apart
+
+        class Info(ctypes.Structure):
+            _fields_ = [(name, ctypes.c_size_t) for name in "abcdefghij"]
+
+        count = ctypes.CDLL(None).mallinfo2
+        count.restype = Info
+        keep_large_apart()
+        large = bytes(24 << 20)
+        del large
+        before = count().d
+        large = bytes(2 << 20)
+        print(count().d - before)
+    """
+    if not hasattr(ctypes.CDLL(None), "mallinfo2"):
+        pytest.skip("the C library is not glibc")
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    assert int(found.stdout) == 1
 
 
 def test_a_large_body_is_not_copied_once_it_has_come() -> None:

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from forebay.proxy.api import large_json
-from forebay.proxy.api.large_json import loads_in_steps
+from forebay.proxy.api.large_json import FaultyJson, LongText, loads_in_steps
 
 AWKWARD = st.text(st.sampled_from(list('ab \\"/\n\t\u0000é你😀:{}[],u')), max_size=120)
 VALUES = st.recursive(
@@ -23,20 +23,22 @@ VALUES = st.recursive(
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(large_json, "LONG_BYTES", 20)
+    monkeypatch.setattr(large_json, "CUT_BYTES", 5)
+    monkeypatch.setattr(large_json, "FEW_BYTES", 2)
 
 
 def result(body: bytes) -> Any:
     try:
         return asyncio.run(loads_in_steps(body))
-    except orjson.JSONDecodeError as error:
-        return str(error)
+    except (orjson.JSONDecodeError, FaultyJson):
+        return "not JSON"
 
 
 def expected(body: bytes) -> Any:
     try:
         return orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        return str(error)
+    except orjson.JSONDecodeError:
+        return "not JSON"
 
 
 @example(value='"' + 3 * "\0", ascii_=False, indent=None)  # a string and nothing else
@@ -65,12 +67,23 @@ def test_a_long_string_is_parsed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> N
         return loads(data)
 
     monkeypatch.setattr(large_json, "LONG_BYTES", 100)
+    monkeypatch.setattr(large_json, "CUT_BYTES", 50)
     monkeypatch.setattr(orjson, "loads", seen)
     for text in ("word " * 400, "A" * 2000, "你" * 700, '"\\' * 900):
         for ascii_ in (True, False):
             body = json.dumps({"messages": [{"content": text}]}, ensure_ascii=ascii_).encode()
             assert result(body) == {"messages": [{"content": text}]}
     assert longest <= 2 + 100
+
+
+def test_long_strings_can_stay_in_pieces() -> None:
+    text = "word é " * 20
+    body = json.dumps({"prompt": text, "list": [text, "é" * 3], "a": text[:10]}).encode()
+    kept = asyncio.run(loads_in_steps(body, in_pieces=True))
+    assert isinstance(kept["prompt"], LongText)
+    assert max(map(len, kept["prompt"].pieces)) <= 20
+    assert str(kept["prompt"]) == str(kept["list"][0]) == text
+    assert (str(kept["list"][1]), kept["a"]) == ("é" * 3, text[:10])
 
 
 def test_others_run_in_between() -> None:

@@ -49,6 +49,8 @@ def test_the_text_of_a_chat_begins_with_its_piece(
     if cut is None:
         return
     text = chat_text(cut).data
+    assert isinstance(whole, bytes)
+    assert isinstance(text, bytes)
     assert whole.startswith(text)
     assert len(text) <= length
     longest = max(len(str(m["content"]).encode()) for m in messages)

@@ -1,0 +1,66 @@
+"""Chained hashes of the blocks of a prompt, by which the policy knows equal prefixes."""
+
+from typing import Self
+
+from xxhash import xxh3_64_intdigest
+
+LARGE_BYTES = 1 << 20  # a larger body is parsed in steps, so that other requests go on
+
+
+def first_hash(salt: str | None) -> int:
+    """Return what the first block is chained to."""
+    return xxh3_64_intdigest(salt.encode()) if salt else 0
+
+
+def chain(prompt: "bytes | BlockHashes", block_bytes: int, salt: str | None) -> tuple[int, ...]:
+    """Return chained hashes of the full blocks; the first is chained to the cache salt."""
+    if isinstance(prompt, BlockHashes):
+        return prompt.hashes()
+    before, hashes = first_hash(salt), []
+    # A view is slower than copying a block within the CPU's cache, and faster beyond it.
+    text = prompt if len(prompt) < LARGE_BYTES else memoryview(prompt)
+    for start in range(0, len(prompt) - block_bytes + 1, block_bytes):
+        before = xxh3_64_intdigest(text[start : start + block_bytes], before)
+        hashes.append(before)
+    return tuple(hashes)
+
+
+class BlockHashes:
+    """The hashes of a large prompt, which is not kept: a copy of 16 MB takes 10 ms.
+
+    Bytes are added by `+=`; `len` is the number of all that were added.
+    """
+
+    def __init__(self, block_bytes: int, salt: str | None) -> None:
+        self._block_bytes = block_bytes
+        self._rest = bytearray()  # less than a block
+        self._hashes: list[int] = []
+        self._before = first_hash(salt)
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iadd__(self, data: bytes, /) -> Self:
+        size, rest = self._block_bytes, self._rest
+        self._length += len(data)
+        begin = size - len(rest) if rest else 0
+        if begin > len(data):
+            rest += data
+            return self
+        text = memoryview(data)
+        if begin:
+            rest += text[:begin]
+            self._add(rest)
+        end = len(data) - (len(data) - begin) % size
+        for start in range(begin, end, size):
+            self._add(text[start : start + size])
+        self._rest = bytearray(text[end:])
+        return self
+
+    def _add(self, block: bytes | bytearray | memoryview) -> None:
+        self._before = xxh3_64_intdigest(block, self._before)
+        self._hashes.append(self._before)
+
+    def hashes(self) -> tuple[int, ...]:
+        return tuple(self._hashes)
