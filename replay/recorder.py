@@ -5,8 +5,9 @@ The recorder measures (with `measure`) and stores; it never decides what is sent
 
 import asyncio
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import attrgetter
 from typing import Any, BinaryIO
 
@@ -29,6 +30,7 @@ OF_ROW = {
     metric: attrgetter(f"{metric}_s")
     for metric in ("ttft_response", "ttft_service", "e2e_response", "e2e_service", "tpot", "stall")
 }
+LOGGED_TOGETHER = 32  # in a fifth of a millisecond, which delays no arrival by more
 BEYOND = "other"  # bucket of a request that is longer than every bucket
 
 
@@ -107,8 +109,7 @@ class Recorder:
 
         A cancellation at any step loses nothing, and nothing is written twice.
         """
-        self._log_rows()
-        steps = self.log.flush_steps(now_s)
+        steps = chain(self._log_steps(), self.log.flush_steps(now_s))
         try:
             for _ in steps:
                 await asyncio.sleep(0)
@@ -121,20 +122,26 @@ class Recorder:
 
     def close(self, now_s: float) -> None:
         """Log what has ended since the last flush, and close the log."""
-        self._log_rows()
+        for _ in self._log_steps():
+            pass
         self.log.close(now_s)
 
     def _bucket(self, request: TraceRequest) -> str:
         return bucket_of(request.input_tokens, self._buckets) or BEYOND
 
-    def _log_rows(self) -> None:
-        """Log all requests that have ended since the last call: a list at a time costs less."""
+    def _log_steps(self) -> Iterator[None]:
+        """Log the requests that have ended by the first step: lists of them cost less."""
         unlogged, self._unlogged = self._unlogged, []
-        for bucket, tags in self._tags.items():
-            if ended := [one for one in unlogged if one[0].bucket == bucket]:
-                self._log_ended(tags, ended)
-        if firsts_s := _known(row.ttft_response_s for row, _ in unlogged if row.outcome == "ok"):
+        for start in range(0, len(unlogged), LOGGED_TOGETHER):
+            some = unlogged[start : start + LOGGED_TOGETHER]
+            for bucket, tags in self._tags.items():
+                if ended := [one for one in some if one[0].bucket == bucket]:
+                    self._log_ended(tags, ended)
+            yield
+        firsts_s = _known(row.ttft_response_s for row, _ in unlogged if row.outcome == "ok")
+        if firsts_s:
             record_all(self.live.ttft, all_to_us(firsts_s))
+            yield
 
     def _log_ended(self, tags: Mapping[str, str], ended: Sequence[tuple[Row, Latency]]) -> None:
         log = self.log
