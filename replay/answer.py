@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from forebay.proxy.http1.sse import EventScanner, MalformedStream, parse_event
+from forebay.proxy.http1.sse import EventScanner, MalformedStream, event_body, event_of
 from forebay.replay import outcome
 from forebay.replay.clock import Clock
 from forebay.replay.connection import HttpConnection, MalformedAnswer
@@ -72,10 +72,12 @@ class AnswerReader:
         exchange, scale = self.exchange, self._clock.scale
         exchange.status = status
         exchange.backend = headers.get("x-forebay-backend", exchange.backend)
-        exchange.queue_ms = outcome.seconds_header(headers.get("x-forebay-queue-ms"), scale)
-        exchange.retry_after_s = outcome.seconds_header(headers.get("retry-after-ms"), scale / 1e3)
-        if exchange.retry_after_s is None:
-            exchange.retry_after_s = outcome.seconds_header(headers.get("retry-after"), scale)
+        if "x-forebay-queue-ms" in headers:
+            exchange.queue_ms = outcome.seconds_header(headers["x-forebay-queue-ms"], scale)
+        for name, unit_s in (("retry-after", 1.0), ("retry-after-ms", 1e-3)):
+            if name in headers:
+                wait_s = outcome.seconds_header(headers[name], scale * unit_s)
+                exchange.retry_after_s = exchange.retry_after_s if wait_s is None else wait_s
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if status != 200:
             self._body, self._most = bytearray(), MAX_ERROR_BYTES
@@ -147,14 +149,15 @@ class AnswerReader:
     def _event(self, payload: bytes, at_s: float) -> bool:
         """Take one event of a stream; False if it ends the answer as failed."""
         exchange = self.exchange
-        if text := _plain_token(payload):
-            self._output(at_s, None, text)
-            return True
-        event = parse_event(payload)
-        if event.done:
+        if payload == b"[DONE]":
             if exchange.reason is None:
                 exchange.ok()
             return True
+        body = event_body(payload)
+        if text := _plain_token(body):
+            self._output(at_s, None, text)
+            return True
+        event = event_of(body)
         if event.error is not None:
             exchange.fail(outcome.of_stream_error(event.error))
             return False
@@ -196,7 +199,7 @@ class AnswerReader:
         """Read an answer in one piece (`stream: false`): all of it is one output event."""
         exchange, at_s = self.exchange, self._clock.now()
         try:
-            event = parse_event(raw)
+            event = event_of(event_body(raw))
         except MalformedStream:
             exchange.fail("malformed")
             return
@@ -245,9 +248,10 @@ class TokenForm:
     def start_at(self, length: int) -> bytes:
         """Add to `starts` what a chunk of this length begins with, if such a chunk can be."""
         found = b"\0"  # begins no chunk
-        for digits in range(1, 6):
+        most = (length.bit_length() + 3) // 4
+        for digits in (most, most - 1):
             size = length - digits - 4  # each of the two lines ends in two bytes
-            if len(f"{size:x}") == digits and size > len(self._start) + self.end_size - 2:
+            if size > len(self._start) + self.end_size - 2 and len(b"%x" % size) == digits:
                 found = b"%x\r\n%b" % (size, self._start)
         self.starts[length] = found
         return found
@@ -282,13 +286,12 @@ def is_one_token(chunk: bytes) -> bool:
     )
 
 
-def _plain_token(payload: bytes) -> str:
+def _plain_token(body: dict[str, Any]) -> str:
     """Return the text of an event with one choice with text and nothing else, as nearly all are.
 
-    This shortcut halves the cost of an event; `parse_event` handles all others, which are "" here.
+    This shortcut is faster than `event_of`, which handles all others; they are "" here.
     """
     try:
-        body = orjson.loads(payload)
         (choice,) = body["choices"]
         if choice["finish_reason"] is not None or body.get("usage") or "error" in body:
             return ""

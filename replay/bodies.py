@@ -10,6 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -102,7 +103,21 @@ def body_slices(
         yield from _prompt(request, style.salt, prompt)
         if chat:
             yield b"}]"
-    yield b"," + orjson.dumps(style.tail(request))[1:]
+    if request.parameters is None and request.tools is None and not style.own_models:
+        yield _plain_tail(style.model, style.lengths, request.output_tokens, request.stream)
+    else:
+        yield _json_tail(request, style)
+
+
+def _json_tail(request: TraceRequest, style: RequestStyle) -> bytes:
+    return b"," + orjson.dumps(style.tail(request))[1:]
+
+
+@lru_cache(maxsize=4096)
+def _plain_tail(model: str, lengths: str, output_tokens: int, stream: bool) -> bytes:
+    """Make the tail of a row that sets nothing of its own: most rows have the same ones."""
+    row = TraceRequest("", 0.0, 1, output_tokens, stream=stream)
+    return _json_tail(row, RequestStyle(model, lengths=lengths))
 
 
 def _prompt(request: TraceRequest, salt: str, prompt: bytes | None) -> Iterator[bytes]:

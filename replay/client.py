@@ -7,7 +7,6 @@ The client decides nothing: no retry, no redirect, no rate. Every request ends a
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from types import TracebackType
 from typing import Self
 
@@ -42,12 +41,16 @@ class Client:
         self._pool = ConnectionPool(clock)
         self._line = WatchLine(clock)
         self._connecting: set[asyncio.Task[None]] = set()
+        self._session: aiohttp.ClientSession | None = None
 
-    @cached_property
+    @property
     def session(self) -> aiohttp.ClientSession:
         """A session for everything that is not measured: model lists, metrics."""
-        headers = {k: v for k, v in self._defaults.items() if k == "authorization"}
-        return aiohttp.ClientSession(headers=headers, cookie_jar=aiohttp.DummyCookieJar())
+        if self._session is None:
+            headers = {k: v for k, v in self._defaults.items() if k == "authorization"}
+            jar = aiohttp.DummyCookieJar()
+            self._session = aiohttp.ClientSession(headers=headers, cookie_jar=jar)
+        return self._session
 
     async def __aenter__(self) -> Self:
         return self
@@ -63,8 +66,8 @@ class Client:
         for task in self._connecting:
             task.cancel()
         await asyncio.gather(*self._connecting, return_exceptions=True)
-        if "session" in self.__dict__:
-            await self.session.close()
+        if self._session is not None:
+            await self._session.close()
         await asyncio.sleep(0)  # lets the closed connections be released
 
     def route(self, url: URL) -> Route:

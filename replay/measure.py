@@ -108,15 +108,15 @@ def measure(
     output_tokens: int | None,
 ) -> Latency:
     """Apply the definitions; `output_tokens` is N, None if the server did not count."""
-    at, tokens = events.at_s, events.tokens
+    at = events.at_s
     lag_s = max(0.0, sent_s - intended_s)
     cap_wait_s = min(max(0.0, cap_wait_s), lag_s)
     gaps = array("d", map(sub, at[1:], at))
     single = events.estimated and events.counted == len(at)
     first = at[0] if at else None
     last = at[-1] if at else None
-    total = output_tokens if output_tokens is not None else sum(tokens)
-    after_first = total - tokens[0] if at else 0
+    total = output_tokens if output_tokens is not None else events.counted
+    after_first = total - (1 if single else events.tokens[0]) if at else 0
     tpot = None
     if first is not None and last is not None and after_first > 0 and gaps:
         tpot = (last - first) / after_first
@@ -132,8 +132,12 @@ def measure(
         tpot_s=tpot,
         stall_s=max(gaps) if gaps else None,
         icl_s=gaps,
-        itl_s=(None if single else [(gap / n, n) for gap, n in zip(gaps, tokens[1:], strict=True)]),
+        itl_s=None if single else _each_token(gaps, events.tokens[1:]),
     )
+
+
+def _each_token(gaps: "array[float]", tokens: "array[int]") -> list[tuple[float, int]]:
+    return [(gap / n, n) for gap, n in zip(gaps, tokens, strict=True)]
 
 
 def _since(start_s: float, at_s: float | None) -> float | None:

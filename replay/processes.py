@@ -82,7 +82,7 @@ async def replay_in_processes(
             for child in running:
                 child.part.order(child.part.start_at(started_s))
             if progress is not None:
-                shown = asyncio.create_task(progress(live, requests, clock))
+                shown = asyncio.create_task(progress(live.total, requests, clock))
             ended = await _until_ended(running, stop)
         finally:
             if shown is not None:
@@ -157,21 +157,21 @@ class RunningPart(Protocol):
         ...
 
 
-class _LiveSum(Live):
-    """The live figures of all processes together."""
+class _LiveSum:
+    """Keeps `total`, the live figures of all processes together."""
 
     def __init__(self, count: int) -> None:
-        super().__init__()
+        self.total = Live()
         self._latest: list[dict[str, Any]] = [{}] * count
 
     def update(self, number: int, figures: dict[str, Any]) -> None:
         self._latest[number] = figures
         for name in ("sent", "done", "rejected", "failed"):
-            setattr(self, name, sum(one.get(name, 0) for one in self._latest))
-        self.ttft = HdrHistogram(1, HIGHEST_US, 2)
+            setattr(self.total, name, sum(one.get(name, 0) for one in self._latest))
+        self.total.ttft = HdrHistogram(1, HIGHEST_US, 2)
         for one in self._latest:
             if one:
-                self.ttft.decode_and_add(one["ttft"])
+                self.total.ttft.decode_and_add(one["ttft"])
 
 
 class _LocalPart:

@@ -244,7 +244,7 @@ async def _run_here(
             task.cancel()
     was_sent = range(dispatch.sent).__contains__ if sessions is None else sessions.sent.__contains__
     _count_never_sent(plan, recorder, was_sent, ended)
-    log.close(clock.now())
+    recorder.close(clock.now())
     return Measured(log.totals, ended, stopped_s, dispatch.sent, started_unix_s)
 
 

@@ -143,14 +143,22 @@ _DONE = StreamEvent(done=True)
 
 def parse_event(payload: bytes) -> StreamEvent:
     """Parse one payload of a chat or completion stream; raises MalformedStream."""
-    if payload == b"[DONE]":
-        return _DONE
+    return _DONE if payload == b"[DONE]" else event_of(event_body(payload))
+
+
+def event_body(payload: bytes) -> dict[str, Any]:
+    """Return the object of one payload that is not `[DONE]`; raises MalformedStream."""
     try:
         body = orjson.loads(payload)
     except orjson.JSONDecodeError as error:
         raise MalformedStream("an event that is not JSON") from error
     if not isinstance(body, dict):
         raise MalformedStream("an event that is not an object")
+    return body
+
+
+def event_of(body: dict[str, Any]) -> StreamEvent:
+    """Return what the object of an event says."""
     usage, error_body = body.get("usage"), _error_in(body)
     has_output, finish_reason = False, None
     choices = body.get("choices")

@@ -60,7 +60,7 @@ def test_a_flush_cancelled_at_any_turn_loses_and_doubles_nothing(
         over = flushing.done()
         flushing.cancel()
         await asyncio.wait([flushing])
-        log.close(1.5)
+        recorder.close(1.5)
         folder.commit({}, {})
         return over, {tag: total.histogram.total_count for tag, total in log.totals.items()}
 

@@ -31,8 +31,11 @@ from typing import Any
 from lean_client import due_times
 
 HERE = Path(__file__).parent
-LEAN, FOREBAY = "lean", "forebay"
+LEAN, FOREBAY, COMPILED = "lean", "forebay", "forebay compiled"
+OURS = (LEAN, FOREBAY, COMPILED)
+MACHINE_CODE = HERE.parents[2] / ".compiled"
 TOKENIZER = "bench/words"
+OTHERS = "with others: "  # before the names of results of a run in which peers took part
 TIMEOUT_S = 120
 
 
@@ -94,7 +97,7 @@ class Client:
         return [str(self._bin / first) if self._bin is not None else first, *rest]
 
     def due_s(self, load: LoadShape, folder: Path) -> tuple[float, ...] | None:
-        if self.name == FOREBAY:
+        if self.name in (FOREBAY, COMPILED):
             from pyarrow.parquet import read_table
 
             table = read_table(folder / "run" / "requests.parquet", columns=["intended_s"])
@@ -179,6 +182,7 @@ def inference_perf(load: LoadShape, url: str, folder: Path) -> Sequence[str]:
 COMMANDS = {
     LEAN: lean,
     FOREBAY: forebay,
+    COMPILED: forebay,
     "vllm": vllm,
     "guidellm": guidellm,
     "aiperf": aiperf,
@@ -205,7 +209,7 @@ def play(client: Client, load: LoadShape) -> PlayedRun:
                 words,
                 check=True,
                 timeout=TIMEOUT_S,
-                env=environment(),
+                env=environment(client.name),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
@@ -218,10 +222,12 @@ def play(client: Client, load: LoadShape) -> PlayedRun:
         return PlayedRun(cpu_s, tuple(seen[-load.count :]), client.due_s(load, folder))
 
 
-def environment() -> dict[str, str]:
+def environment(name: str) -> dict[str, str]:
     """Return an environment in which modules are compiled once, and nothing is downloaded."""
     own = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": ""}
     own["PYTHONPYCACHEPREFIX"] = str(Path(tempfile.gettempdir(), "bench-replay-pycache"))
+    if name == COMPILED:
+        own["PYTHONPATH"] = str(MACHINE_CODE)
     return {**os.environ, **own}
 
 
@@ -241,7 +247,7 @@ def per_token(client: Client) -> float:
 
 
 def per_long_prompt(client: Client) -> float:
-    if client.name in (LEAN, FOREBAY):
+    if client.name in OURS:
         return cost(client, LoadShape(20, 20, 120_000, 4), LoadShape(20, 220, 120_000, 4), 200)
     return cost(client, LoadShape(5, 5, 120_000, 4), LoadShape(5, 25, 120_000, 4), 20)
 
@@ -282,24 +288,25 @@ def arrivals(client: Client, load: LoadShape) -> dict[str, float | None]:
 
 def measure_all(clients: Sequence[Client], parts: Sequence[str], rounds: int, out: Any) -> None:
     results: dict[str, dict[str, Any]] = out["results"]
+    ours = [client for client in clients if client.name in OURS]
+    beside = OTHERS if len(clients) > len(ours) else ""
     if "cpu" in parts:
         for name, measure in CPU.items():
-            kept = results[f"cpu of a {name}"] = {}
+            kept = results[f"{beside}cpu of a {name}"] = {}
             for number in range(rounds):
                 for client in clients:
-                    ours = client.name in (LEAN, FOREBAY)
-                    if ours or number == 0:  # peers take long, and are far away
+                    if client.name in OURS or number == 0:  # peers take long, and are far away
                         measured(name, client, partial(measure, client), kept)
     if "highest" in parts:
         kept = results["highest rate"] = {}
-        for client in clients[:2]:
+        for client in ours:
             measured("highest", client, partial(highest_rate, client), kept)
     if "arrivals" in parts:
         for poisson in (False, True):
             for rate in RATES:
                 load = LoadShape(rate, int(4 * rate), poisson=poisson)
                 kept = results[f"{'poisson' if poisson else 'constant'} {rate}"] = {}
-                for client in clients if rate in PEER_RATES else clients[:2]:
+                for client in clients if rate in PEER_RATES else ours:
                     measured(f"{rate}/s", client, partial(arrivals, client, load), kept)
 
 
@@ -310,8 +317,10 @@ def main() -> None:
     parser.add_argument("--peers", type=Path, help="folder with an environment for each peer")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    clients = [Client(LEAN), Client(FOREBAY)]
+    clients = [Client(name) for name in OURS if name != COMPILED or MACHINE_CODE.exists()]
     for name in COMMANDS:
+        if name in OURS:
+            continue
         if options.peers is not None and (options.peers / name / "bin" / name).exists():
             clients.append(Client(name, options.peers))
     print("clients:", ", ".join(client.name for client in clients), flush=True)
