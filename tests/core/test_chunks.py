@@ -9,8 +9,7 @@ from forebay.proxy.core.learn.cost import PRIOR_FIXED_S, CostModel, features
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Request, Send
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
-from forebay.proxy.core.state.in_flight import InFlight
-from forebay.proxy.core.state.prefill_queue import passing
+from forebay.proxy.core.state.in_flight import InFlight, passing
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.fleet import Fleet, SimOutcome
 from forebay.replay.sim.scenario import Scenario

@@ -12,6 +12,8 @@ from forebay.proxy.core.learn.cost import CostModel
 from forebay.proxy.core.model import SLACK, Action, BackendSpec, Bucket, Reject, Request, Send
 from forebay.proxy.core.policy.long_prefills import next_piece
 from forebay.proxy.core.shaper import Shaper
+from forebay.proxy.core.state.in_flight import InFlight
+from forebay.proxy.core.state.prefill_queue import PrefillQueue
 from forebay.proxy.core.state.queue import QueuedRequest
 from forebay.proxy.telemetry.receipt_text import verdict
 
@@ -354,3 +356,32 @@ def test_prefill_is_predicted_whole_either_way(piece_s: float) -> None:
 
 def _waiting(request: Request, arrived_at: float = 0.0) -> QueuedRequest:
     return QueuedRequest(request, "document", arrived_at, inf, 0)
+
+
+class TestALatePiece:
+    """A step computes a piece and chats together, so each may be later than predicted alone."""
+
+    @staticmethod
+    def queue(*prefills: InFlight) -> PrefillQueue:
+        queue = PrefillQueue([CHAT.name, DOCUMENT.name], inf)
+        for prefill in prefills:
+            queue.join(prefill, 0.0)
+        return queue
+
+    @staticmethod
+    def piece(*, fresh: bool) -> InFlight:
+        return InFlight(document("d", 50_000), DOCUMENT.name, 0.5, 4.0, 4_000, 0, fresh=fresh)
+
+    def test_it_was_not_evicted(self) -> None:
+        assert self.queue(self.piece(fresh=True)).backlog_s(0.8) < 0.1
+        assert self.queue(self.piece(fresh=False)).backlog_s(0.8) == pytest.approx(3.2)
+
+    def test_a_chat_before_it_is_computed_with_it(self) -> None:
+        chat = InFlight(Request("c", 500, 10), CHAT.name, 0.03, 0.03, 500, 0)
+        queue = self.queue(chat, self.piece(fresh=True))
+        assert queue.backlog_s(0.4) == pytest.approx(0.13)
+        assert queue.below_at(0.3) == pytest.approx(0.23)
+
+    def test_one_step_does_not_hold_both(self) -> None:
+        chat = InFlight(Request("c", 5_000, 10), CHAT.name, 0.15, 0.15, 5_000, 0)
+        assert self.queue(chat, self.piece(fresh=True)).backlog_s(0.4) > 0.5

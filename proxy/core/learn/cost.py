@@ -53,6 +53,10 @@ OF_ALL: Final = 0.75
 are off the most, but most waits consist of many of them. Doubled, it hardly applies; without it,
 1.7 to 3.1 instead of at most 1.9 % of Azure code's requests are rejected falsely."""
 
+FULL_STEP_TOKENS: Final = 8_192
+"""Tokens in one engine step under load: vLLM's default `max_num_batched_tokens` for servers.
+Doubled: fewer steps are expected, so less of the longer prefills beside a request."""
+
 Vector = tuple[float, float, float]
 
 

@@ -7,7 +7,7 @@
     Constants: in model.py SLACK, in learn/cost.py UNPROVEN.
     Worth: cached prefixes 1.6 points at 1.5 times load.
  3. start.py: may a waiting request start now?
-    Constants: DISPATCH_AHEAD_S, BESIDE_OTHERS; in precedence.py FULL_STEP_TOKENS; in model.py FULL.
+    Constants: DISPATCH_AHEAD_S, BESIDE_OTHERS; in learn/cost.py FULL_STEP_TOKENS; in model.py FULL.
     Worth: order and cancellation stay with the proxy; the KV check 0.4 points, 2.4 in overload;
     a light tenant's p99 2.4 instead of 3.9 times that alone; hits that share a step, a sixth of the
     worst TTFT of 200 users.
@@ -26,7 +26,7 @@
     Worth: KV wait, 0.4 instead of 4 % rejected after queueing; margins, 18 % of documents' p99 in
     overload.
  8. precedence.py: which work goes before a request?
-    Constants: FULL_STEP_TOKENS; in model.py FULL.
+    Constants: in learn/cost.py FULL_STEP_TOKENS; in model.py FULL.
     Worth: arrivals that overtake 0.5 points; work beside chunks 1.3 points.
  9. rendezvous.py: where do several proxies send a cold prompt?
     Constants: AGREED_SHARE; in model.py MAJORITY, ENOUGH, HISTORY.

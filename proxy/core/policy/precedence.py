@@ -8,8 +8,8 @@ own queue moves only as fast as the other tenants leave it room.
 
 from collections.abc import Mapping
 from math import exp, fsum
-from typing import Final
 
+from forebay.proxy.core.learn.cost import FULL_STEP_TOKENS
 from forebay.proxy.core.learn.decay import RECENT_S
 from forebay.proxy.core.model import CLASSES, FULL, Bucket
 from forebay.proxy.core.policy.order import STRETCH
@@ -17,10 +17,6 @@ from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.queue import QueuedRequest
 from forebay.proxy.core.state.shares import BUCKETS_SHARE
 from forebay.proxy.core.state.tenants import Fairness
-
-FULL_STEP_TOKENS: Final = 8_192
-"""Tokens in one engine step under load: vLLM's default `max_num_batched_tokens` for servers.
-Doubled: fewer steps are expected, so less of the longer prefills beside a request."""
 
 
 class Before:

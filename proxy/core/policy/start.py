@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from math import fsum, inf, isclose
 from typing import Final, Literal
 
+from forebay.proxy.core.learn.cost import FULL_STEP_TOKENS
 from forebay.proxy.core.model import FULL, MAJORITY, Bucket
 from forebay.proxy.core.policy.coalesce import keeps_back
 from forebay.proxy.core.policy.long_prefills import LongPrefills
 from forebay.proxy.core.policy.order import engine_priority
-from forebay.proxy.core.policy.precedence import FULL_STEP_TOKENS
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.fleet import heads_of
 from forebay.proxy.core.state.in_flight import STEP_TOKENS, counts

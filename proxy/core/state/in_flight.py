@@ -1,6 +1,7 @@
 """A request that was sent to a backend and has not finished."""
 
-from math import inf
+from collections.abc import Iterable
+from math import ceil, inf
 from typing import Final
 
 from forebay.proxy.core.learn.prefix_cache import Visit
@@ -32,6 +33,8 @@ class InFlight:
         holding: what it takes of the backend; None without a tenant.
         output_tokens: length of its answer; 0 while unknown.
         sent_at: when it was sent; `first_token_at`: None before the first token.
+        fresh: its cached prefix was computed just now, by an earlier piece of its prompt.
+        miss_s: predicted prefill if the cached prefix has been evicted.
         ends_at: predicted end of a prefill whose first token cannot be seen; else inf.
         counts: it counts towards `prefills_per_backend`; cache hits do not.
         overdue_s: least seconds its prefill counts for until its first token.
@@ -44,7 +47,9 @@ class InFlight:
         "counts",
         "ends_at",
         "first_token_at",
+        "fresh",
         "holding",
+        "miss_s",
         "output_tokens",
         "overdue_s",
         "prefill_s",
@@ -68,7 +73,6 @@ class InFlight:
         fresh: bool = False,
         priority: int = 0,
     ) -> None:
-        """`fresh`: its cached prefix was computed just now, by an earlier piece of its prompt."""
         self.request = request
         self.visit = Visit(request, uncached_tokens)
         self.bucket = bucket
@@ -84,9 +88,32 @@ class InFlight:
         self.ends_at = inf
         self.counts = counts(request, uncached_tokens)
         # The whole prompt may turn out uncached, unless the cached prefix is certain.
-        self.overdue_s = OVERDUE_SHARE * (prefill_s if fresh else cold_s)
+        self.fresh = fresh
+        self.miss_s = prefill_s if fresh else cold_s
+        self.overdue_s = OVERDUE_SHARE * self.miss_s
 
     @property
     def matched_tokens(self) -> int:
         """Prompt tokens believed to be cached when the request was sent."""
         return self.request.prompt_tokens - self.uncached_tokens
+
+
+def passing(
+    prefills: Iterable[InFlight], uncached_tokens: float, chunk_tokens: float
+) -> tuple[float, float]:
+    """Return what a prefill of so many tokens waits for in a chunking engine, in seconds.
+
+    Returns:
+        The prefills that are no longer than it, whole; and for longer ones, which it passes, the
+        chunks computed in the same steps.
+    """
+    least = max(uncached_tokens, chunk_tokens)
+    steps = ceil(uncached_tokens / chunk_tokens)
+    equals_s = chunks_s = 0.0
+    for prefill in prefills:
+        if prefill.uncached_tokens <= least:
+            equals_s += prefill.prefill_s
+        else:
+            share = steps * chunk_tokens / prefill.uncached_tokens
+            chunks_s += prefill.prefill_s * min(1.0, share)
+    return equals_s, chunks_s

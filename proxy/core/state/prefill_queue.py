@@ -13,39 +13,18 @@ every longer prefill: it waits for a few chunks instead of for whole long prefil
 """
 
 from collections.abc import Iterable, Sequence
-from math import ceil, fsum, inf
+from math import fsum, inf
 from typing import Final
 
-from forebay.proxy.core.learn.cost import UNPROVEN, CostModel, Vector, features
+from forebay.proxy.core.learn.cost import FULL_STEP_TOKENS, UNPROVEN, CostModel, Vector, features
 from forebay.proxy.core.model import ENOUGH, INSTANT_S, SLACK
 from forebay.proxy.core.state.elsewhere import SILENT_S, Elsewhere
-from forebay.proxy.core.state.in_flight import InFlight
+from forebay.proxy.core.state.in_flight import InFlight, passing
 
 LEARN_FROM: Final = 4.0
 """Elapsed time is attributed to prefills that have ended. The progress of unfinished ones is
 unknown, so ended work must be this many times the unfinished work. Doubled: learns less
 often in chunking engines."""
-
-
-def passing(
-    prefills: Iterable[InFlight], uncached_tokens: float, chunk_tokens: float
-) -> tuple[float, float]:
-    """Return what a prefill of so many tokens waits for in a chunking engine, in seconds.
-
-    Returns:
-        The prefills that are no longer than it, whole; and for longer ones, which it passes, the
-        chunks computed in the same steps.
-    """
-    least = max(uncached_tokens, chunk_tokens)
-    steps = ceil(uncached_tokens / chunk_tokens)
-    equals_s = chunks_s = 0.0
-    for prefill in prefills:
-        if prefill.uncached_tokens <= least:
-            equals_s += prefill.prefill_s
-        else:
-            share = steps * chunk_tokens / prefill.uncached_tokens
-            chunks_s += prefill.prefill_s * min(1.0, share)
-    return equals_s, chunks_s
 
 
 class PrefillQueue:
@@ -57,6 +36,8 @@ class PrefillQueue:
         head: the first of them; None if the queue is empty.
         tokens: uncached tokens of all.
         total_s: sum of prefill_s of all.
+        step_s: of it, the head; also what is computed with it in one engine step, up to a piece of
+            a split prompt. While the head is late, the others are being computed.
         silent: how many have a first token that cannot be seen.
         chunk_tokens: see BackendSpec; set by `chunk`.
         chunked: the engine chunks long prefills, so shorter ones pass longer ones.
@@ -75,6 +56,7 @@ class PrefillQueue:
         self.head_since = 0.0
         self.tokens = 0
         self.total_s = 0.0
+        self.step_s = 0.0
         self.silent = 0
         self.elsewhere: Elsewhere | None = None
 
@@ -100,12 +82,12 @@ class PrefillQueue:
         head = self.head
         if head is None:
             return 0.0
-        left, floor = head.prefill_s - elapsed_s, 0.0
+        left, floor = self.step_s - elapsed_s, 0.0
         if head.request.streams:
             floor = head.overdue_s
-            if elapsed_s > (1.0 + UNPROVEN) * head.prefill_s + INSTANT_S:
-                left = head.cold_s - elapsed_s  # the engine had evicted what seemed to be cached
-        return self.total_s - head.prefill_s + max(left, floor)
+            if elapsed_s > (1.0 + UNPROVEN) * self.step_s + INSTANT_S:
+                left = head.miss_s - elapsed_s  # the engine had evicted what seemed to be cached
+        return self.total_s - self.step_s + max(left, floor)
 
     def ahead_s(self, uncached_tokens: float, now: float, priority: float | None = None) -> float:
         """Return the predicted seconds that a prefill sent now would wait in the engine.
@@ -167,7 +149,7 @@ class PrefillQueue:
         head = self.head
         if head is None:
             return others_at
-        rest = self.total_s - head.prefill_s
+        rest = self.total_s - self.step_s
         floor = head.overdue_s if head.request.streams else 0.0
         if rest + floor >= limit_s:
             return self.silent_ends_at()
@@ -237,6 +219,7 @@ class PrefillQueue:
         self.prefills_of[prefill.bucket] += prefill.counts
         self.tokens += prefill.uncached_tokens
         self.total_s += prefill.prefill_s
+        self.step_s = self._step_s()
 
     def leave(self, prefill: InFlight, now: float) -> None:
         """Remove a prefill: its first token came, or its request ended."""
@@ -251,6 +234,20 @@ class PrefillQueue:
         self.tokens -= prefill.uncached_tokens
         self.silent -= not prefill.request.streams
         self.total_s = self.total_s - prefill.prefill_s if self.prefills else 0.0
+        self.step_s = self._step_s()
+
+    def _step_s(self) -> float:
+        head, seconds, tokens = self.head, 0.0, 0
+        if head is None:
+            return 0.0
+        if head.miss_s > head.prefill_s:
+            return head.prefill_s  # a late hit may have been a miss
+        for prefill in self.prefills.values():
+            seconds += prefill.prefill_s
+            tokens += prefill.uncached_tokens
+            if prefill.fresh:
+                return seconds if tokens <= FULL_STEP_TOKENS else head.prefill_s
+        return head.prefill_s
 
     def _next(self) -> InFlight | None:
         """Return the prefill that the engine begins next."""
