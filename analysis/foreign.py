@@ -3,15 +3,18 @@
     vllm bench serve   the JSON of --save-result --save-detailed
     aiperf             profile_export.jsonl
     guidellm           benchmarks.json with its requests; the last benchmark in it
+    inference-perf     per_request_lifecycle_metrics.json
+    genai-perf         profile_export.json, of perf_analyzer too; the last experiment in it
 
 Their times count from when a request was sent, and a request that waited for their own concurrency
-limit was sent late. `vllm bench` keeps that wait, and guidellm the time that a request was meant
-for: both are added here. aiperf and older guidellm do not, and such a run says so. Requests that
-were never sent are in none of these files.
+limit was sent late. `vllm bench` keeps that wait, guidellm and some versions of inference-perf the
+time that a request was meant for: both are added here. The others do not, and such a run says so.
+Requests that were never sent are in none of these files.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,8 @@ from forebay.analysis.run import NUMBERS, WORDS, RunData, folder_name
 from forebay.replay.slo import default_slos, meets
 from forebay.traces.buckets import DEFAULT_BUCKETS, bucket_of
 from forebay.traces.errors import InputError
+from forebay.traces.formats import DEFAULTS
+from forebay.traces.readers.body import of_body, prompt_tokens
 
 FROM_SENDING = "times count from when a request was sent, not from when it was due"
 NO_VERDICT = "the file does not say how late requests were sent"
@@ -45,7 +50,8 @@ def load_foreign(path: Path, name: str | None = None) -> RunData:
     if found is None:
         raise InputError(
             f"{path}: a file; give a run folder, or a result of `vllm bench serve`, aiperf "
-            "(profile_export.jsonl) or guidellm"
+            "(profile_export.jsonl), guidellm, inference-perf "
+            "(per_request_lifecycle_metrics.json) or genai-perf (profile_export.json)"
         )
     try:
         rows = found.rows(content)
@@ -83,9 +89,13 @@ def _format(content: Any) -> ForeignFormat | None:
         return ForeignFormat("guidellm", _guidellm)
     if isinstance(content, Mapping) and "request_throughput" in content:
         return ForeignFormat("vllm bench serve", _vllm, from_due="queue_times" in content)
+    if isinstance(content, Mapping) and "experiments" in content:
+        return ForeignFormat("genai-perf", _genai_perf)
     one = content[0] if isinstance(content, list) and content else content
     if isinstance(one, Mapping) and "metadata" in one and "metrics" in one:
         return ForeignFormat("aiperf", _aiperf)
+    if isinstance(one, Mapping) and {"start_time", "end_time", "info"} <= one.keys():
+        return ForeignFormat("inference-perf", _inference_perf, from_due="scheduled_time" in one)
     return None
 
 
@@ -179,6 +189,85 @@ def _guidellm_row(one: Mapping[str, Any], *, ok: bool) -> ForeignRow:
         one.get("request_latency") if ok else None,
         None,
     )
+
+
+def _inference_perf(content: Any) -> list[ForeignRow]:
+    return [
+        _inference_perf_row(one) for one in (content if isinstance(content, list) else [content])
+    ]
+
+
+def _inference_perf_row(one: Mapping[str, Any]) -> ForeignRow:
+    """Read one request; versions before multimodal requests have all fields in `info` itself."""
+    info = one["info"] or {}
+    answer = info.get("response_metrics") or info
+    usage = answer.get("server_usage") or {}
+    times = answer.get("output_token_times") or answer.get("chunk_times") or []
+    sent_s, failed = one["start_time"], one.get("error") is not None
+    due_s = one.get("scheduled_time", sent_s)
+    return _row(
+        due_s,
+        max(0.0, sent_s - due_s),
+        usage.get("prompt_tokens") or info.get("input_tokens") or 0,
+        usage.get("completion_tokens") or answer.get("output_tokens"),
+        times[0] - sent_s if times and not failed else None,
+        None if failed else one["end_time"] - sent_s,
+        _longest_gap(times),
+    )
+
+
+def _genai_perf(content: Mapping[str, Any]) -> list[ForeignRow]:
+    """Read the last experiment: the load that was measured last."""
+    requests = content["experiments"][-1]["requests"]
+    return sorted(map(_genai_perf_row, requests), key=lambda row: row["sent_s"] or 0.0)
+
+
+def _genai_perf_row(one: Mapping[str, Any]) -> ForeignRow:
+    """Read one request: what came back is there event by event, as the server sent it.
+
+    Events without text do not count: the first one of a chat has a role only. An answer without
+    any text failed.
+    """
+    body = orjson.loads(one["request_inputs"]["payload"])
+    usage: Mapping[str, Any] = {}
+    times, tokens = [], 0
+    for at_ns, event in zip(one["response_timestamps"], one["response_outputs"], strict=True):
+        texts, counted = _texts(event.get("response") or "")
+        usage = counted or usage
+        tokens += texts
+        if texts:
+            times.append(at_ns / 1e9)
+    sent_s = one["timestamp"] / 1e9
+    return _row(
+        sent_s,
+        0.0,
+        usage.get("prompt_tokens") or prompt_tokens(of_body(body, DEFAULTS), DEFAULTS) or 0,
+        usage.get("completion_tokens") or tokens,
+        times[0] - sent_s if times and body.get("stream") else None,
+        times[-1] - sent_s if times else None,
+        _longest_gap(times),
+    )
+
+
+def _texts(response: str) -> tuple[int, Mapping[str, Any]]:
+    """Count the events with text in what came at one time; return the usage too, if one has it."""
+    count = 0
+    usage: Mapping[str, Any] = {}
+    for line in response.splitlines():
+        data = line.removeprefix("data:").strip()
+        if not data.startswith("{"):
+            continue  # blank, [DONE], or the name of an event
+        event = orjson.loads(data)
+        usage = event.get("usage") or usage
+        for choice in event.get("choices") or ():
+            part = choice.get("delta") or choice.get("message") or choice
+            thought = part.get("reasoning_content") or part.get("reasoning")
+            count += bool(part.get("content") or part.get("text") or thought)
+    return count, usage
+
+
+def _longest_gap(times_s: Sequence[float]) -> float | None:
+    return max((after - before for before, after in pairwise(times_s)), default=None)
 
 
 def _row(

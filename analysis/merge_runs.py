@@ -197,17 +197,24 @@ def _record(runs: Sequence[RunData], ended: str, at_once: bool) -> dict[str, Any
         merged={
             "at_once": at_once,
             "senders": senders,
-            "runs": [
-                {
-                    "name": run.name,
-                    **{key: run.info.get(key) for key in ("run_id", "started_at", "seed", "salt")},
-                    "schedule_sha256": at_path(run.info, ("schedule", "sha256")),
-                }
-                for run in runs
-            ],
+            "runs": [part for run in runs for part in _parts(run)],
         },
     )
     return dict(orjson.loads(orjson.dumps(info)))
+
+
+def _parts(run: RunData) -> list[Mapping[str, Any]]:
+    """Describe the run, or the runs that it was merged from."""
+    merged = at_path(run.info, ("merged", "runs"))
+    if isinstance(merged, list):
+        return merged
+    return [
+        {
+            "name": run.name,
+            **{key: run.info.get(key) for key in ("run_id", "started_at", "seed", "salt")},
+            "schedule_sha256": at_path(run.info, ("schedule", "sha256")),
+        }
+    ]
 
 
 def _number(info: Mapping[str, Any], key: str, default: float) -> float:

@@ -94,9 +94,13 @@ class RecordedVerdict:
 
 
 def setting(run: RunData, what: str) -> Any:
-    """The value of one of `PLACES`; None if the file lacks it."""
+    """The value of one of `PLACES`; None if the file lacks it. A merged run has several seeds."""
     tree = run.summary if what == LATENCY_TARGETS else run.info
-    return at_path(tree, PLACES[what])
+    value = at_path(tree, PLACES[what])
+    parts = at_path(run.info, ("merged", "runs"))
+    if what == "seed" and value is None and isinstance(parts, list):
+        return sorted((at_path(part, ("seed",)) for part in parts), key=str)
+    return value
 
 
 def settings(run: RunData) -> dict[str, str]:
@@ -110,9 +114,9 @@ def settings(run: RunData) -> dict[str, str]:
 
 
 def repeat_command(run: RunData) -> str:
-    """The `forebay replay` command that repeats the run; "" if run.json has too little."""
+    """The `forebay replay` command that repeats the run; "" if no single one does."""
     trace, targets = setting(run, "trace"), setting(run, "targets")
-    if not isinstance(trace, str) or not isinstance(targets, list):
+    if not isinstance(trace, str) or not isinstance(targets, list) or "merged" in run.info:
         return ""
     words = ["forebay", "replay", trace]
     for target in targets:
@@ -199,9 +203,10 @@ def warnings(
         found += [f"{run.name}: {text_of(one)}" for one in own] if isinstance(own, list) else []
     for what in differences(a, b, judged_anew):
         of_a, of_b = text_of(setting(a, what)), text_of(setting(b, what))
+        chance = "; the arrivals differ, and the intervals allow for that" if what == "seed" else ""
         found.append(
             f"different {what}: {a.name} {of_a or 'not recorded'}, "
-            f"{b.name} {of_b or 'not recorded'}"
+            f"{b.name} {of_b or 'not recorded'}{chance}"
         )
     if a.requests != b.requests:
         found.append(f"different number of requests: {a.requests:,} and {b.requests:,}")

@@ -305,8 +305,8 @@ def answer_text(payload: bytes) -> str:
     """Return the text of the first choice of an event, or of an answer in one piece."""
     try:
         choice = orjson.loads(payload)["choices"][0]
-        told = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
-        return str(told.get("content") or "")
+        message = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
+        return str(message.get("content") or "")
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
         return ""
 

@@ -30,7 +30,7 @@ class History:
         if answer is not None and self._agenda.followers(index):
             self._answers[index] = answer
 
-    def told(self, index: int) -> tuple[TraceRequest, bytes | None]:
+    def row_to_send(self, index: int) -> tuple[TraceRequest, bytes | None]:
         """Return a row as it is to be sent, and the text of its prompt if that is not its own."""
         row = self._agenda.rows[index]
         before = self._places.get(row.parent or "")
@@ -53,10 +53,10 @@ class History:
         own = row.messages or ()
         if old is None or sent is None or own[: len(old)] != old or len(own) <= len(old):
             return row
-        told = own[len(old)]
-        if told.get("role") != "assistant":
+        recorded = own[len(old)]
+        if recorded.get("role") != "assistant":
             return row
-        return replace(row, messages=(*sent, {**told, "content": answer}, *own[len(old) + 1 :]))
+        return replace(row, messages=(*sent, {**recorded, "content": answer}, *own[len(old) + 1 :]))
 
     def _continued(self, row: TraceRequest, before: int, answer: str) -> bytes | None:
         old, sent = self._agenda.rows[before], self._prompts.get(before)

@@ -159,5 +159,5 @@ class SessionLoop:
         row = self._agenda.rows[index]
         if self._history is None:
             return await prepare(index, row, self._style)
-        row, prompt = self._history.told(index)
+        row, prompt = self._history.row_to_send(index)
         return await prepare(index, row, self._style, prompt)

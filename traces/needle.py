@@ -154,14 +154,14 @@ def _requests(
         dice = Random(f"{seed}:needle:{length}")  # depths of one length hide the same needle
         place, number = dice.choice(_PLACES), str(dice.randrange(1_000_000, 10_000_000))
         needle = f" The special number of the sluice gate at {place} is {number}. "
-        asked = [_question(index, place) for index in range(questions)]
+        texts = [_question(index, place) for index in range(questions)]
         # All questions about a haystack follow the same text: leave room for the longest.
-        ends = [f"\n\nQuestion: {question}\nAnswer:" for question in asked]
+        ends = [f"\n\nQuestion: {question}\nAnswer:" for question in texts]
         budget = length - counter.count(INSTRUCTION + needle) - max(map(counter.count, ends))
         body = counter.head(haystack, budget)
         for depth in depths:
             text = INSTRUCTION + _hidden(body, needle, depth)
-            for index, (question, end) in enumerate(zip(asked, ends, strict=True)):
+            for index, (question, end) in enumerate(zip(texts, ends, strict=True)):
                 name = f"needle-{length}-{depth:g}-{index}"
                 request = TraceRequest(
                     id=name,

@@ -77,14 +77,14 @@ def _requests(spec: ChatBesideDocuments) -> Iterator[TraceRequest]:
     users = Random(f"{spec.seed}:choices")
     sizes = Random(f"{spec.seed}:documents")
     open_documents: dict[int, tuple[Document, int]] = {}
-    for arrival_s, asked in merge(_chat_times(spec), _questions(spec), key=itemgetter(0)):
+    for arrival_s, question in merge(_chat_times(spec), _questions(spec), key=itemgetter(0)):
         if arrival_s > spec.duration_s:
             return
         user = users.randrange(spec.users)
-        if asked is None:
+        if question is None:
             yield maker.chat(arrival_s, user)
             continue
-        opening, left = asked
+        opening, left = question
         # A document gets its name at its first question inside the trace.
         if opening not in open_documents:
             document = maker.new_document(spec.document_tokens.draw(sizes))

@@ -29,7 +29,9 @@ Example:
   forebay search trace.jsonl --target sim:llama-3-8b@h200 --slo ttft=2s --arrivals poisson
 """
 
-SIM_PARTS, HTTP_PARTS = 32, 4
+SIM_PART, HTTP_PART = 2000, 250
+"""Requests of a part: live they cost time, and many small parts decide a load sooner."""
+PARTS = 32
 SIM_RESOLUTION, HTTP_RESOLUTION = 0.02, 0.05
 
 app = new_app(help=EXAMPLE)
@@ -55,13 +57,13 @@ class SearchArguments:
         float | None,
         typer.Option(help="ratio of neighbouring loads, less 1; default: 0.02, for a URL 0.05"),
     ] = None
-    requests: Annotated[int, typer.Option(min=100, help="least requests of one part of a load")] = (
-        2000
-    )
-    parts: Annotated[
+    requests: Annotated[
         int | None,
-        typer.Option(min=1, help="most parts of a load; default: 32, for a URL 4"),
+        typer.Option(
+            min=100, help="least requests of one part of a load; default: 2000, for a URL 250"
+        ),
     ] = None
+    parts: Annotated[int, typer.Option(min=1, help="most parts of a load")] = PARTS
     start: Annotated[
         float | None, typer.Option(help="first load, requests a second; default: the trace's own")
     ] = None
@@ -104,6 +106,10 @@ class SearchArguments:
     def simulated(self) -> bool:
         return self.target[0].startswith("sim:")
 
+    @property
+    def part_rows(self) -> int:
+        return self.requests or (SIM_PART if self.simulated else HTTP_PART)
+
     def check(self) -> None:
         """Raise InputError for options that cannot be used together, or out of range."""
         from forebay.replay.schedule import parse_arrivals
@@ -131,15 +137,14 @@ class SearchArguments:
         start = self.start or ((len(rows) - 1) / span_s if span_s > 0 else None)
         if start is None:
             raise InputError("--start: all requests of this trace arrive at once; give a load")
-        parts = self.parts or (SIM_PARTS if self.simulated else HTTP_PARTS)
         buckets = parse_buckets(self.buckets)
         found = {bucket_of(row.input_tokens, buckets) or "other" for row in rows}
         return SearchQuestion(
             rows,
             self.attainment,
             self.resolution or (SIM_RESOLUTION if self.simulated else HTTP_RESOLUTION),
-            min(self.requests, len(rows)),
-            1 << (parts.bit_length() - 1),
+            min(self.part_rows, len(rows)),
+            1 << (self.parts.bit_length() - 1),
             start,
             least_part_s(slos, found),
             repeats=parse_arrivals(self.arrivals).kind not in ("trace", "constant"),
@@ -191,9 +196,9 @@ class SearchArguments:
         """Return what decides the figures of a trial, to compare with an earlier search."""
         named = ("slo", "arrivals", "seed", "requests", "target", "gpus", "policy", "model",
                  "endpoint", "time_scale", "buckets", "too_long", "drain_timeout")  # fmt: skip
-        told = {name: getattr(self, name) for name in named}
+        options = {name: getattr(self, name) for name in named} | {"requests": self.part_rows}
         return {"trace_sha256": sha256, "config": str(self.config or ""), "parts": "20 targets",
-                **told}  # fmt: skip
+                **options}  # fmt: skip
 
 
 HEADINGS = {

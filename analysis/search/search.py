@@ -149,11 +149,22 @@ class LoadSearch:
         return 0
 
     def run(self) -> Bracket:
-        """Search; returns the bracket as places of the grid."""
+        """Search; returns the bracket as places of the grid.
+
+        One part a load first tells about where the answer is: a proof that a load can be kept takes
+        many parts, and most loads on the way from the start are not worth one.
+        """
         asked = self.question
-        guess = asked.index(asked.start_per_s)
-        reach = asked.index(WIDEST)
-        return bracket(self.passes, guess, guess - reach, guess + reach)
+        start, reach = asked.index(asked.start_per_s), asked.index(WIDEST)
+        least, most = start - reach, start + reach
+        guess = bracket(self.seems_to_pass, start, least, most).low
+        return bracket(self.passes, guess, least, most)
+
+    def seems_to_pass(self, index: int) -> bool:
+        load = self.question.load(index)
+        if load not in self.trials:
+            self._measure(load)
+        return self.evidence(load, 1).share >= self.question.wanted
 
     def passes(self, index: int) -> bool | None:
         """Measure a load until it is decided; None if all parts leave it open."""

@@ -251,10 +251,10 @@ def _check_options(options: FleetOptions) -> None:
 
 
 def _context(options: FleetOptions, profile: Profile) -> int | None:
-    asked, longest = options.max_model_len, profile.context
-    if asked is not None and longest is not None and asked > longest:
-        raise InputError(f"--max-model-len {asked}: {profile.repository} holds {longest:,} tokens")
-    return asked or longest
+    given, longest = options.max_model_len, profile.context
+    if given is not None and longest is not None and given > longest:
+        raise InputError(f"--max-model-len {given}: {profile.repository} holds {longest:,} tokens")
+    return given or longest
 
 
 def _chunk(options: FleetOptions, usual: int, context: int | None) -> int:

@@ -87,10 +87,10 @@ def parse_bytes(text: str) -> int:
     return value
 
 
-def sequences(asked: int | None, kv_tokens: int | None) -> tuple[int, str]:
+def sequences(given: int | None, kv_tokens: int | None) -> tuple[int, str]:
     """Return --max-num-seqs and the reason for it."""
-    if asked is not None:
-        return asked, "most requests in a step, as given; the others wait in the proxy"
+    if given is not None:
+        return given, "most requests in a step, as given; the others wait in the proxy"
     if kv_tokens is None:
         return USUAL_SEQS, "most requests in a step; the others wait in the proxy"
     fit = kv_tokens // CHAT_TOKENS

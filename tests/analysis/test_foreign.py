@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 from paths import TESTS
@@ -121,6 +122,113 @@ def test_guidellm_tells_when_a_request_was_due() -> None:
     assert "warnings" not in run.summary
 
 
+def inference_perf(**info: Any) -> dict[str, Any]:
+    """Make a request as inference-perf's report has it (RequestLifecycleMetric)."""
+    return {"start_time": 100.0, "end_time": 101.0, "request": "{}", "response": "that",
+            "info": info, "error": None}  # fmt: skip
+
+
+OLD_INFO = {"input_tokens": 7, "output_tokens": 5, "output_token_times": [100.2, 100.3, 101.0]}
+NEW_INFO = {  # since requests may have images
+    "request_metrics": {"text": {"input_tokens": 9}}, "input_tokens": 9,
+    "response_metrics": {
+        "output_tokens": 4, "chunk_times": [100.2, 100.3, 101.0], "output_token_times": [],
+        "server_usage": {"prompt_tokens": 7, "completion_tokens": 5},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("info", [OLD_INFO, NEW_INFO])
+def test_inference_perf(tmp_path: Path, info: dict[str, Any]) -> None:
+    path = tmp_path / "per_request_lifecycle_metrics.json"
+    path.write_bytes(orjson.dumps([inference_perf(**info)]))
+    run = load_foreign(path)
+    numbers = run.numbers
+    assert numbers["prompt_tokens"].tolist() == [7]  # as the server counts
+    assert numbers["output_tokens"].tolist() == [5]
+    assert numbers["ttft_response_s"][0] == pytest.approx(0.2)
+    assert numbers["e2e_response_s"][0] == pytest.approx(1.0)
+    assert numbers["tpot_s"][0] == pytest.approx(0.2)
+    assert numbers["stall_s"][0] == pytest.approx(0.7)
+    assert run.summary["warnings"] == [f"inference-perf: {FROM_SENDING}"]
+
+
+def test_inference_perf_tells_when_a_request_was_due() -> None:
+    """Its `scheduled_time` is 10 ms before the request was sent, and these count."""
+    run = load_foreign(GOLDEN / "inference-perf.json")
+    assert run.words["outcome"].tolist() == ["ok", "failed"]
+    assert run.numbers["intended_s"].tolist() == pytest.approx([0.0, 0.5])
+    assert run.numbers["sent_s"].tolist() == pytest.approx([0.01, 0.5])
+    assert run.numbers["e2e_response_s"][0] == pytest.approx(0.7)
+    assert np.isnan(run.numbers["ttft_response_s"]).all()  # not a stream
+    assert "warnings" not in run.summary
+
+
+def genai_perf(*events: tuple[float, str], sent_ms: float = 0.0) -> dict[str, Any]:
+    """Make a request of perf_analyzer's export from what came back, and when (ms)."""
+    body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "Hello there"}]}
+    return {
+        "timestamp": int(sent_ms * 1e6),
+        "request_inputs": {"payload": orjson.dumps(body).decode()},
+        "response_timestamps": [int(at_ms * 1e6) for at_ms, _ in events],
+        "response_outputs": [{"response": response} for _, response in events],
+    }
+
+
+def chunk(**delta: str) -> str:
+    return f"data: {orjson.dumps({'choices': [{'delta': delta}]}).decode()}\n\n"
+
+
+def test_genai_perf(tmp_path: Path) -> None:
+    """The role, an empty text and [DONE] are no tokens; two events may come at one time."""
+    usage = {"choices": [], "usage": {"prompt_tokens": 12, "completion_tokens": 7}}
+    streamed = genai_perf(
+        (110, chunk(role="assistant", content="")),
+        (130, chunk(content="I")),
+        (150, chunk(content=" like") + chunk(content=" dogs")),
+        (250, chunk(content=".")),
+        (251, chunk()),
+        (252, "data: [DONE]\n\n"),
+        sent_ms=30,
+    )
+    counted = genai_perf((60, chunk(content="I")), (70, f"data: {orjson.dumps(usage).decode()}"))
+    refused = genai_perf((50, '{"error": {"message": "no"}}'), sent_ms=40)
+    measured = {"requests": [streamed, refused, counted]}
+    path = tmp_path / "profile_export.json"
+    path.write_bytes(orjson.dumps({"experiments": [{"requests": []}, measured]}))
+    run = load_foreign(path)
+    numbers = run.numbers
+    assert run.words["outcome"].tolist() == ["ok", "ok", "failed"]  # in order of sending
+    assert numbers["intended_s"].tolist() == pytest.approx([0.0, 0.03, 0.04])
+    assert numbers["output_tokens"].tolist()[:2] == [7, 4]
+    assert numbers["prompt_tokens"].tolist()[:2] == [
+        12,
+        5,
+    ]  # the second counted here, with its role
+    assert numbers["ttft_response_s"].tolist()[:2] == pytest.approx([0.06, 0.1])
+    assert numbers["e2e_response_s"].tolist()[:2] == pytest.approx([0.06, 0.22])
+    assert numbers["stall_s"][1] == pytest.approx(0.1)
+    assert run.summary["warnings"] == [f"genai-perf: {FROM_SENDING}"]
+
+
+TOOLS = {
+    "vllm.json": VLLM,
+    "benchmarks.json": guidellm(120.0),
+    "profile_export.jsonl": aiperf_line(1.0, 255.9),
+    "per_request_lifecycle_metrics.json": [inference_perf(**OLD_INFO)],
+    "profile_export.json": {"experiments": [{"requests": [genai_perf((60, chunk(content="I")))]}]},
+}
+
+
+def test_compare_takes_a_file_of_each_tool(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, content in TOOLS.items():
+        (tmp_path / name).write_bytes(orjson.dumps(content))
+    assert main(["compare", *(str(tmp_path / name) for name in TOOLS)]) == 0
+    assert "TTFT" in capsys.readouterr().out
+
+
 def test_two_tools_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = tmp_path / "vllm.json", tmp_path / "profile_export.jsonl"
     a.write_bytes(orjson.dumps(VLLM))
@@ -140,6 +248,9 @@ def test_two_tools_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (b'{"request_throughput": 1}', "--save-detailed"),
         (orjson.dumps({**VLLM, "input_lens": [1]}), "not a whole result of vllm bench serve"),
         (b'{"benchmarks": [{"requests": {}}]}', "holds no requests"),
+        (b'{"experiments": []}', "not a whole result of genai-perf"),
+        (b'{"experiments": [{"requests": []}]}', "holds no requests"),
+        (b'[{"start_time": 1, "end_time": "?", "info": {}}]', "not a whole result of inference-p"),
     ],
 )
 def test_damaged_files(tmp_path: Path, content: bytes, says: str) -> None:

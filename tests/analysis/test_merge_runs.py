@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from forebay.analysis.provenance import setting
 from forebay.analysis.run import RunData, load_run
 from forebay.proxy.cli import main
 from forebay.proxy.telemetry.hlog import read_hlog
@@ -87,7 +88,11 @@ def test_seeds_are_put_one_behind_the_other(
     assert table.column_names == list(Row.__slots__)
     info = json.loads((tmp_path / "all" / "run.json").read_text())
     assert (info["seed"], [one["seed"] for one in info["merged"]["runs"]]) == (None, list(SEEDS))
-    assert main(["compare", str(seeds[0]), str(tmp_path / "all"), "--quiet"]) == 0
+    capsys.readouterr()
+    assert main(["compare", str(seeds[0]), str(tmp_path / "all"), "--json"]) == 0
+    shown = " ".join(json.loads(capsys.readouterr().out)["warnings"])
+    of_all = "; ".join(map(str, SEEDS))
+    assert f"different seed: {seeds[0].name} {SEEDS[0]}, all {of_all}; the arrivals differ" in shown
     report = str(tmp_path / "r.html")
     assert main(["report", str(tmp_path / "all"), "-o", report, "--quiet"]) == 0
 
@@ -117,6 +122,8 @@ def test_merging_in_steps_is_merging_at_once(seeds: list[Path], tmp_path: Path) 
     left, right = (json.loads((r.path / "summary.json").read_text()) for r in (one_by_one, whole))
     assert left == right
     assert counts(one_by_one.path) == counts(whole.path)
+    assert one_by_one.info["merged"]["runs"] == whole.info["merged"]["runs"]
+    assert setting(one_by_one, "seed") == sorted(SEEDS)
 
 
 @pytest.mark.parametrize(

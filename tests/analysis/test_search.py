@@ -16,6 +16,7 @@ from search_knee import known_queue, searched, within
 
 from forebay.analysis.quantiles import Floats
 from forebay.analysis.search.bracket import Bracket, bracket
+from forebay.analysis.search.cli import SearchArguments
 from forebay.analysis.search.evidence import (
     Evidence,
     clump_size,
@@ -122,6 +123,24 @@ def test_nine_of_ten_answers_are_within_five_percent_of_a_known_curve() -> None:
         assert found.highest_per_s < found.fails_at_per_s
         near += abs(found.highest_per_s / 10 - 1) <= 0.05
     assert near >= 9
+
+
+def test_loads_far_from_the_answer_take_one_part() -> None:
+    """A proof takes 4 parts of 250, even where no request is late."""
+    search = LoadSearch(question(part_rows=250, resolution=0.05), KnownCurve(0))
+    found = result_of(search, search.run(), ["ttft=2s"])
+    assert found.highest_per_s == pytest.approx(10, rel=0.06)
+    far = {load: len(parts) for load, parts in search.trials.items() if not 8 < load < 12}
+    assert len(far) >= 4
+    assert set(far.values()) == {1}
+
+
+def test_a_search_on_a_url_takes_smaller_parts_than_a_simulation() -> None:
+    def part_rows(target: str) -> int:
+        given = SearchArguments(trace=Path("-"), target=[target])
+        return given.question(rows(5000, gap_s=0.1), given.slos()).part_rows
+
+    assert part_rows("http://127.0.0.1:1") < 500 <= part_rows("sim:llama-3-8b@h200")
 
 
 def test_the_closed_form_of_the_known_queue() -> None:

@@ -160,12 +160,12 @@ def _nginx_json(row: SourceRow, line: str) -> dict[str, Any]:
         one = row.with_values(orjson.loads(line))
     except orjson.JSONDecodeError as error:
         raise RowError(f"not JSON ({error}); each line must hold one JSON object") from error
-    asked = (one.text("request") or "").split(" ")
+    request_line = (one.text("request") or "").split(" ")
     local = one.text("time_local")
     took = one.get("request_time")
     return {
-        "method": one.text("request_method", "method") or asked[0],
-        "path": one.text("request_uri", "uri", "path") or "".join(asked[1:2]),
+        "method": one.text("request_method", "method") or request_line[0],
+        "path": one.text("request_uri", "uri", "path") or "".join(request_line[1:2]),
         "status": one.whole("status"),
         "user": one.text("remote_user") or "",
         "end_s": _nginx_time(local)
