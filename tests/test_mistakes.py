@@ -23,6 +23,7 @@ FILES = {
     "events.yaml": "backends: [{url: 'http://127.0.0.1:1', kv_events: 'tcp://127.0.0.1'}]",
     "policy.yaml": "routing: fastest\nbackends: [{url: 'http://127.0.0.1:1'}]",
     "config.json": "{}",
+    "blocks.jsonl": ",".join("7" * 400_000),
 }
 MISTAKES = [
     ("--install-completion", "no command"),
@@ -130,6 +131,17 @@ MISTAKES = [
     ("kv --model config.json --gpu h200", "num_attention_heads is missing"),
     (f"kv {MODEL} --gpu h200 --length lots", "give tokens, such as 8192,32768,131072"),
     ("kv verify nowhere.log", "nowhere.log"),
+    ("kv verify blocks.jsonl", "no line with the size of the KV cache"),
+    ("search nowhere.jsonl --target sim:llama-3-8b@h200 --slo ttft=2s", "no such file"),
+    ("search good.jsonl --target sim:llama-3-8b@h200 --slo soon", "e.g. chat.ttft=2s"),
+    ("traces export nothing good.jsonl", "one of: mooncake, aiperf"),
+    ("traces synth documents -o none/x.jsonl --duration 10s", "no such folder; make /"),
+    (f"engine {MODEL} --host nowhere.invalid", "cannot listen: Name or service not known"),
+    (f"engine {MODEL} --calibration text.txt", "text.txt: not JSON"),
+    ("proxy --config .", "Is a directory"),
+    ("size --users -1 --document-tokens 5", "--users -1: give 1 or more"),
+    ("experiment kv --target sim:llama-3-8b@abacus --out x", "no such GPU"),
+    ("completion csh", "one of: bash, zsh, fish"),
     ("experiment", "Missing command"),
     ("experiment nothing", "No such command 'nothing'"),
     ("experiment prefill", "Missing option '--target'"),
@@ -179,6 +191,31 @@ def test_the_check_of_a_configuration_finds_what_the_start_would_find(
     monkeypatch.setitem(__import__("sys").modules, "msgspec", None)
     assert main(["proxy", "--config", str(config), "--check-config"]) == 2
     assert "kv_events needs msgspec, which is not installed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "simulate good.jsonl --sweep gpus=1,2 --jobs 2",
+        "size --users 5 --document-tokens 9000 --quick --jobs 2",
+    ],
+)
+def test_a_machine_without_shared_memory_gets_one_line(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A bare chroot has a /dev/shm that only root may write."""
+
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "good.jsonl").write_text(FILES["good.jsonl"] + "\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("multiprocessing.synchronize.SemLock.__init__", denied)
+    assert main(shlex.split(line)) == 2
+    out, err = capsys.readouterr()
+    assert err.endswith("without a writable /dev/shm (Permission denied); give --jobs 1\n")
+    assert err.count("\n") == 1
+    assert not out
 
 
 @pytest.mark.parametrize("given", ["3m", "180", "180s"])

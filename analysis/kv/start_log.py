@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from forebay.traces.errors import InputError
 
-_NUMBER = r"(-?\d[\d,]*(?:\.\d+)?)"
+# From the start of a row of digits only: else each place in a long row, as in a trace, is tried.
+_NUMBER = r"(?<![\d,])(-?\d[\d,]*(?:\.\d+)?)"
 _GIB = _NUMBER + r"\s*(?:GiB|GB)"
 
 _FACTS = {

@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from importlib import import_module
-from multiprocessing import get_context
 from typing import TypeVar
+
+from forebay.replay.process_pool import process_pool
 
 T = TypeVar("T")
 
@@ -33,7 +34,7 @@ def workers(jobs: int, needed: str) -> Iterator[JobRunner]:
     if jobs <= 1:
         yield JobRunner(None)
         return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    with process_pool(jobs) as pool:
         for _ in range(jobs):
             pool.submit(import_module, needed).add_done_callback(Future.exception)
         try:

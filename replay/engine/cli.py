@@ -94,7 +94,7 @@ async def _serve(
             return running.loop.died.is_set()
     except OSError as error:
         raise InputError(
-            f"--host {host} --port {port}: cannot listen: {error.strerror}; use another port"
+            f"--host {host} --port {port}: cannot listen: {error.strerror}; give another one"
         ) from error
 
 

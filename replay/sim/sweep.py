@@ -5,15 +5,14 @@ Each combination starts from equal input, so its result does not depend on where
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, fields, replace
 from itertools import product
-from multiprocessing import get_context
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from forebay.replay.engine.config import EngineConfig
+from forebay.replay.process_pool import process_pool
 from forebay.replay.ray_cluster import connect
 from forebay.replay.sim.capacity import capacity_per_s, mixed_capacity_per_s
 from forebay.replay.sim.scenario import Scenario, Simulated, check_policy, simulate, split_gpus
@@ -117,7 +116,7 @@ def run_all(listed: Sequence[SweepCase], jobs: int | None = None) -> Iterator[di
     if jobs <= 1:
         yield from map(run_case, listed)
         return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    with process_pool(jobs) as pool:
         yield from pool.map(run_case, listed)
 
 

@@ -1,6 +1,7 @@
 """Code blocks of a page: find them, put free ports into them, compare what was printed."""
 
 import re
+from collections.abc import Sequence
 
 from ports import free_ports
 
@@ -25,10 +26,10 @@ def masked(line: str) -> str:
 
 
 class Ports:
-    """The ports that the pages name, and free ones in their places."""
+    """The ports that the pages name, and others in their places: free ones if none are given."""
 
-    def __init__(self) -> None:
-        self.free = [str(port) for port in free_ports(len(SHOWN_PORTS))]
+    def __init__(self, ports: Sequence[str] = ()) -> None:
+        self.free = ports or [str(port) for port in free_ports(len(SHOWN_PORTS))]
 
     def __call__(self, text: str) -> str:
         for shown, free in zip(SHOWN_PORTS, self.free, strict=True):

@@ -1,0 +1,93 @@
+"""README.md as a stranger runs it: each block as it stands, in order, in an empty HOME.
+
+Two simulated servers stand for `vllm serve`. The load test is played for its first seconds only.
+"""
+
+import os
+import re
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+
+from paths import ROOT
+from shown import Ports, blocks, masked
+from started import started
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+ENGINE = "forebay engine --model llama-3-8b --long-prefill-token-threshold 2048"
+NO_INDEX = ("No matching distribution found", "Could not fetch URL", "Network is unreachable")
+
+
+class Stranger:
+    """A user with a clone and an empty folder, who has nothing but a shell and Python."""
+
+    def __init__(self, home: Path, files: Path) -> None:
+        """`home` is the path as the user knows it, `files` the path of the same folder here."""
+        self.home, self.files, self.logs = home, files, files.parent
+        for name in ("clone", "work"):
+            (files / name).mkdir(parents=True)
+        kept = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
+        path = f"{home}/.local/bin:{os.environ['PATH']}"
+        self.environ = {**kept, "HOME": str(home), "PATH": path, "NO_COLOR": "1"}
+
+    def words(self, line: str) -> list[str]:
+        """The command that runs `line` in the user's home."""
+        return ["/bin/bash", "-c", f"cd {self.home} && {line}"]
+
+    def runs(self, line: str, where: str = "work") -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            self.words(f"cd {where}\n{line}"), capture_output=True, text=True, timeout=280,
+            env=self.environ,
+        )  # fmt: skip
+
+    def prints(self, line: str) -> list[str]:
+        done = self.runs(line)
+        assert done.returncode == 0, done.stderr
+        return [printed.rstrip() for printed in done.stdout.strip("\n").splitlines()]
+
+    def begins(self, running: ExitStack, line: str, ready: str) -> None:
+        """Start a server with the installed command."""
+        log = self.logs / f"log-{ready.split(':')[2].split('/')[0]}"
+        words = self.words(f"cd work && exec {line}")
+        running.enter_context(started(words, log, ready, **self.environ))
+
+    def installs(self) -> "subprocess.CompletedProcess[str]":
+        """Do what `Install` says; the two lines where pipx is not installed."""
+        done = self.runs("make install", "clone")
+        if done.returncode:
+            done = self.runs("\n".join(["set -e", *done.stdout.splitlines()]), "clone")
+        return done
+
+
+def every_block_gives_what_stands_there(stranger: Stranger, ports: Ports) -> None:
+    _, preview, config, serve, load_test, simulate, size = (text for _, text in blocks(README))
+    assert stranger.prints("which forebay") == [f"{stranger.home}/.local/bin/forebay"]
+    prints_what_stands_there(stranger, preview)
+    with ExitStack() as running:
+        for port in ports.free[:2]:
+            health = f"http://127.0.0.1:{port}/health"
+            stranger.begins(running, f"{ENGINE} --port {port}", health)
+        (stranger.files / "work" / "forebay.yaml").write_text(ports(config), encoding="utf-8")
+        proxy, _, curl = ports(serve).partition("\n")
+        proxy += f" --port {ports.free[2]} --admin-port {ports.free[3]}"
+        stranger.begins(running, proxy, f"http://127.0.0.1:{ports.free[3]}/readyz")
+        (answer,) = stranger.prints(curl.replace("MODEL", "llama-3-8b"))
+        assert '"object":"chat.completion"' in answer
+        synth, replay = re.split(r"^(?=\$ )", load_test, flags=re.MULTILINE)[1:]
+        stranger.prints(synth.removeprefix("$ "))
+        command, *shown = ports(replay).splitlines()
+        printed = stranger.prints(f"{command.removeprefix('$ ')} --duration 10s")
+        assert masked(shown[0]) == masked(printed[0])
+        assert masked(shown[-1]) == masked(printed[-1])
+    prints_what_stands_there(stranger, simulate)
+    prints_what_stands_there(stranger, size)
+
+
+def prints_what_stands_there(stranger: Stranger, console: str) -> None:
+    command, *shown = console.rstrip().splitlines()
+    printed = stranger.prints(f"COLUMNS=80 {command.removeprefix('$ ')}")
+    if shown[-1] == "...":
+        shown.pop()
+        assert len(printed) > len(shown)
+        printed = printed[: len(shown)]
+    assert printed == shown
