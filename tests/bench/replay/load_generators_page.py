@@ -41,9 +41,6 @@ NOTES = """## Notes
   the difference in work.
 - Processor time was measured while the machine had much other work, so compare it within a column
   of one table. Rates and arrivals were measured with nothing else running.
-- Instructions do not depend on other work. For a request without its system calls and event loop,
-  valgrind counts 57,000 of the lean client, 513,000 of Forebay (586,000 in the version before) and
-  408,000 of Forebay, compiled.
 - Three goals are missed: a request, a prompt of 120,000 tokens, and the p99 error of arrivals,
   whose ratio should be 1.2.
 - Prompts are made by each tool, and that is part of the figure. The other tools use a tokenizer;
