@@ -1,9 +1,10 @@
 """Simulate a trace of any length without keeping its requests.
 
 The arrival times are kept, because the schedule needs them all: making it takes 46 bytes a row (526
-MiB for 10 million rows), and 8 bytes a row stay (149 MiB with
-everything else). Rows are read again while they are played. A request that has ended is counted into histograms of three significant digits, as those of
-a replay. Not computed, because that needs every request: the share of the possible goodput.
+MiB for 10 million rows), and 8 bytes a row stay (149 MiB with everything else). Rows are read again
+while they are played. A request that has ended is counted into histograms of three significant
+digits, as those of a replay. Not computed, because that needs every request: the share of the
+possible goodput.
 """
 
 import gc
