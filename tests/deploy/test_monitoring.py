@@ -12,11 +12,9 @@ import subprocess
 import threading
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from http.client import HTTPException
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -175,26 +173,6 @@ class Prometheus:
         return {found["metric"]["alertname"] for found in self('ALERTS{alertstate="firing"}')}
 
 
-@contextmanager
-def repeated(calls: Sequence[Callable[[], None]], pause_s: float) -> Iterator[None]:
-    """Make each call again and again, in a thread of its own, until the block ends."""
-    ended = threading.Event()
-
-    def repeat(call: Callable[[], None]) -> None:
-        while not ended.wait(pause_s):
-            call()
-
-    threads = [threading.Thread(target=repeat, args=[call]) for call in calls]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        for thread in threads:
-            thread.join()
-
-
 class Stage(ExitStack):
     """Two engines, a proxy and a Prometheus, in which minutes are seconds."""
 
@@ -203,7 +181,6 @@ class Stage(ExitStack):
         self._ports = free_ports(5)
         self._fired: set[str] = set()
         *engines, self.port, admin, prometheus = self._ports
-        self.engine_ports = engines
         self.config = folder / "forebay.yaml"
         self.query = Prometheus(prometheus)
         self.engines = [
@@ -225,8 +202,8 @@ class Stage(ExitStack):
         rules = (FOLDER / "rules.yml").read_text(encoding="utf-8")
         rules = re.sub(r"\[\d+[mh]\]", "[10s]", rules).replace("offset 5m", "offset 10s")
         (folder / "rules.yml").write_text(re.sub(r"for: \d+m", "for: 1s", rules))
-        scraped = (FOLDER / "prometheus.yml").read_text().replace("15s", "1s")
-        (folder / "prometheus.yml").write_text(scraped.replace("proxy:9090", f"127.0.0.1:{admin}"))
+        settings = (FOLDER / "prometheus.yml").read_text().replace("15s", "1s")
+        (folder / "prometheus.yml").write_text(settings.replace("proxy:9090", f"127.0.0.1:{admin}"))
         self._start(
             folder / "prometheus.log", f"http://127.0.0.1:{prometheus}/-/ready",
             "prometheus", f"--config.file={folder}/prometheus.yml",
@@ -236,14 +213,14 @@ class Stage(ExitStack):
     def _start(self, log: Path, ready: str, *words: str) -> subprocess.Popen[bytes]:
         return self.enter_context(started(words, log, ready))
 
-    def ask(self, tokens: int = 3, text: str = "hello " * 400, port: int | None = None) -> None:
-        """Send one streaming request; refusals and failures are part of the stage."""
+    def ask(self, tokens: int = 3) -> None:
+        """Send one streaming chat; refusals and failures are part of the stage."""
         body = {
-            "messages": [{"role": "user", "content": text}], "max_tokens": tokens,
+            "messages": [{"role": "user", "content": "hello " * 400}], "max_tokens": tokens,
             "stream": True, "stream_options": {"include_usage": True},
         }  # fmt: skip
         request = urllib.request.Request(
-            f"http://127.0.0.1:{port or self.port}/v1/chat/completions", json.dumps(body).encode(),
+            f"http://127.0.0.1:{self.port}/v1/chat/completions", json.dumps(body).encode(),
             {"content-type": "application/json"},
         )  # fmt: skip
         with (
@@ -255,19 +232,21 @@ class Stage(ExitStack):
     @contextmanager
     def load(self) -> Iterator[None]:
         """Short chats and, beside them, answers of some seconds, until the block ends."""
-        with repeated([partial(self.ask, n) for n in (3, 500, 500, 500, 500)], 0.1):
+        ended = threading.Event()
+
+        def send(tokens: int) -> None:
+            while not ended.wait(0.1):
+                self.ask(tokens)
+
+        threads = [threading.Thread(target=send, args=[n]) for n in (3, 500, 500, 500, 500)]
+        for thread in threads:
+            thread.start()
+        try:
             yield
-
-    @contextmanager
-    def documents(self, words: int, ports: Sequence[int], pause_s: float) -> Iterator[None]:
-        """New documents, one at a time to each of the ports, until the block ends."""
-        numbers = count()
-
-        def send(port: int) -> None:
-            self.ask(3, f"{next(numbers)} " + "hello " * words, port)
-
-        with repeated([partial(send, port) for port in ports], pause_s):
-            yield
+        finally:
+            ended.set()
+            for thread in threads:
+                thread.join()
 
     def streaming(self) -> subprocess.Popen[bytes] | None:
         """An engine that computes an answer now; chats with one beginning may all go to one."""
@@ -305,7 +284,7 @@ def test_alerts_follow_staged_faults(tmp_path: Path) -> None:
         eventually(lambda: {name for name in recorded if not stage.query(name)} <= no_fault)
         # Not asserted here: what a busy machine itself can raise.
         busy = {"ForebayEventLoopLag", "ForebaySlowFirstToken", "ForebayPredictionsOff"}
-        busy |= {"ForebayAdmittedLate", "ForebayShedding"}
+        busy |= {"ForebayAdmittedLate", "ForebayShedding", "ForebayRefusesNeedlessly"}
         assert stage.query.firing() <= busy
 
         stage.config.write_text(stage.config.read_text() + "{")
@@ -348,18 +327,17 @@ def pausing(processes: Sequence[subprocess.Popen[bytes]], paused_s: float) -> It
 
 
 @needs_prometheus
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(240)
 def test_alerts_follow_slow_engines_and_a_proxy_without_resources(tmp_path: Path) -> None:
-    """Engines with another client, or that stand still; then a proxy short of resources.
+    """Engines that stand still; then a proxy short of resources.
 
-    Not staged: ForebayRefusesNeedlessly. The unit tests of the rules have it.
+    Not staged: ForebayPredictionsOff, which needs minutes of another client's documents on a busy
+    machine, and ForebayRefusesNeedlessly. The unit tests of the rules have both.
     """
     late = {"ForebaySlowFirstToken", "ForebayAdmittedLate"}
     short = {"ForebayFileDescriptors", "ForebayShedding"}
     with Stage(tmp_path) as stage, stage.load():
         eventually(lambda: stage.query("forebay:time_to_first_token_seconds:p95_5m"))
-        with stage.documents(60_000, stage.engine_ports, 2.0):
-            eventually(lambda: "ForebayPredictionsOff" in stage.query.firing())
         with pausing(stage.engines, 4.0):
             eventually(lambda: late <= stage.fired())
         with pausing([stage.proxy], 0.4):
