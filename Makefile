@@ -57,16 +57,15 @@ bench-sim: compiled
 	$(BIN)/python -m forebay.replay.sim.bench
 	PYTHONPATH=.compiled $(BIN)/python -m forebay.replay.sim.bench
 
-# Policy, simulator and load generator as machine code, from the same source, in .compiled/ (needs gcc).
+# The policy and the simulator as machine code, from the same source, in .compiled/ (needs gcc).
 # To use it: PYTHONPATH=.compiled .venv/bin/forebay ...; for good: FOREBAY_COMPILE=1 pip install .
 compiled: .venv/dev
 	rm -rf .compiled
 	FOREBAY_COMPILE=1 $(BIN)/pip install -q --disable-pip-version-check --no-deps --no-build-isolation --target .compiled .
 
-# The tests that are left out give an engine a step-time model, and a connection a clock, of their own, which compiled
-# code cannot take.
+# The test that is left out gives the engine a step-time model of its own, which compiled code cannot take.
 test-compiled: compiled
-	PYTHONPATH=.compiled $(BIN)/pytest -q -n 2 tests/core/test_parts.py tests/core/test_shaper_stateful.py tests/proxy/test_driver_cancel.py tests/core/test_explain.py tests/sim/test_parity.py tests/sim/test_skipping.py tests/sim/test_simulate.py tests/replay/test_connection.py tests/replay/test_measure.py tests/replay/test_recorder.py tests/replay/test_end_to_end.py -k "not at_the_end_of_a_step and not the_shortcut"
+	PYTHONPATH=.compiled $(BIN)/pytest -q -n 2 tests/core/test_parts.py tests/core/test_shaper_stateful.py tests/proxy/test_driver_cancel.py tests/core/test_explain.py tests/sim/test_parity.py tests/sim/test_skipping.py tests/sim/test_simulate.py -k "not at_the_end_of_a_step"
 
 # Look for bytes that break the SSE scanner and the body reader: make fuzz SECONDS=600
 SECONDS ?= 60
@@ -113,7 +112,7 @@ bench-routers: .venv/dev
 
 # What load generators cost, as ratios to a lean client of 150 lines: docs/benchmarks/load-generators.md. With
 # PEERS=FOLDER, where each peer has an environment of its name, they take part; bench_replay.py says what they need.
-bench-replay: compiled
+bench-replay: .venv/dev
 	$(BIN)/python tests/bench/replay/bench_replay.py --out docs/benchmarks/load-generators.json $(if $(PEERS),--peers $(PEERS))
 	$(BIN)/python tests/bench/replay/load_generators_page.py
 

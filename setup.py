@@ -1,4 +1,4 @@
-"""With FOREBAY_COMPILE=1 policy, simulator and load generator are compiled (mypyc), same source.
+"""With FOREBAY_COMPILE=1 the policy and the simulator are compiled (mypyc) from the same source.
 
 Everything else about the package stands in pyproject.toml. `make compiled` is the short way.
 """
@@ -10,27 +10,21 @@ from glob import glob
 from setuptools import Extension, setup
 
 CORE = ".typing/forebay/proxy/core"
-REPLAY = ".typing/forebay/replay"
-SIM = f"{REPLAY}/sim"
+SIM = ".typing/forebay/replay/sim"
 # Modules of the simulator that stay interpreted: commands, reports, what runs once per simulation.
 INTERPRETED_SIM = (
     *("bench", "capacity", "cli", "clock", "closed_loop", "hindsight", "prefix_bench"),
     *("possible", "run_folder", "scenario", "stepping", "summary", "sweep", "table", "workload"),
 )
-# What runs for each request of `forebay replay`.
-CLIENT = (
-    *("answer", "bodies", "client", "clock", "connection", "dispatch", "exchange", "measure"),
-    *("outcome", "recorder", "slo", "summary", "verdict"),
-)
 
 
 def compiled_modules(root: str = ".") -> list[str]:
-    """Paths of all modules to compile: core, most of the simulator, step-time model, client."""
+    """Paths of all modules to compile: the core, most of the simulator, the step-time model."""
     core = sorted(glob(f"{CORE}/**/*.py", root_dir=root, recursive=True))
     sim = sorted(glob(f"{SIM}/*.py", root_dir=root))
     skipped = {f"{SIM}/{name}.py" for name in INTERPRETED_SIM}
     modules = [*core, *(path for path in sim if path not in skipped)]
-    modules += [f"{REPLAY}/{name}.py" for name in ("engine/step_time", *CLIENT)]
+    modules.append(".typing/forebay/replay/engine/step_time.py")
     return [path for path in modules if not path.endswith("__init__.py")]
 
 

@@ -31,9 +31,8 @@ from typing import Any
 from lean_client import due_times
 
 HERE = Path(__file__).parent
-LEAN, FOREBAY, COMPILED = "lean", "forebay", "forebay compiled"
-OURS = (LEAN, FOREBAY, COMPILED)
-MACHINE_CODE = HERE.parents[2] / ".compiled"
+LEAN, FOREBAY = "lean", "forebay"
+OURS = (LEAN, FOREBAY)
 TOKENIZER = "bench/words"
 OTHERS = "with others: "  # before the names of results of a run in which peers took part
 TIMEOUT_S = 120
@@ -97,7 +96,7 @@ class Client:
         return [str(self._bin / first) if self._bin is not None else first, *rest]
 
     def due_s(self, load: LoadShape, folder: Path) -> tuple[float, ...] | None:
-        if self.name in (FOREBAY, COMPILED):
+        if self.name == FOREBAY:
             from pyarrow.parquet import read_table
 
             table = read_table(folder / "run" / "requests.parquet", columns=["intended_s"])
@@ -182,7 +181,6 @@ def inference_perf(load: LoadShape, url: str, folder: Path) -> Sequence[str]:
 COMMANDS = {
     LEAN: lean,
     FOREBAY: forebay,
-    COMPILED: forebay,
     "vllm": vllm,
     "guidellm": guidellm,
     "aiperf": aiperf,
@@ -209,7 +207,7 @@ def play(client: Client, load: LoadShape) -> PlayedRun:
                 words,
                 check=True,
                 timeout=TIMEOUT_S,
-                env=environment(client.name),
+                env=environment(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
@@ -222,12 +220,10 @@ def play(client: Client, load: LoadShape) -> PlayedRun:
         return PlayedRun(cpu_s, tuple(seen[-load.count :]), client.due_s(load, folder))
 
 
-def environment(name: str) -> dict[str, str]:
+def environment() -> dict[str, str]:
     """Return an environment in which modules are compiled once, and nothing is downloaded."""
     own = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": ""}
     own["PYTHONPYCACHEPREFIX"] = str(Path(tempfile.gettempdir(), "bench-replay-pycache"))
-    if name == COMPILED:
-        own["PYTHONPATH"] = str(MACHINE_CODE)
     return {**os.environ, **own}
 
 
@@ -317,7 +313,7 @@ def main() -> None:
     parser.add_argument("--peers", type=Path, help="folder with an environment for each peer")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    clients = [Client(name) for name in OURS if name != COMPILED or MACHINE_CODE.exists()]
+    clients = [Client(name) for name in OURS]
     for name in COMMANDS:
         if name in OURS:
             continue

@@ -32,8 +32,8 @@ uvloop that only send and read (`tests/bench/replay/lean_client.py`).
 Each tool runs against the same server on loopback. The server streams one token in each chunk, and
 notes when requests arrive. Server and tool share two cores. `make bench-replay` repeats it.
 
-"Forebay" is plain Python, as `make install` gives it. "Forebay, compiled" is machine code, as the
-wheels of a release hold it. The lean client is plain Python in every figure.
+"Forebay" is plain Python, as `make install` gives it. "Forebay, compiled" was a trial build whose
+client was machine code; it gained too little to keep. The lean client is plain Python.
 """
 NOTES = """## Notes
 
