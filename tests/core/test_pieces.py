@@ -382,6 +382,8 @@ class TestALatePiece:
         assert queue.backlog_s(0.4) == pytest.approx(0.13)
         assert queue.below_at(0.3) == pytest.approx(0.23)
 
-    def test_one_step_does_not_hold_both(self) -> None:
+    def test_a_step_holds_the_beginning_of_the_piece(self) -> None:
         chat = InFlight(Request("c", 5_000, 10), CHAT.name, 0.15, 0.15, 5_000, 0)
-        assert self.queue(chat, self.piece(fresh=True)).backlog_s(0.4) > 0.5
+        queue = self.queue(chat, self.piece(fresh=True))
+        assert queue.backlog_s(0.4) == pytest.approx(0.25)
+        assert queue.step_s == pytest.approx(0.15 + 0.5 * (8_192 - 5_000) / 4_000)

@@ -246,7 +246,8 @@ class PrefillQueue:
             seconds += prefill.prefill_s
             tokens += prefill.uncached_tokens
             if prefill.fresh:
-                return seconds if tokens <= FULL_STEP_TOKENS else head.prefill_s
+                over = max(0, tokens - FULL_STEP_TOKENS) / max(1, prefill.uncached_tokens)
+                return max(head.prefill_s, seconds - min(1.0, over) * prefill.prefill_s)
         return head.prefill_s
 
     def _next(self) -> InFlight | None:
