@@ -53,7 +53,7 @@ MAX_CONCURRENCY = 512
 """Default bound of running requests on a backend. The real limit is the KV cache, which the policy
 models. At 256, vLLM's own default on small GPUs, Azure's conversations are 99 % in time up to 1.03
 times the capacity, at 512 up to 1.19; at 1,024, 7.6 % of those admitted at twice it are late."""
-AUTO_PIECE_SHARE = 0.25  # of the shortest max_wait: what a chat that just missed a part waits for
+AUTO_PIECE_SHARE = 0.225  # of the shortest max_wait: what a chat that just missed a part waits for
 BURST_S = 60.0  # a tenant's default burst: the tokens its rate brings in this time
 
 PrefillPiece = Literal["auto"] | Seconds | None  # None: off
@@ -70,7 +70,7 @@ class BackendConfig(Section):
     prefill_piece: split prefill: auto, a time or off. While shorter prompts arrive, a long prompt
     may take the last server without a long prefill only in parts of this length, and the shorter
     ones run in between. The server must cache prefixes. off: such a prompt waits for another server
-    instead. auto: a quarter of the shortest max_wait of all buckets.
+    instead. auto: 0.225 of the shortest max_wait, and down to half of that beside short prompts.
     priority: the server runs with --scheduling-policy priority. Requests then carry a `priority`
     that keeps Forebay's order of classes and tenants in the server's own queue.
     kv_events: endpoint of the server's --kv-events-config, as seen from here. An endpoint with `*`

@@ -105,6 +105,21 @@ def sends(actions: list[Action]) -> list[tuple[str, int]]:
 
 
 class TestShaper:
+    @pytest.mark.parametrize(("chats", "piece_s"), [(0, 0.8), (4, 0.8), (4, 0.3)])
+    def test_a_piece_leaves_room_for_the_chats_of_its_step(
+        self, chats: int, piece_s: float
+    ) -> None:
+        fleet = Fleet(piece_s=piece_s)
+        fleet.chat(0.0)
+        for i in range(chats):
+            fleet.shaper.arrive(Request(f"c{i}", 2_000, 10), 1.0)
+        queue = fleet.shaper._dispatcher.backends["b0"].prefill_queue
+        chats_s = queue.total_s
+        assert chats_s >= 0.05 * chats
+        fleet.shaper.arrive(document("d"), 1.0)
+        taken_s = queue.prefills["d"].prefill_s
+        assert taken_s == pytest.approx(max(piece_s / 2, piece_s - chats_s), rel=SLACK)
+
     def test_a_document_goes_in_pieces_while_chats_come(self) -> None:
         fleet, now, sent = Fleet(), 1.0, []
         fleet.chat(0.0)

@@ -270,8 +270,8 @@ def test_a_whole_answer_has_a_multiple_of_the_first_token(
         ("off", 2.0, inf),
         (False, 2.0, inf),  # `off` in YAML
         ("1200ms", 2.0, 1.2),
-        ("auto", 1.0, 0.25),
-        ("auto", 10.0, 2.5),
+        ("auto", 1.0, 0.225),
+        ("auto", 10.0, 2.25),
     ],
 )
 def test_how_long_prompts_are_split(given: object, chat_s: float, piece_s: float) -> None:

@@ -186,7 +186,9 @@ class Forecast:
         if self.long_prefills.another_clear(backend, long_s):
             return None  # requests in a hurry go there
         before = waiting.piece_blocks if waiting.piece_on == backend.name else 0
-        return next_piece(waiting.request, matched_tokens, before, backend.cost, backend.piece_s)
+        beside_s = backend.prefill_queue.total_s  # computed in the same step
+        piece_s = max(backend.piece_s / 2, backend.piece_s - beside_s)
+        return next_piece(waiting.request, matched_tokens, before, backend.cost, piece_s)
 
     def next_moment(self, heads: Iterable[QueuedRequest], now: float) -> float:
         """Return when a head may be able to start without an event; later than `now`."""
