@@ -252,7 +252,7 @@ class NewRequests:
         self, request: Request, bucket: Bucket, reason: RejectReason, place: Placement, now: float
     ) -> Reject:
         """Reject a new request, with the time at which its client should come back."""
-        wait_s = min(o.wait_s for o in place.options) - min(bucket.max_wait_s, request.timeout_s)
+        wait_s = min(o.wait_s for o in place.options)
         engines = sum(b.up for b in self._dispatcher.backends.values())
         prefill_s = place.option.prefill_s
         wait_s = self._dispatcher.return_times.book(bucket.name, wait_s, prefill_s, engines, now)

@@ -18,7 +18,7 @@ from forebay.proxy.core.model import (
     Request,
     Send,
 )
-from forebay.proxy.core.policy.admission import ReturnTimes, retry_after_s
+from forebay.proxy.core.policy.admission import ReturnTimes, whole_s
 from forebay.proxy.core.policy.coalesce import (
     expected_tokens,
     freed_followers,
@@ -342,9 +342,8 @@ class Dispatcher:
     ) -> Reject:
         """Reject a request that was admitted before; `wait_s`: the wait it would have now."""
         self.refund_quota(waiting, now)
-        after_s = retry_after_s(waiting.request, self.buckets[waiting.bucket], wait_s)
         queued_s = now - waiting.arrived_at
-        reject = Reject(waiting.request, reason, waiting.bucket, queued_s, after_s)
+        reject = Reject(waiting.request, reason, waiting.bucket, queued_s, whole_s(wait_s))
         if self.recorder is not None:
             self.recorder.rejected(reject, now)
         return reject

@@ -10,7 +10,7 @@ import argparse
 import random
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from overload import (
     CHAT_S,
     DOCUMENT_S,
+    Played,
     capacity,
     chat,
     come_back,
@@ -29,9 +30,11 @@ from overload import (
     poisson,
     shares,
     step,
+    target_s,
 )
 
 from forebay.replay.engine.config import EngineConfig
+from forebay.replay.sim.fleet import SimOutcome
 from forebay.traces.schema import TraceRequest
 
 Line = tuple[str, str, str]
@@ -153,18 +156,49 @@ def uninterrupted(seconds: float, seed: int, step: int = 2_048) -> float:
 
 
 def honesty(seeds: range, seconds: float) -> Iterator[Line]:
+    """How many of a tenth that comes back once are taken; also of those before the load ends.
+
+    No hint can know who else will come. A request that comes back much later is a new one like any
+    other, so the share of new requests of its length that are admitted says what can be reached.
+    """
     rate = capacity(mix)
-    for name, pieces in {
-        "a spike of 5x for 20 s": [(10.0, 0.5 * rate), (20.0, 5 * rate), (80.0, 0.5 * rate)],
-        "1.2x throughout": [(seconds, 1.2 * rate)],
-        "3x throughout": [(seconds, 3 * rate)],
-    }.items():
-        back = [come_back(poisson(mix, pieces, seed), seed) for seed in seeds]
+    spike = [(10.0, 0.5 * rate), (20.0, 5 * rate), (80.0, 0.5 * rate)]
+    loads = {"a spike of 5x for 20 s": (spike, 30.0)} | {
+        f"{factor:g}x throughout": ([(seconds, factor * rate)], seconds)
+        for factor in FACTORS
+        if factor > 1.0
+    }
+    for name, (pieces, end) in loads.items():
+        traces = [poisson(mix, pieces, seed) for seed in seeds]
+        first = [play(trace) for trace in traces]
+        back = [
+            come_back(trace, seed, first=one)
+            for trace, seed, one in zip(traces, seeds, first, strict=True)
+        ]
+        during = [o for one in back for o in one.between(0.0, end).outcomes]
+        alike = {s: admitted_of(first, s, end) for s in {target_s(o) for o in during}}
         yield (
             f"came back at Retry-After and were taken, {name}",
             ">= 80 % (goal 9)",
-            spread((taken / came for came, taken in back if came), ".0%"),
-        )
+            spread((taken(one.outcomes) for one in back if one.outcomes), ".0%")
+            + f"; of {len(during)} before its end {taken(during):.0%}"
+            + (f", of new ones like them {mean(alike[target_s(o)] for o in during):.0%}"
+               if during else ""),
+        )  # fmt: skip
+
+
+def taken(outcomes: Sequence[SimOutcome]) -> float:
+    return sum(o.served is not None for o in outcomes) / max(1, len(outcomes))
+
+
+def admitted_of(played: Iterable[Played], wait_s: float, end: float) -> float:
+    """The share of the bucket's requests that were admitted, from its first rejection to `end`."""
+    new: list[SimOutcome] = []
+    for one in played:
+        of_bucket = [o for o in one.between(0.0, end).outcomes if target_s(o) == wait_s]
+        rejected = [number for number, o in enumerate(of_bucket) if o.reject]
+        new += of_bucket[rejected[0] + 1 :] if rejected else []
+    return taken(new)
 
 
 PARTS: dict[str, Callable[[range, float], Iterator[Line]]] = {

@@ -236,6 +236,19 @@ class TestQuotaOfThoseWhoWereNotServed:
         }
 
 
+def test_a_rejected_request_is_told_when_what_is_in_front_of_it_is_done() -> None:
+    """Not when the queue has room for it: new requests would take that first."""
+    made = shaper("a")
+    for number in range(8):
+        assert not refused(made.arrive(Request(str(number), 60_000, 10), 0.0))
+    (action,) = made.arrive(Request("x", 60_000, 10), 0.0)
+    assert isinstance(action, Reject)
+    backend = made.backends["a"]
+    work_s = backend.prefill_queue.backlog_s(0.0) + backend.queued_s
+    assert work_s > 20.0
+    assert work_s <= action.retry_after_s <= work_s + 2.0
+
+
 @pytest.mark.parametrize("seconds", [-inf, -3.0, 0.4, 1.0, 1.2, 59.5, 1e9, inf])
 def test_a_time_to_come_back_is_a_number(seconds: float) -> None:
     assert 1.0 <= whole_s(seconds) <= 60.0

@@ -215,23 +215,28 @@ def classed(rows: Iterable[TraceRequest], service_class: ServiceClass) -> list[T
     return [replace(row, service_class=service_class) for row in rows]
 
 
-def come_back(trace: Sequence[TraceRequest], seed: int) -> tuple[int, int]:
-    """Play the trace; a tenth of the rejected requests come back once at their Retry-After.
+def come_back(
+    trace: Sequence[TraceRequest], seed: int, share: float = 0.1, first: Played | None = None
+) -> Played:
+    """Play the trace; this share of the rejected requests come back once at their Retry-After.
 
-    Returns how many came back, and how many of these were taken in.
+    Args:
+        first: the trace as played before.
+
+    Returns those that came back.
     """
-    first = play(trace)
+    first = first or play(trace)
     rng = random.Random(seed)
     again = [
         replace(o.request, id=f"again-{o.request.id}", arrival_s=o.request.arrival_s
                 + o.reject.queued_s + o.reject.retry_after_s)
         for o in first.outcomes
-        if o.reject and rng.random() < 0.1
+        if o.reject and rng.random() < share
     ]  # fmt: skip
     rows = sorted([*trace, *again], key=lambda row: row.arrival_s)
     second = play(rows)
     back = [o for o in second.outcomes if o.request.id.startswith("again-")]
-    return len(back), sum(o.served is not None for o in back)
+    return Played(second.shaper, back)
 
 
 def mean(values: Iterable[float]) -> float:

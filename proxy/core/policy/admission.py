@@ -139,12 +139,6 @@ def _last(mates: Iterable[QueuedRequest]) -> QueuedRequest | None:
     return max(mates, key=lambda mate: mate.key, default=None)
 
 
-def retry_after_s(request: Request, bucket: Bucket, wait_s: float) -> float:
-    """Return when the wait will have shrunk to what the request can bear, in whole seconds."""
-    bearable_s = min(bucket.max_wait_s, request.timeout_s)
-    return whole_s(wait_s - bearable_s)
-
-
 def whole_s(seconds: float) -> float:
     """Round up to whole seconds, at least one, within the range that clients obey."""
     return float(ceil(max(1.0, min(RETRY_MOST_S, seconds))))
@@ -153,9 +147,11 @@ def whole_s(seconds: float) -> float:
 class ReturnTimes:
     """When rejected clients should come back: one after the other.
 
-    The predicted wait tells when there is room for one. If every client rejected meanwhile were
-    told the same, all would come back together and be rejected again. So each is booked behind
-    those rejected before it, as if new requests left them RETURN_SHARE of the engines.
+    When the predicted wait is over, everything that was in front of the request is done. The queue
+    has room for one earlier, but while the overload lasts new requests take that room first.
+    If every client rejected meanwhile were told the same, all would come back together and be
+    rejected again. So each is booked behind those rejected before it, as if new requests left them
+    RETURN_SHARE of the engines.
     """
 
     def __init__(self, buckets: Iterable[str]) -> None:
@@ -165,7 +161,7 @@ class ReturnTimes:
         """Return the seconds after which a rejected request should come back.
 
         Args:
-            wait_s: until it would fit if no other client came back.
+            wait_s: the wait that was predicted for it.
             prefill_s: its prefill.
             engines: engines that share the work.
         """
