@@ -131,7 +131,7 @@ bench-behaviour: .venv/dev
 # A good client beside each way in which others may hurt it (ten minutes): docs/benchmarks/neighbours.md
 bench-neighbours: .venv/dev
 	mkdir -p runs
-	$(BIN)/python tests/bench/neighbours/neighbours.py --seconds 6 --json $(CURDIR)/runs/neighbours.json
+	$(BIN)/python tests/bench/neighbours/neighbours.py --json $(CURDIR)/runs/neighbours.json
 	$(BIN)/python tests/bench/neighbours/neighbours.py --write-docs runs/neighbours.json
 
 # Broken streams, leaving clients, overload and fairness: docs/research/goals.md says what is wanted.

@@ -24,9 +24,10 @@ from forebay.proxy.diagnose.backend_facts import backend_facts
 from forebay.proxy.diagnose.request_list import BAD_QUERY, BadQuery, listed
 from forebay.proxy.driver import Driver
 from forebay.proxy.http1.cross_origin import cross_site_refusal
+from forebay.proxy.http1.error_response import error_response
 from forebay.proxy.http1.errors import CLIENT, ApiError, error_body
 from forebay.proxy.http1.headers import request_id
-from forebay.proxy.http1.server import error_response, no_such_path
+from forebay.proxy.http1.server import no_such_path
 from forebay.proxy.reload import Reloader
 from forebay.proxy.runtime.load_shedding import Protection
 from forebay.proxy.share.exchange import PeerExchange

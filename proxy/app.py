@@ -14,6 +14,7 @@ from aiohttp import web
 
 from forebay.proxy.api.block_hashes import LARGE_BYTES
 from forebay.proxy.api.body import ParsedBody, parse_any, read_fields, salted
+from forebay.proxy.api.large_json import LargeBodies
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.backends import Backends
 from forebay.proxy.config.schema import Config
@@ -23,9 +24,10 @@ from forebay.proxy.http1 import errors
 from forebay.proxy.http1.byte_budget import SMALL_BYTES, ByteBudget, Hold
 from forebay.proxy.http1.client_body import read_client_body
 from forebay.proxy.http1.cross_origin import Cors
+from forebay.proxy.http1.error_response import error_response
 from forebay.proxy.http1.errors import ApiError
 from forebay.proxy.http1.headers import REQUEST_ID, SERVER, request_id
-from forebay.proxy.http1.server import cannot_go_on, client_of, error_response
+from forebay.proxy.http1.server import cannot_go_on, client_of
 from forebay.proxy.relay.attempts import Attempts
 from forebay.proxy.relay.delivery import send_whole, wait_taken
 from forebay.proxy.relay.relay import Relay, ShapedRequest
@@ -74,7 +76,7 @@ class App:
         self._protection = protection
         self._security = security
         self._budget = ByteBudget(request_bytes(config.limits), config.reject_status)
-        self._parsing = asyncio.Lock()  # of a large body: each takes four times its size
+        self._parsing = LargeBodies()
         self._cors = Cors(config.cors_origins)
         self._parsed_count = 0
         self.rejecting_s = 0.0  # taken by requests that were rejected before their body was read
@@ -215,6 +217,7 @@ class App:
                 fields = await parse_any(body, in_pieces=True)
                 parsed = self._parsed(fields, request, path, id_, record.tenant, body)
                 del fields
+            await asyncio.sleep(0)  # to decide about so many blocks takes a while, too
         body = parsed.body  # so that the received bytes are not kept too
         record.request, record.token_ids = parsed.request, parsed.token_ids
         record.service_class = parsed.request.service_class

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from aiohttp import web
 
 from forebay.proxy.http1 import errors
+from forebay.proxy.http1.error_response import error_response
 from forebay.proxy.http1.headers import request_id
-from forebay.proxy.http1.server import error_response
 
 PREFLIGHT_S = 600
 OWN_SITES = ("same-origin", "none")  # none: typed or bookmarked

@@ -7,8 +7,7 @@ the end of a request is in doubt, the connection is closed after the response.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from http import HTTPStatus
+from collections.abc import Awaitable, Callable
 from time import perf_counter
 from typing import Any, cast
 
@@ -17,6 +16,7 @@ from aiohttp.http import RawRequestMessage
 from aiohttp.streams import StreamReader
 
 from forebay.proxy.http1 import errors
+from forebay.proxy.http1.error_response import error_response, raw_error_response
 from forebay.proxy.http1.errors import SERVER, ApiError
 from forebay.proxy.http1.headers import REQUEST_ID, request_id
 from forebay.proxy.http1.headers import SERVER as SERVER_NAME
@@ -40,31 +40,6 @@ MOST_CHUNKS, SHORT_CHUNK, CHUNKS_AT_ONCE = 1024, 64, 128
 LEAST_READ_BYTES, FEW_CHUNKS = 1 << 10, 4
 
 
-def error_response(
-    error: ApiError, id_: str, extra: Mapping[str, str] | None = None
-) -> web.Response:
-    """Return the response to a request that failed before anything was sent."""
-    headers = {**(extra or {}), **error.headers, REQUEST_ID: id_, "Server": SERVER_NAME}
-    response = web.Response(
-        status=error.status, body=error.body(), headers=headers, content_type="application/json"
-    )
-    if error.close:
-        response.force_close()
-    return response
-
-
-def _raw_response(error: ApiError) -> bytes:
-    """Return an error response as bytes, for a connection without a request."""
-    body = error.body()
-    headers = {
-        **error.headers, "content-type": "application/json", "content-length": str(len(body)),
-        REQUEST_ID: request_id({}), "Server": SERVER_NAME, "connection": "close",
-    }  # fmt: skip
-    first = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}"
-    lines = [first, *(f"{name}: {value}" for name, value in headers.items()), "", ""]
-    return "\r\n".join(lines).encode() + body
-
-
 def _chunks_of(payload: StreamReader | None) -> int:
     """Return the number of chunks that have been parsed and not yet been read."""
     return len(payload._http_chunk_splits or ()) if payload is not None else 0
@@ -81,6 +56,7 @@ class _Protocol(web.RequestHandler):
         "_head_bytes",
         "_head_timer",
         "_last_payload",
+        "_length",
         "_unparsed",
         "_waits",
         "_wire",
@@ -100,6 +76,7 @@ class _Protocol(web.RequestHandler):
         self._head_bytes = 0  # bytes of a head that is not complete
         self._head_timer: asyncio.TimerHandle | None = None
         self._last_payload: StreamReader | None = None
+        self._length = 0  # of the body that is being received; 0 if it is not stated
         self._wire: asyncio.Transport | None = None  # kept, as aiohttp drops its reference on close
         self._cut_timer: asyncio.TimerHandle | None = None
 
@@ -161,13 +138,23 @@ class _Protocol(web.RequestHandler):
             self._unparsed += data
             return
         began = perf_counter()
-        if len(data) <= LEAST_READ_BYTES:
+        if len(data) <= self._left():
+            self._received(data)
+            self._pause_in_body(len(data))
+        elif len(data) <= LEAST_READ_BYTES:
             self._received(data)
         else:
             self._receive_in_parts(data)
         server = self._manager
         if isinstance(server, HttpServer):
             server.parsing_s += perf_counter() - began
+
+    def _left(self) -> int:
+        """Return how much of a body of stated length is still to come."""
+        payload = self._last_payload
+        if not self._length or payload is None or payload.is_eof():
+            return 0
+        return self._length - payload.total_bytes
 
     def _receive_in_parts(self, data: bytes) -> None:
         start, parsed, size, requests = 0, 0, LEAST_READ_BYTES, self._request_count
@@ -192,6 +179,12 @@ class _Protocol(web.RequestHandler):
         if not self._waits and isinstance(server, HttpServer):
             self._waits = True
             server.turns.wait(self._go_on)
+
+    def _pause_in_body(self, size: int) -> None:
+        """Let others go on after a read of so many bytes of a body, unless it soon ends."""
+        if not self._broken and (size >= LARGE_READ_BYTES or self._left() > LARGE_READ_BYTES):
+            self._pause_transport_reading()
+            self._wait_turn()
 
     def _go_on(self) -> None:
         """Parse what was received, then read again."""
@@ -224,17 +217,8 @@ class _Protocol(web.RequestHandler):
         chunks = 0 if in_head else _chunks_of(last)
         super().data_received(data)
         if self._request_count != count:
-            self._chunks = chunks = 0
-            self._stop_head_timer()
-            self._head_bytes = 0
-            message, self._last_payload = self._messages[-1]
-            if not isinstance(message, RawRequestMessage):
-                self._broken = True
-                # The parser reports this to the queue of requests, not to the request whose body
-                # it was reading. Its handler would wait for the rest until its time-out.
-                payload = self._messages[-2][1] if len(self._messages) > 1 else last
-                if payload is not None and not payload.is_eof():
-                    payload.set_exception(web.RequestPayloadError("not valid HTTP"))
+            chunks = 0
+            self._begin(last)
         elif data and in_head:
             server = self._manager
             if isinstance(server, HttpServer):
@@ -247,6 +231,21 @@ class _Protocol(web.RequestHandler):
                 self._broken = True
                 self._pause_transport_reading()
                 payload.set_exception(ShortChunks("the chunks of the body are too short"))
+
+    def _begin(self, last: StreamReader | None) -> None:
+        """Note a request whose head is complete; `last` is the body of the one before."""
+        self._chunks = self._head_bytes = 0
+        self._stop_head_timer()
+        message, self._last_payload = self._messages[-1]
+        if not isinstance(message, RawRequestMessage):
+            self._broken = True
+            # The parser reports this to the queue of requests, not to the request whose body it was
+            # reading. Its handler would wait for the rest until its time-out.
+            payload = self._messages[-2][1] if len(self._messages) > 1 else last
+            if payload is not None and not payload.is_eof():
+                payload.set_exception(web.RequestPayloadError("not valid HTTP"))
+        elif not self._last_payload.is_eof():
+            self._length = 0 if message.chunked else int(message.headers.get("content-length", 0))
 
     def _partial_head(self, server: "HttpServer", size: int) -> None:
         self._head_bytes += size
@@ -282,7 +281,7 @@ class _Protocol(web.RequestHandler):
 
     def _refuse(self, error: ApiError) -> None:
         if self.transport is not None and not self.transport.is_closing():
-            self.transport.write(_raw_response(error))
+            self.transport.write(raw_error_response(error))
             self.transport.close()
             self._cut_later()
 

@@ -18,19 +18,16 @@ def fast_runner() -> asyncio.Runner:
 
 @contextmanager
 def short_collections() -> Iterator[None]:
-    """Keep the pauses of garbage collection below 1 ms; enter this when everything is set up.
+    """Keep the pauses of garbage collection at about 1 ms; enter this when everything is set up.
 
     Objects that exist by then, mostly modules, are not searched again: that takes 20 to 40 ms each
-    time (measured). Young objects are searched less often; nothing is switched off. Nor is anything
-    searched when the process ends, which takes 0.3 s: what is left then needs no clean end.
+    time (measured). Nor is anything searched when the process ends, which takes 0.3 s: what is left
+    then needs no clean end.
     """
-    thresholds = gc.get_threshold()
     atexit.register(gc.freeze)
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000, *thresholds[1:])
     try:
         yield
     finally:
-        gc.set_threshold(*thresholds)
         gc.unfreeze()

@@ -23,9 +23,10 @@ from forebay.proxy.diagnose.request_list import DEFAULT_ROWS, ordered
 from forebay.proxy.http1.byte_budget import ByteBudget, Hold
 from forebay.proxy.http1.client_body import read_client_body
 from forebay.proxy.http1.cross_origin import cross_site_refusal
+from forebay.proxy.http1.error_response import error_response
 from forebay.proxy.http1.errors import SERVER, ApiError, error_body
 from forebay.proxy.http1.headers import request_id
-from forebay.proxy.http1.server import error_response, no_such_path
+from forebay.proxy.http1.server import no_such_path
 from forebay.proxy.share.workers import Worker, WorkerPool
 
 ANSWER_S = 2.0

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from forebay.proxy.api import large_json
-from forebay.proxy.api.large_json import FaultyJson, LongText, loads_in_steps
+from forebay.proxy.api.large_json import FaultyJson, LargeBodies, LongText, loads_in_steps
 
 AWKWARD = st.text(st.sampled_from(list('ab \\"/\n\t\u0000é你😀:{}[],u')), max_size=120)
 VALUES = st.recursive(
@@ -97,3 +97,26 @@ def test_others_run_in_between() -> None:
         return count
 
     assert asyncio.run(turns()) >= 2000 / 20
+
+
+def test_the_next_large_body_waits_for_twice_the_time_of_the_last() -> None:
+    now, began = 0.0, list[float]()
+
+    async def parse(turns: LargeBodies) -> None:
+        nonlocal now
+        async with turns:
+            began.append(now)
+            now += 1.0
+
+    async def main() -> None:
+        nonlocal now
+        asyncio.get_running_loop().time = lambda: now  # type: ignore[method-assign]
+        turns = LargeBodies()
+        tasks = [asyncio.ensure_future(parse(turns)) for _ in range(3)]
+        while not all(task.done() for task in tasks):
+            for _ in range(4):
+                await asyncio.sleep(0)
+            now += 0.5
+        assert began == [0.0, 3.0, 6.0]
+
+    asyncio.run(main())

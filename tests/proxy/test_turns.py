@@ -1,4 +1,4 @@
-"""Connections with much to read take turns: one goes on in each turn of the event loop."""
+"""Connections with much to read take turns: one goes on each millisecond."""
 
 import asyncio
 from collections import Counter
@@ -11,7 +11,7 @@ from aiohttp import web
 from forebay.proxy.http1 import server as http_server
 from forebay.proxy.http1.connection import Connection
 from forebay.proxy.http1.server import HttpServer
-from forebay.proxy.http1.turns import LARGE_READ_BYTES, ReadTurns
+from forebay.proxy.http1.turns import AT_ONE_BY_ONE, LARGE_READ_BYTES, TURN_S, ReadTurns
 
 MANY = 16
 READ = b"x" * (256 << 10)  # what uvloop reads at once
@@ -50,29 +50,90 @@ async def read_whole(request: web.BaseRequest) -> web.StreamResponse:
     return web.Response()
 
 
+class Clock:
+    """The time of an event loop; stands still until it is told to pass."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.loop = asyncio.get_running_loop()
+        self.loop.time = lambda: self.now  # type: ignore[method-assign]
+        self.turns = ReadTurns(self.loop)
+
+    async def ready(self) -> None:
+        """Let everything run that is due."""
+        for _ in range(4):
+            await asyncio.sleep(0)
+
+    async def turn(self) -> None:
+        self.now += TURN_S
+        await self.ready()
+
+
 def test_one_in_each_turn_in_order() -> None:
     async def main() -> None:
-        loop = asyncio.get_running_loop()
-        turns, went = ReadTurns(loop), list[int]()
+        clock, went = Clock(), list[int]()
         for number in range(5):
-            turns.wait(partial(went.append, number))
+            clock.turns.wait(partial(went.append, number))
+        await clock.ready()
         for number in range(5):
-            await asyncio.sleep(0)
             assert went == list(range(number + 1))
+            await clock.turn()
+
+    asyncio.run(main())
+
+
+def test_many_go_on_together() -> None:
+    """Each of a thousand slow uploads is read every 0.2 s or so."""
+
+    async def main() -> None:
+        clock, went = Clock(), list[int]()
+        for number in range(5 * AT_ONE_BY_ONE):
+            clock.turns.wait(partial(went.append, number))
+        for _ in range(3 * AT_ONE_BY_ONE):
+            await clock.turn()
+        assert went == list(range(5 * AT_ONE_BY_ONE))
 
     asyncio.run(main())
 
 
 def test_a_fault_of_one_keeps_nobody_else_waiting() -> None:
     async def main() -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda *_: None)
-        turns, went = ReadTurns(loop), list[int]()
-        turns.wait(partial(went.remove, 0))
-        turns.wait(partial(went.append, 1))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        clock, went = Clock(), list[int]()
+        clock.loop.set_exception_handler(lambda *_: None)
+        clock.turns.wait(partial(went.remove, 0))
+        clock.turns.wait(partial(went.append, 1))
+        await clock.turn()
+        await clock.turn()
         assert went == [1]
+
+    asyncio.run(main())
+
+
+def test_a_body_is_read_whole_and_a_small_rest_at_once() -> None:
+    """Small reads of a body that is far from its end wait for their turn."""
+    got = list[int]()
+
+    async def take(request: web.BaseRequest) -> web.StreamResponse:
+        got.append(len(await request.content.read()))
+        return web.Response()
+
+    async def main() -> None:
+        clock, server = Clock(), HttpServer(take)
+        protocol, wire = server(), Wire()
+        protocol.connection_made(wire)
+        size, sent = 3 * LARGE_READ_BYTES, 0
+        protocol.data_received(b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size)
+        await clock.ready()
+        while sent < size:
+            assert wire.read
+            protocol.data_received(READ[:8192])
+            sent += 8192
+            assert wire.read is (size - sent <= LARGE_READ_BYTES)
+            await clock.turn()
+        await clock.ready()
+        assert got == [size]
+        protocol.connection_lost(None)
+        await server.shutdown(0)
 
     asyncio.run(main())
 
@@ -91,7 +152,7 @@ def test_uploads_are_parsed_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
 
     async def main() -> None:
         nonlocal turn
-        server = HttpServer(read_whole)
+        clock, server = Clock(), HttpServer(read_whole)
         uploads = [(server(), Wire()) for _ in range(MANY)]
         for protocol, wire in uploads:
             protocol.connection_made(wire)
@@ -101,7 +162,7 @@ def test_uploads_are_parsed_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
             for protocol, wire in uploads:
                 if wire.read and turn > 1:  # there is more whenever it is read
                     protocol.data_received(READ)
-            await asyncio.sleep(0)
+            await clock.turn()
         assert sum(parsed.values()) > MANY * len(READ)
         assert max(parsed[one] for one in range(MANY, turn)) <= 4 * LARGE_READ_BYTES
         for protocol, _ in uploads:
@@ -113,35 +174,34 @@ def test_uploads_are_parsed_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_answers_are_read_one_at_a_time() -> None:
     async def main() -> None:
-        loop = asyncio.get_running_loop()
-        turns = ReadTurns(loop)
-        wires = []
+        clock, wires = Clock(), []
         for _ in range(MANY):
-            connection, wire = Connection(loop, lambda _: None, turns), Wire()
+            connection, wire = Connection(clock.loop, lambda _: None, clock.turns), Wire()
             connection.connection_made(wire)
             response = connection.send(b"GET / HTTP/1.1\r\n\r\n", b"")
             connection.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: 100000000\r\n\r\n")
             connection.data_received(READ[:LARGE_READ_BYTES])
             assert response.status == 200
             wires.append(wire)
-        for count in range(MANY):
+        assert not any(wire.read for wire in wires)
+        await clock.ready()
+        for count in range(1, MANY + 1):
             assert [wire.read for wire in wires] == [True] * count + [False] * (MANY - count)
-            await asyncio.sleep(0)
-        assert all(wire.read for wire in wires)
+            await clock.turn()
 
     asyncio.run(main())
 
 
 def test_a_turn_does_not_resume_a_response_that_nobody_wants_more_of() -> None:
     async def main() -> None:
-        loop = asyncio.get_running_loop()
-        connection, wire = Connection(loop, lambda _: None, ReadTurns(loop)), Wire()
+        clock = Clock()
+        connection, wire = Connection(clock.loop, lambda _: None, clock.turns), Wire()
         connection.connection_made(wire)
         connection.send(b"GET / HTTP/1.1\r\n\r\n", b"")
         connection.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: 100000000\r\n\r\n")
         connection.data_received(READ)
         connection.pause(True)
-        await asyncio.sleep(0)
+        await clock.turn()
         assert not wire.read
         connection.pause(False)
         assert wire.read

@@ -2,7 +2,8 @@
 
 The good client is tenant `good`, the abuse is tenant `bad` of equal weight. `busy` is no abuse: an
 equal tenant that sends more than the engines can compute. What it costs the good tenant is what a
-fair share costs, the measure for the scenes in which `bad` asks for more than its share.
+fair share costs, the measure for the scenes in which `bad` asks for more than its share. Nor is
+`within_quota`: its tenant asks for more than its quota and burst, and each answer tells its usage.
 """
 
 import asyncio
@@ -95,6 +96,11 @@ POOL: dict[str, Any] = {"affinity__kv_tokens": 200_000}
 add("undisturbed_engine", 0, nothing, WORK)
 add("undisturbed_documents", 0, nothing, {"messages": DOCUMENT})
 add("busy", 0, asking(64, 0.0, **BUSY), WORK)
+QUOTA: dict[str, Any] = {"tenants__known": {"bad": {"tokens_per_s": 1000}}}
+add(
+    "within_quota", 0, asking(16, 0.0, stream_options={"include_usage": True}, **BUSY), WORK,
+    **QUOTA,
+)  # fmt: skip
 add("slow_name", 1, nothing, backends=[{"name": "slow", "url": "http://slow.test:9"}])
 add("classes", 2, asking(64, 0.0, b"x-forebay-class: interactive\r\n", **BUSY), WORK)
 add("priorities", 2, asking(64, 0.0, priority=-1, **BUSY), WORK)
@@ -117,9 +123,6 @@ add("slow_images", 9, asking(
 add("slow_grammars", 9, asking(
     100, 0.1, model="slow:10", response_format={"type": "json_object"}, **STREAM,
 ))  # fmt: skip
-add(
-    "text_without_usage", 10, asking(16, 0.0, **BUSY), WORK,
-    tenants__known={"bad": {"tokens_per_s": 1000}},
-)  # fmt: skip
+add("text_without_usage", 10, asking(16, 0.0, **BUSY), WORK, **QUOTA)
 add("health_checks", 12, health_checks, limits__connections=200)
 add("odd_parts", 15, odd_parts)
