@@ -9,11 +9,14 @@ import resource
 import shutil
 import signal
 import subprocess
+import sys
 import threading
+import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -173,10 +176,30 @@ class Prometheus:
         return {found["metric"]["alertname"] for found in self('ALERTS{alertstate="firing"}')}
 
 
-class Stage(ExitStack):
-    """Two engines, a proxy and a Prometheus, in which minutes are seconds."""
+@contextmanager
+def repeated(*calls: Callable[[], None]) -> Iterator[None]:
+    """Make each call again and again, in a thread of its own, until the block ends."""
+    ended = threading.Event()
 
-    def __init__(self, folder: Path) -> None:
+    def repeat(call: Callable[[], None]) -> None:
+        while not ended.wait(0.1):
+            call()
+
+    threads = [threading.Thread(target=repeat, args=[call]) for call in calls]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+
+
+class Stage(ExitStack):
+    """Two engines or the servers at `urls`, a proxy and a Prometheus; minutes are seconds."""
+
+    def __init__(self, folder: Path, urls: Sequence[str] = (), **settings: Any) -> None:
         super().__init__()
         self._ports = free_ports(5)
         self._fired: set[str] = set()
@@ -188,12 +211,12 @@ class Stage(ExitStack):
                 folder / f"engine{port}.log", f"http://127.0.0.1:{port}/health",
                 *FOREBAY, "engine", "--model", "llama-3-8b", "--port", str(port),
             )
-            for port in engines
+            for port in ([] if urls else engines)
         ]  # fmt: skip
-        backends = [
-            {"name": f"gpu{n}", "url": f"http://127.0.0.1:{p}"} for n, p in enumerate(engines)
-        ]
-        self.config.write_text(json.dumps({"backends": backends, "health": {"timeout": "30s"}}))
+        urls = urls or [f"http://127.0.0.1:{port}" for port in engines]
+        backends = [{"name": f"gpu{number}", "url": url} for number, url in enumerate(urls)]
+        settings = {"backends": backends, "health": {"timeout": "30s"}, **settings}
+        self.config.write_text(json.dumps(settings))
         self.proxy = self._start(
             folder / "proxy.log", f"http://127.0.0.1:{admin}/readyz",
             *FOREBAY, "proxy", "--config", str(self.config), "--port", str(self.port),
@@ -202,8 +225,8 @@ class Stage(ExitStack):
         rules = (FOLDER / "rules.yml").read_text(encoding="utf-8")
         rules = re.sub(r"\[\d+[mh]\]", "[10s]", rules).replace("offset 5m", "offset 10s")
         (folder / "rules.yml").write_text(re.sub(r"for: \d+m", "for: 1s", rules))
-        settings = (FOLDER / "prometheus.yml").read_text().replace("15s", "1s")
-        (folder / "prometheus.yml").write_text(settings.replace("proxy:9090", f"127.0.0.1:{admin}"))
+        scrapes = (FOLDER / "prometheus.yml").read_text().replace("15s", "1s")
+        (folder / "prometheus.yml").write_text(scrapes.replace("proxy:9090", f"127.0.0.1:{admin}"))
         self._start(
             folder / "prometheus.log", f"http://127.0.0.1:{prometheus}/-/ready",
             "prometheus", f"--config.file={folder}/prometheus.yml",
@@ -213,11 +236,11 @@ class Stage(ExitStack):
     def _start(self, log: Path, ready: str, *words: str) -> subprocess.Popen[bytes]:
         return self.enter_context(started(words, log, ready))
 
-    def ask(self, tokens: int = 3) -> None:
+    def ask(self, tokens: int, words: int = 400, **fields: Any) -> None:
         """Send one streaming chat; refusals and failures are part of the stage."""
         body = {
-            "messages": [{"role": "user", "content": "hello " * 400}], "max_tokens": tokens,
-            "stream": True, "stream_options": {"include_usage": True},
+            "messages": [{"role": "user", "content": "hello " * words}], "max_tokens": tokens,
+            "stream": True, "stream_options": {"include_usage": True}, **fields,
         }  # fmt: skip
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/v1/chat/completions", json.dumps(body).encode(),
@@ -229,24 +252,9 @@ class Stage(ExitStack):
         ):
             answer.read()
 
-    @contextmanager
-    def load(self) -> Iterator[None]:
-        """Short chats and, beside them, answers of some seconds, until the block ends."""
-        ended = threading.Event()
-
-        def send(tokens: int) -> None:
-            while not ended.wait(0.1):
-                self.ask(tokens)
-
-        threads = [threading.Thread(target=send, args=[n]) for n in (3, 500, 500, 500, 500)]
-        for thread in threads:
-            thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            for thread in threads:
-                thread.join()
+    def load(self) -> AbstractContextManager[None]:
+        """Short chats and, beside them, answers of some seconds."""
+        return repeated(*(partial(self.ask, tokens) for tokens in (3, 500, 500, 500, 500)))
 
     def streaming(self) -> subprocess.Popen[bytes] | None:
         """An engine that computes an answer now; chats with one beginning may all go to one."""
@@ -329,11 +337,7 @@ def pausing(processes: Sequence[subprocess.Popen[bytes]], paused_s: float) -> It
 @needs_prometheus
 @pytest.mark.timeout(240)
 def test_alerts_follow_slow_engines_and_a_proxy_without_resources(tmp_path: Path) -> None:
-    """Engines that stand still; then a proxy short of resources.
-
-    Not staged: ForebayPredictionsOff, which needs minutes of another client's documents on a busy
-    machine, and ForebayRefusesNeedlessly. The unit tests of the rules have both.
-    """
+    """Engines that stand still; then a proxy short of resources."""
     late = {"ForebaySlowFirstToken", "ForebayAdmittedLate"}
     short = {"ForebayFileDescriptors", "ForebayShedding"}
     with Stage(tmp_path) as stage, stage.load():
@@ -348,3 +352,41 @@ def test_alerts_follow_slow_engines_and_a_proxy_without_resources(tmp_path: Path
         resource.prlimit(stage.proxy.pid, resource.RLIMIT_NOFILE, (limit, limit))
         eventually(lambda: short <= stage.query.firing())
         assert not {"ForebayDown", "ForebayNoBackend"} & stage.query.firing()
+
+
+@contextmanager
+def moody_server() -> Iterator[str]:
+    """Start a server that answers a request for model `slow:4` after 4 s; returns its URL."""
+    program = TESTS / "bench" / "neighbours" / "neighbour_backend.py"
+    with subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().decode().strip()
+        finally:
+            process.kill()
+
+
+@needs_prometheus
+@pytest.mark.timeout(240)
+def test_an_alert_follows_wrong_predictions(tmp_path: Path) -> None:
+    """Some first tokens are late for a reason that no prediction can know."""
+    with moody_server() as url, Stage(tmp_path, [url]) as stage:
+        chats = [partial(stage.ask, 3, model="good")] + 4 * [partial(stage.ask, 3, model="slow:4")]
+        with repeated(*chats):
+            eventually(lambda: "ForebayPredictionsOff" in stage.query.firing())
+
+
+@needs_prometheus
+@pytest.mark.timeout(240)
+def test_an_alert_follows_a_queue_that_is_too_short(tmp_path: Path) -> None:
+    """Chats come together, and then none for a while: a longer queue would have served them."""
+    chat = {"name": "chat", "up_to": 5000, "max_wait": "2s", "max_queue": 1}
+    document = {"name": "document", "up_to": 100_000, "max_wait": "30s"}
+    with Stage(tmp_path, buckets=[chat, document]) as stage:
+
+        def together() -> None:
+            time.sleep(-time.time() % 2.0)
+            stage.ask(3, 3_000)
+
+        with repeated(*32 * [together]):
+            eventually(lambda: "ForebayRefusesNeedlessly" in stage.query.firing())
