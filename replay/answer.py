@@ -1,30 +1,39 @@
-"""Read one answer where its bytes arrive: a stream of events, an error, or one piece of JSON.
+"""Read one answer: a stream of events, an error, or one piece of JSON.
 
-A network read gets one time stamp, taken before its bytes are parsed. Nearly every event of a
-stream is plain text, which is known by its bytes; all others are parsed. Most tokens of a stream
-differ in their text alone, so the bytes around it are learned from the first ones.
+Bytes come with the time of their network read, and may be read long after it. Events of a stream
+are parsed, but for tokens whose form was learned from an earlier one (`token_forms`).
 """
 
 import asyncio
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import httptools
 import orjson
 
 from forebay.proxy.http1.sse import EventScanner, MalformedStream, event_body, event_of
 from forebay.replay import outcome
 from forebay.replay.clock import Clock
-from forebay.replay.connection import HttpConnection, MalformedAnswer
+from forebay.replay.connection import HttpConnection
 from forebay.replay.exchange import ClientExchange, ProgressWatch
+from forebay.replay.framing import KEPT, ChunkedBody, MalformedAnswer, plain_head
+from forebay.replay.token_forms import TokenForms, token_forms
 
 MAX_ERROR_BYTES = 64 << 10
 MAX_WHOLE_BYTES = 64 << 20
 MOST_FORMS = 8  # of one stream: a server whose events differ has none
+_DATA = b"data: %b\n\n"
 
 
 class AnswerReader:
-    """Reads one answer into its exchange."""
+    """Reads one answer into its exchange.
+
+    Attributes:
+        unread: times and bytes, in turn, of network reads that are not read yet. Two objects, as
+            the garbage collector would search pairs.
+        head: of a stream in chunks, once it is read.
+    """
 
     def __init__(
         self,
@@ -35,18 +44,26 @@ class AnswerReader:
         on_end: Callable[[ClientExchange], None],
     ) -> None:
         self.exchange = exchange
+        self.unread: list[Any] = []
+        self.head = b""
         self._clock = clock
         self._watch = watch
         self._wants_whole = whole
         self._on_end = on_end
         self._connection: HttpConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
+        self._chunks: ChunkedBody | None = None
+        self._parser: Any = None  # of an answer that is no plain stream in chunks
+        self._headers: dict[str, str] = {}
         self._scanner: EventScanner | None = None  # of a stream
         self._body: bytearray | None = None  # of an error, or of an answer in one piece
         self._most = 0
-        self._ended = False
-        self._append = exchange.events.at_s.append
-        self._form: TokenForm | None = None
+        self._ended = False  # the caller knows; some may be unread
+        self._over = False  # nothing more is to be read
+        self._at_s = 0.0  # of the network read that is read
+        self._took = exchange.events.at_s.append
+        self._learned: TokenForms | None = None
+        self._forms: TokenForms | None = None  # the learned ones, where a chunk and event begin
         self._forms_left = MOST_FORMS
 
     def connect_by(self, task: "asyncio.Task[None]") -> None:
@@ -62,14 +79,112 @@ class AnswerReader:
 
     def give_up(self) -> None:
         """End for the watch's reason."""
+        self.read()
+        if self._ended:
+            return
         if self.exchange.outcome != "ok":
             self.exchange.fail(self._watch.reason or "cancelled")
         if self._connecting is not None:
             self._connecting.cancel()
-        self._end(close=True)
+        self._stop(self._clock.now())
 
-    def head(self, status: int, headers: Mapping[str, str]) -> None:
+    def came_whole(self) -> None:
+        """End, as the last bytes have come; they are read when the exchange is asked for them."""
+        self._connection = None
+        self.exchange.unread = self._read_to_end
+        self._end(self.unread[-2])
+
+    def lost(self, error: Exception | None) -> None:
+        """End, as the connection has ended or could not be made."""
+        self.read()
+        if self._over:
+            return
+        exchange, headers = self.exchange, self._headers
+        unbounded = "content-length" not in headers and "transfer-encoding" not in headers
+        if exchange.status is not None and unbounded and error is None:
+            self._complete(keep=False)  # the end of the connection is the end of this answer
+            return
+        if exchange.outcome != "ok" and exchange.reason is None:
+            exchange.fail(failure_of(error, exchange))
+        self._stop(self._clock.now())
+
+    def read(self) -> None:
+        """Read what has come."""
+        unread, self.unread = iter(self.unread), []
+        for self._at_s, data in zip(unread, unread, strict=True):
+            if self._forms is not None:
+                first, start, last, end, text = self._forms[len(data)]
+                if data[first] == start and data[last] == end and 34 not in data[text]:  # no quote
+                    self._took(self._at_s)
+                    continue
+            if not self._over:
+                self._read(data)
+
+    def _read_to_end(self) -> None:
+        self.read()
+        if not self._over:
+            self.exchange.fail("truncated")
+
+    def _read(self, data: bytes) -> None:
+        if self._chunks is None:
+            known = plain_head(data) if self._parser is None else None
+            if known is None:
+                self._parse(data)
+                return
+            size, headers = known
+            self.head, data = data[:size], data[size:]
+            self._chunks = ChunkedBody()
+            self._begin(200, headers)
+        try:
+            pieces = self._chunks.feed(data)
+        except MalformedAnswer as error:
+            self.lost(error)
+            return
+        for piece in pieces:
+            if not self._piece(piece):
+                self._stop(self._at_s)
+                return
+        if self._chunks.ended:
+            self._complete(keep=not self._chunks.surplus)
+        elif self._chunks.between and self._scanner is not None and not self._scanner.partial:
+            self._forms = self._learned
+        else:
+            self._forms = None
+
+    def _parse(self, data: bytes) -> None:
+        if self._parser is None:
+            self._parser = httptools.HttpResponseParser(self)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self.lost(MalformedAnswer(str(error)))
+
+    # httptools calls the next methods.
+
+    def on_message_begin(self) -> None:
+        self._headers = {}
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name in KEPT:
+            self._headers[name.decode("ascii")] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status >= 200 and not self._over:
+            self._begin(status, self._headers)
+
+    def on_body(self, data: bytes) -> None:
+        if not self._over and not self._piece(data):
+            self._stop(self._at_s)
+
+    def on_message_complete(self) -> None:
+        if self.exchange.status is not None and not self._over:  # else it ends a 1xx answer
+            self._complete(keep=self._parser.should_keep_alive())
+
+    def _begin(self, status: int, headers: dict[str, str]) -> None:
         exchange, scale = self.exchange, self._clock.scale
+        self._headers = headers
         exchange.status = status
         exchange.backend = headers.get("x-forebay-backend", exchange.backend)
         if "x-forebay-queue-ms" in headers:
@@ -88,66 +203,30 @@ class AnswerReader:
         else:
             exchange.fail("malformed")
 
-    def chunk(self, data: bytes, at_s: float) -> bool:
-        form = self._form
-        if form is None or self._scanner is None or self._scanner.partial:
-            return False
-        length = len(data)
-        start, end = form.starts.get(length) or form.start_at(length), length - form.end_size
-        if (
-            data.startswith(start)
-            and data.endswith(form.end)
-            and data.find(b'"', len(start), end) < 0
-        ):
-            self._append(at_s)
-            return True
-        return False
-
-    def piece(self, data: bytes, at_s: float) -> bool:
-        scanner = self._scanner
+    def _piece(self, data: bytes) -> bool:
+        """Take a piece of the body; False ends the answer here."""
+        scanner, forms, exchange = self._scanner, self._learned, self.exchange
         if scanner is None:
             return self._collect(data)
-        exchange = self.exchange
+        if forms is not None and not scanner.partial and forms.fit(data):
+            self._took(self._at_s)
+            return True
         if exchange.outcome == "ok":
             return True  # after [DONE] only the end of the HTTP framing follows
-        if exchange.pieces is None and not scanner.partial and is_one_token(data):
-            exchange.events.at_s.append(at_s)
-            if self._forms_left and (self._form is None or not self._form.made_of(data)):
-                self._forms_left -= 1
-                self._form = token_form(data)
-            return True
         try:
             for payload in scanner.feed(data):
-                if not self._event(payload, at_s):
-                    self._end()
+                if not self._event(payload, data):
                     return False
                 if exchange.outcome == "ok":
-                    self._form = None
+                    self._learned = None
                     break
         except MalformedStream:
             exchange.fail("malformed")
-            self._end()
             return False
         return True
 
-    def complete(self) -> None:
-        exchange = self.exchange
-        if self._body is not None and exchange.status == 200:
-            self._whole(bytes(self._body))
-        elif self._body is not None:
-            self._refused()
-        elif exchange.outcome != "ok" and exchange.reason is None:
-            exchange.fail("truncated")
-        self._end()
-
-    def broken(self, error: Exception | None) -> None:
-        exchange = self.exchange
-        if exchange.outcome != "ok" and exchange.reason is None:
-            exchange.fail(failure_of(error, exchange))
-        self._end()
-
-    def _event(self, payload: bytes, at_s: float) -> bool:
-        """Take one event of a stream; False if it ends the answer as failed."""
+    def _event(self, payload: bytes, data: bytes) -> bool:
+        """Take one event, whose end was in `data`; False if it ends the answer as failed."""
         exchange = self.exchange
         if payload == b"[DONE]":
             if exchange.reason is None:
@@ -155,7 +234,10 @@ class AnswerReader:
             return True
         body = event_body(payload)
         if text := _plain_token(body):
-            self._output(at_s, None, text)
+            self._output(None, text)
+            if exchange.pieces is None and self._forms_left and data == _DATA % payload:
+                self._forms_left -= 1
+                self._learned = token_forms(data)
             return True
         event = event_of(body)
         if event.error is not None:
@@ -165,18 +247,17 @@ class AnswerReader:
             exchange.fail("truncated")
         counted = _usage(event.usage, exchange) if event.usage is not None else None
         if event.has_output:
-            self._output(at_s, counted, answer_text(payload) if exchange.pieces is not None else "")
+            self._output(counted, answer_text(payload) if exchange.pieces is not None else "")
         return True
 
-    def _output(self, at_s: float, counted: int | None, text: str) -> None:
+    def _output(self, counted: int | None, text: str) -> None:
         exchange = self.exchange
-        exchange.events.add(at_s, counted)
+        exchange.events.add(self._at_s, counted)
         if exchange.pieces is not None:
             exchange.pieces.append(text)
 
     def _collect(self, data: bytes) -> bool:
         if self._body is None:
-            self._end()
             return False
         self._body += data
         if len(self._body) <= self._most:
@@ -185,7 +266,6 @@ class AnswerReader:
             self.exchange.fail("malformed")
         else:
             self._refused()
-        self._end()
         return False
 
     def _refused(self) -> None:
@@ -193,11 +273,11 @@ class AnswerReader:
         assert exchange.status is not None
         raw = bytes(self._body or b"")[:MAX_ERROR_BYTES]
         exchange.outcome, exchange.reason = outcome.of_status(exchange.status, raw)
-        exchange.reject_latency_s = self._clock.now() - exchange.sent_s
+        exchange.reject_latency_s = self._at_s - exchange.sent_s
 
     def _whole(self, raw: bytes) -> None:
         """Read an answer in one piece (`stream: false`): all of it is one output event."""
-        exchange, at_s = self.exchange, self._clock.now()
+        exchange = self.exchange
         try:
             event = event_of(event_body(raw))
         except MalformedStream:
@@ -207,83 +287,40 @@ class AnswerReader:
         if event.error is not None:
             exchange.fail(outcome.of_stream_error(event.error))
             return
-        exchange.events.add(at_s, counted)
+        exchange.events.add(self._at_s, counted)
         if exchange.pieces is not None:
             exchange.pieces.append(answer_text(raw))
         exchange.ok()
 
-    def _end(self, *, close: bool = False) -> None:
-        if self._ended:
-            return
-        self._ended = True
-        self._watch.finish()
-        if close and self._connection is not None:
-            self._connection.abort()
-        self._connection = None
-        self.exchange.done_s = self._clock.now()
-        self._on_end(self.exchange)
+    def _complete(self, *, keep: bool) -> None:
+        """End a complete answer; its connection is kept, or closed."""
+        self._over, self._forms = True, None
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.release(keep=keep)
+        exchange = self.exchange
+        if self._body is not None and exchange.status == 200:
+            self._whole(bytes(self._body))
+        elif self._body is not None:
+            self._refused()
+        elif exchange.outcome != "ok" and exchange.reason is None:
+            exchange.fail("truncated")
+        self._end(self._at_s)
 
+    def _stop(self, at_s: float) -> None:
+        """End an answer that is not complete, and close its connection."""
+        self._over, self._forms = True, None
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.abort()
+        self._end(at_s)
 
-class TokenForm:
-    """All but the text of a chunk that holds one token: another that differs in its text fits.
-
-    Its text must not be empty and must hold no quote.
-
-    Attributes:
-        end: what comes behind the text, with the line end of the chunk.
-        starts: the line with the size of the chunk, and what comes before the text, by the length
-            of the whole chunk.
-    """
-
-    __slots__ = ("_start", "end", "end_size", "starts")
-
-    def __init__(self, start: bytes, end: bytes) -> None:
-        self._start, self.end = start, end + b"\r\n"
-        self.end_size = len(self.end)
-        self.starts: dict[int, bytes] = {}
-
-    def made_of(self, event: bytes) -> bool:
-        return event.startswith(self._start) and event.endswith(self.end[:-2])
-
-    def start_at(self, length: int) -> bytes:
-        """Add to `starts` what a chunk of this length begins with, if such a chunk can be."""
-        found = b"\0"  # begins no chunk
-        most = (length.bit_length() + 3) // 4
-        for digits in (most, most - 1):
-            size = length - digits - 4  # each of the two lines ends in two bytes
-            if size > len(self._start) + self.end_size - 2 and len(b"%x" % size) == digits:
-                found = b"%x\r\n%b" % (size, self._start)
-        self.starts[length] = found
-        return found
-
-
-def token_form(event: bytes) -> TokenForm | None:
-    """Make the form of an event for which `is_one_token` is true."""
-    for name in (b'"text":"', b'"content":"'):
-        at = event.find(name)
-        if at >= 0:
-            start = at + len(name)
-            end = event.find(b'"', start)
-            return TokenForm(event[:start], event[end:]) if event[end - 1] != 92 else None
-    return None
-
-
-def is_one_token(chunk: bytes) -> bool:
-    """Tell whether `chunk` is one whole event with text and nothing else, as nearly all are.
-
-    Only bytes are compared, in a twentieth of the time of parsing. A quote inside of a JSON string
-    is escaped, so these bytes mean what they seem to mean. Anything unusual is "no".
-    """
-    find = chunk.find  # `in` raises and drops an exception (Python 3.11): twice the time
-    return (
-        find(b"\n\n") == len(chunk) - 2
-        and chunk[:6] == b"data: "
-        and (find(b'"text":"') >= 0 or find(b'"content":"') >= 0)
-        and find(b'":""') < 0
-        and (find(b'"usage"') < 0 or find(b'"usage":null') >= 0)
-        and find(b'"error"') < 0
-        and find(b'"abort"') < 0
-    )
+    def _end(self, at_s: float) -> None:
+        if not self._ended:
+            self._ended = True
+            self._watch.finish()
+            self.exchange.done_s = at_s
+            self._on_end(self.exchange)
 
 
 def _plain_token(body: dict[str, Any]) -> str:
@@ -291,9 +328,12 @@ def _plain_token(body: dict[str, Any]) -> str:
 
     This shortcut is faster than `event_of`, which handles all others; they are "" here.
     """
+    choices = body.get("choices")
+    if not choices or body.get("usage") or "error" in body:
+        return ""
     try:
-        (choice,) = body["choices"]
-        if choice["finish_reason"] is not None or body.get("usage") or "error" in body:
+        (choice,) = choices
+        if choice["finish_reason"] is not None:
             return ""
         text = choice["text"] if "text" in choice else choice["delta"]["content"]
         return text if isinstance(text, str) else ""

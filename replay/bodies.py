@@ -222,7 +222,7 @@ class PreparedQueue:
             await self._added.wait()
         item = self._items.popleft()
         self._bytes -= item.size
-        if len(self._items) <= self._most // 2 or self._bytes <= self._most_bytes // 2:
+        if len(self._items) <= self._most // 2 and self._bytes <= self._most_bytes // 2:
             self._drained.set()
         return item
 

@@ -31,15 +31,13 @@ class Client:
         api_key: str | None = None,
     ) -> None:
         self._clock = clock
-        self._first_token_s = first_token_timeout_s
-        self._stall_s = stall_timeout_s
         self._headers = {"content-type": "application/json"}
         self._defaults = {"accept": "text/event-stream"}
         if api_key:
             self._defaults["authorization"] = f"Bearer {api_key}"
         self._default_lines = _lines(self._defaults)
         self._pool = ConnectionPool(clock)
-        self._line = WatchLine(clock)
+        self._line = WatchLine(clock, first_token_timeout_s, stall_timeout_s)
         self._connecting: set[asyncio.Task[None]] = set()
         self._session: aiohttp.ClientSession | None = None
 
@@ -78,8 +76,7 @@ class Client:
 
         At second `leaves_s` of the run the client of the trace gave up: the request is cancelled.
         """
-        leaves_s = math.inf if leaves_s is None else leaves_s
-        return ProgressWatch(self._clock, self._first_token_s, self._stall_s, self._line, leaves_s)
+        return ProgressWatch(self._line, math.inf if leaves_s is None else leaves_s)
 
     async def send(
         self, url: URL, body: bytes, exchange: ClientExchange, watch: ProgressWatch
@@ -89,6 +86,7 @@ class Client:
         self.begin(self.route(url), (body,), exchange, watch, {}, ended.set_result)
         try:
             await ended
+            exchange.settle()
         finally:
             watch.finish()
 
@@ -120,7 +118,7 @@ class Client:
             self._connecting.add(task)
             task.add_done_callback(self._connecting.discard)
             reader.connect_by(task)
-        watch.start(exchange.events, reader.give_up)
+        watch.start(exchange.sent_s, exchange.events, reader.read, reader.give_up)
 
     async def _connect(
         self, route: Route, reader: AnswerReader, head: bytes, body: Sequence[bytes]
@@ -128,7 +126,7 @@ class Client:
         try:
             connection = await self._pool.connect(route)
         except (OSError, TimeoutError) as error:
-            reader.broken(error)
+            reader.lost(error)
         else:
             reader.send(connection, head, body)
 

@@ -1,46 +1,28 @@
-"""Keep-alive HTTP/1.1 connections of the load generator: nothing but sockets and a parser.
+"""Keep-alive connections of the load generator: nothing but sockets and time stamps.
 
-A read gets one time stamp, then its pieces go straight to the answer that waits for them: no task
-is woken and no buffer copied. Connections that are not in use are kept, the last one used first.
+A read gets one time stamp and is kept. Streams are parsed later, when the run has time for it: a
+client that parses when bytes come is late for the next ones. No task is woken and no buffer copied.
+Connections that are not in use are kept, the last one used first.
 """
 
 import asyncio
+import os
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
-import httptools
 from yarl import URL
 
 from forebay.replay.clock import Clock
 
+if TYPE_CHECKING:
+    from forebay.replay.answer import AnswerReader
+
 KEEP_ALIVE_S = 3.0  # below the 5 s of uvicorn, so that no request meets a closing connection
 CONNECT_TIMEOUT_S = 10.0
-_KEPT = frozenset(
-    {b"content-type", b"content-length", b"transfer-encoding", b"x-forebay-backend"}
-    | {b"x-forebay-queue-ms", b"retry-after", b"retry-after-ms"}
-)
-
-
-class MalformedAnswer(Exception):
-    """The bytes of an answer are not HTTP."""
-
-
-class Receiver(Protocol):
-    """Takes one answer; after `complete` or `broken` it gets nothing more."""
-
-    def head(self, status: int, headers: Mapping[str, str]) -> None: ...
-    def chunk(self, data: bytes, at_s: float) -> bool:
-        """Take a whole chunk of a chunked body with its framing; False takes nothing of it."""
-        ...
-
-    def piece(self, data: bytes, at_s: float) -> bool:
-        """Take a piece of the body; False ends the answer here, and closes the connection."""
-        ...
-
-    def complete(self) -> None: ...
-    def broken(self, error: Exception | None) -> None: ...
+MOST_UNREAD = 256  # times and bytes of network reads of one answer
+_SHORT_BYTES = 8  # a read below may hold a part of the end of an answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,119 +48,105 @@ class HttpConnection(asyncio.Protocol):
 
     def __init__(self, clock: Clock, pool: "ConnectionPool", key: tuple[str, int, bool]) -> None:
         self.freed_s = 0.0
-        self._clock = clock
+        self._now = clock.now
         self._pool = pool
         self._key = key
         self._transport: asyncio.Transport | None = None
-        self._parser: Any = httptools.HttpResponseParser(self)
-        self._receiver: Receiver | None = None
-        self._headers: dict[str, str] = {}
-        self._at_s = 0.0
-        self._started = False
-        self._chunk_ended = False  # the parser has read a chunk and its line end, and no more
-        self._between_chunks = False
+        self._descriptor: int | None = None
+        self._answer: AnswerReader | None = None
+        self._in_chunks = False  # the answer is a stream in chunks, which can be read later
 
     @property
     def usable(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
-    def send(self, receiver: Receiver, head: bytes, body: Sequence[bytes]) -> None:
-        """Send a request; its answer goes to `receiver`."""
-        assert self._transport is not None
-        self._receiver = receiver
-        self._started = False
-        self._transport.writelines((head, *body))
+    def send(self, answer: "AnswerReader", head: bytes, body: Sequence[bytes]) -> None:
+        """Send a request; what comes back goes to `answer`."""
+        transport = self._transport
+        assert transport is not None
+        self._answer, self._in_chunks = answer, False
+        pieces = [head, *body]
+        if self._descriptor is not None and not transport.get_write_buffer_size():
+            # The transport of uvloop would write after the next reads.
+            try:
+                written = os.writev(self._descriptor, pieces)
+            except OSError:  # the transport meets it, too, and reports it
+                written = 0
+            if written == sum(map(len, pieces)):
+                return
+            pieces = _rest(pieces, written)
+        transport.writelines(pieces)
+
+    def release(self, *, keep: bool) -> None:
+        """The answer is complete: `keep` the connection for the next request, or close it."""
+        self._answer = None
+        if keep:
+            self._pool.put(self._key, self)
+        else:
+            self.abort()
 
     def abort(self) -> None:
-        """Close at once; the receiver hears nothing more."""
-        self._receiver = None
+        """Close at once; the answer hears nothing more."""
+        self._answer = None
         if self._transport is not None:
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        socket = transport.get_extra_info("socket")
+        if socket is not None and transport.get_extra_info("ssl_object") is None:
+            self._descriptor = socket.fileno()
 
     def data_received(self, data: bytes) -> None:
-        self._at_s = self._clock.now()
-        receiver = self._receiver
-        if receiver is None:  # bytes that no request asked for
-            self._close()
+        answer = self._answer
+        if answer is None:  # bytes that no request asked for
+            self.abort()
             return
-        # A parser that stands between two chunks need not see one that is taken whole.
-        if self._between_chunks and receiver.chunk(data, self._at_s):
-            return
-        try:
-            self._parser.feed_data(data)
-            self._between_chunks = self._chunk_ended and data[-2:] == b"\r\n"
-        except httptools.HttpParserError as error:
-            self._break(MalformedAnswer(str(error)))
+        unread = answer.unread
+        unread.append(self._now())
+        unread.append(data)
+        if not self._in_chunks and len(unread) == 2 and not answer.head:
+            head = self._pool.known_head
+            self._in_chunks = data[: len(head)] == head != b""
+            if self._in_chunks and len(data) == len(head):
+                return
+        if self._in_chunks:
+            if data[-4:] != b"\r\n\r\n" and len(data) > _SHORT_BYTES and len(unread) < MOST_UNREAD:
+                return
+            if data[-7:] == b"\r\n0\r\n\r\n" or data == b"0\r\n\r\n":
+                self.release(keep=True)
+                answer.came_whole()
+                return
+        answer.read()
+        if answer.head:
+            self._in_chunks, self._pool.known_head = True, answer.head
 
     def connection_lost(self, error: Exception | None) -> None:
         self._pool.forget(self._key, self)
-        self._transport = None
-        unbounded = "content-length" not in self._headers and (
-            "transfer-encoding" not in self._headers
-        )
-        if self._receiver is not None and self._started and unbounded and error is None:
-            receiver, self._receiver = self._receiver, None
-            receiver.complete()  # the end of the connection is the end of this answer
-        else:
-            self._break(error)
+        self._transport = self._descriptor = None
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            answer.lost(error)
 
-    # httptools calls the methods below.
 
-    def on_message_begin(self) -> None:
-        self._headers = {}
-        self._chunk_ended = False
-
-    def on_chunk_header(self) -> None:
-        self._chunk_ended = False
-
-    def on_chunk_complete(self) -> None:
-        self._chunk_ended = True
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        name = name.lower()
-        if name in _KEPT:
-            self._headers[name.decode("ascii")] = value.decode("latin-1")
-
-    def on_headers_complete(self) -> None:
-        status = self._parser.get_status_code()
-        if status >= 200 and self._receiver is not None:
-            self._started = True
-            self._receiver.head(status, self._headers)
-
-    def on_body(self, data: bytes) -> None:
-        if self._receiver is not None and not self._receiver.piece(data, self._at_s):
-            self.abort()
-
-    def on_message_complete(self) -> None:
-        self._chunk_ended = False
-        if not self._started or self._receiver is None:  # the end of a 1xx answer
-            return
-        receiver, self._receiver = self._receiver, None
-        self._started = False
-        if self._parser.should_keep_alive():
-            self._pool.put(self._key, self)
-        else:
-            self._close()
-        receiver.complete()
-
-    def _break(self, error: Exception | None) -> None:
-        receiver, self._receiver = self._receiver, None
-        self._close()
-        if receiver is not None:
-            receiver.broken(error)
-
-    def _close(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
+def _rest(pieces: list[bytes], written: int) -> list[bytes]:
+    """Return what is left of `pieces` behind the bytes that were written."""
+    for number, piece in enumerate(pieces):
+        if written < len(piece):
+            return [piece[written:], *pieces[number + 1 :]]
+        written -= len(piece)
+    return []
 
 
 class ConnectionPool:
-    """The connections of a run; there is no limit, since an open loop must not wait for one."""
+    """The connections of a run; there is no limit, since an open loop must not wait for one.
+
+    Attributes:
+        known_head: of a stream in chunks, as some answer had it; another often has the same.
+    """
 
     def __init__(self, clock: Clock) -> None:
+        self.known_head = b""
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._idle: dict[tuple[str, int, bool], list[HttpConnection]] = {}

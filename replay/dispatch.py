@@ -53,7 +53,8 @@ class Dispatch:
             (target.name, {path: client.route(target.url(path)) for path in PATHS.values()})
             for target in targets
         ]
-        self._slots = asyncio.Semaphore(max_in_flight)
+        self._slots = max_in_flight  # free ones
+        self._freed = asyncio.Event()
         self._freed_s: deque[float] = deque(maxlen=max_in_flight)  # when each free slot became free
         self._blocked_until_s = 0.0  # end of the last wait for the in-flight limit
         self._run_id = run_id
@@ -67,17 +68,21 @@ class Dispatch:
             while (job := await self._prepared.get()) is not None:
                 due_s = times_s[job.index]
                 await pacer.until(due_s)
-                await self.send(job, due_s)
+                if not self._slots:
+                    await self._wait_for_slot()
+                self._start(job, due_s)
 
     async def send(self, job: PreparedRequest, due_s: float) -> None:
         """Send a request that is due, as soon as the in-flight limit allows it."""
-        if self._slots.locked():
-            await self._slots.acquire()
-            self._blocked_until_s = self.clock.now()
-        else:
-            await self._slots.acquire()
-        # The limit also delayed arrivals that became due while an earlier one waited.
-        self._start(job, due_s, max(0.0, self._blocked_until_s - due_s))
+        if not self._slots:
+            await self._wait_for_slot()
+        self._start(job, due_s)
+
+    async def _wait_for_slot(self) -> None:
+        while not self._slots:
+            self._freed.clear()
+            await self._freed.wait()
+        self._blocked_until_s = self.clock.now()
 
     async def closed_loop(self, duration_s: float | None, think_s: float = 0.0) -> None:
         """Send the next request `think_s` after a slot became free, up to `duration_s`.
@@ -87,7 +92,9 @@ class Dispatch:
         """
         async with Pacer(self.clock) as pacer:
             while True:
-                await self._slots.acquire()
+                while not self._slots:
+                    self._freed.clear()
+                    await self._freed.wait()
                 due_s = self.clock.now()
                 if self._freed_s:
                     due_s = self._freed_s.popleft() + think_s
@@ -98,7 +105,7 @@ class Dispatch:
                 job = await self._prepared.get()
                 if job is None:
                     return
-                self._start(job, due_s, 0.0)
+                self._start(job, due_s)
                 await asyncio.sleep(0)  # let it leave before the next one is due, to make no burst
 
     def give_up(self) -> None:
@@ -106,10 +113,13 @@ class Dispatch:
         for watch in list(self._watches):
             watch.end("cancelled")
 
-    def _start(self, job: PreparedRequest, intended_s: float, cap_wait_s: float) -> None:
+    def _start(self, job: PreparedRequest, intended_s: float) -> None:
+        self._slots -= 1
         name, routes = self._targets[self.sent % len(self._targets)]
+        # The limit also delayed arrivals that became due while an earlier one waited.
+        cap_wait_s = max(0.0, self._blocked_until_s - intended_s)
         exchange = ClientExchange(
-            f"{self._run_id}-{job.index}", intended_s, cap_wait_s, self.clock.now(), backend=name
+            f"{self._run_id}-{job.index}", intended_s, cap_wait_s, backend=name
         )
         if self._keep_answers:
             exchange.pieces = []
@@ -130,13 +140,15 @@ class Dispatch:
 
     def _ended(self, job: PreparedRequest, watch: ProgressWatch, exchange: ClientExchange) -> None:
         self._freed_s.append(self.clock.now())
-        self._slots.release()
+        self._slots += 1
+        self._freed.set()
         self._watches.discard(watch)
         if not self._watches:
             self.idle.set()
         try:
             self._recorder.finished(job.request, exchange)
             if self.on_end is not None:
+                exchange.settle()
                 self.on_end(job.index, exchange)
         except Exception as error:  # a mistake of ours ends the run, not only this callback
             self._tasks.create_task(_raise(error))

@@ -31,11 +31,18 @@ class ClientExchange:
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     pieces: list[str] | None = None  # of the answer's text; None: it is not kept
+    unread: Callable[[], None] | None = None  # reads what has come of the answer
 
     @property
     def answer(self) -> str | None:
         """The text of a complete answer, if it is kept."""
         return "".join(self.pieces) if self.pieces is not None and self.outcome == "ok" else None
+
+    def settle(self) -> None:
+        """Read what is not read yet of an answer that has ended."""
+        unread, self.unread = self.unread, None
+        if unread is not None:
+            unread()
 
     def ok(self) -> None:
         self.outcome, self.reason = "ok", None
@@ -51,38 +58,39 @@ class ProgressWatch:
     in `line`, which all requests share; most have ended by then.
     """
 
-    def __init__(
-        self,
-        clock: Clock,
-        first_token_s: float,
-        stall_s: float,
-        line: "WatchLine",
-        leaves_s: float = math.inf,
-    ) -> None:
+    __slots__ = ("_due_s", "_events", "_leaves_s", "_line", "_read", "_stop", "_timer", "reason")
+
+    def __init__(self, line: "WatchLine", leaves_s: float) -> None:
         self.reason: str | None = None
-        self._leaves_s = leaves_s
-        self._clock = clock
-        self._stall_s = stall_s
-        self._due_s = clock.now() + first_token_s
-        self._look_s = min(first_token_s, stall_s)
-        self._events: OutputEvents | None = None
-        self._stop: Callable[[], None] | None = None
         self._line = line
+        self._leaves_s = leaves_s
+        self._read: Callable[[], None] | None = None
+        self._stop: Callable[[], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    def start(self, events: OutputEvents, stop: Callable[[], None]) -> None:
-        """Watch the output `events` of a request; `stop` is called when it must end."""
-        self._events, self._stop = events, stop
+    def start(
+        self,
+        now_s: float,
+        events: OutputEvents,
+        read: Callable[[], None],
+        stop: Callable[[], None],
+    ) -> None:
+        """Watch the output `events` of a request; `stop` is called when it must end.
+
+        `read` adds the events that have come.
+        """
+        self._events, self._read, self._stop = events, read, stop
+        self._due_s = now_s + self._line.first_token_s
         if self.reason is not None:  # ended before it began
             stop()
         elif self._leaves_s < math.inf:
-            self._arm(self._clock.now() + self._look_s)
+            self._arm(now_s + self._line.look_s)
         else:
-            self._line.add(self, self._clock.now() + self._look_s)  # in time for either limit
+            self._line.add(self, now_s + self._line.look_s)  # in time for either limit
 
     def finish(self) -> None:
         """Stop watching; the request has ended."""
-        self._stop = None
+        self._read = self._stop = None  # no cycle is left to the garbage collector
         self._line.remove(self)
         if self._timer is not None:
             self._timer.cancel()
@@ -94,40 +102,45 @@ class ProgressWatch:
             if self._stop is not None:
                 self._stop()
 
-    def _limit_s(self) -> float:
-        events = self._events
-        if events is not None and events.at_s:
-            return events.at_s[-1] + self._stall_s
-        return self._due_s
-
     def _arm(self, at_s: float) -> None:
-        left = self._clock.wall(min(at_s, self._leaves_s) - self._clock.now())
-        self._timer = asyncio.get_running_loop().call_later(max(left, 0.001), self.look)
+        self._timer = self._line.call_at(min(at_s, self._leaves_s), self.look)
 
     def look(self) -> None:
-        now_s, limit_s = self._clock.now(), self._limit_s()
+        if self._read is not None:
+            self._read()
+        if self._stop is None:
+            return
+        at, now_s = self._events.at_s, self._line.clock.now()
+        limit_s = at[-1] + self._line.stall_s if at else self._due_s
         if now_s >= self._leaves_s:
             self.end("cancelled")
         elif now_s < limit_s:
             # Output may begin at any time, and be a stall that much later.
-            self._arm(min(limit_s, now_s + self._look_s))
+            self._arm(min(limit_s, now_s + self._line.look_s))
         else:
-            self.end("stall" if self._events is not None and self._events.at_s else "timeout")
+            self.end("stall" if at else "timeout")
 
 
 class WatchLine:
     """Watches in the order of their first looks, with one timer for all of them."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, clock: Clock, first_token_s: float, stall_s: float) -> None:
+        self.clock = clock
+        self.first_token_s, self.stall_s = first_token_s, stall_s
+        self.look_s = min(first_token_s, stall_s)
+        self._loop = asyncio.get_running_loop()
         self._due_s: OrderedDict[ProgressWatch, float] = OrderedDict()
         self._timer: asyncio.TimerHandle | None = None
+
+    def call_at(self, at_s: float, look: Callable[[], None]) -> asyncio.TimerHandle:
+        left = self.clock.wall(at_s - self.clock.now())
+        return self._loop.call_later(max(left, 0.001), look)
 
     def add(self, watch: ProgressWatch, at_s: float) -> None:
         """Let `watch` look at second `at_s`, which is never before that of an earlier one."""
         self._due_s[watch] = at_s
         if self._timer is None:
-            self._arm(at_s)
+            self._timer = self.call_at(at_s, self._look)
 
     def remove(self, watch: ProgressWatch) -> None:
         self._due_s.pop(watch, None)
@@ -136,16 +149,12 @@ class WatchLine:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _arm(self, at_s: float) -> None:
-        left = self._clock.wall(at_s - self._clock.now())
-        self._timer = asyncio.get_running_loop().call_later(max(left, 0.001), self._look)
-
     def _look(self) -> None:
         self._timer = None
         while self._due_s:
             watch, at_s = next(iter(self._due_s.items()))
-            if at_s > self._clock.now():
-                self._arm(at_s)
+            if at_s > self.clock.now():
+                self._timer = self.call_at(at_s, self._look)
                 return
             del self._due_s[watch]
             watch.look()

@@ -10,6 +10,7 @@ import asyncio
 import ctypes
 import os
 import sys
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,6 +20,7 @@ _CLOCK_MONOTONIC = 1
 _TFD_NONBLOCK = os.O_NONBLOCK if hasattr(os, "O_NONBLOCK") else 0
 _TFD_CLOEXEC = os.O_CLOEXEC if hasattr(os, "O_CLOEXEC") else 0
 _TFD_TIMER_ABSTIME = 1
+MOST_IN_A_ROW = 4  # a loop that never gets a turn does not read
 _CLOSE_ENOUGH_S = 1e-9  # a float deadline may not be reachable by float additions
 
 
@@ -40,7 +42,9 @@ class Pacer:
         self._libc: Any = None
         self._fired: asyncio.Future[None] | None = None
         self._woken = False
+        self._in_a_row = 0  # callers that did not wait
         self._setting = _Timer(_Timespec(0, 0), _Timespec(0, 0))
+        self._new = ctypes.byref(self._setting)
 
     async def __aenter__(self) -> Self:
         if sys.platform == "linux" and not self._clock.virtual:
@@ -64,22 +68,28 @@ class Pacer:
             self._descriptor = None
 
     async def until(self, at_s: float) -> bool:
-        """Return True at second `at_s` of the run; if that is past, after one turn of the loop.
+        """Return True at second `at_s` of the run, or at once if that is past.
 
-        Returns False at once when `wake` is called before.
+        In a burst the loop gets a turn now and then. Returns False at once when `wake` is called
+        before.
         """
-        left = at_s - self._clock.now()
-        if left <= 0:
-            await asyncio.sleep(0)  # in a burst, too, the loop must get turns to send
-        self._woken = False
-        while left > _CLOSE_ENOUGH_S:
-            if self._descriptor is None:
-                await self._sleep(left)
-            else:
-                await self._timer(self._descriptor, self._clock.deadline(at_s))
+        self._woken, waited = False, False
+        while (left := at_s - self._clock.now()) > _CLOSE_ENOUGH_S:
+            self._fired = self._loop.create_future()
+            timer = self._set(at_s, left)
+            try:
+                await self._fired
+            finally:
+                self._fired = None
+                if timer is not None:
+                    timer.cancel()
             if self._woken:
                 return False
-            left = at_s - self._clock.now()
+            waited = True
+        self._in_a_row = 0 if waited else self._in_a_row + 1
+        if self._in_a_row == MOST_IN_A_ROW:
+            self._in_a_row = 0
+            await asyncio.sleep(0)
         return True
 
     def wake(self) -> None:
@@ -87,33 +97,23 @@ class Pacer:
         self._woken = True
         self._resolve()
 
-    async def _sleep(self, seconds: float) -> None:
-        self._fired = self._loop.create_future()
-        timer = self._loop.call_later(self._clock.wall(seconds), self._resolve)
-        try:
-            await self._fired
-        finally:
-            timer.cancel()
-            self._fired = None
-
-    async def _timer(self, descriptor: int, deadline: float) -> None:
-        whole, fraction = divmod(max(deadline, 1e-9), 1.0)
-        setting, first = self._setting, self._setting.first
-        first.seconds, first.nanoseconds = int(whole), int(fraction * 1e9) + 1  # 0 would disarm it
-        if self._libc.timerfd_settime(descriptor, _TFD_TIMER_ABSTIME, ctypes.byref(setting), None):
+    def _set(self, at_s: float, left_s: float) -> asyncio.TimerHandle | None:
+        """Let `_resolve` be called at second `at_s`, which is `left_s` from now."""
+        if self._descriptor is None:
+            return self._loop.call_later(self._clock.wall(left_s), self._resolve)
+        deadline, first = max(self._clock.deadline(at_s), 1e-9), self._setting.first
+        first.seconds = int(deadline)
+        first.nanoseconds = int(deadline % 1 * 1e9) + 1  # 0 would disarm it
+        if self._libc.timerfd_settime(self._descriptor, _TFD_TIMER_ABSTIME, self._new, None):
             raise OSError(ctypes.get_errno(), "timerfd_settime")
-        self._fired = self._loop.create_future()
-        try:
-            await self._fired
-        finally:
-            self._fired = None
+        return None
 
     def _fire(self) -> None:
-        try:
-            os.read(self._descriptor or 0, 8)
-        except BlockingIOError:  # set again since: a spurious wake-up
-            return
-        self._resolve()
+        if self._fired is not None and not self._fired.done():
+            self._fired.set_result(None)  # setting the timer again makes the descriptor unreadable
+        else:
+            with suppress(BlockingIOError):
+                os.read(self._descriptor or 0, 8)
 
     def _resolve(self) -> None:
         if self._fired is not None and not self._fired.done():

@@ -20,7 +20,7 @@ from forebay.replay.clock import Clock
 from forebay.replay.ending import Stop
 from forebay.replay.fast_loop import run_on_fast_loop
 from forebay.replay.part import Part, PartJob
-from forebay.replay.recorder import Live
+from forebay.replay.recorder import LIVE_COUNTS, Live
 from forebay.replay.runner import replay
 from forebay.traces.errors import InputError
 
@@ -76,7 +76,7 @@ async def _listen(orders: asyncio.StreamReader, stop: Stop) -> None:
 
 
 def _figures(live: Live) -> dict[str, Any]:
-    counts = {name: getattr(live, name) for name in ("sent", "done", "rejected", "failed")}
+    counts = {name: getattr(live, name) for name in LIVE_COUNTS}
     return {**counts, "ttft": live.ttft.encode().decode("ascii")}
 
 

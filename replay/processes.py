@@ -27,7 +27,7 @@ from forebay.replay.options import ReplayOptions
 from forebay.replay.output import RunFolder
 from forebay.replay.part import PartJob
 from forebay.replay.ray_part import Machines
-from forebay.replay.recorder import Live, interval_s
+from forebay.replay.recorder import LIVE_COUNTS, Live, interval_s
 from forebay.replay.summary import RunTotals
 from forebay.replay.target import Served
 from forebay.replay.watching import Progress
@@ -166,7 +166,7 @@ class _LiveSum:
 
     def update(self, number: int, figures: dict[str, Any]) -> None:
         self._latest[number] = figures
-        for name in ("sent", "done", "rejected", "failed"):
+        for name in LIVE_COUNTS:
             setattr(self.total, name, sum(one.get(name, 0) for one in self._latest))
         self.total.ttft = HdrHistogram(1, HIGHEST_US, 2)
         for one in self._latest:

@@ -1,6 +1,7 @@
 """Record every finished request in the log, the table, the totals and the live figures.
 
-The recorder measures (with `measure`) and stores; it never decides what is sent.
+The recorder measures (with `measure`) and stores; it never decides what is sent. Requests are
+recorded together, some times a second: one at a time takes several times as long.
 """
 
 import asyncio
@@ -30,7 +31,10 @@ OF_ROW = {
     metric: attrgetter(f"{metric}_s")
     for metric in ("ttft_response", "ttft_service", "e2e_response", "e2e_service", "tpot", "stall")
 }
-LOGGED_TOGETHER = 32  # in a fifth of a millisecond, which delays no arrival by more
+LIVE_COUNTS = ("sent", "done", "rejected", "failed", "unread")
+LOGGED_TOGETHER = 32
+RECORDED_TOGETHER = 4  # in a fifth of a millisecond, which delays no arrival by more
+RECORD_EVERY_S = 0.125  # of the run: the garbage collector searches all that is not recorded yet
 BEYOND = "other"  # bucket of a request that is longer than every bucket
 
 
@@ -45,11 +49,12 @@ class Live:
     done: int = 0
     rejected: int = 0
     failed: int = 0
+    unread: int = 0  # have ended and are not recorded yet
     ttft: Any = field(default_factory=lambda: HdrHistogram(1, HIGHEST_US, 2))
 
     @property
     def in_flight(self) -> int:
-        return self.sent - self.done - self.rejected - self.failed
+        return self.sent - self.done - self.rejected - self.failed - self.unread
 
 
 class Recorder:
@@ -68,15 +73,70 @@ class Recorder:
         self.totals = totals
         self.log = log
         self._table = table
-        self._unlogged: list[tuple[Row, Latency]] = []  # since the last flush
+        self._ended: list[tuple[TraceRequest, ClientExchange]] = []  # since the last flush
         self._buckets = tuple(buckets)
         self._tags = {
             bucket: {metric: f"{metric}.{bucket}" for metric in LOGGED}
             for bucket in (BEYOND, *(one.name for one in buckets))
         }
 
-    def finished(self, request: TraceRequest, exchange: ClientExchange) -> Row:
-        """Record one request that was sent, whatever its outcome."""
+    def finished(self, request: TraceRequest, exchange: ClientExchange) -> None:
+        """Take one request that was sent and has ended, whatever its outcome."""
+        self._ended.append((request, exchange))
+        self.live.unread += 1
+
+    def never_sent(self, request: TraceRequest, intended_s: float | None) -> None:
+        self._record_all()
+        row = never_sent_row(request, self._bucket(request), intended_s)
+        self._table.add(row)
+        self.totals.add(row)
+
+    async def flush(self, now_s: float) -> None:
+        """Write the interval that ends now, in small steps between which requests can be sent.
+
+        A cancellation at any step loses nothing, and nothing is written twice.
+        """
+        await _in_turns(chain(self._record_steps(), self.log.flush_steps(now_s)))
+        await self._table.write_full_groups()
+
+    async def catch_up(self) -> None:
+        """Record what has ended so far, in small steps as `flush` does."""
+        await _in_turns(self._record_steps())
+
+    def close(self, now_s: float) -> None:
+        """Record what has ended since the last flush, and close the log."""
+        self._record_all()
+        self.log.close(now_s)
+
+    def _record_all(self) -> None:
+        for _ in self._record_steps():
+            pass
+
+    def _bucket(self, request: TraceRequest) -> str:
+        return bucket_of(request.input_tokens, self._buckets) or BEYOND
+
+    def _record_steps(self) -> Iterator[None]:
+        """Record the requests that have ended by the first step."""
+        ended, self._ended = self._ended, []
+        firsts_s = array("d")
+        for start in range(0, len(ended), LOGGED_TOGETHER):
+            some: list[tuple[Row, Latency]] = []
+            for one in ended[start : start + LOGGED_TOGETHER]:
+                some.append(self._record(*one))
+                if len(some) % RECORDED_TOGETHER == 0:
+                    yield
+            for bucket, tags in self._tags.items():
+                if logged := [one for one in some if one[0].bucket == bucket]:
+                    self._log_ended(tags, logged)
+            firsts_s += _known(row.ttft_response_s for row, _ in some if row.outcome == "ok")
+            yield
+        if firsts_s:
+            record_all(self.live.ttft, all_to_us(firsts_s))
+            yield
+
+    def _record(self, request: TraceRequest, exchange: ClientExchange) -> tuple[Row, Latency]:
+        """Measure one request, and add it to all but the log."""
+        exchange.settle()
         latency = measure(
             exchange.intended_s,
             exchange.sent_s,
@@ -90,58 +150,15 @@ class Recorder:
         if self._answers is not None and exchange.answer is not None:
             kept = {"id": request.id, "answer": exchange.answer}
             self._answers.write(orjson.dumps(kept, option=orjson.OPT_APPEND_NEWLINE))
-        self._unlogged.append((row, latency))
+        live = self.live
+        live.unread -= 1
         if row.outcome == "ok":
-            self.live.done += 1
+            live.done += 1
         elif row.outcome == "rejected":
-            self.live.rejected += 1
+            live.rejected += 1
         else:
-            self.live.failed += 1
-        return row
-
-    def never_sent(self, request: TraceRequest, intended_s: float | None) -> None:
-        row = never_sent_row(request, self._bucket(request), intended_s)
-        self._table.add(row)
-        self.totals.add(row)
-
-    async def flush(self, now_s: float) -> None:
-        """Write the interval that ends now, in small steps between which requests can be sent.
-
-        A cancellation at any step loses nothing, and nothing is written twice.
-        """
-        steps = chain(self._log_steps(), self.log.flush_steps(now_s))
-        try:
-            for _ in steps:
-                await asyncio.sleep(0)
-        finally:
-            # The end of the run cancels this task, and the log has already dropped this interval:
-            # write the rest of it now. No request is left to send that this could delay.
-            for _ in steps:
-                pass
-        await self._table.write_full_groups()
-
-    def close(self, now_s: float) -> None:
-        """Log what has ended since the last flush, and close the log."""
-        for _ in self._log_steps():
-            pass
-        self.log.close(now_s)
-
-    def _bucket(self, request: TraceRequest) -> str:
-        return bucket_of(request.input_tokens, self._buckets) or BEYOND
-
-    def _log_steps(self) -> Iterator[None]:
-        """Log the requests that have ended by the first step: lists of them cost less."""
-        unlogged, self._unlogged = self._unlogged, []
-        for start in range(0, len(unlogged), LOGGED_TOGETHER):
-            some = unlogged[start : start + LOGGED_TOGETHER]
-            for bucket, tags in self._tags.items():
-                if ended := [one for one in some if one[0].bucket == bucket]:
-                    self._log_ended(tags, ended)
-            yield
-        firsts_s = _known(row.ttft_response_s for row, _ in unlogged if row.outcome == "ok")
-        if firsts_s:
-            record_all(self.live.ttft, all_to_us(firsts_s))
-            yield
+            live.failed += 1
+        return row, latency
 
     def _log_ended(self, tags: Mapping[str, str], ended: Sequence[tuple[Row, Latency]]) -> None:
         log = self.log
@@ -169,6 +186,17 @@ class Recorder:
             log.record(tags["itl"], gap_s, tokens)
 
 
+async def _in_turns(steps: Iterator[None]) -> None:
+    try:
+        for _ in steps:
+            await asyncio.sleep(0)
+    finally:
+        # The end of the run cancels this task, and nothing else has what a step was about to write:
+        # write the rest of it now. No request is left to send that this could delay.
+        for _ in steps:
+            pass
+
+
 def _known(values: Iterable[float | None]) -> "array[float]":
     return array("d", [value for value in values if value is not None])
 
@@ -183,6 +211,11 @@ async def flush_every_interval(recorder: Recorder, clock: Clock) -> None:
     every_s = interval_s(clock.scale)
     due_s = every_s
     while True:
-        await clock.sleep(due_s - clock.now())
-        await recorder.flush(clock.now())
-        due_s += every_s
+        now_s = clock.now()
+        wake_s = min(now_s + RECORD_EVERY_S * clock.scale, due_s)
+        await clock.sleep(wake_s - now_s)
+        if wake_s < due_s:
+            await recorder.catch_up()
+        else:
+            await recorder.flush(clock.now())
+            due_s += every_s

@@ -97,6 +97,8 @@ class EventScanner:
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Return the payloads completed by `chunk`, without comments and other fields."""
+        if not self.partial and chunk[-2:] == b"\n\n" and 13 not in chunk:  # whole events, no CR
+            return [one for one in map(_payload, chunk[:-2].split(b"\n\n")) if one]
         return [payload for _, payload in self.events(chunk) if payload]
 
 
@@ -112,7 +114,7 @@ def output_only(events: bytes) -> bool:
 
 
 def _payload(event: bytes) -> bytes:
-    if event.startswith(b"data: ") and b"\n" not in event and b"\r" not in event:
+    if event[:6] == b"data: " and 10 not in event and 13 not in event:  # one line
         return event[6:]
     lines = [line[5:] for line in event.splitlines() if line.startswith(b"data:")]
     return b"\n".join(line[1:] if line.startswith(b" ") else line for line in lines)

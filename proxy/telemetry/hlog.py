@@ -67,9 +67,16 @@ def to_us(seconds: float) -> int:
     return max(LOWEST_US, round(seconds * 1e6))
 
 
+def _used(histogram: Any) -> int:
+    """Return how many of the counts may be other than 0: the first ones."""
+    if not histogram.total_count:
+        return 0
+    return int(histogram.get_counts_array_index(int(histogram.max_value))) + 1
+
+
 def _empty(histogram: Any) -> None:
     """Make a histogram as good as new (the library's `reset` takes a millisecond)."""
-    ctypes.memset(histogram.counts, 0, ctypes.sizeof(histogram.counts))
+    ctypes.memset(histogram.counts, 0, _used(histogram) * histogram.word_size)
     histogram.total_count = histogram.max_value = 0
     histogram.min_value = sys.maxsize
 
@@ -92,10 +99,19 @@ def record_all(histogram: Any, values_us: "array[int]") -> int:
     numpy = sys.modules.get("numpy")
     if numpy is not None and len(values_us) >= BULK_FROM:
         return _record_bulk(numpy, histogram, values_us)
+    mask, magnitude = histogram.sub_bucket_mask, histogram.sub_bucket_half_count_magnitude
+    unit, half, counts = histogram.unit_magnitude, histogram.sub_bucket_half_count, histogram.counts
     overflow = 0
-    for value in values_us:
-        overflow += value > HIGHEST_US
-        histogram.record_value(min(max(value, LOWEST_US), HIGHEST_US))
+    for given in values_us:
+        value = given
+        if not LOWEST_US <= given <= HIGHEST_US:
+            overflow += given > HIGHEST_US
+            value = min(max(given, LOWEST_US), HIGHEST_US)
+        shift = (value | mask).bit_length() - magnitude - 1
+        counts[((shift - unit + 1) << magnitude) + (value >> shift) - half] += 1
+        histogram.min_value = min(histogram.min_value, value)
+        histogram.max_value = max(histogram.max_value, value)
+    histogram.total_count += len(values_us)
     return overflow
 
 
@@ -123,8 +139,19 @@ def _record_bulk(numpy: Any, histogram: Any, values_us: "array[int]") -> int:
 def add_into(total: Any, other: Any) -> None:
     """Add `other` to `total`, keeping the exact maximum (the library's `add` rounds it up)."""
     exact = max(total.max_value, other.max_value)
-    total.add(other)
+    numpy, used = sys.modules.get("numpy"), _used(other)
+    if numpy is None or _shape(total) != _shape(other) or total.word_size != 8:
+        total.add(other)
+    elif used:
+        counts = numpy.frombuffer(total.counts, dtype=numpy.int64)
+        counts[:used] += numpy.frombuffer(other.counts, dtype=numpy.int64)[:used]
+        total.total_count += other.total_count
+        total.min_value = min(total.min_value, other.min_value)
     total.max_value = exact
+
+
+def _shape(histogram: Any) -> tuple[int, int, int]:
+    return histogram.counts_len, histogram.sub_bucket_count, histogram.unit_magnitude
 
 
 class HlogWriter:

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from itertools import pairwise
 from random import Random
 from types import SimpleNamespace
@@ -14,41 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from yarl import URL
 
-from forebay.replay.answer import AnswerReader, is_one_token
+from forebay.replay.answer import AnswerReader
 from forebay.replay.client import Client
 from forebay.replay.clock import Clock
 from forebay.replay.connection import KEEP_ALIVE_S, ConnectionPool, HttpConnection
 from forebay.replay.exchange import ClientExchange, ProgressWatch
+from forebay.replay.framing import MAX_LINE_BYTES
 from forebay.replay.sim.clock import run
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 WORD = b'data: {"choices":[{"index":0,"text":" cat","finish_reason":null}]}\n\n'
 DONE = b"data: [DONE]\n\n"
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
-
-
-@pytest.mark.parametrize(
-    ("chunk", "plain"),
-    [
-        (WORD, True),
-        (b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n', True),
-        (b'data: {"choices":[{"delta":{"content":"x"}}],"usage":null}\n\n', True),
-        (WORD + WORD, False),
-        (WORD[:-1], False),
-        (WORD.replace(b" cat", b""), False),  # no output
-        (b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n', False),
-        (b'data: {"choices":[{"delta":{"reasoning_content":"hm"}}]}\n\n', False),
-        (b'data: {"choices":[{"text":"x"}],"usage":{"completion_tokens":1}}\n\n', False),
-        (b'data: {"error":{"message":"text"}}\n\n', False),
-        (DONE, False),
-        (b'data: {"choices":[{"text":"x","finish_reason":"abort"}]}\n\n', False),
-        (b": ping\n\n", False),
-        (b'data: {"choices":[{"text":"a \\"text\\":\\"b"}]}\n\n', True),
-        (b'data: {"choices":[{"text":"say \\":\\"\\""}]}\n\n', True),
-    ],
-)
-def test_a_plain_event_is_known_by_its_bytes(chunk: bytes, plain: bool) -> None:
-    assert is_one_token(chunk) is plain
 
 
 def asked(
@@ -137,6 +115,33 @@ def test_an_answer_may_be_cut_anywhere(size: int) -> None:
     assert list(exchange.events.tokens) == [1, 1, 1]
 
 
+@pytest.mark.parametrize(
+    ("body", "reason", "opened"),
+    [
+        (b"%x;name=value\r\n%b\r\n0\r\n\r\n", None, 1),
+        (b"%x\r\n%b\r\n0\r\nx-trailer: 1\r\n\r\n", None, 1),
+        (b"%x\r\n%b\r\n0\r\n\r\nHTTP/1.1 200 OK\r\n", None, 2),  # more than one answer
+        (b"%xg\r\n%b\r\n0\r\n\r\n", "malformed", 2),
+        (b"-%x\r\n%b\r\n0\r\n\r\n", "malformed", 2),
+        (b"%x\r\n%b+\r\n0\r\n\r\n", "malformed", 2),  # longer than it says
+        (b"%x\r\n%b\r\n" + b"f" * (MAX_LINE_BYTES + 1), "malformed", 2),
+    ],
+)
+def test_the_framing_of_chunks(body: bytes, reason: str | None, opened: int) -> None:
+    events = WORD + DONE if reason is None else WORD
+    framed = body % (len(events), events)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError):
+            while True:
+                await request(reader)
+                writer.write(STREAM + b"transfer-encoding: chunked\r\n\r\n" + framed)
+
+    found, connections = asked(serve, requests=2)
+    assert [one.reason for one in found] == [reason] * 2
+    assert connections == opened
+
+
 def test_an_answer_without_a_length_ends_with_its_connection() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await request(reader)
@@ -162,37 +167,50 @@ def test_a_long_error_is_read_up_to_a_limit() -> None:
     assert exchange.reject_latency_s is not None
 
 
-def read_in_cuts(answer: bytes, cuts: list[int], shortcut: bool) -> tuple[ClientExchange, int]:
-    """Feed an answer to a connection in pieces; returns its exchange, and the reads it took whole.
+def read_in_cuts(answer: bytes, cuts: list[int], quick: bool) -> tuple[ClientExchange, int]:
+    """Feed an answer to a connection in pieces; returns its exchange, and how many fit a form.
 
-    The clock has one second for each read.
+    Quick: all pieces are read after the last one, and tokens are known by their form. The clock
+    has one second for each read.
     """
-    taken = 0
+    known = 0
     reads: list[int] = []
     clock = cast(Clock, SimpleNamespace(now=lambda: float(len(reads)), scale=1.0))
 
     class Reader(AnswerReader):
-        def chunk(self, data: bytes, at_s: float) -> bool:
-            nonlocal taken
-            took = shortcut and super().chunk(data, at_s)
-            taken += took
-            return took
+        def _read(self, data: bytes) -> None:
+            nonlocal known
+            known -= 1
+            super()._read(data)
+            if not quick:
+                self._learned = self._forms = None
 
     exchange = ClientExchange("x", 0.0)
     watch = cast(ProgressWatch, SimpleNamespace(finish=lambda: None))
-    pool = cast(ConnectionPool, SimpleNamespace(put=lambda *_: None))
+    head = STREAM + b"transfer-encoding: chunked\r\n\r\n" if quick else b""
+    pool = cast(ConnectionPool, SimpleNamespace(put=lambda *_: None, known_head=head))
     transport = cast(
         asyncio.Transport,
-        SimpleNamespace(writelines=lambda _: None, abort=lambda: None, is_closing=lambda: False),
+        SimpleNamespace(
+            writelines=lambda _: None,
+            abort=lambda: None,
+            is_closing=lambda: False,
+            get_extra_info=lambda _: None,
+        ),
     )
     connection = HttpConnection(clock, pool, ("h", 1, False))
     connection.connection_made(transport)
-    Reader(exchange, clock, watch, False, lambda _: None).send(connection, b"", [b""])
+    reader = Reader(exchange, clock, watch, False, lambda _: None)
+    reader.send(connection, b"", [b""])
     for start, end in pairwise([0, *cuts, len(answer)]):
         reads.append(end)
         if exchange.done_s is None:
+            known += 1
             connection.data_received(answer[start:end])
-    return exchange, taken
+            if not quick:
+                reader.read()
+    exchange.settle()
+    return exchange, known
 
 
 TEXTS = st.text(alphabet='ab"\\\nä{}:,', max_size=3)

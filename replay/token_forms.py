@@ -1,0 +1,59 @@
+"""Know a chunk with one token by its bytes: most tokens of a stream differ in their text alone.
+
+So the bytes around the text are learned from one token that was parsed. Another chunk that has the
+same bytes around a text that is not empty and has no quote holds one token, too.
+"""
+
+MOST_TEXT_BYTES = 256  # of a token that is known by its bytes
+
+
+class TokenForms(dict[int, tuple[slice, bytes, slice, bytes, slice]]):
+    """By the length of a chunk: place and bytes of its two fixed parts, and the place of its text.
+
+    The first part holds the line with the size of the chunk, which its length decides.
+    """
+
+    __slots__ = ("_end", "_start")
+
+    def __init__(self, start: bytes, end: bytes) -> None:
+        super().__init__()
+        self._start, self._end = start, end
+
+    def fit(self, event: bytes) -> bool:
+        """Tell whether an event without the framing of its chunk holds one token."""
+        start, end = self._start, self._end
+        text = event[len(start) : -len(end)]
+        return (
+            bool(text)
+            and 34 not in text
+            and event[: len(start)] == start
+            and event[-len(end) :] == end
+        )
+
+    def __missing__(self, length: int) -> tuple[slice, bytes, slice, bytes, slice]:
+        end = self._end + b"\r\n"
+        most = (length.bit_length() + 3) // 4
+        for digits in (most, most - 1):
+            size = length - digits - 4  # each of the two lines ends in two bytes
+            text_bytes = size - len(self._start) - len(self._end)
+            if 0 < text_bytes <= MOST_TEXT_BYTES and len(b"%x" % size) == digits:
+                start = b"%x\r\n%b" % (size, self._start)
+                first, last = slice(len(start)), slice(-len(end), None)
+                found = (first, start, last, end, slice(len(start), -len(end)))
+                self[length] = found
+                return found
+        return _NONE
+
+
+_NONE = (slice(1), b"no chunk", slice(1), b"", slice(1))
+
+
+def token_forms(event: bytes) -> TokenForms | None:
+    """Make the forms of an event that holds one token; None if its text cannot be told by bytes."""
+    for name in (b'"text":"', b'"content":"'):
+        at = event.find(name)
+        if at >= 0:
+            start = at + len(name)
+            end = event.find(b'"', start)
+            return TokenForms(event[:start], event[end:]) if event[end - 1] != 92 else None
+    return None
