@@ -236,10 +236,10 @@ class Stage(ExitStack):
     def _start(self, log: Path, ready: str, *words: str) -> subprocess.Popen[bytes]:
         return self.enter_context(started(words, log, ready))
 
-    def ask(self, tokens: int, words: int = 400, **fields: Any) -> None:
+    def ask(self, tokens: int, **fields: Any) -> None:
         """Send one streaming chat; refusals and failures are part of the stage."""
         body = {
-            "messages": [{"role": "user", "content": "hello " * words}], "max_tokens": tokens,
+            "messages": [{"role": "user", "content": "hello " * 400}], "max_tokens": tokens,
             "stream": True, "stream_options": {"include_usage": True}, **fields,
         }  # fmt: skip
         request = urllib.request.Request(
@@ -386,7 +386,8 @@ def test_an_alert_follows_a_queue_that_is_too_short(tmp_path: Path) -> None:
 
         def together() -> None:
             time.sleep(-time.time() % 2.0)
-            stage.ask(3, 3_000)
+            text = f"{time.monotonic_ns()} " + "hello " * 3_000  # which no cache holds
+            stage.ask(3, messages=[{"role": "user", "content": text}])
 
         with repeated(*32 * [together]):
             eventually(lambda: "ForebayRefusesNeedlessly" in stage.query.firing())
