@@ -22,7 +22,7 @@ from forebay.proxy.core.explain.recorder import DecisionRecorder
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.driver import Driver
 from forebay.proxy.http1.handover import stop_listening
-from forebay.proxy.http1.listen import listen, url_host
+from forebay.proxy.http1.listen import listen, listen_fault, url_host
 from forebay.proxy.http1.server import HttpServer
 from forebay.proxy.kv_events.follower import Followers
 from forebay.proxy.relay.attempts import Attempts
@@ -277,9 +277,7 @@ async def _listen(
     try:
         runner, real_port = await listen(server, host, port, reuse_port=reuse_port, tls=tls)
     except OSError as error:
-        raise InputError(
-            f"listen.{key}: cannot listen on {host}:{port} ({error.strerror})"
-        ) from error
+        raise listen_fault(key, host, port, error) from error
     stack.push_async_callback(runner.cleanup)
     return runner, real_port
 

@@ -91,6 +91,7 @@ MISTAKES = [
     ("simulate good.jsonl --gpus 0", "--gpus 0: give 1 or more"),
     ("simulate good.jsonl --gpus two", "'--gpus': give a whole number"),
     ("simulate good.jsonl --sweep gpus", "e.g. gpus=2,4,8"),
+    ("simulate good.jsonl --sweep seed=0,1", "nothing is random in --arrivals trace"),
     ("simulate good.jsonl --sweep colour=red,blue", "no option 'colour'; there are gpus"),
     ("simulate good.jsonl --model gpt", "no such model"),
     ("simulate good.jsonl --gpu toaster", "no such GPU"),

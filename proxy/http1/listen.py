@@ -1,12 +1,15 @@
 """Listen on a port, with or without TLS."""
 
 import asyncio
+import errno
+import socket
 import ssl
 
 from aiohttp import web
 
 from forebay.proxy.http1.server import HttpServer
 from forebay.proxy.http1.tls import HANDSHAKE_S
+from forebay.traces.errors import InputError
 
 SHUTDOWN_S = 0.25  # for handlers to end, and again after they are cancelled
 
@@ -54,6 +57,14 @@ async def listen(
         await runner.cleanup()
         raise
     return runner, int(runner.addresses[0][1])
+
+
+def listen_fault(key: str, host: str, port: int, error: OSError) -> InputError:
+    """Say what is wrong with an address; `key` is `port` or `admin_port`."""
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        named = f"listen.{key.removesuffix('port')}host"
+        return InputError(f"{named}: {host!r} is no address of this machine; give 0.0.0.0 for all")
+    return InputError(f"listen.{key}: cannot listen on {host}:{port} ({error.strerror})")
 
 
 def url_host(host: str) -> str:

@@ -105,11 +105,14 @@ class _Protocol(web.RequestHandler):
         if self._cut_timer is not None:
             self._cut_timer.cancel()
         super().connection_lost(exc)
+        self._last_payload = None  # it refers to this, and such rings take long to collect
 
     async def start(self) -> None:
         """Serve one request after another; aiohttp closes the connection when this ends."""
         try:
             await super().start()
+        except asyncio.CancelledError:
+            pass  # its traceback refers to the task that would keep it
         finally:
             self._cut_later()
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 
 from forebay.proxy.config.schema import Config
-from forebay.proxy.http1.listen import listen, url_host
+from forebay.proxy.http1.listen import listen, listen_fault, url_host
 from forebay.proxy.http1.server import HttpServer
 from forebay.proxy.runtime import systemd
 from forebay.proxy.share.workers import WorkerPool
@@ -61,10 +61,7 @@ async def serve_with_workers(
                 reuse_port=config.listen.reuse_port,
             )
         except OSError as error:
-            raise InputError(
-                f"listen.admin_port: cannot listen on {admin_host}:{config.listen.admin_port} "
-                f"({error.strerror})"
-            ) from error
+            raise listen_fault("admin_port", admin_host, config.listen.admin_port, error) from error
         stack.push_async_callback(runner.cleanup)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -107,7 +104,5 @@ def _hold(host: str, port: int) -> socket.socket:
             holder.close()
             raise
     except OSError as error:
-        raise InputError(
-            f"listen.port: cannot listen on {host}:{port} ({error.strerror})"
-        ) from error
+        raise listen_fault("port", host, port, error) from error
     return holder

@@ -1,6 +1,7 @@
 """`forebay simulate`: parse the options, simulate, print one table."""
 
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -96,16 +97,22 @@ class SimulateArguments:
     ] = None
     as_json: Annotated[bool, typer.Option("--json", help="print data")] = False
 
-    def check(self, *, sweeps: bool) -> None:
+    def check(self, axes: Collection[str]) -> None:
         """Raise InputError for options that exclude each other, or a folder that is not free."""
         from forebay.replay.output import check_folder
 
+        sweeps = bool(axes)
         if self.out is not None:
             if sweeps:
                 raise InputError("--out keeps one run: leave out --sweep, or take --json")
             check_folder(self.out, force=self.force)
         if self.stream and (sweeps or self.out is not None or self.explain is not None):
             raise InputError("--stream keeps no request: leave out --sweep, --out and --explain")
+        if "seed" in axes and self.arrivals in ("trace", "constant"):
+            raise InputError(
+                f"--sweep seed: nothing is random in --arrivals {self.arrivals}, so all seeds give "
+                "the same; give --arrivals poisson, or a trace made with another seed"
+            )
         if self.explain is not None and (sweeps or self.out is not None or self.policy == "direct"):
             raise InputError(
                 "--explain: leave out --sweep and --out, and take a policy of the proxy"
@@ -164,7 +171,7 @@ def simulate_command(given: SimulateArguments) -> None:
     from forebay.replay.slo import default_slos, parse_slos
 
     axes = parse_axes(given.sweep or ())
-    given.check(sweeps=bool(axes))
+    given.check(axes)
     scenario = given.scenario(sweeps_policy="policy" in axes)
     names = [bucket.name for bucket in scenario.buckets()]
     slos = default_slos(names) if given.slo is None else parse_slos(given.slo, names)

@@ -1,6 +1,7 @@
 """Connections with much to read take turns: one goes on each millisecond."""
 
 import asyncio
+import gc
 from collections import Counter
 from functools import partial
 from typing import Any
@@ -207,3 +208,35 @@ def test_a_turn_does_not_resume_a_response_that_nobody_wants_more_of() -> None:
         assert wire.read
 
     asyncio.run(main())
+
+
+def test_a_closed_connection_leaves_nothing_to_collect() -> None:
+    """References in a ring would wait for a garbage collection, which takes 0.1 s for many."""
+
+    async def refuse(request: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(status=429)
+
+    def connections() -> set[int]:
+        return {id(one) for one in gc.get_objects() if isinstance(one, http_server._Protocol)}
+
+    async def main() -> None:
+        before = connections()
+        server, wire = HttpServer(refuse), Wire()
+        protocol = server()
+        protocol.connection_made(wire)
+        protocol.data_received(POST + b"x")
+        for _ in range(8):
+            await asyncio.sleep(0)
+        protocol.connection_lost(None)
+        del protocol
+        for _ in range(8):
+            await asyncio.sleep(0)
+        assert connections() <= before
+        await server.shutdown(0)
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(main())
+    finally:
+        gc.enable()

@@ -61,18 +61,24 @@ async def connection(
         writer.transport.abort()
 
 
-async def again(count: int, one: Callable[[], Awaitable[None]], pause_s: float = 0.05) -> None:
-    """Run `one` in `count` tasks, again and again, whatever comes of it, until cancelled."""
+async def again(
+    count: int, one: Callable[[], Awaitable[None]], pause_s: float = 0.05, apart_s: float = 0.0
+) -> None:
+    """Run `one` in `count` tasks, again and again, whatever comes of it, until cancelled.
 
-    async def forever() -> None:
+    The tasks begin `apart_s` after each other.
+    """
+
+    async def forever(number: int) -> None:
+        await asyncio.sleep(number * apart_s)
         while True:
             with suppress(OSError, asyncio.IncompleteReadError, EOFError):
                 await one()
             await asyncio.sleep(pause_s)
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(count):
-            group.create_task(forever())
+        for number in range(count):
+            group.create_task(forever(number))
 
 
 def request(model: str, *, length: int | None = None, **fields: Any) -> bytes:
@@ -153,7 +159,7 @@ async def big_answers_not_read(url: str) -> None:
     async def one() -> None:
         async with connection(url) as (_, writer):
             writer.write(request(f"whole:{59 * MIB}"))
-            await asyncio.sleep(20)
+            await asyncio.sleep(3600)
 
     await again(30, one)
 

@@ -34,7 +34,12 @@ def add(
 
 
 def asking(
-    count: int, pause_s: float, head: bytes = b"", post: bytes = POST, **fields: Any
+    count: int,
+    pause_s: float,
+    head: bytes = b"",
+    post: bytes = POST,
+    apart_s: float = 0.0,
+    **fields: Any,
 ) -> Abuse:
     """Return a scene of `count` clients of tenant `bad`, each with one request at a time."""
     chat = {"messages": [{"role": "user", "content": "hello"}]} if post is POST else {}
@@ -49,7 +54,7 @@ def asking(
                 pass
 
     async def run(url: str) -> None:
-        await again(count, lambda: one(url), pause_s)
+        await again(count, lambda: one(url), pause_s, apart_s)
 
     return run
 
@@ -117,11 +122,11 @@ add(
     WORK,
 )  # fmt: skip
 add("slow_images", 9, asking(
-    100, 0.1, model="slow:10", **STREAM,
+    100, 0.1, apart_s=0.1, model="slow:10", **STREAM,
     messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
 ))  # fmt: skip
 add("slow_grammars", 9, asking(
-    100, 0.1, model="slow:10", response_format={"type": "json_object"}, **STREAM,
+    100, 0.1, apart_s=0.1, model="slow:10", response_format={"type": "json_object"}, **STREAM,
 ))  # fmt: skip
 add("text_without_usage", 10, asking(16, 0.0, **BUSY), WORK, **QUOTA)
 add("health_checks", 12, health_checks, limits__connections=200)
