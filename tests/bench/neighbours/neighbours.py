@@ -62,8 +62,8 @@ engines can compute. There the good client waits for prefills of its neighbour's
 `text_without_usage` it is `within_quota`, whose tenant has the same quota and tells its usage.
 {above}
 
-The hundred clients of `slow_images` and `slow_grammars` begin one after the other. If all ask at the
-same moment, every ten seconds, p99 is 65 ms: a hundred requests take the proxy so long. In
+The hundred clients of `slow_images` and `slow_grammars` begin one after the other. If all ask at
+the same moment, every ten seconds, p99 is 65 ms: a hundred requests take the proxy so long. In
 `big_answers_not_read` the backends write 1.8 GB in the first seconds, which *direct* shows.
 
 `tests/faults/test_neighbours.py` plays the scenes that pause at small scale.
