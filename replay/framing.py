@@ -86,9 +86,7 @@ class ChunkedBody:
             stop = at + left
             if left:
                 pieces.append(data[at:stop])
-            if stop + 2 > len(
-                data
-            ):  # a part of the chunk, or of the line end behind it, is missing
+            if stop + 2 > len(data):  # some of the chunk, or of its line end, has not come
                 left = max(0, stop - len(data))
                 at = min(stop, len(data))
                 break
