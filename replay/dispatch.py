@@ -79,10 +79,13 @@ class Dispatch:
         self._start(job, due_s)
 
     async def _wait_for_slot(self) -> None:
+        await self._free_slot()
+        self._blocked_until_s = self.clock.now()
+
+    async def _free_slot(self) -> None:
         while not self._slots:
             self._freed.clear()
             await self._freed.wait()
-        self._blocked_until_s = self.clock.now()
 
     async def closed_loop(self, duration_s: float | None, think_s: float = 0.0) -> None:
         """Send the next request `think_s` after a slot became free, up to `duration_s`.
@@ -92,9 +95,7 @@ class Dispatch:
         """
         async with Pacer(self.clock) as pacer:
             while True:
-                while not self._slots:
-                    self._freed.clear()
-                    await self._freed.wait()
+                await self._free_slot()
                 due_s = self.clock.now()
                 if self._freed_s:
                     due_s = self._freed_s.popleft() + think_s
