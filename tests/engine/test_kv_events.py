@@ -16,6 +16,7 @@ import orjson
 import pytest
 import zmq
 from engine_stage import Cache
+from ports import free_ports
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.kv_events import KvEventsConfig, parse_kv_events
@@ -266,9 +267,9 @@ def test_a_subscriber_that_does_not_read_stops_nothing(short_folder: Path, liste
 
 
 def test_a_stopped_engine_leaves_its_endpoints_free() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        endpoint = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+    (port,) = free_ports(1)
+    with socket.create_server(("127.0.0.1", port)):
+        endpoint = f"tcp://127.0.0.1:{port}"
 
         async def nothing(engine: RunningEngine, client: aiohttp.ClientSession) -> None:
             await ask(client, [1] * 20)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from ports import free_ports
 from proxy_processes import BODY, client, proxies, ready, write
 from proxy_stage import DONE, EVENT, SHARED_LOOP, STREAM_HEAD, Call, RawBackend, by_request, chunk
 
@@ -17,19 +18,13 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
-
-
 def test_requests_throughout_a_rolling_restart(tmp_path: Path) -> None:
     """Kept connections and new ones, streams and whole answers, three restarts: none fails."""
 
     async def main() -> Counter[str]:
         counts: Counter[str] = Counter()
         over = asyncio.Event()
-        port = free_port()
+        (port,) = free_ports(1)
         path = tmp_path / "proxy.yaml"
         async with RawBackend(slowly).running() as backend, proxies(path) as all_:
 

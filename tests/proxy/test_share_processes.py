@@ -16,6 +16,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from ports import free_ports
 from proxy_processes import PATIENCE_S, proxy_process
 from proxy_stage import Call, RawBackend, by_request, settle
 from said import Said
@@ -439,9 +440,7 @@ def test_proxies_meet_on_redis_go_on_alone_without_it_and_meet_again() -> None:
     pytest.importorskip("redis", reason="pip install 'forebay[redis]'")
 
     async def main() -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        (port,) = free_ports(1)
         said = Said()
         async with AsyncExitStack() as stack:
             backend = await stack.enter_async_context(RawBackend().running())

@@ -8,7 +8,6 @@ alike; outside the words of traces every token is the unknown one.
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 import urllib.request
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from paths import ROOT
+from ports import free_ports
 
 from forebay.replay.engine.tokenizer import ROLE_MARKS
 from forebay.traces.text import WORDS
@@ -119,11 +119,6 @@ def write_model(folder: Path, size: ModelSize) -> None:
         (folder / name).write_text(json.dumps(content, indent=1) + "\n")
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
-
-
 @dataclass(frozen=True, slots=True)
 class Running:
     """A server; `pid` is its API server's, whose child the engine is."""
@@ -145,7 +140,7 @@ def vllm_process(python: str, model: Path, log: Path, *flags: str) -> Iterator[R
 
     Raises RuntimeError with the end of its log when it is not up within START_S.
     """
-    port = _free_port()
+    (port,) = free_ports(1)
     environment = {
         **os.environ,
         # With the worker inside EngineCore nothing spins on shared memory; one thread computes,
