@@ -267,8 +267,9 @@ class TestWaits:
 
     def test_the_last_engine_clear_of_long_prefills(self) -> None:
         made = explained(2)
-        fill(made, 100, "chat")
+        fill(made, 100, "chat", "another")
         made.first_token("chat", 0.01)
+        made.first_token("another", 0.01)
         fill(made, LONG, "a", "b", now=0.02)
         receipt = receipt_of(made, "b")
         assert receipt.waiting_for in ("partition", "line")

@@ -75,7 +75,8 @@ class Fleet:
             self.shaper.backend_up(spec.name, 0.0)
 
     def chat(self, now: float) -> list[Action]:
-        """One that is answered at once: chats flow."""
+        """One that is answered at once, just after another: chats flow."""
+        self.chats_flow(now)
         name = f"chat at {now}"
         actions = self.shaper.arrive(Request(name, 500, 10), now)
         if any(isinstance(a, Send) and a.request.id == name for a in actions):
@@ -105,6 +106,15 @@ def sends(actions: list[Action]) -> list[tuple[str, int]]:
 
 
 class TestShaper:
+    def test_a_lone_chat_splits_no_document(self) -> None:
+        """A probe, say: a second chat within ten seconds is needed."""
+        for apart_s, pieces in ((9.0, True), (11.0, False)):
+            fleet = Fleet()
+            for number in range(2):
+                fleet.shaper.arrive(Request(f"c{number}", 500, 10), apart_s * number)
+            (sent,) = sends(fleet.shaper.arrive(document("d"), apart_s + 0.5))
+            assert bool(sent[1]) == pieces
+
     @pytest.mark.parametrize(("chats", "piece_s"), [(0, 0.8), (4, 0.8), (4, 0.3)])
     def test_a_piece_leaves_room_for_the_chats_of_its_step(
         self, chats: int, piece_s: float

@@ -101,7 +101,9 @@ class TestTheLastClearEngine:
     def occupied(self) -> tuple[Shaper, float]:
         """One document in prefill, another waits; and when the first will be through."""
         made = shaper("a", "b")
-        made.arrive(Request("chat", 500, 8), 0.0)
+        for name in ("chat before", "chat"):
+            made.arrive(Request(name, 500, 8), 0.0)
+        made.finish("chat before", 0.05)
         assert sent(made.arrive(Request("first", 100_000, 8), 0.1))
         assert sent(made.arrive(Request("second", 100_000, 8), 0.2)) == {}
         queues = [backend.prefill_queue for backend in made.backends.values()]
