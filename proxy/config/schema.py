@@ -124,7 +124,7 @@ class BucketConfig(Section):
 
     name: str = Field(pattern=r"^[a-z0-9_-]{1,32}$")
     up_to: int = Field(ge=1)
-    max_queue: int = Field(256, ge=0)
+    max_queue: int = Field(1024, ge=0)
     max_wait: Seconds = 30.0
     prefills_per_backend: int | None = Field(None, ge=1)
     backends: tuple[str, ...] = ()
@@ -239,9 +239,7 @@ class Config(Section):
     backends: tuple[BackendConfig, ...] = ()
     buckets: tuple[BucketConfig, ...] = (
         BucketConfig(name="chat", up_to=5_000, max_wait=2.0),
-        BucketConfig(
-            name="document", up_to=131_072, max_queue=256, max_wait=30.0, prefills_per_backend=1
-        ),
+        BucketConfig(name="document", up_to=131_072, max_wait=30.0, prefills_per_backend=1),
     )
     affinity: AffinityConfig = AffinityConfig()
     admission: Admission = Admission()

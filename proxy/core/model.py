@@ -61,7 +61,7 @@ class Bucket:
 
     name: str
     up_to: int
-    max_queue: int = 256
+    max_queue: int = 1024
     max_wait_s: float = 30.0
     prefills_per_backend: float = inf
     backends: tuple[str, ...] = ()

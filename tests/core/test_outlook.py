@@ -1,7 +1,9 @@
 """The predicted wait in a prefill queue, and its margin."""
 
 import pytest
+from core_requests import document
 
+from forebay.proxy.core.learn.decay import RECENT_S
 from forebay.proxy.core.model import BackendSpec, Bucket, Request
 from forebay.proxy.core.policy.admission import SURE
 from forebay.proxy.core.policy.routing import Option
@@ -46,3 +48,57 @@ def test_but_not_where_another_bucket_comes_between(document_at: float, cancel: 
     option, share = in_line(16, document_at=document_at)
     assert (option.margin_s < 0.5 * share * option.wait_s) == cancel
     assert (option.margin_s >= share * option.wait_s) != cancel
+
+
+def documents_in_line(*, chats_share: float = 0.0, kv_used: int = 0, cold: bool = True) -> Shaper:
+    """A backend with 100,000 tokens of KV cache, for which 16 documents wait."""
+    made = Shaper([BackendSpec("a", 64, 100_000.0)], [CHAT, DOCUMENT])
+    made.backend_up("a", 0.0)
+    (backend,) = made.backends.values()
+    backend.send(Request("running", kv_used, 1), "document", 0, now=-1.0)
+    backend.first_token("running", 0.0)
+    backend.worked["document"].amount = 0.0  # no later documents are expected to go first
+    backend.worked["chat"].add(chats_share * RECENT_S, 0.0)
+    for order in range(16):
+        one = QueuedRequest(Request(f"w{order}", 8_000, 1), "document", 0.0, 30.0, order, 0.1)
+        one.due, one.cold = 0.0, cold
+        backend.enqueue(one)
+    return made
+
+
+def option_of_a_document(made: Shaper) -> Option:
+    newcomer = QueuedRequest(Request("new", 8_000, 1), "document", 0.0, 30.0, 1_000, 0.1)
+    (option,) = made._dispatcher.forecast.options(newcomer, 0.0)
+    return option
+
+
+@pytest.mark.parametrize(("chats_share", "cancel"), [(0.05, True), (0.2, False)])
+def test_few_chats_leave_the_order_as_it_is(chats_share: float, cancel: bool) -> None:
+    made = documents_in_line(chats_share=chats_share, kv_used=10, cold=False)
+    option = option_of_a_document(made)
+    share = SURE * made.backends["a"].cost.error.at(option.wait_s)
+    assert (option.margin_s < 0.5 * share * option.wait_s) == cancel
+
+
+def test_waiting_cache_hits_need_no_kv_cache() -> None:
+    """Cold documents do: each is taken to need as much as the new one."""
+    alone = option_of_a_document(documents_in_line(kv_used=10, cold=False))
+    hits = option_of_a_document(documents_in_line(kv_used=80_000, cold=False))
+    assert hits.wait_s == pytest.approx(alone.wait_s)
+    documents = documents_in_line(kv_used=80_000, cold=True)
+    decode_s = documents.backends["a"].decode_all_s.value
+    missing = 17 * 8_001 - (0.95 * 100_000 - 80_001)
+    assert option_of_a_document(documents).wait_s == pytest.approx(
+        decode_s * missing / 80_001, rel=0.1
+    )
+
+
+def test_a_waiting_request_with_a_computed_prefix_is_not_cold() -> None:
+    made = Shaper([BackendSpec("a", 1)], [CHAT, DOCUMENT])
+    made.backend_up("a", 0.0)
+    made.arrive(document("first", 20_000), 0.0)
+    made.first_token("first", 1.0)
+    made.arrive(document("second", 20_000), 1.0)
+    made.arrive(document("another", 20_000, first=1_000), 1.0)
+    cold = {w.request.id: w.cold for w in made.waiting()}
+    assert cold == {"second": False, "another": True}

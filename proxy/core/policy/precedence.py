@@ -11,7 +11,7 @@ from math import exp, fsum
 
 from forebay.proxy.core.learn.cost import FULL_STEP_TOKENS
 from forebay.proxy.core.learn.decay import RECENT_S
-from forebay.proxy.core.model import CLASSES, FULL, Bucket
+from forebay.proxy.core.model import CLASSES, FULL, SLACK, Bucket
 from forebay.proxy.core.policy.order import STRETCH
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.queue import QueuedRequest
@@ -25,8 +25,8 @@ class Before:
     Attributes:
         seconds, count: prefill seconds and requests.
         overtaken: share of the engine that later, more urgent arrivals will take.
-        mates: requests that will have taken KV cache by then, this one included.
-        in_order: nothing else can get in between, so prediction errors cancel out in part.
+        mates: requests that will have taken KV cache by then, this one included; no cache hits.
+        in_order: hardly anything else can get in between, so errors of predictions cancel out.
         shorter_s: prefill seconds of its bucket that may arrive later and go first.
     """
 
@@ -81,7 +81,7 @@ class Precedence:
         if self.on:
             found.seconds, found.count = self._of_flows(backend, waiting, deadline, due)
             found.overtaken = either(found.overtaken, self._overtaken_by_flows(waiting, now))
-            found.mates = 1 + found.count
+            found.mates = 1 + min(found.count, backend.queues[bucket].cold)
         else:
             for name, queue in backend.queues.items():
                 if name == bucket:
@@ -94,8 +94,8 @@ class Precedence:
             found.shorter_s = shorter_s(backend, bucket, due, now)
             owed_s = self._owed_s(backend, bucket, found.seconds, deadline, now)
             found.seconds += owed_s
-            found.in_order = found.overtaken == owed_s == 0.0
-            found.mates = 1 + backend.queues[bucket].count
+            found.in_order = found.overtaken < SLACK and owed_s == 0.0
+            found.mates = 1 + backend.queues[bucket].cold
         if backend.splits.by_id:
             rest_s, rests = backend.splits.ahead_of(waiting, deadline, due)
             found.seconds, found.count = found.seconds + rest_s, found.count + rests

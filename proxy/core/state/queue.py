@@ -27,6 +27,7 @@ class QueuedRequest:
         paid: its tokens count against its tenant's quota, and it was not sent yet.
         work_s: predicted seconds of its prefill; `next_s`: of the piece that is sent next;
             `rest_s`: of the pieces after the one that was sent.
+        cold: its prefill counts (`in_flight.counts`): it is no cache hit.
         follows: it waits for a prefill that its backend computes, or will compute for `leader`.
         leader: the waiting request whose prefill it waits for.
         began_at: when the first piece of its split prompt was sent; inf before.
@@ -39,6 +40,7 @@ class QueuedRequest:
         "backend",
         "began_at",
         "bucket",
+        "cold",
         "counted",
         "deadline",
         "due",
@@ -87,6 +89,7 @@ class QueuedRequest:
         self.order = order
         self.work_s = self.next_s = work_s
         self.rest_s = 0.0
+        self.cold = True
         self.follows = False
         self.leader: QueuedRequest | None = None
         self.backend = ""
@@ -187,14 +190,14 @@ class BucketQueue:
 
     Attributes:
         flows: exist while a request waits in them.
-        count: waiting requests.
+        count: waiting requests; `cold`: those that are no cache hits.
     """
 
     def __init__(self, turn: Callable[[str], float]) -> None:
         self._turn = turn
         self.flows: dict[FlowKey, DueQueue] = {}
         self._only: DueQueue | None = None  # the flow, while there is exactly one
-        self.count = 0
+        self.count = self.cold = 0
 
     def __len__(self) -> int:
         return self.count
@@ -211,12 +214,14 @@ class BucketQueue:
             self._only = flow if len(self.flows) == 1 else None
         flow.push(waiting)
         self.count += 1
+        self.cold += waiting.cold
 
     def remove(self, waiting: QueuedRequest) -> None:
         key = waiting.flow
         flow = self.flows[key]
         flow.remove(waiting.request.id)
         self.count -= 1
+        self.cold -= waiting.cold
         if not len(flow):
             del self.flows[key]
             self._only = None
