@@ -106,14 +106,23 @@ def sends(actions: list[Action]) -> list[tuple[str, int]]:
 
 
 class TestShaper:
-    def test_a_lone_chat_splits_no_document(self) -> None:
-        """A probe, say: a second chat within ten seconds is needed."""
-        for apart_s, pieces in ((9.0, True), (11.0, False)):
-            fleet = Fleet()
-            for number in range(2):
-                fleet.shaper.arrive(Request(f"c{number}", 500, 10), apart_s * number)
-            (sent,) = sends(fleet.shaper.arrive(document("d"), apart_s + 0.5))
-            assert bool(sent[1]) == pieces
+    @pytest.mark.parametrize(
+        ("chats_at", "document_at", "in_pieces"),
+        [
+            ((0.0,), 0.5, False),  # a probe, say
+            ((0.0, 60.0), 60.5, True),
+            ((0.0, 60.0), 71.0, False),
+            ((0.0, 180.0), 180.5, False),  # the first in three minutes
+        ],
+    )
+    def test_a_lone_chat_splits_no_document(
+        self, chats_at: tuple[float, ...], document_at: float, in_pieces: bool
+    ) -> None:
+        fleet = Fleet()
+        for at in chats_at:
+            fleet.shaper.arrive(Request(f"chat {at}", 500, 10), at)
+        (sent,) = sends(fleet.shaper.arrive(document("d"), document_at))
+        assert bool(sent[1]) == in_pieces
 
     @pytest.mark.parametrize(("chats", "piece_s"), [(0, 0.8), (4, 0.8), (4, 0.3)])
     def test_a_piece_leaves_room_for_the_chats_of_its_step(

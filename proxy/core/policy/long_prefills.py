@@ -8,8 +8,9 @@ A prefill that takes longer than a chat is willing to wait blocks every chat beh
     chats get in between two pieces.
  3. One backend is kept clear: a long prefill may not take the last backend without one until
     another will soon be clear, or until its own patience ends.
-The last two apply only while requests of a more urgent bucket flow (`long_s`): two in the last
-`RECENT_S` seconds. A lone one, such as a probe, is not worth what the pieces of a document cost.
+The last two apply only while requests of a more urgent bucket flow (`long_s`): for `RECENT_S` after
+each, but not after the first in a while (`LOAD_TIME_S`). Pieces make a document 7 % slower, which a
+lone request, such as a start-up probe, is not worth.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +18,7 @@ from math import ceil, fsum, inf
 from typing import Final
 
 from forebay.proxy.core.learn.cost import CostModel
-from forebay.proxy.core.learn.decay import RECENT_S
+from forebay.proxy.core.learn.decay import LOAD_TIME_S, RECENT_S
 from forebay.proxy.core.model import HISTORY, MAJORITY, SLACK, Bucket, Request
 from forebay.proxy.core.policy.order import due_at
 from forebay.proxy.core.state.backend import Backend
@@ -32,7 +33,7 @@ unshared 120k documents."""
 class LongPrefills:
     """Keeps one backend clear of long prefills while short requests flow.
 
-    It knows of each bucket when the last two requests arrived and which share was rejected lately.
+    It knows of each bucket when requests arrived and which share was rejected lately.
     """
 
     def __init__(self, backends: Sequence[Backend], buckets: Mapping[str, Bucket]) -> None:
@@ -44,18 +45,19 @@ class LongPrefills:
             for bucket in buckets.values()
         }
         self._last_arrival = dict.fromkeys(buckets, -inf)
-        self._arrival_before = dict.fromkeys(buckets, -inf)
+        self._flowed_at = dict.fromkeys(buckets, -inf)  # of those that came soon after another
         self._rejected_share = dict.fromkeys(buckets, 0.0)
 
     def remember(self, before: "LongPrefills") -> None:
         """Take over what another one, for other backends or buckets, has seen."""
         for name in self._buckets:
             self._last_arrival[name] = before._last_arrival.get(name, -inf)
-            self._arrival_before[name] = before._arrival_before.get(name, -inf)
+            self._flowed_at[name] = before._flowed_at.get(name, -inf)
             self._rejected_share[name] = before._rejected_share.get(name, 0.0)
 
     def arrived(self, bucket: str, now: float) -> None:
-        self._arrival_before[bucket] = self._last_arrival[bucket]
+        if now - self._last_arrival[bucket] < LOAD_TIME_S:
+            self._flowed_at[bucket] = now
         self._last_arrival[bucket] = now
 
     def decided(self, bucket: str, *, rejected: bool) -> None:
@@ -71,7 +73,7 @@ class LongPrefills:
         """
         least = inf
         for other in self._hastier[bucket]:
-            if other.max_wait_s < least and now - self._arrival_before[other.name] < RECENT_S:
+            if other.max_wait_s < least and now - self._flowed_at[other.name] < RECENT_S:
                 least = other.max_wait_s
         return least
 
@@ -79,7 +81,7 @@ class LongPrefills:
         """Return the largest recently rejected share of the more urgent buckets that flow."""
         most = 0.0
         for other in self._hastier[bucket]:
-            if now - self._arrival_before[other.name] < RECENT_S:
+            if now - self._flowed_at[other.name] < RECENT_S:
                 most = max(most, self._rejected_share[other.name])
         return most
 
@@ -107,7 +109,7 @@ class LongPrefills:
         if not others or next_clear_at <= now:
             return now
         # Buckets that no longer flow have earlier arrivals: they do not change the latest.
-        latest = max(self._arrival_before[b.name] for b in self._hastier[waiting.bucket])
+        latest = max(self._flowed_at[b.name] for b in self._hastier[waiting.bucket])
         patience_ends = waiting.arrived_at + self._buckets[waiting.bucket].max_wait_s
         return min(patience_ends, latest + RECENT_S, next_clear_at)
 
@@ -130,9 +132,9 @@ class LongPrefills:
     def next_moment(self, heads: Iterable[QueuedRequest], now: float) -> float:
         """Return when one of these heads may take the last clear backend without an event."""
         least = inf
-        for arrived_at in self._arrival_before.values():
-            if now < arrived_at + RECENT_S < least:
-                least = arrived_at + RECENT_S
+        for flowed_at in self._flowed_at.values():
+            if now < flowed_at + RECENT_S < least:
+                least = flowed_at + RECENT_S
         overlaps_s = set()
         for head in heads:
             if not self._hastier[head.bucket]:
