@@ -305,8 +305,7 @@ class ShaperMachine(RuleBasedStateMachine):
             assert 1 <= backend.spec.max_concurrency <= self.slots[name]
             queued = [w for w in self.shaper.waiting() if w.backend == name]
             assert backend.queued == len(queued) == sum(map(len, backend.queues.values()))
-            cold = sum(queue.cold for queue in backend.queues.values())
-            assert cold == sum(w.cold for w in queued)
+            assert sum(w.cold for w in queued) == sum(q.cold for q in backend.queues.values())
             assert backend.queued_s == pytest.approx(sum(w.work_s for w in queued))
             assert set(backend.prefills) <= set(mine)
             assert set(backend.prefills) >= {
