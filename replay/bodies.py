@@ -184,6 +184,7 @@ class PreparedQueue:
     def __init__(self, most: int = MAX_AHEAD, most_bytes: int = MAX_AHEAD_BYTES) -> None:
         self._items: deque[PreparedRequest] = deque()
         self._most = most
+        self._refill_at = max(0, most - ROWS_A_TURN)
         self._most_bytes = most_bytes
         self._bytes = 0
         self._closed = False
@@ -192,14 +193,16 @@ class PreparedQueue:
         self._filled = asyncio.Event()
 
     async def put(self, item: PreparedRequest) -> None:
-        """Add `item`; a full queue must first be half empty (one item always fits)."""
+        """Add `item`; a full queue must first have room for it and some more rows.
+
+        For few rows only: to render many in a row makes arrivals late by milliseconds.
+        """
         if self._items and (
             len(self._items) >= self._most or self._bytes + item.size > self._most_bytes
         ):
             self._filled.set()
             while self._items and (
-                len(self._items) > self._most // 2
-                or self._bytes + item.size > self._most_bytes // 2
+                len(self._items) > self._refill_at or self._bytes + item.size > self._most_bytes
             ):
                 self._drained.clear()
                 await self._drained.wait()
@@ -222,7 +225,7 @@ class PreparedQueue:
             await self._added.wait()
         item = self._items.popleft()
         self._bytes -= item.size
-        if len(self._items) <= self._most // 2 and self._bytes <= self._most_bytes // 2:
+        if len(self._items) <= self._refill_at:
             self._drained.set()
         return item
 

@@ -16,6 +16,7 @@ from forebay.replay.clock import Clock
 from forebay.replay.exchange import ClientExchange, ProgressWatch
 from forebay.replay.pacer import Pacer
 from forebay.replay.recorder import Recorder
+from forebay.replay.spare_time import SpareTime
 from forebay.replay.target import Target
 
 
@@ -25,6 +26,7 @@ class Dispatch:
     Attributes:
         sent: number of requests sent; always the first ones of the schedule.
         idle: set while no request is in flight.
+        spare: turns in which nothing is due.
         on_end: called with the index of each request that has ended.
     """
 
@@ -46,6 +48,7 @@ class Dispatch:
         self.idle = asyncio.Event()
         self.idle.set()
         self.clock = clock
+        self.spare = SpareTime(clock)
         self._client = client
         self._recorder = recorder
         self._prepared = prepared
@@ -64,7 +67,7 @@ class Dispatch:
 
     async def open_loop(self, times_s: Sequence[float]) -> None:
         """Send every request at its time."""
-        async with Pacer(self.clock) as pacer:
+        async with Pacer(self.clock, self.spare) as pacer:
             while (job := await self._prepared.get()) is not None:
                 due_s = times_s[job.index]
                 await pacer.until(due_s)
@@ -93,7 +96,7 @@ class Dispatch:
         If this client was busy when a request was due, or no body was ready, that is lag of the
         client. Requests whose slots were always free are due at once.
         """
-        async with Pacer(self.clock) as pacer:
+        async with Pacer(self.clock, self.spare) as pacer:
             while True:
                 await self._free_slot()
                 due_s = self.clock.now()

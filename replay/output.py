@@ -13,6 +13,7 @@ anything is sent, and a run that fails leaves the old one unchanged.
 
 import asyncio
 import os
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
@@ -127,6 +128,10 @@ class RunFolder:
         return self.path / f"{name}.partial"
 
 
+async def _turn() -> None:
+    await asyncio.sleep(0)
+
+
 class TableWriter:
     """Writes `requests.parquet` in row groups; rows stay in memory until a group is full."""
 
@@ -149,8 +154,8 @@ class TableWriter:
     def add(self, row: Row) -> None:
         self._rows.append(_VALUES(row))
 
-    async def write_full_groups(self) -> None:
-        """Write all full row groups, with a turn of the event loop between columns.
+    async def write_full_groups(self, turn: Callable[[], Awaitable[None]] = _turn) -> None:
+        """Write all full row groups, with a turn of the event loop before each column.
 
         Rows stay in memory until their group is written. So a cancellation loses none, and `close`
         writes them.
@@ -159,10 +164,9 @@ class TableWriter:
             rows = self._rows[:GROUP_ROWS]
             columns = []
             for values, field in zip(zip(*rows, strict=True), self._schema, strict=True):
+                await turn()
                 columns.append(self._arrow.array(values, type=field.type))
-                await asyncio.sleep(0)
             await self._write_beside(columns)
-            await asyncio.sleep(0)
 
     async def _write_beside(self, columns: list[Any]) -> None:
         """Write the first row group in a thread: it takes 2 ms, in which nothing could be sent."""

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from forebay.replay.clock import Clock
+from forebay.replay.spare_time import SpareTime
 
 _CLOCK_MONOTONIC = 1
 _TFD_NONBLOCK = os.O_NONBLOCK if hasattr(os, "O_NONBLOCK") else 0
@@ -33,10 +34,14 @@ class _Timer(ctypes.Structure):
 
 
 class Pacer:
-    """Lets one caller at a time wait; use it in `async with`, which closes the descriptor."""
+    """Lets one caller at a time wait; use it in `async with`, which closes the descriptor.
 
-    def __init__(self, clock: Clock) -> None:
+    While it waits, `spare` can give turns to other work.
+    """
+
+    def __init__(self, clock: Clock, spare: SpareTime) -> None:
         self._clock = clock
+        self._spare = spare
         self._loop = asyncio.get_running_loop()
         self._descriptor: int | None = None
         self._libc: Any = None
@@ -75,12 +80,14 @@ class Pacer:
         """
         self._woken, waited = False, False
         while (left := at_s - self._clock.now()) > _CLOSE_ENOUGH_S:
+            self._spare.wait(at_s, left)
             self._fired = self._loop.create_future()
             timer = self._set(at_s, left)
             try:
                 await self._fired
             finally:
                 self._fired = None
+                self._spare.end()
                 if timer is not None:
                     timer.cancel()
             if self._woken:
@@ -89,6 +96,7 @@ class Pacer:
         self._in_a_row = 0 if waited else self._in_a_row + 1
         if self._in_a_row == MOST_IN_A_ROW:
             self._in_a_row = 0
+            self._spare.give()
             await asyncio.sleep(0)
         return True
 

@@ -21,6 +21,7 @@ from forebay.replay.exchange import ClientExchange
 from forebay.replay.measure import Latency, measure
 from forebay.replay.output import TableWriter
 from forebay.replay.record import Row, never_sent_row, row_of
+from forebay.replay.spare_time import SpareTime
 from forebay.replay.summary import METRICS, RunTotals
 from forebay.traces.buckets import LengthBucket, bucket_of
 from forebay.traces.schema import TraceRequest
@@ -32,9 +33,8 @@ OF_ROW = {
     for metric in ("ttft_response", "ttft_service", "e2e_response", "e2e_service", "tpot", "stall")
 }
 LIVE_COUNTS = ("sent", "done", "rejected", "failed", "unread")
-LOGGED_TOGETHER = 32
+LOGGED_TOGETHER = 32  # more would be more for the garbage collector to search
 RECORDED_TOGETHER = 4  # in a fifth of a millisecond, which delays no arrival by more
-RECORD_EVERY_S = 0.125  # of the run: the garbage collector searches all that is not recorded yet
 BEYOND = "other"  # bucket of a request that is longer than every bucket
 
 
@@ -58,7 +58,11 @@ class Live:
 
 
 class Recorder:
-    """Records the requests of one run."""
+    """Records the requests of one run.
+
+    Attributes:
+        many: set when so many requests have ended that they should be recorded.
+    """
 
     def __init__(
         self,
@@ -69,6 +73,7 @@ class Recorder:
         answers: BinaryIO | None = None,
     ) -> None:
         self.live = Live()
+        self.many = asyncio.Event()
         self._answers = answers
         self.totals = totals
         self.log = log
@@ -84,6 +89,8 @@ class Recorder:
         """Take one request that was sent and has ended, whatever its outcome."""
         self._ended.append((request, exchange))
         self.live.unread += 1
+        if len(self._ended) == LOGGED_TOGETHER:
+            self.many.set()
 
     def never_sent(self, request: TraceRequest, intended_s: float | None) -> None:
         self._record_all()
@@ -91,17 +98,17 @@ class Recorder:
         self._table.add(row)
         self.totals.add(row)
 
-    async def flush(self, now_s: float) -> None:
+    async def flush(self, now_s: float, spare: SpareTime) -> None:
         """Write the interval that ends now, in small steps between which requests can be sent.
 
         A cancellation at any step loses nothing, and nothing is written twice.
         """
-        await _in_turns(chain(self._record_steps(), self.log.flush_steps(now_s)))
-        await self._table.write_full_groups()
+        await _in_turns(chain(self._record_steps(), self.log.flush_steps(now_s)), spare)
+        await self._table.write_full_groups(spare.turn)
 
-    async def catch_up(self) -> None:
+    async def catch_up(self, spare: SpareTime) -> None:
         """Record what has ended so far, in small steps as `flush` does."""
-        await _in_turns(self._record_steps())
+        await _in_turns(self._record_steps(), spare)
 
     def close(self, now_s: float) -> None:
         """Record what has ended since the last flush, and close the log."""
@@ -118,6 +125,7 @@ class Recorder:
     def _record_steps(self) -> Iterator[None]:
         """Record the requests that have ended by the first step."""
         ended, self._ended = self._ended, []
+        self.many.clear()
         firsts_s = array("d")
         for start in range(0, len(ended), LOGGED_TOGETHER):
             some: list[tuple[Row, Latency]] = []
@@ -186,10 +194,11 @@ class Recorder:
             log.record(tags["itl"], gap_s, tokens)
 
 
-async def _in_turns(steps: Iterator[None]) -> None:
+async def _in_turns(steps: Iterator[None], spare: SpareTime) -> None:
     try:
+        await spare.turn()
         for _ in steps:
-            await asyncio.sleep(0)
+            await spare.turn()
     finally:
         # The end of the run cancels this task, and nothing else has what a step was about to write:
         # write the rest of it now. No request is left to send that this could delay.
@@ -206,16 +215,16 @@ def interval_s(scale: float) -> float:
     return max(1.0, LEAST_FLUSH_WALL_S * scale)
 
 
-async def flush_every_interval(recorder: Recorder, clock: Clock) -> None:
+async def flush_every_interval(recorder: Recorder, clock: Clock, spare: SpareTime) -> None:
     """Flush once an interval until cancelled."""
     every_s = interval_s(clock.scale)
     due_s = every_s
     while True:
-        now_s = clock.now()
-        wake_s = min(now_s + RECORD_EVERY_S * clock.scale, due_s)
-        await clock.sleep(wake_s - now_s)
-        if wake_s < due_s:
-            await recorder.catch_up()
-        else:
-            await recorder.flush(clock.now())
+        left_s = clock.wall(due_s - clock.now())
+        try:
+            async with asyncio.timeout(max(0.0, left_s)):
+                await recorder.many.wait()
+            await recorder.catch_up(spare)
+        except TimeoutError:
+            await recorder.flush(clock.now(), spare)
             due_s += every_s

@@ -233,7 +233,9 @@ async def _run_here(
                 clock.restart()
             if plan.part is not None:
                 await plan.part.start(clock)
-            background.append(tasks.create_task(flush_every_interval(recorder, clock)))
+            background.append(
+                tasks.create_task(flush_every_interval(recorder, clock, dispatch.spare))
+            )
             if plan.watch is not None:
                 shown = plan.watch(recorder.live, _count(plan), clock)
                 background.append(tasks.create_task(shown))

@@ -80,7 +80,7 @@ class SessionLoop:
         """Send every request; returns when none is left and none is under way."""
         rendering = asyncio.ensure_future(self._render())
         try:
-            async with Pacer(self._clock) as self._pacer:
+            async with Pacer(self._clock, self._dispatch.spare) as self._pacer:
                 while self._left():
                     if not self._due or self._due[0][0] >= self._until_s:
                         self._changed.clear()

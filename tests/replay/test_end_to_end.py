@@ -16,6 +16,7 @@ from forebay.replay.pacer import Pacer
 from forebay.replay.runner import Summary, replay
 from forebay.replay.schedule import Arrivals
 from forebay.replay.sim.clock import run
+from forebay.replay.spare_time import SpareTime
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 from forebay.traces.text import prompt_text
@@ -158,7 +159,7 @@ def test_pacing_never_drifts_and_is_never_early() -> None:
     async def main() -> list[float]:
         clock = Clock()
         late = []
-        async with Pacer(clock) as pacer:
+        async with Pacer(clock, SpareTime(clock)) as pacer:
             clock.restart()
             for number in range(200):
                 await pacer.until(number / 2000)

@@ -13,10 +13,12 @@ from replay_server import Server, answer, rows, run_one, table
 
 from forebay.proxy.telemetry.hlog import HlogWriter, IntervalLog, read_hlog
 from forebay.replay import output
+from forebay.replay.clock import Clock
 from forebay.replay.exchange import ClientExchange
 from forebay.replay.output import RunFolder
 from forebay.replay.recorder import Recorder
 from forebay.replay.sim.clock import run
+from forebay.replay.spare_time import SpareTime
 from forebay.replay.summary import RunTotals
 from forebay.traces.buckets import DEFAULT_BUCKETS
 from forebay.traces.errors import InputError
@@ -54,7 +56,7 @@ def test_a_flush_cancelled_at_any_turn_loses_and_doubles_nothing(
         recorder = Recorder(log, folder.table, RunTotals(["chat", "document"], ()), DEFAULT_BUCKETS)
         for number in range(requests):
             recorder.finished(*answered(number))
-        flushing = asyncio.create_task(recorder.flush(1.0))
+        flushing = asyncio.create_task(recorder.flush(1.0, SpareTime(Clock())))
         for _ in range(turns):
             await asyncio.sleep(0)
         over = flushing.done()
