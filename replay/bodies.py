@@ -15,6 +15,7 @@ from typing import Any
 
 import orjson
 
+from forebay.replay.spare_time import SpareTime
 from forebay.traces.schema import TraceRequest
 from forebay.traces.text import block_text, prompt_text, run_text, texts_made
 
@@ -24,6 +25,7 @@ SLICE_TOKENS = 4096
 JOINED_BYTES = 32 << 10  # a smaller body is one piece
 ROWS_A_TURN = 4
 MAX_AHEAD = 512
+REFILL = 128  # rows made together: the renderer is slow where it makes few
 MAX_AHEAD_BYTES = 64 << 20
 # Members of a body that the replay sets itself; the trace's `parameters` cannot change them.
 _OWN = frozenset(
@@ -184,7 +186,7 @@ class PreparedQueue:
     def __init__(self, most: int = MAX_AHEAD, most_bytes: int = MAX_AHEAD_BYTES) -> None:
         self._items: deque[PreparedRequest] = deque()
         self._most = most
-        self._refill_at = max(0, most - ROWS_A_TURN)
+        self._refill_at = max(0, most - REFILL)
         self._most_bytes = most_bytes
         self._bytes = 0
         self._closed = False
@@ -193,10 +195,7 @@ class PreparedQueue:
         self._filled = asyncio.Event()
 
     async def put(self, item: PreparedRequest) -> None:
-        """Add `item`; a full queue must first have room for it and some more rows.
-
-        For few rows only: to render many in a row makes arrivals late by milliseconds.
-        """
+        """Add `item`; a full queue must first have room for `REFILL` (one item always fits)."""
         if self._items and (
             len(self._items) >= self._most or self._bytes + item.size > self._most_bytes
         ):
@@ -229,13 +228,22 @@ class PreparedQueue:
             self._drained.set()
         return item
 
+    @property
+    def plenty(self) -> bool:
+        """Rendering need not be quick."""
+        return len(self._items) > self._most // 4
+
     async def wait_filled(self) -> None:
         """Wait until the queue was full once, or holds all requests."""
         await self._filled.wait()
 
 
 async def render(
-    requests: Iterator[TraceRequest], count: int, prepared: PreparedQueue, style: RequestStyle
+    requests: Iterator[TraceRequest],
+    count: int,
+    prepared: PreparedQueue,
+    style: RequestStyle,
+    spare: SpareTime,
 ) -> None:
     """Put the first `count` of `requests` into `prepared`; the loop gets turns between them."""
     try:
@@ -246,6 +254,6 @@ async def render(
             job = await prepare(index, request, style)
             await prepared.put(job)
             if index % ROWS_A_TURN == 0 or job.size > JOINED_BYTES:
-                await asyncio.sleep(0)
+                await (spare.turn() if prepared.plenty else asyncio.sleep(0))
     finally:
         prepared.close()

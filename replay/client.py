@@ -17,10 +17,15 @@ from forebay.replay.answer import AnswerReader
 from forebay.replay.clock import Clock
 from forebay.replay.connection import ConnectionPool, Route, route_to
 from forebay.replay.exchange import ClientExchange, ProgressWatch, WatchLine
+from forebay.replay.spare_time import SpareTime
 
 
 class Client:
-    """Sends the requests of a run; it keeps connections, and nothing else."""
+    """Sends the requests of a run; it keeps connections, and nothing else.
+
+    Attributes:
+        spare: turns for other work between reads.
+    """
 
     def __init__(
         self,
@@ -30,13 +35,14 @@ class Client:
         stall_timeout_s: float,
         api_key: str | None = None,
     ) -> None:
+        self.spare = SpareTime(clock)
         self._clock = clock
         self._headers = {"content-type": "application/json"}
         self._defaults = {"accept": "text/event-stream"}
         if api_key:
             self._defaults["authorization"] = f"Bearer {api_key}"
         self._default_lines = _lines(self._defaults)
-        self._pool = ConnectionPool(clock)
+        self._pool = ConnectionPool(clock, self.spare)
         self._line = WatchLine(clock, first_token_timeout_s, stall_timeout_s)
         self._connecting: set[asyncio.Task[None]] = set()
         self._session: aiohttp.ClientSession | None = None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, cast
 from yarl import URL
 
 from forebay.replay.clock import Clock
+from forebay.replay.spare_time import SpareTime
 
 if TYPE_CHECKING:
     from forebay.replay.answer import AnswerReader
@@ -50,6 +51,7 @@ class HttpConnection(asyncio.Protocol):
         self.freed_s = 0.0
         self._now = clock.now
         self._pool = pool
+        self._spare = pool.spare
         self._key = key
         self._transport: asyncio.Transport | None = None
         self._descriptor: int | None = None
@@ -103,7 +105,10 @@ class HttpConnection(asyncio.Protocol):
             self.abort()
             return
         unread = answer.unread
-        unread.append(self._now())
+        now_s = self._now()
+        if self._spare.wanted:
+            self._spare.offer(now_s)
+        unread.append(now_s)
         unread.append(data)
         if not self._in_chunks and len(unread) == 2 and not answer.head:
             head = self._pool.known_head
@@ -145,8 +150,9 @@ class ConnectionPool:
         known_head: of a stream in chunks, as some answer had it; another often has the same.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, spare: SpareTime) -> None:
         self.known_head = b""
+        self.spare = spare
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._idle: dict[tuple[str, int, bool], list[HttpConnection]] = {}

@@ -16,7 +16,6 @@ from forebay.replay.clock import Clock
 from forebay.replay.exchange import ClientExchange, ProgressWatch
 from forebay.replay.pacer import Pacer
 from forebay.replay.recorder import Recorder
-from forebay.replay.spare_time import SpareTime
 from forebay.replay.target import Target
 
 
@@ -48,7 +47,7 @@ class Dispatch:
         self.idle = asyncio.Event()
         self.idle.set()
         self.clock = clock
-        self.spare = SpareTime(clock)
+        self.spare = client.spare
         self._client = client
         self._recorder = recorder
         self._prepared = prepared

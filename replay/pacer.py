@@ -96,7 +96,7 @@ class Pacer:
         self._in_a_row = 0 if waited else self._in_a_row + 1
         if self._in_a_row == MOST_IN_A_ROW:
             self._in_a_row = 0
-            self._spare.give()
+            self._spare.give_all()
             await asyncio.sleep(0)
         return True
 

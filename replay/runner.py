@@ -204,11 +204,11 @@ async def _run_here(
     plan: _Plan, client: Client, clock: Clock, folder: RunFolder, totals: RunTotals, stop: Stop
 ) -> Measured:
     options, schedule = plan.options, plan.schedule
-    prepared = PreparedQueue()
+    prepared, spare = PreparedQueue(), client.spare
     async with asyncio.TaskGroup() as tasks:
         background: list[asyncio.Task[None]] = []
         if plan.agenda is None:
-            rendering = render(plan.source.requests(), schedule.count, prepared, plan.style)
+            rendering = render(plan.source.requests(), schedule.count, prepared, plan.style, spare)
             background.append(tasks.create_task(rendering))
             await prepared.wait_filled()
         with short_collections():
@@ -233,9 +233,7 @@ async def _run_here(
                 clock.restart()
             if plan.part is not None:
                 await plan.part.start(clock)
-            background.append(
-                tasks.create_task(flush_every_interval(recorder, clock, dispatch.spare))
-            )
+            background.append(tasks.create_task(flush_every_interval(recorder, clock, spare)))
             if plan.watch is not None:
                 shown = plan.watch(recorder.live, _count(plan), clock)
                 background.append(tasks.create_task(shown))

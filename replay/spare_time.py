@@ -1,53 +1,72 @@
 """Give work in the background turns of the event loop in which no arrival is due soon.
 
-Such work is done in steps of about a tenth of a millisecond, each of which asks for a turn. Steps
-are spread over the gaps between arrivals. A long row of them makes arrivals late even where it
-stops in time: a program that runs for milliseconds without a pause loses its processor to another.
+Such work is done in steps of about a tenth of a millisecond, each of which asks for a turn. Between
+arrivals that follow each other closely, a turn comes with a network read, as the process is awake
+then. It does not come at once after a request was sent: on a machine with few cores the server
+would begin to read it when the step is over.
 """
 
 import asyncio
 import math
+from collections import deque
 
 from forebay.replay.clock import Clock
 
-SOON_S = 0.000_15  # an arrival that is due within this time would be late by a step
-LONG_S = 0.005  # of a gap between arrivals: steps need not be spread
-MOST_S = 0.05  # no step waits longer, whatever is due
+SOON_S = 0.000_2  # an arrival that is due within this time would be late by a step
+SETTLED_S = 0.000_1  # by then the server has read what was sent
+LONG_S = 0.005  # of a gap that has room for many steps
+MOST_S = 0.001  # no step waits longer, whatever is due
 
 
 class SpareTime:
-    """The turns of one run, for one caller at a time; the pacer says when arrivals are due."""
+    """The turns of one run; the pacer says when arrivals are due.
+
+    Attributes:
+        wanted: the futures of those who wait for a turn.
+    """
 
     def __init__(self, clock: Clock) -> None:
+        self.wanted: deque[asyncio.Future[None]] = deque()
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._due_s = math.inf
-        self._turn: asyncio.Future[None] | None = None
+        self._from_s = self._until_s = math.inf  # turns may be given
 
     async def turn(self) -> None:
         """Return when the caller may take a step."""
-        if self._clock.wall(self._due_s - self._clock.now()) > LONG_S:
+        if self._until_s - self._clock.now() > LONG_S * self._clock.scale:
             await asyncio.sleep(0)
             return
-        self._turn = self._loop.create_future()
-        timer = self._loop.call_later(MOST_S, self.give)
+        turn = self._loop.create_future()
+        self.wanted.append(turn)
+        timer = self._loop.call_later(MOST_S, self._give)
         try:
-            await self._turn
+            await turn
         finally:
             timer.cancel()
 
     def wait(self, due_s: float, left_s: float) -> None:
-        """Nothing is due before second `due_s`, which is `left_s` from now."""
-        self._due_s = due_s
-        if self._clock.wall(left_s) > SOON_S:
-            self.give()
+        """Something was just sent, and nothing is due until second `due_s`, `left_s` from now."""
+        scale = self._clock.scale
+        self._from_s = due_s - left_s + SETTLED_S * scale
+        self._until_s = due_s - SOON_S * scale
 
     def end(self) -> None:
-        """The arrival is due, and nothing is known of the next one."""
-        self._due_s = math.inf
+        """Nothing is known of the next arrival."""
+        self._until_s = math.inf
 
-    def give(self) -> None:
-        """Let the caller take its step in the next turn of the loop."""
-        turn, self._turn = self._turn, None
-        if turn is not None and not turn.done():
-            turn.set_result(None)
+    def offer(self, now_s: float) -> None:
+        """Give a turn if nothing speaks against it."""
+        if self._from_s < now_s < self._until_s:
+            self._give()
+
+    def give_all(self) -> None:
+        """Let all callers take their steps in the next turn of the loop: there are no gaps."""
+        while self.wanted:
+            self._give()
+
+    def _give(self) -> None:
+        while self.wanted:
+            turn = self.wanted.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return

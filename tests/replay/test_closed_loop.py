@@ -14,6 +14,7 @@ from forebay.replay.dispatch import Dispatch
 from forebay.replay.exchange import ClientExchange
 from forebay.replay.schedule import Arrivals
 from forebay.replay.sim.clock import run
+from forebay.replay.spare_time import SpareTime
 from forebay.replay.target import parse_targets
 
 BODY_S = 0.05
@@ -66,7 +67,9 @@ def test_the_first_round_of_a_closed_loop_does_not_wait_for_itself() -> None:
             await window.put(PreparedRequest(at, request, [b"{}"], 2))
         window.close()
         clock: Any = SimpleNamespace(now=lambda: at_s, virtual=True)
-        client: Any = SimpleNamespace(begin=begin, watch=lambda _: object(), route=str)
+        client: Any = SimpleNamespace(
+            begin=begin, watch=lambda _: object(), route=str, spare=SpareTime(clock)
+        )
         recorder: Any = SimpleNamespace(finished=lambda *_: None, live=SimpleNamespace(sent=0))
         async with asyncio.TaskGroup() as tasks:
             dispatch = Dispatch(

@@ -188,7 +188,10 @@ def read_in_cuts(answer: bytes, cuts: list[int], quick: bool) -> tuple[ClientExc
     exchange = ClientExchange("x", 0.0)
     watch = cast(ProgressWatch, SimpleNamespace(finish=lambda: None))
     head = STREAM + b"transfer-encoding: chunked\r\n\r\n" if quick else b""
-    pool = cast(ConnectionPool, SimpleNamespace(put=lambda *_: None, known_head=head))
+    pool = cast(
+        ConnectionPool,
+        SimpleNamespace(put=lambda *_: None, known_head=head, spare=SimpleNamespace(wanted=())),
+    )
     transport = cast(
         asyncio.Transport,
         SimpleNamespace(
