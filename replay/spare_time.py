@@ -14,8 +14,9 @@ from forebay.replay.clock import Clock
 
 SOON_S = 0.000_2  # an arrival that is due within this time would be late by a step
 SETTLED_S = 0.000_1  # by then the server has read what was sent
-LONG_S = 0.005  # of a gap that has room for many steps
-MOST_S = 0.001  # no step waits longer, whatever is due
+LONG_S = 0.002  # left of a gap: room for many steps, which take half of the time in a row
+MOST_S = 0.001  # after this long a step is taken at the next read, whatever is due
+WITHOUT_READS_S = 0.02  # after this long it is taken even if nothing was read
 
 
 class SpareTime:
@@ -29,20 +30,22 @@ class SpareTime:
         self.wanted: deque[asyncio.Future[None]] = deque()
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._from_s = self._until_s = math.inf  # turns may be given
+        self._from_s, self._until_s = -math.inf, math.inf  # when turns may be given
+        self._latest_s = math.inf
+        self._timer: asyncio.TimerHandle | None = None
 
     async def turn(self) -> None:
         """Return when the caller may take a step."""
-        if self._until_s - self._clock.now() > LONG_S * self._clock.scale:
+        if self._from_s < self._clock.now() < self._until_s - LONG_S * self._clock.scale:
             await asyncio.sleep(0)
             return
+        if not self.wanted:
+            self._latest_s = self._clock.now() + MOST_S * self._clock.scale
         turn = self._loop.create_future()
         self.wanted.append(turn)
-        timer = self._loop.call_later(MOST_S, self._give)
-        try:
-            await turn
-        finally:
-            timer.cancel()
+        if self._timer is None:  # one for all: to make one takes longer than a turn
+            self._timer = self._loop.call_later(WITHOUT_READS_S, self._ring)
+        await turn
 
     def wait(self, due_s: float, left_s: float) -> None:
         """Something was just sent, and nothing is due until second `due_s`, `left_s` from now."""
@@ -56,13 +59,17 @@ class SpareTime:
 
     def offer(self, now_s: float) -> None:
         """Give a turn if nothing speaks against it."""
-        if self._from_s < now_s < self._until_s:
+        if self._from_s < now_s < self._until_s or now_s > self._latest_s:
             self._give()
 
     def give_all(self) -> None:
         """Let all callers take their steps in the next turn of the loop: there are no gaps."""
         while self.wanted:
             self._give()
+
+    def _ring(self) -> None:
+        self._timer = None
+        self.give_all()
 
     def _give(self) -> None:
         while self.wanted:
