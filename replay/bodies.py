@@ -195,13 +195,14 @@ class PreparedQueue:
         self._filled = asyncio.Event()
 
     async def put(self, item: PreparedRequest) -> None:
-        """Add `item`; a full queue must first have room for `REFILL` (one item always fits)."""
+        """Add `item`; a full queue must first have room for many (one item always fits)."""
         if self._items and (
             len(self._items) >= self._most or self._bytes + item.size > self._most_bytes
         ):
             self._filled.set()
             while self._items and (
-                len(self._items) > self._refill_at or self._bytes + item.size > self._most_bytes
+                len(self._items) > self._refill_at
+                or self._bytes + item.size > self._most_bytes // 2
             ):
                 self._drained.clear()
                 await self._drained.wait()
@@ -224,14 +225,14 @@ class PreparedQueue:
             await self._added.wait()
         item = self._items.popleft()
         self._bytes -= item.size
-        if len(self._items) <= self._refill_at:
+        if len(self._items) <= self._refill_at and self._bytes <= self._most_bytes // 2:
             self._drained.set()
         return item
 
     @property
     def plenty(self) -> bool:
         """Rendering need not be quick."""
-        return len(self._items) > self._most // 4
+        return len(self._items) > self._most // 4 or self._bytes > self._most_bytes // 4
 
     async def wait_filled(self) -> None:
         """Wait until the queue was full once, or holds all requests."""
