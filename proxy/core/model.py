@@ -19,8 +19,9 @@ may fill a queue, and one request an engine."""
 SLACK: Final = 0.1
 """The share of a whole that changes nothing: scores of two backends that differ by so much of a
 cold prefill are equal, a piece of a split prompt may be so much longer if that saves one, so many
-untranslated blocks of a prompt are left as they are, and a resource so much below its limit is
-calm. Doubled: load is balanced at the cost of longer waits."""
+untranslated blocks of a prompt are left as they are, more urgent work that takes so little of an
+engine leaves the order as it is, and a resource so much below its limit is calm. Doubled: load is
+balanced at the cost of longer waits."""
 FULL: Final = 0.95
 """The share of a resource that can be used. Above it an engine preempts requests or lets them wait
 for KV cache, and a request behind more urgent ones would be predicted to wait for ever. It has no
