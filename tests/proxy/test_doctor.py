@@ -50,6 +50,9 @@ async def chats(on: Stage, count: int = 60) -> None:
 
 
 async def documents_beside_chats(on: Stage) -> None:
+    # From the second chat on, documents leave room for them.
+    forecast = on.proxy.driver.shaper._dispatcher.forecast
+    forecast.long_prefills.arrived("chat", asyncio.get_running_loop().time())
     documents = [asyncio.create_task(ask(on, 60_000, i)) for i in range(6)]
     for number in range(60):
         await ask(on, 300, 100 + number)

@@ -36,7 +36,14 @@ def pieces(backend: RawBackend) -> list[str]:
     return [p for call in backend.calls if (p := piece_of(call)) is not None]
 
 
+def note_a_chat(on: Stage) -> None:
+    """A chat has arrived, of which no backend knows; from the second one on, chats flow."""
+    forecast = on.proxy.driver.shaper._dispatcher.forecast
+    forecast.long_prefills.arrived("chat", asyncio.get_running_loop().time())
+
+
 async def chats_flow(on: Stage) -> None:
+    note_a_chat(on)
     async with on.post({"prompt": "hi", "max_tokens": 3}) as response:
         assert response.status == 200
 
@@ -91,6 +98,7 @@ def test_what_is_its_own_is_no_hit(others: int) -> None:
         await call.send(answer(200, json.dumps({**json.loads(WHOLE), "usage": usage}).encode()))
 
     async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        note_a_chat(on)
         async with on.post({"prompt": "", "max_tokens": 3}) as response:
             assert response.status == 200
         await ask(on, {**LONG, "stream": False})
