@@ -33,7 +33,7 @@ OF_ROW = {
     for metric in ("ttft_response", "ttft_service", "e2e_response", "e2e_service", "tpot", "stall")
 }
 LIVE_COUNTS = ("sent", "done", "rejected", "failed", "unread")
-LOGGED_TOGETHER = 64  # more would be more for the garbage collector to search
+LOGGED_TOGETHER = 64  # the garbage collector searches all that is not recorded yet
 RECORDED_TOGETHER = 4  # in a fifth of a millisecond, which delays no arrival by more
 BEYOND = "other"  # bucket of a request that is longer than every bucket
 

@@ -23,7 +23,7 @@ class SpareTime:
     """The turns of one run; the pacer says when arrivals are due.
 
     Attributes:
-        wanted: the futures of those who wait for a turn.
+        wanted: the futures of callers that wait for a turn.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -48,17 +48,17 @@ class SpareTime:
         await turn
 
     def wait(self, due_s: float, left_s: float) -> None:
-        """Something was just sent, and nothing is due until second `due_s`, `left_s` from now."""
+        """Note that a request was just sent; the next is due at second `due_s`, in `left_s`."""
         scale = self._clock.scale
         self._from_s = due_s - left_s + SETTLED_S * scale
         self._until_s = due_s - SOON_S * scale
 
     def end(self) -> None:
-        """Nothing is known of the next arrival."""
+        """Note that the time of the next arrival is unknown."""
         self._until_s = math.inf
 
     def offer(self, now_s: float) -> None:
-        """Give a turn if nothing speaks against it."""
+        """Give a turn, unless an arrival is due soon or a request was sent just now."""
         if self._from_s < now_s < self._until_s or now_s > self._latest_s:
             self._give()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from proxy_stage import RawBackend, Stage, stage
+from proxy_stage import RawBackend, Stage, note_a_chat, stage
 
 from forebay.proxy.cli import main
 from forebay.proxy.diagnose import doctor_cli
@@ -50,9 +50,7 @@ async def chats(on: Stage, count: int = 60) -> None:
 
 
 async def documents_beside_chats(on: Stage) -> None:
-    # From the second chat on, documents leave room for them.
-    forecast = on.proxy.driver.shaper._dispatcher.forecast
-    forecast.long_prefills.arrived("chat", asyncio.get_running_loop().time())
+    note_a_chat(on)
     documents = [asyncio.create_task(ask(on, 60_000, i)) for i in range(6)]
     for number in range(60):
         await ask(on, 300, 100 + number)

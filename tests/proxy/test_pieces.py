@@ -16,6 +16,7 @@ from proxy_stage import (
     answer,
     by_request,
     error_of,
+    note_a_chat,
     on_stage,
     settle,
     until,
@@ -34,12 +35,6 @@ def piece_of(call: Call) -> str | None:
 
 def pieces(backend: RawBackend) -> list[str]:
     return [p for call in backend.calls if (p := piece_of(call)) is not None]
-
-
-def note_a_chat(on: Stage) -> None:
-    """A chat has arrived, of which no backend knows; from the second one on, chats flow."""
-    forecast = on.proxy.driver.shaper._dispatcher.forecast
-    forecast.long_prefills.arrived("chat", asyncio.get_running_loop().time())
 
 
 async def chats_flow(on: Stage) -> None:

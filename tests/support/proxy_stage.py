@@ -239,6 +239,12 @@ async def stage(
         yield Stage(proxy, client, said)
 
 
+def note_a_chat(on: Stage) -> None:
+    """A chat has arrived, of which no backend knows; from the second one on, chats flow."""
+    forecast = on.proxy.driver.shaper._dispatcher.forecast
+    forecast.long_prefills.arrived("chat", asyncio.get_running_loop().time())
+
+
 async def settle() -> None:
     """Let everything that is ready run."""
     for _ in range(30):

@@ -24,7 +24,8 @@
  7. forecast.py: how long would a request wait on each backend?
     Constants: SURE of admission.py; in model.py MAJORITY.
     Worth: KV wait, 0.4 instead of 4 % rejected after queueing; margins, 18 % of documents' p99 in
-    overload; waiting hits that need no KV cache, a third of the load of popular documents.
+    overload; waiting hits that need no KV cache, a third of the load of popular
+    documents with vLLM's flag.
  8. precedence.py: which work goes before a request?
     Constants: in learn/cost.py FULL_STEP_TOKENS; in model.py FULL, SLACK.
     Worth: arrivals that overtake 0.5 points; work beside chunks 1.3 points.

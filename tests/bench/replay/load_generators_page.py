@@ -48,9 +48,9 @@ NOTES = """## Notes
   them at 20 a second. The other tools make prompts of their own, and send 20 at 5 a second.
 - The error of an arrival is its distance from the schedule, as the server saw it, at the best
   common offset. Other tools do not tell their Poisson schedule, so they have no error there.
-- Forebay renders and records in the gaps between arrivals. Before it did, the p99 error of Poisson
-  arrivals was 0.76 ms at 200/s, 2.1 at 1,000/s and 2.8 at 3,000/s; now it is 0.28, 0.49 and 2.3
-  (lean client 0.22, 0.92, 0.41; medians of three interleaved runs, nothing else running). At
+- Forebay renders and records in the gaps between arrivals. The p99 error of Poisson arrivals
+  so fell from 0.76 to 0.28 ms at 200/s, from 2.1 to 0.49 at 1,000/s and from 2.8 to 2.3 at 3,000/s.
+  The lean client had 0.22, 0.92 and 0.41. These are medians of three interleaved quiet runs. At
   3,000/s the processor time of recording is what is left.
 - The other tools' arrivals at 500/s are of 2026-11-24, on another machine, so they have no ratio.
 - The lag-1 correlation of independent gaps is 0. Gaps of guidellm are repeated by its workers.
