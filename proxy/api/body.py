@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
-from forebay.proxy.api.block_hashes import LARGE_BYTES, BlockHashes, chain
+from forebay.proxy.api.block_hashes import LARGE_BYTES, BlockHashes, chain, identity
 from forebay.proxy.api.cache_salt import FIELD, CacheSalts, with_salt
 from forebay.proxy.api.large_json import (
     FaultyJson,
@@ -123,11 +123,12 @@ def read_fields(
         body = _fair_body(body, priority, hides_usage)
         quota_tokens = _quota_tokens(text, estimate, tokens, most_tokens)
     sequences = _sequences(fields, chat)
+    blocks = chain(prompt, block_bytes, salt)
     request = Request(
         id_,
         prompt_tokens=all_tokens,
         output_tokens=min(answer_tokens * sequences, MOST_OUTPUT_TOKENS),
-        blocks=chain(prompt, block_bytes, salt),
+        blocks=blocks,
         # Without media: prompts that share their first blocks may have other media.
         block_tokens=tokens * block_bytes / max(1, len(prompt)),
         timeout_s=_timeout_s(headers, sdk_timeout),
@@ -138,6 +139,7 @@ def read_fields(
         pure=pure,
         sequences=sequences,
         quota_tokens=quota_tokens,
+        identity=identity(prompt, block_bytes, blocks),
     )
     teaches = not (text.token_ids or text.media_tokens)
     return ParsedBody(

@@ -40,13 +40,29 @@ class Placement:
         option: the one that the route picked, on `backend`.
         starts: it may start there now; `sent_now`: and nothing of its bucket waits there.
         queued: requests of its bucket that wait already; -1 if it would not wait.
+        limits: its bucket, with the `max_wait` that holds for it.
         gives_way: the request that would leave the full queue for it.
     """
 
-    __slots__ = ("backend", "gives_way", "option", "options", "queued", "sent_now", "starts")
+    __slots__ = (
+        "backend",
+        "gives_way",
+        "limits",
+        "option",
+        "options",
+        "queued",
+        "sent_now",
+        "starts",
+    )
 
     def __init__(
-        self, options: list[Option], option: Option, backend: Backend, starts: bool, queued: int
+        self,
+        options: list[Option],
+        option: Option,
+        backend: Backend,
+        starts: bool,
+        queued: int,
+        limits: Bucket,
     ) -> None:
         self.options = options
         self.option = option
@@ -54,6 +70,7 @@ class Placement:
         self.starts = starts
         self.sent_now = False
         self.queued = queued
+        self.limits = limits
         self.gives_way: QueuedRequest | None = None
 
 
@@ -85,6 +102,7 @@ class NewRequests:
         if not options:
             return [dispatcher.reject(waiting, "no_backend_available", now)]
         place = self._place(waiting, bucket, options, now)
+        dispatcher.return_times.arrived(request, now)
         reason = self._decide(waiting, bucket, place, now)
         long_prefills = dispatcher.forecast.long_prefills
         long_prefills.decided(bucket.name, rejected=reason is not None)
@@ -124,7 +142,8 @@ class NewRequests:
             return
         place = self._place(waiting, bucket, options, now)
         reason = self._reason(waiting, bucket, place, now)
-        note_decision(receipt, request, bucket, options, place.option, place.queued, reason)
+        limits = place.limits
+        note_decision(receipt, request, bucket, limits, options, place.option, place.queued, reason)
         if reason is not None:
             return
         receipt.backend = place.option.backend
@@ -165,10 +184,11 @@ class NewRequests:
     ) -> Placement:
         """Route a new request."""
         dispatcher, request = self._dispatcher, waiting.request
+        limits = dispatcher.return_times.limits(bucket, request, now)
         hopeful = [
             o
             for o in options
-            if attainable(request, bucket, o) or self._dispatcher.backends[o.backend].idle
+            if attainable(request, limits, o) or self._dispatcher.backends[o.backend].idle
         ]
         if not hopeful:
             hopeful = dispatcher.forecast.idle_elsewhere(waiting, now)
@@ -180,7 +200,7 @@ class NewRequests:
         backend = self._dispatcher.backends[option.backend]
         starts = dispatcher.forecast.gate.may_start(backend, waiting, now)
         queued = -1 if starts else dispatcher.queues.count[bucket.name]
-        place = Placement(options, option, backend, starts, queued)
+        place = Placement(options, option, backend, starts, queued, limits)
         if queued >= bucket.max_queue and dispatcher.precedence.on:
             place.gives_way = gives_way(self._dispatcher.backends, waiting, bucket)
             place.queued -= place.gives_way is not None
@@ -201,15 +221,17 @@ class NewRequests:
         reason = self._reason(waiting, bucket, place, now)
         if dispatcher.recorder is not None:
             dispatcher.recorder.decided(
-                waiting, bucket, place.options, place.option, place.queued, reason, now
-            )
+                waiting, bucket, place.limits, place.options, place.option, place.queued, reason,
+                now,
+            )  # fmt: skip
         return reason
 
     def _reason(
         self, waiting: QueuedRequest, bucket: Bucket, place: Placement, now: float
     ) -> RejectReason | None:
         backend = place.backend
-        reason = self._admit(waiting.request, bucket, place.option, place.queued, backend.idle)
+        request, limits = waiting.request, place.limits
+        reason = self._admit(request, limits, place.option, place.queued, backend.idle)
         if reason is None and place.queued >= 0 and self._too_much(waiting, bucket, backend, now):
             return "queue_full"
         return reason
@@ -255,6 +277,8 @@ class NewRequests:
         wait_s = min(o.wait_s for o in place.options)
         engines = sum(b.up for b in self._dispatcher.backends.values())
         prefill_s = place.option.prefill_s
-        wait_s = self._dispatcher.return_times.book(bucket.name, wait_s, prefill_s, engines, now)
+        times = self._dispatcher.return_times
+        retry_after_s = whole_s(times.book(bucket.name, wait_s, prefill_s, engines, now))
+        times.told(request, retry_after_s, now)
         never = reason == "deadline_unattainable" and hopeless(request, place.options)
-        return Reject(request, reason, bucket.name, 0.0, whole_s(wait_s), never)
+        return Reject(request, reason, bucket.name, 0.0, retry_after_s, never)

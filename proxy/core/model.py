@@ -166,12 +166,14 @@ class Request(_Value):
         sequences: outputs that the engine generates side by side: n for each of its prompts.
         quota_tokens: what a quota is charged until the engine has counted the prompt; 0: the
             prompt tokens are no estimate.
+        identity: equal for equal prompts; 0: unknown.
     """
 
     __slots__ = (
         "block_tokens",
         "blocks",
         "id",
+        "identity",
         "output_tokens",
         "prompt_tokens",
         "pure",
@@ -199,6 +201,7 @@ class Request(_Value):
         pure: bool = True,
         sequences: int = 1,
         quota_tokens: int = 0,
+        identity: int = 0,
     ) -> None:
         self.id = id
         self.prompt_tokens = prompt_tokens
@@ -213,6 +216,7 @@ class Request(_Value):
         self.pure = pure
         self.sequences = sequences
         self.quota_tokens = quota_tokens
+        self.identity = identity
 
     @property
     def charged_tokens(self) -> int:

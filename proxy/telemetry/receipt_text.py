@@ -235,10 +235,12 @@ def _rejection(receipt: Receipt) -> str:
     match receipt.rule:
         case "max_wait":
             assert receipt.chosen is not None
+            shortened = limit + receipt.chosen.prefill_s < receipt.target_s
             return (
                 f"Rejected at once: predicted wait {_spoken(receipt.chosen.wait_s)}, "
                 f"{_spoken(value)} with the safety margin; "
-                f"the limit of bucket {bucket} is {_spoken(limit)}."
+                f"the limit of bucket {bucket} is {_spoken(limit)}"
+                + (" for new requests while rejected clients come back." if shortened else ".")
             )
         case "timeout":
             assert receipt.chosen is not None

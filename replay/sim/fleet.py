@@ -87,16 +87,18 @@ class SimOutcome:
 def proxy_request(row: TraceRequest, timeout_s: float = inf) -> ProxyRequest:
     """Convert `row` to what the proxy would see: full blocks of the trace are prefix blocks."""
     full = row.input_tokens // row.block_tokens
+    blocks = row.blocks or ()
     return ProxyRequest(
         row.id,
         row.input_tokens,
         row.output_tokens,
-        (row.blocks or ())[:full],
+        blocks[:full],
         row.block_tokens,
         timeout_s,
         True,
         row.tenant or "",
         row.service_class or "standard",  # type: ignore[arg-type]  # one of the three
+        identity=hash((blocks[-1], row.input_tokens)) if blocks else 0,
     )
 
 

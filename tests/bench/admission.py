@@ -18,11 +18,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from overload import (
     CHAT_S,
     DOCUMENT_S,
-    Played,
     capacity,
     chat,
     come_back,
     curve,
+    is_back,
     light_beside_heavy,
     mean,
     mix,
@@ -30,7 +30,6 @@ from overload import (
     poisson,
     shares,
     step,
-    target_s,
 )
 
 from forebay.replay.engine.config import EngineConfig
@@ -156,10 +155,9 @@ def uninterrupted(seconds: float, seed: int, step: int = 2_048) -> float:
 
 
 def honesty(seeds: range, seconds: float) -> Iterator[Line]:
-    """How many of a tenth that comes back once are taken; also of those before the load ends.
+    """Whether clients that come back at their Retry-After are taken, and what that costs others.
 
-    No hint can know who else will come. A request that comes back much later is a new one like any
-    other, so the share of new requests of its length that are admitted says what can be reached.
+    A tenth that comes back once, and everybody, twice at most, as openai-python does.
     """
     rate = capacity(mix)
     spike = [(10.0, 0.5 * rate), (20.0, 5 * rate), (80.0, 0.5 * rate)]
@@ -170,35 +168,24 @@ def honesty(seeds: range, seconds: float) -> Iterator[Line]:
     }
     for name, (pieces, end) in loads.items():
         traces = [poisson(mix, pieces, seed) for seed in seeds]
-        first = [play(trace) for trace in traces]
-        back = [
-            come_back(trace, seed, first=one)
-            for trace, seed, one in zip(traces, seeds, first, strict=True)
-        ]
-        during = [o for one in back for o in one.between(0.0, end).outcomes]
-        alike = {s: admitted_of(first, s, end) for s in {target_s(o) for o in during}}
-        yield (
-            f"came back at Retry-After and were taken, {name}",
-            ">= 80 % (goal 9)",
-            spread((taken(one.outcomes) for one in back if one.outcomes), ".0%")
-            + f"; of {len(during)} before its end {taken(during):.0%}"
-            + (f", of new ones like them {mean(alike[target_s(o)] for o in during):.0%}"
-               if during else ""),
-        )  # fmt: skip
+        for who, share, tries in (("a tenth, once", 0.1, 1), ("all, twice", 1.0, 2)):
+            played = [come_back(t, s, share, tries) for t, s in zip(traces, seeds, strict=True)]
+            back = [[o for o in one.outcomes if is_back(o)] for one in played]
+            during = [o for one in back for o in one if o.request.arrival_s < end]
+            first = [o for p in played for o in p.between(0.0, end).outcomes if not is_back(o)]
+            good_s = mean(p.between(0.0, end).good_s() for p in played) / end
+            yield (
+                f"came back at Retry-After ({who}) and were taken, {name}",
+                ">= 80 % (goal 9)",
+                spread((taken(one) for one in back if one), ".0%")
+                + f"; of {len(during)} before its end {taken(during):.0%}, of new ones "
+                f"{taken(first):.0%}; work in time {good_s:.2f} s/s, "
+                f"late {mean(p.late() for p in played):.1%}",
+            )
 
 
 def taken(outcomes: Sequence[SimOutcome]) -> float:
     return sum(o.served is not None for o in outcomes) / max(1, len(outcomes))
-
-
-def admitted_of(played: Iterable[Played], wait_s: float, end: float) -> float:
-    """The share of the bucket's requests that were admitted, from its first rejection to `end`."""
-    new: list[SimOutcome] = []
-    for one in played:
-        of_bucket = [o for o in one.between(0.0, end).outcomes if target_s(o) == wait_s]
-        rejected = [number for number, o in enumerate(of_bucket) if o.reject]
-        new += of_bucket[rejected[0] + 1 :] if rejected else []
-    return taken(new)
 
 
 PARTS: dict[str, Callable[[range, float], Iterator[Line]]] = {

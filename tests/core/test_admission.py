@@ -18,6 +18,7 @@ from forebay.proxy.core.model import (
     ServiceClass,
     Tenant,
 )
+from forebay.proxy.core.policy.admission import PLACES_MOST, ReturnTimes
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.kv_budget import OutputLengths
 from forebay.proxy.core.state.queue import BucketQueue, DueQueue, QueuedRequest
@@ -26,6 +27,79 @@ from forebay.proxy.core.state.tenants import LATELY_S, Fairness, Quotas
 
 CHAT = Bucket("chat", 5_000, max_queue=64, max_wait_s=2.0)
 DOCUMENT = Bucket("document", 131_072, max_queue=64, max_wait_s=30.0)
+
+
+class TestReturnTimes:
+    def times(self) -> ReturnTimes:
+        return ReturnTimes({CHAT.name: CHAT, DOCUMENT.name: DOCUMENT})
+
+    def one(self, number: int, tenant: str = "") -> Request:
+        return Request(str(number), 1_000, identity=number, tenant=tenant)
+
+    def test_new_requests_leave_a_fifth_of_the_wait_once_a_client_has_come_back(self) -> None:
+        times = self.times()
+        times.told(self.one(1), 5.0, 0.0)
+        assert times.limits(CHAT, self.one(2), 1.0) == CHAT
+        times.arrived(self.one(1), 5.0)
+        assert times.limits(CHAT, self.one(2), 5.0).max_wait_s == 0.8 * CHAT.max_wait_s
+        assert times.limits(CHAT, self.one(2), 65.0) == CHAT  # nobody came back for a minute
+
+    @pytest.mark.parametrize(
+        ("at", "tenant", "known"),
+        [
+            (4.9, "a", False),
+            (5.0, "a", True),
+            (64.9, "a", True),
+            (65.0, "a", False),
+            (5.0, "b", False),
+        ],
+    )
+    def test_only_at_the_time_told_and_of_the_same_tenant(
+        self, at: float, tenant: str, known: bool
+    ) -> None:
+        times = self.times()
+        times.told(self.one(9), at, 0.0)
+        times.arrived(self.one(9), at)  # places are kept from now on
+        times.told(self.one(1, "a"), 5.0, 0.0)
+        assert times.is_back(self.one(1, tenant), at) == known
+        assert (times.limits(CHAT, self.one(1, tenant), at) == CHAT) == known
+
+    def test_a_place_is_used_once(self) -> None:
+        times = self.times()
+        times.told(self.one(1), 5.0, 0.0)
+        times.arrived(self.one(1), 5.0)
+        assert not times.is_back(self.one(1), 5.0)
+
+    def test_a_prompt_that_cannot_be_told_from_others_keeps_no_place(self) -> None:
+        times, short = self.times(), Request("short", 100)
+        times.told(short, 1.0, 0.0)
+        assert not times.is_back(short, 1.0)
+
+    def test_places_are_bounded_and_the_oldest_go_first(self) -> None:
+        times = self.times()
+        for number in range(1, PLACES_MOST + 3):
+            times.told(self.one(number), 1.0, 0.0)
+        assert [times.is_back(self.one(n), 1.0) for n in (1, 2, 3, PLACES_MOST + 2)] == [
+            False, False, True, True
+        ]  # fmt: skip
+        times.told(self.one(1), 1.0, 100.0)  # the others are all too old by now
+        assert len(times._told) == 1
+
+    def test_who_comes_back_is_admitted_where_a_new_request_is_not(self) -> None:
+        shaper = Shaper([BackendSpec("a", 64)], [CHAT, DOCUMENT])
+        shaper.backend_up("a", 0.0)
+        rejected = [
+            action
+            for number in range(1, 51)
+            for action in shaper.arrive(Request(str(number), 4_000, identity=number), 0.0)
+            if isinstance(action, Reject)
+        ]
+        again, new = (Request("x", 4_000, identity=n) for n in (rejected[0].request.identity, 99))
+        at = rejected[0].retry_after_s
+        assert shaper.preview(new, at).max_wait_s == CHAT.max_wait_s  # nobody came back so far
+        shaper.arrive(again, at)
+        limits = [shaper.preview(one, at).max_wait_s for one in (rejected[1].request, new)]
+        assert limits == [CHAT.max_wait_s, 0.8 * CHAT.max_wait_s]
 
 
 class TestQuotas:

@@ -17,6 +17,7 @@ from overload import (
     classed,
     come_back,
     curve,
+    is_back,
     light_beside_heavy,
     long_answer,
     merged,
@@ -139,6 +140,17 @@ def test_whoever_comes_back_when_told_is_taken_in() -> None:
     rate = capacity(mix)
     pieces = [(5.0, 0.5 * rate), (15.0, 4 * rate), (60.0, 0.5 * rate)]
     traces = [poisson(mix, pieces, seed) for seed in range(3)]
-    back = [o for seed, trace in enumerate(traces) for o in come_back(trace, seed).outcomes]
+    played = [come_back(trace, seed) for seed, trace in enumerate(traces)]
+    back = [o for one in played for o in one.outcomes if is_back(o)]
     assert len(back) > 30
     assert sum(o.served is not None for o in back) >= 0.8 * len(back)
+
+
+def test_while_overload_lasts_a_place_is_kept_for_those_who_come_back() -> None:
+    trace = poisson(mix, [(2 * SECONDS, 3 * capacity(mix))], seed=0)
+    played = come_back(trace, seed=0, share=0.2).between(0.0, 2 * SECONDS)
+    back = [o for o in played.outcomes if is_back(o)]
+    assert len(back) > 30
+    assert sum(o.served is not None for o in back) >= 0.8 * len(back)  # 0.4 without such a place
+    assert played.late() < 0.01
+    assert played.good_s() > 0.95 * play(trace).between(0.0, 2 * SECONDS).good_s()

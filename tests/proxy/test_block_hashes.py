@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from forebay.proxy.api import body as body_module
 from forebay.proxy.api import large_json
-from forebay.proxy.api.block_hashes import BlockHashes, chain
+from forebay.proxy.api.block_hashes import BlockHashes, chain, identity
 from forebay.proxy.api.body import ParsedBody, parse_any, read_fields
 from forebay.proxy.api.token_estimate import TokenEstimate
 
@@ -33,7 +33,12 @@ def test_any_pieces(pieces: list[bytes], salt: str | None) -> None:
     for piece in pieces:
         hashes += piece
     whole = b"".join(pieces)
-    assert (len(hashes), hashes.hashes()) == (len(whole), chain(whole, BLOCK_BYTES, salt))
+    chained = chain(whole, BLOCK_BYTES, salt)
+    assert (len(hashes), hashes.hashes()) == (len(whole), chained)
+    known = identity(whole, BLOCK_BYTES, chained)
+    assert identity(hashes, BLOCK_BYTES, chained) == known
+    other = whole + b"!"
+    assert identity(other, BLOCK_BYTES, chain(other, BLOCK_BYTES, salt)) != known
 
 
 def understood(fields: dict[str, Any]) -> ParsedBody:
@@ -68,7 +73,9 @@ def as_large(
 def test_a_large_body_is_read_as_a_small_one(
     fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert as_large(fields, monkeypatch) == understood(fields)
+    large, small = as_large(fields, monkeypatch), understood(fields)
+    assert large == small
+    assert large.request.identity == small.request.identity != 0
 
 
 @pytest.mark.parametrize("part", [IMAGE, UNKNOWN])

@@ -5,13 +5,14 @@ complete when everything is there at once.
 """
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from bisect import insort
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, cast
 
 from forebay.proxy.config.schema import Config
-from forebay.proxy.core.model import ServiceClass, Tenant
+from forebay.proxy.core.model import Action, Reject, ServiceClass, Tenant
 from forebay.proxy.core.shaper import Shaper
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.capacity import capacity_per_s
@@ -187,15 +188,21 @@ def _in_time(outcome: SimOutcome) -> bool:
 
 
 def play(
-    trace: Sequence[TraceRequest],
+    trace: Iterable[TraceRequest],
     *,
+    record: Callable[[float, Action], None] | None = None,
     speeds: Sequence[float] = (1.0, 1.0),
     tenants: Sequence[Tenant] = (),
     bias: float = 1.0,
     config: Config | None = None,
     engine: EngineConfig = ENGINE,
 ) -> Played:
-    """The trace through the shaper; `bias`: how many times too high it starts to predict."""
+    """The trace through the shaper.
+
+    Args:
+        record: takes each decision and its time.
+        bias: how many times too high it starts to predict.
+    """
     names = [f"gpu{number}" for number in range(len(speeds))]
     scenario = Scenario(engine=engine, proxy=config or Config(), tenants=tuple(tenants))
     shaper = scenario.new_policy(names)
@@ -207,7 +214,7 @@ def play(
         name: scenario.new_engine() if speed == 1.0 else Slowed(SkippingEngine(engine), speed)
         for name, speed in zip(names, speeds, strict=True)
     }
-    fleet = Fleet(shaper, cast(Any, engines))  # what is compiled must not be subclassed
+    fleet = Fleet(shaper, cast(Any, engines), record)  # what is compiled must not be subclassed
     return Played(shaper, fleet.run(trace))
 
 
@@ -216,27 +223,42 @@ def classed(rows: Iterable[TraceRequest], service_class: ServiceClass) -> list[T
 
 
 def come_back(
-    trace: Sequence[TraceRequest], seed: int, share: float = 0.1, first: Played | None = None
+    trace: Sequence[TraceRequest], seed: int, share: float = 0.1, tries: int = 1
 ) -> Played:
-    """Play the trace; this share of the rejected requests come back once at their Retry-After.
+    """Play the trace; this share of the rejected clients come back, each time at its Retry-After.
 
     Args:
-        first: the trace as played before.
+        tries: how often a client comes back at most.
 
-    Returns those that came back.
+    Returns all requests; the id of one that comes back begins with `again-`.
     """
-    first = first or play(trace)
-    rng = random.Random(seed)
-    again = [
-        replace(o.request, id=f"again-{o.request.id}", arrival_s=o.request.arrival_s
-                + o.reject.queued_s + o.reject.retry_after_s)
-        for o in first.outcomes
-        if o.reject and rng.random() < share
-    ]  # fmt: skip
-    rows = sorted([*trace, *again], key=lambda row: row.arrival_s)
-    second = play(rows)
-    back = [o for o in second.outcomes if o.request.id.startswith("again-")]
-    return Played(second.shaper, back)
+    rng, back = random.Random(seed), list[TraceRequest]()
+    rows, tried = {row.id: row for row in trace}, dict[str, int]()
+
+    def rejected(now: float, action: Action) -> None:
+        if not isinstance(action, Reject):
+            return
+        row = rows[action.request.id]
+        if row.id not in tried:
+            tried[row.id] = 0 if rng.random() < share else tries
+        if tried[row.id] < tries:
+            again = replace(row, id=f"again-{row.id}", arrival_s=now + action.retry_after_s)
+            rows[again.id], tried[again.id] = again, tried[row.id] + 1
+            insort(back, again, key=lambda row: row.arrival_s)
+
+    def arrivals() -> Iterator[TraceRequest]:
+        for row in trace:
+            while back and back[0].arrival_s <= row.arrival_s:
+                yield back.pop(0)
+            yield row
+        while back:
+            yield back.pop(0)
+
+    return play(arrivals(), record=rejected)
+
+
+def is_back(outcome: SimOutcome) -> bool:
+    return outcome.request.id.startswith("again-")
 
 
 def mean(values: Iterable[float]) -> float:

@@ -57,6 +57,7 @@ class DecisionRecorder:
         self,
         waiting: QueuedRequest,
         bucket: Bucket,
+        limits: Bucket,
         options: Sequence[Option],
         option: Option,
         queued: int,
@@ -66,13 +67,14 @@ class DecisionRecorder:
         """Record the decision about a new request.
 
         Args:
+            limits: the bucket, with the `max_wait` that holds for it.
             option: the one that the route picked from `options`.
             queued: requests of its bucket that wait already; -1 if it would not wait.
             reason: None if it is admitted.
         """
         request = waiting.request
         receipt = self.receipts.open(request, bucket.name, now)
-        note_decision(receipt, request, bucket, options, option, queued, reason)
+        note_decision(receipt, request, bucket, limits, options, option, queued, reason)
         if reason is None:
             if self.hindsight.watches:
                 self.hindsight.admitted(request, bucket, options, queued)
@@ -236,6 +238,7 @@ def note_decision(
     receipt: Receipt,
     request: Request,
     bucket: Bucket,
+    limits: Bucket,
     options: Sequence[Option],
     option: Option,
     queued: int,
@@ -245,11 +248,11 @@ def note_decision(
     receipt.options = options
     receipt.chosen = option
     receipt.queued = queued
-    receipt.max_wait_s = bucket.max_wait_s
+    receipt.max_wait_s = limits.max_wait_s
     receipt.target_s = min(request.timeout_s, bucket.max_wait_s + option.prefill_s)
     if reason is None:
         receipt.rule = "starts" if queued < 0 else "queues"
-        if not attainable(request, bucket, option):
+        if not attainable(request, limits, option):
             receipt.rule = "idle"
         return
     receipt.rule = "tenant_share"
@@ -258,8 +261,8 @@ def note_decision(
         receipt.value, receipt.limit = float(queued), float(bucket.max_queue)
     elif reason == "deadline_unattainable":
         wait_s = option.wait_s + option.margin_s
-        receipt.rule, receipt.value, receipt.limit = "max_wait", wait_s, bucket.max_wait_s
-        if wait_s <= bucket.max_wait_s:
+        receipt.rule, receipt.value, receipt.limit = "max_wait", wait_s, limits.max_wait_s
+        if wait_s <= limits.max_wait_s:
             receipt.rule = "timeout"
             receipt.value, receipt.limit = wait_s + option.prefill_s, request.timeout_s
 
