@@ -30,6 +30,9 @@ HISTORY: Final = 256
 """How many recent answers, prompts, rejections, ratios, tenants or steps of a request a statistic,
 report or record covers; older ones fade or are left out. Doubled: twice the memory and bytes, and
 half the speed of following a change."""
+REMEMBERED_MOST: Final = 8_192
+"""Things that clients can make the policy remember: tenants that no configuration lists, rejected
+prompts. Doubled: about 8 MiB more."""
 ENOUGH: Final = 20
 """Observations that make a statistic: an average forgets over so many, and a quantile or share is
 used from so many on. Doubled: steadier, and twice as late."""

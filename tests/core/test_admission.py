@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from forebay.proxy.core.model import (
     ENOUGH,
     RANKS,
+    REMEMBERED_MOST,
     Action,
     BackendSpec,
     Bucket,
@@ -18,7 +19,7 @@ from forebay.proxy.core.model import (
     ServiceClass,
     Tenant,
 )
-from forebay.proxy.core.policy.admission import PLACES_MOST, ReturnTimes
+from forebay.proxy.core.policy.admission import ReturnTimes
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.kv_budget import OutputLengths
 from forebay.proxy.core.state.queue import BucketQueue, DueQueue, QueuedRequest
@@ -75,14 +76,13 @@ class TestReturnTimes:
         times.told(short, 1.0, 0.0)
         assert not times.is_back(short, 1.0)
 
-    def test_places_are_bounded_and_the_oldest_go_first(self) -> None:
-        times = self.times()
-        for number in range(1, PLACES_MOST + 3):
+    def test_places_are_bounded_and_those_told_first_keep_theirs(self) -> None:
+        times, last = self.times(), REMEMBERED_MOST
+        for number in range(1, last + 3):
             times.told(self.one(number), 1.0, 0.0)
-        assert [times.is_back(self.one(n), 1.0) for n in (1, 2, 3, PLACES_MOST + 2)] == [
-            False, False, True, True
-        ]  # fmt: skip
-        times.told(self.one(1), 1.0, 100.0)  # the others are all too old by now
+        kept = [times.is_back(self.one(number), 1.0) for number in (1, last, last + 1)]
+        assert kept == [True, True, False]
+        times.told(self.one(last + 1), 1.0, 61.0)  # the others are all too old by now
         assert len(times._told) == 1
 
     def test_who_comes_back_is_admitted_where_a_new_request_is_not(self) -> None:
@@ -297,9 +297,9 @@ class TestOutputs:
 
     def test_memory_is_bounded(self) -> None:
         outputs = OutputLengths()
-        for number in range(5_000):
+        for number in range(REMEMBERED_MOST + 1_000):
             outputs.observe(str(number), "chat", 1)
-        assert len(outputs._lengths) == 4_096
+        assert len(outputs._lengths) == REMEMBERED_MOST
 
 
 class Desk:

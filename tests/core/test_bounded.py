@@ -16,19 +16,28 @@ from forebay.proxy.api.token_estimate import MAX_TENANTS, TokenEstimate
 from forebay.proxy.core.explain.recorder import DecisionRecorder
 from forebay.proxy.core.health import Health
 from forebay.proxy.core.learn.decay import LOAD_TIME_S
-from forebay.proxy.core.model import CLASSES, Action, BackendSpec, Bucket, Reject, Request, Send
+from forebay.proxy.core.model import (
+    CLASSES,
+    REMEMBERED_MOST,
+    Action,
+    BackendSpec,
+    Bucket,
+    Reject,
+    Request,
+    Send,
+)
 from forebay.proxy.core.shaper import Shaper
-from forebay.proxy.core.state.kv_budget import MOST_HISTOGRAMS
 
 REQUESTS = int(os.environ.get("FOREBAY_BOUNDED_REQUESTS", "4000"))
 HISTORY = 200  # receipts
 MOST = 200_000  # items of all containers together
 PER_S = 20.0
-# Filled slowly, up to a bound: histograms of answer lengths by tenant, of about 40 bins each, and
-# accounts of tenants that were active lately.
+# Filled slowly, up to a bound: places of rejected requests, histograms of answer lengths by tenant,
+# of about 40 bins each, and accounts of tenants that were active lately.
 SLOWLY = {
-    "OutputLengths": MOST_HISTOGRAMS,
-    "LengthHistogram": 40 * MOST_HISTOGRAMS,
+    "ReturnTimes": REMEMBERED_MOST,
+    "OutputLengths": REMEMBERED_MOST,
+    "LengthHistogram": 40 * REMEMBERED_MOST,
     "Fairness": round(1.5 * PER_S * LOAD_TIME_S),
 }
 BUCKETS = (Bucket("chat", 2_000, 64, 2.0), Bucket("document", 50_000, 64, 30.0, 1))
@@ -87,7 +96,7 @@ class Life:
         request = Request(
             f"r{self.number}", tokens, dice.choice((1, 200, 8_000)), blocks, 512.0,
             dice.choice((inf, 1.0, 20.0)), dice.random() < 0.8, f"tenant {self.number}",
-            dice.choice(CLASSES), pure=dice.random() < 0.8,
+            dice.choice(CLASSES), pure=dice.random() < 0.8, identity=self.number,
         )  # fmt: skip
         self.waiting.add(request.id)
         self.do(self.shaper.arrive(request, self.now))

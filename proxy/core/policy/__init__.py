@@ -1,7 +1,7 @@
 """The policy: one question a file. Start here.
 
  1. admission.py: is a request accepted or rejected, and when should its client come back?
-    Constants: SURE, RETURN_SHARE, RETRY_MOST_S, PLACES_MOST; in learn/cost.py FAR_OFF.
+    Constants: SURE, RETURN_SHARE, RETRY_MOST_S; in learn/cost.py FAR_OFF.
     Worth: 41 points at 1.5 to 3 times load; of clients that come back at 3 times load, 97 instead
     of 68 % served.
  2. routing.py: which backend?

@@ -12,7 +12,14 @@ from math import ceil, inf
 from typing import Final
 
 from forebay.proxy.core.learn.cost import FAR_OFF
-from forebay.proxy.core.model import MAJORITY, Bucket, Reject, RejectReason, Request
+from forebay.proxy.core.model import (
+    MAJORITY,
+    REMEMBERED_MOST,
+    Bucket,
+    Reject,
+    RejectReason,
+    Request,
+)
 from forebay.proxy.core.policy.routing import Option
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.queue import QueuedRequest
@@ -25,7 +32,6 @@ of 96.7 % are in time beside unshared 120k documents; doubled: still fewer."""
 RETURN_SHARE: Final = 0.2
 """Of the engines and of `max_wait`: the part kept for clients that come back. Doubled: they come
 back twice as early and nearly all are served, but 2 % less work is done in time."""
-PLACES_MOST: Final = 65_536  # 10 MB; a proxy that rejects more in a minute keeps the latest
 
 
 def early_reject(
@@ -189,12 +195,10 @@ class ReturnTimes:
             return
         told, key = self._told, (request.tenant, request.identity)
         told.pop(key, None)
-        while told:
-            oldest = next(iter(told))
-            if len(told) < PLACES_MOST and now < told[oldest] + RETRY_MOST_S:
-                break
+        while told and told[oldest := next(iter(told))] + RETRY_MOST_S <= now:
             del told[oldest]
-        told[key] = now + retry_after_s
+        if len(told) < REMEMBERED_MOST:  # a later one is told, too, but comes back as a new one
+            told[key] = now + retry_after_s
 
     def is_back(self, request: Request, now: float) -> bool:
         """Return whether this request was rejected and comes back at its time, not earlier."""

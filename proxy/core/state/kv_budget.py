@@ -19,12 +19,10 @@ from math import fsum, inf
 from typing import Final
 
 from forebay.proxy.core.learn.prefix_index import common_run
-from forebay.proxy.core.model import ENOUGH, HISTORY, MAJORITY, Request
+from forebay.proxy.core.model import ENOUGH, HISTORY, MAJORITY, REMEMBERED_MOST, Request
 from forebay.proxy.core.state.tenants import Fairness
 
 OUTPUT_QUANTILE: Final = 0.9  # of answers that fit what is reserved; it has no double
-MOST_HISTOGRAMS: Final = 4_096
-"""Tenants that no configuration lists come from clients. Doubled: about 4 MiB more."""
 
 
 class _Root:
@@ -246,7 +244,7 @@ class OutputLengths:
         """Learn the length of an answer, at least 1 token."""
         lengths = self._lengths.get((tenant, bucket))
         if lengths is None:
-            if len(self._lengths) >= MOST_HISTOGRAMS:
+            if len(self._lengths) >= REMEMBERED_MOST:
                 del self._lengths[next(iter(self._lengths))]
             lengths = self._lengths[tenant, bucket] = LengthHistogram()
             self.any = True
