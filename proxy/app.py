@@ -14,6 +14,7 @@ from aiohttp import web
 
 from forebay.proxy.api.block_hashes import LARGE_BYTES
 from forebay.proxy.api.body import ParsedBody, parse_any, read_fields, salted
+from forebay.proxy.api.dialects import CHAT, COMPLETIONS, DIALECTS, RESPONSES, Dialect
 from forebay.proxy.api.large_json import LargeBodies
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.backends import Backends
@@ -40,9 +41,12 @@ from forebay.proxy.telemetry.metrics import ProxyMetrics
 from forebay.proxy.telemetry.observers import Telemetry
 from forebay.proxy.telemetry.record import CLIENT_GONE, RequestRecord
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SHAPED_METHODS = ("POST",)
-UNCACHED = ("/tokenize", "/detokenize")  # these use no prefix cache, so they get no salt
+UNCACHED = (
+    "/tokenize",
+    "/detokenize",
+    "/v1/messages/count_tokens",
+)  # these use no prefix cache, so they get no salt
 
 
 class App:
@@ -165,7 +169,7 @@ class App:
         if request.method not in methods:
             return self._answer_method(request, methods)
         if methods is SHAPED_METHODS:
-            return await self._shaped(request, path, id_, record, hold)
+            return await self._shaped(request, DIALECTS[path], id_, record, hold)
         if request.method != "POST" and request.can_read_body:
             # Servers differ in whether they read this body: forwarded, it could become a request.
             raise ApiError(400, "bad_http", f"{request.method} takes no body here.", close=True)
@@ -175,13 +179,13 @@ class App:
 
     def _methods(self, path: str) -> tuple[str, ...]:
         """Return the methods of a path, OPTIONS aside; raises ApiError 404."""
-        if path in (CHAT, COMPLETIONS):
+        if path in DIALECTS:
             return SHAPED_METHODS
         if path == "/health":
             return ("GET", "HEAD")
         if path in self._config.routes:
             return ("GET", "POST", "HEAD")
-        raise errors.no_such_path((CHAT, COMPLETIONS, *self._config.routes, "/health"))
+        raise errors.no_such_path((*DIALECTS, *self._config.routes, "/health"))
 
     def _answer_method(self, request: web.BaseRequest, methods: tuple[str, ...]) -> web.Response:
         """Answer OPTIONS; raises ApiError 405 for other methods that a path has not."""
@@ -201,23 +205,29 @@ class App:
         return await read_client_body(request, self._config.limits.body, patience_s, hold)
 
     async def _shaped(
-        self, request: web.BaseRequest, path: str, id_: str, record: RequestRecord, hold: Hold
+        self,
+        request: web.BaseRequest,
+        dialect: Dialect,
+        id_: str,
+        record: RequestRecord,
+        hold: Hold,
     ) -> web.StreamResponse:
-        """Serve a chat or completion: parse it, queue or reject it, relay the response."""
-        operation = "chat" if path == CHAT else "text_completion"
-        self._telemetry.started(record, operation, request.headers)
+        """Serve a request: parse it, queue or reject it, relay the response."""
+        self._telemetry.started(record, dialect.operation, request.headers)
         self._authenticate(request, record)
         if self.draining:
             raise errors.draining()
         body = await self._body(request, record, hold)
         if len(body) < LARGE_BYTES:
-            parsed = self._parsed(await parse_any(body), request, path, id_, record.tenant, body)
+            parsed = self._parsed(await parse_any(body), request, dialect, id_, record.tenant, body)
         else:
             async with self._parsing:
                 fields = await parse_any(body, in_pieces=True)
-                parsed = self._parsed(fields, request, path, id_, record.tenant, body)
+                parsed = self._parsed(fields, request, dialect, id_, record.tenant, body)
                 del fields
             await asyncio.sleep(0)  # to decide about so many blocks takes a while, too
+        if parsed.previous_id:
+            self._relay.kept.go_on(parsed.request, parsed.previous_id)
         body = parsed.body  # so that the received bytes are not kept too
         record.request, record.token_ids = parsed.request, parsed.token_ids
         record.service_class = parsed.request.service_class
@@ -232,7 +242,7 @@ class App:
                 record.sent(grant.send, self._driver.clock())
                 reply_headers = partial(self._headers, id_, cors, record)
                 shaped = ShapedRequest(
-                    request, path, body, parsed, id_, record, reply_headers, hold
+                    request, dialect.path, body, parsed, id_, record, reply_headers, hold
                 )
                 return await self._relay.serve(shaped, grant)
         except Rejected as rejected:
@@ -244,8 +254,8 @@ class App:
     async def preview(self, request: web.BaseRequest, tenant: str) -> tuple[Request, str]:
         """Return what the policy would see of a body, and why it would not get that far.
 
-        Nothing is queued, sent or counted. The body is that of a chat if it has `messages`. Raises
-        ApiError, as the public port would.
+        Nothing is queued, sent or counted. The body is that of a chat if it has `messages`, and for
+        /v1/responses if it has `input`. Raises ApiError, as the public port would.
         """
         with Hold(self._budget) as hold:
             hold.holder = client_of(request)
@@ -253,8 +263,9 @@ class App:
             body = await read_client_body(request, limit, patience_s, hold)
             async with self._parsing:
                 fields = await parse_any(body, in_pieces=True)
-                path = CHAT if "messages" in fields else COMPLETIONS
-                asked = self._parsed(fields, request, path, "preview", tenant, body).request
+                dialect = RESPONSES if "input" in fields else COMPLETIONS
+                dialect = CHAT if "messages" in fields else dialect
+                asked = self._parsed(fields, request, dialect, "preview", tenant, body).request
         if self.draining:
             return asked, "the proxy is stopping"
         service_class = self._config.tenants.class_among_all(tenant, asked.service_class)
@@ -266,7 +277,7 @@ class App:
         self,
         fields: dict[str, Any],
         request: web.BaseRequest,
-        path: str,
+        dialect: Dialect,
         id_: str,
         tenant: str,
         body: bytes,
@@ -277,7 +288,7 @@ class App:
             body,
             request.headers,
             id_=f"{id_}/{self._parsed_count}",  # unique, though clients may repeat their id
-            chat=path == CHAT,
+            dialect=dialect,
             estimate=self._estimate,
             block_bytes=self._config.affinity.block_bytes,
             tenant=tenant,

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from forebay.proxy.api.block_hashes import LARGE_BYTES, BlockHashes, chain, identity
 from forebay.proxy.api.cache_salt import FIELD, CacheSalts, with_salt
+from forebay.proxy.api.dialects import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Dialect
 from forebay.proxy.api.large_json import (
     FaultyJson,
     LongText,
@@ -24,26 +25,29 @@ from forebay.proxy.api.large_json import (
     may_repeat,
 )
 from forebay.proxy.api.members import with_member
-from forebay.proxy.api.prompt_text import PromptText, chat_text, completion_text
+from forebay.proxy.api.prompt_text import (
+    PromptText,
+    anthropic_text,
+    chat_text,
+    completion_text,
+    responses_text,
+)
+from forebay.proxy.api.special_work import is_pure, only_whole
 from forebay.proxy.api.token_estimate import TokenEstimate, fewest_tokens
 from forebay.proxy.core.model import Request, ServiceClass
 from forebay.proxy.http1.errors import ApiError, invalid_type
 from forebay.traces.quantities import seconds
 
+TEXTS = {
+    CHAT.path: chat_text,
+    COMPLETIONS.path: completion_text,
+    RESPONSES.path: responses_text,
+    MESSAGES.path: anthropic_text,
+}
 DEFAULT_OUTPUT_TOKENS = 512  # reserved for the output of a request without a limit
 MOST_OUTPUT_TOKENS = 1 << 20  # bound of what is reserved for all outputs of one request
 BYTES_PER_TOKEN_ID = 4
 BEYOND_64_BITS = 2.0**64
-WHOLE_ONLY = frozenset(
-    ("echo", "prompt_logprobs", "truncate_prompt_tokens", "use_beam_search", "suffix")
-)
-"""Fields for which an engine needs the whole prompt in one request."""
-GRAMMARS = (
-    "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
-    "guided_grammar",
-)  # fmt: skip
-"""Fields with a grammar, which an engine compiles before the first token."""
-_IMPURE = frozenset((*GRAMMARS, *WHOLE_ONLY, "tool_choice", "prompt_embeds", "kv_transfer_params"))
 _WHOLE_NUMBER = TypeAdapter(int)  # vLLM's own reader of its requests
 CLASSES: tuple[ServiceClass, ...] = ("interactive", "standard", "batch")
 
@@ -57,9 +61,10 @@ class ParsedBody:
         prompt_bytes: length of the prompt as text; 0 for token ids or media, from which the bytes
             per token of text cannot be learned.
         streams: the client asked for a stream.
-        chat: a chat, not a completion.
+        dialect: the API that was asked.
         block_bytes: bytes of the prompt in each block of `request`.
         hides_usage: the body asks for usage, which the client did not.
+        previous_id: of the response that a request to /v1/responses goes on from.
     """
 
     request: Request
@@ -67,9 +72,10 @@ class ParsedBody:
     prompt_bytes: int
     token_ids: bool
     streams: bool
-    chat: bool
+    dialect: Dialect
     block_bytes: int
     hides_usage: bool = False
+    previous_id: str = ""
 
 
 def read_fields(
@@ -78,7 +84,7 @@ def read_fields(
     headers: Mapping[str, str],
     *,
     id_: str,
-    chat: bool,
+    dialect: Dialect,
     estimate: TokenEstimate,
     block_bytes: int,
     tenant: str = "",
@@ -87,7 +93,7 @@ def read_fields(
     most_tokens: float = math.inf,
     counted: bool = False,
 ) -> ParsedBody:
-    """Parse a chat or completion request; raises ApiError 400 naming the parameter.
+    """Parse a request that is shaped; raises ApiError 400 naming the parameter.
 
     Args:
         fields: `body` as JSON. Parsing that is half of the work for a large body (`parse_any`).
@@ -104,25 +110,21 @@ def read_fields(
         salt = salts.salt(tenant, salt)
         body = with_salt(body, salt)
     into = BlockHashes(block_bytes, salt) if len(body) >= LARGE_BYTES else None
-    text = chat_text(fields, into) if chat else completion_text(fields, into)
+    text = TEXTS[dialect.path](fields, into)
     prompt = text.data
-    tokens = (
-        max(1, len(prompt) // BYTES_PER_TOKEN_ID)
-        if text.token_ids
-        else estimate.tokens(len(prompt), tenant)
-    )
+    tokens = _text_tokens(text, estimate, tenant)
     all_tokens = tokens + text.media_tokens
-    if all_tokens > most_tokens and _may_fit(fields, text, most_tokens, chat):
+    if all_tokens > most_tokens and _may_fit(fields, text, most_tokens, dialect):
         all_tokens = int(most_tokens)
         tokens = min(tokens, all_tokens)
-    answer_tokens = _answer_tokens(fields, chat)
-    pure = not text.media_tokens and _is_pure(fields, chat)
+    answer_tokens = _answer_tokens(fields, dialect)
+    pure = not text.media_tokens and is_pure(fields, dialect)
     priority, quota_tokens, hides_usage = _integer(fields, "priority", 0), 0, False
     if tenant:
-        hides_usage = counted and _streams_uncounted(fields)
+        hides_usage = counted and dialect.classic and _streams_uncounted(fields)
         body = _fair_body(body, priority, hides_usage)
         quota_tokens = _quota_tokens(text, estimate, tokens, most_tokens)
-    sequences = _sequences(fields, chat)
+    sequences = _sequences(fields, dialect)
     blocks = chain(prompt, block_bytes, salt)
     request = Request(
         id_,
@@ -135,16 +137,17 @@ def read_fields(
         streams=(streams or answer_tokens == 1) and pure,  # one token: the end shows it
         tenant=tenant,
         service_class=_service_class(priority, headers),
-        whole=bool(text.media_tokens) or _only_whole(fields, chat),
+        whole=bool(text.media_tokens) or only_whole(fields, dialect),
         pure=pure,
         sequences=sequences,
         quota_tokens=quota_tokens,
         identity=identity(prompt, block_bytes, blocks),
     )
-    teaches = not (text.token_ids or text.media_tokens)
+    previous_id = _previous_id(fields, dialect)
+    teaches = not (text.token_ids or text.media_tokens or previous_id)
     return ParsedBody(
-        request, body, len(prompt) if teaches else 0, text.token_ids, streams, chat, block_bytes,
-        hides_usage,
+        request, body, len(prompt) if teaches else 0, text.token_ids, streams, dialect, block_bytes,
+        hides_usage, previous_id,
     )  # fmt: skip
 
 
@@ -204,29 +207,31 @@ def _fields(fields: Any) -> dict[str, Any]:
     return fields
 
 
-def _may_fit(fields: dict[str, Any], text: PromptText, most_tokens: float, chat: bool) -> bool:
+def _may_fit(
+    fields: dict[str, Any], text: PromptText, most_tokens: float, dialect: Dialect
+) -> bool:
     """Return whether a prompt whose estimate is above `most_tokens` may have fewer tokens.
 
     Not a batch of prompts: the sum of them is work, however short each is.
     """
     if fields.get("truncate_prompt_tokens") is not None:
         return True  # the engine cuts it
-    if text.token_ids or (not chat and isinstance(fields["prompt"], list)):
+    if text.token_ids or (not dialect.messages and isinstance(fields["prompt"], list)):
         return False
     return fewest_tokens(len(text.data)) <= most_tokens
 
 
-def _only_whole(fields: dict[str, Any], chat: bool) -> bool:
-    """Return whether the prompt must be sent in one request (no split prefill)."""
-    if "tool_choice" in fields and _must_call(fields):
-        return True
-    if not WHOLE_ONLY.isdisjoint(fields) and (
-        any(fields.get(name) for name in WHOLE_ONLY) or fields.get("prompt_logprobs") == 0
-    ):
-        return True
-    if chat:
-        return list in [type(message.get("content")) for message in fields["messages"]]
-    return _is_batch(fields)
+def _text_tokens(text: PromptText, estimate: TokenEstimate, tenant: str) -> int:
+    """Return the tokens of a prompt without its media."""
+    if text.token_ids:
+        return max(1, len(text.data) // BYTES_PER_TOKEN_ID)
+    return estimate.tokens(len(text.data), tenant)
+
+
+def _previous_id(fields: dict[str, Any], dialect: Dialect) -> str:
+    if dialect is not RESPONSES:
+        return ""
+    return _typed(fields, "previous_response_id", str, "")  # type: ignore[no-any-return]
 
 
 def _fair_body(body: bytes, priority: int, asks_usage: bool) -> bytes:
@@ -253,12 +258,12 @@ def _streams_uncounted(fields: dict[str, Any]) -> bool:
     return bool(fields.get("stream")) and not asks_usage
 
 
-def _sequences(fields: dict[str, Any], chat: bool) -> int:
+def _sequences(fields: dict[str, Any], dialect: Dialect) -> int:
     """Return the number of outputs, each with a slot of its own; raises ApiError 400."""
-    if chat and "n" not in fields:
+    if not dialect.classic or (dialect.messages and "n" not in fields):
         return 1
     answers = 1
-    for name in ("n",) if chat else ("n", "best_of"):
+    for name in ("n",) if dialect.messages else ("n", "best_of"):
         if name in fields:
             try:
                 answers = max(answers, _integer(fields, name, 1))
@@ -267,44 +272,15 @@ def _sequences(fields: dict[str, Any], chat: bool) -> int:
                 # beyond 64 bits as a float, and vLLM takes it.
                 if type(fields[name]) is float and fields[name] >= BEYOND_64_BITS:
                     raise
-    if not chat:
+    if not dialect.messages:
         prompt = fields["prompt"]
         if isinstance(prompt, list) and not isinstance(prompt[0], int):
             answers *= len(prompt)  # a batch
     return min(answers, MOST_OUTPUT_TOKENS)
 
 
-def _is_pure(fields: dict[str, Any], chat: bool) -> bool:
-    """Return whether an engine does nothing before the first token but prefill the text.
-
-    Unless it must call one, a model with tools answers freely: vLLM compiles no grammar for `auto`.
-    """
-    if not chat and _is_batch(fields):
-        return False  # the first of its prompts answers first
-    if _IMPURE.isdisjoint(fields):
-        return True
-    format_ = fields.get("response_format")
-    free = (
-        {"response_format"} if isinstance(format_, dict) and format_.get("type") == "text" else ()
-    )
-    given = [fields.get(name) for name in _IMPURE.difference(free, ("tool_choice",))]
-    # A number counts though it is 0: prompt_logprobs.
-    return not (_must_call(fields) or any(one or type(one) is int for one in given))
-
-
-def _must_call(fields: dict[str, Any]) -> bool:
-    """Return whether the answer must be a call of a tool, which a grammar ensures."""
-    return bool(fields.get("tools")) and fields.get("tool_choice") not in (None, "none", "auto")
-
-
-def _is_batch(fields: dict[str, Any]) -> bool:
-    prompt = fields["prompt"]
-    return isinstance(prompt, list) and not isinstance(prompt[0], int)
-
-
-def _answer_tokens(fields: dict[str, Any], chat: bool) -> int:
-    # vLLM's completions know no max_completion_tokens: the client may mean it, the engine does not.
-    for name in ("max_completion_tokens", "max_tokens") if chat else ("max_tokens",):
+def _answer_tokens(fields: dict[str, Any], dialect: Dialect) -> int:
+    for name in dialect.limits:
         if fields.get(name) is not None:
             return max(0, min(_integer(fields, name, 0), MOST_OUTPUT_TOKENS))
     return DEFAULT_OUTPUT_TOKENS

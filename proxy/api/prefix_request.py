@@ -9,8 +9,9 @@ from typing import Any
 
 import orjson
 
-from forebay.proxy.api.body import BYTES_PER_TOKEN_ID, GRAMMARS, parse_any
+from forebay.proxy.api.body import BYTES_PER_TOKEN_ID, parse_any
 from forebay.proxy.api.prompt_text import chat_text, whole_messages
+from forebay.proxy.api.special_work import GRAMMARS
 
 DROPPED = ("stream_options", "max_completion_tokens", "min_tokens", "best_of", "n", *GRAMMARS)
 

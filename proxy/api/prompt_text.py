@@ -45,19 +45,43 @@ class PromptText(NamedTuple):
 
 def chat_text(fields: dict[str, Any], into: BlockHashes | None = None) -> PromptText:
     """Return the text of a chat, or what is made `into` of it; raises ApiError 400."""
-    messages = fields.get("messages")
+    return _text_of(fields, "messages", fields.get("messages"), None, into)
+
+
+def anthropic_text(fields: dict[str, Any], into: BlockHashes | None = None) -> PromptText:
+    """Return the text of a request to /v1/messages, as `chat_text` does."""
+    return _text_of(fields, "messages", fields.get("messages"), fields.get("system"), into)
+
+
+def responses_text(fields: dict[str, Any], into: BlockHashes | None = None) -> PromptText:
+    """Return the text of a request to /v1/responses, as `chat_text` does."""
+    given = fields.get("input")
+    if isinstance(given, str | LongText):
+        given = [{"role": "user", "content": given}]
+    return _text_of(fields, "input", given, fields.get("instructions"), into)
+
+
+def _text_of(
+    fields: dict[str, Any], name: str, messages: Any, system: Any, into: BlockHashes | None
+) -> PromptText:
+    """Return the text of messages, which stand in the field of this name, and of what precedes."""
     if not isinstance(messages, list) or not messages:
-        raise invalid_type("messages", "a list of one or more messages", "messages")
-    items = _counted(0, messages, "messages")
+        raise invalid_type(name, "a list of one or more messages", name)
+    items = _counted(0, messages, name)
     # Appended at once: what orjson returns holds a buffer of 1 KB or more, however short it is.
     text: Text = bytearray() if into is None else into
     media = 0
     _add_preamble(text, fields)
+    if system is not None:
+        _add_message(text, {"role": "system", "content": system}, 0)
     for index, message in enumerate(messages):
         if not isinstance(message, dict):
-            raise invalid_type(f"messages[{index}]", "an object", "messages")
-        items, tokens = _add_message(text, message, items)
-        media += tokens
+            raise invalid_type(f"{name}[{index}]", "an object", name)
+        if "role" in message or name == "messages":
+            items, tokens = _add_message(text, message, items)
+            media += tokens
+        else:  # a call of a tool, its output, or a reasoning
+            text += _dumped(message, name)
     return PromptText(_made(text), media_tokens=media)
 
 

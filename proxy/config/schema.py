@@ -46,7 +46,8 @@ from forebay.proxy.core.policy.routing import Affinity, Route
 from forebay.traces.errors import InputError
 
 ROUTED = (
-    "/v1/models", "/v1/embeddings", "/v1/responses", "/tokenize", "/detokenize", "/version",
+    "/v1/models", "/v1/embeddings", "/v1/messages/count_tokens", "/tokenize", "/detokenize",
+    "/version",
 )  # fmt: skip
 NAME = r"^[A-Za-z0-9._-]{1,64}$"
 MAX_CONCURRENCY = 512

@@ -173,6 +173,9 @@ class NewRequests:
             if tenant and not dispatcher.fairness.grants(tenant, request.service_class):
                 rank = STANDARD
         waiting = QueuedRequest(request, bucket.name, now, inf, self._count, 0.0, rank, own_rank)
+        home = dispatcher.backends.get(request.home)
+        if home is not None and home.up:
+            waiting.excluded = frozenset(dispatcher.backends) - {home.name}
         if dispatcher.output_lengths.any:
             waiting.output_tokens = dispatcher.output_lengths.expected(
                 tenant, bucket.name, request.output_tokens, request.sequences

@@ -170,11 +170,13 @@ class Request(_Value):
         quota_tokens: what a quota is charged until the engine has counted the prompt; 0: the
             prompt tokens are no estimate.
         identity: equal for equal prompts; 0: unknown.
+        home: the backend that keeps what the prompt refers to; "" if it refers to nothing.
     """
 
     __slots__ = (
         "block_tokens",
         "blocks",
+        "home",
         "id",
         "identity",
         "output_tokens",
@@ -205,6 +207,7 @@ class Request(_Value):
         sequences: int = 1,
         quota_tokens: int = 0,
         identity: int = 0,
+        home: str = "",
     ) -> None:
         self.id = id
         self.prompt_tokens = prompt_tokens
@@ -220,6 +223,7 @@ class Request(_Value):
         self.sequences = sequences
         self.quota_tokens = quota_tokens
         self.identity = identity
+        self.home = home
 
     @property
     def charged_tokens(self) -> int:

@@ -43,11 +43,17 @@ def invalid_type(what: str, right: str, param: str | None) -> ApiError:
     return ApiError(400, "invalid_type", f"{what} must be {right}.", param=param)
 
 
-def stream_error_event() -> bytes:
-    """Return the last event of a stream that was cut; neither `[DONE]` nor a clean end follows."""
+def stream_error_event(*, typed: bool = False) -> bytes:
+    """Return the last event of a stream that was cut; neither `[DONE]` nor a clean end follows.
+
+    Args:
+        typed: the events of the stream have types.
+    """
     body = error_body(
         "The server stopped before the response was complete.", SERVER, "upstream_stream_error"
     )
+    if typed:
+        return b'event: error\ndata: {"type":"error",' + body[1:] + b"\n\n"
     return b"data: " + body + b"\n\n"
 
 

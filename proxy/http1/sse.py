@@ -129,6 +129,8 @@ class StreamEvent:
         has_output: non-empty content, reasoning or tool-call text (role-only, empty and usage
             events are not output: vllm#3768).
         finish_reason: of the first choice that carries one.
+        kind: the type of the event, where events have one (not in chats and completions).
+        response_id: of a response that is kept for later requests.
         usage: the usage object, when the event has one.
         error: the error object, when the event has one.
     """
@@ -136,6 +138,8 @@ class StreamEvent:
     done: bool = False
     has_output: bool = False
     finish_reason: str | None = None
+    kind: str = ""
+    response_id: str = ""
     usage: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
 
@@ -162,6 +166,10 @@ def event_body(payload: bytes) -> dict[str, Any]:
 def event_of(body: dict[str, Any]) -> StreamEvent:
     """Return what the object of an event says."""
     usage, error_body = body.get("usage"), _error_in(body)
+    kind, response = body.get("type"), body.get("response")
+    response_id = None
+    if isinstance(response, dict):
+        usage, response_id = response.get("usage"), response.get("id")
     has_output, finish_reason = False, None
     choices = body.get("choices")
     for choice in choices if isinstance(choices, list) else ():
@@ -171,6 +179,8 @@ def event_of(body: dict[str, Any]) -> StreamEvent:
     return StreamEvent(
         has_output=has_output,
         finish_reason=finish_reason,
+        kind=kind if isinstance(kind, str) else "",
+        response_id=response_id if isinstance(response_id, str) else "",
         usage=usage if isinstance(usage, dict) else None,
         error=error_body,
     )
@@ -183,7 +193,8 @@ def _error_in(body: dict[str, Any]) -> dict[str, Any] | None:
         return error
     if isinstance(error, str) and error:  # {"error": "Unauthorized"}
         return {"message": error, "type": "server_error", "param": None, "code": None}
-    return body if body.get("object") == "error" else None  # vLLM up to 0.10
+    # An event of /v1/responses; an answer of vLLM up to 0.10.
+    return body if body.get("type") == "error" or body.get("object") == "error" else None
 
 
 def _has_output(choice: dict[str, Any]) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 from aiohttp import web
 
 from forebay.proxy.api.body import ParsedBody
+from forebay.proxy.api.dialects import RESPONSES
 from forebay.proxy.api.members import with_member
 from forebay.proxy.api.prefix_request import prefix_body
 from forebay.proxy.api.token_estimate import TokenEstimate
@@ -26,6 +27,7 @@ from forebay.proxy.kv_events.tokenize import Translator
 from forebay.proxy.probes import Upstream
 from forebay.proxy.relay.attempts import Attempt, Attempts
 from forebay.proxy.relay.failures import Failure, check_head, check_type, check_whole
+from forebay.proxy.relay.kept_responses import KeptResponses
 from forebay.proxy.relay.retries import Tries
 from forebay.proxy.relay.stream import Stream, StreamListener
 from forebay.proxy.relay.timeouts import Watchdog
@@ -64,6 +66,7 @@ class Relay:
 
     Attributes:
         translator: is offered each prompt that a backend has computed.
+        kept: responses that later requests may go on from.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class Relay:
         translator: Translator,
     ) -> None:
         self.translator = translator
+        self.kept = KeptResponses()
         self._attempts = attempts
         self._backends = backends
         self._watchdog = watchdog
@@ -130,16 +134,19 @@ class Relay:
         response = await self._attempts.within_limit(attempt, self._ask(shaped, grant, upstream))
         if isinstance(response, Stream):
             return response
-        usage = None
+        usage, kept_id = None, None
         if isinstance(response, web.Response):
             assert isinstance(response.body, bytes)
-            usage = check_whole(response.status, response.body).get("usage")
+            fields = check_whole(response.status, response.body)
+            usage, kept_id = fields.get("usage"), fields.get("id")
         if response.status == 200:
             if shaped.parsed.request.streams:
                 grant.first_token()  # a response of one token: its end is its first token
             self.prompt_computed(shaped, upstream)
             if isinstance(usage, dict):
                 self.usage_reported(shaped, grant, upstream, usage)
+            if isinstance(kept_id, str):
+                self.response_kept(shaped, upstream, kept_id)
         return response
 
     async def _ask(
@@ -158,7 +165,8 @@ class Relay:
             if streams and response.status == 200:
                 stream = Stream(
                     shaped.incoming, upstream, response, reply, listener, self._watchdog,
-                    hold=shaped.hold, hides_usage=shaped.parsed.hides_usage,
+                    hold=shaped.hold, dialect=shaped.parsed.dialect,
+                    hides_usage=shaped.parsed.hides_usage,
                 )  # fmt: skip
                 await stream.first_event()
                 relaying = True
@@ -202,7 +210,7 @@ class Relay:
         """
         parsed = shaped.parsed
         length = grant.send.piece_blocks * parsed.block_bytes
-        body = await prefix_body(_body(shaped, grant), length, chat=parsed.chat)
+        body = await prefix_body(_body(shaped, grant), length, chat=bool(parsed.dialect.messages))
         if body is None:
             return None
         with self._attempts.start_shaped(grant, upstream, tries, shows_first_token=True) as attempt:
@@ -244,6 +252,8 @@ class Relay:
 
     def prompt_computed(self, shaped: ShapedRequest, upstream: Upstream) -> None:
         """Offer a prompt that the engine now holds for translation; the salted body counts."""
+        if not shaped.parsed.dialect.classic:
+            return  # /tokenize reads no such body
         self.translator.offer(shaped.body, shaped.parsed, upstream)
 
     def usage_reported(
@@ -258,6 +268,13 @@ class Relay:
         self._metrics.used(upstream.name, prompt_tokens, shaped.record.cached_tokens)
         parsed = shaped.parsed
         self._estimate.learn(parsed.prompt_bytes, prompt_tokens, parsed.request.tenant)
+
+    def response_kept(self, shaped: ShapedRequest, upstream: Upstream, id_: str) -> None:
+        """Note where a response is kept, for requests that go on from it."""
+        if shaped.parsed.dialect is RESPONSES:
+            record = shaped.record
+            tokens = record.prompt_tokens + record.output_tokens
+            self.kept.add(id_, shaped.parsed.request, upstream.name, tokens)
 
     def stream_cut(self, shaped: ShapedRequest, upstream: Upstream) -> None:
         """A stream ended too early."""
@@ -288,6 +305,9 @@ class ShapedStreamListener(StreamListener):
     def no_usage(self, events: int) -> None:
         self._grant.report_events(events)
 
+    def response_kept(self, response_id: str) -> None:
+        self._relay.response_kept(self._shaped, self._upstream, response_id)
+
     def cut(self) -> None:
         self._relay.stream_cut(self._shaped, self._upstream)
 
@@ -309,17 +329,21 @@ def _request_headers(shaped: ShapedRequest) -> dict[str, str]:
 def usage_tokens(usage: object) -> tuple[int, int | None, int]:
     """Tokens of the prompt, those of it cached (None if not reported), tokens of the output.
 
-    An implausible count is 0 or None.
+    An implausible count is 0 or None. Chats and completions call them prompt and completion tokens;
+    the other APIs input and output tokens. Anthropic's input tokens are without those cached.
     """
     if not isinstance(usage, dict):
         return 0, None, 0
-    prompt_tokens = _count(usage.get("prompt_tokens"))
+    prompt, output = ("input", "output") if "input_tokens" in usage else ("prompt", "completion")
+    prompt_tokens = _count(usage.get(f"{prompt}_tokens"))
     if prompt_tokens is None:
         return 0, None, 0
-    details = usage.get("prompt_tokens_details")
+    details = usage.get(f"{prompt}_tokens_details")
     cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
+    if cached is None and (cached := _count(usage.get("cache_read_input_tokens"))) is not None:
+        prompt_tokens += cached
     known = None if cached is None else min(cached, prompt_tokens)
-    return prompt_tokens, known, _count(usage.get("completion_tokens")) or 0
+    return prompt_tokens, known, _count(usage.get(f"{output}_tokens")) or 0
 
 
 def _count(value: object) -> int | None:

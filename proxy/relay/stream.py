@@ -8,6 +8,7 @@ import aiohttp
 import orjson
 from aiohttp import web
 
+from forebay.proxy.api.dialects import Dialect
 from forebay.proxy.http1.byte_budget import SMALL_BYTES, Hold
 from forebay.proxy.http1.connection import Sink, UpstreamResponse
 from forebay.proxy.http1.errors import stream_error_event, upstream_error
@@ -49,6 +50,9 @@ class StreamListener:
     def no_usage(self, events: int) -> None:
         """The stream is complete, without usage: it had so many events."""
 
+    def response_kept(self, response_id: str) -> None:
+        """The response has an id by which a later request may refer to it."""
+
     def cut(self) -> None:
         """The stream ended too early."""
 
@@ -59,8 +63,8 @@ class Stream:
     Args:
         headers: our headers of the response.
         hold: gets the bytes of a large event while it is not complete.
-        until_done: the stream is complete when `[DONE]` has come. Otherwise any end between two
-            events is a complete one.
+        dialect: the stream is complete when its last event, or `[DONE]`, has come. None: any end
+            between two events is a complete one.
         hides_usage: the client did not ask for the event with the usage.
     """
 
@@ -74,12 +78,14 @@ class Stream:
         watchdog: Watchdog,
         *,
         hold: Hold,
-        until_done: bool = True,
+        dialect: Dialect | None,
         hides_usage: bool = False,
     ) -> None:
         self._incoming = incoming
         self._hides_usage = hides_usage
-        self._until_done = until_done
+        self._until_done = dialect is not None
+        self._opens = dialect.opens if dialect is not None else frozenset()
+        self._ends = [f'"{kind}"'.encode() for kind in dialect.ends] if dialect is not None else []
         self._upstream = upstream
         self._response = response
         self._headers = headers
@@ -94,13 +100,15 @@ class Stream:
         self._clock = watchdog.clock
         self._ready = bytearray()  # whole events, received and not yet sent on
         self._usage: dict[str, Any] = {}
+        self._response_id = ""
         self._done = False
         self._failed = False
 
     async def first_event(self) -> None:
-        """Wait for the first event that is not a comment; raises Failure if it is an error.
+        """Wait for the first event after the opening ones; raises Failure if it is an error.
 
-        Comments before it are kept, within a bound: sending them would commit us to a status.
+        Comments and opening events before it are kept, within a bound: sending them would commit us
+        to a status.
         """
         seen = False
         while not seen:
@@ -110,14 +118,16 @@ class Stream:
             self._upstream.heard = True
             for raw, payload in self._events(chunk):
                 if payload and not seen:
-                    seen = True
-                    self._check_first(payload)
+                    seen = self._check_first(payload)
                 self._take_event(raw, payload)
             if not seen and len(self._ready) > MAX_EVENT_BYTES:
                 raise MalformedStream("comments without end")
 
-    def _check_first(self, payload: bytes) -> None:
-        """Raise Failure for an error: a 503 can arrive as the first event of a 200."""
+    def _check_first(self, payload: bytes) -> bool:
+        """Return whether an event shows a first token, or raise Failure for an error.
+
+        A 503 can arrive as the first event of a 200.
+        """
         if payload == b"[DONE]":
             raise Failure("empty", upstream_error())
         event = parse_event(payload)
@@ -125,7 +135,10 @@ class Stream:
             raise self._error(event.error)
         if event.finish_reason == "abort":
             raise Failure("abort", upstream_error())
+        if event.kind in self._opens:
+            return False
         self._listener.first_event()
+        return True
 
     def _error(self, error: dict[str, Any]) -> Failure:
         code = error.get("code")
@@ -150,7 +163,7 @@ class Stream:
                     await self._write(outgoing.write_eof(), watch)
                     await self._end_of_framing()
                 else:
-                    self._ready += stream_error_event()
+                    self._ready += stream_error_event(typed=bool(self._ends))
                     await self._send_ready(outgoing, watch)
                     self._listener.cut()
                     if self._incoming.transport is not None:
@@ -194,7 +207,10 @@ class Stream:
         looked up once, and lives in closures.
         """
         upstream, response, write = self._upstream, self._response, transport.write
-        plain, plain_chunks = self._scanner.plain, self._chunks.plain
+        plain: Callable[[bytes], bool] = self._scanner.plain
+        plain_chunks: Callable[[bytes], bool] = self._chunks.plain
+        if self._ends:  # the last event looks like any other
+            plain = plain_chunks = _never
         is_closing, untaken = transport.is_closing, transport.get_write_buffer_size
         relayed = 0
         self._relayed = lambda: relayed
@@ -269,27 +285,44 @@ class Stream:
         """Keep one event to be sent on, unless it ends the stream with an error."""
         if self._failed or self._done:
             return
-        if payload == b"[DONE]":
+        if payload == b"[DONE]" or self._is_last(payload):
             self._done = True
-            self._report_length()
+            self._report_end()
         elif b'"usage"' in payload or b'"abort"' in payload or b'"error"' in payload:
             event = parse_event(payload)
-            if event.error is not None or event.finish_reason == "abort":
-                self._failed = True
+            self._failed = event.error is not None or event.finish_reason == "abort"
+            if self._failed or self._is_hidden(event):
                 return
-            if has_usage(event):
-                self._usage = event.usage or {}
-                if self._hides_usage and not (event.has_output or event.finish_reason):
-                    return
         self._event_count += payload != b""  # comments carry nothing
         self._ready += raw
 
-    def _report_length(self) -> None:
+    def _is_hidden(self, event: StreamEvent) -> bool:
+        """Note the usage of an event; return whether that is all, and nobody asked for it."""
+        if not has_usage(event):
+            return False
+        self._usage = event.usage or {}
+        return self._hides_usage and not (event.has_output or event.finish_reason)
+
+    def _is_last(self, payload: bytes) -> bool:
+        """Return whether the stream ends with this event, by its type."""
+        if not any(end in payload for end in self._ends):
+            return False
+        event = parse_event(payload)
+        if f'"{event.kind}"'.encode() not in self._ends:
+            return False  # a text that holds the name
+        if has_usage(event):
+            self._usage = event.usage or {}
+        self._response_id = event.response_id
+        return True
+
+    def _report_end(self) -> None:
         if self._usage:
             self._listener.usage(self._usage)
         else:
             events = self._event_count + self._relayed() + self._chunks.more_events
             self._listener.no_usage(events)
+        if self._response_id:
+            self._listener.response_kept(self._response_id)
 
     async def _send_ready(self, outgoing: web.StreamResponse, watch: TimeoutWatch) -> None:
         if self._ready:
@@ -305,5 +338,10 @@ class Stream:
         watch.writing_since = None
 
 
+def _never(piece: bytes) -> bool:
+    return False
+
+
 def has_usage(event: StreamEvent) -> bool:
-    return event.usage is not None and bool(event.usage.get("completion_tokens"))
+    usage = event.usage
+    return usage is not None and bool(usage.get("completion_tokens") or usage.get("output_tokens"))

@@ -20,7 +20,7 @@ from forebay.proxy.relay.whole_answer import LargeAnswer
 from forebay.proxy.telemetry.metrics import ProxyMetrics
 
 # GET requests, too, are answered by vLLM's API server alone, whether its engine is dead or not.
-ENGINELESS = ("/tokenize", "/detokenize")
+ENGINELESS = ("/tokenize", "/detokenize", "/v1/messages/count_tokens")
 
 
 class UnshapedRelay:
@@ -97,7 +97,7 @@ class UnshapedRelay:
             if streams and response.status == 200 and method == "POST":
                 stream = Stream(
                     incoming, upstream, response, reply, listener, self._watchdog,
-                    hold=hold, until_done=False,  # /v1/responses ends without [DONE]
+                    hold=hold, dialect=None,
                 )  # fmt: skip
                 await stream.first_event()
                 relaying = True

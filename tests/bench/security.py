@@ -23,6 +23,7 @@ from cache_spy import KEYS, Spy, ks_p
 
 from forebay.proxy.api.body import parse, read_fields
 from forebay.proxy.api.cache_salt import CacheSalts
+from forebay.proxy.api.dialects import CHAT
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.security.auth import Authenticator
 from forebay.proxy.security.keys import parse_keys
@@ -65,7 +66,7 @@ def costs() -> None:
                 body,
                 {},
                 id_="r",
-                chat=True,
+                dialect=CHAT,
                 estimate=estimate,
                 block_bytes=2048,
                 tenant=tenant,

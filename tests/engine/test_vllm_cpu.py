@@ -142,6 +142,48 @@ def test_the_proxy_in_front_of_a_real_server(vllm: str) -> None:
     asyncio.run(main())
 
 
+async def typed_answer(client: Client, url: str, body: dict[str, Any]) -> tuple[list[str], Usage]:
+    """The types of the events, or `whole`, and the usage in an answer of one of the newer APIs."""
+    path = "/v1/responses" if "input" in body else "/v1/messages"
+    async with client.post(url + path, json=body) as response:
+        assert response.status == 200, await response.text()
+        data = await response.read()
+    if not body["stream"]:
+        return ["whole"], json.loads(data)["usage"]
+    events = [json.loads(line[6:]) for line in data.splitlines() if line.startswith(b"data: {")]
+    usage = [(event.get("response") or event).get("usage") for event in events]
+    kinds = dict.fromkeys(event["type"] for event in events)  # deltas vary in number
+    return list(kinds), [one for one in usage if one][-1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("api", ["responses", "messages"])
+def test_the_newer_apis_through_the_proxy(vllm: str, api: str, stream: bool) -> None:
+    """Same events and counts as without it; the policy learns what is cached."""
+    text = words(f"{api} {stream}", 300)
+    body: dict[str, Any] = {"model": "tiny", "stream": stream, "temperature": 0}
+    if api == "responses":
+        body |= {"input": text, "max_output_tokens": 5}
+    else:
+        body |= {"messages": [{"role": "user", "content": text}], "max_tokens": 5}
+
+    async def main() -> None:
+        async with stage([vllm]) as scene:
+            await typed_answer(scene.client, scene.url, body)
+            through = await typed_answer(scene.client, scene.url, body)
+            assert through == await typed_answer(scene.client, vllm, body)
+            kinds, usage = through
+            assert kinds[-1] == (("response.completed" if api == "responses" else "message_stop")
+                                 if stream else "whole")  # fmt: skip
+            details = usage.get("input_tokens_details") or {}
+            cached = details.get("cached_tokens") or usage.get("cache_read_input_tokens")
+            assert cached is not None
+            assert cached >= 256
+            scene.assert_nothing_held()
+
+    asyncio.run(main())
+
+
 # A prefill that is longer than a chat may wait is long.
 HASTY = [
     {"name": "chat", "up_to": 5_000, "max_wait": 0.02},

@@ -20,6 +20,7 @@ from raw_client import Oracle, ask, before_oracle, post
 
 from forebay.proxy import app
 from forebay.proxy.api.body import ParsedBody, read_fields
+from forebay.proxy.api.dialects import COMPLETIONS
 from forebay.proxy.api.token_estimate import MAX_TENANTS, TokenEstimate
 from forebay.proxy.http1.errors import ApiError
 from forebay.proxy.http1.headers import request_id, to_backend, to_client, unforwardable
@@ -399,7 +400,7 @@ def test_limits_are_those_of_pydantic(value: Any) -> None:
 
 def asked(fields: dict[str, Any]) -> ParsedBody:
     return read_fields(
-        fields, b"", {}, id_="x", chat=False, estimate=TokenEstimate(4.0), block_bytes=256
+        fields, b"", {}, id_="x", dialect=COMPLETIONS, estimate=TokenEstimate(4.0), block_bytes=256
     )
 
 

@@ -564,7 +564,7 @@ class TestMalformed:
 
         on_stage(scene, broken, models)
 
-    @pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses"])
+    @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
     @pytest.mark.parametrize("ends", [True, False], ids=["whole", "without end"])
     def test_a_first_event_that_is_too_large_is_nobodys_fault(self, path: str, ends: bool) -> None:
         """For example `echo` with `logprobs`: another backend would send an event as large."""
@@ -649,7 +649,7 @@ def bad_ends() -> dict[str, bytes]:
     }
 
 
-RESPONSES = {"model": "m", "input": "hello", "stream": True}
+UNSHAPED = {"model": "m", "input": "hello", "stream": True}
 CREATED = (
     b'event: response.created\ndata: {"type":"response.created","response":{"error":null}}\n\n'
 )
@@ -683,13 +683,13 @@ class TestOtherPathsTellOfHealth:
 
     @pytest.mark.parametrize(
         ("path", "good"),
-        [("/v1/embeddings", embeds), ("/v1/responses", begins_a_response)],
+        [("/v1/embeddings", embeds), ("/v1/embeddings", begins_a_response)],
         ids=["whole", "stream"],
     )
     def test_failures_that_are_not_in_a_row_put_nobody_out(self, path: str, good: Serve) -> None:
         async def scene(on: Stage, backends: list[RawBackend]) -> None:
             for status in [500, 500, 200, 500, 500, 200]:
-                async with on.post(RESPONSES, path) as response:
+                async with on.post(UNSHAPED, path) as response:
                     assert (response.status, bool(await response.read())) == (status, True)
                 assert on.proxy.backends.health.state("b0") == "up"
 
@@ -699,11 +699,11 @@ class TestOtherPathsTellOfHealth:
         async def scene(on: Stage, backends: list[RawBackend]) -> None:
             health = on.proxy.backends.health
             for _ in range(3):
-                async with on.post(RESPONSES, "/v1/embeddings") as response:
+                async with on.post(UNSHAPED, "/v1/embeddings") as response:
                     assert response.status == 500
             await until(lambda: health.state("b0") == "ejected")
             await until(lambda: health.state("b0") == "half_open")
-            async with on.post(RESPONSES, "/v1/embeddings") as response:
+            async with on.post(UNSHAPED, "/v1/embeddings") as response:
                 assert response.status == 200
             assert health.state("b0") == "up"
 
@@ -737,13 +737,13 @@ class TestOtherPathsTellOfHealth:
 
 
 async def ask_embeddings(on: Stage) -> int:
-    async with on.post(RESPONSES, "/v1/embeddings") as response:
+    async with on.post(UNSHAPED, "/v1/embeddings") as response:
         await response.read()
         return int(response.status)
 
 
 class TestOtherStreams:
-    """Streams of paths that are not shaped, such as /v1/responses, which has no [DONE]."""
+    """Streams of paths that are not shaped, which need not end with [DONE]."""
 
     def test_events_pass_as_they_come(self) -> None:
         """For longer than a first token may take, and not after all has come."""
@@ -757,7 +757,7 @@ class TestOtherStreams:
 
         async def scene(on: Stage, backends: list[RawBackend]) -> None:
             began, got = now(), b""
-            async with on.post(RESPONSES, "/v1/responses") as response:
+            async with on.post(UNSHAPED, "/v1/embeddings") as response:
                 assert response.status == 200
                 assert response.headers["server"] == "forebay"
                 assert response.headers["x-request-id"]
@@ -782,7 +782,7 @@ class TestOtherStreams:
 
         async def scene(on: Stage, backends: list[RawBackend]) -> None:
             got = b""
-            async with on.post(RESPONSES, "/v1/responses") as response:
+            async with on.post(UNSHAPED, "/v1/embeddings") as response:
                 with pytest.raises(aiohttp.ClientPayloadError):  # noqa: PT012
                     while part := await response.content.readany():
                         got += part
@@ -805,7 +805,7 @@ class TestOtherStreams:
 
         async def scene(on: Stage, backends: list[RawBackend]) -> None:
             for _ in range(2):
-                async with on.post(RESPONSES, "/v1/responses") as response:
+                async with on.post(UNSHAPED, "/v1/embeddings") as response:
                     assert await response.read() == CREATED + COMPLETED
 
         on_stage(scene, broken, good)
@@ -816,7 +816,7 @@ class TestOtherStreams:
             await call.hung_up()
 
         async def scene(on: Stage, backends: list[RawBackend]) -> None:
-            async with on.post(RESPONSES, "/v1/responses") as response:
+            async with on.post(UNSHAPED, "/v1/embeddings") as response:
                 await response.content.readany()
                 response.close()
             await settle()

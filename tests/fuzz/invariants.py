@@ -10,6 +10,7 @@ from aiohttp import HttpVersion11, web
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from forebay.proxy.api.body import parse, read_fields
+from forebay.proxy.api.dialects import CHAT, COMPLETIONS
 from forebay.proxy.api.media_tokens import VIDEO_TOKENS
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.http1.byte_budget import ByteBudget, Hold
@@ -144,7 +145,7 @@ def check_prompt(body: bytes, chat: bool) -> None:
             body,
             {},
             id_="x",
-            chat=chat,
+            dialect=CHAT if chat else COMPLETIONS,
             estimate=TokenEstimate(4.0),
             block_bytes=BLOCK_BYTES,
         )

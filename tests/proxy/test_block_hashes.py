@@ -12,6 +12,7 @@ from forebay.proxy.api import body as body_module
 from forebay.proxy.api import large_json
 from forebay.proxy.api.block_hashes import BlockHashes, chain, identity
 from forebay.proxy.api.body import ParsedBody, parse_any, read_fields
+from forebay.proxy.api.dialects import CHAT, COMPLETIONS
 from forebay.proxy.api.token_estimate import TokenEstimate
 
 BLOCK_BYTES = 16
@@ -45,9 +46,14 @@ def understood(fields: dict[str, Any]) -> ParsedBody:
     body = orjson.dumps(fields)
     parsed = asyncio.run(parse_any(body, in_pieces=True))
     return read_fields(
-        parsed, body, {}, id_="x", chat="messages" in fields, estimate=TokenEstimate(4.0),
+        parsed,
+        body,
+        {},
+        id_="x",
+        dialect=CHAT if "messages" in fields else COMPLETIONS,
+        estimate=TokenEstimate(4.0),
         block_bytes=BLOCK_BYTES,
-    )  # fmt: skip
+    )
 
 
 def as_large(

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict
 
 from forebay.proxy.api.body import ParsedBody, parse, read_fields, salted
 from forebay.proxy.api.cache_salt import CacheSalts, cache_secret, share_cache_secret, with_salt
+from forebay.proxy.api.dialects import CHAT, COMPLETIONS
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.http1.errors import ApiError
 from forebay.replay.sim.clock import run
@@ -42,7 +43,7 @@ def understood(
         body,
         headers or {},
         id_="r",
-        chat=False,
+        dialect=COMPLETIONS,
         estimate=TokenEstimate(4.0),
         block_bytes=256,
         tenant=tenant,
@@ -98,7 +99,7 @@ class TestMediaIds:
                     {"role": "user", "content": [self.TEXT, part]}]  # fmt: skip
         fields: dict[str, Any] = {"messages": messages}
         return read_fields(
-            fields, json.dumps(fields).encode(), {}, id_="r", chat=True,
+            fields, json.dumps(fields).encode(), {}, id_="r", dialect=CHAT,
             estimate=TokenEstimate(4.0), block_bytes=256, tenant="acme", salts=salts,
         )  # fmt: skip
 

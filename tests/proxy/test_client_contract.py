@@ -9,6 +9,7 @@ from multidict import CIMultiDict
 from proxy_stage import Call, RawBackend, Stage, settle, stage
 
 from forebay.proxy.api.body import read_fields
+from forebay.proxy.api.dialects import COMPLETIONS
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.core.model import Reject, Request
 from forebay.proxy.http1.errors import ApiError, rejected
@@ -24,7 +25,7 @@ def timeout_of(headers: dict[str, str], sdk_timeout: bool = True) -> float:
         b"",
         CIMultiDict(headers),
         id_="a",
-        chat=False,
+        dialect=COMPLETIONS,
         estimate=TokenEstimate(4.0),
         block_bytes=2048,
         sdk_timeout=sdk_timeout,

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.proxy.api.body import ParsedBody, read_fields
+from forebay.proxy.api.dialects import CHAT, COMPLETIONS
 from forebay.proxy.api.prefix_request import prefix_body
 from forebay.proxy.api.prompt_text import chat_text
 from forebay.proxy.api.token_estimate import TokenEstimate
@@ -33,7 +34,15 @@ def asked(fields: dict[str, Any]) -> ParsedBody:
     body = json.dumps(fields).encode()
     chat = "messages" in fields
     estimate = TokenEstimate(4.0)
-    return read_fields(fields, body, {}, id_="r", chat=chat, estimate=estimate, block_bytes=256)
+    return read_fields(
+        fields,
+        body,
+        {},
+        id_="r",
+        dialect=CHAT if chat else COMPLETIONS,
+        estimate=estimate,
+        block_bytes=256,
+    )
 
 
 @given(messages=MESSAGES, share=st.floats(0, 1), tools=st.booleans())

@@ -11,6 +11,7 @@ import pytest
 from forebay.proxy.api import large_json
 from forebay.proxy.api import media_tokens as media
 from forebay.proxy.api.body import ParsedBody, parse_any, read_fields
+from forebay.proxy.api.dialects import CHAT, COMPLETIONS
 from forebay.proxy.api.prompt_text import MOST_ITEMS, chat_text
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.http1.errors import ApiError
@@ -22,7 +23,13 @@ RECORDED = ["21aaf4d6cc6f26dc", "902a97e1957a81f3", "8cc3fafc2cdff0a7"]
 def understood(body: bytes, chat: bool = True) -> ParsedBody:
     fields = asyncio.run(parse_any(body))
     return read_fields(
-        fields, body, {}, id_="x", chat=chat, estimate=TokenEstimate(4.0), block_bytes=BLOCK_BYTES
+        fields,
+        body,
+        {},
+        id_="x",
+        dialect=CHAT if chat else COMPLETIONS,
+        estimate=TokenEstimate(4.0),
+        block_bytes=BLOCK_BYTES,
     )
 
 

@@ -14,6 +14,7 @@ from proxy_stage import (
 )
 
 from forebay.proxy.api.body import read_fields
+from forebay.proxy.api.dialects import CHAT, COMPLETIONS
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.core.model import Request
 
@@ -27,9 +28,14 @@ def request_of(fields: dict[str, Any], chat: bool = True) -> Request:
     content = fields.pop("content", "hello")
     prompt = {"messages": [{"role": "user", "content": content}]} if chat else {"prompt": content}
     return read_fields(
-        {**prompt, **fields}, b"", {}, id_="x", chat=chat, estimate=TokenEstimate(4.0),
+        {**prompt, **fields},
+        b"",
+        {},
+        id_="x",
+        dialect=CHAT if chat else COMPLETIONS,
+        estimate=TokenEstimate(4.0),
         block_bytes=256,
-    ).request  # fmt: skip
+    ).request
 
 
 @pytest.mark.parametrize(

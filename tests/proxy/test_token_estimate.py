@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from proxy_stage import Call, RawBackend, Stage, answer, on_stage
 
 from forebay.proxy.api.body import read_fields
+from forebay.proxy.api.dialects import CHAT, COMPLETIONS
 from forebay.proxy.api.token_estimate import MOST, TokenEstimate
 
 CONTEXT = 131_072  # tokens; `up_to` of the last bucket by default
@@ -45,7 +46,14 @@ def estimated(
     estimate: TokenEstimate, fields: dict[str, Any], chat: bool = True, most: int = CONTEXT
 ) -> int:
     return read_fields(
-        fields, b"", {}, id_="x", chat=chat, estimate=estimate, block_bytes=2048, most_tokens=most
+        fields,
+        b"",
+        {},
+        id_="x",
+        dialect=CHAT if chat else COMPLETIONS,
+        estimate=estimate,
+        block_bytes=2048,
+        most_tokens=most,
     ).request.prompt_tokens
 
 

@@ -15,6 +15,7 @@ import pytest
 from vllm_server import needed_vllm_python
 
 from forebay.proxy.api.body import MOST_OUTPUT_TOKENS, ParsedBody, parse, read_fields
+from forebay.proxy.api.dialects import CHAT, COMPLETIONS
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.http1.errors import ApiError
 
@@ -92,7 +93,13 @@ def strict(fields: dict[str, Any], chat: bool) -> bool:
 def read(body: bytes, chat: bool) -> ParsedBody | None:
     try:
         return read_fields(
-            parse(body), body, {}, id_="x", chat=chat, estimate=TokenEstimate(4.0), block_bytes=256
+            parse(body),
+            body,
+            {},
+            id_="x",
+            dialect=CHAT if chat else COMPLETIONS,
+            estimate=TokenEstimate(4.0),
+            block_bytes=256,
         )
     except ApiError:
         return None

@@ -1,0 +1,74 @@
+"""Tell which requests are more than a prefill of text: grammars, batches, prompt logprobs."""
+
+from typing import Any
+
+from forebay.proxy.api.dialects import Dialect
+
+WHOLE_ONLY = frozenset(
+    ("echo", "prompt_logprobs", "truncate_prompt_tokens", "use_beam_search", "suffix")
+)
+"""Fields for which an engine needs the whole prompt in one request."""
+GRAMMARS = (
+    "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
+    "guided_grammar",
+)  # fmt: skip
+"""Fields with a grammar, which an engine compiles before the first token."""
+_IMPURE = frozenset((*GRAMMARS, *WHOLE_ONLY, "tool_choice", "prompt_embeds", "kv_transfer_params"))
+
+
+def only_whole(fields: dict[str, Any], dialect: Dialect) -> bool:
+    """Return whether the prompt must be sent in one request (no split prefill)."""
+    if not dialect.classic:
+        return True
+    if "tool_choice" in fields and must_call(fields):
+        return True
+    if not WHOLE_ONLY.isdisjoint(fields) and (
+        any(fields.get(name) for name in WHOLE_ONLY) or fields.get("prompt_logprobs") == 0
+    ):
+        return True
+    if dialect.messages:
+        return list in [type(message.get("content")) for message in fields["messages"]]
+    return is_batch(fields)
+
+
+def is_pure(fields: dict[str, Any], dialect: Dialect) -> bool:
+    """Return whether an engine does nothing before the first token but prefill the text.
+
+    Unless it must call one, a model with tools answers freely: vLLM compiles no grammar for `auto`.
+    """
+    if not dialect.messages and is_batch(fields):
+        return False  # the first of its prompts answers first
+    if not dialect.classic and _has_schema(fields):
+        return False
+    if _IMPURE.isdisjoint(fields):
+        return True
+    format_ = fields.get("response_format")
+    free = (
+        {"response_format"} if isinstance(format_, dict) and format_.get("type") == "text" else ()
+    )
+    given = [fields.get(name) for name in _IMPURE.difference(free, ("tool_choice",))]
+    # A number counts though it is 0: prompt_logprobs.
+    return not (must_call(fields) or any(one or type(one) is int for one in given))
+
+
+def must_call(fields: dict[str, Any]) -> bool:
+    """Return whether the answer must be a call of a tool, which a grammar ensures."""
+    choice = fields.get("tool_choice")
+    if isinstance(choice, dict):
+        choice = choice.get("type")
+    return bool(fields.get("tools")) and choice not in (None, "none", "auto")
+
+
+def _has_schema(fields: dict[str, Any]) -> bool:
+    """Return whether a request to /v1/responses or /v1/messages wants its answer in a format."""
+    for name in ("text", "output_config"):
+        holder = fields.get(name)
+        format_ = holder.get("format") if isinstance(holder, dict) else None
+        if isinstance(format_, dict) and format_.get("type") != "text":
+            return True
+    return False
+
+
+def is_batch(fields: dict[str, Any]) -> bool:
+    prompt = fields["prompt"]
+    return isinstance(prompt, list) and not isinstance(prompt[0], int)

@@ -1,0 +1,421 @@
+"""/v1/responses and /v1/messages are shaped as chats are."""
+
+import asyncio
+import json
+import re
+from typing import Any
+
+import aiohttp
+import openai
+import orjson
+import pytest
+from proxy_stage import (
+    STREAM_HEAD,
+    Call,
+    RawBackend,
+    Stage,
+    answer,
+    chunk,
+    error_of,
+    on_stage,
+    settle,
+    stage,
+    until,
+)
+
+from forebay.proxy.api.body import parse, read_fields
+from forebay.proxy.api.dialects import CHAT, DIALECTS, MESSAGES, RESPONSES, Dialect
+from forebay.proxy.api.token_estimate import TokenEstimate
+from forebay.proxy.http1.errors import ApiError
+from forebay.proxy.relay.kept_responses import MOST_KEPT, KeptResponses
+from forebay.proxy.relay.relay import usage_tokens
+
+SHAPED = (RESPONSES, MESSAGES)
+INPUT_USAGE = {
+    "input_tokens": 7,
+    "input_tokens_details": {"cached_tokens": 4},
+    "output_tokens": 3,
+    "total_tokens": 10,
+}
+LONG = "word " * 2_000
+
+
+def event(kind: str, **fields: Any) -> bytes:
+    return (
+        b"event: " + kind.encode() + b"\ndata: " + orjson.dumps({**fields, "type": kind}) + b"\n\n"
+    )
+
+
+def whole_response(id_: str) -> dict[str, Any]:
+    return {"id": id_, "object": "response", "error": None, "output": [], "usage": INPUT_USAGE}
+
+
+OPENING = event("response.created", response={"id": "r", "error": None, "usage": None})
+OPENING += event("response.in_progress", response={"id": "r"})
+STREAMS = {
+    RESPONSES: (
+        OPENING,
+        event("response.output_text.delta", delta=' "response.completed" yes'),
+        event("response.completed", response=whole_response("r")),
+    ),
+    MESSAGES: (
+        event("ping"),
+        event("message_start", message={"id": "m", "usage": {"input_tokens": 3}})
+        + event("content_block_delta", delta={"type": "text_delta", "text": "message_stop"}),
+        event("message_delta", usage={"input_tokens": 3, "cache_read_input_tokens": 4,
+                                      "output_tokens": 3})
+        + event("message_stop"),
+    ),
+}  # fmt: skip
+
+
+def asked(dialect: Dialect, prompt: str = "hello", **more: Any) -> dict[str, Any]:
+    if dialect is RESPONSES:
+        return {"model": "m", "input": prompt, **more}
+    return {
+        "model": "m",
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": 9,
+        **more,
+    }
+
+
+def read(dialect: Dialect, fields: dict[str, Any]) -> Any:
+    body = orjson.dumps(fields)
+    estimate = TokenEstimate(4.0)
+    return read_fields(
+        parse(body), body, {}, id_="x", dialect=dialect, estimate=estimate, block_bytes=256
+    )
+
+
+class TestFields:
+    def test_one_conversation_has_one_prefix_however_it_is_sent(self) -> None:
+        """So a document is known again by whatever API the next question comes."""
+        chat = {"messages": [{"role": "system", "content": LONG}, {"role": "user", "content": "?"}]}
+        request = read(CHAT, chat).request
+        asks = {"role": "user", "content": "?"}
+        for dialect, fields in (
+            (RESPONSES, {"instructions": LONG, "input": "?"}),
+            (RESPONSES, {"instructions": LONG, "input": [asks]}),
+            (MESSAGES, {"system": LONG, "messages": [asks]}),
+            (MESSAGES, {"system": [{"type": "text", "text": LONG}], "messages": [asks]}),
+        ):
+            other = read(dialect, fields).request
+            assert (other.blocks, other.prompt_tokens) == (request.blocks, request.prompt_tokens)
+            assert other.identity == request.identity
+
+    def test_a_turn_begins_with_the_one_before(self) -> None:
+        said = {"type": "message", "role": "assistant",
+                "content": [{"type": "output_text", "text": LONG}]}  # fmt: skip
+        called = {"type": "function_call", "name": "f", "arguments": LONG, "call_id": "1"}
+        told = {"type": "function_call_output", "call_id": "1", "output": LONG}
+        turn = [{"role": "user", "content": LONG}, said, called]
+        before = read(RESPONSES, {"input": turn}).request.blocks
+        after = read(RESPONSES, {"input": [*turn, told]}).request.blocks
+        assert len(before) > 100
+        assert after[: len(before)] == before
+
+    @pytest.mark.parametrize("dialect", SHAPED)
+    def test_the_limit_of_the_answer(self, dialect: Dialect) -> None:
+        limit: dict[str, Any] = {dialect.limits[0]: 33, "n": 4}
+        request = read(dialect, asked(dialect, **limit)).request
+        assert (request.output_tokens, request.sequences, request.whole) == (33, 1, True)
+
+    @pytest.mark.parametrize(
+        ("dialect", "fields"),
+        [
+            (RESPONSES, {"text": {"format": {"type": "json_schema", "schema": {}}}}),
+            (MESSAGES, {"output_config": {"format": {"type": "json_schema"}}}),
+            (MESSAGES, {"tools": [{"name": "f"}], "tool_choice": {"type": "any"}}),
+        ],
+    )
+    def test_a_grammar_comes_before_the_first_token(
+        self, dialect: Dialect, fields: dict[str, Any]
+    ) -> None:
+        free: dict[str, Any] = {
+            "text": {"format": {"type": "text"}},
+            "tool_choice": {"type": "auto"},
+        }
+        assert read(dialect, asked(dialect, **free)).request.pure
+        assert not read(dialect, asked(dialect, **fields)).request.pure
+
+    @pytest.mark.parametrize(
+        ("dialect", "fields", "param"),
+        [
+            (RESPONSES, {}, "input"),
+            (RESPONSES, {"input": 3}, "input"),
+            (RESPONSES, {"input": ["a"]}, "input"),
+            (RESPONSES, {"input": "a", "max_output_tokens": "many"}, "max_output_tokens"),
+            (RESPONSES, {"input": "a", "previous_response_id": 7}, "previous_response_id"),
+            (MESSAGES, {"messages": "a"}, "messages"),
+            (MESSAGES, {"messages": [], "system": "a"}, "messages"),
+        ],
+    )
+    def test_a_wrong_type_is_named(
+        self, dialect: Dialect, fields: dict[str, Any], param: str
+    ) -> None:
+        with pytest.raises(ApiError) as error:
+            read(dialect, fields)
+        assert (error.value.status, error.value.param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("usage", "counts"),
+    [
+        (INPUT_USAGE, (7, 4, 3)),
+        ({"input_tokens": 3, "cache_read_input_tokens": 4, "output_tokens": 3}, (7, 4, 3)),
+        ({"input_tokens": 7, "output_tokens": 3}, (7, None, 3)),
+        ({"input_tokens": -1, "output_tokens": 3}, (0, None, 0)),
+    ],
+)
+def test_usage_has_other_names(usage: dict[str, Any], counts: tuple[int, int | None, int]) -> None:
+    assert usage_tokens(usage) == counts
+
+
+class TestStreams:
+    @pytest.mark.parametrize("dialect", SHAPED)
+    def test_it_is_relayed_byte_for_byte_and_counted(self, dialect: Dialect) -> None:
+        opening, middle, end = STREAMS[dialect]
+
+        async def serve(call: Call) -> None:
+            await call.send(STREAM_HEAD + chunk(opening))
+            await asyncio.sleep(2)
+            await call.send(chunk(middle))
+            await asyncio.sleep(1)
+            await call.send(chunk(end) + b"0\r\n\r\n")
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            posting = asyncio.ensure_future(
+                on.post(asked(dialect, stream=True), dialect.path).__aenter__()
+            )
+            await asyncio.sleep(1)
+            assert not posting.done()  # nothing is promised before the first token
+            (queue,) = [b.prefill_queue for b in on.proxy.driver.shaper.backends.values()]
+            assert len(queue.prefills) == 1
+            response = await posting
+            assert not queue.prefills
+            assert response.headers["x-forebay-bucket"] == "chat"
+            assert await response.read() == opening + middle + end
+            await settle()
+            on.assert_nothing_held()
+            async with on.client.get(on.proxy.admin_url + "/metrics") as metrics:
+                text = await metrics.text()
+            assert 'forebay_prompt_tokens_total{backend="b0"} 7' in text
+            assert 'forebay_cached_tokens_total{backend="b0"} 4' in text
+
+        on_stage(scene, serve)
+
+    @pytest.mark.parametrize("dialect", SHAPED)
+    @pytest.mark.parametrize("data_only", [False, True])
+    def test_a_clean_end_before_the_last_event_is_a_cut(
+        self, dialect: Dialect, data_only: bool
+    ) -> None:
+        parts = list(STREAMS[dialect])
+        if data_only:  # as some servers send them
+            parts = [re.sub(rb"event: .*\n", b"", part) for part in parts]
+        opening, middle, end = parts
+
+        async def cut(call: Call) -> None:
+            await call.send(STREAM_HEAD + chunk(opening) + chunk(middle) + b"0\r\n\r\n")
+
+        async def good(call: Call) -> None:
+            await call.send(
+                STREAM_HEAD + chunk(opening) + chunk(middle) + chunk(end) + b"0\r\n\r\n"
+            )
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            got = b""
+            async with on.post(asked(dialect, stream=True), dialect.path) as response:
+                with pytest.raises(aiohttp.ClientPayloadError):  # noqa: PT012
+                    while part := await response.content.readany():
+                        got += part
+            last = got.removeprefix(opening + middle)
+            assert last.startswith(b"event: error\ndata: ")
+            said = orjson.loads(last.split(b"data: ")[1])
+            assert (said["type"], said["error"]["code"]) == ("error", "upstream_stream_error")
+            backends[0].serve = good
+            async with on.post(asked(dialect, stream=True), dialect.path) as response:
+                assert await response.read() == opening + middle + end
+            await settle()
+            on.assert_nothing_held()
+
+        on_stage(scene, cut)
+
+    @pytest.mark.parametrize(
+        ("dialect", "error"),
+        [
+            (RESPONSES, event("error", message="busy", code="server_error", param=None)),
+            (MESSAGES, event("error", error={"type": "internal_error", "message": "busy"})),
+        ],
+    )
+    def test_an_error_before_the_first_token_goes_elsewhere(
+        self, dialect: Dialect, error: bytes
+    ) -> None:
+        opening, middle, end = STREAMS[dialect]
+        calls = 0
+
+        async def serve(call: Call) -> None:
+            nonlocal calls
+            calls += 1
+            rest = chunk(error) if calls == 1 else chunk(middle) + chunk(end)
+            await call.send(STREAM_HEAD + chunk(opening) + rest + b"0\r\n\r\n")
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            async with on.post(asked(dialect, stream=True), dialect.path) as response:
+                assert await response.read() == opening + middle + end
+            assert calls == 2
+
+        on_stage(scene, serve, serve)
+
+
+class TestShaping:
+    @pytest.mark.parametrize("dialect", SHAPED)
+    def test_long_prompts_wait_in_their_bucket_and_are_rejected(self, dialect: Dialect) -> None:
+        async def hangs(call: Call) -> None:
+            await call.hung_up()
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            body = asked(dialect, "word " * 80_000)
+            waiting = [
+                asyncio.ensure_future(on.post({**body, "user": str(n)}, dialect.path).__aenter__())
+                for n in range(3)
+            ]
+            await until(lambda: on.proxy.driver.shaper.queued("document") == 2)
+            async with on.post(body, dialect.path) as response:
+                assert response.status == 429
+                assert int(response.headers["retry-after"]) >= 1
+                assert (await error_of(response))["code"] in ("queue_full", "deadline_unattainable")
+            for one in waiting:
+                one.cancel()
+            await settle()
+
+        buckets = [{"name": "chat", "up_to": 5000},
+                   {"name": "document", "up_to": 131072, "max_queue": 2,
+                    "prefills_per_backend": 1}]  # fmt: skip
+        on_stage(scene, hangs, buckets=buckets)
+
+    def test_every_shaped_path_is_a_post(self) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            for path in DIALECTS:
+                async with on.client.get(on.url + path) as response:
+                    assert (response.status, response.headers["allow"]) == (405, "POST, OPTIONS")
+
+        async def unasked(call: Call) -> None:
+            raise AssertionError
+
+        on_stage(scene, unasked)
+
+
+class TestPreviousResponse:
+    """`previous_response_id`: the backend that made a response keeps it, no other does."""
+
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_the_next_turn_goes_where_the_response_is(self, stream: bool) -> None:
+        made: dict[str, str] = {}
+
+        def backend(name: str) -> Any:
+            async def serve(call: Call) -> None:
+                fields = json.loads(call.body)
+                previous, id_ = fields.get("previous_response_id"), f"r{len(made)}"
+                if previous is not None and made[previous] != name:
+                    await call.send(answer(404, b'{"error":{"message":"unknown"}}'))
+                    return
+                made[id_] = name
+                if not stream:
+                    await call.send(answer(200, orjson.dumps(whole_response(id_))))
+                    return
+                end = event("response.completed", response=whole_response(id_))
+                delta = event("response.output_text.delta", delta="a")
+                await call.send(STREAM_HEAD + chunk(OPENING + delta) + chunk(end) + b"0\r\n\r\n")
+
+            return serve
+
+        async def turn(on: Stage, text: str, previous: str | None) -> str:
+            body = asked(RESPONSES, text, previous_response_id=previous, stream=stream)
+            async with on.post(body, RESPONSES.path) as response:
+                assert response.status == 200, await response.read()
+                await response.read()
+            await settle()
+            return list(made)[-1]
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            sessions = {text: await turn(on, text, None) for text in ("a", "b", "c", "d")}
+            for _ in range(3):
+                for text, previous in sessions.items():
+                    sessions[text] = await turn(on, "and then?", previous)
+            assert set(made.values()) == {"x", "y"}
+
+        on_stage(scene, backend("x"), backend("y"))
+
+    def test_the_conversation_before_it_counts(self) -> None:
+        kept, first = KeptResponses(), read(RESPONSES, asked(RESPONSES, LONG)).request
+        kept.add("r1", first, "gpu1", 3_000)
+        parsed = read(RESPONSES, asked(RESPONSES, previous_response_id="r1"))
+        assert (parsed.previous_id, parsed.prompt_bytes) == ("r1", 0)  # teaches no estimate
+        alone = parsed.request.prompt_tokens
+        kept.go_on(parsed.request, "r1")
+        assert parsed.request.home == "gpu1"
+        assert parsed.request.prompt_tokens == 3_000 + alone
+        assert parsed.request.blocks == first.blocks
+
+    def test_another_tenants_response_is_unknown(self) -> None:
+        kept, request = KeptResponses(), read(RESPONSES, asked(RESPONSES)).request
+        kept.add("r1", request, "gpu1", 10)
+        request.tenant = "other"
+        kept.go_on(request, "r1")
+        assert request.home == ""
+
+    def test_so_many_are_kept(self) -> None:
+        kept, request = KeptResponses(), read(RESPONSES, asked(RESPONSES)).request
+        for number in range(MOST_KEPT + 1):
+            kept.add(str(number), request, "gpu1", 10)
+        kept.go_on(request, "0")
+        assert request.home == ""
+        kept.go_on(request, "1")
+        assert request.home == "gpu1"
+
+    def test_where_its_backend_is_down_another_may_say_so(self) -> None:
+        async def unknown(call: Call) -> None:
+            await call.send(answer(404, b'{"error":{"message":"no such response"}}'))
+
+        async def makes(call: Call) -> None:
+            await call.send(answer(200, orjson.dumps(whole_response("r1"))))
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            made, other = backends
+            other.healthy = False
+            await until(lambda: not on.proxy.backends.upstreams["b1"].up)
+            async with on.post(asked(RESPONSES), RESPONSES.path) as response:
+                assert response.status == 200
+            other.healthy, made.healthy = True, False
+            upstreams = on.proxy.backends.upstreams
+            await until(lambda: upstreams["b1"].up and not upstreams["b0"].up)
+            body = asked(RESPONSES, previous_response_id="r1")
+            async with on.post(body, RESPONSES.path) as response:
+                assert response.status == 404
+
+        on_stage(scene, makes, unknown)
+
+
+def test_the_client_of_openai_reads_a_stream_and_its_cut() -> None:
+    """In real time: the client uses threads."""
+    opening, delta, end = STREAMS[RESPONSES]
+
+    async def serve(call: Call) -> None:
+        whole = b"cut" not in call.body
+        rest = chunk(end) + b"0\r\n\r\n" if whole else b"0\r\n\r\n"
+        await call.send(STREAM_HEAD + chunk(opening + delta) + rest)
+
+    async def main() -> None:
+        backend = RawBackend(serve)
+        async with backend.running(), stage([backend.url]) as on:
+            client = openai.AsyncOpenAI(base_url=on.url + "/v1", api_key="k", max_retries=0)
+            async with client:
+                stream = await client.responses.create(model="m", input="whole", stream=True)
+                kinds = [one.type async for one in stream]
+                assert kinds[-1] == "response.completed"
+                stream = await client.responses.create(model="m", input="cut", stream=True)
+                with pytest.raises(openai.APIError):
+                    [one.type async for one in stream]
+
+    asyncio.run(main())
