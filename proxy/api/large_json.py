@@ -35,8 +35,11 @@ MOST_VALUES = 1 << 22  # 16 MiB of token ids have about 2.5 million
 # Keys that decisions depend on. Of two equal keys the last counts here and in Python; a backend may
 # take the first.
 ONCE = frozenset(
-    ("model", "stream", "max_tokens", "max_completion_tokens", "n", "prompt", "messages")
-)
+    (
+        "model", "stream", "max_tokens", "max_completion_tokens", "max_output_tokens", "n",
+        "prompt", "messages", "system", "input", "instructions", "previous_response_id",
+    )
+)  # fmt: skip
 _QUOTED = {name: f'"{name}"'.encode() for name in ONCE}
 LONGEST_KEY = 6 * max(map(len, ONCE))  # bytes, each character as an escape
 
@@ -45,7 +48,8 @@ _COLON = re.compile(rb"\s*+:")
 # One of ONCE with its value. Objects are left out: tools declare parameters of these names so, and
 # no field of these names is an object.
 _ONCE = re.compile(
-    rb'"(m(?:odel|essages|ax_(?:completion_)?tokens)|stream|n|prompt)"\s*+:\s*+[^\s{]'
+    rb'"(m(?:odel|essages|ax_(?:(?:completion|output)_)?tokens)|stream|n|prompt|system'
+    rb'|in(?:put|structions)|previous_response_id)"\s*+:\s*+[^\s{]'
 )
 # Inside a string; it ends before a quote, or before an escape that is cut.
 _ESCAPED = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)

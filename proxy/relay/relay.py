@@ -330,7 +330,8 @@ def usage_tokens(usage: object) -> tuple[int, int | None, int]:
     """Tokens of the prompt, those of it cached (None if not reported), tokens of the output.
 
     An implausible count is 0 or None. Chats and completions call them prompt and completion tokens;
-    the other APIs input and output tokens. Anthropic's input tokens are without those cached.
+    the other APIs input and output tokens. Anthropic's input tokens are without those read from a
+    cache or written to it; where both are 0, vLLM may not report them.
     """
     if not isinstance(usage, dict):
         return 0, None, 0
@@ -340,8 +341,12 @@ def usage_tokens(usage: object) -> tuple[int, int | None, int]:
         return 0, None, 0
     details = usage.get(f"{prompt}_tokens_details")
     cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
-    if cached is None and (cached := _count(usage.get("cache_read_input_tokens"))) is not None:
-        prompt_tokens += cached
+    read, written = (
+        _count(usage.get(f"cache_{what}_input_tokens")) for what in ("read", "creation")
+    )
+    if read or written:
+        cached = read or 0
+        prompt_tokens += cached + (written or 0)
     known = None if cached is None else min(cached, prompt_tokens)
     return prompt_tokens, known, _count(usage.get(f"{output}_tokens")) or 0
 

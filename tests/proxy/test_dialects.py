@@ -165,6 +165,24 @@ class TestFields:
         (INPUT_USAGE, (7, 4, 3)),
         ({"input_tokens": 3, "cache_read_input_tokens": 4, "output_tokens": 3}, (7, 4, 3)),
         ({"input_tokens": 7, "output_tokens": 3}, (7, None, 3)),
+        (
+            {
+                "input_tokens": 1,
+                "cache_creation_input_tokens": 2,
+                "cache_read_input_tokens": 4,
+                "output_tokens": 3,
+            },
+            (7, 4, 3),
+        ),
+        (
+            {
+                "input_tokens": 7,
+                "cache_creation_input_tokens": 0,
+                "cache_read_input_tokens": 0,
+                "output_tokens": 3,
+            },
+            (7, None, 3),
+        ),
         ({"input_tokens": -1, "output_tokens": 3}, (0, None, 0)),
     ],
 )
