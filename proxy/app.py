@@ -249,7 +249,8 @@ class App:
             record.bucket = rejected.action.bucket or "none"
             record.queued_s = rejected.action.queued_s
             receipt = self._telemetry.receipt(parsed.request.id)
-            raise errors.rejected(rejected.action, self._config.reject_status, receipt) from None
+            field, status = dialect.messages or "prompt", self._config.reject_status
+            raise errors.rejected(rejected.action, field, status, receipt) from None
 
     async def preview(self, request: web.BaseRequest, tenant: str) -> tuple[Request, str]:
         """Return what the policy would see of a body, and why it would not get that far.

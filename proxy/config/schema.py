@@ -46,8 +46,9 @@ from forebay.proxy.core.policy.routing import Affinity, Route
 from forebay.traces.errors import InputError
 
 ROUTED = (
-    "/v1/models", "/v1/embeddings", "/v1/messages/count_tokens", "/tokenize", "/detokenize",
-    "/version",
+    "/v1/models", "/version", "/tokenize", "/detokenize", "/v1/messages/count_tokens",
+    "/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank",
+    "/v1/audio/transcriptions", "/v1/audio/translations",
 )  # fmt: skip
 NAME = r"^[A-Za-z0-9._-]{1,64}$"
 MAX_CONCURRENCY = 512

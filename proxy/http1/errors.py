@@ -66,15 +66,21 @@ _REASONS = {
 }
 
 
-def rejected(action: Reject, load_status: int = 429, receipt: Receipt | None = None) -> ApiError:
+TOO_LONG = "context_length_exceeded"  # as OpenAI calls it: clients then shorten the prompt
+
+
+def rejected(
+    action: Reject, field: str, load_status: int = 429, receipt: Receipt | None = None
+) -> ApiError:
     """Return the error of a request that the policy rejected.
 
     Args:
+        field: the one that holds the prompt.
         receipt: the record of the decision, whose figures the message quotes; None if it is gone.
     """
     message = rejection(action, receipt)
     if action.reason == "prompt_too_long":
-        return ApiError(413, action.reason, f"{message}.", param="messages")
+        return ApiError(400, TOO_LONG, f"{message}.", param=field)
     headers = retry_headers(action.retry_after_s)
     again = f"{message}; retry after {headers['Retry-After']} s."
     if action.reason == "no_backend_available":
@@ -98,7 +104,7 @@ def rejection(action: Reject, receipt: Receipt | None) -> str:
         case "line_full" if not receipt.tries and limit < inf:
             return f"{value:.0f} requests of this length are waiting, limit {limit:.0f}"
         case "prompt_too_long":
-            return f"Prompt is about {value:,.0f} tokens; limit {limit:,.0f}"
+            return f"Prompt is about {value:,.0f} tokens; maximum context length {limit:,.0f}"
         case "deadline_passed":
             return f"Waited {_spoken(action.queued_s)} in the queue without being served"
     return _REASONS[action.reason]

@@ -93,7 +93,10 @@ def busy(bucket: dict[str, Any], ask: Any, **keys: Any) -> None:
 def test_a_prompt_that_is_too_long_is_told_both_lengths() -> None:
     async def ask(on: Stage) -> None:
         status, message, _ = await told(on, {"prompt": [7] * 200_000})
-        assert (status, message) == (413, "Prompt is about 200,000 tokens; limit 150,000.")
+        assert (status, message) == (
+            400,
+            "Prompt is about 200,000 tokens; maximum context length 150,000.",
+        )
 
     busy({}, ask, tokens={"bytes_per_token": 4.0})
 
@@ -152,7 +155,7 @@ def test_a_retry_without_hope_is_not_recommended() -> None:
 def test_a_request_whose_record_is_gone_is_told_why_without_figures() -> None:
     action = Reject(Request("a", 1), "deadline_unattainable", "chat", 0.0, 12.0)
     message = "The server cannot answer this request in time; retry after 12 s."
-    assert rejected(action).message == message
+    assert rejected(action, "prompt").message == message
 
 
 def test_an_unknown_path_is_told_which_exist() -> None:

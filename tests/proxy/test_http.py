@@ -295,8 +295,9 @@ class TestBadRequests:
     def test_a_prompt_beyond_every_bucket(self) -> None:
         async def scene(on: Stage, backends: list[RawBackend]) -> None:
             async with on.post({"prompt": [7] * 150_000}) as response:
-                assert response.status == 413
-                assert (await error_of(response))["code"] == "prompt_too_long"
+                assert response.status == 400
+                error = await error_of(response)
+                assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
 
         on_stage(scene, None)
 

@@ -113,9 +113,10 @@ def test_mistakes_are_the_right_exceptions() -> None:
         with pytest.raises(openai.BadRequestError) as wrong_type:
             await create(model="llama-3-8b", messages=NO_LIST)
         assert wrong_type.value.code == "invalid_type"
-        with pytest.raises(openai.APIStatusError) as too_long:
+        with pytest.raises(openai.BadRequestError) as too_long:
             await create(model="llama-3-8b", messages=TOO_MANY)
-        assert too_long.value.status_code == 413
+        assert too_long.value.code == "context_length_exceeded"
+        assert too_long.value.param == "messages"
         with pytest.raises(openai.NotFoundError):
             await client.files.list()
 

@@ -140,7 +140,7 @@ def engine(ratio: Callable[[], float]) -> Any:
 
 
 def test_documents_reach_the_engine_after_short_dense_requests_of_a_stranger() -> None:
-    """Sixty requests of 300 bytes made every document of 50,000 tokens a 413."""
+    """Sixty requests of 300 bytes made every document of 50,000 tokens a 400."""
     ratio = 1.0
 
     async def scene(on: Stage, backends: list[RawBackend]) -> None:

@@ -28,6 +28,7 @@ from forebay.traces.formats import formats
 
 WHAT_TO_DO = {
     "bad_http": "correct the request's framing or target",
+    "context_length_exceeded": "shorten the prompt, or raise `up_to` of the last bucket",
     "cross_site": "call the admin port from the command line, not from a web page",
     "deadline_unattainable": "retry after `Retry-After`, or give a longer timeout",
     "draining": "retry: the load balancer will choose another proxy",
@@ -40,7 +41,6 @@ WHAT_TO_DO = {
     "no_backend_available": "retry after `Retry-After`; the operator looks at `/status`",
     "not_found": "use one of the paths in the message",
     "overloaded": "retry after `Retry-After`; see [self-protection](../how-to/monitor.md)",
-    "prompt_too_long": "shorten the prompt, or raise `up_to` of the last bucket",
     "queue_full": "retry after `Retry-After`",
     "repeated_key": "send each key of the JSON object once",
     "request_timeout": "send the request faster, or raise `timeouts.client_body`",
@@ -185,7 +185,7 @@ def error_codes() -> dict[str, Code]:
                 _add_code(found, node)
     reasons = {
         "queue_full": "429", "deadline_unattainable": "429", "tenant_quota": "429",
-        "no_backend_available": "503", "prompt_too_long": "413",
+        "no_backend_available": "503", "context_length_exceeded": "400",
     }  # fmt: skip
     for code, status in reasons.items():
         known = found.get(code)
