@@ -174,7 +174,7 @@ class NewRequests:
                 rank = STANDARD
         waiting = QueuedRequest(request, bucket.name, now, inf, self._count, 0.0, rank, own_rank)
         home = dispatcher.backends.get(request.home)
-        if home is not None and home.up:
+        if home is not None and dispatcher.forecast.suits(home, waiting):
             waiting.excluded = frozenset(dispatcher.backends) - {home.name}
         if dispatcher.output_lengths.any:
             waiting.output_tokens = dispatcher.output_lengths.expected(

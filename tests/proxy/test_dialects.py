@@ -26,6 +26,8 @@ from proxy_stage import (
 from forebay.proxy.api.body import parse, read_fields
 from forebay.proxy.api.dialects import CHAT, DIALECTS, MESSAGES, RESPONSES, Dialect
 from forebay.proxy.api.token_estimate import TokenEstimate
+from forebay.proxy.core.model import BackendSpec, Bucket, Request, Send
+from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.http1.errors import ApiError
 from forebay.proxy.relay.kept_responses import MOST_KEPT, KeptResponses
 from forebay.proxy.relay.relay import usage_tokens
@@ -382,6 +384,16 @@ class TestPreviousResponse:
         request.tenant = "other"
         kept.go_on(request, "r1")
         assert request.home == ""
+
+    def test_a_bucket_that_its_backend_does_not_serve_goes_elsewhere(self) -> None:
+        buckets = [Bucket("chat", 5_000), Bucket("document", 131_072, backends=("b",))]
+        shaper = Shaper([BackendSpec(name, 8) for name in "ab"], buckets)
+        for name in "ab":
+            shaper.backend_up(name, 0.0)
+        for tokens, backend in ((100, "a"), (50_000, "b")):
+            (sent,) = shaper.arrive(Request(str(tokens), tokens, home="a"), 0.0)
+            assert isinstance(sent, Send)
+            assert sent.backend == backend
 
     def test_so_many_are_kept(self) -> None:
         kept, request = KeptResponses(), read(RESPONSES, asked(RESPONSES)).request
