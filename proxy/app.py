@@ -33,7 +33,7 @@ from forebay.proxy.relay.attempts import Attempts
 from forebay.proxy.relay.delivery import send_whole, wait_taken
 from forebay.proxy.relay.relay import Relay, ShapedRequest
 from forebay.proxy.relay.timeouts import Watchdog
-from forebay.proxy.relay.unshaped import UnshapedRelay
+from forebay.proxy.relay.unshaped import ENGINELESS, UnshapedRelay
 from forebay.proxy.runtime.load_shedding import Protection
 from forebay.proxy.runtime.memory import request_bytes
 from forebay.proxy.security.guards import Security
@@ -42,11 +42,6 @@ from forebay.proxy.telemetry.observers import Telemetry
 from forebay.proxy.telemetry.record import CLIENT_GONE, RequestRecord
 
 SHAPED_METHODS = ("POST",)
-UNCACHED = (
-    "/tokenize",
-    "/detokenize",
-    "/v1/messages/count_tokens",
-)  # these use no prefix cache, so they get no salt
 
 
 class App:
@@ -333,7 +328,8 @@ class App:
             raise errors.no_backend()
         body = await self._body(request, record, hold)
         salts = self._security.salts
-        if body and salts and raw.partition("?")[0] not in UNCACHED:
+        # Without an engine there is no prefix cache, and so no salt.
+        if body and salts and raw.partition("?")[0] not in ENGINELESS:
             async with self._parsing if len(body) >= LARGE_BYTES else nullcontext():
                 body = await salted(body, request.content_type, record.tenant, salts)
         reply = self._stream_headers(id_, self._cors.answer(request.headers))

@@ -681,15 +681,11 @@ async def begins_a_response(call: Call) -> None:
 class TestOtherPathsTellOfHealth:
     """Answers on paths that are not shaped count for health, good ones and bad ones."""
 
-    @pytest.mark.parametrize(
-        ("path", "good"),
-        [("/v1/embeddings", embeds), ("/v1/embeddings", begins_a_response)],
-        ids=["whole", "stream"],
-    )
-    def test_failures_that_are_not_in_a_row_put_nobody_out(self, path: str, good: Serve) -> None:
+    @pytest.mark.parametrize("good", [embeds, begins_a_response], ids=["whole", "stream"])
+    def test_failures_that_are_not_in_a_row_put_nobody_out(self, good: Serve) -> None:
         async def scene(on: Stage, backends: list[RawBackend]) -> None:
             for status in [500, 500, 200, 500, 500, 200]:
-                async with on.post(UNSHAPED, path) as response:
+                async with on.post(UNSHAPED, "/v1/embeddings") as response:
                     assert (response.status, bool(await response.read())) == (status, True)
                 assert on.proxy.backends.health.state("b0") == "up"
 

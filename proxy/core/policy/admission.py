@@ -30,8 +30,8 @@ SURE: Final = 2.0
 """Times the mean error of predictions: nine in ten normal errors are smaller. At 2.5, 94.7 instead
 of 96.7 % are in time beside unshared 120k documents; doubled: still fewer."""
 RETURN_SHARE: Final = 0.2
-"""Of the engines and of `max_wait`: the part kept for clients that come back. Doubled: they come
-back twice as early and nearly all are served, but 2 % less work is done in time."""
+"""Clients that come back have this share of the engines and of `max_wait` kept for them. Doubled:
+they come back twice as early and nearly all are served, but 2 % less work is done in time."""
 
 
 def early_reject(
