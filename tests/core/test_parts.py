@@ -2,7 +2,7 @@
 
 import random
 from collections import OrderedDict
-from math import inf
+from math import inf, sqrt
 
 import pytest
 from hypothesis import given
@@ -139,7 +139,7 @@ class TestKvReserve:
         kv.take(first, first.output_tokens)
         assert (kv.tokens, kv.need(second, second.output_tokens)) == (250, 150)
         kv.take(second, second.output_tokens)
-        assert kv.tokens == 400
+        assert kv.tokens == 396  # of two answers of 20 the last tokens hardly ever come together
         kv.give_back(first, first.output_tokens)
         assert kv.tokens == 350
         kv.give_back(second, second.output_tokens)
@@ -150,15 +150,29 @@ class TestKvReserve:
         kv, running = KvBudget(), list[Request]()
         for number, (blocks, leaves) in enumerate(steps):
             request = self.request(str(number), *range(blocks))
-            expected = kv.tokens + kv.need(request, request.output_tokens)
+            most = kv.held + kv.need(request, request.output_tokens)
+            least = kv.held + kv.need(request, request.output_tokens // 2)
             kv.take(request, request.output_tokens)
             running.append(request)
-            assert kv.tokens == expected
+            assert least <= kv.held <= most + 1e-6
             if leaves:
                 first = running.pop(0)
                 kv.give_back(first, first.output_tokens)
             held = {block for r in running for block in r.blocks}
-            assert kv.tokens == 100 * len(held) + 50 * len(running)
+            prompts, answers = 100 * len(held) + 30 * len(running), 20 * len(running)
+            likely = answers / 2 + 2 * sqrt(len(running) * 20**2 / 12)
+            assert kv.held == pytest.approx(prompts + min(answers, likely))
+
+    @pytest.mark.parametrize("longest", [20, 2_000])
+    def test_answers_at_a_random_moment_hold_no_more(self, longest: int) -> None:
+        """19 in 20 times: the sum of many that are each evenly distributed is nearly normal."""
+        dice, kv = random.Random(longest), KvBudget()
+        answers = [dice.randint(1, longest) for _ in range(60)]
+        for number, tokens in enumerate(answers):
+            kv.take(Request(str(number), 0), tokens)
+        assert kv.held < 0.75 * sum(answers)
+        more = sum(sum(dice.uniform(0, n) for n in answers) > kv.held for _ in range(1_000))
+        assert 0 < more < 50
 
 
 class TestDueQueue:

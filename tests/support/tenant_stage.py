@@ -1,7 +1,8 @@
 """Tenants that compete for small engines in virtual time, sequences and KV cache included.
 
 The engine is a simple one: prompts are computed one after the other, then each sequence has a slot
-and KV cache until its last token. What has no slot or KV cache waits, first come, first served.
+until its last token, and KV cache that grows to that token. What lacks a slot, or KV cache for its
+prompt, waits, first come, first served. Answers that outgrow the KV cache are not preempted.
 """
 
 import heapq
@@ -55,9 +56,10 @@ class Ask:
     done_at: float | None = None
     rejected: str = ""
 
-    @property
-    def kv_tokens(self) -> int:
-        return self.prompt_tokens + self.sequences * self.answer_tokens
+    def sequence_kv_tokens(self, began_at: float, now: float) -> float:
+        """Its part of the prompt, and what it has generated of its answer by now."""
+        generated = min(self.answer_tokens, max(0.0, now - began_at) / TOKEN_S)
+        return self.prompt_tokens / self.sequences + generated
 
 
 @dataclass
@@ -65,18 +67,15 @@ class Engine:
     slots: int
     kv_tokens: float
     prefill_free_at: float = 0.0
-    running: int = 0
-    held: float = 0.0
     queue: deque[str] = field(default_factory=deque)  # a sequence each
+    running: list[tuple[Ask, float]] = field(default_factory=list)  # a sequence; it decodes from
+
+    def kv_tokens_held(self, now: float) -> float:
+        return sum(ask.sequence_kv_tokens(began_at, now) for ask, began_at in self.running)
 
 
 class Stage:
-    """Engines behind a shaper. `play` runs all requests; `held` is filled in as they run.
-
-    Attributes:
-        held: (time, tenant, backend, share of the KV cache reserved and slots there) at each start
-            and end.
-    """
+    """Engines behind a shaper. `play` runs all requests."""
 
     def __init__(
         self,
@@ -151,20 +150,19 @@ class Stage:
         while engine.queue:
             name = engine.queue[0]
             ask = self.asked[name]
-            need = ask.kv_tokens / ask.sequences
+            most = engine.kv_tokens - ask.sequence_kv_tokens(self.now, self.now)
             if engine.running and (
-                engine.running >= engine.slots or engine.held + need > engine.kv_tokens
+                len(engine.running) >= engine.slots or engine.kv_tokens_held(self.now) > most
             ):
                 return
             engine.queue.popleft()
-            engine.running += 1
-            engine.held += need
             if ask.first_at is None:
                 ask.first_at = -1.0  # begun
                 start = max(self.now, engine.prefill_free_at)
                 engine.prefill_free_at = start + ask.prompt_tokens / TOKENS_PER_S
                 self._at(engine.prefill_free_at, "first", name)
             start = max(self.now, engine.prefill_free_at)
+            engine.running.append((ask, start))
             self._at(start + ask.answer_tokens * TOKEN_S, "sequence", name)
 
     def _arrive(self, name: str) -> None:
@@ -177,8 +175,7 @@ class Stage:
 
     def _sequence(self, name: str) -> None:
         ask, engine = self.asked[name], self.engines[self._places[name]]
-        engine.running -= 1
-        engine.held -= ask.kv_tokens / ask.sequences
+        engine.running.remove(next(one for one in engine.running if one[0] is ask))
         self._left[name] -= 1
         if not self._left[name]:
             ask.done_at = self.now

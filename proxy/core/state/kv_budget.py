@@ -15,7 +15,7 @@ tenant that holds least of them, over its weight, is next. What others reserved 
 their fair shares, and have not used, keeps nobody from its own share.
 """
 
-from math import fsum, inf
+from math import fsum, inf, sqrt
 from typing import Final
 
 from forebay.proxy.core.learn.prefix_index import common_run
@@ -49,12 +49,18 @@ class _Root:
 class KvBudget:
     """KV cache held by the running requests of one backend.
 
+    An answer fills its KV cache as it grows, and gives it back at its end. At a random moment it
+    holds half of that on average, evenly distributed from none to all. Many answers together
+    hardly ever hold more than the sum of the means and two standard deviations, which is what
+    counts here. So one answer alone counts in full, and a hundred count a little over half.
+
     Attributes:
         held: tokens.
     """
 
     def __init__(self) -> None:
         self._roots: dict[int, _Root] = {}
+        self._prompts = self._answers = self._squares = 0.0
         self.held = 0.0
 
     @property
@@ -71,33 +77,41 @@ class KvBudget:
 
     def take(self, request: Request, output_tokens: int) -> None:
         """Reserve KV cache for a request that is sent, and for its expected output."""
-        self.held += _unshared(request, output_tokens)
+        self._prompts += _unshared(request)
         blocks = request.blocks
-        if not blocks:
-            return
-        root = self._roots.get(blocks[0])
-        if root is None:
-            root = self._roots[blocks[0]] = _Root(request.block_tokens)
-        self.held += (len(blocks) - root.shared(blocks)) * root.block_tokens
-        root.prompts[request.id] = blocks
+        if blocks:
+            root = self._roots.get(blocks[0])
+            if root is None:
+                root = self._roots[blocks[0]] = _Root(request.block_tokens)
+            self._prompts += (len(blocks) - root.shared(blocks)) * root.block_tokens
+            root.prompts[request.id] = blocks
+        self._count(output_tokens, 1)
 
     def give_back(self, request: Request, output_tokens: int) -> None:
         """Give back what `take` reserved with the same `output_tokens`."""
-        self.held -= _unshared(request, output_tokens)
+        self._prompts -= _unshared(request)
         blocks = request.blocks
         if blocks:
             root = self._roots[blocks[0]]
             del root.prompts[request.id]
-            self.held -= (len(blocks) - root.shared(blocks)) * root.block_tokens
+            self._prompts -= (len(blocks) - root.shared(blocks)) * root.block_tokens
             if not root.prompts:
                 del self._roots[blocks[0]]
+        self._count(output_tokens, -1)
+
+    def _count(self, output_tokens: int, number: int) -> None:
+        """Count an answer that begins, or one that ends if `number` is -1."""
+        self._answers += number * output_tokens
+        self._squares += number * output_tokens * output_tokens
+        # An even distribution from 0 to n has the variance n^2 / 12.
+        likely = self._answers / 2 + 2 * sqrt(max(0.0, self._squares) / 12)
+        self.held = self._prompts + min(self._answers, likely)
         if self.held < 0.5:  # rounding errors
             self.held = 0.0
 
 
-def _unshared(request: Request, output_tokens: int) -> float:
-    whole = request.prompt_tokens + output_tokens
-    return max(0.0, whole - len(request.blocks) * request.block_tokens)
+def _unshared(request: Request) -> float:
+    return max(0.0, request.prompt_tokens - len(request.blocks) * request.block_tokens)
 
 
 def reserved(output_tokens: int, pool_tokens: float) -> int:
