@@ -159,7 +159,7 @@ WITHOUT: dict[str, tuple[Config, str, Patches]] = {
         Config(), "warm_or_least_work",
         ((f"{CORE}.policy.precedence", "shorter_s", _returns(0.0)),),
     ),
-    "max_concurrency 512 (64)": (
+    "max_concurrency 640 (64)": (
         Config(backends=(BackendConfig(url="http://h:1", max_concurrency=64),)),
         "warm_or_least_work", (),
     ),

@@ -76,7 +76,7 @@ def test_costs_predicted_wrong_by_two_either_way(speed: float, bias: float) -> N
 
 
 def test_engines_that_run_fewer_at_once_than_they_are_said_to() -> None:
-    """max_num_seqs 16, max_concurrency 512: late first tokens raise the learned cost."""
+    """max_num_seqs 16, max_concurrency 640: late first tokens raise the learned cost."""
     engine = EngineConfig(max_num_seqs=16)
     rate = 1.5 * capacity(long_answer, engine=engine)
     trace = poisson(long_answer, [(SECONDS, rate)], seed=0)
