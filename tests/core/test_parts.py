@@ -224,9 +224,14 @@ class TestDueQueue:
         assert DueQueue().remove("nobody") is None
 
 
-def option(backend: str, wait_s: float, matched: int = 0, load: float = 0.0) -> Option:
+def option(
+    backend: str, wait_s: float, matched: int = 0, load: float = 0.0, *, wanted: bool = False
+) -> Option:
     """A 10,000-token prompt at 1 ms a token."""
-    return Option(backend, wait_s, wait_s / 4, (10_000 - matched) / 1000, 10.0, matched, load)
+    prefill_s = (10_000 - matched) / 1000
+    return Option(
+        backend, wait_s, wait_s / 4, prefill_s, 10.0, matched, load, wanted=wanted
+    )  # fmt: skip
 
 
 class TestRoute:
@@ -237,6 +242,8 @@ class TestRoute:
             ([option("a", 0, load=9.0), option("b", 0)], "b"),  # then the fewest tokens
             ([option("a", 3), option("b", 1)], "b"),  # the shortest wait
             ([option("a", 3, matched=9_000), option("b", 0)], "a"),  # warm, though busier
+            ([option("a", 12, matched=9_000), option("b", 0)], "a"),  # a copy for one request
+            ([option("a", 12, matched=9_000, wanted=True), option("b", 0)], "b"),  # for several
             ([option("a", 19, matched=9_000), option("b", 0)], "b"),  # warm, but too busy
             ([option("a", 0.1, matched=2_000), option("b", 0)], "b"),  # a common root only
         ],

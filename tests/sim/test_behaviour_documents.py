@@ -36,7 +36,7 @@ class TestAffinity:
         """The hot one is in use once on each engine, so the cold ones decide most of its ties."""
         found = spread(hot_beside_cold(seed))
         assert found.cold >= 0.95
-        assert 0.4 <= found.hot <= 0.6
+        assert 0.35 <= found.hot <= 0.65
         assert found.whole[HOT] == 2
         assert found.extra <= 1
 
@@ -86,6 +86,27 @@ class TestWhoIsSent:
         shaper.cancel("2", 1.6)
         (send,) = shaper.arrive(self.question(3, 1), 1.6)
         assert isinstance(send, Send)
+
+    @pytest.mark.parametrize(("others", "copies"), [(0, 0), (1, 1)])
+    def test_a_copy_for_one_request_only_where_that_is_much_sooner(
+        self, others: int, copies: int
+    ) -> None:
+        """Its document is where a prefill takes 1.1 s; a copy on the other engine takes 0.7 s."""
+        shaper = self.shaper("ab")
+        for number, name in enumerate("ab"):
+            (send,) = shaper.arrive(self.question(number, number), 10.0 * number)
+            assert isinstance(send, Send)
+            assert send.backend == name
+            shaper.first_token(str(number), 10.0 * number + 0.72)
+            shaper.finish(str(number), 10.0 * number + 0.8)
+        request = Request("long", 30_000, 50, tuple(range(9_000, 9_059)), 512.0)
+        (send,) = shaper.arrive(request, 30.0)
+        assert isinstance(send, Send)
+        document = "ab".index(send.backend)
+        for number in range(others):
+            assert shaper.arrive(self.question(10 + number, document), 30.0) == []
+        sent = shaper.arrive(self.question(20, document), 30.0)
+        assert [s.backend for s in sent if isinstance(s, Send)] == ["ba"[document]] * copies
 
     def test_something_to_an_engine_that_has_not_been_measured(self) -> None:
         shaper = self.shaper("ab")

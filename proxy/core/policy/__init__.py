@@ -6,7 +6,8 @@
     of 68 % served.
  2. routing.py: which backend?
     Constants: in model.py SLACK, in learn/cost.py UNPROVEN.
-    Worth: cached prefixes 1.6 points at 1.5 times load.
+    Worth: cached prefixes 1.6 points at 1.5 times load; copies for one request that count twice,
+    0.6 to 1.1 points of agent sessions at twice the load.
  3. start.py: may a waiting request start now?
     Constants: DISPATCH_AHEAD_S, BESIDE_OTHERS; in learn/cost.py FULL_STEP_TOKENS; in model.py FULL.
     Worth: order and cancellation stay with the proxy; the KV check 0.4 points, 2.4 in overload;

@@ -112,6 +112,23 @@ def freed_followers(backend: Backend) -> Iterator[tuple[QueuedRequest, float]]:
         yield waiting, prefill_s
 
 
+def others_want(backend: Backend, request: Request, tokens: int) -> bool:
+    """Return whether another request waits here for these tokens of its prefix, or computes them.
+
+    Block hashes are chained: prompts that are equal in one block are equal in all before it.
+    """
+    place = round(tokens / request.block_tokens) - 1
+    if place < 0:
+        return False
+    block = request.blocks[place]
+    waiting = chain(backend.leaders.by_id.values(), backend.followers.values())
+    others = chain((one.request for one in waiting), (p.request for p in backend.prefills.values()))
+    return any(
+        len(other.blocks) > place and other.blocks[place] == block and other.id != request.id
+        for other in others
+    )
+
+
 def loses_hit(waiting: QueuedRequest, home: Backend, other: Backend) -> bool:
     """Return whether a request would have its prefix computed once more on another backend.
 

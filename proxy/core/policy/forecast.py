@@ -10,7 +10,12 @@ from typing import Final
 
 from forebay.proxy.core.model import MAJORITY, Bucket, Request
 from forebay.proxy.core.policy.admission import SURE
-from forebay.proxy.core.policy.coalesce import awaited_tokens, expected_tokens, must_follow
+from forebay.proxy.core.policy.coalesce import (
+    awaited_tokens,
+    expected_tokens,
+    must_follow,
+    others_want,
+)
 from forebay.proxy.core.policy.long_prefills import LongPrefills, next_piece
 from forebay.proxy.core.policy.order import due_at
 from forebay.proxy.core.policy.precedence import Before, Precedence
@@ -236,9 +241,11 @@ class Forecast:
         margin_s = self._margin_s(backend, waiting, uncached, before, wait_s, now)
         proven = backend.cost.proven_tokens >= MAJORITY * prompt_tokens
         load, requests = load_of(backend, now), backend.running + backend.queued
+        wanted = matched > 0 and others_want(backend, request, matched)
         return Option(
-            backend.name, wait_s, margin_s, prefill_s, cold_s, matched, load, proven, requests
-        )
+            backend.name, wait_s, margin_s, prefill_s, cold_s, matched, load, proven, requests,
+            wanted=wanted,
+        )  # fmt: skip
 
     def _wait_s(
         self, backend: Backend, waiting: QueuedRequest, uncached: int, before: Before, now: float

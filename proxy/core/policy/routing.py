@@ -21,6 +21,7 @@ class Option:
         matched_tokens: prompt tokens that the backend probably holds.
         load: prompt tokens it used lately, those used again once.
         requests: number of requests that run there or wait for it.
+        wanted: another request waits there for the matched prefix, or computes it.
         proven: it has computed two prompts of at least half this size, so its predictions are
             more than an extrapolation from chats.
     """
@@ -35,6 +36,7 @@ class Option:
         "proven",
         "requests",
         "wait_s",
+        "wanted",
     )
 
     def __init__(
@@ -48,6 +50,7 @@ class Option:
         load: float,
         proven: bool = True,
         requests: int = 0,
+        wanted: bool = False,
     ) -> None:
         self.backend = backend
         self.wait_s = wait_s
@@ -58,6 +61,7 @@ class Option:
         self.load = load
         self.proven = proven
         self.requests = requests
+        self.wanted = wanted
 
     @property
     def ttft_s(self) -> float:
@@ -85,11 +89,16 @@ def warm_or_least_work(
 ) -> Option:
     """Pick the earliest first token; a cached prefix shortens the prefill.
 
+    A prefill counts twice if its prompt is cached somewhere and no other request wants that prefix
+    now: a copy elsewhere would serve this request only, and the next one there waits for it.
+
     Ties (all cold, all idle) go to the backend with the fewest tokens in use, then to the lower
     score, then to the first, so that a run can be repeated.
     """
     enough = affinity.min_match * request.prompt_tokens
     cheapest = min([o.cold_prefill_s for o in options])
+    warmest = max(options, key=lambda o: o.matched_tokens)
+    alone = warmest.matched_tokens >= enough > 0 and not warmest.wanted
     scores: list[float] = []
     for option in options:
         prefill_s = option.cold_prefill_s
@@ -97,7 +106,7 @@ def warm_or_least_work(
             prefill_s = cheapest  # else one that seems a little faster would get everything
         if option.matched_tokens >= enough:
             prefill_s = option.prefill_s
-        scores.append(option.wait_s + prefill_s)
+        scores.append(option.wait_s + (2.0 * prefill_s if alone else prefill_s))
     least = min(scores) + SLACK * cheapest
     near = [place for place in zip(options, scores, strict=True) if place[1] <= least]
     return min(near, key=lambda place: (place[0].load, place[1]))[0]
