@@ -24,7 +24,7 @@ LENGTHS = ("exact", "free")
 SLICE_TOKENS = 4096
 JOINED_BYTES = 32 << 10  # a smaller body is one piece
 ROWS_A_TURN = 4
-MAX_AHEAD = 512
+MAX_AHEAD = 16_384  # all of a short run is rendered before it begins
 REFILL = 128  # rows made together: the renderer is slow where it makes few
 MAX_AHEAD_BYTES = 64 << 20
 # Members of a body that the replay sets itself; the trace's `parameters` cannot change them.
