@@ -51,7 +51,7 @@ def test_the_live_page_shows_each_backend(tmp_path: Path) -> None:
             page, console = await opened(on.proxy.admin_url + "/", tmp_path / "profile")
         assert console == []
         text = re.sub(r' (?:data-label|title)="[^"]*"', "", page)
-        assert '<td class="up">gpu0</td><td>0 / 512</td>' in text
+        assert '<td class="up">gpu0</td><td>0 / 640</td>' in text
         assert '<td class="down">gpu1, down</td>' in text
         assert re.search(r"<li>gpu1 is down for \d+ s: no connection</li>", text)
         assert "ready · 0 active" in text

@@ -159,6 +159,10 @@ WITHOUT: dict[str, tuple[Config, str, Patches]] = {
         Config(), "warm_or_least_work",
         ((f"{CORE}.policy.precedence", "shorter_s", _returns(0.0)),),
     ),
+    "a copy for one request counts twice": (
+        Config(), "warm_or_least_work",
+        ((f"{CORE}.policy.forecast", "others_want", _returns(True)),),
+    ),
     "max_concurrency 640 (64)": (
         Config(backends=(BackendConfig(url="http://h:1", max_concurrency=64),)),
         "warm_or_least_work", (),

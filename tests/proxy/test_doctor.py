@@ -176,7 +176,7 @@ def backend(name: str, **other: Any) -> dict[str, Any]:
     index = {"mode": "corrected", "answers": 50, "kept_share": 1.0}
     made: dict[str, Any] = {
         "name": name, "up": True, "draining": False, "in_flight": 0, "in_flight_elsewhere": 0,
-        "max_concurrency": 512, "long_prefill_token_threshold": None, "state": "up", "state_s": 9.0,
+        "max_concurrency": 640, "long_prefill_token_threshold": None, "state": "up", "state_s": 9.0,
         "why": "its health check passed", "prefill_cost": cost, "prefix_index": index,
     }  # fmt: skip
     for key, value in other.items():
@@ -321,7 +321,7 @@ class TestFile:
         other = "backends: [{name: a, url: 'http://h:1', max_concurrency: 8}, {name: c, url: 'http://h:2'}]"
         found = self.found(tmp_path, other)
         assert sorted(found) == [
-            "max_concurrency of a is 8 in the file, 512 in force",
+            "max_concurrency of a is 8 in the file, 640 in force",
             "the file has backend c; the running proxy has not",
             "the running proxy has backend b; the file has not",
         ]

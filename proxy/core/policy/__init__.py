@@ -11,6 +11,7 @@
  3. start.py: may a waiting request start now?
     Constants: DISPATCH_AHEAD_S, BESIDE_OTHERS; in learn/cost.py FULL_STEP_TOKENS; in model.py FULL.
     Worth: order and cancellation stay with the proxy; the KV check 0.4 points, 2.4 in overload;
+    answers that count half in it, 0.9 points of agent sessions at twice the load;
     a light tenant's p99 2.4 instead of 3.9 times that alone; hits that share a step, a sixth of the
     worst TTFT of 200 users.
  4. order.py: which waiting request is next, in the proxy and in the engine?

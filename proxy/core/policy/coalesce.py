@@ -117,7 +117,8 @@ def others_want(backend: Backend, request: Request, tokens: int) -> bool:
 
     Block hashes are chained: prompts that are equal in one block are equal in all before it.
     """
-    place = round(tokens / request.block_tokens) - 1
+    # An engine that says what it holds counts in blocks of its own: there may be more tokens.
+    place = min(round(tokens / request.block_tokens), len(request.blocks)) - 1
     if place < 0:
         return False
     block = request.blocks[place]

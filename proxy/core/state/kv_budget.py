@@ -107,7 +107,7 @@ class KvBudget:
         likely = self._answers / 2 + 2 * sqrt(max(0.0, self._squares) / 12)
         self.held = self._prompts + min(self._answers, likely)
         if self.held < 0.5:  # rounding errors
-            self.held = 0.0
+            self.held = self._prompts = 0.0
 
 
 def _unshared(request: Request) -> float:
