@@ -5,6 +5,7 @@ recorded together, some times a second: one at a time takes several times as lon
 """
 
 import asyncio
+import gc
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -216,7 +217,20 @@ def interval_s(scale: float) -> float:
 
 
 async def flush_every_interval(recorder: Recorder, clock: Clock, spare: SpareTime) -> None:
-    """Flush once an interval until cancelled."""
+    """Flush once an interval until cancelled.
+
+    Garbage is collected then, in a turn in which nothing is due. Left to itself Python collects it
+    many times a second, and arrivals are late: 3 ms at 3,000/s. In virtual time nothing can be.
+    """
+    if not clock.virtual:
+        gc.disable()
+    try:
+        await _flush_every_interval(recorder, clock, spare)
+    finally:
+        gc.enable()
+
+
+async def _flush_every_interval(recorder: Recorder, clock: Clock, spare: SpareTime) -> None:
     every_s = interval_s(clock.scale)
     due_s = every_s
     while True:
@@ -227,4 +241,7 @@ async def flush_every_interval(recorder: Recorder, clock: Clock, spare: SpareTim
             await recorder.catch_up(spare)
         except TimeoutError:
             await recorder.flush(clock.now(), spare)
+            if not gc.isenabled():
+                await spare.turn()
+                gc.collect()
             due_s += every_s
