@@ -241,7 +241,7 @@ async def _flush_every_interval(recorder: Recorder, clock: Clock, spare: SpareTi
             await recorder.catch_up(spare)
         except TimeoutError:
             await recorder.flush(clock.now(), spare)
-            if not gc.isenabled():
+            if not clock.virtual:
                 await spare.turn()
                 gc.collect()
             due_s += every_s
