@@ -220,6 +220,7 @@ def _backend(backend: Backend, now: float) -> dict[str, Any]:
         "backlog_s": round(backend.prefill_queue.backlog_s(now), 3),
         "queued": {bucket: len(queue) for bucket, queue in backend.queues.items()},
         "kv_tokens": None if backend.kv_tokens == float("inf") else backend.kv_tokens,
+        "models": None if backend.models is None else sorted(backend.models),
         "kv_reserved_tokens": backend.kv.tokens,
         "prefix_index_blocks": len(backend.cache.prefixes),
         "prefix_index": _prefix_index(backend),

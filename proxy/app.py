@@ -13,12 +13,12 @@ from typing import Any
 from aiohttp import web
 
 from forebay.proxy.api.block_hashes import LARGE_BYTES
-from forebay.proxy.api.body import ParsedBody, parse_any, read_fields, salted
+from forebay.proxy.api.body import ParsedBody, parse_any, prepared, read_fields
 from forebay.proxy.api.dialects import CHAT, COMPLETIONS, DIALECTS, RESPONSES, Dialect
 from forebay.proxy.api.large_json import LargeBodies
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.backends import Backends
-from forebay.proxy.config.schema import Config
+from forebay.proxy.config.schema import MODELS, Config
 from forebay.proxy.core.model import Request
 from forebay.proxy.driver import Driver, Rejected
 from forebay.proxy.http1 import errors
@@ -292,6 +292,7 @@ class App:
             sdk_timeout=self._config.admission.sdk_timeout,
             most_tokens=self._config.buckets[-1].up_to,
             counted=bool(tenant) and self._config.tenants.has_quota(tenant),
+            models=self._backends.models,
         )
 
     def _decision_headers(self, record: RequestRecord) -> dict[str, str]:
@@ -327,13 +328,20 @@ class App:
         if not self._backends.any_up:
             raise errors.no_backend()
         body = await self._body(request, record, hold)
-        salts = self._security.salts
+        path, models, model = raw.partition("?")[0], self._backends.models, ""
+        if path == MODELS and models.matter and request.method != "POST":
+            return web.Response(body=models.page(), content_type="application/json")
         # Without an engine there is no prefix cache, and so no salt.
-        if body and salts and raw.partition("?")[0] not in ENGINELESS:
+        salts = None if path in ENGINELESS else self._security.salts
+        if body and (salts or models.matter):
             async with self._parsing if len(body) >= LARGE_BYTES else nullcontext():
-                body = await salted(body, request.content_type, record.tenant, salts)
+                body, model = await prepared(
+                    body, request.content_type, record.tenant, salts, models
+                )
         reply = self._stream_headers(id_, self._cors.answer(request.headers))
-        return await self._unshaped.serve(request, raw, body, id_, record.tenant, reply, hold)
+        return await self._unshaped.serve(
+            request, raw, body, model, id_, record.tenant, reply, hold
+        )
 
 
 def _large_bytes(response: web.StreamResponse) -> int:

@@ -16,6 +16,7 @@ from forebay.proxy.driver import Driver
 from forebay.proxy.http1.client import Origin
 from forebay.proxy.http1.connection import UpstreamResponse
 from forebay.proxy.http1.faults import LostConnection
+from forebay.proxy.models import Models
 from forebay.proxy.probes import Prober, Upstream, key_header
 from forebay.proxy.relay.failures import Failure
 from forebay.proxy.relay.suspicions import Suspects, Suspicions
@@ -40,6 +41,7 @@ class Backends:
         tls: for backends with https URLs; the system's authorities by default.
 
     Attributes:
+        models: which backends serve which model.
         on_hang: called at every probe of a backend that is down, to end attempts there.
     """
 
@@ -58,9 +60,16 @@ class Backends:
         self._suspicions = Suspicions()
         self._serving = False  # some backend was up when health was last applied
         self.upstreams = {b.name: self._upstream(b) for b in config.backends}
+        self.models = Models()
         self.health = Health(self.upstreams)
         self.prober = Prober(
-            config, self.health, driver.clock, say, self._after_probe, self._size_known
+            config,
+            self.health,
+            driver.clock,
+            say,
+            self._after_probe,
+            self._size_known,
+            self._models_known,
         )
         self.on_hang: Callable[[Upstream], None] = lambda _: None
         self._timer: asyncio.TimerHandle | None = None
@@ -69,6 +78,7 @@ class Backends:
         return Upstream(config, Origin(config.url, self._config.timeouts.connect, self._tls))
 
     async def __aenter__(self) -> "Backends":
+        self._apply_models()
         for upstream in self.upstreams.values():
             self.prober.start(upstream)
         return self
@@ -100,11 +110,20 @@ class Backends:
                 upstream.kv_tokens = inf if size == "auto" else float(size)
                 upstream.ask_size_at = -inf if size == "auto" else inf
                 upstream.poke.set()
+        for backend in config.backends:
+            kept = self.upstreams.get(backend.name)
+            if kept is not None and kept.config.models != backend.models:
+                kept.use_models(backend.models)
+                kept.poke.set()
+            if kept is not None:
+                kept.config = backend
+        self._apply_models()
 
     async def join(self, config: BackendConfig) -> None:
         """Add a backend; returns after its first probe."""
         upstream = self.upstreams[config.name] = self._upstream(config)
         self.health.add(config.name)
+        self._apply_models()
         self.prober.start(upstream)
         await upstream.probed.wait()
 
@@ -115,6 +134,7 @@ class Backends:
         self.prober.stop(config.name)
         self.upstreams[config.name].origin.close()
         self.upstreams[config.name] = upstream
+        self._apply_models()
         self.health.remove(config.name)
         self.health.add(config.name)
         if problem is None:
@@ -135,6 +155,7 @@ class Backends:
     def forget(self, name: str) -> None:
         """Remove a backend that has left and has no running requests."""
         self.upstreams.pop(name).origin.close()
+        self._apply_models()
 
     # Sending.
 
@@ -165,21 +186,31 @@ class Backends:
     def any_up(self) -> bool:
         return any(upstream.up for upstream in self.upstreams.values())
 
-    def next_up(self, but: Upstream | None = None) -> Upstream | None:
-        """Choose a backend that takes work, in rotation, for a request that is not shaped."""
+    def next_up(self, model: str = "", but: Upstream | None = None) -> Upstream | None:
+        """Choose a backend that takes work, in rotation, for a request that is not shaped.
+
+        Args:
+            model: as `Request.model`.
+        """
         up = [upstream for upstream in self.upstreams.values() if upstream.up]
+        if model:
+            up = [upstream for upstream in up if upstream.serves(model)]
         others = [upstream for upstream in up if upstream is not but]
         self._turn += 1
         return others[self._turn % len(others)] if others else None
 
+    def _others(self, upstream: Upstream) -> list[Upstream]:
+        """Return the other backends that may take its requests."""
+        others = (other for other in self.upstreams.values() if other is not upstream)
+        return [other for other in others if upstream.shares_models(other)]
+
     def others_up(self, upstream: Upstream) -> bool:
-        return any(other.up for other in self.upstreams.values() if other is not upstream)
+        return any(other.up for other in self._others(upstream))
 
     def others_willing(self, upstream: Upstream) -> bool:
         """Return whether another backend is up that has not declined a request lately itself."""
         lately = self._driver.clock() - DECLINED_S
-        others = (other for other in self.upstreams.values() if other is not upstream)
-        return any(other.up and other.declined_at < lately for other in others)
+        return any(other.up and other.declined_at < lately for other in self._others(upstream))
 
     # Outcomes of requests.
 
@@ -247,6 +278,25 @@ class Backends:
             line = f"backend {upstream.name} has a KV cache of {upstream.kv_tokens:,.0f} tokens"
             self._say(LogEvent.BACKEND_KV_CACHE, line, upstream.name)
         self._driver.backend_up(upstream.name, upstream.kv_tokens, upstream.most_prefills)
+
+    def _models_known(self, upstream: Upstream) -> None:
+        differed = self.models.differ
+        self._apply_models()
+        if self.models.differ:
+            news = [upstream] if differed else self.upstreams.values()
+            for one in news:
+                line = f"backend {one.name} serves {', '.join(one.models or ['unknown models'])}"
+                self._say(LogEvent.BACKEND_MODELS, line, one.name)
+
+    def _apply_models(self) -> None:
+        """Let what the backends serve take effect; every backend must be known to the policy."""
+        upstreams = self.upstreams.values()
+        self.models.update(self._config.models, [upstream.models for upstream in upstreams])
+        for upstream in upstreams:
+            models = upstream.models
+            self._driver.backend_serves(
+                upstream.name, None if models is None else frozenset(models)
+            )
 
     def _apply_changed_health(self) -> None:
         if self.health.moved:

@@ -1,4 +1,6 @@
-"""Probe the backends: GET /health at an interval, and /metrics once for the size of the KV cache.
+"""Probe the backends: GET /health at an interval, now and then what they serve and hold.
+
+/v1/models tells their models; /metrics tells, once, the size of the KV cache.
 
 What a probe means for new work is decided in `core/health.py`. A backend that is not up yet is not
 an error: this is logged once, and the backend is used when it comes up.
@@ -6,12 +8,12 @@ an error: this is logged once, and the backend is used when it comes up.
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from math import inf
 
-from forebay.proxy.config.schema import BackendConfig, Config
+from forebay.proxy.config.schema import MODELS, BackendConfig, Config
 from forebay.proxy.core.health import NONE, Health
 from forebay.proxy.http1.client import Origin, read_all
 from forebay.proxy.http1.faults import (
@@ -21,10 +23,12 @@ from forebay.proxy.http1.faults import (
     TlsFault,
     UpstreamFault,
 )
+from forebay.proxy.models import Entries, configured_models, listed_models
 from forebay.proxy.telemetry.events import LogEvent, Say
 
 METRICS_BYTES = 4 << 20
 SIZE_RETRY_S = 30.0  # until a backend that did not report its KV cache size is asked again
+MODELS_EVERY_S = 30.0  # between two questions for the models: adapters are loaded at run time
 LATE = "no health answer"
 INTERNAL = "internal error"
 NO_HEADERS: Mapping[str, str] = {}
@@ -43,6 +47,8 @@ class Upstream:
         declined_at: when it last answered that it is busy or broken; -inf once it has served since.
         kv_tokens: size of its KV cache, as configured or reported by its metrics; inf if unknown.
         ask_size_at: when to ask for that size (again); inf once it is known.
+        models: the models that it serves, as configured or by its /v1/models; None if unknown.
+        ask_models_at: when to ask for them (again); inf if they are configured.
     """
 
     config: BackendConfig
@@ -55,10 +61,28 @@ class Upstream:
     kv_tokens: float = inf
     ask_size_at: float = -inf
     most_prefills: float = NONE
+    models: Entries | None = None
+    ask_models_at: float = -inf
     name: str = field(init=False)
 
     def __post_init__(self) -> None:
         self.name = self.config.name
+        self.use_models(self.config.models)
+
+    def serves(self, model: str) -> bool:
+        """Return whether it serves the model, as far as is known; "" is any model."""
+        return not model or self.models is None or model in self.models
+
+    def shares_models(self, other: "Upstream") -> bool:
+        """Return whether the two serve a model in common, as far as is known."""
+        if self.models is None or other.models is None:
+            return True
+        return not self.models.keys().isdisjoint(other.models)
+
+    def use_models(self, names: Sequence[str]) -> None:
+        """Take the configured models; without any, ask for them at the next probe."""
+        self.models = configured_models(names)
+        self.ask_models_at = -inf if self.models is None else inf
 
 
 @dataclass(slots=True)
@@ -80,6 +104,7 @@ class Prober:
         after_probe: called after each probe.
         size_known: called when a backend that is up has been asked for its KV cache size; the
             second argument says whether it reported one.
+        models_known: called when a backend has other models than before.
 
     Attributes:
         tasks: by the name of the backend.
@@ -93,6 +118,7 @@ class Prober:
         say: Say,
         after_probe: Callable[[Upstream], None],
         size_known: Callable[[Upstream, bool], None],
+        models_known: Callable[[Upstream], None],
     ) -> None:
         self.config = config
         self.tasks: dict[str, asyncio.Task[None]] = {}
@@ -101,6 +127,7 @@ class Prober:
         self._say = say
         self._after_probe = after_probe
         self._size_known = size_known
+        self._models_known = models_known
 
     def start(self, upstream: Upstream) -> None:
         self.tasks[upstream.name] = asyncio.create_task(self._run(upstream))
@@ -116,13 +143,15 @@ class Prober:
     async def check(self, upstream: Upstream) -> str | None:
         """Probe the backend once; returns the problem, None if it is healthy.
 
-        A healthy backend is also asked for its KV cache size when that is due.
+        A healthy backend is also asked for its KV cache size and its models when that is due.
         """
         try:
             problem = await self._ask_health(upstream)
             comes_up = self._health.state(upstream.name) == "down"  # perhaps with another size
             if problem is None and (comes_up or self._clock() >= upstream.ask_size_at):
                 await self._ask_size(upstream)
+            if problem is None and (comes_up or self._clock() >= upstream.ask_models_at):
+                await self._ask_models(upstream)
         except Exception as error:  # our own fault must not end the probes
             return f"{INTERNAL}: {type(error).__name__}"
         return problem
@@ -215,6 +244,23 @@ class Prober:
             upstream.kv_tokens, upstream.ask_size_at = size, inf
         if upstream.up:
             self._size_known(upstream, size is not None)
+
+    async def _ask_models(self, upstream: Upstream) -> None:
+        """Learn which models a backend serves; one that does not say keeps what is known."""
+        if upstream.ask_models_at == inf:
+            return
+        upstream.ask_models_at = self._clock() + MODELS_EVERY_S
+        try:
+            status, body = await self.get(upstream, MODELS, key_header(self.config))
+        except (TimeoutError, UpstreamFault):
+            return
+        found = listed_models(body) if status == 200 else None
+        if found is None or upstream.ask_models_at == inf:  # a reload may have come in between
+            return
+        changed = upstream.models is None or found.keys() != upstream.models.keys()
+        upstream.models = found
+        if changed:
+            self._models_known(upstream)
 
     async def _reported_kv_tokens(self, upstream: Upstream) -> float | None:
         """Return the size of the KV cache in tokens from vLLM's metrics; None if not there."""

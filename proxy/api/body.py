@@ -5,6 +5,7 @@ estimated: a tokenizer would block the loop for 20 ms at 100k tokens.
 """
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,7 @@ from forebay.proxy.api.special_work import is_pure, only_whole
 from forebay.proxy.api.token_estimate import TokenEstimate, fewest_tokens
 from forebay.proxy.core.model import Request, ServiceClass
 from forebay.proxy.http1.errors import ApiError, invalid_type
+from forebay.proxy.models import Models, Wanted
 from forebay.traces.quantities import seconds
 
 TEXTS = {
@@ -48,6 +50,11 @@ DEFAULT_OUTPUT_TOKENS = 512  # reserved for the output of a request without a li
 MOST_OUTPUT_TOKENS = 1 << 20  # bound of what is reserved for all outputs of one request
 BYTES_PER_TOKEN_ID = 4
 BEYOND_64_BITS = 2.0**64
+_FORM_MODEL = re.compile(
+    rb'^content-disposition:[^\r\n]*;[ ]*name="?model"?(?:;[^\r\n]*)?\r\n'
+    rb"(?:[^\r\n]+\r\n)*\r\n([^\r\n]*)\r\n--",
+    re.IGNORECASE | re.MULTILINE,
+)
 _WHOLE_NUMBER = TypeAdapter(int)  # vLLM's own reader of its requests
 CLASSES: tuple[ServiceClass, ...] = ("interactive", "standard", "batch")
 
@@ -92,6 +99,7 @@ def read_fields(
     sdk_timeout: bool = True,
     most_tokens: float = math.inf,
     counted: bool = False,
+    models: Models | None = None,
 ) -> ParsedBody:
     """Parse a request that is shaped; raises ApiError 400 naming the parameter.
 
@@ -101,15 +109,20 @@ def read_fields(
         most_tokens: the longest prompt of any bucket. A longer estimate is cut to it if the prompt
             may fit: an estimate rejects no prompt, and if it is served it is no longer than this.
         counted: ask the backend for the usage of a stream, too: the tenant has a quota.
+        models: those of the backends, with other names for them.
     """
     streams = _typed(fields, "stream", bool, False)
-    _typed(fields, "model", str, "")
+    asked = _typed(fields, "model", str, "")
+    wanted = models.find(asked) if models is not None else Wanted(asked)
+    if wanted.name != asked:
+        body = with_member(body, "model", orjson.dumps(wanted.name).decode())
     salt = _client_salt(fields)
     if salts is not None:
         _reject_media_ids(fields)
         salt = salts.salt(tenant, salt)
         body = with_salt(body, salt)
-    into = BlockHashes(block_bytes, salt) if len(body) >= LARGE_BYTES else None
+    cache = f"{salt or ''}\0{wanted.adapter}" if wanted.adapter else salt
+    into = BlockHashes(block_bytes, cache) if len(body) >= LARGE_BYTES else None
     text = TEXTS[dialect.path](fields, into)
     prompt = text.data
     tokens = _text_tokens(text, estimate, tenant)
@@ -125,7 +138,7 @@ def read_fields(
         body = _fair_body(body, priority, hides_usage)
         quota_tokens = _quota_tokens(text, estimate, tokens, most_tokens)
     sequences = _sequences(fields, dialect)
-    blocks = chain(prompt, block_bytes, salt)
+    blocks = chain(prompt, block_bytes, cache)
     request = Request(
         id_,
         prompt_tokens=all_tokens,
@@ -142,6 +155,7 @@ def read_fields(
         sequences=sequences,
         quota_tokens=quota_tokens,
         identity=identity(prompt, block_bytes, blocks),
+        model=wanted.route,
     )
     previous_id = _previous_id(fields, dialect)
     teaches = not (text.token_ids or text.media_tokens or previous_id)
@@ -151,16 +165,40 @@ def read_fields(
     )  # fmt: skip
 
 
-async def salted(body: bytes, content_type: str, tenant: str, salts: CacheSalts) -> bytes:
-    """Return the body of a request that is not shaped with the tenant's salt; raises ApiError 400.
+async def prepared(
+    body: bytes, content_type: str, tenant: str, salts: CacheSalts | None, models: Models
+) -> tuple[bytes, str]:
+    """Prepare the body of a request that is not shaped; raises ApiError 400.
 
-    Forms (audio) stay as they are: vLLM reads no salt from them.
+    Forms (audio) get no salt: vLLM reads none from them.
+
+    Returns:
+        The body, with the backends' name of the model and the tenant's salt, and what
+        `Request.model` would be.
     """
     if content_type == "multipart/form-data":
-        return body
+        return _prepared_form(body, models)
     fields = await parse_any(body)
-    _reject_media_ids(fields)
-    return with_salt(body, salts.salt(tenant, _client_salt(fields)), empty=not fields)
+    asked = _typed(fields, "model", str, "")
+    wanted = models.find(asked)
+    if wanted.name != asked:
+        body = with_member(body, "model", orjson.dumps(wanted.name).decode())
+    if salts is not None:
+        _reject_media_ids(fields)
+        body = with_salt(body, salts.salt(tenant, _client_salt(fields)), empty=not fields)
+    return body, wanted.route
+
+
+def _prepared_form(body: bytes, models: Models) -> tuple[bytes, str]:
+    """Do the same with a form: its part `model` is a line of text."""
+    found = _FORM_MODEL.search(body)
+    if found is None:
+        return body, ""
+    asked = found[1].decode(errors="replace")
+    wanted = models.find(asked)
+    if wanted.name != asked:
+        body = b"".join((body[: found.start(1)], wanted.name.encode(), body[found.end(1) :]))
+    return body, wanted.route
 
 
 async def parse_any(body: bytes, *, in_pieces: bool = False) -> dict[str, Any]:

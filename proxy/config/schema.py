@@ -6,7 +6,7 @@ environment and flags (`sources.py`).
 
 from collections.abc import Sequence
 from math import inf
-from typing import Annotated, Literal, Self, TypedDict
+from typing import Literal, Self, TypedDict
 
 from pydantic import (
     Field,
@@ -40,17 +40,18 @@ from forebay.proxy.config.sections import (
     Tracing,
     UpstreamTls,
 )
-from forebay.proxy.core.model import BackendSpec, ServiceClass, Tenant
+from forebay.proxy.config.tenants import Tenants
+from forebay.proxy.core.model import BackendSpec, Tenant
 from forebay.proxy.core.model import Bucket as CoreBucket
 from forebay.proxy.core.policy.routing import Affinity, Route
 from forebay.traces.errors import InputError
 
+MODELS = "/v1/models"
 ROUTED = (
-    "/v1/models", "/version", "/tokenize", "/detokenize", "/v1/messages/count_tokens",
+    MODELS, "/version", "/tokenize", "/detokenize", "/v1/messages/count_tokens",
     "/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank",
     "/v1/audio/transcriptions", "/v1/audio/translations",
 )  # fmt: skip
-NAME = r"^[A-Za-z0-9._-]{1,64}$"
 MAX_CONCURRENCY = 640
 """Default bound of running requests on a backend. The real limit is the KV cache, which the policy
 models. At 512, 98.3 % of Azure's conversations are in time at 1.24 times the capacity, at 640 or
@@ -78,6 +79,7 @@ class BackendConfig(Section):
     kv_events: endpoint of the server's --kv-events-config, as seen from here. An endpoint with `*`
     is bound here, for a vLLM that connects to it.
     kv_replay: replay_endpoint of the same.
+    models: names of the models that it serves; empty: it is asked by GET /v1/models.
     """
 
     name: str = Field("", pattern=r"^[A-Za-z0-9._-]{0,64}$")
@@ -88,6 +90,7 @@ class BackendConfig(Section):
     priority: bool = False
     kv_events: str | None = None
     kv_replay: str | None = None
+    models: tuple[str, ...] = ()
 
     @field_validator("prefill_piece", mode="before")
     @classmethod
@@ -160,60 +163,6 @@ class Admission(Section):
     sdk_timeout: bool = True
 
 
-class KnownTenant(Section):
-    """One tenant.
-
-    weight: share of prefill time, relative to other tenants that wait.
-    tokens_per_s: quota of prompt tokens.
-    burst_tokens: the most that may be sent at once; default: the quota of a minute.
-    trust_group: tenants of one group share cached prefixes.
-    classes: classes that put its requests before or behind those of all tenants. Any other class
-    orders its own requests only.
-    """
-
-    weight: float | None = Field(None, gt=0, allow_inf_nan=False)
-    tokens_per_s: float | None = Field(None, gt=0, allow_inf_nan=False)
-    burst_tokens: float | None = Field(None, gt=0, allow_inf_nan=False)
-    trust_group: str | None = Field(None, pattern=NAME)
-    classes: tuple[Literal["interactive", "batch"], ...] = ()
-
-    @model_validator(mode="after")
-    def _burst_of_a_rate(self) -> Self:
-        if self.burst_tokens is not None and self.tokens_per_s is None:
-            raise ValueError("burst_tokens needs tokens_per_s, the rate at which it comes back")
-        return self
-
-
-class Tenants(Section):
-    """Keys, weights and quotas of tenants, and which of them share caches.
-
-    keys: a file, or env:NAME for an environment variable (format: security/keys.py).
-
-    default_weight: weight of tenants that have none of their own.
-    isolate_cache: keep tenants from hitting each other's cached prefixes; auto: if there are keys.
-    known: tenants with a weight, quota or trust group of their own.
-    """
-
-    keys: str | None = Field(None, min_length=1)
-    default_weight: float = Field(1.0, gt=0, allow_inf_nan=False)
-    isolate_cache: Literal["auto"] | bool = "auto"
-    known: dict[Annotated[str, Field(pattern=NAME)], KnownTenant] = Field(default_factory=dict)
-
-    @property
-    def isolates(self) -> bool:
-        return self.keys is not None if self.isolate_cache == "auto" else self.isolate_cache
-
-    def has_quota(self, tenant: str) -> bool:
-        known = self.known.get(tenant)
-        return known is not None and known.tokens_per_s is not None
-
-    def class_among_all(self, tenant: str, service_class: ServiceClass) -> ServiceClass:
-        """Return the class by which an overloaded proxy sheds a request: never above its grant."""
-        known = self.known.get(tenant)
-        granted = not tenant or (known is not None and service_class in known.classes)
-        return service_class if granted or service_class == "batch" else "standard"
-
-
 class ShaperOptions(TypedDict):
     """Keyword arguments of `Shaper` and `Shaper.reconfigure`."""
 
@@ -235,6 +184,8 @@ class Config(Section):
     cors_origins: web pages of these origins may call the proxy from a browser.
     upstream_api_key: bearer token for the backends; better in FOREBAY_UPSTREAM_API_KEY.
     share: redis:// URL through which several proxies exchange their load.
+    models: other names for models, such as `gpt-4o-mini: llama-3-8b`: requests for the first name
+    go to backends that serve the second.
     """
 
     listen: Listen = Listen()
@@ -263,6 +214,7 @@ class Config(Section):
     cors_origins: tuple[str, ...] = ()
     upstream_api_key: SecretStr | None = None
     share: SecretStr | None = None  # secret, because the URL may hold a password
+    models: dict[str, str] = Field(default_factory=dict)
 
     @field_validator("backends")
     @classmethod

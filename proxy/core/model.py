@@ -171,6 +171,7 @@ class Request(_Value):
             prompt tokens are no estimate.
         identity: equal for equal prompts; 0: unknown.
         home: the backend that keeps what the prompt refers to; "" if it refers to nothing.
+        model: only backends that serve it may take the request; "": any may.
     """
 
     __slots__ = (
@@ -179,6 +180,7 @@ class Request(_Value):
         "home",
         "id",
         "identity",
+        "model",
         "output_tokens",
         "prompt_tokens",
         "pure",
@@ -208,6 +210,7 @@ class Request(_Value):
         quota_tokens: int = 0,
         identity: int = 0,
         home: str = "",
+        model: str = "",
     ) -> None:
         self.id = id
         self.prompt_tokens = prompt_tokens
@@ -224,6 +227,7 @@ class Request(_Value):
         self.quota_tokens = quota_tokens
         self.identity = identity
         self.home = home
+        self.model = model
 
     @property
     def charged_tokens(self) -> int:

@@ -239,6 +239,16 @@ class Shaper:
         dispatcher.forecast.moved(backend)
         return dispatcher.dispatch_all(now)
 
+    def backend_serves(self, name: str, models: frozenset[str] | None, now: float) -> list[Action]:
+        """Note which models a backend serves; None: unknown, so it is sent requests for any.
+
+        Requests that wait for it are sent there all the same: the backend will say what it lacks.
+        """
+        dispatcher = self._dispatcher
+        dispatcher.pass_time(now)
+        self.backends[name].models = models
+        return dispatcher.dispatch_all(now)
+
     def backend_down(self, name: str, now: float, keeps_cache: bool = False) -> list[Action]:
         """Let a backend take no work; requests that wait for it are rerouted or rejected.
 

@@ -166,8 +166,8 @@ def models(scene: Scene) -> Found:
         yield (
             "warning",
             f"the backends serve different models ({listed})",
-            "requests go to any backend: serve the same model everywhere, or run one proxy for "
-            "each model",
+            "a request goes to the backends of its model; if all should serve the same one, "
+            "restart those that do not",
         )
 
 

@@ -37,6 +37,7 @@ class UnshapedRelay:
         incoming: web.BaseRequest,
         target: str,
         body: bytes,
+        model: str,
         id_: str,
         tenant: str,
         reply: dict[str, str],
@@ -46,11 +47,12 @@ class UnshapedRelay:
 
         Args:
             target: the raw path with its query.
+            model: only backends that serve it; "": any.
             reply: our headers of a response that is a stream, or large.
             hold: gets the bytes of the response.
         """
         headers = to_backend(incoming.headers, id_, authorization=not tenant)
-        upstream, failure = self._backends.next_up(), None
+        upstream, failure = self._backends.next_up(model), None
         with Tries(self._attempts.budget) as tries:
             while upstream is not None:
                 try:
@@ -63,7 +65,9 @@ class UnshapedRelay:
                     self._metrics.upstream_error(upstream.name, failed.kind)
                     # A refused connection is no attempt, but nothing else bounds their number here.
                     retry = "lost" if failed.retry == "refused" else failed.retry
-                    upstream = self._backends.next_up(upstream) if tries.again(retry) else None
+                    upstream = (
+                        self._backends.next_up(model, upstream) if tries.again(retry) else None
+                    )
                     continue
                 # A response that needs no engine proves as little as /health. If it counted, a
                 # backend that fails all else would stay in use while /v1/models is polled.

@@ -28,6 +28,7 @@ class LogEvent(Enum):
     BACKEND_UNREACHABLE = "backend_unreachable", WARNING, "a configured backend is not up yet"
     BACKEND_UNPROBED = "backend_unprobed", WARNING, "this proxy cannot probe the backend"
     BACKEND_KV_CACHE = "backend_kv_cache", INFO, "the backend has reported its KV cache size"
+    BACKEND_MODELS = "backend_models", INFO, "the backends serve different models; one of them says"
     BACKEND_RESTARTED = "backend_restarted", INFO, "KV events show that the backend has restarted"
     BACKEND_REMOVED = "backend_removed", INFO, "a backend that left the configuration is empty"
     ROUTING_FAILED = "routing_failed", WARNING, "a plug-in failed to route: the default policy does"

@@ -298,6 +298,17 @@ class TestShaper:
         fleet.chats_flow(0.9)
         assert sends(fleet.shaper.piece_computed("e", 0.9)) == [("e", 0)]
 
+    @pytest.mark.parametrize(("other", "pieces"), [("a", False), ("b", True)])
+    def test_an_engine_of_another_model_is_none_that_chats_could_use(
+        self, other: str, pieces: bool
+    ) -> None:
+        fleet = Fleet(2)
+        for name, model in (("b0", "a"), ("b1", other)):
+            fleet.shaper.backend_serves(name, frozenset([model]), 0.0)
+        fleet.chat(0.0)
+        ((_, blocks),) = sends(fleet.shaper.arrive(document("d", model="a"), 0.1))
+        assert (blocks > 0) == pieces
+
     def test_an_engine_that_caches_nothing_is_sent_the_rest_whole(self) -> None:
         fleet, now = Fleet(), 0.1
         fleet.chat(0.0)

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from proxy_stage import RawBackend, stage
 from pydantic import BaseModel, ConfigDict
 
-from forebay.proxy.api.body import ParsedBody, parse, read_fields, salted
+from forebay.proxy.api.body import ParsedBody, parse, prepared, read_fields
 from forebay.proxy.api.cache_salt import CacheSalts, cache_secret, share_cache_secret, with_salt
 from forebay.proxy.api.dialects import CHAT, COMPLETIONS
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.http1.errors import ApiError
+from forebay.proxy.models import Models
 from forebay.replay.sim.clock import run
 
 SECRET = b"a secret of the tests"
@@ -49,6 +50,11 @@ def understood(
         tenant=tenant,
         salts=salts,
     )
+
+
+def salted(body: bytes, content_type: str = "application/json") -> bytes:
+    """The body of a request that is not shaped."""
+    return asyncio.run(prepared(body, content_type, "acme", SALTS, Models()))[0]
 
 
 def parsers_agree_on(body: bytes) -> str:
@@ -120,7 +126,7 @@ class TestMediaIds:
     def test_on_paths_that_are_not_shaped(self, name: str) -> None:
         body = json.dumps({name: [{"role": "user", "content": [self.PART]}]}).encode()
         with pytest.raises(ApiError) as refused:
-            asyncio.run(salted(body, "application/json", "acme", SALTS))
+            salted(body)
         assert (refused.value.code, refused.value.param) == ("uuid_not_allowed", name)
 
     @pytest.mark.parametrize(
@@ -128,7 +134,7 @@ class TestMediaIds:
     )
     def test_anything_else_is_the_backends_to_judge(self, value: object) -> None:
         body = json.dumps({"input": value, "messages": value}).encode()
-        sent = asyncio.run(salted(body, "application/json", "acme", SALTS))
+        sent = salted(body)
         assert parsers_agree_on(sent) == SALTS.salt("acme")
 
 
@@ -200,17 +206,17 @@ class TestSplicing:
             understood(body, "acme", SALTS)
         assert error.value.status == 400
         with pytest.raises(ApiError):
-            asyncio.run(salted(body, "application/json", "acme", SALTS))
+            salted(body)
 
     def test_without_isolation_not_a_byte_changes(self) -> None:
         body = b'{ "prompt":"x" , "cache_salt" : "mine" }\n'
         assert understood(body, "acme", None).body is body
 
     def test_requests_that_are_not_shaped(self) -> None:
-        made = asyncio.run(salted(b"{}", "", "acme", SALTS))
+        made = salted(b"{}", "")
         assert made == b'{"cache_salt":"%b"}' % SALTS.salt("acme").encode()
         form = b'--x\r\ncontent-disposition: form-data; name="file"\r\n\r\n{}\r\n--x--'
-        assert asyncio.run(salted(form, "multipart/form-data", "acme", SALTS)) is form
+        assert salted(form, "multipart/form-data") is form
 
 
 class TestOwnIndex:

@@ -21,8 +21,8 @@ from proxy_stage import (
     stage,
 )
 
-from forebay.proxy.config.schema import KnownTenant, Tenants
 from forebay.proxy.config.sources import load_config
+from forebay.proxy.config.tenants import KnownTenant, Tenants
 from forebay.proxy.core.shaper import Shaper
 from forebay.replay.sim.clock import run
 

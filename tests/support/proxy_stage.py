@@ -97,12 +97,14 @@ class RawBackend:
     Attributes:
         healthy: what /health says; None: it takes the connection and says nothing.
         metrics: what /metrics says; None: nothing, as above.
+        models: entries of /v1/models for the proxy, by name; empty: it has no such path.
     """
 
     serve: Serve = by_request
     healthy: bool | None = True
     metrics: bytes | None = b""
     metrics_asked: int = 0
+    models: dict[str, dict[str, Any]] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
     open: int = 0
     connections: int = 0
@@ -122,6 +124,11 @@ class RawBackend:
                     if line.lower().startswith("content-length:"):
                         length = int(line.split(":")[1])
                 body = await reader.readexactly(length)
+                if text.startswith("GET /v1/models ") and "\r\nx-request-id:" not in text.lower():
+                    page = {"data": [{"id": name} | self.models[name] for name in self.models]}
+                    found = answer(200, json.dumps(page).encode())
+                    writer.write(found if self.models else answer(404, b"{}"))
+                    continue
                 if text.startswith(("GET /health", "GET /metrics")):
                     size = text.startswith("GET /metrics")
                     self.metrics_asked += size

@@ -24,6 +24,7 @@ ROUNDING_S = 1e-6
 RATE, BURST = 1_000.0, 6_000.0  # tokens, of the limited tenant
 
 
+MODELS = {0: "x", 1: "y"}  # of the documents, where backends serve different models
 DOCUMENTS = [tuple(range(d * 1000, d * 1000 + 60)) for d in range(3)]
 
 
@@ -39,6 +40,7 @@ class ShaperMachine(RuleBasedStateMachine):
         tenants=st.sampled_from([("",), ("a",), ("a", "b", "c"), ("", "a", "limited")]),
         chunks=st.lists(st.sampled_from([inf, inf, 2_048.0]), min_size=3, max_size=3),
         piece_s=st.sampled_from([inf, 0.5]),
+        models=st.sampled_from([None, None, ("x", "y"), ("xy", "y"), ("y", "x", "x")]),
     )
     def start(
         self,
@@ -50,8 +52,10 @@ class ShaperMachine(RuleBasedStateMachine):
         tenants: tuple[str, ...],
         chunks: list[float],
         piece_s: float,
+        models: tuple[str, ...] | None = None,
     ) -> None:
         self.tenants = tenants
+        self.models_differ = models is not None
         self.now = 0.0
         self.max_queue = max_queue
         self.slots = {str(i): n for i, n in enumerate(slots)}
@@ -81,6 +85,8 @@ class ShaperMachine(RuleBasedStateMachine):
         )
         for name in self.slots:
             self.apply(self.shaper.backend_up(name, self.now))
+        for name, served in zip(self.slots, models or (), strict=False):
+            self.apply(self.shaper.backend_serves(name, frozenset(served), self.now))
 
     def bucket(self, request: Request) -> str:
         return "chat" if request.prompt_tokens <= 5_000 else "document"
@@ -115,6 +121,7 @@ class ShaperMachine(RuleBasedStateMachine):
             assert request == action.request
             if isinstance(action, Send):
                 assert action.backend in self.up
+                assert self.shaper.backends[action.backend].serves(request.model)
                 assert action.bucket == self.bucket(request)
                 self.running[request.id] = request, action.backend, action.bucket
                 self.no_token.add(request.id)
@@ -158,7 +165,9 @@ class ShaperMachine(RuleBasedStateMachine):
             assert len(mates) >= self.max_queue or (held and not alone)
         elif reject.reason == "deadline_unattainable" and on_arrival:
             # An idle backend never refuses work, however wrong the estimate.
-            assert not any(self.idle(name) for name in self.up) or self.waiting
+            model, backends = reject.request.model, self.shaper.backends
+            up = [name for name in self.up if backends[name].serves(model)]
+            assert not any(self.idle(name) for name in up) or self.waiting
         elif reject.reason == "deadline_unattainable":
             waited_s = self.now - self.since[reject.request.id]
             least_s, most_s = self.patience_s[reject.request.id]
@@ -192,6 +201,7 @@ class ShaperMachine(RuleBasedStateMachine):
             streams,
             self.tenants[tenant % len(self.tenants)],
             service_class,
+            model=MODELS.get(document or 0, "") if self.models_differ else "",
         )
         self.arrived += 1
         self.came[request.id] = self.now

@@ -101,10 +101,11 @@ class Forecast:
     # Questions.
 
     def suits(self, backend: Backend, waiting: QueuedRequest) -> bool:
-        """Return whether the backend is up, serves the bucket and has not failed the request."""
+        """Return whether it is up, serves bucket and model, and has not failed the request."""
         usable = self._usable[waiting.bucket]
         return (
             backend.up
+            and backend.serves(waiting.request.model)
             and (len(usable) == len(self._all) or backend in usable)
             and backend.name not in waiting.excluded
         )
@@ -124,6 +125,8 @@ class Forecast:
         usable = self._usable[waiting.bucket]
         if waiting.excluded:
             usable = [b for b in usable if b.name not in waiting.excluded]
+        if waiting.request.model:
+            usable = [b for b in usable if b.serves(waiting.request.model)]
         if self.limited:  # backends on trial have little to do and would be listed first
             usable = [b for b in usable if b.up and b.takes_another] or usable
         some = usable if len(usable) < len(self._all) else None

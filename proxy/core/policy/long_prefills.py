@@ -86,10 +86,11 @@ class LongPrefills:
         return most
 
     def another_clear(self, backend: Backend, long_s: float) -> bool:
-        """Return whether another backend than this one is clear of long prefills."""
+        """Return whether another backend of its models is clear of long prefills."""
         return any(
             other.up and other is not backend and not other.prefill_queue.blocks_for(long_s)
             for other in self._backends
+            if other.models == backend.models
         )
 
     def clear_at(
@@ -100,7 +101,7 @@ class LongPrefills:
             return now
         others, next_clear_at = False, inf
         for other in self._backends:
-            if other.up and other is not backend:
+            if other.up and other is not backend and other.models == backend.models:
                 if not other.prefill_queue.blocks_for(long_s):
                     return now
                 others = True
@@ -119,7 +120,7 @@ class LongPrefills:
             return 0.0  # at most one of them was rejected lately
         deadline = min(waiting.deadline, now + self._buckets[waiting.bucket].max_wait_s)
         due = due_at(waiting.arrived_at, deadline, prefill_s)
-        up = [b for b in self._backends if b.up]
+        up = [b for b in self._backends if b.up and b.serves(waiting.request.model)]
         ahead_s = fsum(
             b.prefill_queue.backlog_s(now) for b in up if b.prefill_queue.blocks_for(long_s)
         )

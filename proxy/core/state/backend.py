@@ -28,6 +28,7 @@ class Backend:
     Attributes:
         index: its place among the backends.
         kv_tokens: size of its KV pool; infinite while unknown.
+        models: those that it serves; None while unknown.
         draining: it will be removed; `up` stays False until then.
         most_prefills: below infinity during a trial or while it reports that it is full.
         least_patience_s: the shortest `max_wait_s` of all buckets.
@@ -60,6 +61,7 @@ class Backend:
         self.rank = 0.0
         self.room_at = self.room_beside_at = self.silent_at = -inf
         self.kv_tokens = spec.kv_tokens
+        self.models: frozenset[str] | None = None
         self.up = False
         self.draining = False
         self.most_prefills = inf
@@ -130,6 +132,10 @@ class Backend:
     def piece_s(self) -> float:
         """BackendSpec.piece_s; inf if the engine chunks long prefills itself."""
         return inf if self.prefill_queue.chunked else self.spec.piece_s
+
+    def serves(self, model: str) -> bool:
+        """Return whether it serves the model, as far as is known; "" is any model."""
+        return not model or self.models is None or model in self.models
 
     def matched_tokens(self, request: Request) -> int:
         """Return the prompt tokens that the engine probably holds; never the last one."""

@@ -1,0 +1,94 @@
+"""Which backends serve which model, and by which names clients may ask for it.
+
+A backend tells by GET /v1/models (`probes.py`) unless `backends[].models` says it. While all
+backends serve the same, or none is known, any of them may get a request: this costs nothing where
+there is one model.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import orjson
+
+Entries = Mapping[str, Mapping[str, Any]]  # of GET /v1/models, by the name of the model
+
+
+class Wanted(NamedTuple):
+    """A model that a client asked for.
+
+    Attributes:
+        name: as the backends know it.
+        route: `Request.model`: the name, or "" if any backend may take the request.
+        adapter: the name of a LoRA adapter, or "": vLLM's prefix cache keeps adapters apart.
+    """
+
+    name: str
+    route: str = ""
+    adapter: str = ""
+
+
+class Models:
+    """The models of all backends, and other names for them.
+
+    A model that no backend is known to serve is any backend's to reject: an adapter may have been
+    loaded a moment ago.
+
+    Attributes:
+        differ: backends serve different models.
+    """
+
+    def __init__(self) -> None:
+        self._aliases: Mapping[str, str] = {}
+        self._wanted: dict[str, Wanted] = {}
+        self._listed: dict[str, Mapping[str, Any]] = {}
+        self.differ = False
+
+    @property
+    def matter(self) -> bool:
+        """Whether the name of the model changes where, or how, a request is sent."""
+        return self.differ or bool(self._aliases)
+
+    def update(self, aliases: Mapping[str, str], served: Iterable[Entries | None]) -> None:
+        """Take what each backend serves now; None if that is unknown."""
+        known = [entries for entries in served if entries is not None]
+        self._aliases, self._listed = aliases, {}
+        for listed in known:
+            for name, entry in listed.items():
+                self._listed.setdefault(name, entry)
+        self.differ = any(listed.keys() != self._listed.keys() for listed in known)
+        self._wanted = {}
+        for name, entry in self._listed.items():
+            everywhere = all(name in listed for listed in known)
+            adapter = name if entry.get("parent") else ""
+            self._wanted[name] = Wanted(name, "" if everywhere else name, adapter)
+
+    def find(self, asked: str) -> Wanted:
+        """Return the model that a client means by this name."""
+        name = self._aliases.get(asked, asked)
+        return self._wanted.get(name) or Wanted(name)
+
+    def page(self) -> bytes:
+        """Return the answer to GET /v1/models: all models and all other names of them."""
+        entries = dict(self._listed)
+        for alias, name in self._aliases.items():
+            if name in self._listed:
+                entries.setdefault(alias, {**self._listed[name], "id": alias, "root": name})
+        return orjson.dumps({"object": "list", "data": list(entries.values())})
+
+
+def listed_models(body: bytes) -> Entries | None:
+    """Return the entries of an answer to GET /v1/models by name; None if it is no such answer."""
+    try:
+        found = {entry["id"]: entry for entry in orjson.loads(body)["data"]}
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return None
+    sound = all(isinstance(name, str) and isinstance(found[name], dict) for name in found)
+    return found if found and sound else None
+
+
+def configured_models(names: Iterable[str]) -> Entries | None:
+    """Return entries for the models that `backends[].models` names; None if it names none."""
+    entries = {
+        name: {"id": name, "object": "model", "created": 0, "owned_by": "vllm"} for name in names
+    }
+    return entries or None

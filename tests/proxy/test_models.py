@@ -1,0 +1,262 @@
+"""Requests go to the backends of their model, and a model may have other names."""
+
+import asyncio
+import json
+from contextlib import AsyncExitStack
+from itertools import pairwise
+from typing import Any
+
+import aiohttp
+from proxy_stage import RawBackend, Stage, answer, error_of, on_stage, stage, until
+
+from forebay.proxy.models import Models, configured_models, listed_models
+from forebay.replay.sim.clock import run
+
+TINY: dict[str, dict[str, Any]] = {"tiny": {"max_model_len": 4096}}
+LARGE: dict[str, dict[str, Any]] = {"large": {"max_model_len": 131072}}
+
+
+async def ask(on: Stage, model: str, path: str = "/v1/completions", **fields: Any) -> int:
+    body = {"model": model, "prompt": "hello", "max_tokens": 3} | fields
+    async with on.post(body, path=path) as response:
+        await response.read()
+        return int(response.status)
+
+
+def asked_for(backend: RawBackend) -> list[str]:
+    """The model of each request that came, as vLLM reads it."""
+    return [json.loads(call.body)["model"] for call in backend.calls]
+
+
+async def two_models(stack: AsyncExitStack, **keys: Any) -> tuple[Stage, RawBackend, RawBackend]:
+    tiny, large = RawBackend(models=TINY), RawBackend(models=LARGE)
+    for backend in (tiny, large):
+        await stack.enter_async_context(backend.running())
+    on = await stack.enter_async_context(stage([tiny.url, large.url], **keys))
+    return on, tiny, large
+
+
+class TestRouting:
+    def test_a_request_goes_to_a_backend_of_its_model(self) -> None:
+        async def main() -> None:
+            async with AsyncExitStack() as stack:
+                on, tiny, large = await two_models(stack)
+                for _ in range(4):
+                    assert await ask(on, "tiny") == 200
+                    assert await ask(on, "large") == 200
+                assert await ask(on, "large", "/v1/embeddings") == 200
+                assert asked_for(tiny) == ["tiny"] * 4
+                assert asked_for(large) == ["large"] * 5
+
+        run(main())
+
+    def test_a_backend_of_another_model_does_not_take_over(self) -> None:
+        """Neither by work stealing nor by a retry nor while the own backend is down."""
+
+        async def broken(call: Any) -> None:
+            call.reset()
+
+        async def main() -> None:
+            async with AsyncExitStack() as stack:
+                patient = [{"name": "chat", "up_to": 5000, "max_wait": "30s"}]
+                on, tiny, large = await two_models(stack, slots=1, buckets=patient)
+                assert await asyncio.gather(*(ask(on, "large") for _ in range(8))) == [200] * 8
+                large.serve = broken
+                assert await ask(on, "large") == 502
+                large.healthy = False
+                await until(lambda: not on.proxy.backends.upstreams["b1"].up)
+                async with on.post({"model": "large", "prompt": "x"}) as response:
+                    assert response.status == 503
+                    assert (await error_of(response))["code"] == "no_backend_available"
+                assert await ask(on, "tiny") == 200
+                assert asked_for(tiny) == ["tiny"]
+
+        run(main())
+
+    def test_a_model_that_no_backend_names_is_theirs_to_reject(self) -> None:
+        """An adapter may have been loaded a moment ago."""
+
+        async def main() -> None:
+            async with AsyncExitStack() as stack:
+                on, tiny, large = await two_models(stack)
+                assert await ask(on, "new-adapter") == 200
+                assert asked_for(tiny) + asked_for(large) == ["new-adapter"]
+
+        run(main())
+
+    def test_models_are_asked_for_again(self) -> None:
+        async def main() -> None:
+            async with AsyncExitStack() as stack:
+                on, tiny, large = await two_models(stack)
+                large.models = {"larger": {}}
+                models = on.proxy.backends.models
+                await until(lambda: models.find("larger").route == "larger")
+                assert await ask(on, "larger") == 200
+                assert asked_for(large) == ["larger"]
+                tiny.models = {"larger": {}}
+                await until(lambda: not models.differ)
+                assert models.find("larger").route == ""
+
+        run(main())
+
+    def test_a_restart_with_another_model_is_known_before_work_comes(self) -> None:
+        async def main() -> None:
+            async with AsyncExitStack() as stack:
+                on, tiny, large = await two_models(stack)
+                upstream = on.proxy.backends.upstreams["b1"]
+                large.healthy = False
+                await until(lambda: not upstream.up)
+                large.models = {"larger": {}}
+                large.healthy = True
+                await until(lambda: upstream.up)
+                assert await ask(on, "larger") == 200
+                assert asked_for(large) == ["larger"]
+                assert asked_for(tiny) == []
+
+        run(main())
+
+    def test_configured_models_are_not_asked_for(self) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            assert await ask(on, "large") == 200
+            assert on.proxy.backends.models.find("large").route == ""
+            assert on.proxy.backends.upstreams["b0"].ask_models_at == float("inf")
+
+        on_stage(scene, None, each={"models": ["large"]})
+
+    def test_a_backend_that_does_not_say_takes_any_model(self) -> None:
+        async def main() -> None:
+            async with AsyncExitStack() as stack:
+                silent, large = RawBackend(), RawBackend(models=LARGE)
+                for backend in (silent, large):
+                    await stack.enter_async_context(backend.running())
+                on = await stack.enter_async_context(stage([silent.url, large.url]))
+                assert await asyncio.gather(*(ask(on, "any") for _ in range(4))) == [200] * 4
+                assert not on.proxy.backends.models.matter
+
+        run(main())
+
+
+class TestOtherNames:
+    def test_the_backend_is_asked_by_its_own_name(self) -> None:
+        async def main() -> None:
+            async with AsyncExitStack() as stack:
+                on, tiny, large = await two_models(stack, models={"gpt-4o-mini": "large"})
+                assert await ask(on, "gpt-4o-mini") == 200
+                assert await ask(on, "gpt-4o-mini", "/v1/embeddings") == 200
+                assert await ask(on, "large") == 200
+                assert asked_for(large) == ["large"] * 3
+                assert b"gpt-4o-mini" not in large.calls[2].body  # byte for byte
+                assert asked_for(tiny) == []
+
+        run(main())
+
+    def test_in_a_form(self) -> None:
+        async def main() -> None:
+            async with AsyncExitStack() as stack:
+                on, _, large = await two_models(stack, models={"whisper-1": "large"})
+                form = aiohttp.FormData()
+                form.add_field("file", b'name="model"\r\n\r\ntiny\r\n--', filename="a.wav")
+                form.add_field("model", "whisper-1")
+                url = on.url + "/v1/audio/transcriptions"
+                async with on.client.post(url, data=form) as response:
+                    assert response.status == 200
+                body = large.calls[0].body
+                assert b'name="model"\r\n\r\nlarge\r\n--' in body
+                assert b"whisper-1" not in body
+
+        run(main())
+
+    def test_a_reload_changes_them(self) -> None:
+        names = {"old": "tiny"}
+
+        async def main() -> None:
+            async with AsyncExitStack() as stack:
+                backend = RawBackend(models=TINY)
+                await stack.enter_async_context(backend.running())
+                on = await stack.enter_async_context(
+                    stage([backend.url], models=names, load=lambda: changed)
+                )
+                changed = on.proxy.reloader.config.model_copy(update={"models": {"new": "tiny"}})
+                assert await ask(on, "old") == 200
+                assert await on.proxy.reloader.reload() == "applied"
+                assert await ask(on, "new") == 200
+                assert await ask(on, "old") == 200
+                assert asked_for(backend) == ["tiny", "tiny", "old"]
+
+        run(main())
+
+
+class TestTheList:
+    def test_it_is_the_union_with_other_names(self) -> None:
+        async def main() -> None:
+            async with AsyncExitStack() as stack:
+                on, tiny, large = await two_models(stack, models={"gpt-4o-mini": "large"})
+                async with on.client.get(on.url + "/v1/models") as response:
+                    assert response.content_type == "application/json"
+                    assert response.headers["x-request-id"]
+                    page = await response.json()
+                assert page["object"] == "list"
+                found = {entry["id"]: entry.get("max_model_len") for entry in page["data"]}
+                assert found == {"tiny": 4096, "large": 131072, "gpt-4o-mini": 131072}
+                async with on.client.head(on.url + "/v1/models") as response:
+                    assert (response.status, await response.read()) == (200, b"")
+                assert not tiny.calls
+                assert not large.calls
+
+        run(main())
+
+    def test_where_all_serve_the_same_a_backend_answers(self) -> None:
+        async def models(call: Any) -> None:
+            await call.send(answer(200, b'{"mine": 1}'))
+
+        async def main() -> None:
+            async with AsyncExitStack() as stack:
+                both = [RawBackend(models, models=TINY), RawBackend(models, models=TINY)]
+                for backend in both:
+                    await stack.enter_async_context(backend.running())
+                on = await stack.enter_async_context(stage([b.url for b in both]))
+                async with on.client.get(on.url + "/v1/models") as response:
+                    assert await response.json() == {"mine": 1}
+
+        run(main())
+
+
+class TestAdapters:
+    """vLLM keeps the prefixes of LoRA adapters apart."""
+
+    def test_their_prompts_share_no_prefix_with_the_model(self) -> None:
+        served = TINY | {"lora": {"parent": "tiny"}}
+        prompt = "word " * 2000
+
+        async def main() -> None:
+            async with AsyncExitStack() as stack:
+                backend = RawBackend(models=served)
+                await stack.enter_async_context(backend.running())
+                on = await stack.enter_async_context(stage([backend.url]))
+                prefixes = on.proxy.driver.shaper.backends["b0"].cache.prefixes
+                held = []
+                for model in ("tiny", "tiny", "lora", "lora"):
+                    await ask(on, model, prompt=prompt)
+                    held.append(len(prefixes))
+                once = len(prompt) // 2048
+                new = [after - before for before, after in pairwise([0, *held])]
+                assert [count >= once for count in new] == [True, False, True, False], new
+
+        run(main())
+
+
+class TestNames:
+    def test_what_is_no_list_of_models(self) -> None:
+        for body in (b"", b"[]", b"{}", b'{"data":[]}', b'{"data":[{"id":1}]}', b'{"data":["x"]}'):
+            assert listed_models(body) is None, body
+
+    def test_a_model_that_all_serve_restricts_nothing(self) -> None:
+        models = Models()
+        models.update(
+            {"other": "a"}, [configured_models(["a", "b"]), configured_models(["a"]), None]
+        )
+        assert models.differ
+        assert models.find("a").route == ""
+        assert models.find("b").route == "b"
+        assert models.find("other").name == "a"
+        assert models.find("unknown").route == ""
