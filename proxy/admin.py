@@ -157,6 +157,7 @@ class Admin:
         shaper, now = self._driver.shaper, self._driver.clock()
         return {
             "ready": self._app.ready,
+            "mode": self._reloader.config.mode,
             "draining": self._app.draining or self._app.leaving,
             "versions": VERSIONS,
             "config": {

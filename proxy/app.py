@@ -13,10 +13,11 @@ from typing import Any
 from aiohttp import web
 
 from forebay.proxy.api.block_hashes import LARGE_BYTES
-from forebay.proxy.api.body import ParsedBody, parse_any, prepared, read_fields
+from forebay.proxy.api.body import ParsedBody, parse_any, read_fields
 from forebay.proxy.api.dialects import CHAT, COMPLETIONS, DIALECTS, RESPONSES, Dialect
 from forebay.proxy.api.large_json import LargeBodies
 from forebay.proxy.api.token_estimate import TokenEstimate
+from forebay.proxy.api.unshaped_body import prepared
 from forebay.proxy.backends import Backends
 from forebay.proxy.config.schema import MODELS, Config
 from forebay.proxy.core.model import Request

@@ -16,10 +16,10 @@ from forebay.proxy.driver import Driver
 from forebay.proxy.http1.client import Origin
 from forebay.proxy.http1.connection import UpstreamResponse
 from forebay.proxy.http1.faults import LostConnection
-from forebay.proxy.models import Models
 from forebay.proxy.probes import Prober, Upstream, key_header
 from forebay.proxy.relay.failures import Failure
 from forebay.proxy.relay.suspicions import Suspects, Suspicions
+from forebay.proxy.served_models import ServedModels, others
 from forebay.proxy.telemetry.events import LogEvent, Say
 
 STALE_WITHIN_S = 0.5  # a kept connection that is lost so soon was closed while idle
@@ -60,7 +60,7 @@ class Backends:
         self._suspicions = Suspicions()
         self._serving = False  # some backend was up when health was last applied
         self.upstreams = {b.name: self._upstream(b) for b in config.backends}
-        self.models = Models()
+        self.models = ServedModels(self.upstreams, driver, say)
         self.health = Health(self.upstreams)
         self.prober = Prober(
             config,
@@ -69,7 +69,7 @@ class Backends:
             say,
             self._after_probe,
             self._size_known,
-            self._models_known,
+            self.models.changed,
         )
         self.on_hang: Callable[[Upstream], None] = lambda _: None
         self._timer: asyncio.TimerHandle | None = None
@@ -78,7 +78,7 @@ class Backends:
         return Upstream(config, Origin(config.url, self._config.timeouts.connect, self._tls))
 
     async def __aenter__(self) -> "Backends":
-        self._apply_models()
+        self.models.apply(self._config.models)
         for upstream in self.upstreams.values():
             self.prober.start(upstream)
         return self
@@ -117,13 +117,13 @@ class Backends:
                 kept.poke.set()
             if kept is not None:
                 kept.config = backend
-        self._apply_models()
+        self.models.apply(self._config.models)
 
     async def join(self, config: BackendConfig) -> None:
         """Add a backend; returns after its first probe."""
         upstream = self.upstreams[config.name] = self._upstream(config)
         self.health.add(config.name)
-        self._apply_models()
+        self.models.apply(self._config.models)
         self.prober.start(upstream)
         await upstream.probed.wait()
 
@@ -134,7 +134,7 @@ class Backends:
         self.prober.stop(config.name)
         self.upstreams[config.name].origin.close()
         self.upstreams[config.name] = upstream
-        self._apply_models()
+        self.models.apply(self._config.models)
         self.health.remove(config.name)
         self.health.add(config.name)
         if problem is None:
@@ -155,7 +155,7 @@ class Backends:
     def forget(self, name: str) -> None:
         """Remove a backend that has left and has no running requests."""
         self.upstreams.pop(name).origin.close()
-        self._apply_models()
+        self.models.apply(self._config.models)
 
     # Sending.
 
@@ -199,18 +199,15 @@ class Backends:
         self._turn += 1
         return others[self._turn % len(others)] if others else None
 
-    def _others(self, upstream: Upstream) -> list[Upstream]:
-        """Return the other backends that may take its requests."""
-        others = (other for other in self.upstreams.values() if other is not upstream)
-        return [other for other in others if upstream.shares_models(other)]
-
     def others_up(self, upstream: Upstream) -> bool:
-        return any(other.up for other in self._others(upstream))
+        return any(other.up for other in others(self.upstreams, upstream))
 
     def others_willing(self, upstream: Upstream) -> bool:
         """Return whether another backend is up that has not declined a request lately itself."""
         lately = self._driver.clock() - DECLINED_S
-        return any(other.up and other.declined_at < lately for other in self._others(upstream))
+        return any(
+            other.up and other.declined_at < lately for other in others(self.upstreams, upstream)
+        )
 
     # Outcomes of requests.
 
@@ -278,25 +275,6 @@ class Backends:
             line = f"backend {upstream.name} has a KV cache of {upstream.kv_tokens:,.0f} tokens"
             self._say(LogEvent.BACKEND_KV_CACHE, line, upstream.name)
         self._driver.backend_up(upstream.name, upstream.kv_tokens, upstream.most_prefills)
-
-    def _models_known(self, upstream: Upstream) -> None:
-        differed = self.models.differ
-        self._apply_models()
-        if self.models.differ:
-            news = [upstream] if differed else self.upstreams.values()
-            for one in news:
-                line = f"backend {one.name} serves {', '.join(one.models or ['unknown models'])}"
-                self._say(LogEvent.BACKEND_MODELS, line, one.name)
-
-    def _apply_models(self) -> None:
-        """Let what the backends serve take effect; every backend must be known to the policy."""
-        upstreams = self.upstreams.values()
-        self.models.update(self._config.models, [upstream.models for upstream in upstreams])
-        for upstream in upstreams:
-            models = upstream.models
-            self._driver.backend_serves(
-                upstream.name, None if models is None else frozenset(models)
-            )
 
     def _apply_changed_health(self) -> None:
         if self.health.moved:

@@ -157,9 +157,6 @@ class Driver:
     ) -> None:
         self.apply(self.shaper.backend_up(name, self.clock(), kv_tokens, most_prefills))
 
-    def backend_serves(self, name: str, models: frozenset[str] | None) -> None:
-        self.apply(self.shaper.backend_serves(name, models, self.clock()))
-
     def backend_down(self, name: str, keeps_cache: bool = False) -> None:
         self.apply(self.shaper.backend_down(name, self.clock(), keeps_cache))
 

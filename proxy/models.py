@@ -34,11 +34,12 @@ class Models:
     loaded a moment ago.
 
     Attributes:
+        aliases: other names, each with the name that backends know.
         differ: backends serve different models.
     """
 
     def __init__(self) -> None:
-        self._aliases: Mapping[str, str] = {}
+        self.aliases: Mapping[str, str] = {}
         self._wanted: dict[str, Wanted] = {}
         self._listed: dict[str, Mapping[str, Any]] = {}
         self.differ = False
@@ -46,12 +47,12 @@ class Models:
     @property
     def matter(self) -> bool:
         """Whether the name of the model changes where, or how, a request is sent."""
-        return self.differ or bool(self._aliases)
+        return self.differ or bool(self.aliases)
 
     def update(self, aliases: Mapping[str, str], served: Iterable[Entries | None]) -> None:
         """Take what each backend serves now; None if that is unknown."""
         known = [entries for entries in served if entries is not None]
-        self._aliases, self._listed = aliases, {}
+        self.aliases, self._listed = aliases, {}
         for listed in known:
             for name, entry in listed.items():
                 self._listed.setdefault(name, entry)
@@ -64,13 +65,13 @@ class Models:
 
     def find(self, asked: str) -> Wanted:
         """Return the model that a client means by this name."""
-        name = self._aliases.get(asked, asked)
+        name = self.aliases.get(asked, asked)
         return self._wanted.get(name) or Wanted(name)
 
     def page(self) -> bytes:
         """Return the answer to GET /v1/models: all models and all other names of them."""
         entries = dict(self._listed)
-        for alias, name in self._aliases.items():
+        for alias, name in self.aliases.items():
             if name in self._listed:
                 entries.setdefault(alias, {**self._listed[name], "id": alias, "root": name})
         return orjson.dumps({"object": "list", "data": list(entries.values())})

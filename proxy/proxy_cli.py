@@ -141,6 +141,8 @@ async def serve(
                 loop.add_signal_handler(signal_number, running.stop.set)
             loop.add_signal_handler(signal.SIGHUP, running.reloader.request)
         where = f"listening on {running.url}, admin on {running.admin_url}"
+        if config.mode == "observe":
+            where += "; observing: each request is sent at once"
         if link:
             link.listening(running.url, running.admin_url)
             where = f"worker {link.index} listens, its admin port is {running.admin_url}"

@@ -5,7 +5,6 @@ estimated: a tokenizer would block the loop for 20 ms at 100k tokens.
 """
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -50,12 +49,8 @@ DEFAULT_OUTPUT_TOKENS = 512  # reserved for the output of a request without a li
 MOST_OUTPUT_TOKENS = 1 << 20  # bound of what is reserved for all outputs of one request
 BYTES_PER_TOKEN_ID = 4
 BEYOND_64_BITS = 2.0**64
-_FORM_MODEL = re.compile(
-    rb'^content-disposition:[^\r\n]*;[ ]*name="?model"?(?:;[^\r\n]*)?\r\n'
-    rb"(?:[^\r\n]+\r\n)*\r\n([^\r\n]*)\r\n--",
-    re.IGNORECASE | re.MULTILINE,
-)
 _WHOLE_NUMBER = TypeAdapter(int)  # vLLM's own reader of its requests
+NO_MODELS = Models()
 CLASSES: tuple[ServiceClass, ...] = ("interactive", "standard", "batch")
 
 
@@ -99,7 +94,7 @@ def read_fields(
     sdk_timeout: bool = True,
     most_tokens: float = math.inf,
     counted: bool = False,
-    models: Models | None = None,
+    models: Models = NO_MODELS,
 ) -> ParsedBody:
     """Parse a request that is shaped; raises ApiError 400 naming the parameter.
 
@@ -111,17 +106,14 @@ def read_fields(
         counted: ask the backend for the usage of a stream, too: the tenant has a quota.
         models: those of the backends, with other names for them.
     """
-    streams = _typed(fields, "stream", bool, False)
-    asked = _typed(fields, "model", str, "")
-    wanted = models.find(asked) if models is not None else Wanted(asked)
-    if wanted.name != asked:
-        body = with_member(body, "model", orjson.dumps(wanted.name).decode())
-    salt = _client_salt(fields)
+    streams = typed(fields, "stream", bool, False)
+    body, wanted = with_model(fields, body, models)
+    salt = client_salt(fields)
     if salts is not None:
-        _reject_media_ids(fields)
+        reject_media_ids(fields)
         salt = salts.salt(tenant, salt)
         body = with_salt(body, salt)
-    cache = f"{salt or ''}\0{wanted.adapter}" if wanted.adapter else salt
+    cache = _cache_of(salt, wanted)
     into = BlockHashes(block_bytes, cache) if len(body) >= LARGE_BYTES else None
     text = TEXTS[dialect.path](fields, into)
     prompt = text.data
@@ -165,40 +157,18 @@ def read_fields(
     )  # fmt: skip
 
 
-async def prepared(
-    body: bytes, content_type: str, tenant: str, salts: CacheSalts | None, models: Models
-) -> tuple[bytes, str]:
-    """Prepare the body of a request that is not shaped; raises ApiError 400.
-
-    Forms (audio) get no salt: vLLM reads none from them.
-
-    Returns:
-        The body, with the backends' name of the model and the tenant's salt, and what
-        `Request.model` would be.
-    """
-    if content_type == "multipart/form-data":
-        return _prepared_form(body, models)
-    fields = await parse_any(body)
-    asked = _typed(fields, "model", str, "")
+def with_model(fields: dict[str, Any], body: bytes, models: Models) -> tuple[bytes, Wanted]:
+    """Return the body with the backends' name of the model that it asks for, and that model."""
+    asked = typed(fields, "model", str, "")
     wanted = models.find(asked)
     if wanted.name != asked:
         body = with_member(body, "model", orjson.dumps(wanted.name).decode())
-    if salts is not None:
-        _reject_media_ids(fields)
-        body = with_salt(body, salts.salt(tenant, _client_salt(fields)), empty=not fields)
-    return body, wanted.route
+    return body, wanted
 
 
-def _prepared_form(body: bytes, models: Models) -> tuple[bytes, str]:
-    """Do the same with a form: its part `model` is a line of text."""
-    found = _FORM_MODEL.search(body)
-    if found is None:
-        return body, ""
-    asked = found[1].decode(errors="replace")
-    wanted = models.find(asked)
-    if wanted.name != asked:
-        body = b"".join((body[: found.start(1)], wanted.name.encode(), body[found.end(1) :]))
-    return body, wanted.route
+def _cache_of(salt: str | None, wanted: Wanted) -> str | None:
+    """Return what a prompt's first block is chained to: caches of adapters are apart."""
+    return f"{salt or ''}\0{wanted.adapter}" if wanted.adapter else salt
 
 
 async def parse_any(body: bytes, *, in_pieces: bool = False) -> dict[str, Any]:
@@ -269,7 +239,7 @@ def _text_tokens(text: PromptText, estimate: TokenEstimate, tenant: str) -> int:
 def _previous_id(fields: dict[str, Any], dialect: Dialect) -> str:
     if dialect is not RESPONSES:
         return ""
-    return _typed(fields, "previous_response_id", str, "")  # type: ignore[no-any-return]
+    return typed(fields, "previous_response_id", str, "")  # type: ignore[no-any-return]
 
 
 def _fair_body(body: bytes, priority: int, asks_usage: bool) -> bytes:
@@ -324,14 +294,14 @@ def _answer_tokens(fields: dict[str, Any], dialect: Dialect) -> int:
     return DEFAULT_OUTPUT_TOKENS
 
 
-def _client_salt(fields: dict[str, Any]) -> str | None:
-    salt = _typed(fields, FIELD, str, None)
+def client_salt(fields: dict[str, Any]) -> str | None:
+    salt = typed(fields, FIELD, str, None)
     if salt == "":
         raise invalid_type(FIELD, "a string that is not empty", FIELD)
     return salt  # type: ignore[no-any-return]
 
 
-def _reject_media_ids(fields: dict[str, Any]) -> None:
+def reject_media_ids(fields: dict[str, Any]) -> None:
     """Raise ApiError 400 for a content part with a `uuid`.
 
     vLLM caches media under that id without regard to the salt. A part with an id and no media then
@@ -402,7 +372,7 @@ def _integer(fields: dict[str, Any], name: str, default: int) -> int:
     raise invalid_type(name, "a whole number", name)
 
 
-def _typed(fields: dict[str, Any], name: str, kind: type, default: Any) -> Any:
+def typed(fields: dict[str, Any], name: str, kind: type, default: Any) -> Any:
     value = fields.get(name)
     if value is None:
         return default

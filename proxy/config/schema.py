@@ -6,7 +6,7 @@ environment and flags (`sources.py`).
 
 from collections.abc import Sequence
 from math import inf
-from typing import Literal, Self, TypedDict
+from typing import Annotated, Literal, Self, TypedDict
 
 from pydantic import (
     Field,
@@ -43,7 +43,7 @@ from forebay.proxy.config.sections import (
 from forebay.proxy.config.tenants import Tenants
 from forebay.proxy.core.model import BackendSpec, Tenant
 from forebay.proxy.core.model import Bucket as CoreBucket
-from forebay.proxy.core.policy.routing import Affinity, Route
+from forebay.proxy.core.policy.routing import ROUTES, Affinity, Route
 from forebay.traces.errors import InputError
 
 MODELS = "/v1/models"
@@ -59,6 +59,7 @@ models. At 512, 98.3 % of Azure's conversations are in time at 1.24 times the ca
 AUTO_PIECE_SHARE = 0.225  # of the shortest max_wait: what a chat that just missed a part waits for
 BURST_S = 60.0  # a tenant's default burst: the tokens its rate brings in this time
 
+ModelName = Annotated[str, Field(min_length=1)]
 PrefillPiece = Literal["auto"] | Seconds | None  # None: off
 
 
@@ -90,7 +91,7 @@ class BackendConfig(Section):
     priority: bool = False
     kv_events: str | None = None
     kv_replay: str | None = None
-    models: tuple[str, ...] = ()
+    models: tuple[ModelName, ...] = ()
 
     @field_validator("prefill_piece", mode="before")
     @classmethod
@@ -150,6 +151,17 @@ class AffinityConfig(Section):
     kv_tokens: Literal["auto"] | PositiveInt = "auto"
 
 
+class Observe(Section):
+    """Settings of `mode: observe`.
+
+    routing: the rule by which it picks a server.
+    """
+
+    routing: Literal["least_connections", "fewest_tokens", "least_work", "warm_or_least_work"] = (
+        "least_connections"
+    )
+
+
 class Admission(Section):
     """When requests are sent.
 
@@ -171,6 +183,7 @@ class ShaperOptions(TypedDict):
     dispatch_ahead_s: float
     tenants: Sequence[Tenant]
     default_weight: float
+    observed: Route | None
 
 
 class Config(Section):
@@ -186,6 +199,7 @@ class Config(Section):
     share: redis:// URL through which several proxies exchange their load.
     models: other names for models, such as `gpt-4o-mini: llama-3-8b`: requests for the first name
     go to backends that serve the second.
+    mode: observe sends each request at once, and only counts what would have been decided.
     """
 
     listen: Listen = Listen()
@@ -214,7 +228,9 @@ class Config(Section):
     cors_origins: tuple[str, ...] = ()
     upstream_api_key: SecretStr | None = None
     share: SecretStr | None = None  # secret, because the URL may hold a password
-    models: dict[str, str] = Field(default_factory=dict)
+    models: dict[ModelName, ModelName] = Field(default_factory=dict)
+    mode: Literal["shape", "observe"] = "shape"
+    observe: Observe = Observe()
 
     @field_validator("backends")
     @classmethod
@@ -331,6 +347,7 @@ class Config(Section):
             "dispatch_ahead_s": self.admission.dispatch_ahead,
             "tenants": self.core_tenants(),
             "default_weight": self.tenants.default_weight,
+            "observed": ROUTES[self.observe.routing] if self.mode == "observe" else None,
         }
 
     def core_route(self) -> Route:

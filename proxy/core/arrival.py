@@ -4,6 +4,7 @@ The order of the questions: is it too long, or its tenant over quota; what would
 for it; which one does the route pick; may it start there; must it be rejected?
 """
 
+from collections.abc import Sequence
 from math import inf
 
 from forebay.proxy.core.dispatcher import Dispatcher
@@ -17,6 +18,7 @@ from forebay.proxy.core.model import (
     Reject,
     RejectReason,
     Request,
+    Send,
 )
 from forebay.proxy.core.policy.admission import (
     Admit,
@@ -27,7 +29,7 @@ from forebay.proxy.core.policy.admission import (
     tenant_holds_too_much,
     whole_s,
 )
-from forebay.proxy.core.policy.routing import Option
+from forebay.proxy.core.policy.routing import Option, Route
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.queue import QueuedRequest
 
@@ -90,6 +92,8 @@ class NewRequests:
         """Send, queue (no action) or reject a new request."""
         dispatcher = self._dispatcher
         dispatcher.pass_time(now)
+        if dispatcher.observed is not None:
+            return [self._observe(request, dispatcher.observed, now)]
         bucket = dispatcher.bucket_of(request.prompt_tokens)
         rejected = early_reject(request, bucket, dispatcher.quotas, now)
         if rejected is not None or bucket is None:
@@ -131,6 +135,31 @@ class NewRequests:
         finally:
             undo()
         return receipt
+
+    def _observe(self, request: Request, route: Route, now: float) -> Action:
+        """Send a request at once where `route` says, and record what would have been decided."""
+        dispatcher = self._dispatcher
+        would = self.preview(request, now)
+        bucket = dispatcher.bucket_of(request.prompt_tokens) or dispatcher.by_length[-1]
+        waiting = self._enter(request, bucket, now)
+        options = dispatcher.forecast.options(waiting, now)
+        if not options:
+            return dispatcher.reject(waiting, "no_backend_available", now)
+        if would.state != "refused":
+            self._charge(waiting, now)
+        if dispatcher.recorder is not None:
+            dispatcher.recorder.observed(request, bucket, would, now)
+        return self.send_past_queues(waiting, options, route, now)
+
+    def send_past_queues(
+        self, waiting: QueuedRequest, options: Sequence[Option], route: Route, now: float
+    ) -> Send:
+        """Send a whole request now where the route says, whatever runs there."""
+        dispatcher, request = self._dispatcher, waiting.request
+        request.whole = True
+        option = route(request, options, dispatcher.affinity, now)
+        backend = dispatcher.backends[option.backend]
+        return dispatcher.send(waiting, backend, option.matched_tokens, now)
 
     def _fill_in(self, receipt: Receipt, request: Request, bucket: Bucket, now: float) -> None:
         """Note what would be decided about a request that is neither too long nor over quota."""
@@ -251,11 +280,7 @@ class NewRequests:
         """Send or queue a request that was admitted."""
         dispatcher, request, backend = self._dispatcher, waiting.request, place.backend
         actions: list[Action] = []
-        if dispatcher.quotas.any:
-            dispatcher.quotas.take(request.tenant, request.charged_tokens, now)
-            waiting.paid = True
-        if dispatcher.sharing:
-            dispatcher.note_admitted(request.tenant, request.charged_tokens, now)
+        self._charge(waiting, now)
         if place.gives_way is not None:
             wait_s = backend.prefill_queue.backlog_s(now) + backend.queued_s
             left = dispatcher.dequeue(place.gives_way.request.id)
@@ -272,6 +297,15 @@ class NewRequests:
             dispatcher.dequeue(request.id)
             actions.append(dispatcher.reject(waiting, "queue_full", now, place.option.wait_s))
         return actions
+
+    def _charge(self, waiting: QueuedRequest, now: float) -> None:
+        """Charge the tenant of a request that was admitted."""
+        dispatcher, request = self._dispatcher, waiting.request
+        if dispatcher.quotas.any:
+            dispatcher.quotas.take(request.tenant, request.charged_tokens, now)
+            waiting.paid = True
+        if dispatcher.sharing:
+            dispatcher.note_admitted(request.tenant, request.charged_tokens, now)
 
     def _reject_new(
         self, request: Request, bucket: Bucket, reason: RejectReason, place: Placement, now: float

@@ -1,4 +1,4 @@
-"""OperatorChanges by operators while requests run and wait: backends, buckets, rules."""
+"""Changes while requests run and wait: backends and their models, buckets, rules."""
 
 from collections.abc import Iterable, Sequence
 from math import inf
@@ -50,6 +50,16 @@ class OperatorChanges:
         dispatcher.forecast.moved(backend)
         return dispatcher.dispatch_all(now)
 
+    def set_models(self, name: str, models: frozenset[str] | None, now: float) -> list[Action]:
+        """Note which models a backend serves; None: unknown, so it is sent requests for any.
+
+        Requests that wait for it are sent there all the same: it will say what it lacks.
+        """
+        dispatcher = self._dispatcher
+        dispatcher.pass_time(now)
+        dispatcher.backends[name].models = models
+        return dispatcher.dispatch_all(now)
+
     def drain_backend(self, name: str, now: float) -> list[Action]:
         """Give a backend no new work; what runs there goes on, until `remove_backend`."""
         self._dispatcher.pass_time(now)
@@ -93,6 +103,7 @@ class OperatorChanges:
         dispatch_ahead_s: float,
         tenants: Iterable[Tenant] = (),
         default_weight: float = 1.0,
+        observed: Route | None = None,
     ) -> list[Action]:
         """Change buckets and rules.
 
@@ -105,7 +116,7 @@ class OperatorChanges:
         everyone = sorted(dispatcher.queues.waiting.values(), key=lambda w: w.key)
         for waiting in everyone:
             dispatcher.dequeue(waiting.request.id)
-        dispatcher.affinity, dispatcher.route = affinity, route
+        dispatcher.affinity, dispatcher.route, dispatcher.observed = affinity, route, observed
         dispatcher.dispatch_ahead_s = dispatch_ahead_s
         listed = list(tenants)
         dispatcher.fairness.reconfigure(listed, default_weight)

@@ -58,6 +58,7 @@ class Dispatcher:
         fairness: Fairness,
         quotas: Quotas,
         recorder: DecisionRecorder | None,
+        observed: Route | None,
     ) -> None:
         self.backends = backends
         self.buckets = buckets
@@ -67,6 +68,7 @@ class Dispatcher:
         self.fairness = fairness
         self.quotas = quotas
         self.recorder = recorder
+        self.observed = observed
         self.precedence = Precedence(backends, buckets, fairness)
         self.forecast = Forecast(
             backends, buckets, dispatch_ahead_s, affinity.min_match, self.precedence

@@ -14,7 +14,7 @@ from forebay.proxy.core.changes import OperatorChanges, by_length
 from forebay.proxy.core.dispatcher import Dispatcher
 from forebay.proxy.core.explain.receipt import Receipt
 from forebay.proxy.core.explain.recorder import DecisionRecorder
-from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Tenant
+from forebay.proxy.core.model import Action, BackendSpec, Bucket, Request, Tenant
 from forebay.proxy.core.peers import Peering
 from forebay.proxy.core.policy.admission import Admit, refuse
 from forebay.proxy.core.policy.long_prefills import kept_last_piece
@@ -48,8 +48,14 @@ class Shaper:
         default_weight: float = 1.0,
         admit: Admit = refuse,
         recorder: DecisionRecorder | None = None,
+        observed: Route | None = None,
     ) -> None:
-        """A tenant that is not among `tenants` weighs `default_weight` and has no quota."""
+        """A tenant that is not among `tenants` weighs `default_weight` and has no quota.
+
+        Args:
+            observed: send each request at once where this says; what `route` and the other rules
+                would decide is only recorded.
+        """
         listed = list(tenants)
         fairness = Fairness(listed, default_weight)
         self._dispatcher = Dispatcher(
@@ -64,6 +70,7 @@ class Shaper:
             fairness=fairness,
             quotas=Quotas(listed),
             recorder=recorder,
+            observed=observed,
         )
         self.backends = self._dispatcher.backends
         self.peering = Peering(self._dispatcher)
@@ -213,8 +220,8 @@ class Shaper:
         dispatcher.forecast.moved(failed)
         waiting.excluded |= {failed.name}
         waiting.deadline = inf
-        rejected = self._try_elsewhere(waiting, now)
-        return ([] if rejected is None else [rejected]) + dispatcher.dispatch_all(now)
+        actions = self._try_elsewhere(waiting, now)
+        return actions + dispatcher.dispatch_all(now)
 
     # Events of backends and of time.
 
@@ -237,16 +244,6 @@ class Shaper:
         if kv_tokens is not None:
             backend.kv_tokens = kv_tokens
         dispatcher.forecast.moved(backend)
-        return dispatcher.dispatch_all(now)
-
-    def backend_serves(self, name: str, models: frozenset[str] | None, now: float) -> list[Action]:
-        """Note which models a backend serves; None: unknown, so it is sent requests for any.
-
-        Requests that wait for it are sent there all the same: the backend will say what it lacks.
-        """
-        dispatcher = self._dispatcher
-        dispatcher.pass_time(now)
-        self.backends[name].models = models
         return dispatcher.dispatch_all(now)
 
     def backend_down(self, name: str, now: float, keeps_cache: bool = False) -> list[Action]:
@@ -313,24 +310,26 @@ class Shaper:
 
     # Parts of `retry` and `used`.
 
-    def _try_elsewhere(self, waiting: QueuedRequest, now: float) -> Reject | None:
+    def _try_elsewhere(self, waiting: QueuedRequest, now: float) -> list[Action]:
         """Queue a request on another backend than those that failed it, or reject it."""
         dispatcher = self._dispatcher
         options = dispatcher.forecast.options(waiting, now)
         if not options:
-            return dispatcher.reject(waiting, "no_backend_available", now)
+            return [dispatcher.reject(waiting, "no_backend_available", now)]
+        if dispatcher.observed is not None:
+            return [self._arrivals.send_past_queues(waiting, options, dispatcher.observed, now)]
         left_s = waiting.request.timeout_s - (now - waiting.arrived_at)
         hopeful = [o for o in options if o.ttft_s <= left_s]
         if not hopeful:
-            return dispatcher.reject(waiting, "deadline_unattainable", now)
+            return [dispatcher.reject(waiting, "deadline_unattainable", now)]
         option = dispatcher.route(waiting.request, hopeful, dispatcher.affinity, now)
         bucket = dispatcher.buckets[waiting.bucket]
         backend = self.backends[option.backend]
         starts = dispatcher.forecast.gate.may_start(backend, waiting, now)
         if not starts and dispatcher.queues.count[bucket.name] >= bucket.max_queue:
-            return dispatcher.reject(waiting, "queue_full", now, option.wait_s)
+            return [dispatcher.reject(waiting, "queue_full", now, option.wait_s)]
         dispatcher.enqueue(waiting, option, now)
-        return None
+        return []
 
     def _next_turn(self, backend: Backend, waiting: QueuedRequest, now: float) -> list[Action]:
         """Let a split prompt wait for what is left to be sent."""

@@ -39,7 +39,14 @@ class DecisionMetrics:
             "Error of the time to first token predicted on arrival, late and early",
             labels=["bucket", "side"],
         )
+        observed = CounterMetricFamily(
+            "forebay_observed",
+            "Requests in mode observe, by the rule that would have decided",
+            labels=["bucket", "rule"],
+        )
         for bucket, tally in tallies:
+            for rule, count in tally.observed.items():
+                observed.add_metric([bucket, rule], count)
             for outcome, count in tally.admitted.items():
                 admitted.add_metric([bucket, outcome], count)
             for verdict, count in tally.refusals.items():
@@ -48,7 +55,7 @@ class DecisionMetrics:
                 bounds = [*map(str, ERROR_S), "+Inf"]
                 cumulative = [float(count) for count in accumulate(counts)]
                 errors.add_metric([bucket, side], list(zip(bounds, cumulative, strict=True)), sum_s)
-        yield from (admitted, refusals, errors)
+        yield from (admitted, refusals, errors, observed)
 
 
 def _errors(tally: DecisionTally) -> Iterable[tuple[str, list[int], float]]:

@@ -118,6 +118,8 @@ def verdict(receipt: Receipt, now: float) -> str:
     if receipt.first_token_at >= 0.0:
         ttft_s = receipt.first_token_at - receipt.arrived_at
         parts.append(f"First token after {_spoken(ttft_s)}{_against(receipt, ttft_s)}.")
+    if receipt.would is not None:
+        parts.append(f"In mode shape it w{preview_verdict(receipt.would).removeprefix('W')}")
     if receipt.status >= 400:
         what = f" ({receipt.reason})" if receipt.reason else ""
         left = receipt.status == CLIENT_GONE

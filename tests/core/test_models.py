@@ -14,7 +14,7 @@ def fleet(count: int) -> Shaper:
     shaper = Shaper([BackendSpec(name, 4) for name in names], BUCKETS)
     for i, name in enumerate(names):
         shaper.backend_up(name, 0.0)
-        shaper.backend_serves(name, frozenset(["common" if i % 3 else "rare"]), 0.0)
+        shaper.changes.set_models(name, frozenset(["common" if i % 3 else "rare"]), 0.0)
     return shaper
 
 
@@ -28,7 +28,9 @@ def test_each_goes_to_its_model(count: int) -> None:
         for action in shaper.arrive(request, i / 100):
             if isinstance(action, Send):
                 backend = shaper.backends[action.backend]
-                served.append(backend.models == {action.request.model} or not action.request.model)
+                served.append(
+                    backend.models == frozenset([action.request.model]) or not action.request.model
+                )
     assert len(served) >= count
     assert all(served)
 
@@ -37,7 +39,7 @@ def test_each_goes_to_its_model(count: int) -> None:
 def test_nobody_is_left_who_serves_it(count: int) -> None:
     shaper = fleet(count)
     for name, backend in shaper.backends.items():
-        if backend.models == {"rare"}:
+        if backend.models == frozenset(["rare"]):
             shaper.backend_down(name, 1.0)
     (action,) = shaper.arrive(Request("r", 2_000, model="rare"), 2.0)
     assert isinstance(action, Reject)

@@ -304,7 +304,7 @@ class TestShaper:
     ) -> None:
         fleet = Fleet(2)
         for name, model in (("b0", "a"), ("b1", other)):
-            fleet.shaper.backend_serves(name, frozenset([model]), 0.0)
+            fleet.shaper.changes.set_models(name, frozenset([model]), 0.0)
         fleet.chat(0.0)
         ((_, blocks),) = sends(fleet.shaper.arrive(document("d", model="a"), 0.1))
         assert (blocks > 0) == pieces

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from proxy_stage import RawBackend, stage
 from pydantic import BaseModel, ConfigDict
 
-from forebay.proxy.api.body import ParsedBody, parse, prepared, read_fields
+from forebay.proxy.api.body import ParsedBody, parse, read_fields
 from forebay.proxy.api.cache_salt import CacheSalts, cache_secret, share_cache_secret, with_salt
 from forebay.proxy.api.dialects import CHAT, COMPLETIONS
 from forebay.proxy.api.token_estimate import TokenEstimate
+from forebay.proxy.api.unshaped_body import prepared
 from forebay.proxy.http1.errors import ApiError
 from forebay.proxy.models import Models
 from forebay.replay.sim.clock import run

@@ -19,6 +19,7 @@ from forebay.proxy.core.model import (
 )
 from forebay.proxy.core.policy.routing import ROUTES
 from forebay.proxy.core.shaper import Shaper
+from forebay.proxy.core.state.backend import serves
 
 ROUNDING_S = 1e-6
 RATE, BURST = 1_000.0, 6_000.0  # tokens, of the limited tenant
@@ -86,7 +87,7 @@ class ShaperMachine(RuleBasedStateMachine):
         for name in self.slots:
             self.apply(self.shaper.backend_up(name, self.now))
         for name, served in zip(self.slots, models or (), strict=False):
-            self.apply(self.shaper.backend_serves(name, frozenset(served), self.now))
+            self.apply(self.shaper.changes.set_models(name, frozenset(served), self.now))
 
     def bucket(self, request: Request) -> str:
         return "chat" if request.prompt_tokens <= 5_000 else "document"
@@ -121,7 +122,7 @@ class ShaperMachine(RuleBasedStateMachine):
             assert request == action.request
             if isinstance(action, Send):
                 assert action.backend in self.up
-                assert self.shaper.backends[action.backend].serves(request.model)
+                assert serves(self.shaper.backends[action.backend], request.model)
                 assert action.bucket == self.bucket(request)
                 self.running[request.id] = request, action.backend, action.bucket
                 self.no_token.add(request.id)
@@ -166,7 +167,7 @@ class ShaperMachine(RuleBasedStateMachine):
         elif reject.reason == "deadline_unattainable" and on_arrival:
             # An idle backend never refuses work, however wrong the estimate.
             model, backends = reject.request.model, self.shaper.backends
-            up = [name for name in self.up if backends[name].serves(model)]
+            up = [name for name in self.up if serves(backends[name], model)]
             assert not any(self.idle(name) for name in up) or self.waiting
         elif reject.reason == "deadline_unattainable":
             waited_s = self.now - self.since[reject.request.id]

@@ -52,6 +52,7 @@ class Receipt:
         predicted_s: predicted seconds from the last dispatch to the first token.
         pieces: pieces of its prompt that were computed.
         engine_tokens: its prompt as the engine counts.
+        would: what would have been decided, where requests are only observed.
         status, reason: the answer that the client got, reported by the relay.
     """
 
@@ -91,6 +92,7 @@ class Receipt:
         "wait_since",
         "waiting_for",
         "waits",
+        "would",
     )
 
     def __init__(self, request: Request, bucket: str, now: float) -> None:
@@ -129,6 +131,7 @@ class Receipt:
         self.hindsight = ""
         self.status = 0
         self.reason = ""
+        self.would: Receipt | None = None
 
     def step(self, at: float, kind: str, backend: str = "", why: str = "") -> None:
         if len(self.steps) < HISTORY:
@@ -155,9 +158,10 @@ class DecisionTally:
             of ERROR_S, and above.
         late_s, early_s: sums of these errors.
         waits: seconds in the queue by what kept the requests there, of those that have ended.
+        observed: requests that were only observed, by the rule that would have decided.
     """
 
-    __slots__ = ("admitted", "early", "early_s", "late", "late_s", "refusals", "waits")
+    __slots__ = ("admitted", "early", "early_s", "late", "late_s", "observed", "refusals", "waits")
 
     def __init__(self) -> None:
         self.admitted = dict.fromkeys(OUTCOMES, 0)
@@ -167,6 +171,7 @@ class DecisionTally:
         self.late_s = 0.0
         self.early_s = 0.0
         self.waits: dict[str, float] = {}
+        self.observed: dict[str, int] = {}
 
     def first_token(self, ttft_s: float, predicted_s: float) -> None:
         """Count a first token by the error of its prediction; both times are from arrival."""

@@ -11,6 +11,7 @@ Rules that decide about a new request; all but the first two have a value and a 
  tenant_quota       rejected: seconds until the tenant's quota has room for it
  prompt_too_long    rejected: its tokens, against those of the last bucket
  no_backend         rejected: no backend that may take it is up
+ observed           sent at once, as every request is; `would` has what would have been decided
 
 Rules for a request that was admitted and is rejected after all: `deadline_passed` in the queue,
 `gave_way` to a more urgent one in a full queue, or `no_time`, `line_full` or `no_backend` after its
@@ -82,6 +83,16 @@ class DecisionRecorder:
         self._refuse(receipt, now)
         if receipt.rule != "tenant_share":
             self.hindsight.rejected(waiting, receipt, option, now)
+
+    def observed(self, request: Request, bucket: Bucket, would: Receipt, now: float) -> None:
+        """Record a request that is sent at once, and what would have been decided about it."""
+        receipt = self.receipts.open(request, bucket.name, now)
+        receipt.rule = "observed"
+        receipt.would = would
+        receipt.options = would.options
+        receipt.max_wait_s, receipt.target_s = would.max_wait_s, would.target_s
+        counts = self.receipts.tally(bucket.name).observed
+        counts[would.rule] = counts.get(would.rule, 0) + 1
 
     # Waiting.
 

@@ -22,7 +22,7 @@ from forebay.proxy.core.policy.precedence import Before, Precedence
 from forebay.proxy.core.policy.rendezvous import Rendezvous, prefer
 from forebay.proxy.core.policy.routing import Option
 from forebay.proxy.core.policy.start import BESIDE_OTHERS, StartGate, fills, kept_for, kv_room
-from forebay.proxy.core.state.backend import Backend
+from forebay.proxy.core.state.backend import Backend, serves
 from forebay.proxy.core.state.elsewhere import Peers
 from forebay.proxy.core.state.fleet import Shortlist
 from forebay.proxy.core.state.in_flight import STEP_TOKENS
@@ -105,7 +105,7 @@ class Forecast:
         usable = self._usable[waiting.bucket]
         return (
             backend.up
-            and backend.serves(waiting.request.model)
+            and serves(backend, waiting.request.model)
             and (len(usable) == len(self._all) or backend in usable)
             and backend.name not in waiting.excluded
         )
@@ -123,10 +123,8 @@ class Forecast:
     def _listed(self, waiting: QueuedRequest) -> list[Backend]:
         """Return the backends of a large fleet that are worth a look."""
         usable = self._usable[waiting.bucket]
-        if waiting.excluded:
-            usable = [b for b in usable if b.name not in waiting.excluded]
-        if waiting.request.model:
-            usable = [b for b in usable if b.serves(waiting.request.model)]
+        if waiting.excluded or waiting.request.model:
+            usable = [b for b in usable if self.suits(b, waiting)]
         if self.limited:  # backends on trial have little to do and would be listed first
             usable = [b for b in usable if b.up and b.takes_another] or usable
         some = usable if len(usable) < len(self._all) else None

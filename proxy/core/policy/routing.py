@@ -126,9 +126,17 @@ def fewest_tokens(
     return min(options, key=lambda o: o.load)
 
 
+def least_connections(
+    request: Request, options: Sequence[Option], affinity: Affinity, now: float
+) -> Option:
+    """Pick the backend with the fewest requests, as many load balancers do."""
+    return min(options, key=lambda o: (o.requests, o.load))
+
+
 ROUTES: dict[str, Route] = {
     "warm_or_least_work": warm_or_least_work,
     "least_work": least_work,
     "fewest_tokens": fewest_tokens,
+    "least_connections": least_connections,
 }
 """Routes by their name in the configuration (`routing: NAME`)."""

@@ -133,10 +133,6 @@ class Backend:
         """BackendSpec.piece_s; inf if the engine chunks long prefills itself."""
         return inf if self.prefill_queue.chunked else self.spec.piece_s
 
-    def serves(self, model: str) -> bool:
-        """Return whether it serves the model, as far as is known; "" is any model."""
-        return not model or self.models is None or model in self.models
-
     def matched_tokens(self, request: Request) -> int:
         """Return the prompt tokens that the engine probably holds; never the last one."""
         return self.cache.matched_tokens(request)
@@ -378,3 +374,8 @@ def give_back(backend: Backend, sent: InFlight) -> None:
     backend.kv.give_back(sent.request, sent.reserved_tokens)
     if sent.holding is not None:
         backend.holdings.give_back(sent.request.tenant, sent.holding)
+
+
+def serves(backend: Backend, model: str) -> bool:
+    """Return whether a backend serves a model, as far as is known; "" is any model."""
+    return not model or backend.models is None or model in backend.models

@@ -1,0 +1,60 @@
+"""A proxy in mode observe: requests pass at once, and metrics tell what it would have done."""
+
+import json
+from typing import Any
+
+from proxy_stage import RawBackend, Stage, on_stage, settle, silent
+
+LONG = {"prompt": "word " * 60_000, "max_tokens": 3}
+
+
+def test_long_prompts_pass_at_once_and_are_counted() -> None:
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        import asyncio
+
+        tasks = [asyncio.create_task(read(on, i)) for i in range(12)]
+        await settle()
+        assert [len(backend.calls) for backend in backends] == [6, 6]
+        for call in (call for backend in backends for call in backend.calls):
+            assert json.loads(call.body)["max_tokens"] == 3  # no part of a prompt
+        async with on.client.get(on.proxy.admin_url + "/status") as response:
+            assert (await response.json())["mode"] == "observe"
+        async with on.client.get(on.proxy.admin_url + "/metrics") as response:
+            lines = (await response.text()).splitlines()
+        counted = {
+            line.split('rule="')[1].split('"')[0]: float(line.split()[-1])
+            for line in lines
+            if line.startswith("forebay_observed_total")
+        }
+        assert sum(counted.values()) == 12
+        assert counted["starts"] == 2
+        assert counted.get("max_wait", 0) + counted.get("queues", 0) == 10
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    on_stage(scene, silent, silent, mode="observe")
+
+
+def test_a_reload_begins_to_shape() -> None:
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        import asyncio
+
+        def load() -> Any:
+            return on.proxy.reloader.config.model_copy(update={"mode": "shape"})
+
+        on.proxy.reloader._load = load
+        assert await on.proxy.reloader.reload() == "applied"
+        tasks = [asyncio.create_task(read(on, i)) for i in range(12)]
+        await settle()
+        assert sum(len(backend.calls) for backend in backends) == 2
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    on_stage(scene, silent, silent, mode="observe")
+
+
+async def read(on: Stage, number: int) -> None:
+    async with on.post(LONG | {"prompt": f"{number} {LONG['prompt']}"}) as response:
+        await response.read()
