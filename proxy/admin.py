@@ -172,6 +172,7 @@ class Admin:
             "tasks": len(asyncio.all_tasks()),
             "bytes_per_token": round(self._estimate.bytes_per_token, 3),
             "queued": {bucket: shaper.queued(bucket) for bucket in shaper.buckets},
+            "held": self._app.held.count,
             "capture": self._capture.status() if self._capture else None,
             "share": self._exchange.status(),
             "backends": [

@@ -22,6 +22,7 @@ from forebay.proxy.backends import Backends
 from forebay.proxy.config.schema import MODELS, Config
 from forebay.proxy.core.model import Request
 from forebay.proxy.driver import Driver, Rejected
+from forebay.proxy.held import HeldRequests
 from forebay.proxy.http1 import errors
 from forebay.proxy.http1.byte_budget import SMALL_BYTES, ByteBudget, Hold
 from forebay.proxy.http1.client_body import read_client_body
@@ -79,6 +80,7 @@ class App:
         self._parsing = LargeBodies()
         self._cors = Cors(config.cors_origins)
         self._parsed_count = 0
+        self.held = HeldRequests(backends, lambda: self._config.hold.max_requests)
         self.rejecting_s = 0.0  # taken by requests that were rejected before their body was read
         self.leaving = False  # lame duck: requests are taken, but connections are told to close
         self.draining = False  # no more requests are taken
@@ -89,7 +91,7 @@ class App:
     @property
     def ready(self) -> bool:
         """Requests are taken, and some backend is up."""
-        return self._backends.any_up and not self.draining and not self.leaving
+        return self._backends.any_up() and not self.draining and not self.leaving
 
     def reconfigure(self, config: Config) -> None:
         """Use this configuration for requests that arrive from now on."""
@@ -105,6 +107,7 @@ class App:
     def end_all(self) -> None:
         """End all requests, waiting or running."""
         self._attempts.end_all()
+        self.held.end_all(errors.draining)
         self._driver.end_waiting(errors.draining)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -232,21 +235,36 @@ class App:
             if self._protection.rejects(tenants.class_among_all(record.tenant, service_class)):
                 self._metrics.shed(service_class)
                 raise errors.overloaded()
-        cors = self._cors.answer(request.headers)
-        try:
-            async with self._driver.slot(parsed.request) as grant:
-                record.sent(grant.send, self._driver.clock())
-                reply_headers = partial(self._headers, id_, cors, record)
-                shaped = ShapedRequest(
-                    request, dialect.path, body, parsed, id_, record, reply_headers, hold
-                )
-                return await self._relay.serve(shaped, grant)
-        except Rejected as rejected:
-            record.bucket = rejected.action.bucket or "none"
-            record.queued_s = rejected.action.queued_s
-            receipt = self._telemetry.receipt(parsed.request.id)
-            field, status = dialect.messages or "prompt", self._config.reject_status
-            raise errors.rejected(rejected.action, field, status, receipt) from None
+        reply_headers = partial(self._headers, id_, self._cors.answer(request.headers), record)
+        shaped = ShapedRequest(
+            request, dialect.path, body, parsed, id_, record, reply_headers, hold
+        )
+        if not self._backends.any_up(parsed.request.model):
+            await self._until_up(parsed.request, record.arrived_at)
+        while True:
+            try:
+                async with self._driver.slot(parsed.request) as grant:
+                    record.sent(grant.send, self._driver.clock())
+                    return await self._relay.serve(shaped, grant)
+            except Rejected as rejected:
+                lost = rejected.action.reason == "no_backend_available"
+                if lost and await self._until_up(parsed.request, record.arrived_at):
+                    continue
+                record.bucket = rejected.action.bucket or "none"
+                record.queued_s = rejected.action.queued_s
+                receipt = self._telemetry.receipt(parsed.request.id)
+                field, status = dialect.messages or "prompt", self._config.reject_status
+                raise errors.rejected(rejected.action, field, status, receipt) from None
+
+    async def _until_up(self, request: Request, arrived_at: float) -> bool:
+        """Wait for a backend of the model, as long as in a queue; return whether one came up."""
+        bucket, now = self._driver.shaper.bucket_of(request.prompt_tokens), self._driver.clock()
+        if bucket is None:
+            return False
+        until = min(arrived_at + bucket.max_wait_s, now + request.timeout_s)
+        came = await self.held.until_up(request.model, until)
+        request.timeout_s -= self._driver.clock() - now
+        return came
 
     async def preview(self, request: web.BaseRequest, tenant: str) -> tuple[Request, str]:
         """Return what the policy would see of a body, and why it would not get that far.
@@ -326,7 +344,7 @@ class App:
         self._authenticate(request, record)
         if self.draining:
             raise errors.draining()
-        if not self._backends.any_up:
+        if not self._backends.any_up():
             raise errors.no_backend()
         body = await self._body(request, record, hold)
         path, models, model = raw.partition("?")[0], self._backends.models, ""

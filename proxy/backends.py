@@ -42,6 +42,7 @@ class Backends:
 
     Attributes:
         models: which backends serve which model.
+        came_up: set for a moment whenever a backend has come up.
         on_hang: called at every probe of a backend that is down, to end attempts there.
     """
 
@@ -71,6 +72,7 @@ class Backends:
             self._size_known,
             self.models.changed,
         )
+        self.came_up = asyncio.Event()
         self.on_hang: Callable[[Upstream], None] = lambda _: None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -182,9 +184,9 @@ class Backends:
                 raise
         return await upstream.origin.ask(method, target, headers, body, fresh=True)
 
-    @property
-    def any_up(self) -> bool:
-        return any(upstream.up for upstream in self.upstreams.values())
+    def any_up(self, model: str = "") -> bool:
+        """Return whether a backend of the model is up; "" is any model."""
+        return any(u.up and u.serves(model) for u in self.upstreams.values())
 
     def next_up(self, model: str = "", but: Upstream | None = None) -> Upstream | None:
         """Choose a backend that takes work, in rotation, for a request that is not shaped.
@@ -287,9 +289,9 @@ class Backends:
             self._apply_intake(intake)
         for transition in self.health.new_transitions():
             self._say_transition(transition)
-        if self._serving and not self.any_up:
+        if self._serving and not self.any_up():
             self._say(LogEvent.NO_BACKEND, "cannot serve: every backend is down; requests get 503")
-        self._serving = self.any_up
+        self._serving = self.any_up()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -305,6 +307,8 @@ class Backends:
             self._driver.backend_down(upstream.name, not intake.restarted)
             return
         self._driver.backend_up(upstream.name, upstream.kv_tokens, intake.most_prefills)
+        self.came_up.set()
+        self.came_up.clear()
 
     def _say_transition(self, transition: Transition) -> None:
         name, state, reason, why = transition

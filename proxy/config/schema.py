@@ -162,6 +162,15 @@ class Observe(Section):
     )
 
 
+class HoldConfig(Section):
+    """Requests that are kept while no backend of their model is up.
+
+    max_requests: at most so many, each for at most its bucket's max_wait; 0: they get 503 at once.
+    """
+
+    max_requests: int = Field(0, ge=0)
+
+
 class Admission(Section):
     """When requests are sent.
 
@@ -231,6 +240,7 @@ class Config(Section):
     models: dict[ModelName, ModelName] = Field(default_factory=dict)
     mode: Literal["shape", "observe"] = "shape"
     observe: Observe = Observe()
+    hold: HoldConfig = HoldConfig()
 
     @field_validator("backends")
     @classmethod

@@ -571,7 +571,7 @@ def test_a_fault_of_ours_in_a_probe_is_a_failed_probe(
                 async with asyncio.timeout(60):
                     assert await on.proxy.reloader.reload() == "applied"
                 await asyncio.sleep(10)  # many probes
-                assert not on.proxy.backends.any_up
+                assert not on.proxy.backends.any_up()
                 why = "internal error: KeyError"
                 assert f"backend b0 is unreachable at its new address ({why})" in on.said
                 for name in ("b0", "b1"):

@@ -1,0 +1,147 @@
+"""Requests that are kept while no backend of their model is up."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import Any
+
+from proxy_stage import (
+    Call,
+    RawBackend,
+    Stage,
+    by_request,
+    error_of,
+    on_stage,
+    settle,
+    stage,
+    until,
+)
+
+from forebay.replay.sim.clock import run
+
+HOLD: dict[str, Any] = {"hold": {"max_requests": 3}}
+
+
+async def status(on: Stage, model: str = "") -> int:
+    body = {"prompt": "hello", "max_tokens": 3} | ({"model": model} if model else {})
+    async with on.post(body) as response:
+        await response.read()
+        return int(response.status)
+
+
+async def go_down(on: Stage, backend: RawBackend, name: str = "b0") -> None:
+    backend.healthy = False
+    await until(lambda: not on.proxy.backends.upstreams[name].up)
+
+
+def held(on: Stage) -> int:
+    return on.proxy.app.held.count
+
+
+def test_they_are_served_once_one_is_up() -> None:
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        (backend,) = backends
+        await go_down(on, backend)
+        tasks = [asyncio.create_task(status(on)) for _ in range(5)]
+        await settle()
+        assert held(on) == 3
+        refused = [task.result() for task in tasks if task.done()]
+        assert refused == [503, 503]  # beyond the limit: at once
+        backend.healthy = True
+        assert sorted(await asyncio.gather(*tasks)) == [200, 200, 200, 503, 503]
+        assert held(on) == 0
+
+    on_stage(scene, None, **HOLD)
+
+
+def test_for_no_longer_than_they_would_queue() -> None:
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        await go_down(on, backends[0])
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        async with on.post() as response:
+            assert response.status == 503
+            assert (await error_of(response))["code"] == "no_backend_available"
+            assert response.headers["retry-after"]
+        assert 1.9 < loop.time() - began < 2.5
+        began = loop.time()
+        async with on.post(headers={"x-request-timeout": "500ms"}) as response:
+            assert response.status == 503
+        assert 0.4 < loop.time() - began < 0.9
+        assert held(on) == 0
+
+    on_stage(scene, None, **HOLD)
+
+
+def test_a_client_that_leaves_gives_its_place_back() -> None:
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        await go_down(on, backends[0])
+        task = asyncio.create_task(status(on))
+        await settle()
+        assert held(on) == 1
+        task.cancel()
+        await until(lambda: held(on) == 0)
+
+    on_stage(scene, None, **HOLD)
+
+
+def test_those_that_queued_when_the_last_one_went_down() -> None:
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        (backend,) = backends
+        stays = asyncio.Event()
+
+        async def slow(call: Call) -> None:
+            await stays.wait()
+            await by_request(call)
+
+        backend.serve, usual = slow, backend.serve
+        first = asyncio.create_task(status(on))
+        await settle()
+        second = asyncio.create_task(status(on))
+        await settle()
+        assert len(backend.calls) == 1
+        await go_down(on, backend)
+        assert held(on) == 1
+        backend.serve = usual
+        backend.healthy = True
+        stays.set()
+        assert await second == 200
+        assert await first == 200
+
+    patient = [{"name": "chat", "up_to": 5000, "max_wait": "60s"}]
+    on_stage(scene, None, slots=1, buckets=patient, **HOLD)
+
+
+def test_each_waits_for_its_model() -> None:
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            one, two = RawBackend(models={"one": {}}), RawBackend(models={"two": {}})
+            for backend in (one, two):
+                await stack.enter_async_context(backend.running())
+            on = await stack.enter_async_context(stage([one.url, two.url], **HOLD))
+            await go_down(on, two, "b1")
+            task = asyncio.create_task(status(on, "two"))
+            await settle()
+            assert held(on) == 1
+            assert await status(on, "one") == 200
+            two.healthy = True
+            assert await task == 200
+
+    run(main())
+
+
+def test_a_proxy_that_stops_ends_them() -> None:
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        await go_down(on, backends[0])
+
+        async def code() -> str:
+            async with on.post(headers={"x-request-timeout": "100s"}) as response:
+                return str((await error_of(response))["code"])
+
+        task = asyncio.create_task(code())
+        await settle()
+        assert held(on) == 1
+        assert await on.proxy.drain(0.2) == 1
+        assert await task == "draining"
+        assert held(on) == 0
+
+    on_stage(scene, None, buckets=[{"name": "chat", "up_to": 5000, "max_wait": "60s"}], **HOLD)
