@@ -6,7 +6,7 @@ that need a restart are logged, and the others are applied.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from forebay.proxy.backends import Backends
 from forebay.proxy.config.diff import Changes, changes
 from forebay.proxy.config.schema import BackendConfig, Config
 from forebay.proxy.core.model import BackendSpec
+from forebay.proxy.discovery import Discovery
 from forebay.proxy.driver import Driver
 from forebay.proxy.http1.server import HttpServer
 from forebay.proxy.kv_events.follower import Followers
@@ -38,6 +39,7 @@ RELOADS: dict[Result, LogEvent] = {
     "failed": LogEvent.RELOAD_FAILED,
 }
 WATCH_S = 0.5  # interval of the check of the file, which must not change for so long
+LOOK_UP_EVERY_S = 5.0  # interval at which the names of `dns` backends are looked up
 LEAVE_CHECK_S = 0.1  # interval of the check whether a removed backend is empty
 
 
@@ -62,7 +64,7 @@ class Reloader:
     """Reloads the configuration; use as a context around the life of the proxy.
 
     Attributes:
-        config: the configuration in force.
+        config: the configuration in force, with a backend for each address of a `dns` backend.
         generation: number of reloads that changed something.
         message: the result of the last reload in one line.
         restart: changed keys that need a restart.
@@ -71,12 +73,17 @@ class Reloader:
     def __init__(
         self,
         config: Config,
+        read: Config,
+        discovery: Discovery,
         parts: Parts,
         say: Say,
         load: Callable[[], Config] | None,
         watch: Path | None,
     ) -> None:
+        """Take the configuration in force and as it was read: a name may have several servers."""
         self.config = config
+        self._read = read
+        self._discovery = discovery
         self.generation = 0
         self.message = "none yet"
         self.restart: tuple[str, ...] = ()
@@ -84,7 +91,7 @@ class Reloader:
         self._say = say
         self._load = load
         self._watch = watch
-        self._seen = _stamp(watch)
+        self._seen = self._stamps()
         self._requested = asyncio.Event()
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -107,15 +114,15 @@ class Reloader:
 
         A client of the admin port that hangs up cancels its request; half a change must not stay.
         """
-        task = asyncio.create_task(self._reload_alone())
+        task = asyncio.create_task(self._reload_alone(self._reload))
         self._keep(task)
         return await asyncio.shield(task)
 
-    async def _reload_alone(self) -> Result:
+    async def _reload_alone(self, change: Callable[[], Awaitable[Result]]) -> Result:
         async with self._lock:
             systemd.reloading()
             try:
-                result = await self._reload()
+                result = await change()
                 event = RELOADS[result]
             except Exception as error:
                 # Our own fault must not end the watching: the next change must be noticed.
@@ -131,15 +138,30 @@ class Reloader:
         if self._load is None:
             self.message = "reload failed: it was not read from a file"
             return "failed"
-        self._seen = _stamp(self._watch)
+        self._seen = self._stamps()
         try:
-            found = changes(self.config, self._load())
+            read = self._load()
+        except InputError as error:
+            return self._failed(error)
+        await self._discovery.look_up(read)
+        return await self._change_to(read)
+
+    async def _change_servers(self) -> Result:
+        """Use the servers that were found behind the names."""
+        return await self._change_to(self._read)
+
+    def _failed(self, error: InputError) -> Result:
+        self.message = f"reload failed, keeping the running one: {error}"
+        return "failed"
+
+    async def _change_to(self, read: Config) -> Result:
+        try:
+            found = changes(self.config, self._discovery.expand(read))
             loaded = self._parts.security.read(found.config)  # even if only the files have changed
             self._parts.followers.check(found.config)
         except InputError as error:
-            self.message = f"reload failed, keeping the running one: {error}"
-            return "failed"
-        self.restart = found.restart
+            return self._failed(error)
+        self.restart, self._read = found.restart, read
         later = f"changes to {', '.join(found.restart)} need a restart" if found.restart else ""
         if not found.keys:
             self._renew_security(loaded)
@@ -232,17 +254,26 @@ class Reloader:
                 return
             await asyncio.sleep(LEAVE_CHECK_S)
 
+    def _stamps(self) -> list[tuple[int, int, int] | None]:
+        """Return a value that changes with each watched file; None where there is no file."""
+        paths = (self._watch, self._read.backends_file)
+        return [_stamp(path) for path in paths if path is not None]
+
     async def _run(self) -> None:
-        seen = self._seen
+        seen, looked_up_at = self._seen, self._parts.driver.clock()
         while True:
             try:
                 # `wait_for` loses a cancellation that comes at the same time as the event.
                 async with asyncio.timeout(WATCH_S):
                     await self._requested.wait()
             except TimeoutError:
-                before, seen = seen, _stamp(self._watch)
+                if self._parts.driver.clock() >= looked_up_at + LOOK_UP_EVERY_S:
+                    if await self._discovery.look_up(self._read):
+                        await self._reload_alone(self._change_servers)
+                    looked_up_at = self._parts.driver.clock()
+                before, seen = seen, self._stamps()
                 # None: an editor replaces the file. One that is still changing is half written.
-                if seen is None or seen == self._seen or seen != before:
+                if None in seen or seen == self._seen or seen != before:
                     continue
             self._requested.clear()
             await self.reload()
@@ -252,10 +283,9 @@ class Reloader:
         task.add_done_callback(self._tasks.discard)
 
 
-def _stamp(path: Path | None) -> tuple[int, int, int] | None:
-    """Return a value that changes with the file; None if there is no file."""
+def _stamp(path: Path) -> tuple[int, int, int] | None:
     try:
-        state = path.stat() if path else None
+        state = path.stat()
     except OSError:
         return None
-    return (state.st_mtime_ns, state.st_size, state.st_ino) if state else None
+    return state.st_mtime_ns, state.st_size, state.st_ino

@@ -20,6 +20,7 @@ from forebay.proxy.backends import Backends
 from forebay.proxy.config.schema import Config
 from forebay.proxy.core.explain.recorder import DecisionRecorder
 from forebay.proxy.core.shaper import Shaper
+from forebay.proxy.discovery import Discovery
 from forebay.proxy.driver import Driver
 from forebay.proxy.http1.handover import stop_listening
 from forebay.proxy.http1.listen import listen, listen_fault, url_host
@@ -130,7 +131,7 @@ async def start_proxy(
     Args:
         say: logs a line.
         load: reads the configuration again for a reload; without it the proxy cannot reload.
-        watch: a change of this file causes a reload.
+        watch: a change of this file, or of `backends_file`, causes a reload.
         tracer: replaces the one of the configuration.
         environ: may hold API keys and the secret of cache salts.
         links: to other proxies in front of the same backends, besides `config.share`.
@@ -141,6 +142,9 @@ async def start_proxy(
         raise InputError(
             "aiohttp runs without its C parser: reinstall it, unset AIOHTTP_NO_EXTENSIONS"
         )
+    discovery, read = Discovery(), config
+    await discovery.look_up(read)
+    config = discovery.expand(read)
     security = Security(config, environ)
     security.say_notes(say)
     recorder = DecisionRecorder(config.metrics.receipts)
@@ -219,7 +223,9 @@ async def start_proxy(
         if config.share is not None:
             links = [*links, RedisLink(config.share.get_secret_value())]
         exchange = await stack.enter_async_context(exchanging(driver, links, say))
-        reloader = await stack.enter_async_context(Reloader(config, parts, say, load, watch))
+        reloader = await stack.enter_async_context(
+            Reloader(config, read, discovery, parts, say, load, watch)
+        )
         admin = Admin(
             app,
             driver,

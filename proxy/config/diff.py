@@ -22,6 +22,7 @@ IN_PLACE = frozenset(
         *("backends", "buckets", "affinity", "admission", "timeouts", "limits", "health", "logs"),
         *("routing", "routes", "reject_status", "debug_headers", "upstream_api_key"),
         *("cors_origins", "tenants", "tls", "models", "mode", "observe", "hold"),
+        "backends_file",
     }
 )
 

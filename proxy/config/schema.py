@@ -6,6 +6,7 @@ environment and flags (`sources.py`).
 
 from collections.abc import Sequence
 from math import inf
+from pathlib import Path
 from typing import Annotated, Literal, Self, TypedDict
 
 from pydantic import (
@@ -81,6 +82,8 @@ class BackendConfig(Section):
     is bound here, for a vLLM that connects to it.
     kv_replay: replay_endpoint of the same.
     models: names of the models that it serves; empty: it is asked by GET /v1/models.
+    dns: the host in `url` is a name of several servers, such as a headless service of Kubernetes.
+    Each of its addresses is a backend; the name is looked up every few seconds.
     """
 
     name: str = Field("", pattern=r"^[A-Za-z0-9._-]{0,64}$")
@@ -92,6 +95,7 @@ class BackendConfig(Section):
     kv_events: str | None = None
     kv_replay: str | None = None
     models: tuple[ModelName, ...] = ()
+    dns: bool = False
 
     @field_validator("prefill_piece", mode="before")
     @classmethod
@@ -109,6 +113,14 @@ class BackendConfig(Section):
     def _replay_of_something(self) -> Self:
         if self.kv_replay and not self.kv_events:
             raise ValueError("kv_replay replays what kv_events missed: give kv_events too")
+        return self
+
+    @model_validator(mode="after")
+    def _name_of_servers(self) -> Self:
+        if self.dns and self.url.startswith("https:"):
+            raise ValueError("dns needs http: certificates are for the name, not its addresses")
+        if self.dns and self.kv_events:
+            raise ValueError("kv_events has one endpoint, but with dns there are several servers")
         return self
 
     @field_validator("url")
@@ -208,6 +220,7 @@ class Config(Section):
     share: redis:// URL through which several proxies exchange their load.
     models: other names for models, such as `gpt-4o-mini: llama-3-8b`: requests for the first name
     go to backends that serve the second.
+    backends_file: a file with a list of more backends, which another program may write.
     mode: observe sends each request at once, and only counts what would have been decided.
     """
 
@@ -237,6 +250,7 @@ class Config(Section):
     cors_origins: tuple[str, ...] = ()
     upstream_api_key: SecretStr | None = None
     share: SecretStr | None = None  # secret, because the URL may hold a password
+    backends_file: Path | None = None
     models: dict[ModelName, ModelName] = Field(default_factory=dict)
     mode: Literal["shape", "observe"] = "shape"
     observe: Observe = Observe()

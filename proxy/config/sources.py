@@ -62,11 +62,17 @@ def load_config(
     origin: dict[tuple[str, ...], str] = {}
     for name, values in layers:
         _merge(merged, values, origin, name, ())
+    if isinstance(more := merged.get("backends_file"), str):
+        listed = merged.get("backends") or []
+        if isinstance(listed, list | tuple):
+            merged["backends"] = [*listed, *_listed_backends(Path(more))]
+            for place in range(len(listed), len(merged["backends"])):
+                origin["backends", str(place)] = more
     try:
         config = Config.model_validate(merged)
     except ValidationError as error:
         raise InputError(_line(error, origin)) from None
-    if to_serve and not config.backends:
+    if to_serve and not config.backends and config.backends_file is None:
         raise InputError("no backend: give --backend http://HOST:PORT, or `backends` in a file")
     return config
 
@@ -93,23 +99,42 @@ def _masked(value: Any) -> Any:
 
 
 def _file(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not a text file"
-        raise InputError(f"--config {path}: {reason}") from None
-    try:
-        values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "not valid YAML"
-        raise InputError(f"{path}{line}: {problem}; not valid YAML") from None
+    values = _yaml("--config", path)
     if values is None:
         return {}
     if not isinstance(values, dict):
         raise InputError(f"{path}: give keys and values, such as `listen: {{port: 8080}}`")
     return values
+
+
+def _listed_backends(path: Path) -> list[Any]:
+    """Return the backends that `backends_file` lists, not checked yet."""
+    values = _yaml("backends_file", path)
+    if isinstance(values, dict) and values.keys() == {"backends"}:
+        values = values["backends"]
+    if values is None:
+        return []
+    if not isinstance(values, list):
+        raise InputError(
+            f'{path}: give a list of backends, such as `- {{url: "http://host:8001"}}`'
+        )
+    return values
+
+
+def _yaml(source: str, path: Path) -> Any:
+    """Read a file of YAML or JSON, which `source` names; raises InputError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a text file"
+        raise InputError(f"{source} {path}: {reason}") from None
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "not valid YAML"
+        raise InputError(f"{path}{line}: {problem}; not valid YAML") from None
 
 
 def _environment(environ: Mapping[str, str]) -> list[tuple[str, dict[str, Any]]]:

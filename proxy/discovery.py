@@ -1,0 +1,74 @@
+"""Find the servers behind a name: each address of a `dns` backend is a backend of its own."""
+
+import asyncio
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+from forebay.proxy.config.schema import BackendConfig, Config
+from forebay.proxy.http1.names import HostName
+
+LOOK_UP_S = 5.0  # at most, until an answer; a later one counts at the next look-up
+
+
+class Discovery:
+    """The addresses of names, as found last.
+
+    A name that cannot be looked up, or has no address, keeps the addresses that it had: an outage
+    of the name server takes no server out.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[str, HostName] = {}
+        self._found: dict[str, tuple[str, ...]] = {}
+
+    async def look_up(self, config: Config) -> bool:
+        """Look all names up; return whether any address is new or gone."""
+        hosts = {_host(backend) for backend in config.backends if backend.dns}
+        await asyncio.gather(*(self._look_up(host) for host in hosts))
+        found = {host: tuple(sorted(self._names[host].known)) for host in hosts}
+        changed, self._found = found != self._found, found
+        return changed
+
+    def expand(self, config: Config) -> Config:
+        """Return the configuration with a backend for each address that was found."""
+        if not any(backend.dns for backend in config.backends):
+            return config
+        of = {backend.name: self._servers(backend) for backend in config.backends}
+        buckets = []
+        for bucket in config.buckets:
+            names: list[str] = []
+            for name in bucket.backends:  # a name without a server stays: no names means all
+                names += [server.name for server in of[name]] or [name]
+            buckets.append(bucket.model_copy(update={"backends": tuple(names)}))
+        servers = tuple(server for backend in config.backends for server in of[backend.name])
+        return config.model_copy(update={"backends": servers, "buckets": tuple(buckets)})
+
+    async def _look_up(self, host: str) -> None:
+        name = self._names.get(host)
+        if name is None:
+            name = self._names[host] = HostName(host, asyncio.get_running_loop())
+        with suppress(OSError, UnicodeError, TimeoutError):
+            async with asyncio.timeout(LOOK_UP_S):
+                await name.addresses()
+
+    def _servers(self, backend: BackendConfig) -> list[BackendConfig]:
+        if not backend.dns:
+            return [backend]
+        parts = urlsplit(backend.url)
+        port = f":{parts.port}" if parts.port else ""
+        return [
+            backend.model_copy(
+                update={
+                    "name": f"{backend.name}-{address.replace(':', '-')}",
+                    "url": f"http://{f'[{address}]' if ':' in address else address}{port}",
+                    "dns": False,
+                }
+            )
+            for address in self._found.get(_host(backend), ())
+        ]
+
+
+def _host(backend: BackendConfig) -> str:
+    host = urlsplit(backend.url).hostname
+    assert host is not None  # checked when the configuration was read
+    return host
